@@ -1,4 +1,4 @@
-"""The Flask application, put together from what it is handed; it holds no state of its own."""
+"""The Flask application, assembled from its arguments; it holds no state of its own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PARTS: Final = (
     service,
     metrics,
 )
-#: Requests that may wait at once, where nobody says how many threads there are.
+#: Requests that may wait at once, unless the caller knows the number of threads.
 WAITERS: Final = 4
 
 
@@ -63,12 +63,12 @@ def create_app(
     minter: Minter | None = None,
     waiters: int = WAITERS,
 ) -> Flask:
-    """The API as a WSGI application.
+    """Create the API as a WSGI application.
 
-    checks: what ``/healthz`` asks besides database and storage, by name.
-    minter: makes tokens for machines of clusters; without one they get none.
-    waiters: requests that may wait at once for changes of shares, and as many for bytes of sessions;
-        each of them keeps a thread.
+    checks: checks of ``/healthz`` besides database and storage, by name.
+    token_issuer: issues IDTOKENs for worker VMs; None: they get none.
+    max_waiting_requests: for changes of assignments, and as many for bytes of sessions; each of them
+        occupies a thread.
     """
     app = Flask("vmjobs", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]

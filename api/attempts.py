@@ -1,4 +1,4 @@
-"""Attempts at a job: what an agent does with the token of the one job that it runs."""
+"""Attempts at a job: calls of an agent, with the token of the one job that it runs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ MAX_APPEND_BYTES: Final = 8 * 1024 * 1024
 
 
 class AppendQuery(Strict):
-    """Where to append."""
+    """Position of an append."""
 
-    offset: int = Field(ge=0, le=2**53, description="place in the stream, from 0")
+    offset: int = Field(ge=0, le=2**53, description="position in the stream, from 0")
 
 
 def require_open(job_id: str) -> Job:
-    """The job, if a token of its own is still worth anything.
+    """Return the job, unless it has ended, which makes its token worthless.
 
     Raises:
         JobFinal: the job has ended.
@@ -66,13 +66,13 @@ def require_open(job_id: str) -> Job:
     tag=TAG,
     access=AGENT,
     body=AttemptClaim,
-    replies={201: Reply("the job is this attempt's now", JobTicket)},
+    replies={201: Reply("the attempt has the job now", JobTicket)},
     errors=(404, 409),
 )
 def claim(job: str) -> Response:
     """Claim a job for a new attempt.
 
-    Older attempts are fenced off: their calls are refused with ATTEMPT_SUPERSEDED from now on.
+    Older attempts are fenced off: from now on their calls are refused with ATTEMPT_SUPERSEDED.
     """
     wish = read_body(AttemptClaim)
     ticket = backend().repository.claim(job, wish)
@@ -86,7 +86,7 @@ def claim(job: str) -> Response:
     tag=TAG,
     access=AGENT,
     body=Report,
-    replies={204: Reply("noted")},
+    replies={204: Reply("accepted")},
     errors=(404, 409),
 )
 def report(job: str, attempt: str) -> Response:
@@ -109,7 +109,7 @@ def append(job: str, attempt: str, name: str) -> Response:
     """Append to one of the job's streams.
 
     Bytes that are there already stay as they are, so that a call may be repeated; an offset
-    behind the end is refused with 409.
+    beyond the end is refused with 409.
     """
     offset = read_query(AppendQuery).offset
     data = read_limited(MAX_APPEND_BYTES)
@@ -127,18 +127,18 @@ def append(job: str, attempt: str, name: str) -> Response:
     errors=(404, 409, 411, 413, 422, 507),
 )
 def put_output(job: str, attempt: str, path: str) -> Response:
-    """Deliver an output file. Content-Length is needed."""
+    """Deliver an output file. Requires Content-Length."""
     size = request.content_length
     if size is None:
-        raise LengthRequired("the length of an output file must be told beforehand")
+        raise LengthRequired("an output file needs a Content-Length")
     stored = backend().repository.put_output(job, attempt, path, body_stream(), size)
     return json_reply(stored, 201)
 
 
 class KeepQuery(Strict):
-    """What brought its files."""
+    """The upload that holds the checkpoint's files."""
 
-    upload: str = Field(max_length=64, description="the upload that has brought the files")
+    upload: str = Field(max_length=64, description="the upload with the files")
 
 
 @blueprint.put("/attempts/<attempt:attempt>/checkpoint")
@@ -148,11 +148,11 @@ class KeepQuery(Strict):
     access=AGENT,
     query=KeepQuery,
     body=Checkpoint,
-    replies={204: Reply("the next attempt goes on from there")},
+    replies={204: Reply("the next attempt resumes from it")},
     errors=(404, 409, 422, 507),
 )
 def keep(job: str, attempt: str) -> Response:
-    """Keep the job's machine as it was saved, in place of what was kept before."""
+    """Store the job's checkpoint, in place of an earlier one."""
     upload = read_query(KeepQuery).upload
     backend().repository.keep(job, attempt, upload, read_body(Checkpoint))
     return empty_reply()
@@ -189,12 +189,12 @@ def checkpoint_segment(job: str, segment: str) -> Response:
 
 
 def send_checkpoint_layout(job: str, content: str) -> Response:
-    """The layout of a file of a job's checkpoint, or a range of it."""
+    """Answer with the layout of a file of a job's checkpoint, or a range of it."""
     return send(MemorySource(backend().images.checkpoint_layout(job, content)))
 
 
 def send_checkpoint_segment(job: str, segment: str) -> Response:
-    """A segment of a job's checkpoint, or a range of it."""
+    """Answer with a segment of a job's checkpoint, or a range of it."""
     source = ObjectSource(backend().images.open_checkpoint_segment(job, bytes.fromhex(segment)))
     return send(source, etag=segment, close=source.close)
 
@@ -208,10 +208,10 @@ def send_checkpoint_segment(job: str, segment: str) -> Response:
     errors=(404, 409),
 )
 def end(job: str) -> Response:
-    """How the job ended, whichever attempt it was.
+    """Show how the job ended, in any attempt.
 
-    For a node that is given a job by a scheduler which did not hear that it has ended. A job that has
-    not is refused with 409.
+    For a node that gets a job from a scheduler which does not know that it has ended. A job that has
+    not ended is refused with 409.
     """
     found = backend().repository.job(job)
     if not found.state.final:

@@ -1,4 +1,4 @@
-"""Input files: uploaded once, by digest, used by any number of jobs."""
+"""Input files: uploaded once, by digest, for any number of jobs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ TAG: Final = "blobs"
     "haveBlob",
     tag=TAG,
     access=anyone_with(Scope.STORAGE_CREATE, Scope.STORAGE_READ),
-    replies={200: Reply("it is here")},
+    replies={200: Reply("the blob exists")},
     errors=(404, 422),
 )
 def have(digest: str) -> Response:
-    """Ask whether a blob is here, so that it need not be sent.
+    """Check whether a blob exists, so that it need not be sent.
 
-    A blob is there for those who sent it, and for owners of jobs that delivered it.
+    A blob exists for users who sent it, and for owners of jobs that delivered it.
     """
     if not backend().repository.has_blob(caller().subject, digest):
-        raise NotFound(f"there is no blob {digest} of yours")
+        raise NotFound(f"you have no blob {digest}")
     return empty_reply(200)
 
 
@@ -50,13 +50,13 @@ def have(digest: str) -> Response:
     tag=TAG,
     access=anyone_with(Scope.STORAGE_CREATE),
     body=Binary("the bytes that the digest names"),
-    replies={201: Reply("stored"), 200: Reply("you had it here already")},
+    replies={201: Reply("stored"), 200: Reply("you had stored it before")},
     errors=(413, 422, 507),
 )
 def put(digest: str) -> Response:
-    """Upload a blob. One that no job uses is removed when its owner has not asked for it for a day.
+    """Upload a blob. An unused blob is removed a day after its owner last asked for it.
 
-    The bytes are checked against the digest while they arrive; what does not match is not kept.
+    The bytes are checked against the digest while they arrive; a mismatch is discarded.
     """
     try:
         new = backend().repository.put_blob(caller().subject, digest, body_stream())

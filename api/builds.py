@@ -1,4 +1,4 @@
-"""Builds: images that the service makes of recipes, boots, and publishes if they pass."""
+"""Builds: the service builds images from recipes, boots them, and publishes them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ READ: Final = anyone_with(Scope.STORAGE_READ, Scope.STORAGE_CREATE)
 
 
 class BuildQuery(Strict):
-    """Which builds to list."""
+    """The builds to list."""
 
-    limit: int = Field(100, ge=1, le=MAX_LIST, description="builds at most")
+    limit: int = Field(100, ge=1, le=MAX_LIST, description="the most builds to list")
 
 
 @blueprint.post("")
@@ -44,13 +44,13 @@ class BuildQuery(Strict):
     access=CREATE,
     body=BuildRequest,
     headers=(IDEMPOTENCY_KEY,),
-    replies={202: Reply("a builder will take it up", Build, {"Location": "the build"})},
+    replies={202: Reply("a builder will start it", Build, {"Location": "the build"})},
     errors=(409,),
 )
 def create() -> Response:
-    """Have an image built of a recipe.
+    """Build an image from a recipe.
 
-    It is published, and gets its name, only after it has booted and passed its recipe's probes.
+    The image is published, and named, only after it has booted and passed its recipe's probes.
     """
     key = idempotency_key()
     parts = backend()
@@ -65,7 +65,7 @@ def create() -> Response:
     "listBuilds", tag=TAG, access=READ, query=BuildQuery, replies={200: Reply("the builds", BuildList)}
 )
 def index() -> Response:
-    """List one's own builds, newest first."""
+    """List the caller's builds, newest first."""
     found = backend().repository.builds.list(caller().subject, read_query(BuildQuery).limit)
     return json_reply(BuildList(builds=tuple(found)))
 
@@ -73,7 +73,7 @@ def index() -> Response:
 @blueprint.get("/<id:build>")
 @operation("getBuild", tag=TAG, access=READ, replies={200: Reply("the build", Build)}, errors=(404,))
 def show(build: str) -> Response:
-    """Show one build of one's own: how far it is, or why it failed. Administrators see all."""
+    """Show a build's progress or failure: the caller's own; administrators: any."""
     who = viewer()
     return json_reply(backend().repository.builds.get(build, None if who.admin else who.user))
 
@@ -87,9 +87,9 @@ def show(build: str) -> Response:
     errors=(404, 409),
 )
 def cancel(build: str) -> Response:
-    """Cancel a build of one's own, or as an administrator anybody's. Repeating the call is no error.
+    """Cancel a build: the caller's own; administrators: any. Repeatable without error.
 
-    A builder that is at it ends within seconds whatever it has started. 409 where the build has ended
-    already, or its image is being published.
+    Its builder ends all that it started within seconds. 409 if the build has ended already, or its
+    image is being published.
     """
     return json_reply(backend().repository.builds.cancel(build, viewer()))

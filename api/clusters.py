@@ -1,4 +1,4 @@
-"""Virtual clusters, as their operators use them."""
+"""Virtual clusters: the operators' interface."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ _GOALS: Final = {"drain": Goal.DRAIN, "now": Goal.STOP}
 
 
 class EventQuery(Strict):
-    """Which events to list."""
+    """The events to list."""
 
     after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
 
 
 class ConsoleQuery(Strict):
-    """Whose console to read."""
+    """The console to read."""
 
     incarnation: int = Field(
-        0, ge=0, le=2**31 - 2, description="of which machine; 0: the last one; one before it is kept"
+        0, ge=0, le=2**31 - 2, description="number of the VM; 0: the last; the one before is kept"
     )
 
 
 class DeleteQuery(Strict):
-    """How machines are to end."""
+    """How the VMs are to end."""
 
-    mode: Literal["drain", "now"] = Field("drain", description="with their jobs, or now")
+    mode: Literal["drain", "now"] = Field("drain", description="after their jobs, or now")
 
 
 # --------------------------------------------------------------------------- looking
@@ -85,7 +85,7 @@ class DeleteQuery(Strict):
     replies={200: Reply("a page of clusters", ClusterList)},
 )
 def index() -> Response:
-    """List the virtual clusters by name, without their members."""
+    """List the virtual clusters by name, without their worker VMs."""
     found, cursor = _clusters().page(window())
     return json_reply(ClusterList(clusters=tuple(found), next=cursor))
 
@@ -95,7 +95,7 @@ def index() -> Response:
     "getCluster", tag=TAG, access=READ, replies={200: Reply("the cluster", Cluster)}, errors=(404, 422)
 )
 def show(name: str) -> Response:
-    """Show one virtual cluster with its members."""
+    """Show one virtual cluster with its worker VMs."""
     return json_reply(_clusters().get(name))
 
 
@@ -109,7 +109,7 @@ def show(name: str) -> Response:
     errors=(404,),
 )
 def events(name: str) -> Response:
-    """Show a cluster's history; its last thousand lines are kept."""
+    """Show a cluster's history; its last thousand entries are kept."""
     found = _clusters().events(name, read_query(EventQuery).after)
     return json_reply(ClusterEvents(events=tuple(found)))
 
@@ -125,10 +125,10 @@ def events(name: str) -> Response:
     errors=(404, 416),
 )
 def console(name: str, member: str) -> Response:
-    """Read what the machine of a member said on its console.
+    """Read the console of a worker VM.
 
-    It grows while the machine runs. To follow it, ask for the range that begins where the last
-    answer ended; 416 means that there is nothing new.
+    It grows while the VM runs. To follow it, ask for the range that begins where the last answer
+    ended; 416 means that there is nothing new.
     """
     incarnation = read_query(ConsoleQuery).incarnation
     return send(_clusters().open_console(name, member, incarnation))
@@ -143,9 +143,9 @@ def console(name: str, member: str) -> Response:
     replies={200: Reply("how much of it would run", Assessment)},
 )
 def assess() -> Response:
-    """Say how much of a declaration would run now. Nothing is changed.
+    """Assess how much of a cluster specification would run now. Nothing is changed.
 
-    What a cluster of the same name has counts as free.
+    The resources of an existing cluster of the same name count as free.
     """
     spec = _declaration()
     return json_reply(_clusters().assess(viewer(), spec))
@@ -161,16 +161,16 @@ def assess() -> Response:
     access=CHANGE,
     body=ClusterSpec,
     replies={
-        200: Reply("it is as declared; it may have been so before", Applied),
-        201: Reply("it was not there before", Applied, {"Location": "the cluster"}),
+        200: Reply("the cluster is as specified, perhaps unchanged", Applied),
+        201: Reply("created", Applied, {"Location": "the cluster"}),
     },
     errors=(409,),
 )
 def put(name: str) -> Response:
-    """Declare a virtual cluster. Declaring the same again changes nothing.
+    """Create or update a virtual cluster. Repeating the call changes nothing.
 
-    A tag of the image is resolved to a digest now. Machines of an earlier declaration are replaced
-    one at a time, after their jobs.
+    A tag of the image is resolved to a digest now. VMs of an earlier specification are replaced one at
+    a time, after their jobs.
     """
     spec = _declaration(name)
     done = _clusters().apply(viewer(), spec)
@@ -192,7 +192,7 @@ def put(name: str) -> Response:
     errors=(404, 409),
 )
 def scale(name: str) -> Response:
-    """Have another number of machines, and else the same cluster."""
+    """Change the number of worker VMs, and nothing else."""
     size = read_body(Scale).size
     return _done(lambda clusters: clusters.scale(name, size, caller().subject))
 
@@ -202,14 +202,14 @@ def scale(name: str) -> Response:
     "wakeCluster",
     tag=TAG,
     access=anyone_with(Scope.WAKE, Scope.ADMIN),
-    replies={204: Reply("it has a machine, is to have one, or may have none")},
+    replies={204: Reply("it has a VM, gets one, or may have none")},
     errors=(404, 422),
 )
 def wake(name: str) -> Response:
-    """Have a machine in a cluster that demand has left none.
+    """Start a worker VM in a cluster that has none for lack of demand.
 
     It is kept until the service itself sees a job for it, or for a quarter of an hour. Nothing changes
-    where the cluster has machines already, is drained or deleted, or is declared for none.
+    if the cluster has VMs already, is drained or deleted, or is specified for none.
     """
     if _clusters().wake(name, caller().subject):
         _soon()
@@ -225,7 +225,7 @@ def wake(name: str) -> Response:
     errors=(404, 422),
 )
 def drain(name: str) -> Response:
-    """Let all machines end with their jobs, and start none until the cluster is resumed."""
+    """End all VMs after their jobs, and start none until the cluster is resumed."""
     return _done(lambda clusters: clusters.drain(name, caller().subject))
 
 
@@ -238,7 +238,7 @@ def drain(name: str) -> Response:
     errors=(404, 409, 422),
 )
 def resume(name: str) -> Response:
-    """Start machines again after a drain."""
+    """Start VMs again after a drain."""
     return _done(lambda clusters: clusters.resume(name, caller().subject))
 
 
@@ -251,8 +251,10 @@ def resume(name: str) -> Response:
     errors=(404, 409, 422),
 )
 def retry(name: str) -> Response:
-    """Try again at once what has failed: nodes and images where machines only failed, machines that
-    wait for another try, and a declaration that the cluster went back from.
+    """Retry failures at once.
+
+    These are nodes and images on which VMs only failed, VMs that wait for another try, and a
+    specification that the cluster rolled back.
     """
     return _done(lambda clusters: clusters.retry(name, caller().subject))
 
@@ -263,11 +265,11 @@ def retry(name: str) -> Response:
     tag=TAG,
     access=CHANGE,
     query=DeleteQuery,
-    replies={202: Reply("it goes once its machines are gone", Cluster)},
+    replies={202: Reply("it is removed once its VMs are gone", Cluster)},
     errors=(404,),
 )
 def delete(name: str) -> Response:
-    """Have a virtual cluster gone, once its jobs have ended or now. Repeating the call is no error."""
+    """Delete a cluster, after its jobs or now. Repeating the call is no error."""
     goal = _GOALS[read_query(DeleteQuery).mode]
     return _done(lambda clusters: clusters.delete(name, goal, caller().subject), 202)
 
@@ -283,27 +285,27 @@ def _done(change: Callable[[Clusters], Cluster], status: int = 200) -> Response:
 
 
 def _soon() -> None:
-    """Have the change carried out now; without a broker it is, within seconds, nevertheless."""
+    """Trigger the reconciler; without a broker, it runs by itself within seconds."""
     try:
         backend().dispatcher.clusters()
     except Unavailable as error:
-        log.warning("a change of a cluster waits for the worker's next look: %s", error.message)
+        log.warning("a change of a cluster waits for the next run of the reconciler: %s", error.message)
 
 
 def _declaration(name: str | None = None) -> ClusterSpec:
-    """The declaration in the request's body.
+    """Return the cluster specification in the request's body.
 
     Raises:
-        InvalidSpec: with every fault of it that keeps it from being applied.
+        InvalidSpec: with every fault that prevents its use.
     """
     body = read_json()
     try:
         spec = parse_body(ClusterSpec, body)
     except InvalidRequest as error:
-        raise InvalidSpec(count_of("the declaration", error.faults), faults=error.faults) from error
+        raise InvalidSpec(count_of("the specification", error.faults), faults=error.faults) from error
     faults = [*advertised_faults(spec), *_clusters().faults(viewer(), spec)]
     if name is not None and spec.name != name:
         faults.insert(0, Fault("name", "mismatch", "differs from the name in the URL"))
     if faults:
-        raise InvalidSpec(count_of("the declaration", faults), faults=faults)
+        raise InvalidSpec(count_of("the specification", faults), faults=faults)
     return spec

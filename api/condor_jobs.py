@@ -1,4 +1,4 @@
-"""Jobs that HTCondor alone knows, as nodes have their machines saved and go on with them."""
+"""Transparent jobs of HTCondor: nodes store their checkpoints and resume from them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ AGENT: Final = Access(job=True)
     tag=TAG,
     access=NODE,
     body=CondorJobClaim,
-    replies={201: Reply("the job is this attempt's now", CondorJobTicket)},
+    replies={201: Reply("the attempt has the job now", CondorJobTicket)},
 )
 def claim(job: str) -> Response:
-    """Claim a job of HTCondor's whose machine is to be saved where it is vacated.
+    """Claim a transparent job whose VM is to be saved on eviction.
 
-    Its id is made from HTCondor's own by whoever looks after the job. Older attempts are fenced off.
+    The agent derives its id from HTCondor's own. Older attempts are fenced off.
     """
     wish = read_body(CondorJobClaim)
     found = backend().repository.claim_condor_job(job, wish)
@@ -58,11 +58,11 @@ def claim(job: str) -> Response:
     access=AGENT,
     query=KeepQuery,
     body=Checkpoint,
-    replies={204: Reply("the next attempt goes on from there")},
+    replies={204: Reply("the next attempt resumes from it")},
     errors=(404, 409, 422, 507),
 )
 def keep(job: str, attempt: str) -> Response:
-    """Keep the job's machine as it was saved, in place of what was kept before."""
+    """Store the job's checkpoint, in place of an earlier one."""
     upload = read_query(KeepQuery).upload
     backend().repository.keep_condor_job(job, attempt, upload, read_body(Checkpoint))
     return empty_reply()
@@ -73,13 +73,13 @@ def keep(job: str, attempt: str) -> Response:
     "tellNotResumed",
     tag=TAG,
     access=AGENT,
-    replies={204: Reply("noted")},
+    replies={204: Reply("accepted")},
     errors=(404, 409),
 )
 def not_resumed(job: str, attempt: str) -> Response:
-    """Tell that the attempt could not go on from the checkpoint.
+    """Report that the attempt could not resume from the checkpoint.
 
-    After the second time it is forgotten.
+    After the second report the checkpoint is deleted.
     """
     backend().repository.condor_job_not_resumed(job, attempt)
     return empty_reply()
@@ -90,11 +90,11 @@ def not_resumed(job: str, attempt: str) -> Response:
     "endCondorJob",
     tag=TAG,
     access=AGENT,
-    replies={204: Reply("forgotten")},
+    replies={204: Reply("deleted")},
     errors=(404, 409),
 )
 def end(job: str, attempt: str) -> Response:
-    """Tell that the job is over."""
+    """Report that the job is over; its checkpoint is deleted."""
     backend().repository.end_condor_job(job, attempt)
     return empty_reply()
 

@@ -1,4 +1,4 @@
-"""The variable parts of our URLs. What has no place in a URL of ours never reaches a view."""
+"""The variable parts of URLs. A view gets only valid ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SegmentDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Checked(BaseConverter):
-    """A part that must pass a type of the model; what does not is refused with 422."""
+    """A part that must be valid for a model type; others are refused with 422."""
 
     regex = r"[^/]+"
     what: ClassVar[str] = ""
@@ -46,12 +46,12 @@ class _Checked(BaseConverter):
         except ValidationError as error:
             message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
             fault = Fault(self.what, "bad_path", message)
-            refusal = InvalidRequest(f"the URL does not hold a good {self.what}", faults=[fault])
+            refusal = InvalidRequest(f"the URL has no valid {self.what}", faults=[fault])
             raise RefusedInRouting(refusal) from error
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """The part's JSON schema."""
+        """Return the part's JSON schema."""
         return {**cls.kind.json_schema(), "description": cls.__doc__}
 
 
@@ -81,12 +81,12 @@ class ImageConverter(_Checked):
 class ImageDigestConverter(DigestConverter):
     """An image's digest: 'sha256:' and 64 hexadecimal digits."""
 
-    # Narrower than a name may be, so that an image may be called ``manifest`` too.
+    # Narrower than a name may be, so that an image may also be called ``manifest``.
     regex = r"sha256:[^/]*"
 
 
 class NamespaceConverter(_Checked):
-    """Whose name an image's name is; 'library' is the service's own."""
+    """The namespace of an image's name; 'library' is the service's own."""
 
     regex = r"[^/:]+"
     what = "namespace"
@@ -94,14 +94,14 @@ class NamespaceConverter(_Checked):
 
 
 class OwnNamespaceConverter(NamespaceConverter):
-    """Whose name an image's name is; '_' is the caller's own namespace, 'library' the service's."""
+    """The namespace of an image's name; '_': the caller's, 'library': the service's."""
 
     def to_python(self, value: str) -> str:
         return "" if value == "_" else super().to_python(value)
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """The part's JSON schema."""
+        """Return the part's JSON schema."""
         kinds = [{"const": "_"}, cls.kind.json_schema()]
         return {"type": "string", "anyOf": kinds, "description": cls.__doc__}
 
@@ -159,34 +159,34 @@ class ClusterConverter(_Checked):
 
 
 class MemberConverter(_Checked):
-    """The name of a member of a virtual cluster: the cluster's, and a number."""
+    """The name of a VM of a virtual cluster: the cluster's, and a number."""
 
     what = "member name"
     kind = TypeAdapter(MemberName)
 
 
 class MemberIdConverter(_Checked):
-    """A member's identifier: 32 hexadecimal digits."""
+    """The identifier of a worker VM: 32 hexadecimal digits."""
 
     what = "member id"
     kind = TypeAdapter(MemberId)
 
 
 class IdConverter(BaseConverter):
-    """An identifier that the service made. Of a job's or build's, a unique beginning is enough."""
+    """An identifier from the service. For jobs and builds a unique prefix is enough."""
 
     regex = r"[A-Za-z0-9][A-Za-z0-9-]{0,63}"
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """The part's JSON schema."""
+        """Return the part's JSON schema."""
         return {"type": "string", "pattern": f"^{cls.regex}$", "description": cls.__doc__}
 
 
 class CondorJobConverter(_Checked):
-    """A job that HTCondor alone knows: 'htc' and 29 hexadecimal digits, chosen by the agent."""
+    """A transparent job: 'htc' and 29 hexadecimal digits, chosen by the agent."""
 
-    what = "id of a job of HTCondor's"
+    what = "id of a transparent job"
     kind = TypeAdapter(CondorJobId)
 
 
@@ -197,25 +197,25 @@ class AttemptConverter(IdConverter):
 
 
 class StreamConverter(BaseConverter):
-    """Which of a job's streams."""
+    """The name of a job's stream."""
 
     regex = "out|err|console"
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """The part's JSON schema."""
+        """Return the part's JSON schema."""
         return {"type": "string", "enum": cls.regex.split("|"), "description": cls.__doc__}
 
 
 class ActionConverter(StreamConverter):
-    """What is to be done to the jobs."""
+    """The action on the jobs."""
 
     regex = "cancel|hold|release"
 
 
 def install(app: Flask) -> None:
-    """Teach ``app`` these converters."""
-    # Two slashes in a row are part of a path here, and refused; they are not a redirect.
+    """Register the converters with ``app``."""
+    # Two slashes in a row are part of a path here, and refused; Flask would redirect.
     app.url_map.merge_slashes = False
     app.url_map.converters.update(
         relative=RelativeConverter,

@@ -1,4 +1,4 @@
-"""The bytes of images: all of them named by digest, so that whoever has them may keep them."""
+"""The bytes of images: all identified by digest, so that any client may cache them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ ERRORS: Final = (404, 409, 416, 422)
 
 
 def install(app: Flask) -> None:
-    """Have segments answered before the framework looks at a request, where that can be."""
+    """Answer requests for segments before the framework, if these are local files."""
     parts = services(app)
-    if parts.images.objects.local:  # anything else would be opened in vain: it is no file
+    if parts.images.objects.local:  # other stores have no files to send
         app.wsgi_app = ShortWay(app.wsgi_app, parts, FETCH)  # type: ignore[method-assign]
 
 
@@ -47,7 +47,7 @@ def _public(who: Viewer, digest: str) -> bool:
 @blueprint.get("/manifest")
 @operation("readManifest", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def manifest(digest: str) -> Response:
-    """Read an image's manifest: the very bytes that its digest is made of."""
+    """Read an image's manifest: the bytes that its digest covers."""
     who = viewer()
     data = backend().images.manifest(who, digest)
     return send(MemorySource(data), etag=digest, immutable=True, public=_public(who, digest))
@@ -56,9 +56,9 @@ def manifest(digest: str) -> Response:
 @blueprint.get("/signature")
 @operation("readSignature", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def signature(digest: str) -> Response:
-    """Read an image's signatures, with spaces between; nothing where it has none.
+    """Read an image's signatures, separated by spaces; nothing if it has none.
 
-    Whoever boots the image checks them against keys of their own.
+    The node that boots the image verifies them with its own keys.
     """
     return send(MemorySource(backend().images.signature(viewer(), digest).encode("ascii", "ignore")))
 
@@ -66,7 +66,7 @@ def signature(digest: str) -> Response:
 @blueprint.get("/contents/<content:content>/layout")
 @operation("readLayout", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def layout(digest: str, content: str) -> Response:
-    """Read a content's layout: the bytes that its digest is made of, with its segments' digests."""
+    """Read a content's layout: the bytes of its digest, with its segments' digests."""
     who = viewer()
     data = backend().images.layout(who, digest, content)
     etag = f"{content}/layout"
@@ -78,7 +78,7 @@ def layout(digest: str, content: str) -> Response:
 def content(digest: str, content: str) -> Response:
     """Read a content as plain bytes: a disk, a kernel or an initial RAM disk.
 
-    Whoever can handle segments should fetch those: they are compressed and take less work.
+    Clients that support segments should fetch those: they are compressed and cost the service less.
     """
     who, images = viewer(), backend().images
     size = Layout.parse(images.layout(who, digest, content), content).size
@@ -89,7 +89,7 @@ def content(digest: str, content: str) -> Response:
 @blueprint.get("/segments/<segment:segment>")
 @operation("readSegment", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def segment(digest: str, segment: str) -> Response:
-    """Read a segment as it is stored: a head with each block's digest, then the blocks."""
+    """Read a segment as stored: a header with each chunk's digest, then the chunks."""
     images = backend().images
     reader, seen_by = images.serve_segment(viewer(), digest, bytes.fromhex(segment))
     source = ObjectSource(reader)

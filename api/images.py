@@ -1,4 +1,4 @@
-"""Images: what there is, and what may be done with it. Their bytes: :mod:`api.image_bytes`."""
+"""Images: queries and changes. For their bytes see :mod:`api.image_bytes`."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ TAG: Final = "images"
 LOOK: Final = anyone_with(Scope.COMPUTE_READ, Scope.STORAGE_READ, Scope.NODE)
 CREATE: Final = anyone_with(Scope.STORAGE_CREATE)
 MODIFY: Final = anyone_with(Scope.STORAGE_MODIFY)
-#: Bytes of a digest.
+#: Size of a digest, in bytes.
 DIGEST_BYTES: Final = 32
-#: Segments that are read and checked in one request: half a GiB.
+#: Segments that one request can verify: half a GiB.
 MAX_VERIFIED: Final = 64
 DIGESTS: Final = Binary(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_DIGESTS}")
 
 
 class GcQuery(Strict):
-    """What a garbage collection is to do."""
+    """Options of a garbage collection."""
 
-    dry_run: bool = Field(False, description="remove nothing; say what would be")
+    dry_run: bool = Field(False, description="remove nothing; report what would be removed")
 
 
 def viewer() -> Viewer:
-    """The caller as images see people. A job that HTCondor alone knows has no image: its node has.
+    """Return the caller, for permissions on images; a transparent job has no image.
 
     Raises:
         JobFinal, NotFound: the token of a job that has ended.
@@ -82,7 +82,7 @@ def viewer() -> Viewer:
 
 
 def viewer_of(who: Principal, own: str | None = None) -> Viewer:
-    """Somebody as images see him; ``own``: the image of the job that his token is for."""
+    """Return a principal, for permissions on images. own: image of its token's job."""
     return Viewer(
         user=who.subject,
         groups=who.groups,
@@ -93,10 +93,10 @@ def viewer_of(who: Principal, own: str | None = None) -> Viewer:
 
 
 def read_digests(limit: int = MAX_DIGESTS) -> list[bytes]:
-    """The request's body as at most ``limit`` digests.
+    """Return the request's body as at most ``limit`` digests.
 
     Raises:
-        InvalidRequest, PayloadTooLarge: it is none of :data:`DIGESTS`.
+        InvalidRequest, PayloadTooLarge: it is not as :data:`DIGESTS` says.
     """
     data = read_limited(limit * DIGEST_BYTES)
     if not data or len(data) % DIGEST_BYTES:
@@ -162,14 +162,14 @@ def show_named(namespace: str, name: str) -> Response:
     body=Publication,
     replies={
         201: Reply("published", ImageDetail, {"Location": "the image"}),
-        200: Reply("it was there; it has the name now", ImageDetail, {"Location": "the image"}),
+        200: Reply("it existed; it has the name now", ImageDetail, {"Location": "the image"}),
     },
     errors=(404, 409),
 )
 def publish() -> Response:
-    """Make an image of contents that are here, and give it a name.
+    """Create an image from uploaded contents, and give it a name.
 
-    What is in it is looked at first; an image that should not be booted is refused with
+    The contents are inspected first; an image that should not be booted is refused with
     IMAGE_REJECTED.
     """
     wish = read_body(Publication)
@@ -184,7 +184,7 @@ def _is_there(who: Viewer, wish: Publication) -> bool:
     try:
         backend().images.detail(who, ImageManifest.model_validate(wish.manifest).digest)
     except (ValidationError, NotFound):
-        return False  # of a manifest that is none, publishing tells everything
+        return False  # publishing reports what is wrong with the manifest
     return True
 
 
@@ -194,11 +194,11 @@ def _is_there(who: Viewer, wish: Publication) -> bool:
     tag=TAG,
     access=MODIFY,
     body=ImageChange,
-    replies={200: Reply("as it is now", ImageDetail)},
+    replies={200: Reply("the changed image", ImageDetail)},
     errors=(404,),
 )
 def change(digest: str) -> Response:
-    """Change who may see an image, how long it is kept, or what is said of it."""
+    """Change who may see an image, how long it is kept, or its description."""
     return json_reply(backend().images.change(viewer(), digest, read_body(ImageChange)))
 
 
@@ -222,11 +222,11 @@ def remove(digest: str) -> Response:
     tag=TAG,
     access=MODIFY,
     body=TagTarget,
-    replies={200: Reply("the name means this image now", ImageTag)},
+    replies={200: Reply("the name refers to this image now", ImageTag)},
     errors=(404,),
 )
 def set_tag(namespace: str, name: str, tag: str) -> Response:
-    """Have a name mean an image, whatever it meant before."""
+    """Set a name, in place of its earlier meaning."""
     who = viewer()
     backend().images.tag(who, namespace, name, tag, read_body(TagTarget).digest)
     return json_reply(ImageTag(namespace=namespace or who.namespace, name=name, tag=tag))
@@ -237,11 +237,11 @@ def set_tag(namespace: str, name: str, tag: str) -> Response:
     "dropTag",
     tag=TAG,
     access=MODIFY,
-    replies={204: Reply("the name means nothing any more")},
+    replies={204: Reply("the name is removed")},
     errors=(404, 409, 422),
 )
 def drop_tag(namespace: str, name: str, tag: str) -> Response:
-    """Take a name away. The image stays."""
+    """Remove a name. The image stays."""
     backend().images.untag(viewer(), namespace, name, tag)
     return empty_reply()
 
@@ -255,11 +255,11 @@ def drop_tag(namespace: str, name: str, tag: str) -> Response:
     tag=TAG,
     access=anyone_with(Scope.STORAGE_READ),
     body=Binary(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_VERIFIED}"),
-    replies={200: Reply("what is wrong with them, if anything", VerifyReport)},
+    replies={200: Reply("the damaged segments, if any", VerifyReport)},
     errors=(404, 413, 422),
 )
 def verify(digest: str) -> Response:
-    """Read some of an image's segments and check every block."""
+    """Read some of an image's segments and verify every chunk."""
     return json_reply(backend().images.verify(viewer(), digest, read_digests(MAX_VERIFIED)))
 
 
@@ -269,11 +269,11 @@ def verify(digest: str) -> Response:
     tag=TAG,
     access=anyone_with(Scope.COMPUTE_CREATE),
     body=PrefetchRequest,
-    replies={200: Reply("which nodes are to have it, and which do", PrefetchState)},
+    replies={200: Reply("the nodes that shall have it, and those that do", PrefetchState)},
     errors=(404,),
 )
 def prefetch(digest: str) -> Response:
-    """Have nodes fetch an image before a job needs it. Repeating the call tells how far they are."""
+    """Have nodes fetch an image in advance. Repeating the call shows their progress."""
     return json_reply(backend().images.prefetch(viewer(), digest, read_body(PrefetchRequest)))
 
 
@@ -283,8 +283,8 @@ def prefetch(digest: str) -> Response:
     tag=TAG,
     access=anyone_with(Scope.ADMIN),
     query=GcQuery,
-    replies={200: Reply("what was removed", GcReport)},
+    replies={200: Reply("the removed objects", GcReport)},
 )
 def collect() -> Response:
-    """Remove what no image, job or upload needs any more. The service does it by itself, too."""
+    """Remove data that no image, job or upload needs, as the service itself does."""
     return json_reply(backend().repository.collect(dry_run=read_query(GcQuery).dry_run))

@@ -1,4 +1,4 @@
-"""Jobs, as users see them: submit, look, read what they leave, cancel."""
+"""Jobs, for their users: submit, query, read output, cancel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from vmjobs.model import Job, JobAction, JobState, StreamName, Submission
 from vmjobs.wire import EventList, JobPage, OutputList, Submitted
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/v1/jobs")
-#: Requests about many jobs at once.
+#: Requests about sets of jobs.
 sets = Blueprint("job_sets", __name__, url_prefix="/v1")
 
 TAG: Final = "jobs"
@@ -54,7 +54,7 @@ def _words(value: Any) -> Any:
 
 
 class JobQuery(Strict):
-    """Which jobs to list."""
+    """The jobs to list."""
 
     state: Annotated[tuple[JobState, ...], BeforeValidator(_words)] = Field(
         (), description="only jobs in these states, separated by commas", max_length=32
@@ -65,7 +65,7 @@ class JobQuery(Strict):
 
 
 class EventQuery(Strict):
-    """Which events to list."""
+    """The events to list."""
 
     after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
 
@@ -79,15 +79,15 @@ class EventQuery(Strict):
     headers=(IDEMPOTENCY_KEY,),
     replies={
         201: Reply("submitted", Submitted, {"Location": "the first job"}),
-        200: Reply("this key had submitted the same before: these are the jobs", Submitted),
+        200: Reply("the jobs, submitted before with the same key", Submitted),
     },
     errors=(409,),
 )
 def submit() -> Response:
     """Submit jobs.
 
-    One specification is run `count` times, as an array. A tag of an image is resolved to a
-    digest now; the digest is what runs.
+    One specification runs `count` times, as an array. A tag of an image is resolved to a digest
+    now; the digest is what runs.
     """
     key = idempotency_key()
     parts, who = backend(), caller()
@@ -113,7 +113,7 @@ def _submission(body: bytes, repository: Repository, viewer: Viewer) -> Submissi
 
 
 def idempotency_key() -> str:
-    """The request's key, if it has one.  Raises InvalidRequest."""
+    """Return the request's idempotency key, or "".  Raises InvalidRequest."""
     key = request.headers.get("Idempotency-Key")
     if key is None:
         return ""
@@ -133,7 +133,7 @@ def idempotency_key() -> str:
     replies={200: Reply("a page of jobs", JobPage)},
 )
 def index() -> Response:
-    """List one's own jobs, newest first."""
+    """List the caller's jobs, newest first."""
     query = read_query(JobQuery)
     page = backend().repository.jobs(
         caller().subject, query.state, query.array, query.limit, query.cursor
@@ -159,8 +159,8 @@ def show(job: str) -> Response:
     Poll with the ETag of the last answer in If-None-Match: an unchanged job costs next to nothing.
     """
     repository, owner = backend().repository, caller().subject
-    # Read before the job: should the job change in between, the older tag only costs one more
-    # answer, never a missed change.
+    # Read before the job: if the job changes in between, the older tag only costs one more answer,
+    # and no change is missed.
     etag = str(repository.version(job, owner))
     if request.if_none_match.contains(etag):
         return Response(status=304, headers={"ETag": f'"{etag}"', "Cache-Control": "no-cache"})
@@ -210,7 +210,7 @@ def stream(job: str, name: str) -> Response:
     errors=(404,),
 )
 def outputs(job: str) -> Response:
-    """List the files that a job delivered, and what was refused."""
+    """List the files that a job delivered, and those that were refused."""
     found = backend().repository.outputs(job, caller().subject)
     return json_reply(OutputList(outputs=tuple(found.outputs), rejected=tuple(found.rejected)))
 
@@ -253,14 +253,14 @@ def cancel(job: str) -> Response:
     tag=TAG,
     access=anyone_with(Scope.COMPUTE_CANCEL),
     body=JobSelection,
-    replies={202: Reply("what each of them is now; the rest is under way", JobStatusList)},
+    replies={202: Reply("the present states; the change is under way", JobStatusList)},
     errors=(404, 409),
 )
 def change(action: str) -> Response:
-    """Cancel, hold or release many jobs at once: by their ids, or their arrays', and their state.
+    """Cancel, hold or release many jobs at once, by job ids or array ids, and state.
 
-    Those that have ended, and others that cannot be held or released, stay as they are: that is no
-    error. Where one does not exist nothing is done.
+    Jobs that have ended, and others that cannot be held or released, stay as they are: that is no
+    error. If one does not exist, nothing is done.
     """
     parts, selection = backend(), read_body(JobSelection)
     found = parts.repository.change_jobs(

@@ -1,6 +1,6 @@
-"""The service's state for Prometheus. Everything is read from the database when it is asked for.
+"""The service's state for Prometheus, read from the database for each request.
 
-No process counts anything by itself: requests of one scraper are answered by several.
+Processes keep no counters of their own, because several of them answer one scraper's requests.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _State = TypeVar("_State", bound=StrEnum)
     "getMetrics",
     tag=TAG,
     access=READ,
-    replies={200: Reply("the service in numbers", Binary("Prometheus' text format", MEDIA))},
+    replies={200: Reply("the metrics", Binary("Prometheus' text format", MEDIA))},
 )
 def metrics() -> Response:
     """Show the service's state to Prometheus.
 
-    All are of the whole service: every process gives the same answer.
+    The metrics cover the whole service: every process gives the same answer.
     """
     repository = backend().repository
     found = figures(repository.database, repository.clusters.lease, now())
@@ -56,13 +56,13 @@ def metrics() -> Response:
 
 
 class ServiceMetrics(Collector):
-    """Figures as metrics. No label has a value that a user chose: images are there by digest."""
+    """Figures as metrics. Labels hold no user's text: images appear by digest."""
 
     def __init__(self, found: Figures) -> None:
         self._found = found
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics; those of clusters, sites and pools have no samples where there are none."""
+        """Yield all metrics; clusters, sites and pools have samples if they exist."""
         found = self._found
         yield InfoMetricFamily("vmjobs", "The service's release.", {"version": __version__})
         yield _gauge("vmjobs_jobs", "Jobs.", ["state"], _states(found.jobs, JobState))
@@ -73,7 +73,7 @@ class ServiceMetrics(Collector):
         )
         yield _gauge(
             "vmjobs_images_stored_bytes",
-            "Bytes that images take in the storage: compressed, what they share once.",
+            "Stored bytes of images: compressed, shared data counted once.",
             [],
             {(): found.stored_bytes},
         )
@@ -91,13 +91,13 @@ class ServiceMetrics(Collector):
 def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
     yield _gauge(
         "vmjobs_cluster_target_members",
-        "Machines that the cluster is to have; 0 while it drains or is being deleted.",
+        "VMs that the cluster shall have; 0 while it drains or is being deleted.",
         ["cluster"],
         {(name,): cluster.target for name, cluster in clusters.items()},
     )
     yield _gauge(
         "vmjobs_cluster_members",
-        "Machines of the cluster; those that are UP take jobs.",
+        "VMs of the cluster; those that are UP take jobs.",
         ["cluster", "state"],
         {
             (name, state): cluster.members[state]
@@ -107,25 +107,25 @@ def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
     )
     yield _gauge(
         "vmjobs_cluster_busy_members",
-        "Machines of the cluster in which a job runs.",
+        "VMs of the cluster that run a job.",
         ["cluster"],
         {(name,): cluster.busy for name, cluster in clusters.items()},
     )
     yield _gauge(
         "vmjobs_cluster_member_failures",
-        "Failures in a row, of all machines of the cluster since each was up last.",
+        "Failures in a row of all VMs of the cluster, since each was last up.",
         ["cluster"],
         {(name,): cluster.failures for name, cluster in clusters.items()},
     )
     yield _gauge(
         "vmjobs_cluster_outdated_members",
-        "Machines of the cluster that are still as it was declared before.",
+        "VMs of the cluster that still have an earlier specification.",
         ["cluster"],
         {(name,): cluster.outdated for name, cluster in clusters.items()},
     )
     yield _counter(
         "vmjobs_cluster_changes_total",
-        "What happened to the cluster: declared anew, drained, rolled back and so on.",
+        "Changes of the cluster: updated, drained, rolled back and so on.",
         ["cluster", "change"],
         {
             (name, what.value.lower()): cluster.happened[what]
@@ -135,7 +135,7 @@ def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
     )
     yield _counter(
         "vmjobs_cluster_member_changes_total",
-        "How often machines of the cluster came to be in a state.",
+        "How often VMs of the cluster entered a state.",
         ["cluster", "state"],
         {
             (name, state): cluster.states[state]
@@ -149,13 +149,13 @@ def _of_guards(guards: Sequence[GuardFigures]) -> Iterable[Metric]:
     shut = [state for state in GuardState if state is not GuardState.OPEN]
     yield _gauge(
         "vmjobs_cluster_guards",
-        "Guards that are not open: images that are tried nowhere, or not on a node, for now.",
+        "Failure backoffs in force: images that no node, or one node, does not try for now.",
         ["state"],
         {(state.value,): sum(guard.state is state for guard in guards) for state in shut},
     )
     yield _gauge(
         "vmjobs_cluster_guard_failures",
-        "Failures in a row of an image on a node, or on all (no node), whose guard is not open.",
+        "Failures in a row of an image with a backoff, on a node, or on all (no node).",
         ["image", "node", "state"],
         {(guard.image, guard.node, guard.state.value): guard.failures for guard in guards},
     )
@@ -169,33 +169,31 @@ def _of_sites(sites: Mapping[str, SiteFigures]) -> Iterable[Metric]:
     tokens |= {(name, "refused"): site.refusals for name, site in sites.items()}
     yield _counter(
         "vmjobs_cluster_tokens_total",
-        "Requests of nodes for a machine's token for its pool, by their outcome.",
+        "Requests of nodes for a VM's token for its pool, by outcome.",
         ["site", "outcome"],
         tokens,
     )
     nodes = {(name, "alive"): site.alive for name, site in sites.items()}
     nodes |= {(name, "lost"): site.lost for name, site in sites.items()}
-    yield _gauge(
-        "vmjobs_nodes", "Execute nodes, by whether they are heard of.", ["site", "state"], nodes
-    )
+    yield _gauge("vmjobs_nodes", "Execute nodes, by whether they report.", ["site", "state"], nodes)
     yield room(
         "vmjobs_cluster_offered_cpus",
-        "Processors that nodes offer to machines of clusters.",
+        "Processors that nodes offer to VMs of clusters.",
         {name: site.offered_cpus for name, site in sites.items()},
     )
     yield room(
         "vmjobs_cluster_taken_cpus",
-        "Processors that machines of clusters take.",
+        "Processors that VMs of clusters use.",
         {name: site.taken_cpus for name, site in sites.items()},
     )
     yield room(
         "vmjobs_cluster_offered_memory_bytes",
-        "Memory that nodes offer to machines of clusters.",
+        "Memory that nodes offer to VMs of clusters.",
         {name: site.offered_memory * MIB for name, site in sites.items()},
     )
     yield room(
         "vmjobs_cluster_taken_memory_bytes",
-        "Memory that machines of clusters take.",
+        "Memory that VMs of clusters use.",
         {name: site.taken_memory * MIB for name, site in sites.items()},
     )
 
@@ -215,5 +213,5 @@ def _counter(name: str, what: str, labels: Sequence[str], values: Mapping[_Key, 
 
 
 def _states(counts: Mapping[_State, int], states: type[_State]) -> dict[tuple[str], int]:
-    """Every state, so that none vanishes from a graph when it has nobody."""
+    """Return counts of all states, so that zeros stay in a graph."""
     return {(state.value,): counts.get(state, 0) for state in states}

@@ -1,4 +1,4 @@
-"""Execute nodes: what they announce, and what anybody may see of it."""
+"""Execute nodes: their announcements and assignments, and the list of nodes."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ blueprint = Blueprint("nodes", __name__, url_prefix="/v1/nodes")
 TAG: Final = "nodes"
 READ: Final = anyone_with(Scope.COMPUTE_READ, Scope.NODE)
 AGENT: Final = anyone_with(Scope.NODE)
-#: A request waits for so many seconds at most: shorter than what a stopping server waits for it.
+#: Longest wait of a request, in seconds: shorter than a stopping server's wait for it.
 MAX_WAIT: Final = 25.0
 
 
 class ShareQuery(Strict):
-    """What the agent knows already."""
+    """The assignment that the agent has."""
 
     seen: int = Field(-1, ge=-1, le=2**53, description="the revision of the last answer; -1: none")
-    wait: float = Field(0, ge=0, le=30, description="seconds to wait for another one, 25 at most")
+    wait: float = Field(0, ge=0, le=30, description="seconds to wait for a new one, 25 at most")
 
 
 class AnnouncementQuery(Strict):
-    """What the agent wants beside."""
+    """Additional wishes of the agent."""
 
-    renew: bool = Field(False, description="a new token, in the second half of the present one's life")
+    renew: bool = Field(False, description="renew the token, if it is in the second half of its life")
 
 
 class ConsoleQuery(Strict):
-    """Of which machine, and where to append."""
+    """The VM, and the position of an append."""
 
-    incarnation: int = Field(ge=1, le=2**31 - 2, description="which machine of the member")
-    offset: int = Field(ge=0, le=2**53, description="place in the console, from 0")
+    incarnation: int = Field(ge=1, le=2**31 - 2, description="number of the VM")
+    offset: int = Field(ge=0, le=2**53, description="position in the console, from 0")
 
 
 @blueprint.get("")
@@ -76,7 +76,7 @@ class ConsoleQuery(Strict):
 def index() -> Response:
     """List the execute nodes, by name.
 
-    `images` has those of a node's cache that the caller may read; `image_names` is for operators.
+    `images` has the cached images that the caller may read; `image_names` is for operators.
     """
     found, cursor = backend().repository.node_page(window())
     return json_reply(NodeList(nodes=_shown(found), next=cursor))
@@ -90,7 +90,7 @@ def show(name: str) -> Response:
 
 
 def _shown(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Nodes without what they tell of images that the caller may not read."""
+    """Return nodes without images that the caller may not read."""
     who = viewer()
     if who.sees_all:
         return tuple(nodes)
@@ -99,7 +99,7 @@ def _shown(nodes: Sequence[Node]) -> tuple[Node, ...]:
         node.model_copy(
             update={
                 "images": tuple(digest for digest in node.images if digest in readable),
-                "image_names": (),  # as other people's jobs have called them
+                "image_names": (),  # names that other users' jobs have used
             }
         )
         for node in nodes
@@ -113,10 +113,10 @@ def _shown(nodes: Sequence[Node]) -> tuple[Node, ...]:
     access=AGENT,
     query=AnnouncementQuery,
     body=Node,
-    replies={200: Reply("noted; this is what the node may do", NodeWishes)},
+    replies={200: Reply("accepted; these are requests to the node", NodeWishes)},
 )
 def put(name: str) -> Response:
-    """Announce a node. A node's token is good for the node it was made for."""
+    """Announce a node. A node's token is valid for that node only."""
     require_own(name)
     node = read_body(Node)
     if node.name != name:
@@ -139,13 +139,13 @@ def put(name: str) -> Response:
     tag=TAG,
     access=AGENT,
     query=ShareQuery,
-    replies={200: Reply("all machines that the node is to have", NodeShare)},
+    replies={200: Reply("all VMs that the node shall run", NodeShare)},
 )
 def share(name: str) -> Response:
-    """Show what a node is to have of the virtual clusters.
+    """Show the worker VMs that are assigned to a node.
 
-    With `wait` the answer comes when its revision is other than `seen`, or when the time is over. A
-    service that is busy answers at once.
+    With `wait` the answer comes when its revision differs from `seen`, or when the time is over. A
+    busy service answers at once.
     """
     require_own(name)
     query, clusters = read_query(ShareQuery), backend().repository.clusters
@@ -163,10 +163,10 @@ def share(name: str) -> Response:
     tag=TAG,
     access=AGENT,
     body=MemberReports,
-    replies={204: Reply("noted")},
+    replies={204: Reply("accepted")},
 )
 def report(name: str) -> Response:
-    """Report what a node has of the virtual clusters. Repeating a report is no error."""
+    """Report the state of a node's worker VMs. Repeating a report is no error."""
     require_own(name)
     backend().repository.clusters.take_reports(name, read_body(MemberReports))
     return empty_reply()
@@ -178,12 +178,12 @@ def report(name: str) -> Response:
     tag=TAG,
     access=AGENT,
     body=TokenRequest,
-    replies={200: Reply("an IDTOKEN for this machine", PoolToken)},
+    replies={200: Reply("an IDTOKEN for this VM", PoolToken)},
 )
 def token(name: str, member_id: str) -> Response:
-    """Mint a token with which a member's machine joins its pool.
+    """Issue a token with which a worker VM joins its pool.
 
-    403 where the member is not this node's, is to stop, or is at another machine.
+    403 if the VM is not this node's, shall stop, or has another number.
     """
     parts = backend()
     incarnation = read_body(TokenRequest).incarnation
@@ -192,7 +192,7 @@ def token(name: str, member_id: str) -> Response:
         order = parts.repository.clusters.order_for(name, member_id, incarnation)
     except Forbidden as error:
         log.warning(
-            "%s was refused a token for machine %d of the member %s of node %s: %s",
+            "refused %s a token for VM %d of the member %s of node %s: %s",
             caller().subject,
             incarnation,
             member_id,
@@ -204,8 +204,8 @@ def token(name: str, member_id: str) -> Response:
     if parts.minter is None:
         raise Unavailable(
             "pool",
-            "this service makes no tokens for machines of clusters",
-            hint="its setting pool_key_dir is to name the directory with the pools' signing keys",
+            "this service issues no tokens for worker VMs",
+            hint="set pool_key_dir to the directory with the pools' signing keys",
         )
     machine = PoolMachine(order.name, incarnation, order.id)
     made = parts.minter.mint(order.pool.name, machine, parts.config.pool_token_seconds)
@@ -224,10 +224,10 @@ def token(name: str, member_id: str) -> Response:
     errors=(409, 413),
 )
 def console(name: str, member_id: str) -> Response:
-    """Append to what a member's machine said on its console.
+    """Append to the console of a worker VM.
 
-    Bytes that are there already stay as they are, so that a call may be repeated; an offset behind
-    the end is refused with 409.
+    Bytes that are there already stay as they are, so that a call may be repeated; an offset beyond the
+    end is refused with 409.
     """
     require_own(name)
     query = read_query(ConsoleQuery)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, put together from the URL map and the views' own declarations."""
+"""The OpenAPI 3.1 document, from the URL map and the views' own declarations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Keys = dict[tuple[type[BaseModel], JsonSchemaMode], dict[str, Any]]
 
 
 def build(app: Flask) -> dict[str, Any]:
-    """The document for all routes of ``app``.
+    """Return the document for all routes of ``app``.
 
     Raises:
         ValueError: a route has no declaration.
@@ -56,20 +56,20 @@ def build(app: Flask) -> dict[str, Any]:
 
 
 def declared(app: Flask) -> Iterator[tuple[Rule, str, Operation]]:
-    """Every route, the methods it answers by itself, and its declaration."""
+    """Yield every route, with each method it implements, and its declaration."""
     for rule in app.url_map.iter_rules():
         view = app.view_functions[rule.endpoint]
         record = operation_of(view)
         if record is None:
             raise ValueError(f"the route {rule.rule} has no declaration")
         methods = set(rule.methods or ()) - {"OPTIONS"}
-        # Where GET is answered, HEAD comes with it by the rules of HTTP.
+        # HTTP answers HEAD wherever it answers GET.
         for method in sorted(methods - {"HEAD"} if "GET" in methods else methods):
             yield rule, method, record
 
 
 def url_template(rule: Rule) -> str:
-    """A rule's URL with its parts in braces."""
+    """Return a rule's URL with its variable parts in braces."""
     return _PART.sub(r"{\1}", rule.rule)
 
 
@@ -82,7 +82,7 @@ def _schemas(records: list[Operation]) -> tuple[_Keys, dict[str, Any]]:
             if isinstance(reply.body, type):
                 wanted[reply.body, "serialization"] = None
     found, definitions = models_json_schema(list(wanted), ref_template=REF)
-    # Narrower than pydantic's own annotation: all that went in were models.
+    # Narrower than pydantic's own annotation: all inputs were models.
     return cast(_Keys, found), dict(sorted(definitions["$defs"].items()))
 
 
@@ -98,7 +98,7 @@ def _operation(rule: Rule, record: Operation, schemas: _Keys) -> dict[str, Any]:
     if record.description:
         found["description"] = record.description
     if record.access.job:
-        found["x-job-token"] = "the token of this job is good here"
+        found["x-job-token"] = "the token of this job is accepted here"
     if record.body is not None:
         found["requestBody"] = {
             "required": True,
@@ -141,7 +141,7 @@ def _query_parameters(record: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """``schema`` with its references replaced by what they refer to."""
+    """Return ``schema`` with its references resolved."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             return dict(definitions[schema["$ref"].rsplit("/", 1)[1]])
@@ -219,5 +219,5 @@ def _bearer() -> dict[str, Any]:
 
 
 def _security(access: Access) -> list[dict[str, list[str]]]:
-    """Any one of the entries is enough."""
+    """Return alternatives: one of them is enough."""
     return [{"bearer": [name]} for name in access.names()]

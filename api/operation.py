@@ -1,4 +1,4 @@
-"""What an endpoint is: one declaration that guards the view and documents it.
+"""Declares endpoints: one declaration guards a view and documents it.
 
 :func:`operation` wraps a view. The same record decides who may call it and becomes its part of
 the OpenAPI document, so that neither can drift from the other.
@@ -29,7 +29,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Base of query parameters: what is not declared is refused."""
+    """Base of query parameters: undeclared ones are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,7 +44,7 @@ class Binary:
 
 @dataclass(frozen=True)
 class Reply:
-    """One way to answer: what it means, its body and its headers (name to description)."""
+    """A possible answer: its meaning, body and headers (name to description)."""
 
     description: str
     body: type[BaseModel] | Binary | None = None
@@ -53,7 +53,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Header:
-    """A request header that the endpoint heeds."""
+    """A request header that the endpoint uses."""
 
     name: str
     description: str
@@ -62,18 +62,18 @@ class Header:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may call: a holder of any one of the scopes or, with ``job``, of the job's own token."""
+    """Permission: one of the scopes or, with ``job``, the token of the URL's job."""
 
     scopes: frozenset[Scope] = frozenset()
     job: bool = False
 
     @property
     def public(self) -> bool:
-        """True where no token is needed."""
+        """Whether no token is needed."""
         return not self.scopes and not self.job
 
     def names(self) -> list[str]:
-        """The scopes by name, for documents and challenges."""
+        """Return the names of the scopes, for documents and challenges."""
         return sorted(self.scopes) + (["vmjobs.job:{job}"] if self.job else [])
 
 
@@ -97,7 +97,7 @@ PUBLIC: Final = Access()
 
 
 def anyone_with(*scopes: Scope, job: bool = False) -> Access:
-    """Access for a token with one of the scopes; ``job``: also for the job's own token."""
+    """Permit tokens with one of the scopes; ``job``: also that of the URL's job."""
     return Access(frozenset(scopes), job)
 
 
@@ -112,7 +112,7 @@ def operation(
     headers: tuple[Header, ...] = (),
     errors: tuple[int, ...] = (),
 ) -> Callable[[View], View]:
-    """Declare a view. Its docstring gives summary (first line) and description."""
+    """Declare a view. Its docstring has summary (first line) and description."""
 
     def declare(view: View) -> View:
         text = (view.__doc__ or name).strip()
@@ -136,7 +136,7 @@ def operation(
 
 
 def operation_of(view: object) -> Operation | None:
-    """The record that :func:`operation` left on a view."""
+    """Return the record that :func:`operation` left on a view."""
     found = getattr(view, "operation", None)
     return found if isinstance(found, Operation) else None
 
@@ -145,11 +145,11 @@ def operation_of(view: object) -> Operation | None:
 
 
 def authorize(access: Access, job_id: str | None) -> Principal:
-    """Verify the request's token and that it allows this.
+    """Verify the request's token and its permission.
 
     Raises:
         Unauthenticated: no token, or no valid one.
-        Forbidden: a valid token of too narrow a scope.
+        Forbidden: a valid token without the permission.
     """
     principal = services().principal(request.headers.get("Authorization"))
     require(access, principal, job_id)
@@ -157,10 +157,10 @@ def authorize(access: Access, job_id: str | None) -> Principal:
 
 
 def _complete_ids(arguments: dict[str, Any], principal: Principal) -> None:
-    """Let a user shorten the id of a job or build in a URL.
+    """Complete the abbreviated id of a job or build in a URL.
 
     Raises:
-        AmbiguousId: several of what the user may see begin with it.
+        AmbiguousId: several objects that the user may see have this prefix.
     """
     if principal.job_id is not None:
         return  # a job's token is compared with the whole id
@@ -173,14 +173,14 @@ def _complete_ids(arguments: dict[str, Any], principal: Principal) -> None:
 
 
 def require(access: Access, principal: Principal, job_id: str | None = None) -> None:
-    """Raises Forbidden unless the token allows this."""
+    """Raise Forbidden unless the token has the permission."""
     if principal.job_id is not None:
         if not access.job:
-            raise InsufficientScope("a job's token is not good for this", _needed(access))
+            raise InsufficientScope("a job's token does not permit this", _needed(access))
         if job_id is not None and principal.job_id != job_id:
             raise Forbidden("this token belongs to another job")
     elif not principal.scopes & access.scopes:
-        raise InsufficientScope("the token does not carry the right to do this", _needed(access))
+        raise InsufficientScope("the token does not permit this", _needed(access))
 
 
 def _needed(access: Access) -> str:
@@ -188,20 +188,20 @@ def _needed(access: Access) -> str:
 
 
 def caller() -> Principal:
-    """Who makes the present request; only in guarded views."""
+    """Return the caller of the present request; only in guarded views."""
     principal = g.principal
     assert isinstance(principal, Principal)  # noqa: S101 - set by every guarded view
     return principal
 
 
 def require_own(node: str) -> None:
-    """Raises Forbidden: a node's token is good for the node it was made for."""
+    """Raise Forbidden unless the token is of this node."""
     if caller().subject != node:
         raise Forbidden("this token belongs to another node")
 
 
 def backend() -> Services:
-    """What the application was made of."""
+    """Return the services of the application."""
     return services(current_app)
 
 
@@ -209,17 +209,17 @@ def backend() -> Services:
 
 
 def read_body(model: type[Model]) -> Model:
-    """The request's JSON body as ``model``.
+    """Return the request's JSON body as ``model``.
 
     Raises:
-        UnsupportedMediaType, PayloadTooLarge, MalformedBody: it is no JSON body of ours.
+        UnsupportedMediaType, PayloadTooLarge, MalformedBody: the body is not acceptable JSON.
         InvalidRequest: with every fault that the model finds.
     """
     return parse_body(model, read_json())
 
 
 def read_json() -> bytes:
-    """The request's body, which says that it is JSON and is not too long.
+    """Return the request's body, declared as JSON and of limited length.
 
     Raises:
         UnsupportedMediaType, PayloadTooLarge.
@@ -230,7 +230,7 @@ def read_json() -> bytes:
 
 
 def parse_body(model: type[Model], data: bytes) -> Model:
-    """JSON as ``model``.
+    """Parse JSON as ``model``.
 
     Raises:
         MalformedBody: it is not JSON.
@@ -246,7 +246,7 @@ def parse_body(model: type[Model], data: bytes) -> Model:
 
 
 class _Body:
-    """The request's body as a source of bytes. A peer that goes away is no fault of ours."""
+    """The request's body as a stream. A client that disconnects is not our failure."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -255,19 +255,19 @@ class _Body:
         try:
             return self._stream.read(size)
         except OSError as error:
-            raise BrokenBody("the body stopped coming before its end") from error
+            raise BrokenBody("the request body ended early") from error
 
 
 def body_stream() -> BinaryIO:
-    """The request's body, to be read piece by piece.
+    """Return the request's body as a stream.
 
-    Reading raises BrokenBody where the client falls silent or goes away.
+    Reads raise BrokenBody if the client is silent or disconnects.
     """
     return cast(BinaryIO, _Body(request.stream))
 
 
 def read_limited(limit: int) -> bytes:
-    """The request's body, at most ``limit`` bytes of it.
+    """Return the request's body, at most ``limit`` bytes.
 
     Raises:
         PayloadTooLarge: there is more.
@@ -282,7 +282,7 @@ def read_limited(limit: int) -> bytes:
 
 
 def read_query(model: type[Model]) -> Model:
-    """The request's query as ``model``; unknown and repeated parameters are faults.
+    """Return the query as ``model``; unknown and repeated parameters are faults.
 
     Raises:
         InvalidRequest: with every fault.
@@ -296,7 +296,7 @@ def read_query(model: type[Model]) -> Model:
 
 
 def count_of(what: str, faults: Sequence[Fault]) -> str:
-    """How many faults ``what`` has, as a sentence."""
+    """Return a sentence with the number of faults of ``what``."""
     return f"{what} has {len(faults)} fault{'' if len(faults) == 1 else 's'}"
 
 
@@ -306,7 +306,7 @@ def count_of(what: str, faults: Sequence[Fault]) -> str:
 def json_reply(
     model: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An object as a JSON answer."""
+    """Return an object as a JSON answer."""
     response = Response(model.model_dump_json(), status, content_type=JSON)
     response.headers["Cache-Control"] = "no-cache"
     response.headers.update(headers or {})
@@ -314,7 +314,7 @@ def json_reply(
 
 
 def empty_reply(status: int = 204) -> Response:
-    """An answer without a body."""
+    """Return an answer without a body."""
     response = Response(status=status)
     response.headers.remove("Content-Type")
     return response

@@ -1,4 +1,4 @@
-"""What lists take that are given in pages."""
+"""Query parameters of paged lists."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from repository.paging import MAX_PAGE, Window
 
 
 class PageQuery(Strict):
-    """Which part of the list."""
+    """The requested part of a list."""
 
     limit: int = Field(MAX_PAGE, ge=1, le=MAX_PAGE, description="entries in a page")
-    # PostgreSQL stores no NUL, and so compares nothing with it.
+    # PostgreSQL can neither store nor compare NUL.
     cursor: str = Field(
         "", max_length=1024, pattern=r"^[^\x00]*$", description="`next` of the page before"
     )
 
 
 def window() -> Window:
-    """The part that the request asks for.  Raises InvalidRequest."""
+    """Return the requested part.  Raises InvalidRequest."""
     query = read_query(PageQuery)
     return Window(query.limit, query.cursor)

@@ -1,4 +1,4 @@
-"""Every failure as a problem document (RFC 9457), and nothing of our insides in any of them."""
+"""Turns failures into problem documents (RFC 9457), without the service's internals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTENT_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:vmjobs:error:"
 RETRY_AFTER_SECONDS: Final = 5
 
-#: Codes of failures that come from HTTP itself, before any of our own code has a say.
+#: Codes of failures that HTTP or the framework detects, before any view runs.
 _HTTP_CODES: Final = {
     400: "BAD_REQUEST",
     404: "NOT_FOUND",
@@ -31,14 +31,14 @@ _HTTP_CODES: Final = {
     416: "RANGE_NOT_SATISFIABLE",
 }
 
-#: Names that changed with RFC 9110.
+#: Reason phrases that changed with RFC 9110.
 _TITLES: Final = {
     413: "Content Too Large",
     416: "Range Not Satisfiable",
     422: "Unprocessable Content",
 }
 
-#: Better than the framework's own sentences, which speak to people who typed a URL by hand.
+#: Replace the framework's sentences, which address people who typed a URL by hand.
 _HTTP_SENTENCES: Final = {
     404: "there is nothing at this URL",
     405: "this URL does not take this method",
@@ -46,7 +46,7 @@ _HTTP_SENTENCES: Final = {
 
 
 class RefusedInRouting(HTTPException):
-    """One of our errors, found while a URL is matched, where only HTTP's exceptions may pass."""
+    """One of our errors while a URL is matched; only HTTP exceptions pass there."""
 
     def __init__(self, error: VMJobsError) -> None:
         super().__init__(error.message)
@@ -55,7 +55,7 @@ class RefusedInRouting(HTTPException):
 
 
 class MalformedBody(VMJobsError):
-    """The body is not JSON at all."""
+    """The body is not JSON."""
 
     code = "MALFORMED_JSON"
     http_status = 400
@@ -71,7 +71,7 @@ class BrokenBody(VMJobsError):
 
 
 class UnsupportedMediaType(VMJobsError):
-    """The body is of another type than the one that is taken here."""
+    """The body has another media type than the endpoint accepts."""
 
     code = "UNSUPPORTED_MEDIA_TYPE"
     http_status = 415
@@ -79,7 +79,7 @@ class UnsupportedMediaType(VMJobsError):
 
 
 class LengthRequired(VMJobsError):
-    """The length of the body must be known beforehand."""
+    """The body needs a Content-Length."""
 
     code = "LENGTH_REQUIRED"
     http_status = 411
@@ -87,18 +87,18 @@ class LengthRequired(VMJobsError):
 
 
 class RangeNotSatisfiable(VMJobsError):
-    """A byte range that begins behind the end of what there is."""
+    """A byte range that begins beyond the end."""
 
     code = "RANGE_NOT_SATISFIABLE"
     http_status = 416
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"the range begins behind the end: there are {size} bytes")
+        super().__init__(f"the range begins beyond the end: there are {size} bytes")
         self.size = size
 
 
 class BadBlob(InvalidRequest):
-    """What a client sent is not what the digest in the URL says."""
+    """The bytes that a client sent do not match the digest in the URL."""
 
     code = "DIGEST_MISMATCH"
 
@@ -111,7 +111,7 @@ def install(app: Flask) -> None:
 
 
 def on_error(error: VMJobsError) -> Response:
-    """One of our own errors; those that say nothing to a client become an incident."""
+    """Answer one of our own errors; internal ones become an incident."""
     if error.http_status == 500:
         return on_surprise(error)
     if error.http_status >= 500:
@@ -137,7 +137,7 @@ def on_error(error: VMJobsError) -> Response:
 
 
 def on_http(error: HTTPException) -> Response:
-    """A failure that HTTP, routing or the framework raised."""
+    """Answer a failure that HTTP, routing or the framework raised."""
     if isinstance(error, RefusedInRouting):
         return on_error(error.error)
     status = error.code or 500
@@ -159,7 +159,7 @@ def on_http(error: HTTPException) -> Response:
 
 
 def on_surprise(error: Exception) -> Response:
-    """Something nobody foresaw: the log has all of it, the client gets a number to quote."""
+    """Log an unexpected error in full, and answer with an incident number to quote."""
     incident = secrets.token_hex(8)
     log.error("incident %s", incident, exc_info=error)
     return reply(
@@ -176,7 +176,7 @@ def on_surprise(error: Exception) -> Response:
 
 
 def reply(document: Problem) -> Response:
-    """A problem document as an HTTP answer."""
+    """Return a problem document as an HTTP answer."""
     body = document.model_dump_json(exclude_defaults=True)
     response = Response(body, document.status, content_type=CONTENT_TYPE)
     response.headers["Cache-Control"] = "no-store"
@@ -184,5 +184,5 @@ def reply(document: Problem) -> Response:
 
 
 def title(status: int) -> str:
-    """The status' name as RFC 9110 has it, whatever the age of the libraries around us."""
+    """Return the status' name in RFC 9110, whatever the libraries call it."""
     return _TITLES.get(status) or HTTP_STATUS_CODES.get(status, "Error")

@@ -1,4 +1,4 @@
-"""Bytes as HTTP serves them: whole or a range of them (RFC 9110), never all of them in memory."""
+"""Serves bytes over HTTP, whole or a range (RFC 9110), without loading them all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from repository.objects.base import ObjectReader
 
 PIECE: Final = 256 * 1024
 OCTETS: Final = "application/octet-stream"
-#: A server that has this copies files to sockets without our help.
+#: With this WSGI extension the server copies files to sockets (sendfile).
 KERNEL_COPIES: Final = "wsgi.file_wrapper"
 _ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 
@@ -29,12 +29,12 @@ _ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | 
 IF_NONE_MATCH: Final = Header("If-None-Match", "the ETag of an earlier answer")
 RANGE_HEADERS: Final = (
     Header("Range", "one range of bytes: bytes=0-99, bytes=100- or bytes=-50"),
-    Header("If-Range", "an ETag: heed Range only if the body is still that one"),
+    Header("If-Range", "an ETag: use Range only if the body still has it"),
 )
 BYTES: Final = {
     200: Reply("all bytes", Binary("the bytes"), {"Accept-Ranges": "bytes", "ETag": "a digest"}),
-    206: Reply("the bytes asked for", Binary("the bytes"), {"Content-Range": "which these are"}),
-    304: Reply("the ETag in If-None-Match is the present one"),
+    206: Reply("the requested range", Binary("the bytes"), {"Content-Range": "the range"}),
+    304: Reply("unchanged: If-None-Match has the present ETag"),
 }
 
 
@@ -51,14 +51,14 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of bytes."""
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Those from ``start`` up to, not including, ``stop``."""
+        """Yield the bytes from ``start`` up to, not including, ``stop``."""
 
 
 class Whole(Protocol):
-    """Bytes that can be read from their beginning only, because they are verified on the way."""
+    """Bytes that can be read only from the beginning, because reading verifies them."""
 
     size: int
 
@@ -66,14 +66,14 @@ class Whole(Protocol):
 
 
 class Cut:
-    """A :class:`Source` of a :class:`Whole`: what comes before the range is read and dropped."""
+    """A :class:`Source` of a :class:`SequentialSource`; skips what precedes a range."""
 
     def __init__(self, whole: Whole) -> None:
         self._whole = whole
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return self._whole.size
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ class Cut:
             place += len(chunk)
             if piece:
                 yield piece
-            # At the very end the loop goes on once more, so that the digest is checked.
+            # At the very end the loop continues once more, so that the digest is verified.
             if place >= end and end < self.size:
                 return
 
@@ -98,7 +98,7 @@ class MemorySource:
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return len(self._data)
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ class MemorySource:
 
 
 class _ObjectFile(io.FileIO):
-    """A stored object's own file; closing it closes the object."""
+    """The file of a stored object; closing it closes the object."""
 
     def __init__(self, path: Path, reader: ObjectReader) -> None:
         self._reader = reader
@@ -119,19 +119,19 @@ class _ObjectFile(io.FileIO):
 
 
 class ObjectSource:
-    """A :class:`Source` of a stored object. ``file`` is set where the kernel can send it itself."""
+    """A :class:`Source` of a stored object. ``file``: set if the kernel can send it."""
 
     def __init__(self, reader: ObjectReader) -> None:
         self._reader = reader
         self.file: _ObjectFile | None = None
         if reader.path is not None:
-            # Moved away since it was opened: then the reader still has it, and copies.
+            # Fails if the file was moved away since: the reader still has it, and copies.
             with suppress(OSError):
                 self.file = _ObjectFile(reader.path, reader)
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return self._reader.size
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -143,12 +143,12 @@ class ObjectSource:
             yield data
 
     def close(self) -> None:
-        """Give the object back."""
+        """Close the object."""
         (self.file or self._reader).close()
 
 
 class PartSource:
-    """A :class:`Source` of bytes that are made when they are asked for, by offset and length."""
+    """A :class:`Source` of bytes that a function makes, by offset and length."""
 
     def __init__(self, size: int, read: Callable[[int, int], Iterator[bytes]]) -> None:
         self._size = size
@@ -156,7 +156,7 @@ class PartSource:
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return self._size
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -165,13 +165,13 @@ class PartSource:
 
 
 def parse_range(header: str | None, size: int) -> Span | None:
-    """The span that a ``Range`` header asks for in a body of ``size`` bytes.
+    """Return the span that a ``Range`` header requests of a body of ``size`` bytes.
 
-    ``None`` means the whole body: there is no header, or one that a server may ignore (another
-    unit, bad syntax, several ranges).
+    None means the whole body: there is no header, or one that a server may ignore (another unit, bad
+    syntax, several ranges).
 
     Raises:
-        RangeNotSatisfiable: the range begins behind the end.
+        RangeNotSatisfiable: the range begins beyond the end.
     """
     match = _ONE_RANGE.fullmatch(header or "")
     if not match or match[1] == match[2] == "":
@@ -197,10 +197,10 @@ def send(
     public: bool = False,
     close: Callable[[], None] = lambda: None,
 ) -> Response:
-    """Answer with all of ``source``, or the range asked for, and then ``close`` it.
+    """Answer with ``source`` or the requested range of it, and then call ``close``.
 
-    etag: a digest of the whole body, where it has one. immutable: it never changes. public: what
-    is immutable may be kept by caches that many people share.
+    etag: a digest of the whole body, if it has one. immutable: it never changes. public: shared caches
+    may keep it if it is immutable.
     """
     try:
         headers = headers_of(etag, immutable, public)
@@ -211,8 +211,8 @@ def send(
         if (file := getattr(source, "file", None)) is not None and KERNEL_COPIES in request.environ:
             return _by_the_kernel(file, chosen, status, headers)
         pieces = source.chunks(chosen.start, chosen.stop)
-        # Read before anything is said: of a small file that is damaged, the answer is its problem
-        # document. A large one breaks off, and its digest tells.
+        # Read before the headers are sent: a small damaged file is answered with its problem document.
+        # A large one breaks off, and the client notices by its digest.
         first = next(pieces, b"")
     except BaseException:
         close()
@@ -228,7 +228,7 @@ def send(
 
 
 def choose(header: str | None, size: int, headers: dict[str, str]) -> tuple[Span, int]:
-    """What to send of ``size`` bytes, and with what status; ``headers`` are told which these are.
+    """Return the span to send of ``size`` bytes, and the status; add range headers.
 
     Raises RangeNotSatisfiable.
     """
@@ -241,7 +241,7 @@ def choose(header: str | None, size: int, headers: dict[str, str]) -> tuple[Span
 
 
 def _by_the_kernel(file: _ObjectFile, span: Span, status: int, headers: dict[str, str]) -> Response:
-    """An answer whose bytes never enter this process; the server closes ``file``."""
+    """Answer with bytes that the kernel copies; the server closes ``file``."""
     file.seek(span.start)
     return Response(
         wrap_file(request.environ, cast(IO[bytes], file)),
@@ -253,7 +253,7 @@ def _by_the_kernel(file: _ObjectFile, span: Span, status: int, headers: dict[str
 
 
 def _range_in_force(etag: str) -> str | None:
-    """The ``Range`` header, unless ``If-Range`` names another version of the body."""
+    """Return the ``Range`` header, unless ``If-Range`` names another version."""
     condition = request.headers.get("If-Range")
     if condition is not None and condition.strip() != f'"{etag}"':
         return None
@@ -261,12 +261,12 @@ def _range_in_force(etag: str) -> str | None:
 
 
 def headers_of(etag: str, immutable: bool, public: bool = False) -> dict[str, str]:
-    """The headers that all such answers have."""
+    """Return the headers that all such answers have."""
     whose = "public" if public else "private"
     headers = {
         "Accept-Ranges": "bytes",
         "Cache-Control": f"{whose}, max-age=31536000, immutable" if immutable else "no-cache",
-        # What a guest wrote is shown by no browser as if it were a page of ours.
+        # No browser may show a guest's data as if it were a page of ours.
         "X-Content-Type-Options": "nosniff",
         "Content-Security-Policy": "sandbox; default-src 'none'",
     }

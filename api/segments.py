@@ -1,9 +1,9 @@
-"""Segments on the short way: from a request to the kernel's copying, past the framework.
+"""Fast path for segments: from a request to the kernel's sendfile, past the framework.
 
-A node fetches an image in thousands of requests that differ in one digest. Where everything about
-one of them is known (the token was verified, the reader let in, the segment found, all of them
-moments ago: :mod:`repository.images.serving`) the answer is made here. Everything else, every
-refusal among it, is the application's, and so is what the answer looks like: a test compares them.
+A node fetches an image in thousands of requests that differ only in one digest. If all facts about
+one of them were established moments ago (the token is verified, the reader has access, the segment is
+found: :mod:`repository.images.serving`), the answer is made here. The application answers all other
+requests and every refusal, and defines the form of answers: a test compares them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _PATH: Final = re.compile(r"/v1/images/(sha256:[0-9a-f]{64})/segments/([0-9a-f]{64})")
 _STATUS: Final = {200: "200 OK", 206: "206 PARTIAL CONTENT"}
-#: What an answer may depend on besides; who sends them can wait.
+#: Headers that the answer may also depend on; clients that send them take the normal path.
 _CONDITIONS: Final = ("HTTP_IF_NONE_MATCH", "HTTP_IF_RANGE")
 
 
 class ShortWay:
-    """A WSGI application in front of ``app``, whose parts are ``parts``."""
+    """WSGI middleware in front of ``app``, whose services are ``parts``."""
 
     def __init__(self, app: WSGIApplication, parts: Services, access: Access) -> None:
         self._app = app
@@ -36,13 +36,13 @@ class ShortWay:
         self._access = access
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer, or have the application do it."""
+        """Answer, or pass the request on to the application."""
         asked = _PATH.fullmatch(environ.get("PATH_INFO", ""))
         if asked is not None and _is_plain(environ):
             try:
                 answer = self._answer(environ, start_response, asked[1], asked[2])
             except Exception:
-                answer = None  # the application meets it again, and says what it is
+                answer = None  # the application meets the error again, and reports it
             if answer is not None:
                 return answer
         return self._app(environ, start_response)
@@ -53,7 +53,7 @@ class ShortWay:
         principal = self._parts.principal(environ.get("HTTP_AUTHORIZATION"))
         require(self._access, principal)
         if principal.job_id is not None:
-            return None  # whose job may have ended
+            return None  # its job may have ended
         viewer = viewer_of(principal)
         known = self._parts.images.known_segment(viewer, digest, bytes.fromhex(segment))
         if known is None:
@@ -78,7 +78,7 @@ class ShortWay:
 
 
 def _is_plain(environ: WSGIEnvironment) -> bool:
-    """Whether a request is for bytes that the kernel copies, on no conditions."""
+    """Whether the kernel can copy the requested bytes, and no condition applies."""
     return (
         environ.get("REQUEST_METHOD") == "GET"
         and KERNEL_COPIES in environ

@@ -1,4 +1,4 @@
-"""``vmjobs serve``: the API under gunicorn, several processes of several threads."""
+"""``vmjobs serve``: the API under gunicorn, in several processes of several threads."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from vmjobs.ports import Minter
 
 log = logging.getLogger(__name__)
 
-#: A third of them may wait for changes of nodes' shares of clusters: one request of each node does, and
-#: costs no more than its thread's stack. So 16 nodes hear of a change at once from each process.
-#: Another third may wait for bytes of sessions in machines.
+#: A third of them may wait for changes of assignments: each node has one such request, which costs no
+#: more than its thread's stack. So each process can notify 16 nodes of a change at once. Another third
+#: may wait for bytes of login sessions.
 THREADS: Final = 48
-#: What was begun may be finished after SIGTERM, for so many seconds.
+#: Seconds after SIGTERM in which running requests may finish.
 GRACEFUL_SECONDS: Final = 30
-#: A peer that is silent in the middle of a request, or takes nothing of an answer, is let go.
+#: A peer that is silent during a request, or does not read an answer, for so long is disconnected.
 STALL_SECONDS: Final = 60
 KEEPALIVE_SECONDS: Final = 15
-#: A token of full size fits into a header, a path of full size into a request line.
+#: Permits a token of full size in a header, and a path of full size in a request line.
 MAX_LINE: Final = 8190
 
 
 def key_file(config: Config) -> Path:
-    """Where the key is that signs tokens."""
+    """Return the path of the key that signs tokens."""
     return config.data_dir / "keys" / "issuer.pem"
 
 
 def make_issuer(config: Config) -> Issuer:
-    """The issuer of this service's tokens; its key is made on first use.
+    """Create the issuer of this service's tokens; its key is created on first use.
 
     Raises:
-        ConfigError: the key cannot be read or made.
+        ConfigError: the key cannot be read or created.
     """
     return Issuer(key_file(config), config.issuer)
 
 
 def make_app(config: Config) -> Flask:
-    """The API with the real services behind it. The database must be up to date.
+    """Create the API with the real services behind it. The database must be up to date.
 
     Raises:
-        ConfigError: the settings do not fit what is there.
+        ConfigError: a setting does not fit the installation.
     """
     publisher = Publisher(config)
     repository = open_repository(config, migrate=False)
@@ -71,10 +71,10 @@ def make_app(config: Config) -> Flask:
 
 
 def _minter(config: Config) -> Minter | None:
-    """What makes tokens for machines of clusters, if this service has the keys."""
+    """Return the issuer of IDTOKENs for worker VMs, if this service has the keys."""
     if config.pool_key_dir is None:
         return None
-    from condor.pool_tokens import CondorMinter  # noqa: PLC0415 - only where it is asked for
+    from condor.pool_tokens import CondorMinter  # noqa: PLC0415 - only if it is used
 
     return CondorMinter(
         config.pool_key_dir, {name: config.pool(name).trust_domain for name in config.pools}
@@ -82,13 +82,13 @@ def _minter(config: Config) -> Minter | None:
 
 
 def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT; what is under way then is finished first.
+    """Serve until SIGTERM or SIGINT; running requests are finished first.
 
     Raises:
-        Unavailable: the database cannot be reached, so that it cannot be brought up to date.
-        ConfigError: the settings do not fit what is there.
+        Unavailable: the database cannot be reached, and so not be migrated.
+        ConfigError: a setting does not fit the installation.
     """
-    # Before the first process starts: they would race each other, and all die of one fault.
+    # Before the first worker starts: workers would race each other, and all die of one fault.
     open_repository(config, migrate=True).close()
     make_issuer(config)
     log.info("serving on %s with %d processes", config.listen, config.api_workers)
@@ -96,7 +96,7 @@ def serve(config: Config) -> None:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Gunicorn's settings."""
+    """Return gunicorn's settings."""
     return {
         "bind": config.listen,
         "workers": config.api_workers,
@@ -108,7 +108,7 @@ def settings(config: Config) -> dict[str, Any]:
         "limit_request_line": MAX_LINE,
         "limit_request_field_size": MAX_LINE + len("Authorization: Bearer "),
         "limit_request_fields": 64,
-        # Requests are not logged: their paths name people's files.
+        # Requests are not logged: their paths contain names of users' files.
         "accesslog": None,
         "logger_class": Log,
         "loglevel": "warning" if config.log_level == "INFO" else config.log_level.lower(),
@@ -121,33 +121,33 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def _memory_directory() -> str:
-    """Where workers touch their heartbeat files: not on a disk that may be slow."""
+    """Directory of the workers' heartbeat files: in memory, as a disk may be slow."""
     shared = Path("/dev/shm")  # noqa: S108 - gunicorn makes its files there safely
     return str(shared) if shared.is_dir() else tempfile.gettempdir()
 
 
 def _limit_stalls(server: Any) -> None:
-    """Time limits on the listening sockets; Linux hands them down to every connection."""
+    """Set timeouts on the listening sockets, for every connection (Linux)."""
     limit = struct.pack("ll", STALL_SECONDS, 0)
     for listener in server.LISTENERS:
-        # The other two do not end sendfile, which waits for room again; this one ends the connection.
+        # The other two do not end sendfile, which waits for space again; this ends the connection.
         listener.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             listener.sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 class Log(Logger):  # type: ignore[misc]
-    """Gunicorn's own lines go where all others go, and look alike."""
+    """Sends gunicorn's own log lines to the common log."""
 
     def setup(self, cfg: Any) -> None:
-        """Take the level from the settings, and no handlers."""
+        """Take the level from the settings, and install no handlers."""
         super().setup(cfg)
         self.error_log.handlers.clear()
         self.error_log.propagate = True
 
 
 class Server(BaseApplication):  # type: ignore[misc]
-    """Gunicorn with settings from here alone: no command line, no files, no environment."""
+    """Gunicorn with these settings alone: no command line, files or environment."""
 
     def __init__(self, options: dict[str, Any], make: Callable[[], Flask]) -> None:
         self._options = options
@@ -155,11 +155,11 @@ class Server(BaseApplication):  # type: ignore[misc]
         super().__init__()
 
     def load_config(self) -> None:
-        """Take the settings that this release of gunicorn knows."""
+        """Set the settings that this release of gunicorn has."""
         for name, value in self._options.items():
             if name in self.cfg.settings:
                 self.cfg.set(name, value)
 
     def load(self) -> Flask:
-        """Make the application; called in each worker process, after the fork."""
+        """Create the application; called in each worker process, after the fork."""
         return self._make()

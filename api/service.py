@@ -1,4 +1,4 @@
-"""The service about itself: what it is, whether it works, and how to talk to it."""
+"""The service's description of itself: version and limits, health, OpenAPI document."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Document(RootModel[dict[str, Any]]):
 @blueprint.get("/v1/service-info")
 @operation("getServiceInfo", tag=TAG, access=PUBLIC, replies={200: Reply("the service", ServiceInfo)})
 def info() -> Response:
-    """Tell versions, limits and choices."""
+    """Show versions, limits and choices."""
     config = backend().config
     return json_reply(
         ServiceInfo(
@@ -67,7 +67,7 @@ def info() -> Response:
     },
 )
 def health() -> Response:
-    """Tell whether the service and those it leans on work. Needs no token."""
+    """Show whether the service and the services it needs work. Needs no token."""
     states = {name: _state(name, check) for name, check in backend().checks.items()}
     good = all(state == "ok" for state in states.values())
     body = Health(status="ok" if good else "unavailable", services=states)
@@ -75,7 +75,7 @@ def health() -> Response:
 
 
 def _state(name: str, check: HealthCheck) -> str:
-    """``ok``, or one sentence that is fit for anybody's eyes."""
+    """Return ``ok``, or a sentence without internals."""
     try:
         check()
     except VMJobsError as error:
@@ -91,7 +91,7 @@ def _state(name: str, check: HealthCheck) -> str:
 @operation("getOpenAPI", tag=TAG, access=PUBLIC, replies={200: Reply("the OpenAPI document", Document)})
 def document() -> Response:
     """Describe this interface."""
-    from api.openapi import build  # noqa: PLC0415 - it looks at all views, this one among them
+    from api.openapi import build  # noqa: PLC0415 - it imports all views, this one included
 
     response = json_reply(Document(build(current_app)))
     response.headers["Cache-Control"] = "public, max-age=300"

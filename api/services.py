@@ -1,4 +1,4 @@
-"""What the views stand on, kept with the application: no module state, no globals."""
+"""The services that views use, stored in the application instead of in globals."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ HealthCheck = Callable[[], None]
 
 
 class Dispatcher(Protocol):
-    """Hands work to the workers. All raise ``Unavailable("broker", …)``."""
+    """Passes work to the workers. All methods raise ``Unavailable("broker", …)``."""
 
     def submit_array(self, array: str) -> None:
-        """Have the array's jobs submitted to a scheduler."""
+        """Submit the array's jobs to a scheduler."""
 
     def change_jobs(self, action: JobAction, ids: Sequence[str]) -> None:
-        """Have the scheduler cancel, hold or release jobs."""
+        """Cancel, hold or release jobs in the scheduler."""
 
     def build_image(self, build: str) -> None:
-        """Have a builder work on the build."""
+        """Run the build at a builder."""
 
     def clusters(self) -> None:
-        """Have virtual clusters looked at now."""
+        """Run the reconciler of virtual clusters now."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """The collaborators that :func:`api.app.create_app` was given.
+    """The services that :func:`api.app.create_app` got.
 
-    shares: where requests wait for changes of a node's share. sessions: of who is logged in to a
-    machine. gate: refuses revoked tokens. minter: None: no tokens for pools are made here.
+    assignments: where requests wait for changes. sessions: logins to worker VMs. gate: refuses
+    revoked tokens. token_issuer: issues IDTOKENs for worker VMs; None: this service issues none.
     """
 
     config: Config
@@ -60,11 +60,11 @@ class Services:
     checks: Mapping[str, HealthCheck] = field(default_factory=dict)
 
     def principal(self, authorization: str | None) -> Principal:
-        """Who sent this ``Authorization`` header.
+        """Return the sender of this ``Authorization`` header.
 
         Raises:
             Unauthenticated: no token, or no valid one.
-            Unavailable: whether it was revoked cannot be known.
+            Unavailable: the check for revocation failed.
         """
         found = self.issuer.verify(bearer(authorization))
         if found.job_id is None:
@@ -73,12 +73,12 @@ class Services:
 
 
 def attach(app: Flask, parts: Services) -> None:
-    """Keep ``parts`` with ``app``."""
+    """Store ``parts`` in ``app``."""
     app.extensions[_KEY] = parts
 
 
 def services(app: Flask | None = None) -> Services:
-    """The parts of ``app``, by default of the application that handles this request."""
+    """Return the services of ``app``; None: of the present request's application."""
     parts = (app or current_app).extensions[_KEY]
     assert isinstance(parts, Services)  # noqa: S101 - attach() is the only writer
     return parts

@@ -1,8 +1,8 @@
-"""Login sessions while they last: who waits for whom, and bytes on their way. In memory, without I/O.
+"""Login sessions: their waiting requests, and bytes in transit. In memory, without I/O.
 
-All of a service's sessions are in one :class:`Hub`, in one of its processes; the others reach it
-through :mod:`api.session_link`. Nothing of a session is ever written down: when that process ends, its
-sessions do, and nothing is left.
+All of a service's sessions are in one :class:`SessionHub`, in one of its processes; the others reach it
+through :mod:`api.session_link`. No part of a session is ever written to disk: when that process ends,
+its sessions end and leave nothing.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import Final
 from vmjobs.cluster.session import MAX_WAITING, SessionAnswer, SessionCall
 from vmjobs.errors import Conflict, SessionOver, Unavailable
 
-#: Sessions at a time. Each has two requests that wait, which keep a thread each.
+#: Sessions at a time. Each has two waiting requests, which occupy a thread each.
 MAX_SESSIONS: Final = 8
-#: Seconds without any request of a side, after which it is taken to have gone.
+#: Seconds without any request of a side, after which the side counts as gone.
 SILENT_SECONDS: Final = 20.0
-#: Seconds that a side has, once the other one has left, to hear what that said and to leave as well.
+#: Seconds for a side, after the other one has left, to receive the rest and to leave as well.
 LEAVING_SECONDS: Final = 60.0
-#: Seconds for which an ended session is remembered, so that both sides hear why it ended.
+#: Seconds for which an ended session is kept, so that both sides learn why it ended.
 REMEMBERED_SECONDS: Final = 60.0
-#: Seconds between two looks for sides that are silent, while there are sessions.
+#: Seconds between checks for silent sides, while there are sessions.
 LOOK_EVERY: Final = 1.0
 
 
 class Side(StrEnum):
-    """Whose request it is. What one side sends, the other one receives."""
+    """The side that makes a request. Each side receives what the other sends."""
 
     OPERATOR = "operator"
     NODE = "node"
 
     @property
     def other(self) -> Side:
-        """The other one."""
+        """The opposite side."""
         return Side.NODE if self is Side.OPERATOR else Side.OPERATOR
 
 
 @dataclass
 class _Pipe:
-    """Bytes in one direction that the reader has not confirmed yet. start: the first's offset."""
+    """Bytes in one direction that the reader has not confirmed. start: their offset."""
 
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
@@ -57,7 +57,7 @@ class _Pipe:
 
 @dataclass
 class _Session:
-    """who: the operator's and the node's name. over: why it has ended; None: it has not."""
+    """who: operator and node. end_reason: why it has ended; None: it has not."""
 
     call: SessionCall
     who: dict[Side, str]
@@ -65,14 +65,14 @@ class _Session:
     over: str | None = None
     pipes: dict[Side, _Pipe] = field(default_factory=lambda: {side: _Pipe() for side in Side})
     heard: dict[Side, float] = field(default_factory=dict)
-    #: Requests of a side that wait now: it is not silent.
+    #: Waiting requests of a side: while there are any, it is not silent.
     present: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
-    #: Sides that have left, and when.
+    #: Sides that have left, with the time.
     left: dict[Side, float] = field(default_factory=dict)
 
 
 class Hub:
-    """Safe to share between threads. clock: seconds, for the tests' sake."""
+    """All sessions of a service. Safe to use from several threads. clock: for tests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -83,7 +83,7 @@ class Hub:
     # ------------------------------------------------------------------ beginning and end
 
     def open(self, operator: str, node: str, member: str, incarnation: int, key: str) -> str:
-        """Begin a session, which waits for its node; its id.
+        """Open a session, which waits for its node; return its id.
 
         Raises:
             Unavailable: there are too many.
@@ -92,8 +92,8 @@ class Hub:
             if sum(session.over is None for session in self._sessions.values()) >= MAX_SESSIONS:
                 raise Unavailable(
                     "api",
-                    f"{MAX_SESSIONS} people are logged in to machines already",
-                    hint="try again when one of them has left",
+                    f"{MAX_SESSIONS} users are logged in to VMs already",
+                    hint="try again after one of them has logged out",
                 )
             call = SessionCall(
                 id=secrets.token_hex(16), member=member, incarnation=incarnation, key=key
@@ -107,7 +107,7 @@ class Hub:
             return call.id
 
     def calls(self, node: str) -> list[SessionCall]:
-        """Sessions that wait for a node's answer."""
+        """Return the sessions that wait for a node's answer."""
         with self._changed:
             return [
                 session.call
@@ -116,23 +116,23 @@ class Hub:
             ]
 
     def answer(self, node: str, session_id: str, answer: SessionAnswer) -> None:
-        """The node has let somebody in, or has not. Repeating it is no error.  Raises SessionOver."""
+        """Record the node's answer. Repeating it is no error.  Raises SessionOver."""
         with self._changed:
             session = self._live(session_id, Side.NODE, node)
             if session.answer not in {None, answer}:
-                raise Conflict("the session was answered otherwise before")
+                raise Conflict("the session has another answer already")
             session.answer = answer
             self._changed.notify_all()
 
     def await_answer(self, operator: str, session_id: str, seconds: float) -> SessionAnswer | None:
-        """What the node says; None: nothing for so long.  Raises SessionOver."""
+        """Wait for the node's answer; None: none came in time.  Raises SessionOver."""
         with self._changed, _Presence(self, self._live(session_id, Side.OPERATOR, operator)) as session:
             self._changed.wait_for(lambda: session.answer or session.over is not None, seconds)
             _require_live(session)
             return session.answer
 
     def close(self, side: Side, who: str, session_id: str) -> None:
-        """A side leaves, if it is there. What it has sent before is for the other to read."""
+        """Let a side leave. The other side may still read what it has sent before."""
         with self._changed:
             session = self._sessions.get(session_id)
             if session is None or session.who[side] != who or session.over is not None:
@@ -148,7 +148,7 @@ class Hub:
     def send(
         self, side: Side, who: str, session_id: str, offset: int, data: bytes, end: bool, wait: float
     ) -> int:
-        """Take what a side says; the offset of the first byte that is not there. Waits for room.
+        """Accept bytes from a side, waiting for buffer space; return the next offset.
 
         Raises:
             SessionOver.
@@ -167,7 +167,7 @@ class Hub:
                     wait,
                 )
                 _require_reader(session, side.other)
-                fresh = data[pipe.end - offset :]  # the same call may have come twice
+                fresh = data[pipe.end - offset :]  # a repeated call may have sent some of it
                 taken = fresh[: max(0, MAX_WAITING - len(pipe.data))]
                 pipe.data += taken
                 end = end and len(taken) == len(fresh)
@@ -178,18 +178,19 @@ class Hub:
     def receive(
         self, side: Side, who: str, session_id: str, offset: int, most: int, wait: float
     ) -> tuple[bytes, bool]:
-        """What the other side says from ``offset`` on, and whether nothing comes after. Waits for some.
+        """Return the other side's bytes from ``offset``, and whether they are the last.
 
-        Bytes before ``offset`` have been received and are forgotten.
+        Waits up to ``wait`` seconds for some. Bytes before ``offset`` count as received and are
+        discarded.
 
         Raises:
             SessionOver.
-            Conflict: bytes at ``offset`` are forgotten, or not even sent.
+            Conflict: bytes at ``offset`` are discarded already, or not sent yet.
         """
         with self._changed, _Presence(self, self._live(session_id, side, who), side) as session:
             pipe = session.pipes[side.other]
             if not pipe.start <= offset <= pipe.end:
-                raise Conflict(f"bytes {pipe.start} to {pipe.end} are here")
+                raise Conflict(f"available are bytes {pipe.start} to {pipe.end}")
             if offset > pipe.start:
                 del pipe.data[: offset - pipe.start]
                 pipe.start = offset
@@ -197,8 +198,8 @@ class Hub:
             self._changed.wait_for(lambda: pipe.data or pipe.ended or session.over is not None, wait)
             if not pipe.data and not pipe.ended:
                 _require_live(session)
-            if pipe.start > offset:  # another request had them and went on, while this one waited
-                raise Conflict(f"bytes {pipe.start} to {pipe.end} are here")
+            if pipe.start > offset:  # another request received them meanwhile
+                raise Conflict(f"available are bytes {pipe.start} to {pipe.end}")
             data = bytes(pipe.data[:most])
             ended = pipe.ended and len(data) == len(pipe.data)
             return data, ended
@@ -206,13 +207,13 @@ class Hub:
     # ------------------------------------------------------------------ inside
 
     def note(self, session: _Session, side: Side) -> None:
-        """A side is heard of now."""
+        """Record a side's contact."""
         session.heard[side] = self._clock()
 
     def _live(self, session_id: str, side: Side, who: str) -> _Session:
         session = self._sessions.get(session_id)
         if session is None or session.who[side] != who:
-            raise SessionOver("there is no such session (any more)")
+            raise SessionOver("no such session, or it has ended")
         _require_live(session)
         if side in session.left:
             raise SessionOver(f"the session is over: its {side} has left")
@@ -235,7 +236,7 @@ class Hub:
             time.sleep(LOOK_EVERY)
 
     def sweep(self) -> int:
-        """End sessions of which a side is silent, and forget those that ended; how many are left."""
+        """End sessions with a silent side, remove ended ones; return the count left."""
         with self._changed:
             present = self._clock()
             for session_id, session in list(self._sessions.items()):
@@ -244,10 +245,10 @@ class Hub:
                         del self._sessions[session_id]
                     continue
                 for side in set(Side) - session.left.keys():
-                    # Before its answer a node has nothing to ask.
+                    # A node makes no requests before its answer.
                     waits = session.present[side] or (side is Side.NODE and session.answer is None)
                     if not waits and present - session.heard[side] > SILENT_SECONDS:
-                        self._end(session, f"its {side} was not heard of for {SILENT_SECONDS:.0f} s")
+                        self._end(session, f"its {side} made no request for {SILENT_SECONDS:.0f} s")
                         break
                     if present - session.left.get(side.other, present) > LEAVING_SECONDS:
                         self._end(session, f"its {side.other} has left")
@@ -256,7 +257,7 @@ class Hub:
 
 
 class _Presence:
-    """A request of a side, which is there for as long as that lasts. Under the hub's lock."""
+    """Marks a side as present during one of its requests. Used under the hub's lock."""
 
     def __init__(self, hub: Hub, session: _Session, side: Side = Side.OPERATOR) -> None:
         self._hub, self._session, self._side = hub, session, side

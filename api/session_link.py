@@ -1,8 +1,8 @@
-"""How the service's processes reach its one :class:`~api.session_hub.Hub`: over a Unix socket.
+"""Connects the service's processes to its one :class:`~api.session_hub.SessionHub`.
 
-The first process that needs the hub has it; the kernel gives a lock to one alone, and takes it back
-however that process ends. Then the next one that needs a hub begins with an empty one. Every call is a
-connection, a request and an answer: a JSON object and bytes, each after its length.
+The first process that needs the hub runs it, and holds a lock, which the kernel releases however the
+process ends. Then the next process that needs a hub starts an empty one. Each call is a connection to a
+Unix socket with a request and an answer: a JSON object and bytes, each preceded by its length.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vmjobs.hypervisor.mconsole import short_path
 
 log = logging.getLogger(__name__)
 
-#: Seconds to find the hub, or to become it.
+#: Seconds to find the hub, or to start it.
 FIND_SECONDS: Final = 5.0
-#: Seconds that the hub may take longer to answer than it was asked to wait.
+#: Seconds that the hub may take beyond the requested wait.
 PATIENCE_SECONDS: Final = 15.0
-#: Seconds that a request waits for room, and one that would wait is put off for where too many do.
+#: Seconds that a request waits for buffer space, and longest wait while too many requests wait.
 ROOM_SECONDS: Final = 5.0
 CROWDED_SECONDS: Final = 0.1
 _LENGTHS: Final = struct.Struct("!II")
@@ -41,11 +41,12 @@ _Words = dict[str, Any]
 
 
 class Sessions:
-    """The service's sessions, from any of its processes. Methods raise as those of the hub, and
-    ``Unavailable`` where that cannot be reached.
+    """The service's sessions, usable in any of its processes.
 
-    directory: of the service's own, where lock and socket lie. limit: requests that may wait at once,
-    of the threads that a process has; one more waits a moment only, and asks again.
+    Methods raise as those of the hub, and ``Unavailable`` if they cannot reach it.
+
+    directory: the service's own, for lock and socket. limit: requests that may wait at once, of the
+    process's threads; further ones wait only a moment, and ask again.
     """
 
     def __init__(self, directory: Path, limit: int) -> None:
@@ -55,12 +56,12 @@ class Sessions:
         self._held: IO[bytes] | None = None
 
     def open(self, operator: str, node: str, member: str, incarnation: int, key: str) -> str:
-        """See :meth:`Hub.open`."""
+        """See :meth:`SessionHub.open`."""
         words, _ = self._ask("open", [operator, node, member, incarnation, key])
         return str(words["id"])
 
     def calls(self, node: str) -> list[SessionCall]:
-        """See :meth:`Hub.calls`. Where there is no hub, nobody waits."""
+        """See :meth:`SessionHub.calls`. Without a hub no session waits."""
         if not self._socket.exists():
             return []
         try:
@@ -70,21 +71,21 @@ class Sessions:
         return [SessionCall.model_validate(call) for call in words["calls"]]
 
     def answer(self, node: str, session: str, answer: SessionAnswer) -> None:
-        """See :meth:`Hub.answer`."""
+        """See :meth:`SessionHub.answer`."""
         self._ask("answer", [node, session, answer.model_dump(mode="json")])
 
     def await_answer(self, operator: str, session: str, seconds: float) -> SessionAnswer | None:
-        """See :meth:`Hub.await_answer`."""
+        """See :meth:`SessionHub.await_answer`."""
         words, _ = self._ask("await_answer", [operator, session, seconds], wait=seconds)
         found = words["answer"]
         return None if found is None else SessionAnswer.model_validate(found)
 
     def close(self, side: Side, who: str, session: str) -> None:
-        """See :meth:`Hub.close`."""
+        """See :meth:`SessionHub.close`."""
         self._ask("close", [side, who, session])
 
     def send(self, side: Side, who: str, session: str, offset: int, data: bytes, end: bool) -> int:
-        """See :meth:`Hub.send`."""
+        """See :meth:`SessionHub.send`."""
         with self._patience(ROOM_SECONDS) as wait:
             words, _ = self._ask("send", [side, who, session, offset, end, wait], data, wait)
         return int(words["offset"])
@@ -92,14 +93,14 @@ class Sessions:
     def receive(
         self, side: Side, who: str, session: str, offset: int, seconds: float
     ) -> tuple[bytes, bool]:
-        """See :meth:`Hub.receive`."""
+        """See :meth:`SessionHub.receive`."""
         with self._patience(seconds) as wait:
             words, data = self._ask("receive", [side, who, session, offset, wait], wait=wait)
         return data, bool(words["ended"])
 
     @contextmanager
     def _patience(self, wanted: float) -> Iterator[float]:
-        """Seconds that this request may wait of those it wants."""
+        """Limit the wait of a request, in seconds, if too many wait already."""
         long = wanted > CROWDED_SECONDS and self._waiting.acquire(blocking=False)
         try:
             yield wanted if long else min(wanted, CROWDED_SECONDS)
@@ -120,10 +121,10 @@ class Sessions:
                     answer = _read(answers)
         except (OSError, ValueError) as error:
             raise Unavailable(
-                "api", "the process of the service that had the sessions has gone", hint="log in again"
+                "api", "the service process with the sessions has ended", hint="log in again"
             ) from error
         if answer is None:
-            raise Unavailable("api", "the process of the service that had the sessions has gone")
+            raise Unavailable("api", "the service process with the sessions has ended")
         found, body = answer
         if "error" in found:
             for kind in _ERRORS:
@@ -145,10 +146,10 @@ class Sessions:
                 if not elect or time.monotonic() > deadline:
                     raise
             if not self._elected():
-                time.sleep(0.02)  # whoever has the lock is about to listen
+                time.sleep(0.02)  # the process that holds the lock is about to listen
 
     def _elected(self) -> bool:
-        """Have the hub in this process, unless another one has it."""
+        """Start the hub in this process, unless another one has it."""
         with self._electing:
             if self._held is not None:
                 return True
@@ -184,7 +185,7 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        """Answer one request."""
+        """Answer a request."""
         with suppress(OSError):
             asked = _read(self.rfile)
             if asked is None:

@@ -1,4 +1,4 @@
-"""Logging in to machines of virtual clusters: operators on one side, machines' nodes on the other."""
+"""SSH logins to worker VMs: operators on one side, the VMs' nodes on the other."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ blueprint = Blueprint("sessions", __name__, url_prefix="/v1")
 TAG: Final = "sessions"
 OPERATORS: Final = anyone_with(Scope.ADMIN)
 AGENTS: Final = anyone_with(Scope.NODE)
-#: Seconds in which the machine's node is to answer; its guest may be on its way to the door meanwhile.
+#: Seconds for the node to answer; meanwhile the guest may still be connecting to the SSH relay.
 ANSWER_SECONDS: Final = 20.0
-_BYTES: Final = Binary("bytes of the session; none: nothing came in time, or it has ended")
-_SAID: Final = {STREAM_HEADER: "`open`, or `ended`: nothing comes after these bytes"}
+_BYTES: Final = Binary("bytes of the session; empty: none came in time, or it has ended")
+_SAID: Final = {STREAM_HEADER: "`open`, or `ended`: these are the last bytes"}
 
 
 class SendQuery(Strict):
-    """Where bytes go on."""
+    """Position of the bytes."""
 
     offset: int = Field(ge=0, le=2**53, description="of the first byte, from 0")
-    end: bool = Field(False, description="nothing comes after these bytes")
+    end: bool = Field(False, description="these are the last bytes")
 
 
 class ReceiveQuery(Strict):
-    """Which bytes are wanted."""
+    """The bytes to receive."""
 
-    offset: int = Field(ge=0, le=2**53, description="what comes before it has been received")
+    offset: int = Field(ge=0, le=2**53, description="earlier bytes have been received")
     wait: float = Field(0, ge=0, le=30, description="seconds to wait for bytes, 10 at most")
 
 
@@ -74,15 +74,14 @@ class ReceiveQuery(Strict):
     tag=TAG,
     access=OPERATORS,
     body=SessionRequest,
-    replies={201: Reply("the machine waits for an SSH client", Session)},
+    replies={201: Reply("the VM waits for an SSH client", Session)},
     errors=(404, 409),
 )
 def begin(name: str, member: str) -> Response:
-    """Log in to a machine: have its SSH server let in, once, who holds the key.
+    """Log in to a worker VM: its SSH server accepts this key once.
 
-    The answer comes when the machine's node has taken the session. What an SSH client and the
-    machine's server say to each other then travels as the session's bytes. The cluster's history
-    has a line about it.
+    The answer comes when the VM's node has accepted the session. The SSH client and the VM's server
+    then communicate through the session's bytes. The cluster's history records the login.
     """
     key, who, parts = read_body(SessionRequest).key, caller().subject, backend()
     clusters = parts.repository.clusters
@@ -109,13 +108,15 @@ def begin(name: str, member: str) -> Response:
     tag=TAG,
     access=OPERATORS,
     query=SendQuery,
-    body=Binary("what the client says, 256 KiB at most"),
-    replies={200: Reply("so much of it was taken", Accepted)},
+    body=Binary("the client's bytes, 256 KiB at most"),
+    replies={200: Reply("the offset of the first byte that was not accepted", Accepted)},
     errors=(404, 409, 413),
 )
 def send(session: str) -> Response:
-    """Send bytes to a machine. What it does not take is to be sent again, from the offset that is
-    answered on. Bytes that were sent before are passed over, so that a call may be repeated.
+    """Send bytes to a worker VM.
+
+    Send bytes that are not accepted again, from the answered offset on. Bytes that were sent before are
+    skipped, so that a call may be repeated.
     """
     return _send(Side.OPERATOR, session)
 
@@ -126,18 +127,18 @@ def send(session: str) -> Response:
     tag=TAG,
     access=OPERATORS,
     query=ReceiveQuery,
-    replies={200: Reply("what the machine says", _BYTES, _SAID)},
+    replies={200: Reply("the VM's bytes", _BYTES, _SAID)},
     errors=(404, 409),
 )
 def receive(session: str) -> Response:
-    """Receive bytes from a machine, as soon as there are any."""
+    """Receive bytes from a worker VM, as soon as there are any."""
     return _receive(Side.OPERATOR, session)
 
 
 @blueprint.delete("/sessions/<id:session>")
-@operation("leaveSession", tag=TAG, access=OPERATORS, replies={204: Reply("it is over")}, errors=(422,))
+@operation("leaveSession", tag=TAG, access=OPERATORS, replies={204: Reply("ended")}, errors=(422,))
 def leave(session: str) -> Response:
-    """Leave a machine. Repeating the call is no error."""
+    """Log out of a worker VM. Repeating the call is no error."""
     backend().sessions.close(Side.OPERATOR, caller().subject, session)
     return empty_reply()
 
@@ -151,11 +152,11 @@ def leave(session: str) -> Response:
     tag=TAG,
     access=AGENTS,
     body=SessionAnswer,
-    replies={204: Reply("noted")},
+    replies={204: Reply("accepted")},
     errors=(404, 409),
 )
 def answer(name: str, session: str) -> Response:
-    """Say whether a machine lets somebody in. The sessions that wait are in the node's share."""
+    """Report whether a VM accepts a login. Waiting logins are in the assignment."""
     require_own(name)
     backend().sessions.answer(name, session, read_body(SessionAnswer))
     return empty_reply()
@@ -167,12 +168,12 @@ def answer(name: str, session: str) -> Response:
     tag=TAG,
     access=AGENTS,
     query=SendQuery,
-    body=Binary("what the machine says, 256 KiB at most"),
-    replies={200: Reply("so much of it was taken", Accepted)},
+    body=Binary("the VM's bytes, 256 KiB at most"),
+    replies={200: Reply("the offset of the first byte that was not accepted", Accepted)},
     errors=(404, 409, 413),
 )
 def node_send(name: str, session: str) -> Response:
-    """Send a machine's bytes to who is logged in to it; as `sendToMachine`."""
+    """Send a VM's bytes to the operator; as `sendToMachine`."""
     require_own(name)
     return _send(Side.NODE, session)
 
@@ -183,19 +184,19 @@ def node_send(name: str, session: str) -> Response:
     tag=TAG,
     access=AGENTS,
     query=ReceiveQuery,
-    replies={200: Reply("what is said to the machine", _BYTES, _SAID)},
+    replies={200: Reply("the operator's bytes", _BYTES, _SAID)},
     errors=(404, 409),
 )
 def node_receive(name: str, session: str) -> Response:
-    """Receive bytes for a machine, as soon as there are any."""
+    """Receive bytes for a VM, as soon as there are any."""
     require_own(name)
     return _receive(Side.NODE, session)
 
 
 @blueprint.delete("/nodes/<node:name>/sessions/<id:session>")
-@operation("endSession", tag=TAG, access=AGENTS, replies={204: Reply("it is over")}, errors=(422,))
+@operation("endSession", tag=TAG, access=AGENTS, replies={204: Reply("ended")}, errors=(422,))
 def node_leave(name: str, session: str) -> Response:
-    """End a session: the machine has nothing more to say. Repeating the call is no error."""
+    """End a session on behalf of its VM. Repeating the call is no error."""
     require_own(name)
     backend().sessions.close(Side.NODE, name, session)
     return empty_reply()
@@ -229,6 +230,6 @@ def _silent(node: str) -> Unavailable:
     release = f" of vmjobs {version}" if version else ""
     return Unavailable(
         "agent",
-        f"the agent{release} on {node} did not take the session within {ANSWER_SECONDS:.0f} s",
-        hint="does it run, and is it of this service's release?",
+        f"the agent{release} on {node} did not accept the session within {ANSWER_SECONDS:.0f} s",
+        hint="check that it runs, and has this service's release",
     )

@@ -1,4 +1,4 @@
-"""Requests that wait for a node's share of the clusters to change: one thread looks for all of them."""
+"""Requests that wait for changes of assignments; one thread polls for all of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vmjobs.errors import VMJobsError
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks, while somebody waits.
+#: Seconds between polls, while a request waits.
 LOOK_EVERY: Final = 0.3
 
 
 class ShareWatch:
-    """Wakes who waits for a node's revision to become another one.
+    """Wakes requests when a node's revision changes.
 
-    revisions: those of some nodes; one small query. limit: how many may wait at once, of the threads
-    that a process has; whoever comes then is answered at once, and asks again when it suits him.
+    revisions: returns those of some nodes; one small query. limit: requests that may wait at once, of
+    the process's threads; further ones are answered at once, and may ask again.
     """
 
     def __init__(self, revisions: Callable[[Sequence[str]], Mapping[str, int]], limit: int) -> None:
@@ -32,7 +32,10 @@ class ShareWatch:
         self._looking = self._closed = False
 
     def wait(self, node: str, seen: int, seconds: float) -> None:
-        """Return once the node's revision is other than ``seen``, after ``seconds``, or at once."""
+        """Return once the node's revision differs from ``seen``, or ``seconds`` passed.
+
+        Returns at once if too many requests wait.
+        """
         with self._changed:
             if self._closed or self._waiting.total() >= self._limit:
                 return
@@ -51,7 +54,7 @@ class ShareWatch:
                     self._known.pop(node, None)
 
     def close(self) -> None:
-        """Have everybody answered soon. Takes no lock: signal handlers call it."""
+        """Have all requests answered soon. Takes no lock: signal handlers call it."""
         self._closed = True
 
     def _look(self) -> None:
@@ -72,7 +75,7 @@ class ShareWatch:
         try:
             return self._revisions(nodes)
         except VMJobsError as error:
-            log.warning("nobody is told of changes for now: %s", error.message)
+            log.warning("cannot notify nodes of changes for now: %s", error.message)
         except Exception:
-            log.exception("cannot look for changes of the nodes' shares")
+            log.exception("cannot query changes of assignments")
         return {}

@@ -1,7 +1,7 @@
-"""Everything that is wrong with a submission, in one answer.
+"""Collects all faults of a submission in one answer.
 
-Types and ranges are the model's to check, images and uploaded inputs the repository's. A client
-should not have to mend the one kind of fault before it is told of the other.
+The model checks types and ranges, the repository images and uploaded inputs. A client should not have
+to fix the one kind of fault before it learns of the other.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.model import JobSpec
 
 PREFIX = "spec."
-#: Stand in for required fields that are missing or bad; no fault of theirs is reported twice.
+#: Replace required fields that are missing or invalid; their faults are not reported twice.
 _PLACEHOLDERS = {"image": "sha256:" + "0" * 64, "script": "true"}
 
 
 def with_prefix(faults: tuple[Fault, ...]) -> list[Fault]:
-    """Faults of a spec as faults of the body that holds it."""
+    """Return faults of a spec as faults of the body that contains it."""
     return [Fault((PREFIX + f.field).rstrip("."), f.code, f.message) for f in faults]
 
 
 def remaining_faults(
     body: bytes, known: tuple[Fault, ...], repository: Repository, viewer: Viewer
 ) -> list[Fault]:
-    """What the repository would say of the fields in which the model found no fault.
+    """Return the repository's faults in the fields that are valid for the model.
 
-    body: well-formed JSON. known: what the model found. viewer: who submits.
+    body: well-formed JSON. known: the model's faults. viewer: the submitter.
     """
     spec = _object(_object(json.loads(body)).get("spec"))
     bad = {f.field.removeprefix(PREFIX).split(".")[0] for f in known if f.field.startswith(PREFIX)}
@@ -43,7 +43,7 @@ def remaining_faults(
         nodes = repository.live_nodes()
         check(candidate, repository.config, nodes, repository.images, viewer, repository.blob_size)
     except ValidationError:
-        return []  # the fault is of several fields together, and known already
+        return []  # a fault of several fields together, known already
     except InvalidSpec as error:
         names = {*bad, *stand_ins}
         return with_prefix(tuple(f for f in error.faults if f.field.split(".")[0] not in names))

@@ -1,6 +1,6 @@
-"""Bearer tokens: ES256 JSON web tokens in the WLCG profile, and what they allow.
+"""Bearer tokens: ES256 JSON web tokens in the WLCG profile, and their permissions.
 
-One key signs and verifies. It lies in a file of its own (0600), made on first use; several
+One key signs and verifies. It is in a file of its own (0600), created on first use; several
 processes may start at once and still agree on one key.
 """
 
@@ -39,12 +39,12 @@ CACHED_TOKENS: Final = 4096
 USER_LIFETIME: Final = 12 * 3600
 NODE_LIFETIME: Final = 365 * 86400
 ROOSTER_LIFETIME: Final = NODE_LIFETIME
-#: Longer than any job may run. It is worth nothing once its job is final.
+#: Longer than any job may run. A job's token is worthless once the job has ended.
 JOB_LIFETIME: Final = 60 * 86400
 
 
 class Scope(StrEnum):
-    """What a token allows. The ``compute`` and ``storage`` scopes are those of WLCG."""
+    """Permissions of a token. The ``compute`` and ``storage`` scopes are WLCG's."""
 
     COMPUTE_READ = "compute.read"
     COMPUTE_CREATE = "compute.create"
@@ -59,7 +59,7 @@ class Scope(StrEnum):
 
 
 USER_SCOPES: Final = frozenset(Scope) - {Scope.NODE, Scope.WAKE, Scope.ADMIN}
-#: The WLCG profile's claim for what a person belongs to.
+#: The WLCG profile's claim for a user's groups.
 GROUPS: Final = "wlcg.groups"
 MAX_GROUPS: Final = 100
 MAX_ID: Final = 255
@@ -67,7 +67,7 @@ MAX_ID: Final = 255
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks. ``job_id`` is set for a token that is good for one job only.
+    """The caller. ``job_id`` is set for a token of a single job.
 
     issued, expires: seconds since 1970.
     """
@@ -82,7 +82,7 @@ class Principal:
 
     @property
     def record(self) -> TokenRecord:
-        """What is to be known of the token."""
+        """The record of the token."""
         kinds = {Scope.NODE: "node", Scope.WAKE: "rooster", Scope.ADMIN: "admin"}
         return TokenRecord(
             id=self.token_id,
@@ -94,11 +94,11 @@ class Principal:
 
 
 class MissingToken(Unauthenticated):
-    """The request carries no bearer token at all."""
+    """The request has no bearer token."""
 
 
 class InsufficientScope(Forbidden):
-    """The token is good, but not for this. ``scope`` is what would have been enough."""
+    """The token is valid, but lacks a permission. ``scope``: would have been enough."""
 
     def __init__(self, message: str, scope: str = "") -> None:
         super().__init__(message, hint=f"get a token with the scope {scope}" if scope else "")
@@ -106,11 +106,11 @@ class InsufficientScope(Forbidden):
 
 
 def bearer(header: str | None) -> str:
-    """The token in an ``Authorization`` header.
+    """Return the token in an ``Authorization`` header.
 
     Raises:
         MissingToken: there is none.
-        Unauthenticated: the header is of another scheme, or not one token.
+        Unauthenticated: the header has another scheme, or not exactly one token.
     """
     if not header or not header.strip():
         raise MissingToken("this needs a bearer token", hint="send 'Authorization: Bearer TOKEN'")
@@ -123,7 +123,7 @@ def bearer(header: str | None) -> str:
 
 
 def challenge(error: Unauthenticated | Forbidden) -> str:
-    """The ``WWW-Authenticate`` header (RFC 6750) that goes with a refusal."""
+    """Return the ``WWW-Authenticate`` header (RFC 6750) of a refusal."""
     parts = [f'Bearer realm="{REALM}"']
     if isinstance(error, Forbidden):
         parts.append('error="insufficient_scope"')
@@ -139,7 +139,7 @@ def _quotable(text: str) -> str:
 
 
 class Issuer:
-    """Mints tokens and verifies them, with the key in ``key_file``.
+    """Issues tokens and verifies them, with the key in ``key_file``.
 
     ``issuer`` is the ``iss`` claim; tokens of any other issuer are refused.
     """
@@ -152,7 +152,7 @@ class Issuer:
         self._key: Any = key
         self._public: Any = key.public_key()
         self._kid = thumbprint(key.public_key())
-        # Pollers send one token thousands of times; only its times need to be looked at again.
+        # Pollers send one token thousands of times; only its times need another check.
         self._claims = lru_cache(maxsize=CACHED_TOKENS)(self._verified)
 
     def user_token(
@@ -162,25 +162,25 @@ class Issuer:
         lifetime: float = USER_LIFETIME,
         groups: Iterable[str] = (),
     ) -> str:
-        """A token for a person who belongs to ``groups``; ``lifetime`` in seconds."""
+        """Issue a token for a user who is in ``groups``; ``lifetime`` in seconds."""
         return self._mint(user, sorted(scopes), lifetime, sorted(groups))
 
     def node_token(self, node: str, lifetime: float = NODE_LIFETIME) -> str:
-        """A token for an execute node: it may announce itself by that name and read images."""
+        """Issue a token for an execute node: to announce itself, and to read images."""
         return self._mint(node, [Scope.NODE], lifetime)
 
     def renewed_node_token(self, old: Principal) -> str:
-        """A token like a node's own, which begins now; "": its own is in the first half of its life."""
+        """Issue a new token like a node's old one; "" in the first half of its life."""
         if self._clock() < (old.issued + old.expires) / 2:
             return ""
         return self.node_token(old.subject, old.expires - old.issued)
 
     def rooster_token(self, pool: str, lifetime: float = ROOSTER_LIFETIME) -> str:
-        """A token for a pool's condor_rooster: it may have clusters wake, and nothing else."""
+        """Issue a token for a pool's condor_rooster: it may only wake clusters."""
         return self._mint(pool, [Scope.WAKE], lifetime)
 
     def job_token(self, job_id: str, owner: str, lifetime: float = JOB_LIFETIME) -> str:
-        """A token for the agent that runs one job, on behalf of the job's owner."""
+        """Issue a token for the agent that runs a job, on behalf of the job's owner."""
         return self._mint(owner, [JOB_SCOPE + job_id], lifetime)
 
     def _mint(
@@ -203,7 +203,7 @@ class Issuer:
         return jwt.encode(claims, self._key, ALGORITHM, headers={"kid": self._kid})
 
     def verify(self, token: str) -> Principal:
-        """Who holds this token, and what it allows.
+        """Return the holder of this token, with its permissions.
 
         Raises:
             Unauthenticated: malformed, expired, not yet valid, from another issuer, for another
@@ -214,7 +214,7 @@ class Issuer:
         return _principal(claims)
 
     def _verified(self, token: str) -> dict[str, Any]:
-        """The claims of a token that we signed, whatever the time is."""
+        """Return the claims of a token that we signed, without a check of its times."""
         self._check_shape(token)
         try:
             claims: dict[str, Any] = jwt.decode(
@@ -243,7 +243,7 @@ class Issuer:
         return claims
 
     def _check_shape(self, token: str) -> None:
-        """Look at the unverified parts only to say *why* a token is refused."""
+        """Check the unverified parts only to report *why* a token is refused."""
         if len(token) > MAX_TOKEN_BYTES or token.count(".") != 2:
             raise _malformed()
         try:
@@ -272,7 +272,7 @@ def _malformed() -> Unauthenticated:
 
 
 def _foreign() -> Unauthenticated:
-    return Unauthenticated("the token was issued by someone whom this service does not trust")
+    return Unauthenticated("the token is from an issuer that this service does not trust")
 
 
 def _principal(claims: dict[str, Any]) -> Principal:
@@ -303,10 +303,10 @@ def _groups(value: Any) -> frozenset[str]:
 
 
 def load_or_make_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The P-256 key in ``path``; made there, readable by its owner only, if there is none.
+    """Return the P-256 key in ``path``; if missing, create it, readable by its owner.
 
     Raises:
-        ConfigError: the file cannot be read or made, or holds something else.
+        ConfigError: the file cannot be read or created, or holds something else.
     """
     try:
         if not path.exists():
@@ -334,7 +334,7 @@ def _make_key(path: Path) -> None:
             file.write(pem)
             file.flush()
             os.fsync(file.fileno())
-        # A link never replaces: of two processes that start at once, the first one's key stays.
+        # A link never replaces: if two processes start at once, the first one's key stays.
         os.link(name, path)
     except FileExistsError:
         return
@@ -343,7 +343,7 @@ def _make_key(path: Path) -> None:
 
 
 def thumbprint(key: ec.EllipticCurvePublicKey) -> str:
-    """The key's RFC 7638 thumbprint, used as key id."""
+    """Return the key's RFC 7638 thumbprint, used as key id."""
     numbers = key.public_numbers()
     x, y = (_base64url(n.to_bytes(32, "big")) for n in (numbers.x, numbers.y))
     members = {"crv": "P-256", "kty": "EC", "x": x, "y": y}

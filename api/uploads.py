@@ -1,4 +1,4 @@
-"""Uploads: room for the parts of images, until an image holds on to them."""
+"""Uploads: hold the parts of images until an image refers to them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from vmjobs.wire import CONDOR_JOB, Upload, UploadRequest
 blueprint = Blueprint("uploads", __name__, url_prefix="/v1/uploads")
 
 TAG: Final = "uploads"
-#: A job's token: for its machine, when that is saved. An image it cannot make of it.
+#: A job's token permits to upload a checkpoint of its VM, but not to create an image.
 UPLOAD: Final = anyone_with(Scope.STORAGE_CREATE, job=True)
-MISSING: Final = Binary("a byte for each digest: 0 it is here, 1 it is missing")
+MISSING: Final = Binary("a byte for each digest: 0 it is stored, 1 it is missing")
 
 
 @blueprint.post("")
@@ -47,8 +47,10 @@ MISSING: Final = Binary("a byte for each digest: 0 it is here, 1 it is missing")
     replies={201: Reply("opened", Upload, {"Location": "the upload"})},
 )
 def open_upload() -> Response:
-    """Open an upload. It is given up when nothing was added to it for a while. A job has one at a time,
-    and only if its machine is to be saved.
+    """Open an upload.
+
+    It is dropped if nothing is added to it for a while. A job has one at a time, and only if it has
+    checkpoints.
     """
     who = viewer()
     if who.job and not who.job.startswith(CONDOR_JOB):
@@ -59,7 +61,7 @@ def open_upload() -> Response:
 
 def _require_savable(job: Job) -> None:
     if not job.spec.checkpoint:
-        raise Forbidden(f"job {job.id} is not to be saved", hint="submit it with checkpoint")
+        raise Forbidden(f"job {job.id} has no checkpoints", hint="submit it with checkpoint")
     if job.state is JobState.CANCELING:
         raise Conflict(f"job {job.id} is being canceled")
 
@@ -69,14 +71,14 @@ def _require_savable(job: Job) -> None:
     "getUpload", tag=TAG, access=UPLOAD, replies={200: Reply("the upload", Upload)}, errors=(404,)
 )
 def show(upload: str) -> Response:
-    """Show an upload of one's own."""
+    """Show an upload of the caller's."""
     return json_reply(backend().images.upload(viewer(), upload))
 
 
 @blueprint.delete("/<id:upload>")
-@operation("dropUpload", tag=TAG, access=UPLOAD, replies={204: Reply("given up")}, errors=(404,))
+@operation("dropUpload", tag=TAG, access=UPLOAD, replies={204: Reply("dropped")}, errors=(404,))
 def drop(upload: str) -> Response:
-    """Give an upload up. What only it brought goes with the next garbage collection."""
+    """Drop an upload. The next garbage collection removes data that only it holds."""
     backend().images.drop_upload(viewer(), upload)
     return empty_reply()
 
@@ -87,11 +89,11 @@ def drop(upload: str) -> Response:
     tag=TAG,
     access=UPLOAD,
     body=DIGESTS,
-    replies={200: Reply("which are missing", MISSING)},
+    replies={200: Reply("the missing ones", MISSING)},
     errors=(404, 413, 422),
 )
 def missing_segments(upload: str) -> Response:
-    """Ask which segments have to be sent. Those that are here stay for as long as the upload."""
+    """Find out which segments to send. The upload keeps those that are stored."""
     return _flags(backend().images.missing_segments(viewer(), upload, read_digests()))
 
 
@@ -101,11 +103,11 @@ def missing_segments(upload: str) -> Response:
     tag=TAG,
     access=UPLOAD,
     body=DIGESTS,
-    replies={200: Reply("which are missing", MISSING)},
+    replies={200: Reply("the missing ones", MISSING)},
     errors=(404, 413, 422),
 )
 def missing_blocks(upload: str) -> Response:
-    """Ask which blocks have to be sent with a segment that is missing."""
+    """Find out which 64 KiB chunks to send with a missing segment."""
     return _flags(backend().images.missing_blocks(viewer(), upload, read_digests()))
 
 
@@ -120,15 +122,15 @@ def _flags(missing: list[bool]) -> Response:
     "putSegment",
     tag=TAG,
     access=UPLOAD,
-    body=Binary("the segment; blocks that are here may be left out"),
-    replies={201: Reply("stored"), 200: Reply("it was here already")},
+    body=Binary("the segment; chunks that are stored may be omitted"),
+    replies={201: Reply("stored"), 200: Reply("it was stored already")},
     errors=(404, 409, 413, 422, 507),
 )
 def put_segment(upload: str, segment: str) -> Response:
     """Send a segment.
 
-    Every block is checked. MISSING_BLOCKS: a block that was left out is not here (any more); send
-    the segment again with all of them.
+    Every chunk is verified. MISSING_BLOCKS: an omitted chunk is not stored (any more); send the
+    segment again with all of them.
     """
     body = read_limited(MAX_STORED)
     with _refusing():
@@ -142,11 +144,11 @@ def put_segment(upload: str, segment: str) -> Response:
     tag=TAG,
     access=UPLOAD,
     body=Binary("the content's layout"),
-    replies={201: Reply("all of it is here")},
+    replies={201: Reply("all of it is stored")},
     errors=(404, 409, 413, 422),
 )
 def put_content(upload: str, content: str) -> Response:
-    """Say of which segments a content consists. MISSING_BLOCKS: some of them are not here."""
+    """Declare the segments of a content. MISSING_BLOCKS: some are not stored."""
     parts = backend()
     body = read_limited(layout_size(parts.config.max_image_size * MIB))
     with _refusing():
@@ -156,7 +158,7 @@ def put_content(upload: str, content: str) -> Response:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What is damaged here came damaged."""
+    """Report damaged data as a fault of the upload."""
     try:
         yield
     except DigestMismatch as error:

@@ -1,12 +1,13 @@
-"""Gunicorn's threaded worker, whose threads stay with a connection while requests keep coming.
+"""Gunicorn's threaded worker; a thread keeps its connection while requests follow.
 
-By itself it hands a connection back to its main thread after each request, to be told by the
-kernel when there is another and to hand it to a thread again. That costs more than to answer a
-request for a segment, whose next one follows on the same connection within a millisecond.
+The original returns a connection to its main thread after each request, which polls for the next one
+and passes it to a thread again. That costs more than to answer a request for a segment, which the next
+one follows on the same connection within a millisecond.
 
-And it gives a thread to each client that has sent the first byte of a request: a hundred clients that
-send the rest byte by byte have all of them. Here a request waits for a thread once its headers are
-whole, and until then costs an open file, for some seconds. A body must come at a modest pace.
+The original also gives a thread to each client that has sent the first byte of a request: a hundred
+clients that send the rest byte by byte occupy all of them. Here a request gets a thread when its
+headers are complete; until then it costs an open file, for some seconds. A body must come at a modest
+pace.
 """
 
 from __future__ import annotations
@@ -27,49 +28,49 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from api.services import services
 
-#: How long a thread waits for its connection's next request, while nobody else waits for a thread.
+#: How long a thread waits for its connection's next request, if no request waits for a thread.
 LINGER_MILLISECONDS: Final = 5
-#: How long headers may take to come, all in all, and how many bytes they may be.
+#: How long all headers together may take to arrive, and how many bytes they may have.
 HEADER_SECONDS: Final = 10.0
 MAX_HEADERS: Final = 65536
-#: How long a body may take to come: so many seconds, and one more for each so many bytes.
+#: How long a body may take to arrive: so many seconds, and one more for each so many bytes.
 BODY_SECONDS: Final = 60.0
 BODY_RATE: Final = 16384
 #: How long the rest of a body that was refused is read, so that its sender sees the answer.
 DRAIN_SECONDS: Final = 0.2
-#: Connections of one address that may be without whole headers, in each process: then the oldest ends.
+#: Connections of one address without complete headers, per process; beyond that the oldest ends.
 UNFINISHED: Final = 64
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
-    """At most half of the threads wait for their connection's next request, and only for a moment.
+    """A worker; up to half of its threads wait for their connection's next request.
 
-    Whoever waits for a thread goes first: then a connection gives its thread back after each
-    request, as in gunicorn's own worker, and stands in line.
+    They wait only a moment. Requests that wait for a thread go first: then a connection gives up its
+    thread after each request, as in gunicorn's own worker, and queues.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._line_lock = threading.Lock()
         self._in_line = 0
-        self._unfinished: dict[Any, float] = {}  # until when, the oldest first
+        self._unfinished: dict[Any, float] = {}  # deadlines, the oldest first
         self._may_linger = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
 
     def handle_exit(self, sig: Any, frame: Any) -> None:
-        """Stop; whoever waits for a change is answered, so that stopping does not wait for him."""
+        """Stop quickly: requests that wait for a change are answered at once."""
         super().handle_exit(sig, frame)
         app = getattr(self, "wsgi", None)
         if app is not None:
             services(app).shares.close()
 
     def enqueue_req(self, conn: Any) -> None:
-        """Have a thread handle the connection's next request, once its headers are whole."""
+        """Queue the connection's next request for a thread, with complete headers."""
         missing = _missing(conn)
         if not missing:
             self._finish(conn)
             return
         self._unfinished.setdefault(conn, time.monotonic() + HEADER_SECONDS)
-        # The kernel tells of it when there is more than now, and not before (socket(7)).
+        # The kernel reports when there are more bytes than now, and not before (socket(7)).
         conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
         self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._more_came, conn))
         mine = [each for each in self._unfinished if _address(each) == _address(conn)]
@@ -80,11 +81,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _more_came(self, conn: Any, client: Any) -> None:
         if conn not in self._unfinished:
-            return  # it was given up in this very moment
+            return  # aborted just now
         self.poller.unregister(client)
         if _missing(conn) > conn.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             self.enqueue_req(conn)
-        else:  # they are whole, or their end has come too early
+        else:  # complete, or the client closed early
             self._finish(conn)
 
     def _finish(self, conn: Any) -> None:
@@ -94,21 +95,21 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().enqueue_req(conn)
 
     def _give_up(self, conn: Any) -> None:
-        """Have a thread find that nothing more comes, and clean up."""
+        """Let a thread find the connection closed, and clean up."""
         self.poller.unregister(conn.sock)
         with suppress(OSError):
             conn.sock.shutdown(socket.SHUT_RDWR)
         self._finish(conn)
 
     def murder_keepalived(self, *arguments: Any, **more: Any) -> None:
-        """Let connections go that are silent for too long; gunicorn asks for it every second."""
+        """Abort connections silent for too long; gunicorn calls this every second."""
         super().murder_keepalived(*arguments, **more)
         now = math.inf if not self.alive else time.monotonic()
         for conn in [conn for conn, until in self._unfinished.items() if until <= now]:
             self._give_up(conn)
 
     def handle(self, conn: Any) -> Any:
-        """Handle requests, as long as they come one upon the other; what gunicorn says of the last."""
+        """Handle requests while they follow at once; return gunicorn's last result."""
         self._count(-1)
         answered = self._handle_one(conn)
         while _is_kept(answered) and self._next_is_here(conn):
@@ -120,7 +121,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         conn.init()
         source = conn.parser.unreader
         source.chunk = _BodyDeadline(type(source).chunk.__get__(source))
-        # Gunicorn's main thread would wait two seconds for what such a client still sends.
+        # Gunicorn's main thread would wait two seconds for such a client's remaining bytes.
         conn.close = lambda graceful=False: util.close(conn.sock)
         answered = super().handle(conn)
         if not _is_kept(answered):
@@ -128,7 +129,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         return answered
 
     def _keepalive_after(self, conn: Any, keepalive: Any) -> bool:
-        """Whether the connection's next request may come; releases before 27 do not ask."""
+        """Whether a next request may come; gunicorn before 27 does not call it."""
         deadline = time.monotonic() + DRAIN_SECONDS
         return bool(keepalive and conn.parser.finish_body(deadline=deadline))
 
@@ -137,7 +138,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             self._in_line += more
 
     def _next_is_here(self, conn: Any) -> bool:
-        """Whether the next request has come, and this thread is free to handle it."""
+        """Whether the next request has arrived, and this thread may handle it."""
         if not self.alive or self._in_line or not self._may_linger.acquire(blocking=False):
             return False
         try:
@@ -149,7 +150,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
 
 def _drain(client: socket.socket) -> None:
-    """Let a client see its answer: a connection that is closed with bytes unread is reset."""
+    """Let a client read its answer: closing with unread bytes resets a connection."""
     end = time.monotonic() + DRAIN_SECONDS
     with suppress(OSError):
         client.shutdown(socket.SHUT_WR)
@@ -160,7 +161,7 @@ def _drain(client: socket.socket) -> None:
 
 
 class _BodyDeadline:
-    """Reads of one request, which end in an error when its body comes too slowly."""
+    """Reads a request's bytes; raises an error when the body arrives too slowly."""
 
     def __init__(self, read: Callable[..., bytes]) -> None:
         self._read = read
@@ -175,10 +176,10 @@ class _BodyDeadline:
 
 
 def _missing(conn: Any) -> int:
-    """0 if the next request's headers are whole, or else how many bytes there must be to look again."""
+    """Return how many bytes to wait for; 0: the next request's headers are complete."""
     parser = getattr(conn, "parser", None)
     if parser is not None and parser.unreader.buf.getvalue():
-        return 0  # it came behind the one before
+        return 0  # it was read together with the previous one
     try:
         begun = conn.sock.recv(MAX_HEADERS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -193,5 +194,5 @@ def _address(conn: Any) -> str:
 
 
 def _is_kept(answered: Any) -> bool:
-    """Whether the connection stays open. Releases before 24 say so in a pair, with the connection."""
+    """Whether the connection stays open. Releases before 24 return a pair with it."""
     return (answered[0] if isinstance(answered, tuple) else answered) is True

@@ -1,7 +1,7 @@
-"""Which demands of a job or a node stand between the two: the part of :mod:`condor.daemon_call` that
-looks at ads. It does no I/O, and imports nothing of vmjobs.
+"""Find the requirements that keep a job and the nodes of a pool from matching.
 
-Ads are anybody's word. What is told of them is cut to a length, and bounded in number.
+Part of :mod:`condor.daemon_call`: it evaluates ads, does no I/O, and imports nothing from vmjobs. Ads
+are untrusted input: the results have bounded lengths and numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from condor import names
 from condor.expressions import attributes, conjuncts, usual
 from condor.matching import whole
 
-#: Characters of an expression, and of a value, that are told; nodes and values that are named, and
-#: attributes of a demand.
+#: Limits of a result: characters of an expression and of a value; nodes, values, and attributes of a
+#: clause that are listed.
 TEXT, VALUE, NAMED, VALUES, ATTRIBUTES = 400, 80, 5, 4, 12
-#: Kinds of demands that are told of; such as fail on most nodes.
+#: How many failed clauses are reported: those that fail on the most nodes.
 CLAUSES: Final = 40
-#: Attributes that are taken for what they stand for.
+#: How many attributes are replaced by their expressions.
 _EXPANDED: Final = 50
 _ALONE: Final = re.compile(r"(?:MY\.)?([A-Za-z_]\w*)", re.IGNORECASE)
-#: What the bindings raise: built-in exceptions up to version 23, their own since.
+#: Exceptions of the bindings: built-in ones up to version 23, their own since.
 FAILURES: Final[tuple[type[Exception], ...]] = (
     OSError,
     ValueError,
@@ -35,20 +35,20 @@ FAILURES: Final[tuple[type[Exception], ...]] = (
     TypeError,
     *filter(None, [getattr(classad2, "ClassAdException", None)]),
 )
-#: What a divided slot has, beside what :func:`condor.matching.whole` knows.
+#: Resource of a partitionable slot that :func:`condor.idle_jobs.with_full_capacity` does not restore.
 _GPUS: Final = "GPUs"
 RESOURCES: Final = ("Cpus", "Memory", "Disk", _GPUS)
-#: States of a slot that is not divided and has a job already.
+#: States of a static slot that already has a job.
 _TAKEN: Final = frozenset({"Claimed", "Matched", "Preempting"})
 
 Side = Literal["job", "node"]
-#: What a node is to a job: it could take it now; once its jobs have ended; once it has been started, or
-#: stops draining; never as it is.
+#: Whether a node can run a job: now; once its jobs have ended; once it is started; once it stops
+#: draining; never with its current configuration.
 Standing = Literal["fits", "busy", "off", "draining", "refuses"]
 
 
 class Clause(NamedTuple):
-    """A demand. side: whose it is."""
+    """One clause of ``Requirements``. side: the ad that contains it."""
 
     side: Side
     text: str
@@ -56,7 +56,7 @@ class Clause(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What a slot is to a job. node: its machine. failing: if it refuses, demands that are not met."""
+    """Whether a slot can run a job. node: its host. failed_clauses: set if it refuses the job."""
 
     node: str
     standing: Standing
@@ -65,7 +65,7 @@ class Verdict:
 
 @dataclass
 class Tally:
-    """Nodes on which a demand fails, and what those have of the attributes that it names."""
+    """Nodes on which a clause fails, and their values of the attributes in it."""
 
     nodes: dict[str, None] = field(default_factory=dict)
     values: dict[str, Counter[str]] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class Tally:
 
 
 def analyse(job: Any, slots: Iterable[Any]) -> dict[str, Any]:
-    """What a pool's slots are to a job, as plain data. The slots' ads are changed.
+    """Compare a pool's slots with a job; plain data. Modifies the slots' ads.
 
-    ``nodes``: number and some names by :data:`Standing`; ``clauses``: demands that fail, those that
-    do on most nodes first; ``largest``: the most of each resource that one node has, and its name;
-    ``agents``: nodes by what they say of vmjobs (:data:`AGENTS`); ``hypervisors``: all that work
-    somewhere.
+    ``nodes``: number and some names by :data:`MatchState`; ``clauses``: clauses that fail, those that
+    fail on the most nodes first; ``largest``: the most of each resource that one node has, and its
+    name; ``agents``: nodes by the state of their agent (:data:`AGENT_STATES`); ``hypervisors``: those
+    that work on some node.
     """
     best: dict[str, Standing] = {}
     refusing: dict[str, list[tuple[Any, list[Clause]]]] = {}
@@ -99,7 +99,7 @@ def analyse(job: Any, slots: Iterable[Any]) -> dict[str, Any]:
         agents[verdict.node] = said = _said_of_vmjobs(slot)
         if said == "works":
             hypervisors |= set(filter(None, shown_list(slot.get(names.HYPERVISORS))))
-    # A node of which one slot could take the job does not stand in the way with its others.
+    # If one slot of a node can take the job, the node's other slots do not count as refusing.
     left = {node: found for node, found in refusing.items() if best[node] == "refuses"}
     return {
         "nodes": {standing: _named(n for n, b in best.items() if b == standing) for standing in _ORDER},
@@ -111,13 +111,16 @@ def analyse(job: Any, slots: Iterable[Any]) -> dict[str, Any]:
 
 
 _ORDER: Final[tuple[Standing, ...]] = ("fits", "busy", "off", "draining", "refuses")
-#: Of a node's agent: it boots machines; it does not answer; it does, and no hypervisor booted its
-#: probe; it rests, as jobs failed there; there is none.
+#: States of a node's agent: it boots VMs; it does not answer; it answers, but no hypervisor booted its
+#: probe; it accepts no jobs for a while, because jobs failed there; there is none.
 AGENTS: Final = ("works", "silent", "boots-nothing", "rests", "missing")
 
 
 def _said_of_vmjobs(slot: Any) -> str:
-    """As :mod:`condor.machine_ad` has it: without an agent there is no version of one."""
+    """Return the agent's state, from attributes that :mod:`condor.machine_ad` sets.
+
+    Without an agent there is no version attribute.
+    """
     if names.HAS_VMJOBS not in slot:
         return "missing"
     if evaluated(names.HAS_VMJOBS, slot) is True:
@@ -128,7 +131,7 @@ def _said_of_vmjobs(slot: Any) -> str:
 
 
 def judge(job: Any, slot: Any) -> Verdict:
-    """What a slot is to a job. The slot's ad is one without jobs afterwards."""
+    """Return whether a slot can run a job. Restores the full capacity in the slot's ad."""
     node = shown(slot.get("Machine") or slot.get("Name"))
     divided = slot.get("PartitionableSlot") is True
     free = divided or slot.get("State") not in _TAKEN
@@ -149,12 +152,12 @@ def _match(job: Any, slot: Any) -> bool:
 
 
 def accepts(own: Any, other: Any) -> bool:
-    """Whether an ad's ``Requirements`` are met by another. (The bindings raise where nothing tells.)"""
+    """Whether another ad meets an ad's ``Requirements``. (The bindings raise if it has none.)"""
     return "Requirements" in own and holds("Requirements", own, other)
 
 
 def failing(job: Any, slot: Any) -> Iterator[Clause]:
-    """The demands of both that are not met; the whole of one where no part of it fails alone."""
+    """The failed clauses of both sides; all of ``Requirements`` if no clause fails by itself."""
     sides: tuple[tuple[Side, Any, Any], ...] = (("job", job, slot), ("node", slot, job))
     for side, own, other in sides:
         if accepts(own, other):
@@ -164,9 +167,9 @@ def failing(job: Any, slot: Any) -> Iterator[Clause]:
 
 
 def demands(ad: Any) -> list[str]:
-    """What an ad's ``Requirements`` demand, one by one.
+    """The clauses of an ad's ``Requirements``.
 
-    Of an attribute of the ad's own that stands for an expression the parts count.
+    An attribute of the ad that holds an expression is replaced by the clauses of that expression.
     """
     return list(dict.fromkeys(_expanded(ad, "Requirements", set())))
 
@@ -182,12 +185,12 @@ def _expanded(ad: Any, name: str, known: set[str]) -> Iterator[str]:
 
 
 def _expression(ad: Any, name: str) -> str:
-    """An attribute's expression; ``undefined`` if there is none."""
+    """An attribute's expression; ``undefined`` if the ad has no such attribute."""
     return str(ad.lookup(name)) if name in ad else "undefined"
 
 
 def holds(text: str, own: Any, other: Any) -> bool:
-    """Whether a demand of ``own`` is met by ``other``. What cannot be evaluated is not."""
+    """Whether ``other`` meets a clause of ``own``; false if the clause cannot be evaluated."""
     value = evaluated(text, own, other)
     return (
         isinstance(value, bool | int | float) and not isinstance(value, classad2.Value) and bool(value)
@@ -195,7 +198,7 @@ def holds(text: str, own: Any, other: Any) -> bool:
 
 
 def evaluated(text: str, own: Any, other: Any = None) -> Any:
-    """The value of an expression of ``own``'s in a match; ``Value.Error`` where it has none."""
+    """The value of an expression of ``own`` in a match; ``Value.Error`` if evaluation fails."""
     try:
         return classad2.ExprTree(text).eval(own, other)
     except FAILURES:
@@ -203,14 +206,14 @@ def evaluated(text: str, own: Any, other: Any = None) -> Any:
 
 
 def number(ad: Any, name: str) -> float | None:
-    """A number that an ad's attribute amounts to, if it is a finite one."""
+    """An attribute's value, if it is a finite number; otherwise None."""
     value = evaluated(name, ad) if name in ad else None
     if isinstance(value, bool | classad2.Value) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-# --------------------------------------------------------------------------- what is told
+# --------------------------------------------------------------------------- results
 
 
 def _tallied(
@@ -228,7 +231,7 @@ def _tallied(
 
 
 def _count(tally: Tally, clause: Clause, job: Any, slot: Any) -> None:
-    """Note what job and slot have of the attributes that a demand names."""
+    """Record the job's and the slot's values of the attributes in a clause."""
     own, other = (job, slot) if clause.side == "job" else (slot, job)
     for scope, name in attributes(clause.text)[:ATTRIBUTES]:
         whose = own if scope == "MY" or (not scope and name in own) else other
@@ -266,7 +269,7 @@ def _named(nodes: Iterable[str]) -> dict[str, Any]:
 
 
 def shown(value: Any, limit: int = VALUE) -> str:
-    """A value as people read it, on one line of at most so many characters."""
+    """Format a value for people, on one line of at most ``limit`` characters."""
     if isinstance(value, bool) or value is None:
         return "undefined" if value is None else str(value).lower()
     if isinstance(value, classad2.Value):
@@ -277,5 +280,5 @@ def shown(value: Any, limit: int = VALUE) -> str:
 
 
 def shown_list(value: Any) -> list[str]:
-    """Words of a list in a string, as HTCondor keeps lists."""
+    """The formatted words of an HTCondor string list."""
     return [shown(word) for word in value[:1000].split(",")] if isinstance(value, str) else []

@@ -1,4 +1,4 @@
-"""Calls to daemons of HTCondor that always come back.
+"""Calls to HTCondor's daemons, with a time-out.
 
 Every call is a short-lived process (:mod:`condor.daemon_call`, about 0.1 s) with a deadline.
 """
@@ -20,12 +20,12 @@ PROGRAM: Final = Path(__file__).with_name("daemon_call.py")
 Ad = Mapping[str, Any]
 
 
-#: How what ``condor_submit -terse`` prints begins: with the first job.
+#: The first job, at the beginning of the output of ``condor_submit -terse``.
 _QUEUED: Final = re.compile(r"(\d+)\.0 - ")
 
 
 class CallError(Exception):
-    """A call that failed. named: the sentence says which daemon it was, and where."""
+    """A call that failed. named: the message contains the daemon and its address."""
 
     def __init__(self, message: str, *, named: bool = False) -> None:
         super().__init__(message)
@@ -33,16 +33,16 @@ class CallError(Exception):
 
 
 class RefusedError(Exception):
-    """``condor_submit`` queued nothing, and says why."""
+    """``condor_submit`` queued nothing; the message is its reason."""
 
 
 def call(verb: str, timeout: float, **arguments: Any) -> dict[str, Any]:
-    """Have a daemon do something.
+    """Send a request to a daemon and return its answer.
 
-    timeout: seconds for all of it, finding the daemon included.
+    timeout: seconds for the whole call, including finding the daemon.
 
     Raises:
-        CallError: it failed, whatever the reason: only trying again can tell.
+        CallError: it failed for any reason; a retry may succeed.
     """
     done = _run(verb, timeout, arguments)
     if done.returncode != 0:
@@ -52,13 +52,14 @@ def call(verb: str, timeout: float, **arguments: Any) -> dict[str, Any]:
 
 
 def submit(timeout: float, held: Sequence[int] = (), **arguments: Any) -> int:
-    """Queue the jobs of a submit file in one transaction; their cluster.
+    """Queue the jobs of a submit file in one transaction and return their cluster.
 
-    held: file descriptors that stay open as long as the submission may go on, should we die.
+    held: file descriptors that ``condor_submit`` inherits: they stay open until it ends, even if this
+    process dies.
 
     Raises:
-        RefusedError: nothing was queued, and ``condor_submit`` says why.
-        CallError: as of :func:`call`.
+        RefusedError: nothing was queued; the message is the reason of ``condor_submit``.
+        CallError: as for :func:`call`.
     """
     done = _run("submit", timeout, arguments, held)
     if queued := _QUEUED.match(done.stdout):
@@ -74,7 +75,7 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     request = {"verb": verb, **arguments}
     try:
-        # -P: this folder's modules must not be taken for the standard library's.
+        # -P: this folder's modules must not shadow the standard library's.
         return subprocess.run(
             [sys.executable, "-P", str(PROGRAM)],
             input=json.dumps(request),

@@ -1,10 +1,10 @@
-"""HTCondor's Chirp service: progress into the job ad.
+"""Write progress into the job ad by HTCondor's Chirp service.
 
 The starter of a job with ``WantIOProxy`` listens on a local port and writes address and cookie
 to ``.chirp.config`` in the scratch directory. The protocol is one line a command; the answer is
 a line with a number, negative for a failure.
 
-What runs beside each job of a node imports this: no module that takes long to import is needed.
+Processes that run beside each job import this: it imports no module that takes long to load.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
     from vmjobs.ports import ClassAdValue
 
-#: The longest line that the starter takes, in bytes.
+#: The longest line that the starter accepts, in bytes.
 LINE_MAX: Final = 5000
-#: A string is cut so that its literal has no more bytes: the starter takes 993 of what is for later,
-#: and job ads are mirrored in full, again and again.
+#: Strings are cut to literals of this many bytes: the starter accepts 993 in a delayed update, and job
+#: ads are mirrored in full, repeatedly.
 VALUE_MAX: Final = 990
 
 _ATTRIBUTE: Final = re.compile(r"Chirp[A-Za-z0-9_]{1,60}")
 
 
 class Expression:
-    """A ClassAd expression of our own making; any string of others stands in it as a literal."""
+    """A ClassAd expression made by vmjobs; strings from elsewhere are literals in it."""
 
     __slots__ = ("text",)
 
@@ -49,17 +49,17 @@ class Expression:
 
 
 if TYPE_CHECKING:
-    #: What a job's ad may be told.
+    #: A value that may be written into a job ad.
     Told = ClassAdValue | Expression
 
 
 class ChirpReporter:
-    """Writes attributes into the ad of the job this process runs in.
+    """Writes attributes into the ad of the job that this process runs in.
 
-    config: the file with address and cookie; by default the one HTCondor's environment names,
+    config: the file with address and cookie; by default the one that HTCondor's environment names,
     or ``.chirp.config`` in the current directory. Without it all calls do nothing.
-    warn: takes a sentence where attributes did not get into the ad.
-    timeout: seconds for the whole exchange of one call's lines, each.
+    warn: called with a message if attributes could not be written.
+    timeout: seconds for each line of a call and its answer.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class ChirpReporter:
         self._told_later: dict[str, Told] = {}
 
     def publish(self, attributes: Mapping[str, Told]) -> bool:
-        """Write attributes into the job ad; failing to is never raised. False: it failed.
+        """Write attributes into the job ad. Return False if that fails; raise nothing.
 
-        Only what has changed since: each attribute is an event of the job's log.
+        Writes only values that have changed: each attribute is an event in the job's log.
         """
         try:
             self._tell(attributes, self._told, b"set_job_attr")
@@ -87,20 +87,22 @@ class ChirpReporter:
         return True
 
     def publish_later(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
-        """The same, but the starter passes them on with its own next update, or with the job's end: the
-        ad has them before the job's policy is looked at. They are no events.
+        """Write attributes with the starter's next update or the job's end, without events.
 
-        last: all of them, changed or not. An update may have been lost with its connection.
+        The ad has them before the schedd evaluates the job's policy.
+
+        last: write unchanged values too. An update may have been lost with its connection.
         """
         try:
             self._tell(attributes, {} if last else self._told_later, b"set_job_attr_delayed")
         except (OSError, ValueError):
-            # A node may be set up to take none, and any to take a hundred names: the job's own count.
+            # A node may be configured to accept no delayed updates; every node accepts at most a
+            # hundred names, and those of the job itself count too.
             return self.publish(attributes)
         return True
 
     def publish_state(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
-        """Write a state at once, and the rest later: one event of the job's log for each state."""
+        """Write the state now and the rest later: one event in the job's log for each state."""
         state = {name: value for name, value in attributes.items() if name == names.VM_STATE}
         rest = {name: value for name, value in attributes.items() if name not in state}
         return self.publish_later(rest, last=last) & self.publish(state)
@@ -129,10 +131,10 @@ class ChirpReporter:
 
 
 def service(config: str | Path) -> tuple[str, str, str]:
-    """Host, port and cookie of the starter's service.
+    """Read host, port and cookie of the starter's Chirp service.
 
     Raises:
-        OSError, ValueError: the file is not there, or says something else.
+        OSError, ValueError: the file is missing or has another format.
     """
     with open(config, encoding="ascii") as file:
         host, port, cookie = file.read(LINE_MAX).split()
@@ -140,13 +142,13 @@ def service(config: str | Path) -> tuple[str, str, str]:
 
 
 def set_command(name: str, value: Told, command: bytes = b"set_job_attr") -> bytes:
-    """The line that sets an attribute. command: now, or later (``set_job_attr_delayed``).
+    """The line that sets an attribute. command: ``set_job_attr`` or ``set_job_attr_delayed``.
 
     Raises:
-        ValueError: the name is not one that is mirrored (``Chirp…``), or the line is too long.
+        ValueError: attributes of this name are not mirrored (``Chirp…`` are), or the line is too long.
     """
     if not _ATTRIBUTE.fullmatch(name):
-        raise ValueError(f"{name!r} is not an attribute that travels back")
+        raise ValueError(f"attribute {name!r}: not sent back to the submit host (expected Chirp...)")
     text = value.text if isinstance(value, Expression) else literal(value)
     line = command + b" " + quote(name) + b" " + quote(text) + b"\n"
     if len(line) > LINE_MAX:
@@ -155,7 +157,7 @@ def set_command(name: str, value: Told, command: bytes = b"set_job_attr") -> byt
 
 
 def literal(value: ClassAdValue, limit: int = VALUE_MAX) -> str:
-    """A value as a ClassAd literal: never an expression, whatever a string contains.
+    """A value as a ClassAd literal. No string becomes an expression.
 
     limit: bytes to which a longer string's literal is cut; 0 for no limit.
     """
@@ -165,18 +167,18 @@ def literal(value: ClassAdValue, limit: int = VALUE_MAX) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else "undefined"
-    # Control characters have no place in a queue's listing, `$$(` means something to a schedd
-    # wherever it stands, and a backslash means one thing in the old syntax (starter, startd)
-    # and another in the new one: before a quote it is an escape in both.
+    # Control characters would garble the listing of a queue. A schedd expands `$$(` anywhere. A
+    # backslash differs between the old syntax (starter, startd) and the new one: only before a quote
+    # it is an escape in both.
     text = "".join(c if c.isprintable() else " " for c in value[: limit or None])
     pieces = text.replace("$$", "$ $").replace("\\", "/").replace('"', '\\"')
     if limit:
         pieces = pieces.encode()[: limit - 2].decode(errors="ignore")
-        if pieces.endswith("\\"):  # what it stood before is cut off
+        if pieces.endswith("\\"):  # the quote that it escaped is cut off
             pieces = pieces[:-1]
     return f'"{pieces}"'
 
 
 def quote(word: str) -> bytes:
-    """A word of a command."""
+    """A word of a command, with its spaces and backslashes escaped."""
     return re.sub(r"([\\ \t\r\n])", r"\\\1", word).encode("utf-8")

@@ -1,4 +1,4 @@
-"""What a job in a machine has to say to HTCondor's Chirp service itself."""
+"""Relay Chirp connections of a job in a VM to the starter's Chirp service."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Final
 
 from condor.chirp import LINE_MAX, quote, service
 
-#: What a job needs no leave for: attributes that begin with ``Chirp``, but for those that its policy
-#: goes by. (HTCondor itself shows any attribute of the ad here, and takes names in any case.)
+#: Commands that every job may use: on attributes that begin with ``Chirp``, except ``ChirpVM*``, which
+#: the job's policy uses. (HTCondor itself returns any attribute, and ignores the case of names.)
 _GRANTED: Final = re.compile(
     rb"cookie |(?:get|set)_job_attr_delayed (?!ChirpVM)Chirp\w{0,100}[ \n]", re.IGNORECASE
 )
-#: Bytes of an attribute's value that a job is told.
+#: The longest value of an attribute that is sent to a job, in bytes.
 _MAX_ANSWER: Final = 1024 * 1024
-#: The answer to others (chirp_protocol.h: CHIRP_ERROR_NOT_AUTHORIZED).
+#: The answer to all other commands (chirp_protocol.h: CHIRP_ERROR_NOT_AUTHORIZED).
 NOT_AUTHORIZED: Final = b"-2\n"
 
 
 @dataclass(frozen=True)
 class ChirpRelay:
-    """Answers connections of a job in a machine with the starter's own service.
+    """Relays connections of a job in a VM to the starter's Chirp service.
 
-    config: as of :class:`ChirpReporter`.
-    everything: the job asked for all of it (``WantIOProxy``): its files on the submit host, any
-        attribute of its ad. Otherwise it has what HTCondor grants any job (``WantDelayedUpdates``):
-        attributes that begin with ``Chirp``, later on; ``ChirpVM`` is ours. The starter does not see
-        to that: it has been told to take attributes at once, for vmjobs.
-    moves: its machine may come from elsewhere.
+    config: as for :class:`ChirpReporter`.
+    has_full_access: the job has ``WantIOProxy``: it may use its files on the submit host and all
+        attributes of its ad. Otherwise it has the rights of every job (``WantDelayedUpdates``): delayed
+        updates of attributes that begin with ``Chirp``, except ``ChirpVM*``. The starter does not
+        enforce that, because it accepts immediate updates for vmjobs.
+    is_checkpointable: the VM may have been restored from a checkpoint made on another node.
     """
 
     config: str | Path
@@ -43,10 +43,10 @@ class ChirpRelay:
     timeout: float = 5.0
 
     def __call__(self, job: socket.socket) -> None:
-        """Carry a connection to its end.
+        """Relay one connection until it ends.
 
         Raises:
-            OSError: the service is gone.
+            OSError: the Chirp service is gone.
         """
         host, port, cookie = service(self.config)
         with socket.create_connection((host, int(port)), self.timeout) as starter:
@@ -54,7 +54,7 @@ class ChirpRelay:
             with job.makefile("rb", buffering=0) as first:
                 line = _line_of(first)
             if self.moves and line.startswith(b"cookie "):
-                # Its machine may have been saved, and has the cookie of a starter that it left.
+                # A restored VM sends the cookie of the starter that it ran under before.
                 line = b"cookie " + quote(cookie) + b"\n"
             if self.everything:
                 starter.sendall(line)
@@ -64,7 +64,7 @@ class ChirpRelay:
 
 
 def _join(one: socket.socket, other: socket.socket) -> None:
-    """Carry bytes both ways until both ends have said all."""
+    """Copy bytes both ways until both ends have closed."""
 
     def carry(source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
@@ -80,7 +80,7 @@ def _join(one: socket.socket, other: socket.socket) -> None:
 
 
 def _line_of(stream: io.RawIOBase) -> bytes:
-    """The first line of a connection, and not a byte more."""
+    """Read the first line of a connection, and no byte after it."""
     line = b""
     while not line.endswith(b"\n") and len(line) < LINE_MAX and (byte := stream.read(1)):
         line += byte
@@ -88,7 +88,7 @@ def _line_of(stream: io.RawIOBase) -> bytes:
 
 
 def _carry_granted(job: socket.socket, starter: socket.socket, first: bytes) -> None:
-    """Carry commands that any job may give, each with its answer.  first: of them."""
+    """Relay the commands that every job may use, with their answers. first: the first command."""
     with job.makefile("rb") as commands, starter.makefile("rb") as answers:
         for line in chain((first,), iter(lambda: commands.readline(LINE_MAX), b"")):
             if not line.endswith(b"\n"):

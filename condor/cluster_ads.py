@@ -1,4 +1,7 @@
-"""What a cluster's declaration may say about machine ads. Pure; HTCondor's parser where it is there."""
+"""Check a cluster spec's machine attributes and start expression. Pure.
+
+Uses HTCondor's parser where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from typing import Final
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.errors import Fault
 
-#: Attributes of machine and daemon ads that HTCondor sets or lives by, in lower case: by its manual's
-#: list of machine attributes, and what the daemons of 23.9 and 25.14 were seen to send besides.
+#: Attributes of machine and daemon ads that HTCondor sets or uses, in lower case: the manual's list of
+#: machine attributes, and others that daemons of 23.9 and 25.14 send.
 HTCONDOR: Final = frozenset(
     (resources.files("condor") / "machine_attributes.txt").read_text("ascii").split()
 )
-#: Families of them: what a divided slot says of its parts, and resources given to it.
+#: More of them, by prefix: a partitionable slot's attributes of its dynamic slots, assigned resources.
 _FAMILIES: Final = re.compile(r"child|assigned|slot\d+_|condor", re.I)
 _OURS: Final = re.compile(r"vmjobs|hasvmjobs", re.I)
 _LITERAL: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
-#: What may not stand outside of literals.
+#: Patterns that may not occur outside of literals, and the messages for them.
 _NO_PLACE: Final = {
     r"[\"']": "a quotation mark is not closed",
     r"^\s*$": "it is empty",
@@ -31,7 +34,7 @@ _PAIRS: Final = {")": "(", "]": "[", "}": "{"}
 
 
 def faults(spec: ClusterSpec) -> list[Fault]:
-    """Everything in a declaration that HTCondor would not take, or that would mislead it."""
+    """All faults of a spec that HTCondor would reject or misread."""
     return [*_attribute_faults(spec), *_start_faults(spec.start)]
 
 
@@ -39,14 +42,14 @@ def _attribute_faults(spec: ClusterSpec) -> Iterator[Fault]:
     for name, value in spec.attributes.items():
         field = f"attributes.{name}"
         if _OURS.match(name):
-            yield Fault(field, "reserved", f"{name} is reserved: vmjobs sets attributes of such names")
+            yield Fault(field, "reserved", f"{name} is reserved for vmjobs; choose another name")
         elif name.lower() in HTCONDOR or _FAMILIES.match(name):
             text = f"{name} is HTCondor's own attribute of machines; choose another name"
             yield Fault(field, "reserved", text)
         elif name.lower() in _RESERVED_WORDS:
             yield Fault(field, "reserved", f"{name} is a word of the ClassAd language, not a name")
         if isinstance(value, str) and ("\\" in value or "$$" in value):
-            text = f"{name} has a backslash or '$$', which HTCondor reads differently in every place"
+            text = f"{name} has a backslash or '$$', which HTCondor's daemons read in different ways"
             yield Fault(field, "bad_value", text)
 
 
@@ -57,21 +60,21 @@ _RESERVED_WORDS: Final = frozenset(
 
 def _start_faults(start: str) -> Iterator[Fault]:
     if "$$" in start:
-        yield Fault("start", "bad_expression", "start has '$$', which HTCondor takes for a macro")
+        yield Fault("start", "bad_expression", "start has '$$', which HTCondor reads as a macro")
     elif what := _wrong(start):
         yield Fault("start", "bad_expression", f"start is not a ClassAd expression: {what}")
 
 
 def _wrong(expression: str) -> str:
-    """Why this is no expression; empty if it is one, as far as can be told here."""
+    """Why this is no valid expression; empty if no fault is found."""
     if what := _unbalanced(expression):
-        return what  # the parser would stop at the end of what it understands
+        return what  # the parser would stop there and ignore the rest
     try:
-        import classad2  # noqa: PLC0415  there are hosts without HTCondor
+        import classad2  # noqa: PLC0415  not every host has HTCondor
     except ImportError:
         return ""
     try:
-        # In a list of one: an expression that is followed by something else is none.
+        # In a list, to detect more than one expression.
         parsed = classad2.ExprTree(f"{{ ({expression}) }}")
         if len(parsed.eval()) != 1:
             return "it is more than one"

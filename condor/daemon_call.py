@@ -1,8 +1,8 @@
-"""The program that talks to a daemon: one request on stdin, one answer on stdout, both JSON.
+"""The program that calls a daemon: one request on stdin, one answer on stdout, both JSON.
 
-It runs as a process of its own (see :mod:`condor.call`), because calls of HTCondor's bindings
+It runs as a separate process (see :mod:`condor.daemon_client`), because calls of HTCondor's bindings
 block without a time-out while a schedd hangs, and the history call of some versions crashes the
-interpreter when no schedd listens. It imports nothing of vmjobs.
+interpreter when no schedd listens. It imports nothing from vmjobs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Request = Mapping[str, Any]
 Verb = Callable[[Any, Any, Request], dict[str, Any]]
 
 
-#: As in :mod:`condor.names`; not of the slots' table, and nothing is matched with it.
+#: As in :mod:`condor.names`. This ad is not in the slots' table, so no job is matched with it.
 _REVOKED_NAME: Final = "revoked.offline.vc"
 
 
 class CallFailedError(Exception):
-    """What went wrong, with the daemon and its address."""
+    """A failed call; the message contains the daemon and its address."""
 
 
 def answer(request: Request) -> dict[str, Any]:
-    """Carry out one request; ``{"error": sentence}`` where that fails."""
-    import htcondor2  # noqa: PLC0415  a missing module is an answer, too
+    """Carry out one request; ``{"error": message}`` if that fails."""
+    import htcondor2  # noqa: PLC0415  the caller handles a missing module
 
     try:
         if verb := _COLLECTOR_VERBS.get(str(request["verb"])):
@@ -61,7 +61,7 @@ def _ask_collector(htcondor2: Any, verb: Verb, request: Request) -> dict[str, An
 
 
 def _failures(htcondor2: Any) -> tuple[type[Exception], ...]:
-    """What the bindings raise: built-in exceptions up to version 23, their own since."""
+    """Exceptions of the bindings: built-in ones up to version 23, their own since."""
     own = getattr(htcondor2, "HTCondorException", None)
     common = (OSError, RuntimeError, ValueError, TypeError, LookupError)
     return (*common, own) if isinstance(own, type) else common
@@ -94,24 +94,24 @@ def _sentence(error: Exception) -> str:
 
 
 def _submit(ad: Any, request: Request) -> NoReturn:
-    """Become ``condor_submit``: one process still, which a time-out ends for good.
+    """Replace this process by ``condor_submit``, so that a time-out kills it too.
 
-    The bindings of 23.9 send what all jobs share once more for each of them, and the schedd looks
-    through all of it each time: 400 jobs kept it busy for 13 s, 1,000 for more than a minute.
+    The bindings of 23.9 send the jobs' shared attributes again for each job, and the schedd examines
+    all of them each time: 400 jobs keep it busy for 13 s, 1,000 for more than a minute.
     """
     with tempfile.TemporaryFile() as lines:
         lines.write(str(request["file"]).encode())
         lines.seek(0)
         os.dup2(lines.fileno(), 0)
-    # Not by its address: it would be taken for a very old one.
+    # By name: condor_submit treats a schedd given by its address as a very old version.
     pool = ["-pool", str(request["pool"])] if request["pool"] else []
     name = ["-name", str(ad["Name"])] if pool or request["schedd"] else []
     command = ["condor_submit", "-terse", *pool, *name, "-"]
-    os.execvp(command[0], command)  # noqa: S606  there is nothing in it for a shell
+    os.execvp(command[0], command)  # noqa: S606  no shell is involved
 
 
 def _act(htcondor2: Any, schedd: Any, request: Request) -> dict[str, Any]:
-    # The bindings pass on a reason only as one half of a tuple.
+    # The bindings accept a reason only as the first item of a tuple.
     why = (str(request["why"]), 0)
     action = getattr(htcondor2.JobAction, str(request["action"]))
     totals = schedd.act(action, list(request["ids"]), why)
@@ -124,7 +124,7 @@ def _query(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
 
 
 def _history(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
-    import classad2  # noqa: PLC0415  a missing module is an answer, too
+    import classad2  # noqa: PLC0415  the caller handles a missing module
 
     projection = list(request["projection"])
     # Newest first, up to the first job that `until` is true for.
@@ -140,7 +140,7 @@ def _startds(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]
 
 
 def _withdraw(_: Any, collector: Any, request: Request) -> dict[str, Any]:
-    import classad2  # noqa: PLC0415  a missing module is an answer, too
+    import classad2  # noqa: PLC0415  the caller handles a missing module
 
     query = classad2.ClassAd({"MyType": "Query", "TargetType": "Machine"})
     query["Requirements"] = classad2.ExprTree(str(request["constraint"]))
@@ -149,7 +149,7 @@ def _withdraw(_: Any, collector: Any, request: Request) -> dict[str, Any]:
 
 
 def _revoke(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
-    """Say whose tokens are over for so many seconds, beside whose were before and still are."""
+    """Publish users whose tokens are revoked, for some seconds. Keeps unexpired entries."""
     now = int(time.time())
     until = now + int(request["seconds"])
     said = {str(user): until for user in request["users"]}
@@ -168,7 +168,7 @@ def _revoke(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
 
 
 def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
-    from condor import matching  # noqa: PLC0415  needed for this alone
+    from condor import matching  # noqa: PLC0415  only this verb needs it
 
     kinds = [matching.Kind(str(k["cluster"]), _ad(k["ad"])) for k in request["kinds"]]
     groups, problems = [], []
@@ -192,19 +192,19 @@ def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
 
 
 def _find(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
-    from condor import why_call  # noqa: PLC0415  needed for this alone
+    from condor import why_call  # noqa: PLC0415  only these verbs need it
 
     return why_call.find(schedd, int(request["cluster"]), request["proc"])
 
 
 def _explain(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
-    from condor import why_call  # noqa: PLC0415  needed for this alone
+    from condor import why_call  # noqa: PLC0415  only these verbs need it
 
     return why_call.explain(htcondor2, collector, str(request["ad"]))
 
 
 def _offer(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
-    """Advertise the ads that are not there yet, or will not be for long; and forget all others."""
+    """Advertise offline ads that are missing, changed or due for renewal; withdraw all others."""
     ads = {str(ad["Name"]): ad for ad in map(_ad, request["ads"])}
     ours = "Offline =?= true && VMJobsOffer =!= undefined"
     there = {}
@@ -226,7 +226,7 @@ def _offer(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
 
 
 def _ad(expressions: Mapping[str, str]) -> Any:
-    import classad2  # noqa: PLC0415  a missing module is an answer, too
+    import classad2  # noqa: PLC0415  the caller handles a missing module
 
     ad = classad2.ClassAd()
     for name, expression in expressions.items():
@@ -235,7 +235,7 @@ def _ad(expressions: Mapping[str, str]) -> Any:
 
 
 def _plain(ads: Any) -> list[dict[str, Any]]:
-    """Literals only; what is undefined or an expression counts as absent."""
+    """The literals of ads; undefined values and expressions are left out."""
     kinds = (bool, int, float, str)
     return [{str(k): v for k, v in ad.items() if type(v) in kinds} for ad in ads]
 

@@ -1,8 +1,8 @@
-"""Job event logs: the cheap and prompt way to learn what became of jobs.
+"""Follow jobs by their event logs, which is prompt and costs no query.
 
-:func:`fold` is pure and turns events into the latest word on each job. :class:`EventLogs` reads
-the files, remembers how far it came, and starts over after a restart: all that it knows is in
-the logs, and the note of each submit event names the job.
+:func:`apply_event` is pure and turns events into the latest observation of each job.
+:class:`EventLogs` reads the files, remembers its position, and starts over after a restart: the logs
+contain all it needs, and the note of each submit event names the job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GRID_RESOURCE_UP: Final = 25
 GRID_RESOURCE_DOWN: Final = 26
 GRID_SUBMIT: Final = 27
 
-#: Event -> status, and the attribute with the reason. What is not here changes no status.
+#: Event -> status, and the attribute with the reason. Other events change no status.
 _STATUS: Final[Mapping[int, tuple[BatchStatus, str]]] = {
     EXECUTE: (BatchStatus.RUNNING, ""),
     EVICTED: (BatchStatus.IDLE, "Reason"),
@@ -61,12 +61,12 @@ _STATUS: Final[Mapping[int, tuple[BatchStatus, str]]] = {
     RECONNECT_FAILED: (BatchStatus.IDLE, "Reason"),
 }
 
-#: After these a job is out of the queue; what a log says later of it is bookkeeping.
+#: A job with one of these has left the queue; later events of it are bookkeeping.
 _FINAL: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.REMOVED})
 
 
 def fold(known: dict[Key, Observation], kind: int, event: Event, schedd: str) -> None:
-    """Bring ``known`` up to date with one event; events of strangers are left out."""
+    """Update ``observations`` with one event; ignore jobs that vmjobs did not submit."""
     key = (int(event.get("Cluster", -1)), int(event.get("Proc", -1)))
     if kind == SUBMIT:
         job_id = _job_of(event)
@@ -118,7 +118,7 @@ def _number(event: Event, name: str) -> int | None:
 
 @dataclass
 class _Log:
-    """How far a log was read, and what it said."""
+    """The position up to which a log was read, and its observations."""
 
     seen: tuple[int, int, int] = (0, 0, 0)  # inode, size, mtime in ns
     state: Any = None
@@ -130,10 +130,10 @@ def _in_order(record: _Log) -> list[tuple[Key, Observation]]:
 
 
 class EventLogs:
-    """Reads the event logs of arrays, only what was added since the last time.
+    """Reads the event logs of arrays: only the events added since the last time.
 
-    A log whose inode, size and time are as before is not opened. An event that is written in
-    part is read once it is complete.
+    A log with unchanged inode, size and time is not opened. An event that is partly written is
+    read once it is complete.
     """
 
     def __init__(self, path_of: Callable[[str], Path], schedd: str) -> None:
@@ -142,9 +142,9 @@ class EventLogs:
         self._logs: dict[str, _Log] = {}
 
     def latest(self, arrays: Iterable[str]) -> list[Observation]:
-        """The latest word on every job of these arrays; an array without a log has none.
+        """The latest observation of each job of these arrays; none for an array without a log.
 
-        Of a job that was queued more than once the latest queueing counts.
+        For a job that was queued more than once, the last time counts.
         """
         found: dict[str, Observation] = {}
         for array in arrays:
@@ -154,7 +154,7 @@ class EventLogs:
         return list(found.values())
 
     def forget(self, array: str) -> None:
-        """Drop what was remembered of the array."""
+        """Drop the array's position and observations."""
         self._logs.pop(array, None)
 
     def _read(self, array: str) -> None:
@@ -169,8 +169,8 @@ class EventLogs:
         if record is None or record.seen[0] != seen[0] or seen[1] < record.seen[1]:
             record = self._logs[array] = _Log()
         try:
-            # An event that is being written is left for the next time: given a part of one, the
-            # bindings wait a second for the rest, and may lose their place.
+            # An incomplete event is left for the next time: given a part of one, the bindings wait a
+            # second for the rest, and may lose their position.
             if record.seen != seen and _whole_until(path, status.st_size):
                 self._advance(path, record)
                 record.seen = seen
@@ -178,18 +178,18 @@ class EventLogs:
             log.warning("cannot read event log %s: %s", path, error)
 
     def _advance(self, path: Path, record: _Log) -> None:
-        """Fold in the events that follow the remembered position, and remember the new one."""
+        """Apply the events after the remembered position, and remember the new one."""
         reader = htcondor2.JobEventLog(str(path))
         try:
             if record.state is not None:
-                # What unpickling does; a closed reader with its position costs no file handle.
+                # As unpickling does; a closed reader keeps its position without a file handle.
                 reader.__setstate__(record.state)
             for event in reader.events(stop_after=0):
                 fold(record.known, int(event["EventTypeNumber"]), event, self._schedd)
             state = reader.__getstate__()
         finally:
             reader.close()
-        # Otherwise the same events are folded in once more next time, which changes nothing.
+        # Otherwise the same events are applied again next time, which changes nothing.
         if _whole_until(path, int(state[1])):
             record.state = state
 

@@ -1,6 +1,6 @@
-"""What the job wrapper starts in place of a job that wants a machine.
+"""Run a transparent job: the job wrapper starts this in place of the job's command.
 
-It runs beside each job of a node, for as long as that: no module that takes long to import is needed.
+It runs as long as the job, beside each job of a node: it imports no module that takes long to load.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ INSIST_SECONDS = 900.0
 
 
 def main(environment: str, command: Sequence[str]) -> NoReturn:
-    """Run an HTCondor job as it is, in a machine of the image that its ad names.
+    """Run an HTCondor job, unchanged, in a VM of the image that its ad names.
 
-    HTCondor's starter runs this in place of the job's ``command``, in the job's own directory. It ends
-    as the job ends, by the same exit status or signal. What went wrong with the machine goes into the
-    job ad as ChirpVM* attributes, and the schedd's policy decides what becomes of the job. The job's
-    standard error is the job's alone: what the agent has to say stands in its own log.
+    HTCondor's starter runs this in place of the job's ``command``, in the job's scratch directory. This
+    process ends with the job's exit status or signal. Failures of the VM go into the job ad as
+    ChirpVM* attributes, and the schedd's policy acts on them. Only the job writes to its standard
+    error: the agent writes to its own log.
 
-    environment: a file with the job's variables, each with a NUL behind it.
+    environment: a file with the job's variables, each followed by a NUL.
     """
     variables = _variables(environment)
     pairs: dict[bytes, bytes] = dict(word.partition(b"=")[::2] for word in variables)
-    own = os.fsdecode(pairs.get(b"_CONDOR_SCRATCH_DIR", b"."))  # the job may be somewhere else
+    own = os.fsdecode(pairs.get(b"_CONDOR_SCRATCH_DIR", b"."))  # it may not be the current directory
     job_ad, chirp_config = os.path.join(own, names.JOB_AD), os.path.join(own, names.CHIRP_CONFIG)
     reporter = ChirpReporter(chirp_config)
 
@@ -70,7 +70,7 @@ def main(environment: str, command: Sequence[str]) -> NoReturn:
         return run_handed(agent_socket(), handing, on_progress)
 
     reporter.publish_state(outcomes.begun(time.time()))
-    if scratch.was_held(job_ad):  # or else the job's own failure could be taken for that
+    if scratch.was_held(job_ad):  # otherwise a failure of the job itself would count as the old hold
         reporter.publish({names.VM_OUTCOME: outcomes.AGAIN})
     try:
         end = run()
@@ -86,9 +86,9 @@ def main(environment: str, command: Sequence[str]) -> NoReturn:
     if end.stopped:
         reporter.publish_later(outcomes.left(end, scratch.times_vacated(job_ad)))
     if end.exit is not None:
-        # One that was told to leave is not at its end for HTCondor, however it left.
+        # An evicted job has not ended for HTCondor, whatever its exit status.
         if not end.stopped:
-            settle(end)  # of a job that is saved it is known by now
+            settle(end)  # a checkpointable job's end has been settled already
         _end_like(end.exit)
     if end.stopped:
         _die(end.stopped)
@@ -97,8 +97,10 @@ def main(environment: str, command: Sequence[str]) -> NoReturn:
 
 
 def _variables(environment: str) -> list[bytes]:
-    """The job's variables. For those an earlier release's wrapper makes a file in the job's directory,
-    which would come back to its user as one that the job made.
+    """Read the job's variables, and remove their file.
+
+    The wrapper of an earlier release puts the file into the job's directory, from which HTCondor would
+    transfer it to the user as an output.
     """
     try:
         with open(environment, "rb") as file:
@@ -106,20 +108,21 @@ def _variables(environment: str) -> list[bytes]:
         if not os.path.islink(environment):  # as those of /proc/self/fd are
             os.unlink(environment)
     except OSError:
-        _die(signal.SIGKILL)  # there is nothing to tell this by
+        _die(signal.SIGKILL)  # without the variables the failure cannot be reported
     return variables
 
 
 def _insist(tell: Callable[[], bool]) -> None:
-    """Have the schedd know of the job's own end: while it is away the job must not count as lost."""
+    """Report the job's own end until the schedd has it, so that a schedd's restart loses none."""
     give_up = time.monotonic() + INSIST_SECONDS
     while not tell() and time.monotonic() < give_up:
-        time.sleep(2)  # nothing tells when a starter has its shadow back
+        time.sleep(2)  # a starter does not signal that its shadow has reconnected
 
 
 def _give_up(own: str) -> NoReturn:
-    """End without a result. Files that HTCondor is to bring back are there, empty: it looks for them
-    first, and would hold the job for what is missing, whatever the outcome is.
+    """Exit without a result, after creating missing output files, empty.
+
+    HTCondor checks for them first, and would hold the job for a missing one, whatever the outcome is.
     """
     with suppress(VMJobsError, OSError):
         scratch.lay_out_missing(own)
@@ -129,13 +132,13 @@ def _give_up(own: str) -> NoReturn:
 def _end_like(exit: Exit) -> NoReturn:
     if exit.signal is not None:
         _die(exit.signal)
-    os._exit(exit.code or 0)  # nothing is left to be flushed; an interpreter takes its time to end
+    os._exit(exit.code or 0)  # nothing is left to flush, and the interpreter's own shutdown is slow
 
 
 def _die(number: int) -> NoReturn:
-    """End by a signal, without a core of this process."""
+    """End this process by a signal, without a core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # a signal that ends nobody
+    os._exit(128 + number)  # the signal does not end a process

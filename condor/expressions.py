@@ -1,7 +1,7 @@
-"""ClassAd expressions as HTCondor writes them: what they demand one by one, and whom they name. Pure.
+"""Split ClassAd expressions into clauses and attribute references. Pure.
 
-The bindings parse and evaluate expressions, and show nothing of how they are made. So their own text of
-one, which is regular, is looked at here.
+The bindings parse and evaluate expressions, but give no access to the syntax tree. So this module reads
+the text that they print, which is regular.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-#: Conjunctions in conjunctions: nobody writes more, and what is deeper is taken as a whole.
+#: The deepest nesting of conjunctions that is split, which is deeper than people write.
 DEPTH: Final = 30
 
 _TOKEN: Final = re.compile(
@@ -33,20 +33,20 @@ _SCOPES: Final = {"my": "MY", "target": "TARGET"}
 
 
 class Name(NamedTuple):
-    """An attribute that an expression names. scope: ``MY``, ``TARGET`` or ``""``."""
+    """A reference to an attribute. scope: ``MY``, ``TARGET`` or ``""``."""
 
     scope: str
     attribute: str
 
 
 def conjuncts(text: str, depth: int = DEPTH) -> list[str]:
-    """What has to be true each by itself for an expression to be: it, split at its outermost ``&&``."""
+    """The clauses of an expression: it is split at its outermost ``&&``, repeatedly."""
     text = _unwrapped(text.strip())
     parts, start, level = [], 0, 0
     for token in _TOKEN.finditer(text):
         kind = token.lastgroup
         level += (kind == "open") - (kind == "close")
-        if level == 0 and kind == "weak":  # binds less than `&&`: this is no conjunction
+        if level == 0 and kind == "weak":  # binds weaker than `&&`: this is no conjunction
             return [text]
         if level == 0 and kind == "and":
             parts.append(text[start : token.start()])
@@ -58,7 +58,7 @@ def conjuncts(text: str, depth: int = DEPTH) -> list[str]:
 
 
 def _unwrapped(text: str) -> str:
-    """Without parentheses around all of it."""
+    """The text without parentheses around all of it."""
     closes = _closing(text)
     first, last = 0, len(text) - 1
     while first < last and closes.get(first) == last:
@@ -71,7 +71,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _closing(text: str) -> dict[int, int]:
-    """Where each parenthesis is closed."""
+    """Positions of opening parentheses, and of those that close them."""
     found, opened = {}, []
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "open":
@@ -99,7 +99,7 @@ def usual(text: str) -> str:
 
 
 def attributes(text: str) -> list[Name]:
-    """The attributes that an expression names, each once, in their order; functions are none."""
+    """The attributes in an expression, each once, in their order, without function names."""
     found: dict[tuple[str, str], Name] = {}
     for name in _named(text):
         found.setdefault((name.scope, name.attribute.lower()), name)

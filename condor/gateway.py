@@ -1,7 +1,7 @@
-"""What the machines of a grid gateway run, by role: scripts, configuration and keys. Pure.
+"""Files for the VMs of a grid gateway, by role: scripts, configuration and keys. Pure.
 
-Scripts and configuration are in the files of ``condor/gateway/``; here is what differs from gateway to
-gateway and from machine to machine.
+Scripts and shared configuration are files in ``condor/gateway/``; this module makes the parts that
+differ between gateways and between their VMs.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Fault, Forbidden, InvalidSpec
 from vmjobs.gateway.spec import Gateway, GatewayMachine, Role
 
-#: The account of people, on the user interface and wherever their jobs and files are.
+#: The users' account, on the user interface and wherever their jobs and files are.
 PERSON: Final = "physicist"
-#: What the storage element's own check is to it.
+#: The account that the storage element's own check uses.
 CHECK: Final = "check"
-#: User name of a worker's token is this and the machine's name.
+#: The user name in a worker's token is this and the VM's name.
 WORKER_USER: Final = "worker-"
-#: Of the pool's signing key, in HTCondor's directory of keys.
+#: File name of the pool's signing key, in HTCondor's directory of keys.
 KEY_NAME: Final = "gateway"
-#: Tokens are made anew whenever a machine starts, and while it runs once half of this is over. They are
-#: of use on the private network alone; installing a gateway anew ends them all.
+#: Tokens are renewed whenever a VM starts, and once half of this is over. They are valid on the private
+#: network only; reinstalling a gateway invalidates them all.
 TOKEN_LIFETIME: Final = timedelta(days=30)
-#: A collector refuses tokens of the future, and a guest's clock may be behind.
+#: A collector refuses tokens issued in the future, and a guest's clock may be slow.
 CLOCK_SLACK: Final = timedelta(minutes=10)
 
 #: Names of a gateway's secrets.
@@ -49,10 +49,10 @@ class GatewayKit:
         self._clock = clock
 
     def secrets(self, gateway: Gateway) -> Mapping[str, bytes]:
-        """New keys: what signs the pool's tokens, and what the storage element knows its users by.
+        """New keys: one that signs the pool's tokens, and those of the storage element's users.
 
         Raises:
-            InvalidSpec: the machines declared do not make a gateway.
+            InvalidSpec: the declared VMs do not form a gateway.
         """
         check(gateway)
         return {
@@ -64,10 +64,10 @@ class GatewayKit:
     def files(
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
-        """Contents by name; ``script`` is one of them. No machine gets a key that it has no use for.
+        """Contents by name; ``script`` is one of them. A VM gets only the keys that it needs.
 
         Raises:
-            InvalidSpec: the machines declared do not make a gateway.
+            InvalidSpec: the declared VMs do not form a gateway.
         """
         check(gateway)
         own = {
@@ -86,10 +86,10 @@ class GatewayKit:
     def token(
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> PoolToken:
-        """A new token, as there is one among a machine's files.
+        """A new token for a VM, to replace the one among its files.
 
         Raises:
-            Forbidden: machines of this role have none.
+            Forbidden: VMs of this role have none.
         """
         users: Mapping[Role, tuple[str, ...]] = {
             Role.COMPUTING_ELEMENT: ("condor",),
@@ -139,7 +139,7 @@ class GatewayKit:
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> _Files:
         accounts = [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * machine.cpus + 1)]
-        # To others its users are nobody: this domain is its own.
+        # Its own domain: its accounts have no meaning on other hosts.
         slots = {f"SLOT1_{n}_USER": account for n, account in enumerate(accounts, 1)}
         here = {"UID_DOMAIN": gateway.fqdn(machine), **slots}
         return {
@@ -154,7 +154,7 @@ class GatewayKit:
 
 
 def check(gateway: Gateway) -> None:
-    """Whether these machines can work together.
+    """Check that these VMs form a gateway.
 
     Raises:
         InvalidSpec: with every fault.
@@ -180,7 +180,7 @@ def check(gateway: Gateway) -> None:
 
 
 def _condor(gateway: Gateway, machine: GatewayMachine, *shipped: str, **settings: str) -> _Files:
-    """HTCondor's configuration: what is the same for all such machines, and then this machine's own."""
+    """HTCondor's configuration: the files that such VMs share, and the one of this VM."""
     element = gateway.fqdn(gateway.of_role(Role.COMPUTING_ELEMENT)[0])
     own = {
         "CONDOR_HOST": element,
@@ -206,7 +206,7 @@ def _storage_element(
     person, own = _keytab(PERSON, secrets[STORAGE_KEY]), _keytab(CHECK, secrets[CHECK_KEY])
     return {
         "xrootd.cfg": _shipped("gateway", "xrootd.cfg"),
-        # a: everything; l: look whether there is something of that name. XRootD's acc.authdb.
+        # a: everything; l: look up names. XRootD's acc.authdb.
         "authdb": _lines(f"u {PERSON} /store a", f"u {CHECK} /store l"),
         "storage-keytab": person + own,
         "check-keytab": own,
@@ -214,7 +214,7 @@ def _storage_element(
 
 
 def _keytab(user: str, key: bytes) -> bytes:
-    """A key for XRootD's Simple Shared Secret, as ``xrdsssadmin`` writes it: it is ``user``."""
+    """A user's key for XRootD's Simple Shared Secret, as ``xrdsssadmin`` writes it."""
     number = {PERSON: 1, CHECK: 2}[user]
     return _lines(f"0 u:{user} g:{user} n:{user} N:{number} c:1 e:0 k:{key.decode()}")
 

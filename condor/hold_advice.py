@@ -1,4 +1,4 @@
-"""What to do about a job that is held, by the codes of its hold."""
+"""Advice on held jobs, by the codes of their holds."""
 
 from __future__ import annotations
 
@@ -8,79 +8,79 @@ from typing import Final
 
 from condor.outcomes import AGAIN, OUTCOMES, outcome_of
 
-#: HTCondor's own ``HoldReasonCode`` of what a job's policy does, ours included.
+#: HTCondor's ``HoldReasonCode`` for holds by a job's policy, including the policy of vmjobs.
 POLICY: Final = 3
-#: A job of ours waits for its input files in this hold, and leaves it by itself.
+#: A hold that ends by itself: the job waits for its input files.
 SPOOLING: Final = 16
 
-#: By the code of what went wrong (:mod:`condor.outcomes`). ``{id}`` stands for the job.
+#: By the failure's code (:mod:`condor.outcomes`). ``{id}`` stands for the job.
 _OURS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "NOT_FOUND": "name an image that everybody may use (`vmjobs image list`): "
         "condor_qedit {id} VMJobImage '\"NAME\"' && condor_release {id}",
-        "IMAGE_REJECTED": "take an image that is signed by somebody whom the site trusts",
-        "IMAGE_UNSUITABLE": "take an image with the guest program, setpriv, GNU find and tar, as "
+        "IMAGE_REJECTED": "use an image with a signature that the site trusts",
+        "IMAGE_UNSUITABLE": "use an image with the guest program, setpriv, GNU find and tar, as "
         "`vmjobs image build` makes them",
-        "INVALID_REQUEST": "mend what the reason names with condor_qedit, then condor_release {id}; "
+        "INVALID_REQUEST": "correct the fault with condor_qedit, then condor_release {id}; "
         "a job without should_transfer_files = YES has to be submitted again",
         "TOO_LARGE": "condor_qedit {id} RequestDisk KIB && condor_release {id}",
         "OUTPUT_TOO_LARGE": "condor_qedit {id} RequestDisk KIB && condor_release {id}",
-        "CONSOLE_FLOODED": "have the job write to its output, and not to its machine's console",
+        "CONSOLE_FLOODED": "let the job write to its output, not to the VM's console",
         "KERNEL_PANIC": "try another hypervisor (VMJobHypervisor) or more memory (RequestMemory): "
         "condor_qedit, then condor_release {id}",
         "BOOT_TIMED_OUT": "condor_qedit {id} VMJobBootTimeout SECONDS && condor_release {id}; if it "
         "never boots, try the image with `vmjobs run`",
-        "NO_EXIT_REPORT": "see whether the job powers its machine off, or kills what runs in it",
+        "NO_EXIT_REPORT": "check whether the job powers off its VM, or kills the guest program",
         "TIMED_OUT": "divide the job",
-        "NO_HYPERVISOR": "let the node choose (condor_qedit {id} VMJobHypervisor undefined), or take "
+        "NO_HYPERVISOR": "let the node choose (condor_qedit {id} VMJobHypervisor undefined), or use "
         "an image that its hypervisors boot (`vmjobs node list`)",
     }
 )
 _AGAIN: Final = (
-    "`vmjobs doctor` on that node says what is wrong there; for another try: "
+    "`vmjobs doctor` on that node shows the fault; for another attempt: "
     "condor_qedit {id} VMJobMaxStarts {more} && condor_release {id}"
 )
 #: By HTCondor's own code.
 _HTCONDOR: Final[Mapping[int, str]] = MappingProxyType(
     {
         1: "condor_release {id}",
-        3: "its own policy (on_exit_hold, periodic_hold) held it; mend what that is about, then "
+        3: "its own policy (on_exit_hold, periodic_hold) held it; correct the cause, then "
         "condor_release {id}",
         6: "HTCondor could not start the job on its node: see the job's log and executable",
-        12: "a file could not be brought back: see transfer_output_files, then condor_release {id}",
-        13: "a file could not be taken along: see transfer_input_files, then condor_release {id}",
+        12: "an output file was not transferred: see transfer_output_files, then condor_release {id}",
+        13: "an input file was not transferred: see transfer_input_files, then condor_release {id}",
         15: "condor_release {id}",
-        21: "the node held it: its operators know why",
+        21: "the node held it: ask its operators",
         26: "a policy of the schedd's operators held it: ask them",
         34: "it used more than it asked for: ask for more, then condor_release {id}",
     }
 )
-#: The last is for codes that the table does not have.
+#: The last one is for codes that are not in the table.
 _BY_SUBCODE: Final = {
     outcome.subcode: (code, outcome) for code, outcome in (*OUTCOMES.items(), ("", outcome_of("")))
 }
 
 
 def meaning(code: int, subcode: int) -> str:
-    """What a hold of ours is about, in words; ``""`` for holds of others."""
+    """The reason of a hold by vmjobs, in words; ``""`` for other holds."""
     found = _BY_SUBCODE.get(subcode) if code == POLICY else None
     return found[1].why if found else ""
 
 
 def remedy(code: int, subcode: int, job: str, *, starts: int = 0, remote: bool = False) -> str:
-    """What whoever submitted a job does about its hold; ``""`` where there is nothing to say.
+    """What the user can do about a held job; ``""`` if there is no advice.
 
-    job: its id. starts: how often it was begun. remote: it was sent to a site, which has a copy.
+    job: its id. starts: how often it was started. is_remote: it was sent to a site, which has a copy.
     """
     found = _BY_SUBCODE.get(subcode) if code == POLICY else None
     if found is None:
-        text = _HTCONDOR.get(code, "mend what the reason names, then condor_release {id}")
+        text = _HTCONDOR.get(code, "correct what the reason names, then condor_release {id}")
     elif remote:
-        # What is edited here does not change the site's copy.
+        # Editing the job here does not change the site's copy.
         return (
-            "mend the submit file, and submit the job again"
+            "correct the submit file, and submit the job again"
             if found[1].deed != AGAIN
-            else (f"condor_release {job} for another try")
+            else (f"condor_release {job} for another attempt")
         )
     else:
         text = _OURS.get(found[0], _AGAIN if found[1].deed == AGAIN else "")

@@ -1,6 +1,6 @@
-"""HTCondor's IDTOKENS, made of a signing key without any program of HTCondor's.
+"""Make HTCondor IDTOKENS from a signing key, without HTCondor's programs.
 
-A token is a JSON web token, signed by HMAC-SHA256 with a key that HKDF derives of the key file's bytes
+A token is a JSON web token, signed by HMAC-SHA256 with a key that HKDF derives from the key file
 (``condor_token_create`` of HTCondor 23.9, and its source: condor_auth_passwd.cpp, token_utils.cpp).
 """
 
@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from itertools import cycle
 from typing import Final
 
-#: With what HTCondor keeps its key files from being read by accident.
+#: HTCondor XORs its key files with this, so that they are not read by accident.
 _SCRAMBLE: Final = b"\xde\xad\xbe\xef"
 
 
@@ -31,9 +31,9 @@ def mint(
 ) -> str:
     """A token for ``identity`` (``user@trust-domain``).
 
-    key: what the key's file holds; key_name: the file's name, not ``POOL``, which HTCondor treats
-    otherwise. authorizations: all that it is good for, e.g. ``ADVERTISE_STARTD``; none: all that the
-    identity may do.
+    key: contents of the key file; key_name: its name, except ``POOL``, which HTCondor treats
+    differently. authorizations: those that it is limited to, e.g. ``ADVERTISE_STARTD``; empty: all that
+    the identity has.
     """
     claims = {
         "exp": int((now + lifetime).timestamp()),
@@ -49,7 +49,7 @@ def mint(
 
 
 def sign(key: bytes, signed: str) -> str:
-    """The last of a token's three parts, for the first two."""
+    """The signature, a token's third part, for the first two."""
     return _base64(hmac.digest(_derived(key), signed.encode(), hashlib.sha256))
 
 

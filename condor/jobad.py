@@ -1,4 +1,4 @@
-"""The job's own ad, as the starter leaves it for the job (``$_CONDOR_JOB_AD``)."""
+"""Read the job ad that the starter writes for the job (``$_CONDOR_JOB_AD``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class JobAd:
-    """What vmjobs reads of a job ad. All of it is the submitter's word, none of it proven."""
+    """The attributes of a job ad that vmjobs reads; unverified, since users can set them."""
 
     job_id: str
     array: str
@@ -54,14 +54,14 @@ def read(environ: Mapping[str, str] | None = None) -> JobAd:
 
 
 def parse(data: bytes, path: str = "job ad") -> JobAd:
-    """A job ad from its text; attributes that are missing or odd become ``""`` or 0.
+    """Parse a job ad; attributes that are missing or of another type become ``""`` or 0.
 
     Raises:
         InvalidRequest: the text is no job ad.
     """
     if len(data) > MAX_BYTES:
         raise InvalidRequest(f"{path} is larger than {MAX_BYTES} bytes")
-    # The parser does not complain, it returns what it understood.
+    # The parser raises no error; it returns the part that it understood.
     ad = classad2.parseOne(data.decode("utf-8", "replace"))
     if _integer(ad, names.CLUSTER_ID) <= 0:
         raise InvalidRequest(f"{path} is not the ad of a queued job: it has no {names.CLUSTER_ID}")

@@ -1,4 +1,4 @@
-"""What a job ad in the queue or the history says, as an observation. Pure."""
+"""Turn a job ad from the queue or the history into an observation. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from condor import names
 from vmjobs.model import CondorRef
 from vmjobs.ports import BatchStatus, Observation
 
-#: All that is asked of a schedd about a job.
+#: The attributes that are requested from a schedd.
 PROJECTION: Final = (
     names.JOB_ID,
     names.CLUSTER_ID,
@@ -36,10 +36,10 @@ _STATUS: Final[Mapping[int, BatchStatus]] = {
 
 
 def observe(ad: Mapping[str, Any], schedd: str, *, in_queue: bool) -> Observation:
-    """The observation that ``ad`` amounts to.
+    """The observation for ``ad``.
 
-    A removed job that is still in the queue counts as ``RUNNING``: the site has not yet said
-    that it is gone, and its VM may live.
+    A removed job that is still in the queue counts as ``RUNNING``: the site has not yet confirmed
+    its removal, and its VM may still run.
     """
     status = _STATUS.get(int(ad.get(names.JOB_STATUS, 0)), BatchStatus.REMOVED)
     reason = ""

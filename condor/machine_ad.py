@@ -1,6 +1,6 @@
 """An execute node's attributes, as the lines that a STARTD_CRON job prints. Pure.
 
-A node is that of :class:`vmjobs.model.Node` as it comes over the agent's socket.
+``node`` is a :class:`vmjobs.model.Node` as the agent's socket sends it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from vmjobs.ports import ClassAdValue
 
-#: More cached images than this are not announced: the ad goes to the collector every few minutes.
+#: At most this many cached images are advertised: the ad goes to the collector every few minutes.
 MAX_DIGESTS: Final = 200
 
 
 def attributes(node: Mapping[str, Any]) -> dict[str, ClassAdValue]:
-    """What the machine ad says of vmjobs. A node that rests, or boots nothing, offers nothing."""
+    """Attributes for the machine ad; HasVMJobs is false on a fault or without hypervisors."""
     hypervisors, fault = node["hypervisors"], node.get("fault", "")
     working = [info["kind"] for info in hypervisors if info["works"]]
     uml: Mapping[str, Any] = next((info for info in hypervisors if info["kind"] == "uml"), {})
@@ -42,16 +42,16 @@ def attributes(node: Mapping[str, Any]) -> dict[str, ClassAdValue]:
 
 
 def lines(node: Mapping[str, Any]) -> str:
-    """The output of one STARTD_CRON run; its last line has the collector told at once.
+    """The output of one STARTD_CRON run; its last line triggers an update of the collector.
 
     Raises:
-        LookupError, TypeError: that is no node.
+        LookupError, TypeError: ``node`` is not a node.
     """
     return _text(attributes(node))
 
 
 def absent() -> str:
-    """The output where no agent answers: jobs must not come here."""
+    """The output if no agent answers: the node must get no jobs."""
     return _text({names.HAS_VMJOBS: False, names.FAULT: "", names.HYPERVISORS: ""})
 
 

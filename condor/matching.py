@@ -1,7 +1,7 @@
-"""Which idle jobs could run on machines that are not there: the part of :mod:`condor.daemon_call`
-that does a negotiator's work. It imports nothing of vmjobs.
+"""Count the idle jobs that VMs which do not run yet could take.
 
-Jobs that a schedd puts into one autocluster are alike to every machine: one of them is looked at.
+Part of :mod:`condor.daemon_call`: it does a negotiator's work, and imports nothing from vmjobs. Jobs
+that a schedd puts into one autocluster match the same slots: one of them is tried.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-#: Schedds that are asked, jobs that are counted at each, kinds of jobs that are looked at there.
+#: Limits: schedds that are asked; jobs counted at each; groups of jobs that are matched at each.
 SCHEDDS, JOBS, GROUPS = 50, 10000, 200
-#: Idle, of the vanilla universe (containers are), and no probe of ours.
+#: Idle, of the vanilla universe (as containers are), and no probe job.
 _IDLE: Final = "JobStatus == 1 && JobUniverse == 5 && VMJobsProbe =?= undefined"
 _ID: Final = ["ClusterId", "ProcId", "AutoClusterId"]
 _SCHEDD: Final = ["Name", "Machine", "MyAddress", "AddressV1", "CondorVersion", "CondorPlatform"]
-#: What a divided slot has left, and what it has in all.
+#: Resources of a partitionable slot: free as ``NAME``, in total as ``TotalSlotNAME``.
 _WHOLE: Final = ("Cpus", "Memory", "Disk")
 
 
 class Group(NamedTuple):
-    """Jobs that are alike: one of them, and how many there are."""
+    """Equivalent jobs: one of them, and their number."""
 
     job: Any
     jobs: int
 
 
 class Kind(NamedTuple):
-    """A cluster, and the ad of a machine of it."""
+    """A cluster, and the machine ad of one of its VMs."""
 
     cluster: str
     ad: Any
 
 
 def schedds(bindings: Any, collector: Any, named: str) -> list[Any]:
-    """Ads of schedds that may have idle jobs; the one that is named in any case, and first."""
+    """Ads of schedds that may have idle jobs; the named one always, and first."""
     kind = bindings.AdType.Schedd
     found = collector.query(kind, "TotalIdleJobs > 0", _SCHEDD)[:SCHEDDS]
     if named:
@@ -50,7 +50,7 @@ def idle_groups(schedd: Any) -> Iterator[Group]:
     for ad in schedd.query(_IDLE, _ID, limit=JOBS):
         job = (ad["ClusterId"], ad["ProcId"])
         known = ad.get("AutoClusterId")
-        # Not yet looked at by the schedd: alike only to itself.
+        # The schedd has not put this job into an autocluster yet: it is a group of its own.
         alike.setdefault(known if type(known) is int else job, []).append(job)
     one_each = {jobs[0]: len(jobs) for jobs in list(alike.values())[:GROUPS]}
     if not one_each:
@@ -61,7 +61,7 @@ def idle_groups(schedd: Any) -> Iterator[Group]:
 
 
 def whole(machine: Any) -> Any:
-    """The ad of a machine as if no job ran there: it could run another one later."""
+    """Change a slot's ad as if no job ran there, since it can run others later; return it."""
     for name in _WHOLE:
         if machine.get("PartitionableSlot") is True and f"TotalSlot{name}" in machine:
             machine[name] = machine[f"TotalSlot{name}"]
@@ -71,7 +71,7 @@ def whole(machine: Any) -> Any:
 def waiting(
     groups: Iterable[Group], kinds: Sequence[Kind], machines: Sequence[Any]
 ) -> dict[str, dict[str, int]]:
-    """For each cluster jobs that only it could run, and how many machines those would fill."""
+    """For each cluster, the number of jobs that only it can run, and of VMs that they fill."""
     jobs = dict.fromkeys((kind.cluster for kind in kinds), 0)
     filled = dict.fromkeys(jobs, 0.0)
     for group in groups:
@@ -84,7 +84,7 @@ def waiting(
 
 
 def _whose(job: Any, able: Mapping[str, Any], machines: Sequence[Any]) -> str | None:
-    """The cluster that a job is left to; None: somebody else can run it."""
+    """The cluster that must run a job; None if another slot of the pool can run it."""
     if not able:
         return None
     present = set()
@@ -98,7 +98,7 @@ def _whose(job: Any, able: Mapping[str, Any], machines: Sequence[Any]) -> str | 
 
 
 def _at_once(job: Any, machine: Any) -> int:
-    """How many such jobs the machine runs at a time."""
+    """How many such jobs one VM runs at a time."""
     fit = []
     for name in _WHOLE:
         asked = job.eval(f"Request{name}") if f"Request{name}" in job else 0

@@ -26,8 +26,8 @@ VM_STAGE_SECONDS: Final = "ChirpVMStageSeconds"
 VM_BOOT_SECONDS: Final = "ChirpVMBootSeconds"
 VM_RUN_SECONDS: Final = "ChirpVMRunSeconds"
 VM_COLLECT_SECONDS: Final = "ChirpVMCollectSeconds"
-#: What the machine has used and moved so far: see ``vmjobs.model.AMOUNTS``. HTCondor's own numbers
-#: are those of the process in the machine's place; MemoryUsage is made of ours (node.conf).
+#: Resources that the VM has used, and bytes it has moved: see ``vmjobs.model.AMOUNTS``. HTCondor's own
+#: numbers are those of the process beside the VM; MemoryUsage is computed from these (node.conf).
 VM_CPU_SECONDS: Final = "ChirpVMCpuSeconds"
 VM_IMAGE_BYTES: Final = "ChirpVMImageBytes"
 VM_INPUT_BYTES: Final = "ChirpVMInputBytes"
@@ -39,39 +39,39 @@ VM_OUTPUT_BYTES: Final = "ChirpVMOutputBytes"
 VM_CHECKPOINT_BYTES: Final = "ChirpVMCheckpointBytes"
 VM_EXIT_CHANNEL: Final = "ChirpVMExitChannel"
 VM_REASON: Final = "ChirpVMReason"
-#: Of an unchanged job: what is to become of it, and the HoldReasonSubCode of one that is held.
+#: Of a transparent job: its outcome for the schedd's policy, and the HoldReasonSubCode if it is held.
 VM_OUTCOME: Final = "ChirpVMOutcome"
 VM_SUBCODE: Final = "ChirpVMSubCode"
-#: When it was tried last, in seconds of the epoch by its node's clock: when that began, or failed.
+#: When its last attempt began or failed, in seconds since the epoch by its node's clock.
 VM_TRIED: Final = "ChirpVMTried"
-#: How often it was told to leave, and did: so many of its starts count for nothing.
+#: Number of evictions, which do not count as attempts.
 VM_VACATED: Final = "ChirpVMVacated"
-#: What it left and did not come back, and why.
+#: Outputs that were not transferred, and why.
 VM_REJECTED: Final = "ChirpVMRejected"
-#: What its image demands of nodes, once one has found out; and what the image was called then.
+#: Requirements of its image, once a node has determined them, and the image's name at that time.
 VM_IMAGE_KINDS: Final = "ChirpVMImageKinds"
 VM_IMAGE_ARCH: Final = "ChirpVMImageArch"
 VM_IMAGE_NAMED: Final = "ChirpVMImageNamed"
-#: Whether that holds yet.
+#: Whether these requirements are still valid.
 IMAGE_KNOWN: Final = "VMJobImageKnown"
 
-#: What users write into the submit files of unchanged jobs.
+#: Attributes that users set in the submit files of transparent jobs.
 WANTED_IMAGE: Final = "VMJobImage"
 WANTED_HYPERVISOR: Final = "VMJobHypervisor"
 WANTED_NETWORK: Final = "VMJobNetwork"
 WANTED_BOOT_TIMEOUT: Final = "VMJobBootTimeout"
 WANTED_CHECKPOINT: Final = "VMJobCheckpoint"
-#: What the schedd's drop-in adds to such jobs (condor/config/schedd.conf).
+#: Set by the schedd's drop-in on such jobs (condor/config/schedd.conf): the version of its policy.
 POLICY: Final = "VMJobPolicy"
-#: Instead of that on a schedd whose job router has it leave (condor/config/submit-router.conf).
+#: Its value on a schedd whose job router sends such jobs away (condor/config/submit-router.conf).
 ROUTED: Final = "route"
-#: The version of the policy; nodes take no job with another one (condor/config/node.conf).
+#: The version of the policy that nodes require (condor/config/node.conf).
 POLICY_NOW: Final = 2
-#: Whether a job that failed for no reason of its own has to wait yet.
+#: Whether a job has to wait before its next attempt, after one that failed for no fault of the job.
 WAITS: Final = "VMJobWaits"
-#: Which machines a job goes to first, be it such a one or the service's own.
+#: Rank of nodes for a transparent job or a job of the service.
 JOB_RANK: Final = "VMJobRank"
-#: What a job router writes into a job's ad: who looks after it, and the copy that leaves.
+#: Set by a job router: which program manages the job, and the id of the copy that leaves.
 MANAGED: Final = "Managed"
 ROUTED_TO: Final = "RoutedToJobId"
 MAX_STARTS: Final = "VMJobMaxStarts"
@@ -81,7 +81,7 @@ CLUSTER_ID: Final = "ClusterId"
 PROC_ID: Final = "ProcId"
 #: ``SCHEDD#CLUSTER.PROC#TIME``.
 GLOBAL_ID: Final = "GlobalJobId"
-#: Of a claimed slot: ``USER@DOMAIN`` of its job.
+#: In a claimed slot's ad: ``USER@DOMAIN`` of its job.
 REMOTE_USER: Final = "RemoteUser"
 JOB_STATUS: Final = "JobStatus"
 OWNER: Final = "Owner"
@@ -99,7 +99,7 @@ WANT_IO_PROXY: Final = "WantIOProxy"
 # --------------------------------------------------------------------------- machine ads
 
 HAS_VMJOBS: Final = "HasVMJobs"
-#: Why a node takes no jobs for a while.
+#: Why a node accepts no jobs for a while.
 FAULT: Final = "VMJobsFault"
 VERSION: Final = "VMJobsVersion"
 HYPERVISORS: Final = "VMJobsHypervisors"
@@ -113,39 +113,39 @@ MEMORY_FREE: Final = "VMJobsMemoryFree"
 DISK: Final = "VMJobsDisk"
 RUNNING: Final = "VMJobsRunning"
 
-# ------------------------------------------------- machine ads of members of virtual clusters
+# ------------------------------------------------- machine ads of cluster VMs
 
 MEMBER: Final = "VMJobsMember"
 INCARNATION: Final = "VMJobsIncarnation"
 CLUSTER: Final = "VMJobsCluster"
 ADMITTED: Final = "VMJobsAdmitted"
-#: Which machine it is, as nothing else ever was: names and incarnations come again with a new cluster.
+#: The VM's id, never used again: names and incarnations are reused by a later cluster.
 MACHINE: Final = "VMJobsMachine"
-#: What users select a cluster by; an operator's attribute of this name wins.
+#: Users select a cluster by this; an operator's attribute of this name takes precedence.
 VIRTUAL_CLUSTER: Final = "VirtualCluster"
-#: Of the ad that says whose tokens are over: `SECONDS-SINCE-1970:USER,…`, and the ad's name.
+#: In the ad of revoked tokens: `SECONDS-SINCE-1970:USER,…`; and the ad's name.
 REVOKED: Final = "VMJobsRevoked"
 REVOKED_NAME: Final = "revoked.offline.vc"
-#: Ends every host name of a member's, so that none can be taken for a real host.
+#: Domain of all cluster VMs' host names, so that none equals the name of a real host.
 MEMBER_DOMAIN: Final = "vc"
 
-#: Of an ad that stands for machines that could be started: what it was made of, how many of the cluster
-#: are up, and its host's name.
+#: In an offline ad, which stands for VMs that could be started: a digest of its contents, and how many
+#: VMs of the cluster are up; and the domain of its host name.
 OFFER: Final = "VMJobsOffer"
 UP: Final = "VMJobsUp"
 OFFER_DOMAIN: Final = "offline.vc"
 
-#: HTCondor's own: divisions of a divided slot, jobs begun, the operating system in words.
+#: HTCondor's own: number of dynamic slots, jobs started, the operating system in words.
 DYNAMIC_SLOTS: Final = "NumDynamicSlots"
 JOB_STARTS: Final = "JobStarts"
 SYSTEM: Final = "OpSysLongName"
 
-#: In a probe job's ad: which machine it is for.
+#: In a probe job's ad: the id of the VM that it tests.
 PROBE: Final = "VMJobsProbe"
-#: What a probe job runs, and the only thing that a machine runs before it is admitted.
+#: The probe job's program, the only one that a VM runs before it is admitted.
 PROBE_PROGRAM: Final = "/usr/local/libexec/vmjobs-probe"
 
-#: User name of a machine's token is this, the member's name, a dot, and the machine.
+#: The user name in a cluster VM's token is this, the VM's name, a dot, and its id.
 MEMBER_USER: Final = "vmjobs-"
 
 # --------------------------------------------------------------------------- files
@@ -155,7 +155,7 @@ EVENT_LOG: Final = "events.log"
 SUBMIT_MARKER: Final = "submitting"
 LOCK: Final = "lock"
 
-#: In a job's directory below it. The token is what travels to the execute node.
+#: In a job's directory below it. HTCondor transfers the token to the execute node.
 TOKEN: Final = "job.token"  # noqa: S105  a file name
 EXEC_OUT: Final = "exec.out"
 EXEC_ERR: Final = "exec.err"
@@ -165,7 +165,7 @@ CHIRP_CONFIG: Final = ".chirp.config"
 JOB_AD: Final = ".job.ad"
 MACHINE_AD: Final = ".machine.ad"
 
-#: In the guest's directory, beside `script`; the numbers make ours the last word of a configuration.
+#: In the guest's directory, beside `script`; the numbers make HTCondor read these files last.
 STARTD_CONFIG: Final = "97-vmjobs-startd.conf"
 MEMBER_CONFIG: Final = "98-vmjobs-member.conf"
 

@@ -1,6 +1,6 @@
-"""What a startd's cron starts: it prints the node's machine ad attributes, as the agent has them.
+"""The STARTD_CRON program: prints the agent's attributes for the node's machine ad.
 
-It runs for as long as the startd: no module that takes long to import is needed.
+It runs as long as the startd: it imports no module that takes long to load.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: How often an agent that answers is asked again, in seconds: free disk and jobs change all the time.
+#: Seconds between two requests to the agent: free disk and jobs change all the time.
 ASK_SECONDS = 10.0
-#: How often one is looked for where there is none.
+#: Seconds between two attempts to find an agent while there is none.
 LOOK_SECONDS = 1.0
 
 OUT = 1
 
 
 def main(*, follow: bool) -> None:
-    """Print the attributes; with ``follow`` anew whenever they may have changed, until nobody reads."""
+    """Print the attributes; with ``follow``, again after changes, until output is closed."""
     path, known_absent = agent_socket(), False
     while True:
         try:
@@ -39,22 +39,22 @@ def main(*, follow: bool) -> None:
                 if not follow:
                     return
         except InvalidRequest as error:
-            # An agent of another release, which whoever starts this anew may have, too.
+            # An agent of another release; the startd's next start of this program may have it, too.
             _print(machine_ad.absent())
-            sys.exit(f"the agent's word is not understood: {error.message}")
+            sys.exit(f"invalid message from the agent: {error.message}")
         if not known_absent:
             _print(machine_ad.absent())
         if not follow:
             return
         known_absent = True
-        _wait(LOOK_SECONDS)  # nothing tells when a socket appears
+        _wait(LOOK_SECONDS)  # there is no event for a new socket
 
 
 def _said_by_agent(path: str) -> Iterator[str]:
-    """What the agent says of its node, every few seconds, until there is no agent.
+    """Yield the agent's attributes of its node, every few seconds, until the agent is gone.
 
     Raises:
-        InvalidRequest: something came that is no message.
+        InvalidRequest: the agent sent something that is no message.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -62,7 +62,7 @@ def _said_by_agent(path: str) -> Iterator[str]:
             connection.connect(path)
             messages = framing.receive(connection)
             while True:
-                # It answers, and says something unasked when it must not wait: each is as good.
+                # The agent answers requests, and also sends urgent updates unasked.
                 if not _wait(0.0, connection):
                     framing.send(connection, {"type": "status"})
                 answer = next(messages, None)
@@ -88,9 +88,9 @@ def _print(text: str) -> None:
 
 
 def _wait(seconds: float, connection: socket.socket | None = None) -> bool:
-    """Wait so long, or until the agent has said something, or is gone: whether it has, or is.
+    """Wait so long; return True as soon as the agent sends something or is gone.
 
-    Whoever read us being gone ends this program.
+    Exits if the reader of this program's output is gone.
     """
     poller = select.poll()
     poller.register(OUT, 0)

@@ -1,4 +1,4 @@
-"""The ad of a machine that a cluster could start: what its startd would say. Pure."""
+"""Offline ads: machine ads of VMs that a cluster could start. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from condor import names
 from condor.chirp import literal
 from vmjobs.ports import ClassAdValue, MachineKind
 
-#: What is the same for all machines of a kind, and known from the first of them on only.
+#: Attributes that all VMs of a cluster share, and that the first VM's ad reveals.
 _LASTING: Final = re.compile(
     r"Arch|OpSys\w*|Has\w+|has_\w+|Condor(Version|Platform)|Microarch|Utsname(Machine|Release|Sysname)"
     r"|StarterAbilityList|DetectedCpus|DetectedMemory|TotalSlot(Cpus|Memory|Disk)"
 )
 _MOST: Final = 300
 _LONGEST: Final = 1024
-#: What is said of a machine that nobody has seen yet.
+#: Attributes of a cluster that has had no VM yet.
 _ASSUMED: Final[Mapping[str, ClassAdValue]] = {
     "Arch": "X86_64",
     "OpSys": "LINUX",
@@ -27,11 +27,11 @@ _ASSUMED: Final[Mapping[str, ClassAdValue]] = {
     "HasIOProxy": True,
     "HasTDP": True,
 }
-#: Nobody is there, and nobody is sent there: matches with an offline ad are for its owner to see. It
-#: has no StartdIpAddr: a negotiator that notes a match would repeat that alone, and the collector takes
-#: two addresses that differ for a lie.
+#: No daemon listens there, and no schedd connects: only the ad's owner uses its matches. The ad has no
+#: StartdIpAddr: a negotiator that records a match would repeat only that one, and the collector rejects
+#: an ad with two different addresses.
 _ADDRESS: Final = "<127.0.0.1:9>"
-#: What the startd of a member says, see ``condor/worker/startd.conf``.
+#: Expressions of a cluster VM's startd, see ``condor/worker/startd.conf``.
 _EXPRESSIONS: Final = {
     "Requirements": "START && WithinResourceLimits",
     "WithinResourceLimits": (
@@ -46,9 +46,9 @@ _EXPRESSIONS: Final = {
 
 
 def lasting(ad: Mapping[str, ClassAdValue]) -> dict[str, ClassAdValue]:
-    """What of a machine's ad will be true of the cluster's next machine, too.
+    """The attributes of a VM's ad that hold for the cluster's next VM, too.
 
-    Jobs that take over a machine can have it say anything: what no startd says is left out.
+    A job that takes over a VM can write anything into the ad: other attributes are left out.
     """
     said = [(n, v) for n, v in sorted(ad.items()) if _LASTING.fullmatch(n) and _plausible(n, v)]
     return dict(said[:_MOST])
@@ -63,7 +63,7 @@ def _plausible(name: str, value: ClassAdValue) -> bool:
 
 
 def offer(kind: MachineKind) -> dict[str, str]:
-    """The ad of a machine of the kind that is switched off: expressions by name."""
+    """The offline ad of a VM of this kind: expressions by name."""
     host = f"{kind.cluster}.{names.OFFER_DOMAIN}"
     known = {**_ASSUMED, **kind.known}
     declared = {"Cpus": kind.cpus, "Memory": kind.memory, "Disk": kind.disk * 1024}
@@ -94,7 +94,7 @@ def offer(kind: MachineKind) -> dict[str, str]:
         "Rank": 0.0,
         names.CLUSTER: kind.cluster,
         names.ADMITTED: True,
-        # Once a machine is up, the ad is another one, and forgets the match that it was started for.
+        # Changes when a VM is up: the ad is then replaced, without the match that started the VM.
         names.UP: kind.up,
     }
     return {

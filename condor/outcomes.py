@@ -1,19 +1,19 @@
-"""What HTCondor does with an unchanged job for each way in which its machine can fail.
+"""Outcomes of transparent jobs: what HTCondor does for each failure of a job's VM.
 
-The job's own end is its own affair: exit status and signal pass through untouched. Otherwise
-``exec-unchanged`` writes an outcome into the job's ad, and the policy that
-``condor/config/schedd.conf`` adds to such jobs acts on it when they exit. It begins with "again", so
-that its own death is no end of the job's.
+If the job itself ends, its exit status or signal passes through unchanged. Otherwise ``exec-unchanged``
+writes an outcome into the job's ad, and the policy that ``condor/config/schedd.conf`` adds to such jobs
+acts on it when they exit. The first outcome written is "again", so that the death of ``exec-unchanged``
+does not count as the job's end.
 
-A job is at its own end where its state is COMPLETED, or FAILED without an outcome of "hold". That state
-is written at once, and again until the schedd has it. All others come with the job's exit, together:
-where that is lost, so are they, and the job is tried again.
+A job has ended by itself if its state is COMPLETED, or FAILED without the outcome "hold". That state
+is written immediately, and repeated until the schedd has it. All other attributes are written together,
+with the job's exit: if that update is lost, they all are, and the job is tried again.
 
 ========  ==============================================================================
-hold      whoever submitted the job has to change something: it is held (HoldReasonCode 3,
-          our own HoldReasonSubCode, a sentence)
-again     the node or something that passes failed: back to idle, to be tried elsewhere
-          after a while (:func:`pause`), and held once it was begun ``VMJobMaxStarts`` times
+hold      the user has to change something: the job is held (HoldReasonCode 3, a
+          HoldReasonSubCode of vmjobs, a message)
+again     the node failed, or something temporary: back to idle, to be tried elsewhere
+          after a delay (:func:`retry_delay_seconds`), and held after ``VMJobMaxStarts`` starts
 ========  ==============================================================================
 """
 
@@ -47,22 +47,23 @@ if TYPE_CHECKING:
 
 HOLD: Final = "hold"
 AGAIN: Final = "again"
-#: The job's own.
+#: The job ended by itself.
 OWN: Final = "own"
-#: The code of an end of which nobody told.
+#: The code of an end that was not reported.
 LOST: Final = "EXEC_LOST"
-#: Seconds from the first try of a job to the second, and from any to the next at most.
+#: Seconds from a job's first attempt to its second, and the longest delay between two attempts.
 FIRST_PAUSE: Final = 5
 LONGEST_PAUSE: Final = 600
-#: How many things that did not come back a job's ad names.
+#: How many rejected outputs a job's ad lists.
 MOST_REJECTED: Final = 20
 
 
 class Outcome:
-    """deed: HOLD or AGAIN. subcode: HoldReasonSubCode of a job that is held for it. why: in words.
+    """What HTCondor does with a job for one failure code.
 
-    remedy: what users of HTCondor do about it, in place of a sentence for those of our own commands.
-    about: what the sentence speaks of, where users would take that for something of theirs.
+    action: HOLD or AGAIN. subcode: HoldReasonSubCode of a held job. why: the reason, in words.
+    remedy: advice for users of HTCondor, replaces the advice for users of ``vmjobs`` commands.
+    about: the subject of the message, if users would otherwise take it for something of their own.
     """
 
     def __init__(self, deed: str, subcode: int, why: str, remedy: str = "", about: str = "") -> None:
@@ -75,13 +76,13 @@ class Outcome:
 
 _SCRIPT: Final = "a script of vmjobs' own, not the job"
 
-#: By the code of what went wrong. Sub-codes are stable: users' policies may compare with them.
+#: By the failure's code. Sub-codes are stable: users' policies may compare with them.
 OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
     {
         NotFound.code: Outcome(HOLD, 101, "no image of that name that everybody may use"),
         ReasonCode.IMAGE_REJECTED.value: Outcome(HOLD, 102, "the image is not allowed on this node"),
-        UNSUITABLE: Outcome(HOLD, 103, "the image lacks what an unchanged job needs"),
-        InvalidRequest.code: Outcome(HOLD, 104, "the job asks for what cannot be"),
+        UNSUITABLE: Outcome(HOLD, 103, "the image lacks programs that the job needs"),
+        InvalidRequest.code: Outcome(HOLD, 104, "the job's request is invalid"),
         PayloadTooLarge.code: Outcome(
             HOLD, 105, "the job's files are larger than its disk", "ask for more with request_disk"
         ),
@@ -92,18 +93,18 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ReasonCode.KERNEL_PANIC.value: Outcome(HOLD, 108, "the guest's kernel panicked"),
         ReasonCode.BOOT_TIMED_OUT.value: Outcome(HOLD, 109, "the guest was not ready in time"),
         ReasonCode.NO_EXIT_REPORT.value: Outcome(HOLD, 110, "the guest did not say how the job ended"),
-        ReasonCode.TIMED_OUT.value: Outcome(HOLD, 111, "the job ran for longer than any may"),
+        ReasonCode.TIMED_OUT.value: Outcome(HOLD, 111, "the job ran longer than the limit"),
         Forbidden.code: Outcome(AGAIN, 120, "the node does not take the job"),
-        Unavailable.code: Outcome(AGAIN, 121, "the agent, or what it needs, does not answer"),
-        ReasonCode.BOOT_FAILED.value: Outcome(AGAIN, 122, "the machine did not start"),
+        Unavailable.code: Outcome(AGAIN, 121, "the agent, or a service it needs, does not answer"),
+        ReasonCode.BOOT_FAILED.value: Outcome(AGAIN, 122, "the VM did not start"),
         ReasonCode.GUEST_LOST.value: Outcome(
-            AGAIN, 123, "the machine ended, fell silent, or could not send all"
+            AGAIN, 123, "the VM ended, stopped responding, or lost output"
         ),
         ReasonCode.IMAGE_UNAVAILABLE.value: Outcome(AGAIN, 124, "the image could not be fetched"),
         ReasonCode.NO_HYPERVISOR.value: Outcome(AGAIN, 126, "no hypervisor here boots the image"),
         ReasonCode.NODE_FAILED.value: Outcome(AGAIN, 127, "the node failed"),
         ReasonCode.OUTPUT_MISSING.value: Outcome(
-            AGAIN, 128, "what the job left did not come back", about=_SCRIPT
+            AGAIN, 128, "the job's outputs were not transferred", about=_SCRIPT
         ),
         ReasonCode.SCRIPT_FAILED.value: Outcome(
             AGAIN, 129, "the guest could not run the job", about=_SCRIPT
@@ -112,9 +113,9 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
             AGAIN, 130, "the guest could not run the job", about=_SCRIPT
         ),
         ReasonCode.INTERNAL.value: Outcome(AGAIN, 131, "the agent failed"),
-        LOST: Outcome(AGAIN, 132, "what runs the job on its node was killed"),
+        LOST: Outcome(AGAIN, 132, "the program that runs the job was killed"),
         StorageFull.code: Outcome(AGAIN, 133, "the node has no room for the job's disk"),
-        ReasonCode.NOT_RESUMED.value: Outcome(AGAIN, 135, "the machine that was saved does not go on"),
+        ReasonCode.NOT_RESUMED.value: Outcome(AGAIN, 135, "the VM cannot resume from its checkpoint"),
         Unauthenticated.code: Outcome(
             AGAIN,
             134,
@@ -123,35 +124,37 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ),
     }
 )
-#: The code of a job's own end, where a lack of memory may be why.
+#: The code of a job's own end, if a lack of memory may be the reason.
 STARVED: Final = "OUT_OF_MEMORY"
-STARVED_WHY: Final = "the machine had no memory left, and its kernel killed processes"
+STARVED_WHY: Final = "the VM ran out of memory, and its kernel killed processes"
 STARVED_REMEDY: Final = "ask for more with request_memory"
-#: Whether HTCondor has a job run: it does, brings its output back, or has suspended it.
+#: Whether HTCondor has a node run a job: it runs, transfers its output, or is suspended.
 _RUNS: Final = "JobStatus == 2 || JobStatus == 6 || JobStatus == 7"
-#: Bytes of what a job's ad says of how far it is.
+#: The longest progress message in a job's ad, in bytes.
 _LAST_WORD: Final = 300
-UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
+UNKNOWN: Final = Outcome(AGAIN, 199, "another failure")
 
 
 def outcome_of(code: str) -> Outcome:
-    """What becomes of a job for the code of what went wrong."""
+    """The outcome for a failure's code."""
     return OUTCOMES.get(code, UNKNOWN)
 
 
 def is_held(code: str) -> bool:
-    """Whether a job is held for it, until its user has changed something."""
+    """Whether a job with this code is held until its user has changed something."""
     return outcome_of(code).deed == HOLD
 
 
 def pause(starts: int) -> int:
-    """Seconds from one try of a job to the next, after so many of them (1, 2, ...)."""
+    """Seconds until a job's next attempt, after this number of starts (1, 2, ...)."""
     return FIRST_PAUSE * 2 ** (max(starts, 1) - 1) if starts < 8 else LONGEST_PAUSE
 
 
 def waits(tries: str) -> str:
-    """Whether a job that failed has to wait yet: a ClassAd expression, in the job's ad. By the clock of
-    its node, unless that is ahead by more than a minute. tries: how often it was begun, an expression.
+    """A ClassAd expression for the job's ad: true while a job that failed has to wait.
+
+    Uses its node's time stamp, unless that is ahead by more than a minute. tries: number of attempts,
+    an expression.
     """
     pause = f"ifThenElse({tries} < 8, {FIRST_PAUSE} * pow(2, {tries} - 1), {LONGEST_PAUSE})"
     return (
@@ -161,12 +164,12 @@ def waits(tries: str) -> str:
 
 
 def under_way(state: str, reason: str) -> dict[str, Told]:
-    """What the job's ad has to say of a job that has come this far, for as long as HTCondor has it run.
+    """Attributes for a job in this state, which are valid while HTCondor has a node run it.
 
-    What runs it may be killed and have no time to say more, as by ``condor_vacate_job -fast``: then the
-    same attributes say that, until something else is told.
+    ``exec-unchanged`` may be killed before it writes anything else, as by ``condor_vacate_job -fast``:
+    then these expressions evaluate to that failure, until other values are written.
     """
-    lost = f"{LOST}: {OUTCOMES[LOST].why}; its last word: "
+    lost = f"{LOST}: {OUTCOMES[LOST].why}; last report: "
     preempted = literal(JobState.PREEMPTED.value)
     is_lost = f"{names.VM_STATE} =?= {preempted}"
     return {
@@ -178,7 +181,7 @@ def under_way(state: str, reason: str) -> dict[str, Told]:
 
 
 def rejected(entries: Sequence[tuple[str, str]]) -> dict[str, ClassAdValue]:
-    """What the job's ad has to say of what the job left and did not come back: names, and why."""
+    """Attributes for rejected outputs: names, and reasons."""
     said = [f"{name[:200]!r}: {why}" for name, why in entries[:MOST_REJECTED]]
     if len(entries) > MOST_REJECTED:
         said.append(f"and {len(entries) - MOST_REJECTED} more")
@@ -186,7 +189,7 @@ def rejected(entries: Sequence[tuple[str, str]]) -> dict[str, ClassAdValue]:
 
 
 def own(exit: Exit, *, starved: bool = False) -> dict[str, ClassAdValue]:
-    """What the job's ad has to say of the job's own end. starved: its machine had no memory left."""
+    """Attributes for the job's own end. starved: its VM ran out of memory."""
     code = "SUCCEEDED" if exit.ok else "JOB_FAILED" if exit.signal is None else "JOB_KILLED"
     why = f"the job {_exited(exit)}"
     if starved:
@@ -205,7 +208,7 @@ def _exited(exit: Exit) -> str:
 
 
 def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
-    """What the job's ad has to say of any other. now: seconds of the epoch."""
+    """Attributes for any other end. now: seconds since the epoch."""
     outcome = outcome_of(code)
     if outcome.remedy:
         why = f"{outcome.why}; {outcome.remedy}"
@@ -217,13 +220,14 @@ def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
         names.VM_REASON: f"{code}: {why}",
         names.VM_TRIED: int(now),
         names.VM_OUTCOME: outcome.deed,
-        names.VM_STATE: state.value,  # last: where the others are missing it is no end of the job's
+        names.VM_STATE: state.value,  # last: without the others it does not count as the job's end
     }
 
 
 def begun(now: float) -> dict[str, Told]:
-    """The same of a job that has begun. That becomes of it unless something else is told; the reason is
-    how far it is, and the policy has one of its own for this end.
+    """Attributes for a job that has begun: those of EXEC_LOST, until others are written.
+
+    The reason is the job's progress; the policy adds that of EXEC_LOST itself.
     """
     lost = OUTCOMES[LOST]
     return {
@@ -235,17 +239,17 @@ def begun(now: float) -> dict[str, Told]:
 
 
 def elsewhere(now: float) -> dict[str, ClassAdValue]:
-    """The same of a job of the service's that its node has failed."""
+    """Attributes for a job of the service that its node has failed."""
     return {names.VM_TRIED: int(now), names.VM_OUTCOME: AGAIN}
 
 
 def vacated(before: int) -> dict[str, ClassAdValue]:
-    """The same of a job that leaves because it was told to. before: how often it has done so."""
+    """Attributes for an evicted job. before: number of earlier evictions."""
     return {names.VM_VACATED: before + 1}
 
 
 def left(end: End, before: int) -> dict[str, ClassAdValue]:
-    """The same of an unchanged job, with how its run ended then. It may be vacated, held or removed."""
+    """Attributes for a transparent job that is vacated, held or removed, from its run's end."""
     code, why = (
         ReasonCode.EVICTED.value,
         f"HTCondor told the job to leave its node (signal {end.stopped})",
@@ -264,5 +268,5 @@ def left(end: End, before: int) -> dict[str, ClassAdValue]:
 
 
 def failure(error: VMJobsError, now: float) -> dict[str, ClassAdValue]:
-    """The same for an error."""
+    """Attributes for an error."""
     return attributes(error.code, error.message, now)

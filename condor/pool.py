@@ -1,7 +1,7 @@
-"""An HTCondor pool that machines of virtual clusters join.
+"""An HTCondor pool that cluster VMs join.
 
-What an ad says of a machine is the machine's word: root in it may have written anything there. The
-collector has seen to it that it speaks of no other machine (condor/config/site-clusters.conf).
+A VM's machine ad is untrusted: root in the VM can write anything into it. The collector ensures that it
+is about no other VM (condor/config/site-clusters.conf).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
 
 log = logging.getLogger(__name__)
 
-#: An offer that is not renewed is forgotten by the collector after so many seconds.
+#: The collector drops an offline ad that is not renewed after this many seconds.
 OFFER_SECONDS: Final = 900
-#: A probe job that has not run after so many seconds leaves the queue, and has failed.
+#: A probe job that has not run after this many seconds leaves the queue, and has failed.
 PROBE_SECONDS: Final = 300
-#: How far back the history is read for one, in seconds: a schedd looks after its queue every minute.
+#: How far back the history is read for one, in seconds: a schedd checks its queue every minute.
 _HISTORY_SECONDS: Final = 2 * PROBE_SECONDS
 
-#: By so many seconds clocks of the service's hosts and the pool's may differ.
+#: How many seconds the clocks of the service's hosts and the pool's may differ.
 _CLOCKS_DIFFER: Final = 60
 
 _MACHINE_AD: Final = (
@@ -48,9 +48,9 @@ _MACHINE_AD: Final = (
     names.JOB_STARTS,
     names.SYSTEM,
 )
-#: Its one divided slot stands for a machine.
+#: Ads of cluster VMs: each has one partitionable slot.
 _OURS: Final = f"{names.MEMBER} =!= undefined && PartitionableSlot =?= true"
-#: What HTCondor calls a job's state.
+#: Values of HTCondor's ``JobStatus``.
 _REMOVED, _COMPLETED, _HELD = 3, 4, 5
 _MOST: Final = 2**31 - 1
 _MEMBER: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -62,17 +62,17 @@ _PROBE_AD: Final = (
     names.JOB_STATUS,
     names.EXIT_CODE,
 )
-#: As many ads as there are.
+#: No limit on the number of ads.
 _ALL: Final = -1
 
 
 class CondorPool:
     """Implements :class:`vmjobs.ports.Pool`.
 
-    name: as the settings call it. at: what they say of it. token_seconds: how long tokens of its
-    machines are good. timeout: seconds for each exchange with a daemon.
+    name: its name in the settings. setting: its addresses. token_seconds: lifetime of its VMs' tokens.
+    timeout: seconds for each exchange with a daemon.
 
-    Identity is that of this process's user, as for submitting jobs. Withdrawing needs ADVERTISE_STARTD
+    Uses the identity of this process's user, as for submitting jobs. Withdrawing needs ADVERTISE_STARTD
     (condor/config/site-clusters.conf).
     """
 
@@ -88,13 +88,13 @@ class CondorPool:
         self._collector = at.collector
         self._schedd_name = at.schedd
         self._schedd = Schedd(at.schedd, at.collector, timeout)
-        # Anybody may say of a job that it is a probe; nobody, that it is somebody else's.
+        # Every user can mark a job as a probe, but none can submit one as another user.
         self._ours = f"{names.OWNER} =?= {literal(at.user, limit=0)}"
         self._timeout = timeout
         self._token_seconds = token_seconds
 
     def machines(self) -> list[PoolMachine]:
-        """Machines of our clusters whose ads are in the collector now: one query."""
+        """The cluster VMs whose ads are in the collector now: one query."""
         with self._translated():
             answer = call(
                 "startds",
@@ -106,7 +106,7 @@ class CondorPool:
         return [machine(ad) for ad in answer["ads"] if is_machine(ad)]
 
     def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
-        """How the probe jobs of these machines are doing: three calls at most, for all of them."""
+        """The states of these VMs' probe jobs; submit those that are missing. At most three calls."""
         asked = {target_of(each): each for each in machines}
         if not asked:
             return {}
@@ -125,28 +125,27 @@ class CondorPool:
         }
 
     def withdraw(self, machines: Sequence[PoolMachine]) -> None:
-        """Exactly these machines are no more: their tokens are over, the collector forgets them, and
-        their probe jobs are removed.
+        """Revoke the tokens of these VMs, invalidate their ads, and remove their probe jobs.
 
-        A pool that was not set up for it (condor/config/site-revocation.conf) lets tokens expire.
+        A pool that is not configured for it (condor/config/site-revocation.conf) lets tokens expire.
         """
         if not machines:
             return
-        # Root in a machine may call it by another's id, but not by another's name.
+        # Root in a VM can advertise another VM's id, but not another VM's name.
         named = f'strcat({names.MEMBER}, "/", {names.MACHINE})'
         constraint = among(named, [f"{each.name}/{target_of(each)}" for each in machines])
         users, until = [user_of(each) for each in machines], self._token_seconds + _CLOCKS_DIFFER
         with self._translated():
-            # The tokens first: else a machine that lives could be back before they are over.
+            # The tokens first: otherwise a running VM could advertise itself again with its token.
             call("revoke", self._timeout, pool=self._collector, users=users, seconds=until)
             call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
             probing = among(names.PROBE, [target_of(each) for each in machines])
             probes = self._schedd.query(f"{self._ours} && {probing}", _PROBE_AD)
             if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
-                self._schedd.act(JobAction.CANCEL, ids, "the machine that this job was to try is gone")
+                self._schedd.act(JobAction.CANCEL, ids, "the VM that this job was to test is gone")
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
-        """What waits for each of these clusters, at all schedds that the collector knows."""
+        """The idle jobs for each of these clusters, at all schedds that the collector knows."""
         asked = [{"cluster": k.cluster, "learn": k.learn, "ad": offer(k)} for k in kinds]
         with self._translated():
             answer = call(
@@ -162,7 +161,7 @@ class CondorPool:
         }
 
     def offer(self, kinds: Sequence[MachineKind]) -> None:
-        """Have the collector show one machine of each of these clusters as switched off."""
+        """Advertise one VM of each of these clusters as offline."""
         ads = []
         for kind in kinds:
             ad = {**offer(kind), "ClassAdLifetime": str(OFFER_SECONDS)}
@@ -182,11 +181,11 @@ class CondorPool:
             raise Unavailable("pool", f"pool {self._name}: {error.message}", hint=error.hint) from error
 
 
-_HINT: Final = "condor_ping -type collector -table READ ADVERTISE_STARTD shows what it lets us do"
+_HINT: Final = "condor_ping -type collector -table READ ADVERTISE_STARTD shows what it permits"
 
 
 def is_machine(ad: Ad) -> bool:
-    """Whether an ad is one that a machine of ours would send."""
+    """Whether an ad is a valid ad of a cluster VM."""
     member, target = ad.get(names.MEMBER), ad.get(names.MACHINE)
     incarnation = _number(ad, names.INCARNATION)
     return (
@@ -199,7 +198,7 @@ def is_machine(ad: Ad) -> bool:
 
 
 def machine(ad: Ad) -> PoolMachine:
-    """A machine as its ad describes it. The probe is not among the jobs that it has run."""
+    """A VM as its ad describes it, without the probe among its jobs."""
     starts = _number(ad, names.JOB_STARTS)
     system, target = ad.get(names.SYSTEM, ""), ad.get(names.MACHINE, "")
     return PoolMachine(
@@ -213,27 +212,27 @@ def machine(ad: Ad) -> PoolMachine:
 
 
 def _number(ad: Ad, name: str) -> int:
-    """A number that the ad has, within what anybody can store; 0 if it has none."""
+    """An integer of the ad, limited to what a database column stores; 0 if it has none."""
     value = ad.get(name)
     return max(0, min(value, _MOST)) if type(value) is int else 0
 
 
 def target_of(known: PoolMachine) -> str:
-    """The machine's ``VMJobsMachine``."""
+    """The VM's ``VMJobsMachine``."""
     return f"{known.id}.{known.incarnation}"
 
 
 def among(expression: str, values: Sequence[str]) -> str:
-    """True for ads in which a string is one of these, which have neither commas nor spaces.
+    """A ClassAd expression: whether a string is one of these, which have no commas or spaces.
 
-    One list, however long: HTCondor 25.14 fails to evaluate some hundreds of comparisons in a row, and
-    then takes no ad to be meant.
+    It has one list of any length: HTCondor 25.14 fails to evaluate some hundreds of comparisons in a
+    row, and then matches no ad.
     """
     return f"(stringListMember({expression}, {literal(','.join(values), limit=0)}) =?= true)"
 
 
 def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
-    """For each of these a job that runs a program that the machine has, and nothing else."""
+    """One probe job for each VM; it runs only a program that is in the VM already."""
     description: Mapping[str, str] = {
         "universe": "vanilla",
         "executable": names.PROBE_PROGRAM,
@@ -248,9 +247,9 @@ def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
         "request_disk": "1024",  # KiB
         "notification": "never",
         "batch_name": "probes",
-        # Whoever waits for a probe gives up on it, at the latest when the job does.
+        # The service stops waiting for a probe no later than this.
         "periodic_remove": f"JobStatus == 5 || time() - QDate > {PROBE_SECONDS}",
-        # Its end is news at once; a machine that dies under it is found out by others.
+        # The service needs the result soon; other checks detect a VM that dies during its probe.
         "job_lease_duration": "60",
         f"+{names.PROBE}": '"$(vmjobs_machine)"',
     }
@@ -259,7 +258,7 @@ def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
 
 
 def probe_states(ads: Iterable[Ad]) -> dict[str, ProbeState]:
-    """How the probe jobs of machines are doing, by ``VMJobsMachine``; of several the first counts."""
+    """The states of probe jobs, by ``VMJobsMachine``; of several for one VM the first counts."""
     found: dict[str, ProbeState] = {}
     for ad in ads:
         found.setdefault(str(ad.get(names.PROBE, "")), probe_state(ad))
@@ -267,7 +266,7 @@ def probe_states(ads: Iterable[Ad]) -> dict[str, ProbeState]:
 
 
 def probe_state(ad: Ad) -> ProbeState:
-    """What a probe job's ad says, in the queue or in the history."""
+    """The state of a probe job from its ad, in the queue or in the history."""
     status = ad.get(names.JOB_STATUS)
     if status == _COMPLETED:
         return ProbeState.RAN if ad.get(names.EXIT_CODE) == 0 else ProbeState.FAILED

@@ -1,7 +1,7 @@
-"""IDTOKENS for machines of virtual clusters, made with a signing key of their own.
+"""IDTOKENS for cluster VMs, made with a separate signing key.
 
-Each pool has a key that signs nothing else: taking it away from the pool's collector puts an end to all
-tokens of its clusters at once, and to nothing else.
+Each pool has a key that signs nothing else: removing it from the pool's collector invalidates the
+tokens of the pool's clusters, and no others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from vmjobs.errors import Unavailable, VMJobsError
 from vmjobs.ports import PoolMachine
 from vmjobs.subprocess import run
 
-#: All that such a token is good for: sending machine ads, and being reached by way of the collector.
+#: The only authorization of such a token: to send machine ads, and to be reached through the collector.
 AUTHORIZATION: Final = "ADVERTISE_STARTD"
 
 _SECONDS: Final = 30.0
-#: Whom tokens are made for.
+#: The user names in tokens.
 USER: Final = re.compile(
     rf"{names.MEMBER_USER}[a-z][a-z0-9-]{{0,62}}\.[0-9a-f]{{32}}\.[1-9][0-9]{{0,9}}"
 )
@@ -33,10 +33,10 @@ _DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 class CondorMinter:
-    """Implements :class:`vmjobs.ports.Minter`.
+    """Implements :class:`vmjobs.ports.TokenIssuer`.
 
-    key_dir: a signing key for each pool, in a file of the pool's name, which this process's user owns
-    and nobody else can read. domains: the trust domain of each pool.
+    key_dir: a signing key for each pool, in a file with the pool's name, which this process's user owns
+    and no other user can read. domains: the trust domain of each pool.
     """
 
     def __init__(self, key_dir: Path, domains: Mapping[str, str]) -> None:
@@ -44,18 +44,18 @@ class CondorMinter:
         self._domains = domains
 
     def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
-        """An IDTOKEN with which exactly this machine can join the pool, and do nothing else.
+        """An IDTOKEN with which only this VM can join the pool, and do nothing else.
 
         Raises:
             Unavailable: it cannot be made now.
-            ValueError: there can be no such machine.
+            ValueError: the VM's name, id or incarnation is invalid.
         """
         domain = self._domain(pool)
         identity = f"{user_of(machine)}@{domain}"
         arguments = ["-key", pool, "-identity", identity]
         arguments += ["-authz", AUTHORIZATION, "-lifetime", str(int(seconds))]
         settings = {
-            # Not of this host's configuration: the key's place and the issuer are the pool's.
+            # Override this host's configuration: key directory and issuer are the pool's.
             "_CONDOR_SEC_PASSWORD_DIRECTORY": str(self._key_dir.absolute()),
             "_CONDOR_TRUST_DOMAIN": domain,
         }
@@ -81,20 +81,18 @@ class CondorMinter:
 
     @staticmethod
     def _unavailable(pool: str, what: str) -> Unavailable:
-        return Unavailable(
-            "pool", f"pool {pool}: no token can be made for its machines: {what}", hint=_HINT
-        )
+        return Unavailable("pool", f"pool {pool}: cannot make tokens for its VMs: {what}", hint=_HINT)
 
 
 def user_of(machine: PoolMachine) -> str:
-    """Whom a machine's tokens are for: no other machine has any for the same.
+    """The user name in a VM's tokens, which no other VM has.
 
     Raises:
-        ValueError: there can be no such machine.
+        ValueError: the VM's name, id or incarnation is invalid.
     """
     user = f"{names.MEMBER_USER}{machine.name}.{machine.id}.{machine.incarnation}"
     if not USER.fullmatch(user):
-        raise ValueError(f"{user!r} is not what a cluster's machine is called")
+        raise ValueError(f"{user!r} is not a valid user name of a cluster VM")
     return user
 
 
@@ -102,17 +100,17 @@ _HINT: Final = "the setting pool_key_dir names a directory with a signing key fo
 
 
 def expiry(token: str, identity: str) -> datetime:
-    """When a token ends, as it says itself.
+    """The time at which a token expires, from its claims.
 
     Raises:
-        ValueError: it is no token, or not one for this identity. The sentence has nothing of it.
+        ValueError: it is no token, or is for another identity. The message contains no part of it.
     """
     try:
         _, claims, _ = token.split(".")
         said = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
         subject, expires = said["sub"], datetime.fromtimestamp(int(said["exp"]), UTC)
     except (ValueError, TypeError, KeyError, OverflowError, OSError, binascii.Error):
-        raise ValueError("condor_token_create made no token that ends") from None
+        raise ValueError("condor_token_create made no token with an expiry time") from None
     if subject != identity:
-        raise ValueError("condor_token_create made a token for somebody else")
+        raise ValueError("condor_token_create made a token for another identity")
     return expires

@@ -1,7 +1,7 @@
-"""What an execute node tells about a job, as attributes of its job ad.
+"""Turn an agent's reports about a job into attributes of its job ad.
 
-A report is that of :class:`vmjobs.model.Report` as it comes over the agent's socket. What runs beside
-each job of a node imports this: no module that takes long to import is needed.
+``report`` is a :class:`vmjobs.model.Report` as the agent's socket sends it. Processes that run beside
+each job import this: it imports no module that takes long to load.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _BYTES: Final[Mapping[str, str]] = {
 
 
 def tell(reporter: ChirpReporter, message: Mapping[str, Any], *, unchanged: bool = False) -> None:
-    """Have the job's ad say what a message of the agent's does, ``progress`` or ``end``: a state at
-    once, the rest with HTCondor's numbers.
+    """Write the contents of an agent's message, ``progress`` or ``end``, into the job's ad.
 
-    unchanged: how the run ended is not how the job did, which is told apart from it.
+    The state is written immediately, the rest with HTCondor's next update.
+
+    unchanged: a transparent job, whose own end is reported separately from the run's.
     """
     report = message["report"]
     told: dict[str, Told] = {**attributes(message["node"], report), **usage(report)}
@@ -54,7 +55,7 @@ def tell(reporter: ChirpReporter, message: Mapping[str, Any], *, unchanged: bool
 
 
 def needs(image: Mapping[str, Any] | None) -> dict[str, ClassAdValue]:
-    """The attributes of what the job's image demands of nodes, where this one did not have it."""
+    """Attributes for the requirements of the job's image, if this node does not meet them."""
     if image is None:
         return {}
     return {
@@ -65,7 +66,7 @@ def needs(image: Mapping[str, Any] | None) -> dict[str, ClassAdValue]:
 
 
 def usage(report: Mapping[str, Any]) -> dict[str, ClassAdValue]:
-    """The attributes of what a report says was moved and used; what is not known is left out."""
+    """Attributes for the bytes and CPU time in a report; unknown values are left out."""
     amounts = report.get("bytes", {})
     found: dict[str, ClassAdValue] = {
         _BYTES[name]: amount for name, amount in amounts.items() if name in _BYTES
@@ -76,7 +77,7 @@ def usage(report: Mapping[str, Any]) -> dict[str, ClassAdValue]:
 
 
 def attributes(node: str, report: Mapping[str, Any]) -> dict[str, ClassAdValue]:
-    """The ``ChirpVM*`` attributes of one report; what is not known yet is left out."""
+    """The ``ChirpVM*`` attributes of one report; unknown values are left out."""
     found: dict[str, ClassAdValue] = {
         names.VM_STATE: report["state"],
         names.VM_NODE: node,

@@ -1,4 +1,4 @@
-"""The schedd that jobs are submitted to, behind calls that always come back."""
+"""Calls to the schedd that jobs are submitted to, with a time-out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vmjobs.model import JobAction
 class Schedd:
     """Calls to one schedd.
 
-    name: as its collector knows it; ``""`` is the local one.
-    pool: the collector to ask; ``""`` is the one HTCondor's configuration names.
-    timeout: seconds for each call, finding the schedd included.
+    name: its name in the collector; ``""`` is the local one.
+    pool: the collector to ask; ``""`` is the one that HTCondor's configuration names.
+    timeout: seconds for each call, including finding the schedd.
 
-    Every method raises :class:`vmjobs.errors.Unavailable` with the daemon and its address where
-    the call fails, whatever the reason: only trying again can tell.
+    Every method raises :class:`vmjobs.errors.Unavailable` with the daemon and its address if the call
+    fails for any reason; a retry may succeed.
     """
 
     def __init__(self, name: str, pool: str, timeout: float) -> None:
@@ -29,10 +29,10 @@ class Schedd:
         self._timeout = timeout
 
     def submit(self, submission: Submission, held: Sequence[int] = ()) -> int:
-        """Queue one job for each item in one transaction, in their order; the cluster.
+        """Queue one job for each item, in order, in one transaction, and return their cluster.
 
-        held: file descriptors that stay open as long as the submission may go on, should we die.
-        Raises ConfigError: the schedd answers other questions, and does not take these jobs.
+        held: file descriptors that stay open until the submission ends, even if this process dies.
+        Raises ConfigError: the schedd answers queries, but rejects these jobs.
         """
         try:
             with self._translated():
@@ -40,10 +40,10 @@ class Schedd:
                 return submit(self._timeout, held, schedd=self._name, pool=self._pool, file=text)
         except RefusedError as error:
             self.query("false", ())
-            raise ConfigError(f"the schedd takes no such job: {error}") from error
+            raise ConfigError(f"the schedd rejects the job: {error}") from error
 
     def act(self, action: JobAction, ids: Sequence[str], why: str) -> None:
-        """Remove, hold or release jobs (``cluster.proc``); those that are not there are no error."""
+        """Remove, hold or release jobs (``cluster.proc``); unknown ones are no error."""
         refused = self._call("act", action=_ACTIONS[action], ids=list(ids), why=why)["refused"]
         if refused:
             raise self._unavailable(f"refused to {action} {refused} of {len(ids)} jobs")
@@ -58,7 +58,7 @@ class Schedd:
     ) -> list[Ad]:
         """Ads of at most ``limit`` jobs that left the queue, the latest first.
 
-        until: where to stop reading: at the first job that this is true for.
+        until: reading stops at the first job for which this expression is true.
         """
         answer = self._call(
             "history", constraint=constraint, projection=list(projection), limit=limit, until=until
@@ -84,10 +84,10 @@ class Schedd:
         return Unavailable("schedd", f"schedd {name}{pool}: {what}", hint=_HINT)
 
 
-#: What HTCondor's bindings call it.
+#: Names of the actions in HTCondor's bindings.
 _ACTIONS: Final = {
     JobAction.CANCEL: "Remove",
     JobAction.HOLD: "Hold",
     JobAction.RELEASE: "Release",
 }
-_HINT: Final = "condor_ping -type schedd -table WRITE shows whether it is reachable and lets us in"
+_HINT: Final = "condor_ping -type schedd -table WRITE shows whether it answers and gives access"

@@ -1,4 +1,4 @@
-"""HTCondor as the batch system of the submit side."""
+"""The submit side's batch system: HTCondor."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from vmjobs.errors import Unavailable
 from vmjobs.model import CondorRef, JobAction
 from vmjobs.ports import BatchJob, BatchStatus, Observation
 
-#: Of more jobs than this the queue is not asked by their ids: to look each up in the list takes long.
+#: The longest list of ids in a query of the queue: the schedd evaluates long lists slowly.
 LISTED: Final = 100
-#: Ids in one question to the history.
+#: Ids in one query of the history.
 CHUNK: Final = 500
 #: Files that are flushed at the same time.
 FLUSHES: Final = 32
@@ -36,9 +36,9 @@ class CondorScheduler:
     """Implements :class:`vmjobs.ports.Scheduler`.
 
     Job directories and event logs are on a volume that this process and the schedd's host share
-    under the same path, both working on it as the same user.
+    under the same path; both use it as the same user.
 
-    program: what the execute node runs for a job.
+    program: the program that the execute node runs for a job.
     timeout: seconds for each exchange with the schedd.
     """
 
@@ -53,12 +53,12 @@ class CondorScheduler:
         self._logs = EventLogs(lambda array: array_dir(config, array) / names.EVENT_LOG, self._name)
 
     def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
-        """Queue jobs, of any arrays, together; one that is queued already is found, not queued twice.
+        """Queue jobs of any arrays together; jobs that are queued already are not queued twice.
 
-        A marker in an array's directory says that its submission was begun. Only where there is one,
-        after a crash or a repeated call, is the schedd asked what it has of the array.
+        A marker in an array's directory shows that its submission has begun. The schedd is queried for
+        an array's jobs only if there is one: after a crash or a repeated call.
 
-        Raises ConfigError: the schedd answers, and does not take them.
+        Raises ConfigError: the schedd answers, but rejects them.
         """
         if not jobs:
             return {}
@@ -88,7 +88,7 @@ class CondorScheduler:
         return refs
 
     def _prepare(self, jobs: Sequence[BatchJob], arrays: Collection[Path]) -> None:
-        """Tokens in directories of their jobs, and then markers, all on disk when this returns."""
+        """Write tokens into their jobs' directories, then the markers, and sync them to disk."""
         tokens = [job_dir(self._config, job.array, job.id) / names.TOKEN for job in jobs]
         for directory in [*arrays, *(token.parent for token in tokens)]:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -100,18 +100,18 @@ class CondorScheduler:
         _flush([*arrays, self._config.spool_dir])
 
     def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
-        """Do this to jobs, here and wherever they were forwarded to; unknown ones are no error."""
+        """Apply an action to jobs, here and at sites that have them; unknown ones are no error."""
         if ids := [f"{ref.cluster}.{ref.proc}" for ref in refs if ref.cluster > 0]:
             self._schedd.act(action, ids, " ".join(why.split())[:512])
 
     def watch(self, arrays: Sequence[str]) -> list[Observation]:
-        """The latest word of the event logs of these arrays; costs no query to the schedd."""
+        """The latest observations from these arrays' event logs, without a query to the schedd."""
         return self._logs.latest(arrays)
 
     def query(self, job_ids: Sequence[str]) -> list[Observation]:
-        """Ask the schedd (queue, then history); one observation for each id.
+        """Query the schedd (queue, then history); one observation for each id.
 
-        A job that neither knows is ``MISSING``, with cluster 0.
+        A job in neither of them is ``MISSING``, with cluster 0.
         """
         known = self._known(job_ids)
         nowhere = CondorRef(schedd=self._name, cluster=0, proc=0)
@@ -121,7 +121,7 @@ class CondorScheduler:
         ]
 
     def _known(self, job_ids: Sequence[str]) -> dict[str, Observation]:
-        """What the schedd says of jobs: its queue, asked once, and where they are not its history."""
+        """Observations from the schedd's queue, in one query, and for other jobs from its history."""
         wanted = list(dict.fromkeys(job_ids))
         if not wanted:
             return {}
@@ -141,7 +141,7 @@ class CondorScheduler:
         return {observation.job_id: observation for observation in ordered}
 
     def forget(self, array: str) -> None:
-        """Drop the array's spool directory: all of its jobs are final."""
+        """Remove the array's spool directory, once all of its jobs are final."""
         self._logs.forget(array)
         directory = array_dir(self._config, array)
         try:
@@ -160,8 +160,9 @@ def _constraint(job_ids: Sequence[str]) -> str:
 
 @contextmanager
 def _locked(path: Path, seconds: float) -> Iterator[int]:
-    """One submission at a time, over all workers: a lock that is free once its holder and the process
-    that it has submit have ended.
+    """Lock that allows one submission at a time, over all workers.
+
+    It is free once its holder, and the ``condor_submit`` that inherits it, have ended.
 
     Raises Unavailable: it was not free within so many seconds.
     """
@@ -173,13 +174,13 @@ def _locked(path: Path, seconds: float) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise Unavailable("schedd", "an earlier submission is not over yet") from None
+                    raise Unavailable("schedd", "an earlier submission is still running") from None
                 time.sleep(0.05)
         yield file.fileno()
 
 
 def _write(path: Path, data: bytes) -> None:
-    """A whole file or none, readable by its owner alone."""
+    """Write a file atomically, readable only by its owner."""
     temporary = path.with_name(path.name + ".new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -188,7 +189,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _flush(paths: Sequence[Path]) -> None:
-    """Files and directories to disk: many at a time, which a journal takes in one turn."""
+    """Sync files and directories to disk, in parallel, so that the journal merges the writes."""
     with ThreadPoolExecutor(max_workers=min(len(paths), FLUSHES)) as pool:
         list(pool.map(_sync, paths))
 

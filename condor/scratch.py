@@ -1,8 +1,8 @@
-"""The directory of a running job, as the starter lays it out: what is read of the ads that lie there.
+"""The scratch directory of a running job: read the ads that the starter writes there.
 
-Ads are read line by line, ``Name = value``, for what is plain there: strings and numbers. So an
-execute node needs none of HTCondor's Python bindings. What runs beside each job of a node imports this:
-no module that takes long to import is needed.
+Ads are read line by line, ``Name = value``, with strings, numbers and booleans as values. So an execute
+node does not need HTCondor's Python bindings. Processes that run beside each job import this: it
+imports no module that takes long to load.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 #: Far above any real ad, in bytes.
 MAX_BYTES: Final = 4 * 1024 * 1024
-#: MiB that a machine has at least: a kernel, and what a guest needs beside the job.
+#: The least memory of a VM in MiB: for a kernel, and the guest's own programs.
 MIN_MEMORY: Final = 96
-#: MiB of disk that a job has at least. HTCondor asks for hardly more than the job's inputs by default.
+#: The least disk of a job in MiB. HTCondor's default request is hardly more than the job's inputs.
 MIN_DISK: Final = 1024
 
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -33,7 +33,7 @@ _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
 
 
 class Ad:
-    """An ad: the text of each attribute's value, by the attribute's name in lower case."""
+    """An ad. lines: the text of each attribute's value, by the attribute's name in lower case."""
 
     def __init__(self, lines: Mapping[str, str]) -> None:
         self.lines = lines
@@ -49,10 +49,10 @@ class Ad:
             return ""
         found = _STRING.fullmatch(text)
         if not found:
-            # HTCondor takes a word without quotes for the name of another attribute.
+            # HTCondor reads a word without quotes as the name of another attribute.
             word = _WORD.fullmatch(text)
             write = f'; write +{name} = "{text}"' if word else ""
-            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a string{write}")
+            raise InvalidRequest(f"{name} of the job is {text[:200]}, but must be a string{write}")
         return re.sub(r"\\(.)", r"\1", found[1])
 
     def number(self, name: str) -> int | None:
@@ -65,27 +65,27 @@ class Ad:
         if text is None or text.lower() == "undefined":
             return None
         if not _NUMBER.fullmatch(text):
-            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a number")
+            raise InvalidRequest(f"{name} of the job is {text[:200]}, but must be a number")
         return int(float(text))
 
     def decided(self, name: str) -> bool:
-        """Whether an attribute is true; one that is not there is not.
+        """Whether an attribute is true; a missing one is false.
 
         Raises:
-            InvalidRequest: it is something else than true or false.
+            InvalidRequest: it is neither true nor false.
         """
         text = self.lines.get(name.lower(), "false").lower()
         if text not in {"true", "false", "undefined"}:
-            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be true or false")
+            raise InvalidRequest(f"{name} of the job is {text[:200]}, but must be true or false")
         return text == "true"
 
     def flag(self, name: str) -> bool:
-        """Whether an attribute is plainly true."""
+        """Whether an attribute is the literal ``true``."""
         return self.lines.get(name.lower(), "").lower() == "true"
 
 
 def read(path: str) -> Ad:
-    """An ad. Raises NotFound if there is none."""
+    """Read an ad. Raises NotFound if there is none."""
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8", "surrogateescape")
@@ -96,27 +96,28 @@ def read(path: str) -> Ad:
 
 
 def scratch_directory(environment: Mapping[bytes, bytes]) -> str:
-    """The job's own directory, which it is in.
+    """The job's scratch directory, which is its current directory.
 
     Raises:
-        InvalidRequest: it runs somewhere else, on a file system that its machine does not have.
+        InvalidRequest: the job runs in another directory, which its VM does not have.
     """
     said = os.fsdecode(environment.get(b"_CONDOR_SCRATCH_DIR", b"/nowhere"))
     here = os.getcwd()
     if not os.path.isdir(said) or not os.path.samefile(here, said):
         raise InvalidRequest(
-            f"the job runs in {here}, which its machine does not have; "
+            f"the job runs in {here}, which its VM does not have; "
             "set should_transfer_files = YES in its submit file"
         )
     return said
 
 
 def hand_message(job: Ad, machine: Ad, directory: str, account: tuple[str, str]) -> dict[str, Any]:
-    """What to ask the agent for: the words of its ``hand`` message, which the agent looks into.
+    """The ``hand`` message that asks the agent for a VM; the agent checks its values.
+
     account: names of the job's user and group.
 
     Raises:
-        InvalidRequest: something in the job's ad is of another type than it has to be.
+        InvalidRequest: an attribute in the job's ad has the wrong type.
     """
     wish = {
         "job": f"{job.number(names.CLUSTER_ID)}.{job.number(names.PROC_ID)}",
@@ -139,15 +140,16 @@ def hand_message(job: Ad, machine: Ad, directory: str, account: tuple[str, str])
 
 
 def _cpus(job: Ad, machine: Ad) -> int:
-    """Processors of the slot, as far as the job asks for them: a slot of a fixed size may have more,
-    and not every hypervisor has those.
+    """The CPUs of the slot, at most as many as the job requests.
+
+    A static slot may have more, and not every hypervisor supports those.
     """
     slot, asked = machine.number("Cpus") or 1, job.lines.get("requestcpus", "")
     return max(1, min(slot, int(asked))) if asked.isdecimal() else slot
 
 
 def lay_out_missing(directory: str) -> None:
-    """Make empty files of the outputs that a job's ad names and its directory does not have."""
+    """Create empty files for outputs that the job's ad names and its directory lacks."""
     from vmjobs.paths import refusal  # noqa: PLC0415 - only a job that could not run needs it
 
     listed = read(os.path.join(directory, names.JOB_AD)).string("TransferOutput")
@@ -159,7 +161,7 @@ def lay_out_missing(directory: str) -> None:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666))
 
 
-#: What users call the fields of that message.
+#: Fields of the ``hand`` message, and the attributes with which users set them.
 FIELDS: Final = {
     "image": names.WANTED_IMAGE,
     "hypervisor": names.WANTED_HYPERVISOR,
@@ -170,19 +172,19 @@ FIELDS: Final = {
 
 
 def _has_ended(job: Ad) -> bool:
-    """Whether an earlier try came to an end: its own policy runs it again, or it was released."""
+    """Whether the job ended in an earlier attempt: its policy or a release runs it again."""
     return job.lines.get(names.VM_STATE.lower()) in {'"COMPLETED"', '"FAILED"'}
 
 
 def was_held(path: str) -> bool:
-    """Whether the job whose ad that is was held for its outcome before."""
+    """Whether the job with this ad was held for its outcome before."""
     with suppress(VMJobsError):
         return read(path).string(names.VM_OUTCOME) == outcomes.HOLD
     return False
 
 
 def times_vacated(path: str) -> int:
-    """How often the job whose ad that is was told to leave before; 0 where nobody can say."""
+    """The number of earlier evictions of the job with this ad; 0 if unknown."""
     with suppress(VMJobsError):
         return read(path).number(names.VM_VACATED) or 0
     return 0

@@ -1,7 +1,7 @@
-"""Whose job a slot runs, by the word of this node's startd.
+"""Find the job and the owner of a slot, from this node's startd.
 
-A job could write whatever it likes into the ad that lies in its directory. Whom its starter works for
-the startd knows from the schedd that claimed the slot, and no job can tell it otherwise.
+The ad in the job's directory is untrusted, since the job can change it. The startd has the owner from
+the schedd that claimed the slot, and no job can change that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ TIMEOUT: Final = 20.0
 
 @dataclass(frozen=True)
 class SlotJob:
-    """A job of HTCondor's. owner: ``USER@DOMAIN``, which is the schedd's word. global_id:
-    ``GlobalJobId``, which no other job of his has, nor had, if he has not written it himself: a user
-    may change any attribute of his jobs but those that say who he is (``SYSTEM_IMMUTABLE_JOB_ATTRS``).
+    """An HTCondor job. owner: ``USER@DOMAIN``, set by the schedd.
+
+    global_id: ``GlobalJobId``, unique among the owner's jobs unless the owner has changed it: users can
+    change all attributes of their jobs except those with their identity
+    (``SYSTEM_IMMUTABLE_JOB_ATTRS``).
     """
 
     global_id: str
@@ -35,16 +37,16 @@ class SlotJob:
 
     @property
     def key(self) -> str:
-        """The job as the service calls it (``vmjobs.wire.CondorJobId``)."""
+        """The job's id in the service (``vmjobs.wire.CondorJobId``)."""
         named = json.dumps([self.owner, self.global_id])
         return f"{CONDOR_JOB}{hashlib.sha256(named.encode()).hexdigest()[:29]}"
 
 
 def job_of(starter: Starter, proc: Path = Path("/proc")) -> SlotJob:
-    """The job that a starter works for. It has one in its life.
+    """The job of a starter, which has only one in its life.
 
     Raises:
-        Unavailable: the startd does not answer, or knows of no job there (any more); nobody can look.
+        Unavailable: the startd does not answer, or has no job there (any more).
     """
     slot = slot_name(_cmdline(proc / str(starter.pid)))
     own = _asked("condor_config_val", "FULL_HOSTNAME").decode("utf-8", "replace").strip()
@@ -68,14 +70,14 @@ def _cmdline(process: Path) -> bytes:
 
 
 def slot_name(cmdline: bytes) -> str:
-    """The slot's name that a starter was given as its argument (``-a NAME``), without the host's.
+    """The slot's name from a starter's command line (``-a NAME``), without the host name.
 
     Raises:
-        Unavailable: it was given none.
+        Unavailable: the command line has none.
     """
     words = cmdline.decode("utf-8", "surrogateescape").split("\0")
     if "-a" not in words[:-2]:
-        raise Unavailable("starter", "the starter does not say which slot it is for")
+        raise Unavailable("starter", "the starter's command line has no slot name")
     return words[words.index("-a") + 1].partition("@")[0]
 
 
@@ -84,7 +86,7 @@ def _chosen(ads: list[dict[str, Any]], slot: str) -> SlotJob:
         found = ad.get(names.GLOBAL_ID), ad.get(names.REMOTE_USER)
         if str(ad.get("Name", "")).partition("@")[0] == slot and all(found):
             return SlotJob(*map(str, found))
-    raise Unavailable("startd", f"the startd knows of no job in {slot}")
+    raise Unavailable("startd", f"the startd has no job in {slot}")
 
 
 def _asked(*argv: str) -> bytes:

@@ -1,9 +1,8 @@
-"""Jobs in, submit description out. Pure: nothing here touches a file or a daemon.
+"""Make submit descriptions for jobs. Pure: uses no files and no daemons.
 
-Whatever a user chose is hostile. HTCondor expands macros in submit descriptions (``$(X)``) and,
-at match time, in any string of a job ad (``$$(X)``), ends a value at a newline, and has three
-ways to quote; so a user's text is reduced to characters without a meaning in any of them
-(:func:`plain`) before it gets near a description.
+Users' values are untrusted. HTCondor expands macros in submit descriptions (``$(X)``) and, at match
+time, in any string of a job ad (``$$(X)``), ends a value at a newline, and has three ways to quote. So
+:func:`plain` reduces a user's text to characters that have no meaning in any of them.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from vmjobs.errors import ConfigError, Fault, InvalidSpec
 from vmjobs.model import HypervisorKind, JobSpec, NetworkMode, cannot_have, too_many, with_cpus
 from vmjobs.ports import BatchJob
 
-#: The route that needs no entry in the settings: the schedd's own pool.
+#: The route without an entry in the settings: the schedd's own pool.
 LOCAL_ROUTE: Final = "local"
 
-#: ``vmjobs exec`` has this long, in seconds, to take its VM down before it is killed.
+#: Seconds that ``vmjobs exec`` has to stop its VM before it is killed.
 VACATE_SECONDS: Final = 60
-#: And so long where its VM is saved, and sent to the repository, before.
+#: The same if its VM is saved, and the checkpoint sent to the repository, before.
 SAVE_SECONDS: Final = 600
 
-#: A site keeps a job for this long, in seconds, while the submit side does not answer.
+#: Seconds that a site keeps a job while the submit side does not answer.
 LEASE_SECONDS: Final = 3600
 
-#: How often a job was begun, but for when it was told to leave.
+#: A job's number of starts, without those that ended by eviction.
 _TRIES: Final = f"(NumJobStarts - ifThenElse({names.VM_VACATED} =?= undefined, 0, {names.VM_VACATED}))"
-#: `vmjobs exec` ends by a signal where its node could not run the job to an end: back to the queue, for
-#: a while (WAITS). How often is the repository's to say; this is for what it never hears of.
+#: `vmjobs exec` ends by a signal if its node failed the job, which then goes back to the queue and
+#: waits (WAITS). The repository limits the attempts; this limit is for failures that are not reported.
 KEEP_TRYING: Final = f"(ExitBySignal =!= true) || ({_TRIES} >= 10)"
 
 WAITS: Final = outcomes.waits(_TRIES)
@@ -49,7 +48,7 @@ _ACCOUNTING: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Program:
-    """What runs on the execute node. ``{job}`` in an argument stands for the job's id."""
+    """The execute node's command. ``{job}`` in an argument stands for the job's id."""
 
     executable: str = "/usr/bin/vmjobs"
     arguments: tuple[str, ...] = ("exec", "--job", "{job}")
@@ -57,7 +56,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Submission:
-    """One cluster: what its jobs share, and an item of one and the same keys for each of them."""
+    """One cluster: the shared description, and an item for each job, all with the same keys."""
 
     description: dict[str, str]
     items: list[dict[str, str]] = field(default_factory=list)
@@ -70,17 +69,17 @@ class Submission:
 
 
 def plain(text: str, limit: int = 256) -> str:
-    """``text`` with all but harmless printable ASCII percent-encoded, at most ``limit`` long."""
+    """``text`` with all but harmless ASCII characters percent-encoded, at most ``limit`` long."""
     return quote(text, safe=" ._@:/+=,-")[:limit]
 
 
 def classad_string(text: str) -> str:
-    """``text``, made plain, as a ClassAd string literal."""
+    """``text``, reduced by :func:`plain`, as a ClassAd string literal."""
     return f'"{plain(text)}"'
 
 
 def accounting_name(owner: str) -> str:
-    """A name for fair share that HTCondor accepts and no other owner has."""
+    """An accounting name that HTCondor accepts and that no other owner has."""
     if _ACCOUNTING.fullmatch(owner):
         return owner
     digest = hashlib.sha256(owner.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -91,12 +90,12 @@ def argument_string(arguments: Sequence[str]) -> str:
     """Arguments in the "new" syntax of submit files.
 
     Raises:
-        ValueError: an argument has a character that no quoting carries.
+        ValueError: an argument has a character that cannot be quoted.
     """
     if any(set(argument) & set("\0\n\r\x1f") for argument in arguments):
         raise ValueError("an argument has a NUL, a line end or a unit separator")
     if any("$$" in argument for argument in arguments):
-        raise ValueError("an argument has '$$', which submit and schedd both take for a macro")
+        raise ValueError("an argument has '$$', which condor_submit and schedd both read as a macro")
     words = ("'" + a.replace("'", "''").replace('"', '""') + "'" for a in arguments)
     return '"' + " ".join(words).replace("$", "$(DOLLAR)") + '"'
 
@@ -117,7 +116,7 @@ def grid_resource(config: Config, route: str) -> str:
         raise InvalidSpec(message, faults=[Fault("spec.route", "unknown_route", message)])
     resource = " ".join(config.routes[name].split())
     if resource and not _GRID_RESOURCE.fullmatch(resource):
-        message = f"route {name} is {resource!r}, it must be 'condor SCHEDD COLLECTOR' or empty"
+        message = f"route {name} is {resource!r} (expected 'condor SCHEDD COLLECTOR' or empty)"
         raise ConfigError(message, faults=[Fault("routes", "bad_route", message)])
     return resource
 
@@ -129,14 +128,14 @@ def requirements(
     *,
     cloud_init: bool = False,
 ) -> str:
-    """What a slot must offer. Complete: over Condor-C nothing is added to it at the site.
+    """The job's ``Requirements``. Complete: with Condor-C the site adds nothing to them.
 
-    kinds: what can boot the image; empty: anything. architecture: of its machine code, as of
-        ``BatchJob``; HTCondor's names are the same but for their case, which ``==`` does not see.
+    kinds: hypervisors that can boot the image; empty: all. architecture: of its machine code, as in
+        ``BatchJob``; HTCondor's names differ only in case, which ``==`` ignores.
     cloud_init: the image looks for NoCloud data.
 
     Raises:
-        InvalidSpec: the job demands a hypervisor that cannot boot its image.
+        InvalidSpec: the job requests a hypervisor that cannot boot its image.
     """
     terms = [
         f"{names.WAITS} =!= true",
@@ -147,7 +146,7 @@ def requirements(
         "TARGET.Disk >= RequestDisk",
         f"(TARGET.{names.MEMORY} < RequestMemory || TARGET.{names.DISK} * 1024 < RequestDisk) =!= true",
     ]
-    if spec.network is not NetworkMode.NONE:  # agents of earlier releases do not say what they have
+    if spec.network is not NetworkMode.NONE:  # agents of earlier releases do not advertise networks
         offered = f"TARGET.{names.NETWORKS}"
         terms.append(f'{offered} =?= undefined || stringListMember("{spec.network}", {offered})')
     if architecture:
@@ -160,7 +159,7 @@ def requirements(
 
 
 def _offers(kind: HypervisorKind, cpus: int, *, cloud_init: bool) -> str:
-    """That a node has a hypervisor. What a UML machine has depends on the node's kernel."""
+    """A term: the node has this hypervisor, with the features that depend on its kernel (UML)."""
     terms = [f'stringListMember("{kind.value}", TARGET.{names.HYPERVISORS}) =?= true']
     if kind is HypervisorKind.UML and cpus > 1:
         terms.append(f"(TARGET.{names.UML_CPUS} >= RequestCpus) =?= true")
@@ -170,7 +169,7 @@ def _offers(kind: HypervisorKind, cpus: int, *, cloud_init: bool) -> str:
 
 
 def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKind]:
-    """The hypervisors of which a node must have one."""
+    """The hypervisors of which a node needs one."""
     if why := cannot_have(spec.hypervisor, spec.cpus):
         raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
     able = sorted((set(kinds) or set(HypervisorKind)) & set(with_cpus(spec.cpus)))
@@ -191,12 +190,11 @@ _ELSEWHERE = f"ifThenElse({_LAST}, -100.0, 0.0) + ifThenElse({_LENT}, -10.0, 0.0
 
 
 def rank(image: str) -> str:
-    """Prefer nodes that have the image already; a tag says nothing about what is cached.
+    """The job's rank: prefer nodes that have the image, if it is given by its digest.
 
-    Rather not those where other machines have the memory. Above all prefer another node than the one
-    that the job ran on last: the pool still has the ad of one that was cut off, for as long as
-    CLASSAD_LIFETIME, and would match the job to it again. condor/config/negotiator.conf has all that
-    count before what the pool itself prefers.
+    Avoid nodes whose memory other VMs use. Above all avoid the node of the last attempt: the pool keeps
+    the ad of a disconnected node for CLASSAD_LIFETIME, and would match the job to it again.
+    condor/config/negotiator.conf gives this precedence over the pool's own ranks.
     """
     if not _DIGEST.fullmatch(image):
         return _ELSEWHERE
@@ -215,7 +213,7 @@ def array_dir(config: Config, array: str) -> Path:
 
 
 def checked_id(text: str) -> str:
-    """The one gate for ids that become file names, arguments and ClassAd strings.
+    """Check an id before it becomes a file name, an argument or a ClassAd string; return it.
 
     Raises:
         ValueError: not 1 to 64 letters, digits, ``_`` and ``-``.
@@ -226,9 +224,9 @@ def checked_id(text: str) -> str:
 
 
 def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> list[Submission]:
-    """What to submit for jobs of any arrays: one cluster, or two if only some of them leave the pool.
+    """Submissions for jobs of any arrays: one, or two if only some of the jobs leave the pool.
 
-    The first job of an array speaks for all of it.
+    The first job of an array stands for all of its jobs.
 
     Raises:
         ValueError: a bad id, or a value with a line end, a NUL or a unit separator.
@@ -245,10 +243,10 @@ def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> list
 
 
 def _cluster(parts: Sequence[tuple[dict[str, str], list[BatchJob]]]) -> Submission:
-    """One submission of arrays with descriptions of the same keys.
+    """One submission for arrays whose descriptions have the same keys.
 
-    Where values differ they are macros of their own, of which a job's item chooses one by a number:
-    no separator of items can be told from the text of a requirement.
+    Values that differ become macros, and a job's item selects one by a number: items cannot contain the
+    values, because a requirement may contain every possible separator.
     """
     shared: dict[str, str] = {}
     macros: dict[str, str] = {}
@@ -309,9 +307,9 @@ def _payload(first: BatchJob, config: Config, program: Program) -> dict[str, str
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT",
         "transfer_input_files": names.TOKEN,
-        # Nothing but the two streams comes back: results go to the repository.
+        # Only the two streams are transferred: results go to the repository.
         "transfer_output_files": '""',
-        # The event log alone tells which cluster.proc is which job, also after a crash.
+        # The event log alone maps cluster.proc to jobs, also after a crash.
         "submit_event_notes": f"{names.EVENT_NOTE} $(vmjobs_id)",
     }
 
@@ -320,7 +318,7 @@ def _resources(spec: JobSpec) -> dict[str, str]:
     return {
         "request_cpus": str(spec.cpus),
         "request_memory": str(spec.memory),
-        # KiB. A machine that is saved is saved beside its disks.
+        # KiB. A VM's checkpoint is stored beside its disks.
         "request_disk": str((spec.disk + (spec.memory if spec.checkpoint else 0)) * 1024),
     }
 
@@ -374,12 +372,12 @@ def _identity(first: BatchJob, config: Config) -> dict[str, str]:
     }
     description = {f"+{name}": value for name, value in attributes.items()}
     description["batch_name"] = plain(spec.name, 64).strip() or first.array
-    # One account submits for everybody: the negotiator must still tell the owners apart.
+    # One account submits for all users: the negotiator still needs to distinguish the owners.
     description["accounting_group_user"] = accounting_name(first.owner)
     group = spec.accounting_group or config.accounting_group
     if group:
         if not _ACCOUNTING.fullmatch(group):
-            message = f"accounting group {plain(group)!r} may have letters, digits and '._-' only"
+            message = f"accounting group {plain(group)!r} (expected letters, digits and '._-' only)"
             raise InvalidSpec(message, faults=[Fault("spec.accounting_group", "bad_group", message)])
         description["accounting_group"] = group
     return description

@@ -1,4 +1,4 @@
-"""HTCondor's own programs, as others run them."""
+"""Environment for HTCondor's tools."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def own_settings() -> dict[str, str]:
-    """What of this process's environment HTCondor's tools go by."""
+    """The variables of this process's environment that configure HTCondor's tools."""
     return {k: v for k, v in os.environ.items() if k == "CONDOR_CONFIG" or k.startswith("_CONDOR_")}

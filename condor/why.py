@@ -1,4 +1,4 @@
-"""Why a job of HTCondor's is where it is, in words. Pure: of what was read of it and its pool.
+"""Explain the state of an HTCondor job, from data read from its schedd. Pure.
 
 A finding has a stable code, for programs. The first one of a list is the answer, others add to it.
 """
@@ -19,7 +19,7 @@ STATUS: Final[Mapping[int, str]] = {
     3: "removed",
     4: "completed",
     5: "held",
-    6: "bringing its output back",
+    6: "transferring output",
     7: "suspended",
 }
 IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
@@ -33,7 +33,7 @@ _JOB_ID: Final = re.compile(r"condor +([^ ]+) +([^ ]+) +([0-9]{1,10})\.([0-9]{1,
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that explains a job's state. remedy: what to do about it, if somebody can."""
+    """Explains a job's state. remedy: what to do about it; ``""`` if there is no advice."""
 
     code: str
     message: str
@@ -42,9 +42,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What was read of a job. told: attributes. queued: it is in the queue, not in the history.
+    """Data of a job. attributes: evaluated. is_queued: it is in the queue, not in the history.
 
-    ad: its text, ``""`` if that is too long. jobs: of its cluster in the queue, by ``JobStatus``.
+    ad: its text, ``""`` if that is too long. jobs: number of its cluster's jobs by ``JobStatus``.
     """
 
     told: Mapping[str, Any]
@@ -73,7 +73,7 @@ class JobFacts:
 
     @property
     def tries(self) -> int:
-        """How often it was begun, but for when it was told to leave, and did."""
+        """The number of starts, without those that ended by eviction."""
         return self.count("NumJobStarts") - self.count(names.VM_VACATED)
 
     @property
@@ -83,42 +83,42 @@ class JobFacts:
 
     @property
     def schedd(self) -> str:
-        """The name of the schedd that has it."""
+        """The name of its schedd."""
         return self.text(names.GLOBAL_ID).partition("#")[0]
 
     @property
     def remote(self) -> bool:
-        """Whether it leaves its schedd for a site's."""
+        """Whether it goes to another schedd."""
         return self.count("JobUniverse") == GRID
 
     @property
     def routed(self) -> bool:
-        """Whether a job router has a copy of it leave its schedd."""
+        """Whether a job router sends a copy of it to another schedd."""
         return self.told.get(names.POLICY) == names.ROUTED
 
     @property
     def wants_vm(self) -> bool:
-        """Whether it runs in a machine of ours."""
+        """Whether it runs in a VM of vmjobs."""
         return names.WANTED_IMAGE in self.told or names.JOB_ID in self.told
 
 
 def of_status(job: JobFacts) -> list[Finding]:
-    """Why a job that is not idle does not wait; empty for one that is idle."""
+    """Findings for a job that is not idle; empty for an idle one."""
     if job.status == HELD and job.queued:
         return [_held(job)]
     if job.status == IDLE and job.queued:
         return []
     reason = job.text(names.REMOVE_REASON)
     where = job.text("RemoteHost") or job.text(names.VM_NODE)
-    machine = f"; its machine is {state}" if (state := job.text(names.VM_STATE)) else ""
+    machine = f"; its VM is {state}" if (state := job.text(names.VM_STATE)) else ""
     words = {
         RUNNING: ("RUNNING", f"it runs{f' on {where}' if where else ''}{machine}"),
-        TRANSFERRING: ("TRANSFERRING", "it has ended, and its output is brought back"),
-        SUSPENDED: ("SUSPENDED", "it stands still until somebody uses condor_continue"),
+        TRANSFERRING: ("TRANSFERRING", "it has ended, and its output is transferred"),
+        SUSPENDED: ("SUSPENDED", "it is suspended until condor_continue"),
         COMPLETED: ("COMPLETED", f"it has ended, {_ended(job)}"),
         REMOVED: (
             "REMOVING" if job.queued else "REMOVED",
-            f"it was removed: {reason or 'nobody says why'}",
+            f"it was removed: {reason or 'no reason given'}",
         ),
     }
     code, message = words.get(job.status, ("GONE", "it has left the queue"))
@@ -136,7 +136,7 @@ def _ended(job: JobFacts) -> str:
     return (
         f"with status {job.count(names.EXIT_CODE)}"
         if names.EXIT_CODE in job.told
-        else "nobody says how"
+        else "with an unknown status"
     )
 
 
@@ -146,14 +146,14 @@ def _held(job: JobFacts) -> Finding:
     if code == hold_advice.SPOOLING:
         return Finding("SPOOLING", "its input files are on their way into the schedd's spool directory")
     sentence = hold_advice.meaning(code, subcode)
-    said = f"{sentence} ({reason})" if sentence else reason or "nobody says why"
+    said = f"{sentence} ({reason})" if sentence else reason or "no reason given"
     if sentence and (node := job.text(names.VM_NODE)):
         said += f" on {node}"
     if console:
         said += f"; condor_q -af HoldReason {job.id} has the console's last lines"
     remedy = hold_advice.remedy(code, subcode, job.id, starts=job.tries, remote=job.remote)
     if job.routed and hop(job):
-        remedy += "; not at once: as long as the job router has its copy, that holds it again"
+        remedy += "; wait until the job router has removed its copy, which would hold the job again"
     return Finding("HELD", f"{said} [HoldReasonCode {code}, sub-code {subcode}]", remedy)
 
 
@@ -162,8 +162,9 @@ def _held(job: JobFacts) -> Finding:
 
 @dataclass(frozen=True)
 class Hop:
-    """Where a job was sent: the site's schedd and its collector, and the job's id there. For a job
-    router's copy, which is where the job is, the first two are ``""``.
+    """A job's copy elsewhere: the site's schedd and its collector, and the job's id there.
+
+    For a job router's copy, which is at the job's own schedd, the first two are ``""``.
     """
 
     schedd: str
@@ -173,10 +174,10 @@ class Hop:
 
 
 def hop(job: JobFacts) -> Hop | None:
-    """Where a job is; None if it was sent nowhere yet, or neither by Condor-C nor by a job router."""
+    """The copy that Condor-C or a job router has made of a job; None if there is none."""
     if job.routed:
         copy = _COPY_ID.fullmatch(job.text(names.ROUTED_TO))
-        # One that it had before it was held goes on to be named.
+        # The attribute may still name the copy from before a hold.
         taken = job.text(names.MANAGED) == "External"
         return Hop("", "", int(copy[1]), int(copy[2])) if copy and taken else None
     found = _JOB_ID.fullmatch(job.text(names.GRID_JOB_ID))
@@ -184,29 +185,28 @@ def hop(job: JobFacts) -> Hop | None:
 
 
 def of_router(job: JobFacts) -> list[Finding]:
-    """Why a job that a job router is to take is not on its way; or that it is."""
+    """Findings for an idle job that a job router should take."""
     if at := hop(job):
         return [Finding("AT_SITE", f"its copy is job {at.cluster}.{at.proc}")]
     return [
         Finding(
             "NOT_ROUTED",
             f"the job router at {job.schedd} has not taken it yet{_since(job, 'EnteredCurrentStatus')}",
-            "JobRouterLog there says what it does, if this lasts for minutes; `vmjobs doctor` there, "
-            "what it lacks",
+            "if this lasts for minutes, read JobRouterLog there, and run `vmjobs doctor` there",
         )
     ]
 
 
 def of_grid(job: JobFacts) -> list[Finding]:
-    """Why a grid job that is idle was not sent yet; or that it was."""
+    """Findings for an idle grid job."""
     resource = job.text(names.GRID_RESOURCE)
     found = _RESOURCE.fullmatch(resource)
     if not found:
         return [
             Finding(
                 "NO_ROUTE",
-                f"its grid_resource is {resource or 'not set'}, which is no 'condor SCHEDD COLLECTOR'",
-                "say where it is to go, with grid_resource in its submit file",
+                f"its grid_resource is {resource or 'not set'} (expected 'condor SCHEDD COLLECTOR')",
+                "set grid_resource in its submit file",
             )
         ]
     if at := hop(job):
@@ -225,19 +225,19 @@ def of_grid(job: JobFacts) -> list[Finding]:
         Finding(
             "NOT_SENT",
             f"the gridmanager has not sent it to {schedd} yet",
-            "its log, GridmanagerLog, says what it does, if this lasts for minutes",
+            "if this lasts for minutes, read its log, GridmanagerLog",
         )
     ]
 
 
 def of_unread(at: Hop, why: str) -> list[Finding]:
-    """A job at a site whose daemons do not say more of it."""
+    """Findings for a job at a site whose daemons could not be queried."""
     unknown = "does not know schedd" in why
     where = at.schedd or "the same schedd"
     return [
         Finding(
             "NO_ROUTE" if unknown else "SITE_UNREADABLE",
-            f"it waits at {where} as job {at.cluster}.{at.proc}, and why could not be read: {why}",
+            f"it waits at {where} as job {at.cluster}.{at.proc}; the reason could not be read: {why}",
             f"ask there: vmjobs job why {at.cluster}.{at.proc}",
         )
     ]
@@ -249,7 +249,7 @@ def _since(job: JobFacts, name: str) -> str:
 
 
 def seconds(count: float) -> str:
-    """A time as people say it."""
+    """A time span for people, in its largest suitable unit."""
     whole = max(0, int(count))
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if whole >= 2 * size:

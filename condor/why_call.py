@@ -1,5 +1,6 @@
-"""What is asked of HTCondor's daemons about one job: the part of :mod:`condor.daemon_call` that serves
-:mod:`condor.why_read`. It imports nothing of vmjobs.
+"""Query HTCondor's daemons about one job, for :mod:`condor.diagnose.explainer`.
+
+Part of :mod:`condor.daemon_call`: it imports nothing from vmjobs.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import classad2
 from condor import names
 from condor.analysis import FAILURES, analyse, evaluated, number, shown
 
-#: Jobs of a cluster that are looked through, slots that are compared with a job.
+#: Limits: jobs of a cluster that are queried, slots that are compared with a job.
 JOBS, SLOTS = 10_000, 20_000
-#: Characters of a job ad that is analysed, and of a value that is told.
+#: Limits in characters: of a job ad that is analysed, and of a value that is returned.
 AD, TEXT = 1_000_000, 2000
-#: What is told of a job, evaluated.
+#: The job attributes that are evaluated and returned.
 TOLD: Final = (
     names.CLUSTER_ID,
     names.PROC_ID,
@@ -64,10 +65,10 @@ TOLD: Final = (
     "LastRejMatchReason",
     "ServerTime",
 )
-#: The order in which the jobs of a cluster are of interest, by ``JobStatus``: idle, held, suspended,
-#: running, transferring, removed, completed.
+#: Order of preference for the jobs of a cluster, by ``JobStatus``: idle, held, suspended, running,
+#: transferring, removed, completed.
 _FIRST: Final = (1, 5, 7, 2, 6, 3, 4)
-#: Slots as a negotiator sees them. (What the service says of tokens is among a collector's machines.)
+#: Slots as a negotiator sees them. (The service's ad of revoked tokens is among the machine ads.)
 _SLOTS: Final = f"DynamicSlot =!= true && {names.REVOKED} =?= undefined"
 _NEGOTIATOR: Final = ("Name", "LastHeardFrom", "MyCurrentTime", "LastNegotiationCycleEnd0")
 _SCHEDD: Final = ("MaxJobsRunning", "TotalRunningJobs")
@@ -75,16 +76,17 @@ _GROUP: Final = ("Name", "EffectiveQuota", "WeightedResourcesUsed")
 
 
 def find(schedd: Any, cluster: int, proc: int | None) -> dict[str, Any]:
-    """One job of a schedd's, the one of a cluster that is idle or else of most interest.
+    """One job of a schedd; of a cluster, the first by order of preference (idle jobs first).
 
-    ``ad``: its text, ``""`` if it is longer than :data:`AD`; ``told``: :data:`TOLD`, as far as it has
-    them; ``queued``: whether it is in the queue and not in the history; ``jobs``: how many of the
-    cluster are in the queue, by ``JobStatus``. All is empty where there is no such job.
+    ``ad``: its text, ``""`` if it is longer than :data:`MAX_AD_LENGTH`; ``told``: those of
+    :data:`RETURNED_ATTRIBUTES` that it has; ``queued``: whether it is in the queue and not in the
+    history; ``jobs``: number of the cluster's jobs in the queue, by ``JobStatus``. All are empty if
+    there is no such job.
     """
     wanted = f"{names.CLUSTER_ID} == {int(cluster)}"
     if proc is not None:
         wanted += f" && {names.PROC_ID} == {int(proc)}"
-    # (`limit` alone is of no use here: the newest jobs come last.)
+    # (A smaller `limit` would not help: the newest jobs come last.)
     status = [names.CLUSTER_ID, names.PROC_ID, names.JOB_STATUS]
     ads = list(schedd.query(wanted, status, limit=JOBS))
     counted = Counter(str(ad.get(names.JOB_STATUS)) for ad in ads)
@@ -114,7 +116,7 @@ def _interest(ad: Any) -> tuple[int, int]:
 
 
 def told(ad: Any, wanted: Iterable[str]) -> dict[str, Any]:
-    """What an ad's attributes amount to, where that is a number, a truth or a text of one line."""
+    """The values of an ad's attributes that are numbers, booleans or strings (on one line)."""
     found: dict[str, Any] = {}
     for name in wanted:
         value = evaluated(name, ad) if name in ad else None
@@ -126,22 +128,21 @@ def told(ad: Any, wanted: Iterable[str]) -> dict[str, Any]:
 
 
 def explain(bindings: Any, collector: Any, text: str) -> dict[str, Any]:
-    """What a pool's nodes are to a job, and what else of the pool the job waits for.
+    """Compare a pool's nodes with a job, and read limits of the pool that apply to the job.
 
     text: the job's ad.
 
-    Besides what :func:`condor.analysis.analyse` has: ``slots``: how many were looked at;
-    ``negotiator``, ``schedd``, ``group``: some of their ads' attributes; ``problems``: what could not
-    be read.
+    Adds to the result of :func:`condor.diagnose.slot_analysis.analyse`: ``slots``: their number;
+    ``negotiator``, ``schedd``, ``group``: attributes of their ads; ``problems``: queries that failed.
 
     Raises:
-        ValueError: that is no ad.
+        ValueError: ``text`` is no ad.
     """
     try:
         job = classad2.ClassAd(text)
     except FAILURES as error:
         raise ValueError("the job's ad cannot be parsed") from error
-    # All of their attributes: which ones a node's own expressions name is known only with them at hand.
+    # All attributes: only the ads themselves show which ones their expressions refer to.
     slots = collector.query(bindings.AdType.Startd, _SLOTS)
     answer = {**analyse(job, slots[:SLOTS]), "slots": len(slots), "problems": []}
     kinds = {

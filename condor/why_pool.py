@@ -1,4 +1,4 @@
-"""Why an idle job has no node, by what its pool's nodes are to it. Pure."""
+"""Explain why an idle job has no node, from an analysis of its pool's nodes. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from typing import Any, Final
 from condor import names, outcomes
 from condor.why import Finding, JobFacts, listed, seconds
 
-#: What jobs ask for: the attribute, the nodes', the submit file's; how many units of theirs are one of
-#: those that people read, and what that is.
+#: Resources: the job's attribute, the node's, the submit command; units of the attribute in one unit
+#: of the message, and the name of the latter.
 _ASKED: Final = (
     ("RequestCpus", "Cpus", "request_cpus", 1, "processors"),
     ("RequestMemory", "Memory", "request_memory", 1, "MiB of memory"),
     ("RequestDisk", "Disk", "request_disk", 1024, "MiB of disk"),
     ("RequestGPUs", "GPUs", "request_gpus", 1, "GPUs"),
 )
-#: Words of a negotiator's that refused to match for a limit of somebody's.
+#: Reasons of a negotiator for not matching a job because of a limit.
 _LIMIT: Final = re.compile(r"limit|quota|ceiling|share", re.IGNORECASE)
 _PRIORITY: Final = re.compile(r"priority|preempt|preferred", re.IGNORECASE)
-_LOOK: Final = "`vmjobs doctor` on the node says what is wrong; `vmjobs node list` what probes found"
-#: Demands of a job's image, by what a node has found out of that.
+_LOOK: Final = "`vmjobs doctor` on the node shows the fault, `vmjobs node list` the results of probes"
+#: Requirements of a job's image that a node has determined, by attribute.
 _OF_ITS_IMAGE: Final = (
-    (names.VM_IMAGE_ARCH, "its image is for processors of another kind than any node's"),
-    (names.VM_IMAGE_KINDS, "what boots its image works on no node"),
+    (names.VM_IMAGE_ARCH, "its image is for another CPU architecture than any node's"),
+    (names.VM_IMAGE_KINDS, "no hypervisor that boots its image works on any node"),
 )
 
 
 @dataclass(frozen=True)
 class PoolFacts:
-    """What was read of a pool for one job: see :func:`condor.analysis.analyse` and
-    :func:`condor.why_call.explain`.
-    """
+    """Data of a pool for one job: see :func:`condor.diagnose.daemon_queries.explain`."""
 
     nodes: Mapping[str, Mapping[str, Any]]
     clauses: Sequence[Mapping[str, Any]] = ()
@@ -47,17 +45,17 @@ class PoolFacts:
     problems: Sequence[str] = ()
 
     def count(self, standing: str) -> int:
-        """Nodes of a standing."""
+        """Number of nodes in a :data:`condor.diagnose.slot_analysis.MatchState`."""
         return int(self.nodes.get(standing, {}).get("count", 0))
 
     @property
     def total(self) -> int:
-        """All nodes."""
+        """Number of all nodes."""
         return sum(int(nodes.get("count", 0)) for nodes in self.nodes.values())
 
 
 def of_pool(job: JobFacts, pool: PoolFacts) -> list[Finding]:
-    """Why an idle job has no node; the first finding is the answer."""
+    """Findings for an idle job without a node; the first is the answer."""
     found = [*_answers(job, pool), *_besides(job, pool)]
     return list({finding.code + finding.message: finding for finding in found}.values())
 
@@ -80,14 +78,14 @@ def _answers(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     elif pool.count("off"):
         yield Finding(
             "ASLEEP",
-            f"it waits for machines that are switched off ({listed(pool.nodes['off'])})",
-            "those of virtual clusters are started for it: `vmjobs cluster list`",
+            f"it fits only nodes that are switched off ({listed(pool.nodes['off'])})",
+            "virtual clusters start VMs for it: `vmjobs cluster list`",
         )
     elif pool.count("draining"):
         where = listed(pool.nodes["draining"])
         yield Finding(
             "DRAINING",
-            f"the nodes that it might fit on are being drained ({where})",
+            f"the nodes that it fits are being drained ({where})",
             "wait; the pool's operators may stop that: condor_drain -cancel",
         )
     else:
@@ -107,7 +105,7 @@ def _no_policy(job: JobFacts) -> Finding:
         )
     return Finding(
         "NO_POLICY",
-        "its schedd had no policy for jobs with VMJobImage, and nodes take none without it",
+        "its schedd had no policy for jobs with VMJobImage, and nodes reject them without it",
         "put condor/config/schedd.conf into the schedd's config.d, condor_reconfig, submit it again",
     )
 
@@ -116,7 +114,7 @@ def _backs_off(job: JobFacts) -> Finding:
     left = job.count(names.VM_TRIED) + outcomes.pause(job.tries) - job.count("ServerTime")
     return Finding(
         "BACKS_OFF",
-        f"it is begun again in {seconds(left)} or later: what failed it may have passed by then",
+        f"its last attempt failed; the next one is in {seconds(left)} or later",
         "wait",
     )
 
@@ -135,7 +133,7 @@ def _waits(job: JobFacts, pool: PoolFacts) -> Finding:
     said = job.text("LastRejMatchReason")
     spoken = job.count("LastRejMatchTime") > job.count("LastMatchTime")
     if spoken and said:
-        could += f"; the negotiator's last word was '{said}'{_ago(job, 'LastRejMatchTime')}"
+        could += f"; the negotiator's last answer was '{said}'{_ago(job, 'LastRejMatchTime')}"
     return Finding(
         "WAITING",
         f"it waits for the negotiator: {could}{_cycle(job, pool)}",
@@ -144,24 +142,24 @@ def _waits(job: JobFacts, pool: PoolFacts) -> Finding:
 
 
 def _cycle(job: JobFacts, pool: PoolFacts) -> str:
-    """When the negotiator was last at work, as far as it told the collector."""
+    """When the negotiator's last cycle ended, if the collector has it."""
     now, end = job.number("ServerTime"), _number(pool.negotiator, "LastNegotiationCycleEnd0")
     if not now or not end:
         return ""
-    return f"; the last cycle that it told of ended {seconds(now - end)} ago"
+    return f"; the last known negotiation cycle ended {seconds(now - end)} ago"
 
 
 def _busy(pool: PoolFacts) -> Finding:
     nodes = pool.nodes["busy"]
     return Finding(
         "BUSY",
-        f"all of what it fits on is taken by other jobs ({_nodes(nodes['count'])}: {listed(nodes)})",
-        "wait; condor_userprio shows whose turn it is",
+        f"all nodes that it fits are taken by other jobs ({_nodes(nodes['count'])}: {listed(nodes)})",
+        "wait; condor_userprio shows the users' priorities",
     )
 
 
 def _limits(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
-    """What keeps a job from nodes that fit."""
+    """Limits that keep a job from nodes that it fits."""
     said = job.text("LastRejMatchReason")
     spoken = job.count("LastRejMatchTime") > job.count("LastMatchTime")
     quota = _number(pool.group, "EffectiveQuota")
@@ -176,14 +174,14 @@ def _limits(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     elif spoken and _LIMIT.search(said):
         yield Finding(
             "LIMIT",
-            f"the negotiator gave it no node for a limit: {said}{_ago(job, 'LastRejMatchTime')}",
+            f"the negotiator gave it no node because of a limit: {said}{_ago(job, 'LastRejMatchTime')}",
             "wait; condor_userprio shows shares, condor_userprio -quotas those of groups",
         )
     elif spoken and _PRIORITY.search(said):
         yield Finding(
             "PRIORITY",
-            f"others go first: {said}{_ago(job, 'LastRejMatchTime')}",
-            "wait; condor_userprio shows whose turn it is",
+            f"other jobs go first: {said}{_ago(job, 'LastRejMatchTime')}",
+            "wait; condor_userprio shows the users' priorities",
         )
     most, running = _number(pool.schedd, "MaxJobsRunning"), _number(pool.schedd, "TotalRunningJobs")
     if 0 < most <= running:
@@ -194,7 +192,7 @@ def _limits(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
         )
 
 
-# --------------------------------------------------------------------------- no node would ever take it
+# --------------------------------------------------------------------------- no node matches
 
 
 def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
@@ -207,7 +205,7 @@ def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
         there = ", ".join(pool.hypervisors) or "none"
         yield Finding(
             "NO_HYPERVISOR",
-            f"it wants the hypervisor {wanted}, and works nowhere: nodes have {there}",
+            f"it requests the hypervisor {wanted}, which works on no node: nodes have {there}",
             f"condor_qedit {job.id} {names.WANTED_HYPERVISOR} undefined",
         )
     for asked, has, option, unit, words in _ASKED:
@@ -231,19 +229,19 @@ def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     if not any(clause["nodes"]["count"] == pool.total for clause in pool.clauses):
         yield Finding(
             "NO_NODE",
-            f"each of the {_nodes(pool.total)} fails something else",
-            "see what fails on which; one demand less may be enough",
+            f"each of the {_nodes(pool.total)} fails a different requirement",
+            "compare the requirements with the nodes; to drop one may be enough",
         )
 
 
 def _missing_hypervisor(job: JobFacts, pool: PoolFacts) -> str:
-    """The hypervisor that the job names, if no node has it."""
+    """The hypervisor that the job requests, if no node has it."""
     wanted = job.text(names.WANTED_HYPERVISOR).lower()
     return "" if wanted in pool.hypervisors else wanted
 
 
 def _of_its_image(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding | None:
-    """What is demanded for the image that the job names, as a node has found out."""
+    """The finding for a requirement of the job's image, if the clause is one."""
     demanded = {name.lower() for name in clause["job"]}
     message = next((said for name, said in _OF_ITS_IMAGE if name.lower() in demanded), None)
     if message is None:
@@ -253,7 +251,7 @@ def _of_its_image(job: JobFacts, clause: Mapping[str, Any], values: str) -> Find
     return Finding(
         "NO_HYPERVISOR",
         message + values,
-        f"take an image that boots there: {another}; if it is another by now: {again}",
+        f"use an image that boots there: {another}; if the image has changed since: {again}",
     )
 
 
@@ -263,7 +261,7 @@ def _demanded(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
     own = names.OWN_REQUIREMENTS if names.POLICY in job.told else "Requirements"
     return Finding(
         "REQUIREMENTS",
-        f"no node meets its demand {clause['text']}{values}",
+        f"no node meets its requirement {clause['text']}{values}",
         f"change its requirements: condor_qedit {job.id} {own} 'EXPRESSION'",
     )
 
@@ -271,7 +269,7 @@ def _demanded(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
 def _refused(_: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
     return Finding(
         "REFUSED",
-        f"every node refuses it: {clause['text']} does not hold{values}",
+        f"every node refuses it: {clause['text']} is not true{values}",
         "the nodes' operators set that (START in their configuration)",
     )
 
@@ -288,12 +286,12 @@ def _no_agent(pool: PoolFacts) -> Finding:
 
 
 def _faults(pool: PoolFacts) -> str:
-    """What is wrong with the agents of nodes; ``""`` if nothing is known to be."""
+    """Faults of nodes' agents, in words; ``""`` if there are none."""
     said = []
     for kind, words in (
         ("silent", "the agent does not answer"),
         ("boots-nothing", "no hypervisor booted the agent's probe"),
-        ("rests", "several jobs in a row failed for the node's sake: it takes none for a while"),
+        ("rests", "several jobs in a row failed because of the node: it accepts none for a while"),
     ):
         if (nodes := pool.agents.get(kind, {})).get("count"):
             said.append(f"on {listed(nodes)} {words}")
@@ -304,7 +302,7 @@ def _mentions(clause: Mapping[str, Any], said: set[str]) -> bool:
     return bool({name.lower() for name in (*clause["job"], *clause["node"])} & said)
 
 
-# --------------------------------------------------------------------------- what adds to it
+# --------------------------------------------------------------------------- additional findings
 
 
 def _besides(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
@@ -314,7 +312,7 @@ def _besides(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
         limit = f" of {most}" if most else ""
         yield Finding(
             "TRIED",
-            f"it was begun {starts} times{limit}, the last time{where}: {job.text(names.VM_REASON)}",
+            f"it was started {starts} times{limit}, the last time{where}: {job.text(names.VM_REASON)}",
         )
     works = pool.agents.get("works", {}).get("count")
     if job.wants_vm and works and (faults := _faults(pool)):
@@ -322,7 +320,7 @@ def _besides(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     if names.WANTED_IMAGE in job.told and job.text("ShouldTransferFiles").upper() == "NO":
         yield Finding(
             "NO_TRANSFER",
-            "it will be held: its machine sees no file system of its node's",
+            "it will be held: its VM sees no file system of its node",
             "submit it again with should_transfer_files = YES",
         )
     for problem in pool.problems:
@@ -330,7 +328,7 @@ def _besides(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
 
 
 def said_of(clause: Mapping[str, Any]) -> str:
-    """What job and nodes have of the attributes that a demand names."""
+    """The job's and the nodes' values of the attributes in a clause, in words."""
     said = [f"the job's {name} is {value}" for name, value in clause["job"].items()]
     said += [f"the nodes' {name} is {value}" for name, value in clause["node"].items()]
     return "; ".join(said)

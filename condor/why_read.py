@@ -1,4 +1,4 @@
-"""Reads of HTCondor's daemons what explains where a job is, and follows it to where it was sent."""
+"""Explain a job's state: query HTCondor's daemons, and follow the job to other schedds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from condor.why import Finding, JobFacts
 from condor.why_pool import PoolFacts, of_pool
 from vmjobs.errors import NotFound, Unavailable
 
-#: Schedds that a job is followed through, one after the other.
+#: At how many other schedds a job is looked up, one after the other.
 HOPS: Final = 3
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is looked for. schedd, pool: as in ``condor_q -name`` and ``-pool``; ``""``: this
-    host's own. proc: None: the one of the cluster that is of most interest.
+    """Where a job is looked up.
+
+    schedd, pool: as in ``condor_q -name`` and ``-pool``; ``""``: this host's own. proc: None: the
+    cluster's job that :func:`condor.diagnose.daemon_queries.find` prefers.
     """
 
     schedd: str
@@ -30,12 +32,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a job is where it is.
+    """The explanation of a job's state.
 
-    id: where it was asked for. way: ``ID at SCHEDD``, each place it was sent to, the last one last.
-    state: in words, where it was asked for. findings: at least one, the answer first. job: as the last
-    place has it. pool: what its nodes are to it, if those were looked at. jobs: of its cluster in the
-    queue where it was asked for, by ``JobStatus``.
+    id, state (in words), jobs (number by ``JobStatus``, of its cluster): at the first schedd. route:
+    ``ID at SCHEDD`` for each schedd that has it, in order. findings: at least one, the answer first.
+    job: at the last schedd. pool: analysis of the pool's nodes, if they were compared with the job.
     """
 
     id: str
@@ -51,9 +52,9 @@ Ask = Callable[..., dict[str, Any]]
 
 
 class Reader:
-    """Asks daemons, as this process's user.
+    """Queries daemons, as this process's user.
 
-    timeout: seconds for each question.
+    timeout: seconds for each query.
     """
 
     def __init__(self, timeout: float = 60.0, ask: Ask = call) -> None:
@@ -61,11 +62,11 @@ class Reader:
         self._ask = ask
 
     def explain(self, place: Place) -> Explanation:
-        """Why a job is where it is.
+        """Explain a job's state.
 
         Raises:
             NotFound: neither queue nor history of the schedd has it.
-            Unavailable: the schedd does not answer, or the pool does not.
+            Unavailable: the schedd or the pool does not answer.
         """
         job = self.find(place)
         way = [_at(job, place)]
@@ -76,7 +77,7 @@ class Reader:
     def _follow(
         self, job: JobFacts, place: Place, way: list[str]
     ) -> tuple[JobFacts, list[Finding], PoolFacts | None]:
-        """The job as the last place has it that it was sent to, and why; ``way`` gets the places."""
+        """Follow a job to its last schedd: the job there, and findings. Appends to ``route``."""
         if findings := why.of_status(job):
             return job, findings, None
         if not job.remote and not job.routed:
@@ -93,7 +94,7 @@ class Reader:
             return job, why.of_unread(at, error.message), None
 
     def find(self, place: Place) -> JobFacts:
-        """A job.
+        """Find a job in the queue or the history of its schedd.
 
         Raises:
             NotFound: neither queue nor history has it.
@@ -119,10 +120,10 @@ class Reader:
     def _waiting(self, job: JobFacts, place: Place) -> tuple[list[Finding], PoolFacts | None]:
         universe = job.count("JobUniverse")
         if universe != why.VANILLA:
-            message = f"it is of HTCondor's universe {universe}, which is not looked at here"
+            message = f"it is in HTCondor's universe {universe}, which vmjobs does not analyse"
             return [Finding("UNIVERSE", message, "condor_q -better-analyze")], None
         if not job.ad:
-            return [Finding("UNREAD", "its ad is too long to be looked at")], None
+            return [Finding("UNREAD", "its ad is too long to analyse")], None
         answer = self._call("explain", "pool", pool=place.pool, ad=job.ad)
         pool = PoolFacts(**answer)
         return of_pool(job, pool), pool
@@ -138,4 +139,4 @@ def _at(job: JobFacts, place: Place) -> str:
     return f"{job.id} at {job.schedd or place.schedd or 'this host'}"
 
 
-_HINT: Final = "condor_ping -type schedd READ and -type collector READ show what lets us in"
+_HINT: Final = "condor_ping -type schedd READ and -type collector READ show whether they give access"

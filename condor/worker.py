@@ -1,6 +1,6 @@
-"""What the machine of a virtual cluster runs: a script, and HTCondor's configuration. Pure.
+"""Files for a cluster VM: a script, and HTCondor's configuration. Pure.
 
-All but the values of :func:`member_config` is in the files of ``condor/worker/``.
+All but the values of :func:`worker_config` are files in ``condor/worker/``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from condor.chirp import literal
 from vmjobs.cluster.wire import MemberOrder
 from vmjobs.ports import ClassAdValue
 
-#: Accounts for jobs that run at the same time, for each processor of the machine: jobs that ask for no
-#: processor at all share those that are left, and then `nobody`.
+#: Accounts for simultaneous jobs, for each CPU of the VM: jobs that request no CPU share the remaining
+#: ones, and then `nobody`.
 ACCOUNTS_PER_CPU: Final = 2
 
 
@@ -36,17 +36,17 @@ class WorkerKit:
 
 
 def host_name(member: str) -> str:
-    """A member's fully qualified host name."""
+    """A cluster VM's fully qualified host name."""
     return f"{member}.{names.MEMBER_DOMAIN}"
 
 
 def accounts(order: MemberOrder) -> list[str]:
-    """Who runs jobs in the machine: an account for each of its slot's divisions."""
+    """The accounts that run jobs in the VM: one for each dynamic slot."""
     return [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * order.cpus + 1)]
 
 
 def machine_attributes(order: MemberOrder, incarnation: int) -> dict[str, ClassAdValue]:
-    """What the machine ad says besides what HTCondor itself puts there."""
+    """The attributes that are added to HTCondor's own in the machine ad."""
     named = {name.lower() for name in order.attributes}
     default = {} if names.VIRTUAL_CLUSTER.lower() in named else {names.VIRTUAL_CLUSTER: order.cluster}
     return {
@@ -60,14 +60,14 @@ def machine_attributes(order: MemberOrder, incarnation: int) -> dict[str, ClassA
 
 
 def member_config(order: MemberOrder, incarnation: int) -> str:
-    """The part of the startd's configuration that differs from machine to machine."""
+    """The part of the startd's configuration that differs between VMs."""
     attributes = machine_attributes(order, incarnation)
     settings = {
         "COLLECTOR_HOST": order.pool.collector,
         "CONDOR_HOST": order.pool.collector.partition(":")[0],
         "TRUST_DOMAIN": order.pool.trust_domain,
         "NETWORK_HOSTNAME": host_name(order.name),
-        # Users of the pool are not users of the machine: none of them is in this domain.
+        # A domain of its own: users of the pool are not users of the VM.
         "UID_DOMAIN": host_name(order.name),
         "FILESYSTEM_DOMAIN": host_name(order.name),
         "DEDICATED_EXECUTE_ACCOUNT_REGEXP": "slot1-[0-9]+",
@@ -86,13 +86,13 @@ def member_config(order: MemberOrder, incarnation: int) -> str:
 
 
 def escaped(value: str) -> str:
-    """A value as HTCondor's configuration reads it back: one line, no macro in it.
+    """A value, escaped for one line of HTCondor's configuration: no macro is expanded in it.
 
     Raises:
         ValueError: it has a line end or another control character.
     """
     if not value.isprintable():
-        raise ValueError(f"{value!r} cannot stand in a configuration")
+        raise ValueError(f"{value!r}: control characters are not allowed in HTCondor's configuration")
     return value.replace("$", "$(DOLLAR)")
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Benchmarks on a grid of this machine: bench.sh [ARGUMENT of tests/bench/main.py...]
-# A grid that is up already is used and left up; one that is started here is taken down again.
+# Benchmarks on a grid of this host: bench.sh [ARGUMENT of tests/bench/main.py...]
+# A running grid is used and left running; otherwise one is started, and removed afterwards.
 set -eu
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null

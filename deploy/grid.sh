@@ -1,15 +1,14 @@
 #!/bin/sh
-# The grid on this machine: grid.sh up|renew|down|remove|stop|logs. Its state is in build/grid, or in
+# The grid on this host: grid.sh up|renew|down|remove|stop|logs. Its state is in build/grid, or in
 # VMJOBS_GRID_STATE.
-# renew brings up one that is empty. remove takes away containers and volumes; down also the images that were made
-# for them.
+# renew starts an empty grid. remove deletes containers and volumes; down also the images made for them.
 set -eu
 cd "$(dirname "$0")/.."
 
 state=${VMJOBS_GRID_STATE:-build/grid}
 engine=build/engine # one engine serves all grids of this checkout
 authorities=$PWD/$state/authorities.pem
-made=build/container-images # names of those that were not there before; outlives the containers
+made=build/container-images # names of images that deploy/images.sh added; outlives the containers
 # shellcheck source=/dev/null
 . deploy/project
 services="submit site node1 node2 api worker builder postgres rabbitmq"
@@ -34,8 +33,8 @@ free_port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
-# Compose cannot say "this device if there is one", so the addition is written where it applies. The
-# processor's flags are asked too: without them /dev/kvm belongs to something that boots no stock kernel.
+# Compose has no optional devices, so this file is written only if there is a /dev/kvm. The processor's flags
+# are checked too: without them /dev/kvm belongs to a module that cannot boot stock kernels.
 write_kvm() {
     rm -f "$state/kvm.yml"
     [ -c /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo || return 0
@@ -59,27 +58,27 @@ wait_healthy() {
         until [ "$(docker inspect -f '{{.State.Health.Status}}' "$(container "$service")" 2>/dev/null)" = healthy ]; do
             if [ "$(date +%s)" -ge $deadline ]; then
                 docker logs --tail 30 "$(container "$service")" >&2 || true
-                die "$service did not become healthy; above are its last lines"
+                die "$service did not become healthy; its last log lines are above"
             fi
             sleep 0.3
         done
     done
 }
 
-# Have a container engine, and nobody else's grid by this name.
+# Starts the container engine, and fails if another checkout has a grid of this name.
 begin() {
     mkdir -p "$state"
     deploy/engine.sh start $engine
     require_ours
 }
 
-# Containers, volumes and networks are gone then.
+# Removes containers, volumes and networks.
 empty() { compose down --volumes --remove-orphans --timeout 5; }
 
 up() {
     begin
     write_kvm
-    say "images that the grid stands on"
+    say "base images"
     deploy/images.sh $made
     say "images of vmjobs"
     compose build secrets node1 builder >"$state/build.log" 2>&1 || die "$(tail -n 40 "$state/build.log")"
@@ -90,7 +89,7 @@ up() {
     fi
     export VMJOBS_API_PORT
     say "containers"
-    # One service at a time would wait for each; compose starts what it can side by side.
+    # All services at once: compose starts them in parallel.
     # shellcheck disable=SC2086
     compose up -d --no-build $services >"$state/up.log" 2>&1 || die "$(tail -n 40 "$state/up.log")"
     wait_healthy
@@ -120,7 +119,7 @@ renew() {
     up
 }
 
-# What this machine's programs trust already, and who signed the API's certificate.
+# Writes the certificate authorities: those of this host, and the one of the API's certificate.
 write_authorities() {
     known=${REQUESTS_CA_BUNDLE:-/etc/ssl/certs/ca-certificates.crt}
     [ "$known" != "$authorities" ] || known=/etc/ssl/certs/ca-certificates.crt
@@ -128,8 +127,8 @@ write_authorities() {
     mv "$authorities.new" "$authorities"
 }
 
-# Every image of the local store that has a plain name becomes the library's. What is there already costs
-# one question; what changed, its changed blocks.
+# Pushes every image of the local store with a plain name to the namespace library. An unchanged image costs one
+# request, a changed one the upload of its changed chunks.
 publish() {
     VMJOBS_API_URL=https://127.0.0.1:$VMJOBS_API_PORT
     VMJOBS_TOKEN_FILE=$PWD/$state/admin-token
@@ -152,12 +151,12 @@ administrate() {
     )
 }
 
-# A name that was given may be another checkout's: what that has brought up is not for this one to use or take away.
+# Fails if another checkout has started the grid of this name (VMJOBS_PROJECT): this one must not use or remove it.
 require_ours() {
     others=$(docker ps -aq --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null |
         xargs -r docker inspect -f '{{index .Config.Labels "com.docker.compose.project.working_dir"}}' |
         sort -u | grep -vxF "$PWD") || return 0
-    die "the grid $COMPOSE_PROJECT_NAME was brought up in $others: do it there, or name another one in VMJOBS_PROJECT"
+    die "the grid $COMPOSE_PROJECT_NAME belongs to $others: work there, or set VMJOBS_PROJECT to another name"
 }
 
 remove() {
@@ -174,7 +173,7 @@ down() {
         for name in base node builder; do docker rmi "$COMPOSE_PROJECT_NAME/$name"; done >/dev/null 2>&1 || true
         docker image prune --force --filter label=vmjobs.project="$COMPOSE_PROJECT_NAME" >/dev/null 2>&1 || true
         if [ -f $made ]; then
-            # Another deployment may stand on the same images: those that are in use stay.
+            # Another deployment may use the same images: docker keeps images in use.
             tac $made | xargs -r -n 1 docker rmi >/dev/null 2>&1 || true
         fi
     fi

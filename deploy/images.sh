@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes sure that the images under docker-compose.yml are there: pulled where a registry can be reached,
-# built from Debian's packages under the same names where it cannot.
+# Gets the base images of docker-compose.yml: pulls them if a registry is reachable, otherwise builds them from
+# Debian's packages under the same names.
 # DEBIAN_MIRROR names a mirror other than Debian's own.
-#   deploy/images.sh MADE    appends to the file MADE the name of each image that was not there before
+#   deploy/images.sh MADE    appends the name of each new image to the file MADE
 set -eu
 cd "$(dirname "$0")/.."
 made=$1
@@ -13,7 +13,7 @@ have() { docker image inspect "$1" >/dev/null 2>&1; }
 reachable=unknown
 pull() {
     if [ "$reachable" = unknown ]; then
-        # An answer of any kind will do; without one each pull would wait for its own time-out.
+        # Asked once, because without a registry each pull would wait for its own time-out.
         if timeout 10 docker manifest inspect "$1" >/dev/null 2>&1; then reachable=yes; else reachable=no; fi
     fi
     [ "$reachable" = yes ] && timeout "$pull_seconds" docker pull --quiet "$1" >/dev/null 2>&1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Renews deploy/requirements.txt: which release of each package setup.sh installs, and the hash of its file, for
-# Debian 12's Python on x86-64. Packages are told to pip by setup.cfg.
+# Updates deploy/requirements.txt: the release of each package that setup.sh installs, and the hash of
+# its file, for Debian 12's Python on x86-64. setup.cfg lists the packages.
 set -eu
 cd "$(dirname "$0")/.."
 report=$(mktemp)

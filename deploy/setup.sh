@@ -1,6 +1,6 @@
 #!/bin/sh
-# What a bare Debian 12 needs: packages (those that are missing), and a virtual environment, remade when
-# what it depends on has changed. Says nothing to do when there is nothing to do.
+# Sets up a bare Debian 12: installs missing packages, and makes a virtual environment, again whenever its
+# requirements have changed. Prints nothing if there is nothing to do.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -24,13 +24,13 @@ done
 if [ -n "$missing" ]; then
     echo "installing$missing"
     $root apt-get update -qq
-    # Servers that tests start by themselves must not be started by their packages.
+    # RUNLEVEL=1: packages must not start their servers, which tests start themselves.
     # shellcheck disable=SC2086 # a list of words
     $root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
         apt-get install -qq -y --no-install-recommends $missing >/dev/null
 fi
 
-# Anybody may open it where udev made it: what it makes needs rights over a network.
+# As udev makes it, any user may open it: a tap device itself needs rights over a network namespace.
 if [ "$(stat -c %a /dev/net/tun 2>/dev/null)" != 666 ]; then
     $root mkdir -p /dev/net
     [ -c /dev/net/tun ] || $root modprobe tun 2>/dev/null || $root mknod /dev/net/tun c 10 200
@@ -46,8 +46,8 @@ stamp=.venv/.made-from
 want=$(cat setup.cfg pyproject.toml deploy/requirements.txt | sha256sum)
 if [ ! -x .venv/bin/vmjobs ] || [ "$(cat $stamp 2>/dev/null)" != "$want" ]; then
     echo "making .venv"
-    # Debian's own Python: python3-libvirt is built for it. Of Debian's other modules none is to be
-    # mixed with newer ones, so everything else is installed anew, just as deploy/lock.sh found it.
+    # Debian's own Python, because python3-libvirt is built for it. Debian's other modules must not be mixed with
+    # newer ones, so all others are installed here, in the releases that deploy/lock.sh determined.
     /usr/bin/python3 -m venv --system-site-packages .venv
     pip=".venv/bin/pip install --quiet --disable-pip-version-check"
     $pip --ignore-installed --require-hashes --only-binary :all: --requirement deploy/requirements.txt

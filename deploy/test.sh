@@ -1,9 +1,9 @@
 #!/bin/bash
-# All tests: test.sh [soak] [PYTEST ARGUMENT...]. They have a grid and images of their own in build/test, which are
-# renewed at the start and taken down at the end; no other grid is touched. test.sh down removes what is left of one.
-# soak: tests that take minutes each: what dies under clusters and jobs, with a line about each, and large images.
-# What each phase and test took is in build/test/results; nothing that fails is run again.
-# Not sh: job control of Debian's needs a terminal.
+# Runs all tests: test.sh [soak] [PYTEST ARGUMENT...]. They use their own grid and images in build/test, which are
+# renewed at the start and removed at the end; other grids are not touched. test.sh down removes a remaining grid.
+# soak: tests that take minutes each: deaths of processes under clusters and jobs, each with a line, and large images.
+# Durations of phases and tests are in build/test/results; failed tests are not repeated.
+# bash, because job control of Debian's sh needs a terminal.
 set -eu
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
@@ -16,7 +16,7 @@ rm -rf $results
 mkdir -p $results
 beside=
 
-# phase NAME COMMAND...: runs it, and notes how long it took.
+# phase NAME COMMAND...: runs it, and records its duration.
 phase() {
     name=$1
     shift
@@ -47,7 +47,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Tests add images; those of build/images are not theirs. The files never change, so that links will do.
+# Tests add images, so they get a copy of build/images. The files never change, so hard links suffice.
 own_images() {
     rm -rf build/test/images
     mkdir -p build/test
@@ -69,8 +69,8 @@ if [ "${1:-}" = soak ]; then
     phase grid grid
     tests soak-grid tests/integration -n 0 -m soak "$@"
 else
-    # Builds of images and jobs on the grid wait most of their time. Tests that need no grid run beside them, in a
-    # process group of their own; contract tests need the images.
+    # Image builds and jobs on the grid mostly wait. So tests that need no grid run in parallel with them, in their
+    # own process group; contract tests need the images.
     exec 9>$results/images.lock
     flock 9
     set -m
@@ -87,7 +87,7 @@ else
     tests integration tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
     tests faults tests/integration -n 0 -m 'disruptive and not soak' "$@"
     wait $beside || true
-    beside= # its number may be another group's from now on
+    beside= # from now on its number may belong to another process group
     cat $results/beside.log
 fi
 ! grep ' failed ' $results/phases >&2

@@ -1,4 +1,4 @@
-"""The door: what is let in as an image, before any program but this one has opened it."""
+"""Image inspection: checks a file before any program other than this one opens it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vmjobs.config import Config
 
 
 def limits_of(config: Config) -> Limits:
-    """The limits that the settings name."""
+    """The limits from the settings."""
     return Limits(virtual_size=config.max_image_size * MIB)
 
 
 def pinned(format: str | None) -> Format | None:
-    """A format by its name; ``None``, ``""`` and ``auto``: what the header says.
+    """The format of that name; ``None`` (the header decides) for ``""`` and ``auto``.
 
     Raises:
-        ImageRejected: there is none of that name.
+        ImageRejected: the name is unknown.
     """
     if not format or format == "auto":
         return None
@@ -30,20 +30,20 @@ def pinned(format: str | None) -> Format | None:
     except ValueError:
         names = ", ".join(Format)
         raise refusal(
-            "unknown_format", f"{format[:40]!r} is no format that is taken; these are: {names}"
+            "unknown_format", f"unknown image format {format[:40]!r} (expected one of: {names})"
         ) from None
 
 
 def admit(path: Path, format: str | None = None, limits: Limits | None = None) -> Description:
-    """Let a file in as an image, or refuse it.
+    """Check that a file is an acceptable image, and describe it.
 
     Args:
-        format: what its owner says that it is; ``None``: what the header says. From here on the
-            description's format is what it is, and nobody looks for another one.
-        limits: what is refused for its size alone.
+        format: the format that the owner declares; ``None``: the header decides. Later steps take
+            the format from the description and do not detect it again.
+        limits: the largest sizes that are accepted.
 
     Raises:
-        ImageRejected: with one sentence for a person and a stable code in ``faults[0].code``.
+        ImageRejected: with one sentence for the user and a stable code in ``faults[0].code``.
     """
     limits = limits or Limits()
     with open_image(path) as file:
@@ -57,7 +57,7 @@ def admit(path: Path, format: str | None = None, limits: Limits | None = None) -
 
 
 def _check_is_disk(file: BinaryIO, limits: Limits) -> None:
-    """Bytes that nobody said to be a raw disk have to look like one. Raises ImageRejected."""
+    """Refuse a file without a declared format that does not look like a raw disk."""
     with opened(file, limits) as reader:
         kind = archive_kind(reader.head(HEAD))
     try:
@@ -69,6 +69,6 @@ def _check_is_disk(file: BinaryIO, limits: Limits) -> None:
     if not found.is_disk:
         raise refusal(
             "not_an_image",
-            "the file is no disk image: no known header, no partition table, no file system",
-            hint="if it is a raw disk all the same, say so: --format raw",
+            "the file is not a disk image: no known header, no partition table, no file system",
+            hint="if it is a raw disk, add --format raw",
         )

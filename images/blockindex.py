@@ -1,8 +1,8 @@
-"""Which blocks the contents of this node have, so that they need not come again.
+"""Index of the chunks in this node's contents, which a fetch need not transfer again.
 
-Beside a content that was fetched there is a file with the digest of each of its blocks, 32 bytes
-each in their order, zeros where none was noted. It is a hint and no more: a block that is found by
-it is checked before it is used.
+Each fetched content has a file beside it with the digests of its chunks: 32 bytes each, in order,
+zeros for a chunk without a recorded digest. The index is only a hint: a chunk that it finds is
+verified before use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from images.content import BLOCK, MAX_SIZE, SEGMENT_BLOCKS, block_digest, zero_b
 from images.files import write_all
 
 DIGEST_BYTES: Final = 32
-#: Blocks that are looked for at most, 16 GiB of content: the index is in memory during a fetch.
+#: The most chunks in an index, 16 GiB of content: the index is in memory during a fetch.
 MAX_BLOCKS: Final = 256 * 1024
 _UNKNOWN: Final = bytes(DIGEST_BYTES)
 _RECORD: Final = SEGMENT_BLOCKS * DIGEST_BYTES
@@ -25,20 +25,20 @@ _MANY: Final = MAX_SIZE // BLOCK
 
 
 def note_blocks(descriptor: int, number: int, digests: Sequence[bytes]) -> None:
-    """Write the digests of segment ``number``'s blocks into the file beside a content."""
+    """Write the chunk digests of segment ``number`` into the file beside a content."""
     record = b"".join(_UNKNOWN if digest == zero_block() else digest for digest in digests)
     write_all(descriptor, record, number * _RECORD)
 
 
 class BlockIndex:
-    """The blocks of some contents: pairs of a content's file and the file beside it."""
+    """Chunks of contents. contents: pairs of a content's file and its digest file."""
 
     def __init__(self, contents: Iterable[tuple[Path, Path]]) -> None:
         self._files: list[Path] = []
-        #: Of each block which file has it, and at which block of it; in one number for the room.
+        #: Maps a chunk's digest to its file and its number there, in one integer to save memory.
         self._places: dict[bytes, int] = {}
         for content, beside in contents:
-            with suppress(OSError):  # none was noted, or it was evicted
+            with suppress(OSError):  # no digests were recorded, or the content was evicted
                 self._add(content, beside)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class BlockIndex:
         return digest in self._places
 
     def read(self, digest: bytes, size: int) -> bytes | None:
-        """A block's bytes, checked; ``None`` if they are not to be had any more."""
+        """A chunk's bytes, verified; ``None`` if this node no longer has them."""
         place = self._places.get(digest)
         if place is None:
             return None

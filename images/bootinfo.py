@@ -1,6 +1,6 @@
-"""How a disk may boot, by what its first sectors say: a suggestion, for people to overrule.
+"""Suggests how a disk boots, from its first sectors. Users can override the suggestion.
 
-Nothing is mounted and nothing is run; some kilobytes are read, and no content is an error.
+Nothing is mounted or run; a few kilobytes are read, and no content is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vmjobs.model import BootMethod
 
 @dataclass(frozen=True)
 class Volume:
-    """A partition with the file system in it. begin, size: bytes."""
+    """A partition and its file system. begin, size: bytes."""
 
     number: int
     kind: str
@@ -30,12 +30,12 @@ class Volume:
 
 @dataclass(frozen=True)
 class BootInfo:
-    """What a disk is, as far as one sees without booting it.
+    """Facts about how a disk boots, found without booting it.
 
-    boot: how it should be booted; ``None``: no way was found. methods: all ways that were found,
-        the best first. partition: of the root file system, for ``kernel``; 0: the disk itself is one.
-    table: ``gpt``, ``mbr`` or ``""``. filesystem, label: of one that begins at the disk's begin.
-    why: a sentence.
+    boot: the suggested boot method; ``None``: none was found. methods: all methods that were found,
+        best first. partition: number of the root partition, for ``kernel``; 0: the whole disk is one
+        file system. table: ``gpt``, ``mbr`` or ``""``. filesystem, label: of a file system that
+        begins at the disk's first byte. why: one sentence about the suggestion.
     """
 
     boot: BootMethod | None
@@ -49,12 +49,12 @@ class BootInfo:
 
     @property
     def is_disk(self) -> bool:
-        """Whether there is anything on it that a disk has."""
+        """Whether the data has a partition table, a file system or boot code."""
         return bool(self.table or self.filesystem or self.methods)
 
 
 def boot_of(file: Path | BinaryIO) -> BootInfo:
-    """How the raw disk in ``file`` may boot. Raises OSError where it cannot be read."""
+    """How the raw disk in ``file`` can boot. Raises OSError if it cannot be read."""
     if isinstance(file, Path):
         with file.open("rb", buffering=0) as opened:
             return boot_of(opened)
@@ -63,12 +63,12 @@ def boot_of(file: Path | BinaryIO) -> BootInfo:
 
 
 def boot_of_bytes(head: bytes) -> BootInfo:
-    """The same of a disk of which only the first bytes are at hand, some MiB."""
+    """The same for a disk of which only the first bytes (some MiB) are available."""
     return suggest(lambda offset, length: head[offset : offset + length])
 
 
 def suggest(read: Read) -> BootInfo:
-    """The same of a disk that is read by a function."""
+    """The same for a disk that a function reads."""
     whole, table = filesystems.look(read), partitions.look(read)
     if whole.name and whole.name != "iso9660":
         return _of_filesystem(whole)
@@ -91,10 +91,10 @@ def suggest(read: Read) -> BootInfo:
 
 def _of_filesystem(whole: FileSystem) -> BootInfo:
     if whole.name in ROOTS:
-        why = f"the disk itself is a file system ({whole.name}): a kernel beside it boots it"
+        why = f"the disk is one file system ({whole.name}): it boots with a separate kernel"
         boot = BootMethod.KERNEL
         return BootInfo(boot, why, (boot,), filesystem=whole.name, label=whole.label)
-    why = f"the disk itself is {whole.name}, which no system has its root on"
+    why = f"the disk is one file system ({whole.name}), which cannot be a root file system"
     return BootInfo(None, why, filesystem=whole.name, label=whole.label)
 
 
@@ -110,7 +110,7 @@ def _methods(whole: FileSystem, table: Table) -> list[BootMethod]:
 
 
 def _root(volumes: tuple[Volume, ...]) -> Volume | None:
-    """The partition that the root file system is most likely on."""
+    """The partition that most likely has the root file system."""
     named = [volume for volume in volumes if volume.kind == LINUX_ROOT]
     known = [volume for volume in volumes if volume.filesystem in ROOTS]
     typed = [volume for volume in volumes if volume.kind == LINUX and not volume.filesystem]
@@ -120,7 +120,7 @@ def _root(volumes: tuple[Volume, ...]) -> Volume | None:
 
 def _why(methods: list[BootMethod], whole: FileSystem, table: Table, root: Volume | None) -> str:
     if whole.name == "iso9660":
-        return "a CD image that boots as a disk too"
+        return "a CD image that also boots as a disk"
     if not methods:
         return (
             f"a {table.kind} partition table without boot code or a Linux root"
@@ -134,7 +134,7 @@ def _why(methods: list[BootMethod], whole: FileSystem, table: Table, root: Volum
     if methods[0] is BootMethod.UEFI:
         return f"{table.kind} partition table with an EFI system partition, no boot code for a BIOS"
     number = root.number if root is not None else 0
-    return f"no boot code, no EFI system partition: a kernel beside it boots partition {number}"
+    return f"no boot code, no EFI system partition: a separate kernel boots partition {number}"
 
 
 def _volume(read: Read, partition: Partition) -> Volume:

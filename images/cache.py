@@ -1,4 +1,4 @@
-"""A node's image cache: images fetched once, verified, kept sparse, within bounds."""
+"""A node's image cache: fetches images once, verifies them, and stores sparse files."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import MIB
 from vmjobs.ports import Progress
 
-#: Refuses an image (its digest, its signatures); raises :class:`vmjobs.errors.ImageRejected`.
+#: Checks an image's digest and signatures; raises :class:`vmjobs.errors.ImageRejected`.
 Trust = Callable[[str, str], object]
 
-#: How often an image is fetched before it is given up: others may evict or damage it meanwhile.
+#: Attempts to fetch an image: other processes may evict or damage it meanwhile.
 _TRIES: Final = 3
 
 
 class ImageCache:
-    """An :class:`vmjobs.ports.ImageSource` that fetches what it does not have.
+    """An :class:`vmjobs.ports.ImageSource` that fetches missing images.
 
-    Several threads and processes may share ``root``: each content is fetched by one of them, the
-    others wait for it. What is damaged is mended, a fetch that was cut off goes on where it was.
+    Several threads and processes may share ``root``: one of them fetches a content, and the others
+    wait for it. Damaged contents are repaired, and an interrupted fetch continues where it stopped.
 
-    limit: bytes of images at most; 0: no limit. keep_free: bytes of the disk to be left alone.
-    trust: refuses images by their signatures, whenever one is to be used; None: all are taken.
-    hits, misses: how many leases were of images that were here whole, and that were not.
+    limit: most bytes of images; 0: no limit. keep_free: bytes of the disk that images never take.
+    trust: checks an image's signatures at each use; None: every image is accepted.
+    hits, misses: number of leases of images that were complete in the cache, and that were not.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ImageCache:
         keep_free: int = 0,
         trust: Trust | None = None,
     ) -> None:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)  # not everybody may see every image
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)  # not every user may read every image
         self._store = ImageStore(root)
         self._fetch = Counting(fetch)
         self._room = Room(self._store, limit, keep_free)
@@ -56,20 +56,20 @@ class ImageCache:
         self._counting = threading.Lock()
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
-        """Have the image here, verified, and say where.
+        """Fetch the image if it is not here, verify it, and return its files.
 
         Raises:
-            NotFound: there is no such image. DigestMismatch: what came is not what the digest names.
-            Unavailable: it had to be fetched and its repository is out of reach.
-            StorageFull: it does not fit, even without the images that are not in use.
-            ImageRejected: nobody signed it who is trusted.
+            NotFound: there is no such image. DigestMismatch: fetched bytes have a wrong digest.
+            Unavailable: the image is not here, and its repository is unreachable.
+            StorageFull: it does not fit, even after the eviction of all unused images.
+            ImageRejected: no trusted key signed it.
         """
         with self._held(digest):
             return self._prepare(digest, progress)
 
     @contextmanager
     def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
-        """As :meth:`prepare`, and the image is not evicted while the context lasts."""
+        """As :meth:`prepare`; the image is not evicted while the context lasts."""
         with self._held(digest) as lease:
             self._count(digest)
             image = self._prepare(digest, progress)
@@ -80,7 +80,7 @@ class ImageCache:
                 self._room.touch(lease)
 
     def cached(self) -> list[str]:
-        """Digests of the images that are here, complete."""
+        """Digests of the images that are complete in the cache."""
         return self._store.cached()
 
     def fetched(self, digest: str) -> int:
@@ -114,7 +114,7 @@ class ImageCache:
     def _prepared(self, digest: str, progress: Progress | None) -> BootImage:
         if self._trust is not None:
             self._require_trust(digest, self._trust)
-        with suppress(NotFound, DigestMismatch):  # missing or damaged: all mended by fetching
+        with suppress(NotFound, DigestMismatch):  # missing or damaged: a fetch repairs both
             return self._store.prepare(digest, progress)
         for _ in range(_TRIES - 1):
             self._fetch_image(digest, progress)
@@ -124,12 +124,12 @@ class ImageCache:
         return self._store.prepare(digest)
 
     def _require_trust(self, digest: str, trust: Trust) -> None:
-        """Refuse an image that nobody signed who is trusted now. Its signature is kept with it."""
+        """Refuse an image without a trusted key's signature; cache its signatures."""
         path = self._room.signature_path(digest)
         try:
             trust(digest, path.read_text("ascii"))
         except (FileNotFoundError, UnicodeDecodeError, ImageRejected):
-            # It is new here, or it was signed once more, or the keys are others than they were.
+            # The image is new here, it has another signature now, or the trusted keys changed.
             signature = self._fetch.signature(digest)
             trust(digest, signature)
             write_atomically(path, signature.encode("ascii"), self._store.folder.temporary)
@@ -163,7 +163,7 @@ class ImageCache:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Whatever means within that no room is left is raised as StorageFull."""
+    """Raise StorageFull in place of each OSError that means a full disk."""
     try:
         yield
     except OSError as error:

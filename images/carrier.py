@@ -1,4 +1,4 @@
-"""Files as blocks, to a repository and back: a ``vmjobs.ports.ContentCarrier``."""
+"""Sends files to a repository and fetches them: a ``vmjobs.ports.ContentCarrier``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vmjobs.errors import NotFound
 from vmjobs.model import SavedFile
 from vmjobs.ports import ContentReceiver, ContentSource
 
-#: What an image would be called to which the content belongs.
+#: In place of an image's digest: the content belongs to no image.
 _NO_IMAGE = ""
 
 
 class Carrier:
-    """Sends what is missing there; fetches all of it."""
+    """Sends the chunks that the repository lacks; fetches whole files."""
 
     def send(self, path: Path, receiver: ContentReceiver, heed: Callable[[], None]) -> tuple[str, int]:
         """See :meth:`vmjobs.ports.ContentCarrier.send`."""
@@ -42,7 +42,7 @@ class Carrier:
 
 
 class _Fetcher:
-    """A source as an ``images.remote.ImageFetcher``, counting."""
+    """Adapts a source to ``images.remote.ImageFetcher``; counts the fetched bytes."""
 
     def __init__(self, source: ContentSource) -> None:
         self._source = source

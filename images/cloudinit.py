@@ -1,7 +1,7 @@
-"""NoCloud data: how stock cloud images learn what to do, from a small disk labelled ``cidata``.
+"""NoCloud seed disks: small disks labelled ``cidata`` that configure cloud images.
 
-The disk is an ISO 9660 file system with the three files that cloud-init looks for. It is made in this
-process, from the job alone: nothing of the image is opened for it.
+The disk is an ISO 9660 file system with the three files that cloud-init looks for. This process makes
+it from the job alone, and does not open the image for it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from vmjobs.hypervisor.base import (
 from vmjobs.hypervisor.guest_network import MAC
 from vmjobs.model import JobSpec, JobTicket, NetworkMode
 
-#: What cloud-init looks for: https://docs.cloud-init.io/en/latest/reference/datasources/nocloud.html
+#: The label that cloud-init looks for:
+#: https://docs.cloud-init.io/en/latest/reference/datasources/nocloud.html
 LABEL: Final = "cidata"
 
-#: The kit goes to the interpreter that cloud-init itself runs with, wherever that is.
+#: Runs the kit with the Python interpreter that cloud-init itself uses.
 _LAUNCHER: Final = """\
 #!/bin/sh
 for python in python3 /usr/libexec/platform-python /usr/local/bin/python3 python; do
@@ -42,13 +43,13 @@ END-OF-VMJOBS-KIT
 
 
 class NoCloud:
-    """Makes seed disks; a :class:`vmjobs.ports.SeedSource`."""
+    """A :class:`vmjobs.ports.SeedSource` that makes NoCloud disks."""
 
     def write(self, path: Path, ticket: JobTicket) -> None:
         """Write the disk for one attempt at a job.
 
         Raises:
-            HypervisorError: it cannot be made.
+            HypervisorError: the disk cannot be made.
         """
         iso = pycdlib.PyCdlib()
         try:
@@ -66,7 +67,7 @@ class NoCloud:
 
 
 def files(ticket: JobTicket) -> Iterator[tuple[str, str]]:
-    """What is on the disk, by name. JSON is YAML, and leaves nothing to quote wrongly."""
+    """Names and texts of the disk's files: JSON, as YAML without quoting errors."""
     meta = {"instance-id": ticket.attempt, "local-hostname": f"vmjob-{ticket.index}"}
     yield "meta-data", json.dumps(meta, indent=1) + "\n"
     yield "user-data", user_data(ticket.spec)
@@ -74,7 +75,7 @@ def files(ticket: JobTicket) -> Iterator[tuple[str, str]]:
 
 
 def user_data(spec: JobSpec) -> str:
-    """The job's own user data, or what runs its script, or nothing to do."""
+    """The job's own user data, its script's launcher, or an empty configuration."""
     if spec.user_data:
         return spec.user_data
     if not spec.script:
@@ -84,7 +85,7 @@ def user_data(spec: JobSpec) -> str:
 
 
 def network_config(mode: NetworkMode) -> dict[str, Any]:
-    """The machine's only network card as our user-mode network has it; no need to wait for DHCP."""
+    """Static configuration of the VM's only network card, to avoid a wait for DHCP."""
     if mode is NetworkMode.NONE:
         return {"version": 1, "config": "disabled"}
     card: dict[str, Any] = {

@@ -1,14 +1,14 @@
-"""What the bytes of a disk are called: a tree of digests over fixed blocks.
+"""Digests of disk contents: a tree over chunks of a fixed size.
 
 ::
 
     content   tree:…   sha256("vmjobs-content-1\\0" + size + its segments' digests)
-      segment          sha256("vmjobs-segment-1\\0" + its blocks' digests)    128 blocks, 8 MiB
-        block          sha256(bytes)                                          64 KiB
+      segment          sha256("vmjobs-segment-1\\0" + its chunks' digests)    128 chunks, 8 MiB
+        chunk          sha256(bytes)                                          64 KiB
 
-Only the bytes decide: the same disk has the same digest whatever format it came in and however it
-is stored. Every block can be checked by itself, against a digest that the content's own digest pins.
-64 KiB is a compromise: the smaller the blocks, the less of a changed file system is sent again.
+The digest depends only on the bytes: the same disk has the same digest in every input format and
+storage form. Each chunk can be verified alone, against a digest that the content's digest pins.
+64 KiB is a compromise: with smaller chunks, less of a changed file system is sent again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vmjobs.errors import DigestMismatch
 BLOCK: Final = 64 * 1024
 SEGMENT_BLOCKS: Final = 128
 SEGMENT: Final = BLOCK * SEGMENT_BLOCKS
-#: The largest content that there can be, in bytes.
+#: Largest size of a content, in bytes.
 MAX_SIZE: Final = 64 * 1024**4
 
 _CONTENT_TAG: Final = b"vmjobs-content-1\0"
@@ -39,18 +39,18 @@ PREFIX: Final = "tree:"
 
 
 def block_digest(data: bytes | memoryview) -> bytes:
-    """The digest of a block's bytes: 32 bytes."""
+    """The digest of a chunk's bytes: 32 bytes."""
     return hashlib.sha256(data).digest()
 
 
 def segment_digest(blocks: Iterable[bytes]) -> bytes:
-    """The digest of a segment, of its blocks' digests: 32 bytes."""
+    """The digest of a segment, from its chunks' digests: 32 bytes."""
     return hashlib.sha256(_SEGMENT_TAG + b"".join(blocks)).digest()
 
 
 @lru_cache(maxsize=256)
 def zero_block(length: int = BLOCK) -> bytes:
-    """The digest of a block of ``length`` zero bytes."""
+    """The digest of a chunk of ``length`` zero bytes."""
     return block_digest(bytes(length))
 
 
@@ -61,19 +61,19 @@ def zero_segment(length: int = SEGMENT) -> bytes:
 
 
 def block_lengths(length: int) -> list[int]:
-    """How long the blocks of ``length`` bytes of content are: all full but perhaps the last."""
+    """Chunk sizes for ``length`` bytes of content; only the last chunk may be short."""
     full, rest = divmod(length, BLOCK)
     return [BLOCK] * full + ([rest] if rest else [])
 
 
 def layout_size(size: int) -> int:
-    """How many bytes the layout of a content of ``size`` bytes has."""
+    """Size in bytes of the layout of a content of ``size`` bytes."""
     return len(_CONTENT_TAG) + _SIZE.size + -(-size // SEGMENT) * _DIGEST_BYTES
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A content as the list of its segments.
+    """The list of a content's segments.
 
     size: bytes. segments: their digests, 32 bytes each, in order.
     """
@@ -87,34 +87,34 @@ class Layout:
         return PREFIX + hashlib.sha256(self.to_bytes()).hexdigest()
 
     def length(self, number: int) -> int:
-        """Bytes of content in segment ``number``: full but perhaps the last."""
+        """Bytes of content in segment ``number``: only the last one may be short."""
         return min(SEGMENT, self.size - number * SEGMENT)
 
     def stored(self) -> Iterator[tuple[int, bytes]]:
-        """Number and digest of the segments that are not all zeros."""
+        """Numbers and digests of the segments that are not all zeros."""
         for number, digest in enumerate(self.segments):
             if digest != zero_segment(self.length(number)):
                 yield number, digest
 
     def to_bytes(self) -> bytes:
-        """The layout as it is stored, sent and digested."""
+        """The serialized layout, as it is stored, sent and digested."""
         return _CONTENT_TAG + _SIZE.pack(self.size) + b"".join(self.segments)
 
     @classmethod
     def parse(cls, data: bytes, digest: str) -> Self:
-        """The layout that ``data`` is, checked against the digest by which it was asked for.
+        """Parse a serialized layout and verify it against the content's digest.
 
         Raises:
-            DigestMismatch: the bytes are others, or are no layout.
+            DigestMismatch: the digest does not match, or the bytes are not a layout.
         """
         if PREFIX + hashlib.sha256(data).hexdigest() != digest:
-            raise DigestMismatch(f"the layout of {digest} is damaged: its bytes have another digest")
+            raise DigestMismatch(f"the layout of {digest} is damaged: its digest does not match")
         head = len(_CONTENT_TAG) + _SIZE.size
         if not data.startswith(_CONTENT_TAG) or len(data) < head:
             raise DigestMismatch(f"{digest} is not the layout of a content")
         (size,) = _SIZE.unpack_from(data, len(_CONTENT_TAG))
         if size > MAX_SIZE or len(data) - head != -(-size // SEGMENT) * _DIGEST_BYTES:
-            raise DigestMismatch(f"{digest} is not the layout of a content: its size does not fit")
+            raise DigestMismatch(f"{digest} is not the layout of a content: its size is wrong")
         digests = (data[i : i + _DIGEST_BYTES] for i in range(head, len(data), _DIGEST_BYTES))
         return cls(size, tuple(digests))
 
@@ -124,10 +124,10 @@ Done = Callable[[int], None]
 
 
 def scan(file: BinaryIO, size: int) -> Iterator[tuple[int, list[bytes] | None]]:
-    """The segments of a file in order: number, and the digests of its blocks.
+    """Yield the number and the chunk digests of each segment of a file, in order.
 
-    ``None`` stands for a segment that is a hole: all zeros, and not even read. ``file`` is open
-    unbuffered; one segment at a time is held in memory.
+    ``None`` stands for a segment that is a hole: all zeros, and not read. ``file`` is open
+    unbuffered; one segment at a time is in memory.
 
     Raises:
         OSError: reading fails, or the file is shorter than ``size``.
@@ -139,10 +139,10 @@ def scan(file: BinaryIO, size: int) -> Iterator[tuple[int, list[bytes] | None]]:
 
 
 def read_segment(file: BinaryIO, number: int, size: int, buffer: bytearray) -> memoryview | None:
-    """Segment ``number`` of a file of ``size`` bytes; ``None`` where it is a hole.
+    """Read segment ``number`` of a file of ``size`` bytes; ``None`` if it is a hole.
 
-    The bytes are in ``buffer``, which is :data:`SEGMENT` bytes long, until its next use.
-    Raises OSError where the file is shorter or cannot be read.
+    The bytes stay in ``buffer``, which is :data:`SEGMENT_BYTES` long, until its next use.
+    Raises OSError if the file is shorter or cannot be read.
     """
     offset = number * SEGMENT
     length = min(SEGMENT, size - offset)
@@ -158,7 +158,7 @@ def read_segment(file: BinaryIO, number: int, size: int, buffer: bytearray) -> m
 
 
 def block_digests(data: memoryview) -> list[bytes]:
-    """The digests of the blocks of a segment's bytes."""
+    """The digests of the chunks of a segment's bytes."""
     found = []
     for begin in range(0, len(data), BLOCK):
         piece = data[begin : begin + BLOCK]
@@ -170,15 +170,15 @@ _ZEROS: Final = bytes(BLOCK)
 
 
 def is_zero(piece: memoryview | bytes) -> bool:
-    """Whether a block (at most :data:`BLOCK` bytes) has nothing but zeros."""
+    """Whether a chunk (at most :data:`CHUNK_BYTES`) has only zeros."""
     if len(piece) != BLOCK:
         return not any(piece)
-    # Views are compared an item at a time, bytes by memcmp: ten times as fast, the copy included.
+    # Python compares views item by item, and bytes by memcmp: ten times as fast, with the copy.
     return not piece[0] and bytes(piece) == _ZEROS
 
 
 def layout_of(file: BinaryIO, size: int, done: Done | None = None) -> Layout:
-    """The layout of a file's first ``size`` bytes. Holes cost nothing. Raises OSError."""
+    """The layout of a file's first ``size`` bytes; skips holes. Raises OSError."""
     segments = []
     for number, blocks in scan(file, size):
         length = min(SEGMENT, size - number * SEGMENT)
@@ -199,5 +199,5 @@ def _is_hole(descriptor: int, offset: int, length: int) -> bool:
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA) >= offset + length
     except OSError as error:
-        # ENXIO: a hole up to the end; anything else: a file system that knows of no holes.
+        # ENXIO: a hole up to the end; other errors: a file system without support for holes.
         return error.errno == errno.ENXIO

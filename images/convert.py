@@ -1,8 +1,8 @@
-"""From any format to raw and back: qemu-img in a sandbox, told the format, never left to guess.
+"""Converts images between raw and other formats with qemu-img in a sandbox.
 
-The canonical form of a disk is raw: the same disk in whatever format gives the same bytes, and so
-the same content digest. qemu-img gets its file as ``json:`` with every driver named and no backing
-file allowed; all that it sees of the world is that file and an empty directory.
+The canonical form of a disk is raw: the same disk has the same bytes, and so the same content digest,
+from every format. qemu-img never detects a format: it gets its file as ``json:`` with every driver
+named and no backing file. It sees only that file and an empty directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from images.sandbox import SandboxLimits
 from vmjobs.durable import sync_directory
 from vmjobs.errors import StorageFull, VMJobsError
 
-#: Called with the fraction that is done, from 0 to 1.
+#: Called with the completed fraction, from 0 to 1.
 Progress = Callable[[float], None]
 
 _PERCENT: Final = re.compile(rb"\(\s*(\d+(?:\.\d+)?)/100%\)")
@@ -44,18 +44,18 @@ def to_raw(
     limits: SandboxLimits | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write the disk in ``source`` to ``sink`` as a raw, sparse file; it replaces what is there.
+    """Convert ``source`` to a raw, sparse file ``sink``, replacing an existing one.
 
     Args:
-        description: what :func:`images.admission.admit` found; the file is looked at again, and
-            has to be that still.
-        limits: of the conversion; how much it may write is set here, from the description.
-        progress: called now and then.
+        description: result of :func:`images.inspection.inspect_image`; the file is inspected again,
+            and must not have changed.
+        limits: limits on the conversion; how much it may write follows from the description.
+        progress: called from time to time.
 
     Raises:
-        ImageRejected: the file is another one meanwhile, damaged, or a limit was reached.
+        ImageRejected: the file changed, is damaged, or the conversion reached a limit.
         Unavailable: there is no sandbox here.
-        StorageFull: no room for the result.
+        StorageFull: no space for the result.
     """
     with open_image(source) as file, _result(sink) as directory:
         _check_same(file, description)
@@ -63,7 +63,7 @@ def to_raw(
         _check_room(directory, description.allocated)
         _convert(file, description.format, directory, ("-O", "raw"), bounded, progress)
         with _written(directory) as result:
-            # Some versions leave out what is zeros at the end.
+            # Some versions of qemu-img omit zeros at the end.
             result.truncate(description.virtual_size)
             _check_inside(result)
 
@@ -77,14 +77,14 @@ def from_raw(
     *,
     compressed: bool = False,
 ) -> None:
-    """Write the raw disk ``source`` to ``sink`` in a format; it replaces what is there.
+    """Convert the raw disk ``source`` to another format in ``sink``, replacing it.
 
-    compressed: for qcow2 (zlib) and vmdk (streamOptimized). Raises as :func:`to_raw` does.
+    compressed: for qcow2 (zlib) and vmdk (streamOptimized) only. Raises as :func:`to_raw` does.
     """
     with open_image(source) as file, _result(sink) as directory:
         description = inspect(file, Format.RAW)
         size = description.virtual_size
-        # Tables come on top; the blocks of the coarsest format are 32 MiB.
+        # The format's tables add to the size; the largest block size of a format is 32 MiB.
         bounded = _bounded(limits, size + size // 8 + 64 * MIB, size + size // 8)
         options = _target(format, compressed=compressed)
         _convert(file, Format.RAW, directory, options, bounded, progress)
@@ -93,7 +93,7 @@ def from_raw(
 def head_of(
     source: Path, description: Description, length: int, limits: SandboxLimits | None = None
 ) -> bytes:
-    """The first bytes of the disk in ``source``, at most 64 MiB; raises as :func:`to_raw` does."""
+    """The first bytes of the disk, at most 64 MiB. Raises as :func:`to_raw` does."""
     length = min(length, description.virtual_size, 64 * MIB)
     if description.format is Format.RAW:
         with open_image(source) as file:
@@ -110,7 +110,7 @@ def head_of(
         with _written(Path(scratch)) as result:
             head = result.read(length)
     if message := refusal_of_raw(head[:HEAD], description.virtual_size):
-        raise refusal("raw_with_header", f"in the image is not a plain disk: {message}")
+        raise refusal("raw_with_header", f"the image does not contain a plain disk: {message}")
     return head
 
 
@@ -143,7 +143,7 @@ def _convert(
 
 
 def _source(format: Format) -> str:
-    """The source as QEMU is told it: each driver by name, and nothing besides this file."""
+    """The source in QEMU's ``json:`` syntax: each driver by name, and no other file."""
     node: dict[str, object] = {
         "driver": str(format),
         "file": {"driver": "file", "filename": sandbox.SOURCE, "locking": "off"},
@@ -155,7 +155,7 @@ def _source(format: Format) -> str:
 
 def _target(format: Format, *, compressed: bool) -> tuple[str, ...]:
     if compressed and format not in (Format.QCOW2, Format.VMDK):
-        raise refusal("not_compressible", f"{format} has no compressed form; qcow2 and vmdk have")
+        raise refusal("not_compressible", f"{format} has no compressed form (expected qcow2 or vmdk)")
     if format is Format.VMDK:
         kind = "streamOptimized" if compressed else "monolithicSparse"
         return ("-O", "vmdk", "-o", f"subformat={kind}")
@@ -163,8 +163,8 @@ def _target(format: Format, *, compressed: bool) -> tuple[str, ...]:
 
 
 def _bounded(limits: SandboxLimits | None, file_size: int, written: int) -> SandboxLimits:
-    """The caller's limits, or the defaults, with room for a result of this size and no more."""
-    # Some file systems reserve as much again for a file while it grows.
+    """The caller's limits or the defaults, reduced to the space the result needs."""
+    # Some file systems reserve twice the space for a file while it grows.
     most = min(file_size, 2 * written) + _SLACK
     bounded = replace(SandboxLimits(), file_size=file_size + MIB, written=most)
     if limits is None:
@@ -180,23 +180,23 @@ def _check_same(file: BinaryIO, description: Description) -> None:
     limits = Limits(virtual_size=description.virtual_size)
     found = inspect(file, description.format, limits)
     if description.format is Format.RAW:
-        # How much of a file is holes may change without anybody writing to it.
+        # The file system may change the size of a file's holes without a write.
         found = replace(found, allocated=description.allocated)
     if found != description:
-        raise refusal("changed", "the image was changed after it had been looked at")
+        raise refusal("changed", "the image changed after its inspection")
 
 
 def _check_inside(result: BinaryIO) -> None:
-    """Refuse a disk that is an image of another format itself: kept as raw it would be probed."""
+    """Refuse a disk that is itself an image: in a raw file, QEMU would probe it."""
     with opened(result, Limits()) as reader:
         message = refusal_of_raw(reader.head(HEAD), reader.size, reader.tail(TAIL))
     if message:
-        raise refusal("raw_with_header", f"in the image is not a plain disk: {message}")
+        raise refusal("raw_with_header", f"the image does not contain a plain disk: {message}")
 
 
 @contextmanager
 def _result(sink: Path) -> Iterator[Path]:
-    """A directory beside ``sink`` for what is written; on success its file becomes ``sink``."""
+    """A directory beside ``sink`` for the output; on success, it replaces ``sink``."""
     try:
         directory = Path(tempfile.mkdtemp(prefix=f".{sink.name[:64]}.", dir=sink.parent))
     except OSError as error:
@@ -216,17 +216,17 @@ def _result(sink: Path) -> Iterator[Path]:
 
 @contextmanager
 def _written(directory: Path) -> Iterator[BinaryIO]:
-    """The file that was written in the sandbox: nothing but a file, and no link to another."""
+    """The sandboxed program's output file: a regular file without other hard links."""
     descriptor = os.open(directory / _NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise refusal("conversion_failed", "what the conversion left is not a file of its own")
+            raise refusal("conversion_failed", "the conversion's result is not a separate regular file")
         yield file
 
 
 def _umask() -> int:
-    """The process's mask for new files, read without changing it for other threads."""
+    """The process's umask, read without changing it for other threads."""
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
@@ -244,5 +244,5 @@ def _check_room(directory: Path, needed: int) -> None:
 
 def _failed(error: OSError, sink: Path) -> VMJobsError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFull(f"no room is left for {sink}")
+        return StorageFull(f"no space is left for {sink}")
     return refusal("unwritable", f"cannot write {sink}: {error.strerror}")

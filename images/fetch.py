@@ -1,8 +1,8 @@
-"""One content onto this node: what is here already is copied, the rest is fetched, all is checked.
+"""Fetches one content: copies what this node has, fetches the rest, and verifies all.
 
-The content grows in a file of its own, each segment at its place, so that a fetch that was broken
-off goes on where it was: after an orderly end a note says what is in the file, after any other
-it is read again. Blocks of zeros are left as holes.
+A partial file receives each segment at its offset, so that an interrupted fetch continues where it
+stopped: after an orderly end a note lists the segments in the file; otherwise the next fetch reads
+the file again. Chunks of zeros stay holes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from images.room import Room, full, is_full
 from images.workers import worked
 from vmjobs.errors import DigestMismatch, NotFound, StorageFull
 
-#: Between two looks at whether the fetch is still wanted, in seconds.
+#: Interval of checks whether the fetch is cancelled, in seconds.
 _LOOK_SECONDS: Final = 1.0
 
 
 @dataclass
 class ContentFetch:
-    """Fetches one content of an image into a folder. Whoever calls :meth:`run` holds its lock.
+    """Fetches one content into a store. The caller of :meth:`run` holds its lock.
 
-    step: called with the bytes of content that are done; what it raises ends the fetch.
+    on_progress: called with the number of completed bytes; an exception from it ends the fetch.
     """
 
     folder: ContentFolder
@@ -53,20 +53,20 @@ class ContentFetch:
     part: Part
     step: Callable[[int], None]
     layout: Layout = field(init=False)
-    #: Segments that are in the file.
+    #: Segments that the file has.
     _have: set[int] = field(default_factory=set)
-    #: Segments where the file has something else than it should: zeros must be written there, too.
+    #: Segments where the file has wrong bytes: zeros must be written there, too.
     _dirty: set[int] = field(default_factory=set)
-    #: Where the digests of its blocks go.
+    #: The file for the digests of the chunks.
     _beside: BinaryIO = field(init=False)
 
     def run(self) -> None:
-        """Have the content in the folder.
+        """Fetch the content into the store.
 
         Raises:
-            NotFound, Unavailable: as the fetcher does; what came so far is kept.
-            DigestMismatch: what came is not what it should be.
-            StorageFull: there is no room; nothing is kept.
+            NotFound, Unavailable: from the fetcher; the partial file stays.
+            DigestMismatch: fetched bytes have a wrong digest.
+            StorageFull: no space is left; the partial file is removed.
         """
         digest = self.part.digest
         self.layout = Layout.parse(self.fetch.layout(self.image, digest), digest)
@@ -83,10 +83,10 @@ class ContentFetch:
         path.with_suffix(".blocks").replace(self.folder.blocks_path(digest))
         self._note_path.unlink(missing_ok=True)
 
-    # ------------------------------------------------------------------ what is there
+    # ------------------------------------------------------------------ earlier fetches
 
     def _recall(self, file: BinaryIO) -> None:
-        """Find out which segments an earlier fetch left in the file."""
+        """Find the segments that an earlier fetch left in the file."""
         try:
             note = json.loads(self._note_path.read_bytes())
             if note["mark"] == mark_of(os.fstat(file.fileno())):
@@ -110,7 +110,7 @@ class ContentFetch:
 
     @contextmanager
     def _noting(self, file: BinaryIO) -> Iterator[None]:
-        """Note what is in the file if it is not finished; remove it where it cannot be."""
+        """Note the state of an unfinished file; remove it if the disk is full."""
         try:
             yield
         except StorageFull:
@@ -122,12 +122,12 @@ class ContentFetch:
             self.folder.drop_partial(self.part.digest)
             raise full(error) from error
         except BaseException:
-            with suppress(OSError):  # without the note the file is read again
+            with suppress(OSError):  # without the note, the next fetch reads the file again
                 self._write_note(file)
             raise
 
     def _write_note(self, file: BinaryIO) -> None:
-        os.fsync(file.fileno())  # a note that outlives what it speaks of would be believed
+        os.fsync(file.fileno())  # a note must not survive a crash that loses the file's data
         note = {
             "mark": mark_of(os.fstat(file.fileno())),
             "have": sorted(self._have),
@@ -140,17 +140,17 @@ class ContentFetch:
         return self.folder.partial(self.part.digest).with_suffix(".note")
 
     def _missing(self) -> dict[bytes, list[int]]:
-        """The segments that are not in the file yet: where each is to go."""
+        """Missing segments: maps each digest to the numbers of its segments."""
         found: dict[bytes, list[int]] = {}
         for number, digest in enumerate(self.layout.segments):
             if number not in self._have:
                 found.setdefault(digest, []).append(number)
         return found
 
-    # ------------------------------------------------------------------ here already
+    # ------------------------------------------------------------------ local copies
 
     def _copy_local(self, file: BinaryIO) -> None:
-        """Take what other contents of this node have: and a damaged one's good segments."""
+        """Copy segments from other contents of this node, damaged ones included."""
         missing = self._missing()
         for length in {self.layout.length(number) for number in range(len(self.layout.segments))}:
             for number in missing.pop(zero_segment(length), ()):
@@ -164,7 +164,7 @@ class ContentFetch:
     def _found_in(
         self, content: str, missing: Mapping[bytes, object]
     ) -> Iterator[tuple[bytes, memoryview, list[bytes]]]:
-        """The segments of another content that are missing here, checked, and their blocks' digests."""
+        """Yield missing segments from another content, verified, with chunk digests."""
         buffer = bytearray(SEGMENT)
         with suppress(NotFound, DigestMismatch, FileNotFoundError):  # damaged, or evicted meanwhile
             layout = self.folder.layout(content)
@@ -174,12 +174,12 @@ class ContentFetch:
                     try:
                         data = read_segment(cast(BinaryIO, raw), number, layout.size, buffer)
                     except OSError:
-                        continue  # the disk fails there, or the file is shorter than it was
+                        continue  # a disk error, or the file became shorter
                     blocks = [] if data is None else block_digests(data)
                     if data is not None and segment_digest(blocks) == digest:
                         yield digest, data, blocks
 
-    # ------------------------------------------------------------------ from elsewhere
+    # ------------------------------------------------------------------ the repository
 
     def _fetch_rest(self, file: BinaryIO) -> None:
         missing = self._missing()
@@ -201,7 +201,7 @@ class ContentFetch:
     def _place(
         self, file: BinaryIO, numbers: Sequence[int], data: bytes | memoryview, blocks: Sequence[bytes]
     ) -> None:
-        """Write a segment, which was checked, wherever it belongs."""
+        """Write a verified segment to each of its places."""
         for number in numbers:
             self._write(file, number, data)
             note_blocks(self._beside.fileno(), number, blocks)
@@ -217,7 +217,7 @@ class ContentFetch:
         self._dirty.discard(number)
 
     def _put(self, file: BinaryIO, data: memoryview, offset: int) -> None:
-        """Write, and make room for it if need be."""
+        """Write, and evict images while the disk is full."""
         while True:
             try:
                 write_all(file.fileno(), data, offset)
@@ -239,7 +239,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _runs(data: bytes | memoryview, *, zeros: bool) -> Iterator[tuple[int, int]]:
-    """The stretches of a segment that are to be written, in bytes: blocks that are not all zeros."""
+    """Yield begin and end (bytes) of ranges to write: chunks that are not all zeros."""
     view, start = memoryview(data), 0
     for begin in range(0, len(view), BLOCK):
         if not zeros and is_zero(view[begin : begin + BLOCK]):

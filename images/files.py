@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and locks against threads and processes alike.
+"""Atomic writes of files, and file locks that exclude threads and processes alike.
 
-Every writer makes a file of its own in a directory of temporary ones and holds a lock on it, so
-that what a crash left behind can be told from what somebody is still writing.
+Each writer creates and locks a file in a directory of temporary files, so that files that a crash
+left behind can be distinguished from files in use.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import BinaryIO, Final, cast
 
 from vmjobs.durable import sync_directory
 
-#: Between two looks at a lock that somebody else holds.
+#: Interval between two attempts at a held lock, in seconds.
 WAIT_SECONDS: Final = 0.2
 
 
 @contextmanager
 def temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A locked temporary file; removed at the end if it is still there."""
+    """Create and lock a temporary file; remove it at the end if it is still there."""
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         number, name = tempfile.mkstemp(dir=folder)
@@ -31,7 +31,7 @@ def temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
         with os.fdopen(number, "w+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not is_at(file.fileno(), path):
-                continue  # swept away as a leftover before it was locked
+                continue  # removed as a leftover before it was locked
             try:
                 yield cast(BinaryIO, file), path
             finally:
@@ -41,7 +41,7 @@ def temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def keep(file: BinaryIO, path: Path, target: Path) -> None:
-    """Give a temporary file its final name, so that it survives a power cut."""
+    """Give a temporary file its final name, durably against power loss."""
     path.chmod(0o644)
     os.fsync(file.fileno())
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def keep(file: BinaryIO, path: Path, target: Path) -> None:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether this open file is the one at ``path``."""
+    """Whether this open file is still the file at ``path``."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -66,9 +66,9 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def write_atomically(path: Path, data: bytes, folder: Path) -> None:
-    """Have ``path`` hold ``data``: all of it or what it held before, also after a power cut.
+    """Replace the contents of ``path`` atomically, also in case of power loss.
 
-    folder: for the temporary file, on the same file system.
+    folder: directory for the temporary file, on the same file system.
     """
     with temporary(folder) as (file, name):
         write_all(file.fileno(), data, 0)
@@ -76,7 +76,7 @@ def write_atomically(path: Path, data: bytes, folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that nobody holds a lock on: their writers are gone."""
+    """Remove temporary files without a lock: their writers have exited."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -87,9 +87,9 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def exclusive(path: Path, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """Hold a lock, against threads and processes alike.
+    """Hold an exclusive lock.
 
-    waiting: called every now and then while somebody else has it; what it raises ends the wait.
+    waiting: called repeatedly while the lock is held elsewhere; an exception from it ends the wait.
     """
     while True:
         with opened_lock(path) as descriptor:
@@ -98,7 +98,7 @@ def exclusive(path: Path, waiting: Callable[[], object] | None = None) -> Iterat
             while not try_lock(descriptor, fcntl.LOCK_EX):
                 if waiting is not None:
                     waiting()
-                time.sleep(WAIT_SECONDS)  # whoever lets go of a file's lock calls nobody
+                time.sleep(WAIT_SECONDS)  # the release of a file lock sends no notification
             if is_at(descriptor, path):
                 yield
                 return
@@ -106,7 +106,7 @@ def exclusive(path: Path, waiting: Callable[[], object] | None = None) -> Iterat
 
 @contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a lock that others may hold as well, but nobody alone; yields its descriptor."""
+    """Hold a shared lock; yields its descriptor."""
     while True:
         with opened_lock(path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -117,14 +117,14 @@ def shared(path: Path) -> Iterator[int]:
 
 @contextmanager
 def free(path: Path) -> Iterator[bool]:
-    """Hold a lock alone, if nobody else holds it; whether that is so."""
+    """Try to hold an exclusive lock without waiting; yields whether that succeeded."""
     with opened_lock(path) as descriptor:
         yield try_lock(descriptor, fcntl.LOCK_EX) and is_at(descriptor, path)
 
 
 @contextmanager
 def opened_lock(path: Path) -> Iterator[int]:
-    """A lock's file. It may be removed by who holds the lock alone; :func:`is_at` tells."""
+    """Open a lock file. Its holder may remove it: check :func:`is_at_path` then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -134,7 +134,7 @@ def opened_lock(path: Path) -> Iterator[int]:
 
 
 def try_lock(descriptor: int, how: int) -> bool:
-    """Take a lock unless somebody else has it; whether it was taken."""
+    """Try to take a lock without waiting; whether that succeeded."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:

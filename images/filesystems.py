@@ -1,6 +1,6 @@
-"""Which file system begins at some place of a disk, by its superblock alone.
+"""Detects the file system at an offset of a disk, from its superblock alone.
 
-Places: ext2-4: Linux ``fs/ext4/ext4.h``; XFS: ``fs/xfs/libxfs/xfs_format.h``; btrfs:
+Offsets: ext2-4: Linux ``fs/ext4/ext4.h``; XFS: ``fs/xfs/libxfs/xfs_format.h``; btrfs:
 ``include/uapi/linux/btrfs_tree.h``; FAT: Microsoft's "FAT: General Overview of On-Disk Format" 1.03;
 the others: util-linux' ``libblkid/src/superblocks``.
 """
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-#: Reads at most so many bytes at an offset; fewer where the disk ends or is not to be seen.
+#: Called with offset and length in bytes; returns fewer bytes where the readable part ends.
 Read = Callable[[int, int], bytes]
 
-#: File systems that Linux has its root on.
+#: File systems that Linux can use for the root.
 ROOTS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "squashfs", "erofs"})
 
 _HAS_JOURNAL: Final = 0x4
 _EXTENTS: Final = 0x40
 
-#: Place of the mark, mark, name, place and length of the label.
+#: Offset of the magic number, magic number, name, offset and length of the label.
 _MARKS: Final = (
     (0, b"hsqs", "squashfs", 0, 0),
     (0, b"LUKS\xba\xbe", "luks", 0, 0),
@@ -42,14 +42,14 @@ _MARKS: Final = (
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A file system: its name, ``""`` if none is known, and its label."""
+    """Name (``""`` if unknown) and label of a file system."""
 
     name: str = ""
     label: str = ""
 
 
 def look(read: Read, offset: int = 0) -> FileSystem:
-    """The file system that begins at ``offset``. Reads some kilobytes."""
+    """The file system that begins at ``offset``. Reads a few kilobytes."""
     data = read(offset, 4096)
     for place, mark, name, label, length in _MARKS:
         end = place + len(mark)
@@ -70,6 +70,6 @@ def _ext(superblock: bytes) -> str:
 
 
 def _text(data: bytes) -> str:
-    """A label as a terminal may show it: no control characters, whatever the disk says."""
+    """A label, safe for terminals: at most 64 characters, no control characters."""
     text = data.split(b"\0")[0].decode("utf-8", "replace").strip()
     return "".join(letter for letter in text if letter.isprintable())[:64]

@@ -1,4 +1,4 @@
-"""Contents in a directory: flat sparse files, written whole or not at all, checked when read."""
+"""Stores contents in a directory: sparse files, written atomically, verified on use."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 
 _CHUNK: Final = 1 << 20
 _DIGEST: Final = re.compile(r"tree:[0-9a-f]{64}")
-#: ioctl_ficlone(2): have one file share another's blocks.
+#: ioctl_ficlone(2): a file shares the disk blocks of another.
 _FICLONE: Final = 0x40049409
 
 
 class SparseWriter(io.RawIOBase):
-    """Writes to a file, leaving holes for zeros, and works out the layout on the way.
+    """Writes to a file, leaves holes for zeros, and computes the layout meanwhile.
 
-    At most one block is held in memory. on_write: called with the bytes written so far.
+    At most one chunk is in memory. on_write: called with the number of bytes written so far.
     """
 
     def __init__(self, file: BinaryIO, on_write: Callable[[int], None] | None = None) -> None:
@@ -56,7 +56,7 @@ class SparseWriter(io.RawIOBase):
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Take the next bytes."""
+        """Append bytes."""
         view = memoryview(data).cast("B")
         length = len(view)
         if self._rest:
@@ -75,14 +75,14 @@ class SparseWriter(io.RawIOBase):
         return length
 
     def hole(self, length: int) -> None:
-        """Take a segment of ``length`` zeros. What was written ended with a segment."""
+        """Append a segment of ``length`` zeros, at the end of a segment."""
         self._segments.append(zero_segment(length))
         self.size += length
         if self._on_write is not None:
             self._on_write(self.size)
 
     def finish(self) -> Layout:
-        """Give the file its size, even where it ends in a hole, and return the layout."""
+        """Set the file's size, also if it ends in a hole, and return the layout."""
         if self._rest:
             self._block(bytes(self._rest))
             self._rest.clear()
@@ -107,7 +107,7 @@ class SparseWriter(io.RawIOBase):
 
 
 class Incoming:
-    """A content on its way into a folder."""
+    """A content that is being written to the store."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class Incoming:
 
     @property
     def stream(self) -> BinaryIO:
-        """Where to write the bytes."""
+        """The stream to write the bytes to."""
         return cast(BinaryIO, self.sink)
 
     def commit(self) -> tuple[str, int]:
-        """Make the content appear; returns its digest and size in bytes.
+        """Add the written content to the store; returns its digest and size in bytes.
 
         Raises:
-            InvalidRequest: nothing was written; no part of an image is empty.
+            InvalidRequest: the content is empty, which no part of an image may be.
         """
         layout = self.sink.finish()
         self._folder.adopt(self._file, self._path, layout)
@@ -137,55 +137,55 @@ class Incoming:
 
 @dataclass(frozen=True)
 class ContentFolder:
-    """Contents below ``root``: ``contents/<2 hex digits>/<hex digits>``, each with its layout.
+    """Contents below ``root``: ``contents/<2 hex digits>/<hex digits>`` and layouts.
 
-    The layout (``….layout``) is there before the content, so that a content that is there can
+    The layout file (``….layout``) appears before the content, so that each content that is here can
     be used at once.
     """
 
     root: Path
 
     def path(self, digest: str) -> Path:
-        """Where the content is or would be.
+        """Path of the content, which need not exist.
 
         Raises:
-            NotFound: this is no digest, and nothing else may become part of a path.
+            NotFound: this is not a digest, and nothing else may become part of a path.
         """
         name = _hex(digest)
         return self.root / "contents" / name[:2] / name
 
     def lock(self, digest: str) -> Path:
-        """The lock of who fetches the content."""
+        """Path of the lock that a fetch of the content holds."""
         return self.root / "locks" / _hex(digest)
 
     def partial(self, digest: str) -> Path:
-        """Where the content is while it is fetched."""
+        """Path of the partial file during a fetch."""
         return self.root / "partial" / _hex(digest)
 
     def blocks_path(self, digest: str) -> Path:
-        """Where the digests of the content's blocks are, if they were noted."""
+        """Path of the content's chunk digests, which need not exist."""
         return self.path(digest).with_suffix(".blocks")
 
     @property
     def temporary(self) -> Path:
-        """Where files are that nobody may read yet."""
+        """Directory for files that are being written."""
         return self.root / "tmp"
 
     def remove_leftovers(self) -> None:
-        """Remove what writers that are gone left behind."""
+        """Remove temporary files of writers that have exited."""
         remove_leftovers(self.temporary)
 
     @contextmanager
     def receive(self, on_write: Callable[[int], None] | None = None) -> Iterator[Incoming]:
-        """A content to be written; it is there only after :meth:`Incoming.commit`."""
+        """A content to write; :meth:`IncomingContent.commit` adds it to the store."""
         with temporary(self.temporary) as (file, path):
             yield Incoming(self, file, path, on_write)
 
     def put(self, stream: BinaryIO) -> tuple[str, int]:
-        """Store what ``stream`` gives; returns its digest and size. Having it already is fine.
+        """Store the stream's bytes, if new; returns their digest and size in bytes.
 
         Raises:
-            InvalidRequest: it gives nothing.
+            InvalidRequest: the stream is empty.
         """
         with self.receive() as incoming:
             while piece := stream.read(_CHUNK):
@@ -195,19 +195,19 @@ class ContentFolder:
     def add_file(
         self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None
     ) -> tuple[str, int]:
-        """Store a regular file, its holes not even read; returns its digest and size.
+        """Store a regular file without reading its holes; returns its digest and size.
 
-        What shares its blocks with the original where the file system can do that takes no room.
+        Where the file system supports clones, the copy shares the original's disk blocks.
 
         Raises:
-            InvalidRequest: it is empty or no regular file. OSError: it cannot be read.
+            InvalidRequest: it is empty or not a regular file. OSError: it cannot be read.
         """
         if isinstance(source, Path):
             with source.open("rb", buffering=0) as file:
                 return self.add_file(cast(BinaryIO, file), on_write)
         status = os.fstat(source.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidRequest("what is to be stored is not a regular file")
+            raise InvalidRequest("cannot store the file: it is not a regular file")
         with temporary(self.temporary) as (target, path):
             if _clone(source, target):
                 layout = layout_of(target, os.fstat(target.fileno()).st_size, on_write)
@@ -217,12 +217,12 @@ class ContentFolder:
         return layout.digest, layout.size
 
     def adopt(self, file: BinaryIO, path: Path, layout: Layout) -> None:
-        """Make a temporary file the content that its layout describes; its bytes are not read.
+        """Make a temporary file the content of the given layout, without reading it.
 
-        One that is here already stays: VMs may run from it, and to a push a new file is a change.
+        An existing file stays: VMs may run from it, and a push would see a new file as a change.
 
         Raises:
-            InvalidRequest: it is empty.
+            InvalidRequest: the layout is empty.
         """
         if layout.size == 0:
             raise InvalidRequest("an empty file cannot be a part of an image")
@@ -237,15 +237,15 @@ class ContentFolder:
     def verified(
         self, digest: str, size: int | None = None, done: Callable[[int], None] | None = None
     ) -> Path:
-        """The content's file, once its bytes are known to be right.
+        """Verify the content's bytes, and return the path of its file.
 
-        A file that was found right is not read again while its inode, size and change time stay:
-        starting from a cached image must not take longer the larger it is.
+        A verified file is not read again while its inode, size and times stay the same: the start
+        from a cached image must not take longer for a larger image.
 
-        done: called with the bytes that were read, where they are.
+        done: called with the number of bytes read, if the file is read.
 
         Raises:
-            NotFound: it is not here. DigestMismatch: its bytes are others than they were.
+            NotFound: it is not here. DigestMismatch: it is damaged.
         """
         path = self.path(digest)
         try:
@@ -280,7 +280,7 @@ class ContentFolder:
         try:
             return Layout.parse(_layout_path(path).read_bytes(), digest)
         except (FileNotFoundError, DigestMismatch):
-            pass  # it can be had of the content itself
+            pass  # the content itself gives the layout
         with path.open("rb", buffering=0) as file:
             layout = layout_of(cast(BinaryIO, file), os.fstat(file.fileno()).st_size)
         if layout.digest != digest:
@@ -290,24 +290,24 @@ class ContentFolder:
         return layout
 
     def has(self, digest: str) -> bool:
-        """True if the content is here (its bytes are not looked at)."""
+        """Whether the content is here (its bytes are not verified)."""
         return self.path(digest).is_file()
 
     def list(self) -> Iterator[str]:
-        """Digests of the contents that are here (their bytes are not looked at)."""
+        """Digests of the contents that are here (their bytes are not verified)."""
         for path in self.root.glob("contents/*/*"):
             if _DIGEST.fullmatch(f"{PREFIX}{path.name}"):
                 yield f"{PREFIX}{path.name}"
 
     def remove(self, digest: str) -> None:
-        """Remove a content; that it is not here is no error. Who has it open keeps it."""
+        """Remove a content, if it is here. Open files of it stay readable."""
         path = self.path(digest)
         beside = (_layout_path(path), self.blocks_path(digest), self._note_path(path))
         for name in (path, *beside):
             name.unlink(missing_ok=True)
 
     def drop_partial(self, digest: str) -> None:
-        """Remove what was fetched so far of a content. The caller holds its lock."""
+        """Remove a content's partial file. The caller holds the content's lock."""
         path = self.partial(digest)
         for name in (path, path.with_suffix(".note"), path.with_suffix(".blocks")):
             name.unlink(missing_ok=True)
@@ -319,8 +319,8 @@ class ContentFolder:
             return None
 
     def _note(self, path: Path, mark: dict[str, int]) -> None:
-        # A store that can only be read (not ours, a read-only mount) works as well; its contents
-        # are then read each time.
+        # A read-only store (another owner's, a read-only mount) works as well; its contents are
+        # then read at each use.
         with suppress(OSError):
             write_atomically(self._note_path(path), json.dumps(mark).encode(), self.temporary)
 
@@ -339,7 +339,7 @@ def _layout_path(path: Path) -> Path:
 
 
 def mark_of(status: os.stat_result) -> dict[str, int]:
-    """What changes with a file's bytes."""
+    """Attributes that change when a file's bytes change."""
     return {
         "inode": status.st_ino,
         "size": status.st_size,
@@ -352,7 +352,7 @@ def _clone(source: BinaryIO, target: BinaryIO) -> bool:
     try:
         fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
     except OSError:
-        return False  # another file system, or one that cannot
+        return False  # a different file system, or one without clones
     return True
 
 

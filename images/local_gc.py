@@ -1,4 +1,4 @@
-"""Garbage in a store of one's own: images without a name, and contents of no image."""
+"""Garbage collection of a local store: images without a name, contents of no image."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from images.store import ImageStore
 from vmjobs.errors import DigestMismatch, NotFound
 from vmjobs.wire import GcReport
 
-#: A build stores its contents first, and then the image that has them.
+#: Minimum age: a build stores its contents before the image that has them.
 NEW_SECONDS: Final = 3600
 
 
 def collect_local(store: ImageStore, *, dry_run: bool = False) -> GcReport:
-    """Remove images that have no name, then contents that no image has. Damaged manifests go, too.
+    """Remove images without a name (and damaged manifests), then contents of no image.
 
-    What is being fetched is left alone, and what is so new that its image or name may be still to
-    come.
+    Contents that are being fetched stay, and so does all that is so new that its image or name may
+    be about to be stored.
     """
     with exclusive(store.root / "locks" / "room"):
         named = {entry.digest for entry in store.list()}

@@ -1,9 +1,8 @@
-"""What an image is: a small JSON document that names its parts by digest.
+"""Image manifests: small JSON documents that name the parts of an image by digest.
 
-The image's own digest is that of the document's canonical bytes, so an image reference pins every
-byte of it. The bytes, not a re-serialisation of them, are what is stored and sent. Who owns an image,
-what it is called and where it came from is not in it: the same disk, to be booted in the same way,
-is the same image whoever brings it, in whatever format.
+The image's digest is the digest of the document's canonical bytes, so it pins every byte of the
+image. These bytes are stored and sent, not a re-serialisation. The manifest has no owner, name or
+origin: the same disk with the same boot method is the same image for every owner and input format.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from vmjobs.model import (
     HypervisorKind,
 )
 
-#: A manifest larger than this is refused, in bytes.
+#: Largest manifest that is accepted, in bytes.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
-#: What may be on a kernel's command line: one word of it.
+#: One word of a kernel command line.
 KernelWord = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
 
 
 class Part(Frozen):
-    """A part of an image, by the digest of its content (:mod:`images.content`). size: bytes.
+    """A part of an image: the digest of its content (:mod:`images.content`), its size.
 
-    A disk is always raw bytes: no format is recorded because none is ever looked for.
+    A disk is always raw bytes, so there is no format to record.
     """
 
     digest: ContentDigest
@@ -44,22 +43,24 @@ class Part(Frozen):
 
 
 class GuestSupport(Frozen):
-    """What the image's guest program can do. contract: version of the guest contract. Nodes run scripts
-    by version 3; the others are of earlier releases.
+    """Capabilities of the image's guest program.
+
+    contract: version of the guest contract. Nodes run scripts with version 3; earlier releases used
+    the others.
     """
 
     contract: Literal[1, 2, 3] = 1
 
 
-#: A word of a program's command line: as long as Linux takes one.
+#: A word of a program's command line: at most as long as Linux accepts.
 Word = Annotated[str, StringConstraints(max_length=131071, pattern=r"^[^\x00]*$")]
 
 
 class Program(Frozen):
-    """What runs in the guest of a job that brings no script: a container's entry point.
+    """The program that a job without a script runs: a container's entry point.
 
-    arguments: what runs, always. command: what follows, unless the job has arguments of its own.
-    user: ``NAME``, ``UID``, ``NAME:GROUP`` or ``UID:GID``, looked up in the image; empty: root.
+    arguments: the first words of its command line. command: the words after them, unless the job has
+    arguments. user: ``NAME``, ``UID``, ``NAME:GROUP`` or ``UID:GID`` of the image; empty: root.
     """
 
     arguments: tuple[Word, ...] = Field(default=(), max_length=1024)
@@ -72,12 +73,12 @@ class Program(Frozen):
 class ImageManifest(Frozen):
     """An image.
 
-    boot: ``kernel``: the kernel that is kept with the image (a UML machine brings its own);
-        ``bios`` and ``uefi``: what is on the disk.
-    partition: where the root file system is, for ``boot: kernel``; 0: the disk itself is one.
-    guest: ``None``: nothing is known of what is inside.
+    boot: ``kernel``: the kernel that is stored with the image (UML has its own kernel); ``bios`` and
+        ``uefi``: the boot loader on the disk.
+    partition: of the root file system, for ``boot: kernel``; 0: the disk is one file system.
+    guest: ``None``: the software in the image is unknown.
     cloud_init: the image looks for NoCloud data when it boots.
-    parent: the image that this one was made from. recipe: the digest of what it was made by.
+    parent: the image that this one was made from. recipe: digest of the recipe it was built from.
     """
 
     schema_version: Literal[2] = Field(default=2, alias="schema")
@@ -100,11 +101,11 @@ class ImageManifest(Frozen):
         if self.boot is not BootMethod.KERNEL and (self.kernel or self.initrd or self.cmdline):
             raise ValueError(f"an image that boots by {self.boot} has no kernel, initrd or cmdline")
         if self.initrd and not self.kernel:
-            raise ValueError("an initrd without a kernel boots nothing")
+            raise ValueError("an image with an initrd needs a kernel")
         return self
 
     def canonical(self) -> bytes:
-        """The bytes that are stored: sorted keys, no spaces, UTF-8."""
+        """The stored form: sorted keys, no spaces, UTF-8."""
         value = self.model_dump(mode="json", by_alias=True)
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return text.encode("utf-8")
@@ -115,38 +116,38 @@ class ImageManifest(Frozen):
         return digest_of(self.canonical())
 
     def parts(self) -> tuple[Part, ...]:
-        """The parts that there are, the root disk first."""
+        """The parts that the image has, the root disk first."""
         return tuple(part for part in (self.root, self.kernel, self.initrd) if part is not None)
 
     @property
     def size(self) -> int:
-        """Bytes of all parts together."""
+        """Total size of all parts, in bytes."""
         return sum(part.size for part in self.parts())
 
     @property
     def hypervisors(self) -> tuple[HypervisorKind, ...]:
-        """What can boot it, best first."""
+        """The hypervisors that can boot the image, best first."""
         if self.boot is not BootMethod.KERNEL:
             return (HypervisorKind.KVM, HypervisorKind.QEMU)
         if self.kernel is None:
             return (HypervisorKind.UML,)
-        # The guest that we put into an image runs on any kernel; what is unknown wants its own.
+        # The product's guest program runs on any kernel; an unknown system needs its own.
         return tuple(kind for kind in HypervisorKind if ABILITIES[kind].own_kernel or self.guest)
 
     @property
     def renews(self) -> bool:
-        """Whether its guest takes another token where its machine was saved (guest contract 3)."""
+        """Whether the guest accepts a new token when it resumes (guest contract 3)."""
         return self.guest is not None and self.guest.contract > 2
 
     @classmethod
     def parse(cls, data: bytes, digest: str) -> Self:
-        """The manifest that ``data`` is, checked against the digest by which it was asked for.
+        """Parse a manifest and verify it against the image's digest.
 
         Raises:
-            DigestMismatch: the bytes are others, or are no manifest.
+            DigestMismatch: the digest does not match, or the bytes are not a manifest.
         """
         if digest_of(data) != digest:
-            raise DigestMismatch(f"the manifest {digest} is damaged: its bytes have another digest")
+            raise DigestMismatch(f"the manifest {digest} is damaged: its digest does not match")
         if len(data) > MAX_BYTES:
             raise DigestMismatch(f"the manifest {digest} has {len(data)} bytes, over the limit")
         try:
@@ -160,5 +161,5 @@ class ImageManifest(Frozen):
 
 
 def digest_of(data: bytes) -> str:
-    """Digest of some bytes, ``sha256:`` and 64 hexadecimal digits."""
+    """Digest of bytes, ``sha256:`` and 64 hexadecimal digits."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"

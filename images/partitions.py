@@ -1,4 +1,4 @@
-"""Partition tables: MBR with logical partitions, and GPT. Bounded, and never an error.
+"""Reads partition tables, MBR with logical partitions and GPT: bounded, without errors.
 
 GPT: UEFI specification 2.10, section 5.3; partition types: the same, and "Discoverable Partitions
 Specification". MBR: the same, section 5.2.1.
@@ -52,7 +52,7 @@ _GPT_KINDS: Final = {
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. begin, size: bytes. active: marked as the one that a BIOS boots."""
+    """One partition. begin, size: bytes. active: marked for boot by a BIOS."""
 
     number: int
     kind: str
@@ -63,7 +63,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Table:
-    """What the first sectors say. kind: ``gpt``, ``mbr`` or ``""``. code: there is boot code."""
+    """A partition table. kind: ``gpt``, ``mbr`` or ``""``. code: has boot code."""
 
     kind: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -71,7 +71,7 @@ class Table:
 
 
 def look(read: Read) -> Table:
-    """The partition table of a disk, empty if it has none that makes sense."""
+    """The partition table of a disk, empty if it has no valid one."""
     sector = read(0, SECTOR)
     if len(sector) < SECTOR or sector[510:] != b"\x55\xaa":
         return Table()
@@ -106,7 +106,7 @@ def _logical(read: Read, extended: int) -> Iterator[Partition]:
         if kind and size:
             yield Partition(number, _mbr_kind(kind), (here + begin) * SECTOR, size * SECTOR)
         _, kind, following, size = _MBR_ENTRY.unpack_from(sector, 462)
-        # Forward only, so that no chain is a circle.
+        # Forward only, so that a chain cannot be a cycle.
         if kind not in _EXTENDED or not size or extended + following <= here:
             return
         here = extended + following

@@ -1,7 +1,7 @@
-"""An image from a repository into a store of one's own, or a disk of it into a file.
+"""Fetches images from a repository into a local store, or their disks into files.
 
-Fetched as a node fetches it: several segments at once, checked, sparse, and continued where an
-earlier attempt was broken off. Nothing that is in the store is ever given up for it.
+The fetch works as on a node: several segments at once, verified, sparse, and continued after an
+interruption. It evicts nothing from the store.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from images.store import ImageStore
 from vmjobs.durable import sync_directory
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, StorageFull
 
-#: Called with the bytes of content that are done.
+#: Called with the number of completed bytes.
 Step = Callable[[int], None]
 
 
 class _OwnRoom(Room):
-    """The room in a store whose images are there on purpose: none of them goes."""
+    """The space of a store whose images are there on purpose: evicts none of them."""
 
     def __init__(self, store: ImageStore) -> None:
         super().__init__(store, 0, 0)
@@ -34,11 +34,11 @@ class _OwnRoom(Room):
 
 
 def pull_image(store: ImageStore, fetch: ImageFetcher, digest: str, step: Step) -> ImageManifest:
-    """Have an image in the store, every byte checked.
+    """Fetch an image into the store, and verify every byte.
 
     Raises:
-        NotFound, Unavailable: as the fetcher does; what came so far is kept for the next attempt.
-        DigestMismatch: what came is not what it should be.
+        NotFound, Unavailable: from the fetcher; the next attempt continues with the partial file.
+        DigestMismatch: fetched bytes have a wrong digest.
         StorageFull: it does not fit.
     """
     manifest = ImageManifest.parse(fetch.manifest(digest), digest)
@@ -54,9 +54,9 @@ def pull_image(store: ImageStore, fetch: ImageFetcher, digest: str, step: Step) 
 def pull_file(
     target: Path, fetch: ImageFetcher, digest: str, content: str, size: int, step: Step
 ) -> None:
-    """Have one content of an image as a raw, sparse file; it appears whole, or not at all.
+    """Fetch one content of an image to a raw, sparse file, which appears when complete.
 
-    What came of it so far is in a directory beside it. Raises as :func:`pull_image` does.
+    The partial file is in a directory beside it. Raises as :func:`pull_image` does.
     """
     scratch = target.with_name(f".{target.name[:128]}.pull")
     try:
@@ -69,7 +69,7 @@ def pull_file(
         shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         if is_full(error):
-            raise StorageFull(f"no room for {target}: {error.strerror}") from error
+            raise StorageFull(f"no space for {target}: {error.strerror}") from error
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
 
 

@@ -1,9 +1,9 @@
-"""Sends a content to a repository: only what is missing there, several segments at once.
+"""Sends a content to a repository: only missing chunks, several segments at once.
 
-One thread reads and digests; it asks, a batch of segments at a time, what is missing. Others read
-the missing blocks again (they are in the page cache still), compress and send them. No more than one
-packed segment for each of them is in memory. What was sent stays, whatever happens to the sender: the
-next attempt asks, and goes on from there.
+One thread reads and digests; for each batch of segments, it asks the repository which are missing.
+Other threads read the missing chunks again (from the page cache), compress and send them. Each has at
+most one packed segment in memory. Segments that were sent stay if the sender fails: the next attempt
+asks again and sends the rest.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from images.segment import pack_blocks
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, MissingBlocks
 
 WORKERS: Final = 4
-#: Segments in a batch: few at first, so that sending begins soon.
+#: Segments in a batch: few at first, so that sending starts early.
 FIRST_BATCH: Final = 2
 LAST_BATCH: Final = 32
-#: How often to begin again where the repository lost what it had said it has.
+#: Attempts at the whole content, if the repository lost segments that it reported to have.
 ATTEMPTS: Final = 3
 
-#: Called with the bytes of content that are done with, and the bytes sent on the wire, so far.
+#: Called with the bytes of content that are complete, and the bytes sent on the wire, so far.
 Moved = Callable[[int, int], None]
 
 
@@ -45,34 +45,34 @@ class Receiver(Protocol):
     """An open upload at a repository. Safe to share between threads."""
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these segments have to be sent."""
+        """Whether each of these segments must be sent."""
 
     def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks have to be sent."""
+        """Whether each of these chunks must be sent."""
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
-        """Send a segment. Raises MissingBlocks, and DigestMismatch where a block is another one."""
+        """Send a segment. Raises MissingChunks; DigestMismatch: a wrong chunk."""
 
     def put_content(self, digest: str, layout: bytes) -> None:
-        """Say of which segments a content consists. Raises MissingBlocks."""
+        """Send the layout of a content. Raises MissingChunks."""
 
 
 class Memory(Protocol):
-    """What is known of a file's segments from an earlier attempt."""
+    """Chunk digests of a file's segments from an earlier attempt."""
 
     def blocks(self, number: int) -> list[bytes] | None:
-        """The digests of a segment's blocks (none: it is a hole); ``None``: not known."""
+        """The digests of a segment's chunks (none: a hole); ``None``: unknown."""
 
     def keep(self, number: int, blocks: Sequence[bytes]) -> None:
-        """Remember them."""
+        """Store the digests of a segment's chunks."""
 
     def forget(self) -> None:
-        """What was remembered is of no use."""
+        """Discard all digests."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A segment that is missing. send: numbers of the blocks to send."""
+    """A segment that is missing. send: numbers of the chunks to send."""
 
     number: int
     digest: bytes
@@ -81,7 +81,7 @@ class _Wanted:
 
 
 class _Segments:
-    """A file's segments, each digested once; safe to share between threads."""
+    """The segments of a file, each digested once; safe to share between threads."""
 
     def __init__(self, file: BinaryIO, size: int, memory: Memory | None, layout: Layout | None) -> None:
         self.file, self.size, self.layout = file, size, layout
@@ -95,7 +95,7 @@ class _Segments:
         return segment_digest(blocks) if blocks else zero_segment(self.length(number))
 
     def blocks(self, number: int) -> list[bytes]:
-        """The digests of a segment's blocks; none for a hole. One thread at a time only."""
+        """The digests of a segment's chunks; none for a hole. Not thread-safe."""
         known = self._memory.blocks(number) if self._memory else None
         if known is not None:
             return known
@@ -120,7 +120,7 @@ class _Segments:
 
 
 class _Push:
-    """One content on its way."""
+    """One transfer of a content."""
 
     def __init__(self, segments: _Segments, receiver: Receiver, workers: int, moved: Moved) -> None:
         self._segments = segments
@@ -131,7 +131,7 @@ class _Push:
         self._done = self._sent = 0
 
     def run(self) -> list[bytes]:
-        """Have every segment there; their digests."""
+        """Send the missing segments; returns the digests of all segments."""
         digests: list[bytes] = []
         pending: set[Future[None]] = set()
         count = -(-self._segments.size // SEGMENT)
@@ -152,7 +152,7 @@ class _Push:
         return digests
 
     def _look_at(self, pending: set[Future[None]], allowed: int) -> set[Future[None]]:
-        """Wait until not more than so many are under way; raise what one of them raised."""
+        """Wait until at most ``allowed`` are pending; raise the error of a failure."""
         while True:
             finished = {future for future in pending if future.done()}
             for future in finished:
@@ -163,7 +163,7 @@ class _Push:
             wait(pending, return_when="FIRST_COMPLETED")
 
     def _look_into(self, batch: range) -> tuple[list[bytes], list[_Wanted]]:
-        """The digests of a batch, and what of it has to be sent; the rest is done with."""
+        """The digests of a batch, and the segments to send; counts others as done."""
         length, layout = self._segments.length, self._segments.layout
         blocks: dict[int, list[bytes]] = {}
         if layout is None:
@@ -182,14 +182,14 @@ class _Push:
         for number, digest in missing if layout is not None else ():
             blocks[number] = self._segments.blocks(number)
             if self._segments.digest_of(number, blocks[number]) != digest:
-                raise DigestMismatch(f"segment {number} of the file is not what it was")
+                raise DigestMismatch(f"segment {number} of the file has changed")
         lacking = self._lacking({number: blocks[number] for number, _ in missing})
         return digests, [
             _Wanted(number, digest, blocks[number], lacking[number]) for number, digest in missing
         ]
 
     def _lacking(self, blocks: Mapping[int, Sequence[bytes]]) -> dict[int, frozenset[int]]:
-        """The numbers of the blocks, by segment, that the repository does not have."""
+        """For each segment, the numbers of the chunks that the repository lacks."""
         solid = [
             (number, place, digest)
             for number, digests in blocks.items()
@@ -211,7 +211,7 @@ class _Push:
         try:
             self._receiver.put_segment(wanted.digest, body)
         except MissingBlocks:
-            # Collected since we asked, or another upload's that was given up.
+            # A garbage collection or an abandoned upload removed chunks since the question.
             body = self._segments.pack(
                 wanted.number, wanted.blocks, frozenset(range(len(wanted.blocks)))
             )
@@ -235,14 +235,14 @@ def send_content(
     workers: int = WORKERS,
     moved: Moved = lambda _done, _sent: None,
 ) -> Layout:
-    """Have a file's bytes at a repository, and say what they are called there.
+    """Send a file's bytes to a repository, and return their layout.
 
     Args:
-        layout: of the file, where it is known already. memory: of an earlier attempt.
+        layout: of the file, if it is known. digest_cache: from an earlier attempt.
 
     Raises:
-        InvalidRequest: the file cannot be read, is empty, or is being written to.
-        Unavailable, QuotaExceeded, StorageFull and others: what the repository says.
+        InvalidRequest: the file cannot be read, is empty, or changed meanwhile.
+        Unavailable, QuotaExceeded, StorageFull and others: from the repository.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -255,7 +255,7 @@ def send_content(
             except (DigestMismatch, InvalidRequest):
                 if memory is not None:
                     memory.forget()
-                _same(file, path, mark)  # says what really was wrong, if this is it
+                _same(file, path, mark)  # a change of the file is the better explanation
                 raise
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
@@ -284,7 +284,7 @@ def _send_all(
 
 @dataclass(frozen=True)
 class Mark:
-    """What changes when a file does."""
+    """Attributes that change when a file's bytes change."""
 
     device: int
     inode: int
@@ -298,7 +298,7 @@ def _mark(status: os.stat_result) -> Mark:
 
 
 def mark_of(path: Path) -> Mark:
-    """A file's mark. Raises OSError."""
+    """The attributes of a file. Raises OSError."""
     return _mark(path.stat())
 
 
@@ -306,5 +306,5 @@ def _same(file: BinaryIO, path: Path, mark: Mark) -> None:
     if _mark(os.fstat(file.fileno())) != mark:
         raise Conflict(
             f"{path} changed while it was being pushed",
-            hint="push it again when nothing writes to it: is a machine still running from it?",
+            hint="push it again when no program writes to it; a VM may still be running from it",
         )

@@ -1,7 +1,7 @@
-"""What a push remembers, so that the next one of the same file need not read all of it again.
+"""Caches the digests of pushed files, so that the next push need not read them again.
 
-A file for each file pushed, below the user's cache directory: a line that says which file it is
-about (as it was: any change makes the notes worthless), then one record for each segment.
+The user's cache directory has one file for each pushed file: a line that identifies it (any change
+invalidates the digests), then one record for each segment.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from images.push import Mark, mark_of
 _RECORD: Final = struct.Struct(">II")
 _DIGEST: Final = 32
 _MAX_HEAD: Final = 4096
-#: Notes that nobody looked at for so long are removed.
+#: Age of the last use after which a cache file is removed.
 KEEP_SECONDS: Final = 30 * 86400
 
 
 class Notes:
-    """Notes about one file: an :class:`images.push.Memory`. A broken cache is an empty one."""
+    """A file's :class:`images.push.DigestCache` on disk; empty if it cannot be used."""
 
     def __init__(self, file: BinaryIO | None, places: dict[int, tuple[int, int]]) -> None:
         self._file = file
@@ -37,7 +37,7 @@ class Notes:
 
     @classmethod
     def open(cls, folder: Path, path: Path) -> Self:
-        """Those about ``path`` as it is now; they are empty if it changed since."""
+        """Open the cache of ``path``; it is empty if the file has changed since."""
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _sweep(folder)
@@ -46,7 +46,7 @@ class Notes:
             name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
             handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = os.fdopen(handle, "r+b", buffering=0)
-            with suppress(BlockingIOError):  # somebody else pushes the same file
+            with suppress(BlockingIOError):  # another push of the same file has it
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.utime(file.fileno())
                 return cls(file, _read(file, head))
@@ -54,12 +54,12 @@ class Notes:
         return cls(None, {})
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file and release its lock."""
         if self._file is not None:
             self._file.close()
 
     def blocks(self, number: int) -> list[bytes] | None:
-        """See :class:`images.push.Memory`."""
+        """See :class:`images.push.DigestCache`."""
         if self._file is None or number not in self._places:
             return None
         place, count = self._places[number]
@@ -72,7 +72,7 @@ class Notes:
         return [data[i : i + _DIGEST] for i in range(0, len(data), _DIGEST)]
 
     def keep(self, number: int, blocks: Sequence[bytes]) -> None:
-        """See :class:`images.push.Memory`."""
+        """See :class:`images.push.DigestCache`."""
         if self._file is None:
             return
         with suppress(OSError):
@@ -84,7 +84,7 @@ class Notes:
                 self._file.truncate(end)
 
     def forget(self) -> None:
-        """See :class:`images.push.Memory`."""
+        """See :class:`images.push.DigestCache`."""
         self._places.clear()
         if self._file is not None:
             with suppress(OSError):
@@ -96,7 +96,7 @@ def _head(path: Path, mark: Mark) -> bytes:
 
 
 def _read(file: BinaryIO, head: bytes) -> dict[int, tuple[int, int]]:
-    """Where the records are; a file that is about something else is emptied."""
+    """Offsets of the records; empties a cache file with another header."""
     if os.pread(file.fileno(), _MAX_HEAD, 0)[: len(head)] != head:
         file.truncate(0)
         file.seek(0)
@@ -111,12 +111,12 @@ def _read(file: BinaryIO, head: bytes) -> dict[int, tuple[int, int]]:
             break
         places[number] = (place + _RECORD.size, count)
         place = after
-    file.truncate(place)  # a record that was not written to its end
+    file.truncate(place)  # an incomplete record
     return places
 
 
 def _sweep(folder: Path) -> None:
-    """Remove old notes."""
+    """Remove old cache files."""
     oldest = time.time() - KEEP_SECONDS
     for path in folder.iterdir():
         with suppress(OSError):
@@ -125,12 +125,12 @@ def _sweep(folder: Path) -> None:
 
 
 class UploadNote:
-    """The upload that pushes of the same thing to the same service go on with, one push at a time."""
+    """Identifier of the upload that the next push of a source to a service resumes."""
 
     def __init__(self, folder: Path, service: str, source: str) -> None:
         name = hashlib.sha256(f"{service}\n{source}".encode("utf-8", "surrogateescape")).hexdigest()
         self._path = folder / f"{name[:32]}.upload"
-        self._file: BinaryIO | None = None  # locked; another push may be at it, and forget it
+        self._file: BinaryIO | None = None  # locked; None if another push has the lock
         with suppress(OSError), ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = stack.enter_context(self._path.open("a+b", buffering=0))
@@ -139,21 +139,21 @@ class UploadNote:
             self._file = file
 
     def recall(self) -> str:
-        """The upload's identifier; empty if none is known, or another push goes on with it."""
+        """The upload's identifier; empty if unknown or in use by another push."""
         if self._file is None:
             return ""
         self._file.seek(0)
         return self._file.read(_MAX_HEAD).decode("ascii", "replace").strip()
 
     def remember(self, upload: str) -> None:
-        """Note it."""
+        """Store the upload's identifier."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.truncate(0)
                 self._file.write(upload.encode("ascii"))
 
     def forget(self) -> None:
-        """It is over."""
+        """Remove the identifier: the upload has ended."""
         if self._file is not None:
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)

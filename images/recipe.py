@@ -1,9 +1,9 @@
-"""Image recipes: what goes into an image, declared in TOML files that build on one another.
+"""Image recipes: declare an image's content in TOML files that extend one another.
 
-A file names the layers that it stands on, and adds to them: ``full`` is ``hep`` and ``kerberos`` and
-``root`` together. What is built is always one :class:`Recipe`, with all of it. A recipe names no
-mirror and no host, so that the same file builds the same image anywhere; what is only to be had from
-a site's own package repository says so, and whoever builds it names the repository.
+A file names the layers that it extends, and adds to them: ``full`` combines ``hep``, ``kerberos`` and
+``root``. The builder gets one :class:`Recipe` with all layers. A recipe names no mirror and no host,
+so that the same file builds the same image everywhere. A recipe that needs a site's own package
+repository declares that, and the user names the repository for the build.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vmjobs.errors import BuildError, Fault, InvalidRequest, NotFound, reason_of
 from vmjobs.model import Frozen, faults_of
 
 _PACKAGE: Final = r"^[a-z0-9][a-z0-9+.-]{1,99}$"
-#: What a recipe may have of each at most. Package names are an argument of a program in the end,
-#: which Linux takes 128 KiB of.
+#: The most items of each kind in a recipe. The package names become one argument of a program, which
+#: Linux limits to 128 KiB.
 MAX_PACKAGES: Final = 1000
 MAX_WHEELS: Final = 200
 MAX_FILES: Final = 1000
@@ -31,7 +31,7 @@ MAX_DROPS: Final = 200
 MAX_PROBES: Final = 50
 MAX_VARIABLES: Final = 200
 MAX_WORDS: Final = 64
-#: Characters of a probe, a file or a variable.
+#: Most characters of a probe, a file or a variable.
 MAX_TEXT: Final = 65536
 
 
@@ -65,7 +65,7 @@ class Wheel(Frozen):
 
 
 class PythonPart(Frozen):
-    """Wheels to install. version: of the image's interpreter, e.g. ``3.11``; target: where to."""
+    """Wheels to install in ``target``. version: of the image's Python, as ``3.11``."""
 
     version: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
     target: ImagePath
@@ -73,7 +73,7 @@ class PythonPart(Frozen):
 
 
 class KernelPart(Frozen):
-    """Kernel for kvm and qemu. package: Debian (meta) package; modules: for the initial RAM disk."""
+    """Kernel for kvm and qemu. package: Debian (meta)package; modules: in initrd."""
 
     package: Package
     modules: tuple[Module, ...] = Field(default=(), max_length=MAX_WORDS)
@@ -88,16 +88,15 @@ class FilePart(Frozen):
 
 
 class Layer(Frozen):
-    """One recipe file. What it leaves out comes from the layers that it stands on.
+    """One recipe file. Values that it omits come from the layers that it extends.
 
-    layers: recipes that this one stands on, lowest first: names, or files beside this one.
+    layers: recipes that this one extends, lowest first: names, or files beside this one.
     epoch: every time stamp in the image, seconds since 1970. slack: free MiB on the root disk (jobs
     have a disk of their own). drop: paths (or patterns, as in fnmatch) left out.
-    probe: a script that must end with status 0 in a job, before an image may be published.
-    needs_repository: some packages are in a site's own repository only.
-    allow_expired_archive: take packages from an archive that calls itself out of date (its Valid-Until
-    has passed), as frozen snapshots do. Signatures are checked all the same, but nobody would notice
-    that a mirror holds back updates.
+    probe: a script that must exit with status 0 in a job before the image may be published.
+    needs_repository: some packages are only in a site's own repository.
+    allow_expired_archive: accept an archive whose Valid-Until has passed, as in frozen snapshots.
+    Signatures are verified all the same, but a mirror that withholds updates goes undetected.
     """
 
     schema_version: int = Field(default=1, alias="schema", ge=1, le=1)
@@ -121,9 +120,9 @@ class Layer(Frozen):
 
 
 class Recipe(Frozen):
-    """What an image consists of: the fields are those of :class:`Layer`, none left open.
+    """The complete content of an image, with the fields of :class:`RecipeLayer`.
 
-    layers: names of all recipes in it, lowest first. probes: one script for each that has one.
+    layers: names of all its recipes, lowest first. probes: one script for each recipe that has one.
     """
 
     name: RecipeName
@@ -146,21 +145,21 @@ class Recipe(Frozen):
 
     @property
     def digest(self) -> str:
-        """Digest of what goes into the image, not of how that is written down or spread on layers."""
+        """Digest of the image's content, independent of the text and of the layers."""
         value = self.model_dump(mode="json", exclude={"description", "probes", "layers"})
         if not self.allow_expired_archive:
-            del value["allow_expired_archive"]  # recipes from before there was this are the same
+            del value["allow_expired_archive"]  # older recipes, without the field, keep their digests
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def compose(layers: Sequence[Layer]) -> Recipe:
-    """The recipe that layers make together, lowest first; the last one gives its name to it.
+    """Combine layers, lowest first, into a recipe with the name of the last one.
 
-    What is a list adds up, what is a single value is the last layer's that has one.
+    Lists are concatenated; a single value comes from the last layer that has one.
 
     Raises:
-        InvalidRequest: with a fault for everything that is missing or does not go together.
+        InvalidRequest: with one fault for each missing value and each contradiction.
     """
     top = layers[-1]
     faults = list(_contradictions(layers))
@@ -171,7 +170,7 @@ def compose(layers: Sequence[Layer]) -> Recipe:
         if said:
             values[field] = said[-1]
         elif field in {"suite", "epoch"}:
-            faults.append(Fault(field, "missing", f"no layer of {top.name} says its {field}"))
+            faults.append(Fault(field, "missing", f"no layer of {top.name} has a {field}"))
     for field in ("packages", "drop"):
         values[field] = tuple(dict.fromkeys(item for la in layers for item in getattr(la, field)))
     if not values["packages"]:
@@ -187,7 +186,7 @@ def compose(layers: Sequence[Layer]) -> Recipe:
         raise InvalidRequest(f"recipe {top.name} has faults: {listing}", faults=faults)
     try:
         return Recipe(**values)
-    except ValidationError as error:  # of all layers together there is too much of something
+    except ValidationError as error:  # the layers together exceed a limit
         faults = faults_of(error)
         listing = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
         raise InvalidRequest(f"recipe {top.name} has faults: {listing}", faults=faults) from error
@@ -215,7 +214,7 @@ def parse(text: str, source: str = "recipe") -> Layer:
     """Read one recipe file.
 
     Raises:
-        InvalidRequest: with one fault for everything that is wrong with it.
+        InvalidRequest: with one fault for each error.
     """
     try:
         return Layer.model_validate(tomllib.loads(text))
@@ -229,16 +228,16 @@ def parse(text: str, source: str = "recipe") -> Layer:
 
 
 def names() -> list[str]:
-    """The recipes that come with the product."""
+    """Names of the product's recipes."""
     folder = resources.files("images.recipes")
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
 def load(name_or_path: str) -> Recipe:
-    """A recipe of the product's by its name, or one from a file (anything with a ``/`` or ``.toml``).
+    """Load a recipe of the product by name, or a file (with a ``/`` or ``.toml``).
 
     Raises:
-        NotFound: it, or a layer of it, does not exist. InvalidRequest: it has faults.
+        NotFound: the recipe or one of its layers does not exist. InvalidRequest: it has faults.
         BuildError: it cannot be read.
     """
     return compose(list(_stack(name_or_path, Path(), (), {}).values()))
@@ -248,11 +247,11 @@ _Stack = dict[str, Layer]
 
 
 def _stack(ref: str, folder: Path, above: tuple[str, ...], found: _Stack) -> _Stack:
-    """The layers below and including ``ref``, each once, lowest first. above: who asked for it."""
+    """The layers of ``ref``, each once, lowest first. above: layers that extend it."""
     in_file = "/" in ref or ref.endswith(".toml")
     key = str((folder / ref).resolve()) if in_file else ref
     if key in above:
-        raise InvalidRequest(f"recipes stand on each other in a circle: {' on '.join((*above, key))}")
+        raise InvalidRequest(f"recipe dependency cycle: {' -> '.join((*above, key))}")
     if key not in found:
         layer = _read_file(folder / ref) if in_file else _read_shipped(ref)
         below = (folder / ref).parent if in_file else folder

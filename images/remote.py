@@ -1,4 +1,4 @@
-"""The segments of an image from elsewhere: whole, or only those of their blocks that are not here."""
+"""Fetches segments of an image: whole, or only the chunks that this node lacks."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from images.content import BLOCK, SEGMENT_BLOCKS
 from images.segment import Entry, Index, Kind, head_size, parse_index, read_block, unpack
 from vmjobs.errors import DigestMismatch
 
-#: A segment whose missing blocks are less than this part of it is asked for in pieces.
+#: A segment is fetched in ranges if its missing chunks are at most this fraction of it.
 _WORTH: Final = 0.5
-#: Pieces that are asked for of one segment at most, and the gap that is fetched along, in bytes.
+#: Most ranges of one segment, and the largest gap that a range includes, in bytes.
 _MAX_RUNS: Final = 8
 _GAP: Final = 64 * 1024
-#: Blocks that are looked at before it is said that an image has little in common with others.
+#: Number of chunks after which the share of local chunks counts, and the share below which segments
+#: are fetched whole.
 _TRIAL: Final = 4 * SEGMENT_BLOCKS
 _IN_COMMON: Final = 0.1
-#: Smaller segments are fetched whole, in bytes: another request costs more than their bytes.
+#: Smaller segments (bytes) are fetched whole: another request costs more than their bytes.
 _SMALL: Final = 1024 * 1024
 
 
 class ImageFetcher(Protocol):
-    """Where images come from; the client library has one that speaks to the repository.
+    """Source of images; the client library implements it for the repository.
 
-    Every method raises NotFound or Unavailable, and may be called by several threads at once.
+    Every method may raise NotFound and Unavailable, and is thread-safe.
     """
 
     def manifest(self, digest: str) -> bytes:
         """The manifest's exact bytes."""
 
     def signature(self, digest: str) -> str:
-        """All signatures of an image, with spaces between; empty: it has none."""
+        """All signatures of an image, separated by spaces; may be empty."""
 
     def layout(self, image: str, content: str) -> bytes:
-        """The layout of one of an image's contents."""
+        """The layout of one content of an image."""
 
     def segment(self, image: str, segment: bytes) -> bytes:
-        """A stored segment, by its digest's 32 bytes."""
+        """A stored segment. segment: its digest, 32 bytes."""
 
     def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
-        """Bytes of a stored segment, fewer where it ends; and how many bytes the whole has."""
+        """Bytes ``begin`` to ``end`` of a stored segment, and the segment's size."""
 
 
 class Counting:
-    """A fetcher that counts what it brings: bytes of contents, by image. For several threads."""
+    """A fetcher that counts fetched bytes of contents by image. Thread-safe."""
 
     def __init__(self, fetch: ImageFetcher) -> None:
         self._fetch = fetch
@@ -58,7 +59,7 @@ class Counting:
         self.layout = fetch.layout
 
     def fetched(self, image: str) -> int:
-        """Bytes of an image's contents that were fetched so far."""
+        """Bytes of an image's contents that have been fetched so far."""
         return self._bytes[image]
 
     def segment(self, image: str, segment: bytes) -> bytes:
@@ -79,7 +80,7 @@ class Counting:
 
 
 class SegmentSource:
-    """The segments of one image. Safe to use from several threads."""
+    """The segments of one image. Thread-safe."""
 
     def __init__(self, fetch: ImageFetcher, image: str, blocks: BlockIndex) -> None:
         self._fetch, self._image, self._blocks = fetch, image, blocks
@@ -87,11 +88,11 @@ class SegmentSource:
         self._seen = self._known = 0
 
     def get(self, digest: bytes, size: int) -> tuple[bytes, list[bytes]]:
-        """The content of a segment and its blocks' digests, all checked.
+        """Fetch the content of a segment and its chunks' digests, all verified.
 
         Raises:
-            NotFound, Unavailable: as the fetcher does.
-            DigestMismatch: what came is not the segment, or it has not ``size`` bytes.
+            NotFound, Unavailable: from the fetcher.
+            DigestMismatch: the data is not the segment, or does not have ``size`` bytes.
         """
         found = self._patched(digest, size) if size > _SMALL and self._promising() else None
         if found is None:
@@ -104,18 +105,18 @@ class SegmentSource:
         return data, [entry.digest for entry in index.entries]
 
     def _promising(self) -> bool:
-        """Whether blocks of the segments so far were here; the head of another is a request more."""
+        """Whether enough chunks so far were local to justify a request for a header."""
         with self._lock:
             return len(self._blocks) > 0 and (
                 self._seen < _TRIAL or self._known >= _IN_COMMON * self._seen
             )
 
     def _patched(self, digest: bytes, size: int) -> tuple[bytes, Index] | None:
-        """A segment of which much is here; ``None`` if it had better be fetched whole."""
+        """Assemble a partly local segment; ``None`` if a whole fetch is cheaper."""
         head, whole = self._range(digest, 0, head_size(SEGMENT_BLOCKS))
         index = parse_index(head, whole=whole)
         if index.digest != digest or index.size != size:
-            raise DigestMismatch(f"the head of the segment {digest.hex()} is another one's")
+            raise DigestMismatch(f"the header of segment {digest.hex()} belongs to another segment")
         missing, here = [], {}
         for number, entry in enumerate(index.entries):
             if entry.kind is Kind.ZEROS:
@@ -156,7 +157,7 @@ class SegmentSource:
 
 
 def _runs(missing: Sequence[tuple[int, Entry]]) -> Iterator[Sequence[tuple[int, Entry]]]:
-    """Blocks that are fetched by one request each, in order of their places in the segment."""
+    """Group chunks into ranges, one for each request, in the order of the segment."""
     cuts = [0]
     for place in range(1, len(missing)):
         before, entry = missing[place - 1][1], missing[place][1]

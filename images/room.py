@@ -1,4 +1,4 @@
-"""How much an image cache may hold, and what goes first."""
+"""Limits the space of an image cache, and evicts images to free space."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Room:
-    """The room that images may take below a store's root.
+    """The space that images may take below a store's root.
 
-    An image that is leased stays. Of the others the one that was leased longest ago goes first,
-    after what was left of fetches that were given up. Everything is kept in the file system, under
-    locks that end with their processes, so that several of them may share the room.
+    Leased images stay. Eviction removes abandoned partial files first, then the image whose last
+    lease is the oldest. All state is in the file system, under locks that end with their processes,
+    so that several processes can share the space.
 
-    limit: bytes of images at most; 0: no limit. keep_free: bytes of the disk to be left alone.
+    limit: most bytes of images; 0: no limit. keep_free: bytes of the disk that images never take.
     """
 
     def __init__(self, store: ImageStore, limit: int, keep_free: int) -> None:
@@ -39,10 +39,10 @@ class Room:
 
     @contextmanager
     def leased(self, digest: str) -> Iterator[int]:
-        """The image is not evicted while the context lasts; yields a descriptor for :meth:`touch`.
+        """Prevent eviction of the image; yields a descriptor for :meth:`touch`.
 
         Raises:
-            StorageFull: not even that can be written down.
+            StorageFull: there is no space even for the lease's file.
         """
         try:
             with ExitStack() as held:
@@ -63,33 +63,33 @@ class Room:
 
     @staticmethod
     def touch(lease: int) -> None:
-        """Note that the image is used now."""
+        """Record that the image is in use now."""
         with suppress(OSError):
-            now = time.time_ns()  # the file system's own clock goes in steps of milliseconds
+            now = time.time_ns()  # the file system's clock has steps of milliseconds
             os.utime(lease, ns=(now, now))
 
     def expect(self, manifest: ImageManifest) -> None:
-        """Have the image's contents counted as needed, those that are here and those to come."""
+        """Store the manifest, so that eviction keeps the contents that it names."""
         with self._settled():
             self._store.write_manifest(manifest)
 
     def claim(self, size: int) -> None:
-        """Have room for ``size`` more bytes. The caller holds a lease.
+        """Evict images until ``size`` more bytes fit. The caller holds a lease.
 
         Raises:
-            StorageFull: there is none, and nothing that may go.
+            StorageFull: they do not fit, and there is nothing to evict.
         """
         while why := self._lacking(size):
             if not self.make():
                 raise StorageFull(f"the image does not fit onto this node: {why}")
 
     def make(self) -> bool:
-        """Remove one thing that nobody uses; whether there was one."""
+        """Remove one unused partial file, content or image; whether there was one."""
         with self._settled():
             return self._drop_partial() or self._drop_orphan() or self._drop_oldest()
 
     def drop_incomplete(self, digest: str) -> None:
-        """Remove what is here of an image that does not fit, unless somebody else is at work on it."""
+        """Remove an incomplete image that does not fit, unless it is leased."""
         with suppress(OSError), self._settled(), free(self._lease(digest)) as alone:
             if alone and not self._store.complete(digest):
                 self._remove(digest)
@@ -97,7 +97,7 @@ class Room:
                 self._drop_partial()
 
     def signature_path(self, digest: str) -> Path:
-        """Where an image's signatures are; they go with it."""
+        """Path of an image's signatures, which are removed with the image."""
         return self._store.root / "signatures" / digest.removeprefix("sha256:")
 
     def used(self) -> int:
@@ -106,37 +106,37 @@ class Room:
         return sum(_blocks(path) for path in found)
 
     def _lacking(self, size: int) -> str:
-        """Why there is no room for ``size`` more bytes; empty if there is."""
+        """The reason why ``size`` more bytes do not fit; empty if they fit."""
         if self._limit and self.used() + size > self._limit:
-            return f"images may take {self._limit // MIB} MiB here, and all others are in use"
+            return f"images may take {self._limit // MIB} MiB here, and all other images are in use"
         disk = os.statvfs(self._store.root)
         if disk.f_bavail * disk.f_frsize < self._keep_free + size:
             left = disk.f_bavail * disk.f_frsize // MIB
-            return f"the disk has {left} MiB left, of which {self._keep_free // MIB} MiB are for jobs"
+            return f"the disk has {left} MiB left, and {self._keep_free // MIB} MiB are for jobs"
         return ""
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
-        """Nobody else adds a manifest or removes anything."""
+        """Hold the lock for additions of manifests and for removals."""
         with exclusive(self._store.root / "locks" / "room"):
             yield
 
     def _drop_partial(self) -> bool:
-        """Remove an unfinished content that nobody is at work on."""
+        """Remove a partial file that no fetch uses."""
         folder = self._store.folder
         paths = {path.with_suffix("") for path in self._store.root.glob("partial/*")}
         for path in sorted(paths, key=_modified):
             digest = f"{PREFIX}{path.name}"
             with free(folder.lock(digest)) as alone:
                 if alone:
-                    log.info("giving up the unfinished fetch of %s", digest)
+                    log.info("removing the unfinished fetch of %s", digest)
                     folder.drop_partial(digest)
                     folder.lock(digest).unlink(missing_ok=True)
                     return True
         return False
 
     def _drop_orphan(self) -> bool:
-        """Remove a content of no image: somebody was killed while evicting one."""
+        """Remove a content of no image: a process died during an eviction."""
         needed = self._needed(self._digests())
         for content in self._store.folder.list():
             if content not in needed:
@@ -175,8 +175,8 @@ class Room:
         return _modified(self._lease(digest))
 
     def _forget(self, digest: str) -> None:
-        """Remove what there is beside an image that is not here."""
-        # It is a trifle, and on a full disk even taking a lock can fail.
+        """Remove the lease and the signatures of an image that is not here."""
+        # Errors do not matter; on a full disk, even the lock can fail.
         with suppress(OSError), free(self._lease(digest)) as alone:
             if alone:
                 self.signature_path(digest).unlink(missing_ok=True)
@@ -187,12 +187,12 @@ class Room:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error means that no room is left on the disk."""
+    """Whether an error means that the disk is full."""
     return error.errno in _FULL
 
 
 def full(error: OSError) -> StorageFull:
-    """An error that means that no room is left, as ours."""
+    """The StorageFull error for an OSError that means a full disk."""
     return StorageFull(f"the image does not fit onto this node: {error.strerror}")
 
 

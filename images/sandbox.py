@@ -1,10 +1,10 @@
-"""Where a program reads a hostile file: no network, no other files, no rights, and hard limits.
+"""Runs programs on hostile files: without network, other files and rights, with limits.
 
-bubblewrap gives it namespaces of its own with a read-only ``/usr``, the files that it is handed and
-one directory to write to, takes all capabilities away and loads a seccomp filter
-(:mod:`images.seccomp`); ``prlimit`` bounds memory, processor time, file size, descriptors and
-processes; we bound its time and its output, and end it with everything that it started. There is
-no way to run without: where the sandbox does not work, nothing is run.
+bubblewrap gives the program its own namespaces with a read-only ``/usr``, its input file and one
+directory for output, drops all capabilities and loads a seccomp filter (:mod:`images.seccomp`);
+``prlimit`` limits memory, processor time, file size, descriptors and processes; this module limits
+the time and the output, and kills all processes at the end. There is no fallback: where the sandbox
+does not work, nothing runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from images.formats.base import refusal
 from vmjobs.errors import StorageFull, Unavailable
 from vmjobs.subprocess import environment
 
-#: Where the sandboxed program finds the file to read and the directory to write to.
+#: Paths in the sandbox of the input file and of the output directory.
 SOURCE: Final = "/in/disk"
 OUTPUT: Final = "/out"
 
@@ -40,12 +40,11 @@ _BIND: Final = ("usr/lib", "usr/lib64", "usr/lib32", "usr/bin", "usr/sbin")
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """How much a sandboxed program may use.
+    """Limits on a sandboxed program.
 
-    seconds: of wall-clock time. cpu_seconds: of processor time. memory: bytes of address space.
-    file_size: bytes of the largest file it may write, holes included. written: bytes that its
-    output directory may take on the disk. files: open at once. threads: at once (not bounded
-    for root, whom the kernel does not count).
+    seconds: wall-clock time. cpu_seconds: processor time. memory: bytes of address space.
+    file_size: bytes of the largest output file, holes included. written: bytes of disk for its output
+    directory. files: open at once. threads: at once (the kernel does not limit root's).
     """
 
     seconds: float = 4 * 3600.0
@@ -65,39 +64,39 @@ def run(
     limits: SandboxLimits,
     said: Callable[[bytes], None] = lambda _: None,
 ) -> None:
-    """Run a program of ``/usr/bin`` in the sandbox to its end.
+    """Run a program of ``/usr/bin`` in the sandbox until it exits.
 
     Args:
         argv: program and arguments. It sees ``source`` as :data:`SOURCE`, read-only, and
-            ``output`` as :data:`OUTPUT`; its environment is empty but for the locale.
-        source: the file to read, by its open descriptor: a path could be changed meanwhile.
-        output: an existing directory for what it writes, and for nothing else.
-        said: called with what it prints, as it comes.
+            ``output`` as :data:`OUTPUT`; its environment has only the path, locale and malloc settings.
+        source: the input file, as an open descriptor: a path could change meanwhile.
+        output: an existing directory for its output alone.
+        on_output: called with each piece of its standard output.
 
     Raises:
-        ImageRejected: it failed, or was stopped at a limit; the code says at which.
-        StorageFull: no room is left for what it writes.
-        Unavailable: there is no sandbox on this machine.
+        ImageRejected: it failed, or exceeded a limit; the code names the limit.
+        StorageFull: no space is left for its output.
+        Unavailable: the sandbox does not work on this host.
     """
     require(limits)
     _run(argv, source, output, limits, said)
 
 
 def require(limits: SandboxLimits | None = None) -> None:
-    """Make sure that the sandbox works here, by running something in it.
+    """Check that the sandbox works on this host, with a trial run.
 
     Raises:
-        Unavailable: it does not, with the reason that bubblewrap gives and what to do.
+        Unavailable: it does not work; the message has bubblewrap's reason and the remedy.
     """
     for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
         if shutil.which(program) is None:
             raise Unavailable(
                 "sandbox",
-                f"no image is opened here: {program}, which its sandbox needs, is not installed",
+                f"cannot open the image: {program}, which the sandbox needs, is not installed",
                 hint=f"apt-get install {package}; raw images need no conversion",
             )
     with contextlib.ExitStack() as stack:
-        # Any file will do; older versions of bubblewrap cannot be handed one.
+        # An arbitrary file: older versions of bubblewrap cannot bind a file descriptor.
         file = stack.enter_context(Path("/usr/bin/env").open("rb"))
         words = _command(("true",), file, None, limits or SandboxLimits(), stack)
         try:
@@ -112,15 +111,15 @@ def require(limits: SandboxLimits | None = None) -> None:
             )
             why = done.stderr.decode("utf-8", "replace").strip() if done.returncode else ""
         except subprocess.TimeoutExpired:
-            why = f"no end after {_PROBE_SECONDS:g} s"
+            why = f"no result after {_PROBE_SECONDS:g} s"
     if why:
         raise Unavailable(
             "sandbox",
-            f"no image is opened here: the sandbox for it does not work: {why}",
-            hint="bubblewrap needs user namespaces. A container has to be started with "
+            f"cannot open the image: the sandbox does not work: {why}",
+            hint="bubblewrap needs user namespaces. A container must be started with "
             "`--security-opt seccomp=unconfined`, or a profile that allows unshare, clone, mount, "
             "umount2 and pivot_root; a host needs kernel.unprivileged_userns_clone=1. Or convert "
-            "elsewhere: raw images need no conversion",
+            "the image elsewhere: raw images need no conversion",
         )
 
 
@@ -137,7 +136,7 @@ def _command(
     limits: SandboxLimits,
     stack: contextlib.ExitStack,
 ) -> _Command:
-    """The whole command line, and the descriptors that it needs."""
+    """The complete command line and the descriptors that it inherits."""
     syscalls = os.memfd_create("seccomp")
     stack.callback(os.close, syscalls)
     os.write(syscalls, seccomp.program())
@@ -146,13 +145,13 @@ def _command(
     words = ["bwrap", "--unshare-all", "--unshare-user", "--unshare-cgroup-try", "--die-with-parent"]
     words += ["--new-session", "--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"]
     words += ["--setenv", "PATH", "/usr/bin", "--setenv", "LC_ALL", "C.UTF-8"]
-    # Arenas of malloc and stacks of threads would count as memory that is never used.
+    # Unused malloc arenas and thread stacks would count against the limit on address space.
     words += ["--setenv", "MALLOC_ARENA_MAX", "2"]
     words += ["--ro-bind", "/usr", "/usr"]
     for target in _BIND:
         if (Path("/") / target).is_dir():
             words += ["--symlink", target, f"/{target.removeprefix('usr/')}"]
-    words += ["--dir", "/tmp", "--chdir", "/"]  # noqa: S108 - the sandbox's own, which is empty
+    words += ["--dir", "/tmp", "--chdir", "/"]  # noqa: S108 - the sandbox's own, empty
     if source is not None:
         descriptors.append(source.fileno())
         words += ["--ro-bind-fd", str(source.fileno()), SOURCE]
@@ -176,7 +175,7 @@ def _rlimits(limits: SandboxLimits) -> list[str]:
     for name, (number, value) in wanted.items():
         most = resource.getrlimit(number)[1]
         soft = value if most == resource.RLIM_INFINITY else min(value, most)
-        # A second between the limits of time: the signal at the first one says what it was.
+        # The soft limit comes a second earlier: its signal, SIGXCPU, identifies the cause.
         hard = soft + 1 if name == "cpu" and most == resource.RLIM_INFINITY else soft
         words.append(f"--{name}={soft}:{hard}")
     return words
@@ -217,7 +216,7 @@ def _attend(
     deadline: float,
     said: Callable[[bytes], None],
 ) -> bytes:
-    """Listen to the program until it closes its output; stop it at the limits that are ours."""
+    """Read the program's output until it closes; enforce limits on time and output."""
     errors = bytearray()
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdout, process.stderr):
@@ -234,7 +233,7 @@ def _attend(
                     errors += data[: max(0, 64 * 1024 - len(errors))]
             if time.monotonic() > deadline:
                 raise refusal(
-                    "too_long", f"the conversion was stopped: no end after {limits.seconds:g} s"
+                    "too_long", f"the conversion was stopped: not finished after {limits.seconds:g} s"
                 )
             if output is not None and _used(output) > limits.written:
                 raise refusal(
@@ -245,18 +244,18 @@ def _attend(
 
 
 def _used(directory: Path) -> int:
-    """Bytes that the files in a directory take on the disk; there are no directories in it."""
+    """Bytes of disk that the files in a directory take. Refuses subdirectories."""
     used = 0
     for entry in os.scandir(directory):
         if entry.is_dir(follow_symlinks=False):
-            raise refusal("conversion_failed", "the conversion made directories, which it must not")
+            raise refusal("conversion_failed", "the conversion made directories, which is not allowed")
         with contextlib.suppress(FileNotFoundError):
             used += entry.stat(follow_symlinks=False).st_blocks * 512
     return used
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the sandbox. Its first process is the init of its namespace: the others go with it."""
+    """Kill the sandbox's first process, the PID namespace's init, and so all others."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -264,10 +263,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _explain(program: str, code: int, errors: bytes, limits: SandboxLimits) -> None:
-    # bubblewrap and prlimit pass a death by signal on as 128 + its number.
+    # bubblewrap and prlimit report death by a signal as 128 + its number.
     number = code - 128 if code > 128 else -code
     if number == signal.SIGKILL:
-        raise refusal("killed", f"{program} was killed: the machine may have run out of memory")
+        raise refusal("killed", f"{program} was killed: the host may have run out of memory")
     if number == signal.SIGXCPU:
         raise refusal(
             "too_much_cpu", f"{program} was stopped after {limits.cpu_seconds} s of processor time"
@@ -278,8 +277,8 @@ def _explain(program: str, code: int, errors: bytes, limits: SandboxLimits) -> N
             f"{program} was stopped: it wrote more than {limits.file_size // _MIB} MiB",
         )
     if number == signal.SIGSYS:
-        raise refusal("forbidden_call", f"{program} was stopped: it tried what it must not")
+        raise refusal("forbidden_call", f"{program} was stopped: it made a forbidden system call")
     if b"No space left on device" in errors or b"Disk quota exceeded" in errors:
-        raise StorageFull(f"no room is left for what {program} writes")
+        raise StorageFull(f"no space is left for the output of {program}")
     words = errors.decode("utf-8", "replace").strip()[-_QUOTED:] or f"exit status {code}"
     raise refusal("conversion_failed", f"{program} could not read the image: {words}")

@@ -1,7 +1,8 @@
-"""What programs that read hostile files must not ask of the kernel (:mod:`vmjobs.seccomp`).
+"""The seccomp filter for programs that read hostile files (:mod:`vmjobs.seccomp`).
 
-Forbidden is what such a program never needs and an exploit wants: sockets, other processes, new
-namespaces, mounts, tracing, kernel interfaces with a history of holes. Threads are allowed.
+It forbids system calls that such a program never needs and an exploit wants: sockets, other
+processes, new namespaces, mounts, tracing, kernel interfaces with a history of vulnerabilities.
+Threads are allowed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _FORBIDDEN: Final = (
 
 
 def program(machine: str | None = None) -> bytes:
-    """The filter for this machine.
+    """The filter for an architecture, by default this host's.
 
     Raises:
-        Unavailable: there is none for its architecture.
+        Unavailable: there is no filter for the architecture.
     """
     return seccomp.forbidding(_FORBIDDEN, clone_without=seccomp.CLONE_THREAD, machine=machine)

@@ -1,17 +1,17 @@
-"""A segment as it is stored and sent: its blocks' digests, then each block compressed by itself.
+"""The stored form of segments: the digests of the chunks, then the compressed chunks.
 
 ::
 
     8 bytes   "VMJSEG1\\n"
-    u32       number of blocks, 1 to 128
-    u32       bytes of content in all
-    for each block:
+    u32       number of chunks, 1 to 128
+    u32       total bytes of content
+    for each chunk:
       32 bytes  digest of its content
-      u32       how many bytes it has here, and in the two topmost bits how: see Kind
-    the blocks' bytes, one after the other
+      u32       stored bytes; the two topmost bits: the encoding, see ChunkEncoding
+    the stored bytes of the chunks, one after the other
 
-Numbers are big-endian. Whoever reads one trusts nothing: not the lengths, and not what a
-compressed frame says of its own size.
+Numbers are big-endian. The parser trusts neither the lengths nor the size that a compressed frame
+announces.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ MAGIC: Final = b"VMJSEG1\n"
 _HEAD: Final = struct.Struct(">8sII")
 _ENTRY: Final = struct.Struct(">32sI")
 _LENGTH: Final = (1 << 30) - 1
-#: A stored segment is never larger, in bytes.
+#: Largest stored segment, in bytes.
 MAX_STORED: Final = _HEAD.size + SEGMENT_BLOCKS * _ENTRY.size + SEGMENT
-#: How hard to compress: what costs about as much time as the digests do.
+#: zstd compression level: takes about as much time as the digests.
 LEVEL: Final = 1
 
 
 class Kind(IntEnum):
-    """How a block is present: as zeros, as it is, as a zstd frame, or not at all.
+    """Encoding of a chunk: zeros, plain bytes, a zstd frame, or absent.
 
-    ABSENT occurs on the way to a repository only: whoever receives it has the block already.
+    ABSENT occurs only in uploads to a repository, which has the chunk already.
     """
 
     ZEROS = 0
@@ -60,7 +60,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """A block in a stored segment. offset, length: in bytes, of what is stored; size: of content."""
+    """A stored chunk. offset, length: stored bytes in the segment; size: of content."""
 
     digest: bytes
     kind: Kind
@@ -71,7 +71,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """A stored segment's head. size: bytes of content; stored: bytes of the whole."""
+    """Header of a stored segment. size: bytes of content; stored: bytes stored."""
 
     entries: tuple[Entry, ...]
     size: int
@@ -84,31 +84,31 @@ class Index:
 
     @property
     def absent(self) -> list[int]:
-        """Numbers of the blocks that did not come along."""
+        """Numbers of the absent chunks."""
         return [n for n, entry in enumerate(self.entries) if entry.kind is Kind.ABSENT]
 
 
 def head_size(blocks: int) -> int:
-    """Bytes before the first block's bytes, in a segment of so many blocks."""
+    """Size in bytes of the header of a segment with that many chunks."""
     return _HEAD.size + blocks * _ENTRY.size
 
 
 def parse_index(data: bytes | memoryview, *, whole: int) -> Index:
-    """The head of a stored segment of ``whole`` bytes; ``data`` has at least the head.
+    """Parse the header of a stored segment. whole: bytes of the segment.
 
     Raises:
-        DigestMismatch: it is not one; the message says what is wrong with it.
+        DigestMismatch: ``data`` is not a header, or not a complete one.
     """
     if len(data) < _HEAD.size:
-        raise DigestMismatch("a segment is cut off within its head")
+        raise DigestMismatch("the segment ends within its header")
     magic, count, size = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise DigestMismatch("these bytes are not a segment")
+        raise DigestMismatch("the data is not a segment")
     lengths = block_lengths(size) if size <= SEGMENT else []
     if not 0 < count <= SEGMENT_BLOCKS or len(lengths) != count:
-        raise DigestMismatch(f"a segment of {size} bytes cannot have {count} blocks")
+        raise DigestMismatch(f"a segment of {size} bytes cannot have {count} chunks")
     if len(data) < head_size(count):
-        raise DigestMismatch("a segment is cut off within its head")
+        raise DigestMismatch("the segment ends within its header")
     entries, offset = [], head_size(count)
     for number, length in enumerate(lengths):
         digest, word = _ENTRY.unpack_from(data, head_size(number))
@@ -117,7 +117,7 @@ def parse_index(data: bytes | memoryview, *, whole: int) -> Index:
         entries.append(entry)
         offset += entry.length
     if offset != whole:
-        raise DigestMismatch(f"a segment says that it has {offset} bytes and has {whole}")
+        raise DigestMismatch(f"the header announces a segment of {offset} bytes, but it has {whole}")
     return Index(tuple(entries), size, whole)
 
 
@@ -129,57 +129,60 @@ def _check_entry(number: int, entry: Entry) -> None:
         Kind.ABSENT: entry.length == 0,
     }
     if not fits[entry.kind]:
-        raise DigestMismatch(f"block {number} of a segment cannot be {entry.length} bytes long")
+        raise DigestMismatch(f"chunk {number} of a segment cannot be {entry.length} bytes long")
 
 
 def decompressor() -> zstandard.ZstdDecompressor:
-    """What :func:`read_block` uses; for one thread. To make one takes a fifth of what a block takes."""
+    """A decompressor for :func:`read_chunk`, for one thread.
+
+    Its creation takes a fifth of the time of reading a chunk.
+    """
     return zstandard.ZstdDecompressor(max_window_size=BLOCK * 16)
 
 
 def read_block(
     entry: Entry, stored: bytes | memoryview, using: zstandard.ZstdDecompressor | None = None
 ) -> bytes:
-    """A block's content, of the bytes that are stored of it; checked against its digest.
+    """Decode a stored chunk, and verify its content against its digest.
 
-    using: a :func:`decompressor`, where there are many blocks to read.
+    using: a :func:`decompressor`, to reuse for many chunks.
 
     Raises:
-        DigestMismatch: they are others than they were, or the block did not come along.
+        DigestMismatch: the stored bytes are damaged, or the chunk is absent.
     """
     if entry.kind is Kind.ZEROS:
         return bytes(entry.size)
     if entry.kind is Kind.ABSENT:
-        raise DigestMismatch(f"the block {entry.digest.hex()} did not come along")
+        raise DigestMismatch(f"chunk {entry.digest.hex()} is missing from the segment")
     if entry.kind is Kind.PLAIN:
         data = bytes(stored)
     else:
         data = _decompressed(entry, stored, using or decompressor())
     if len(data) != entry.size or block_digest(data) != entry.digest:
-        raise DigestMismatch(f"the block {entry.digest.hex()} is damaged")
+        raise DigestMismatch(f"chunk {entry.digest.hex()} is damaged")
     return data
 
 
 def _decompressed(entry: Entry, stored: bytes | memoryview, using: zstandard.ZstdDecompressor) -> bytes:
     try:
-        # A frame that announces more than a block would have that much memory reserved for it.
+        # Decompression allocates the announced size: refuse a frame that announces too much.
         if zstandard.get_frame_parameters(stored).content_size != entry.size:
-            raise DigestMismatch(f"the block {entry.digest.hex()} announces another size than it has")
+            raise DigestMismatch(f"chunk {entry.digest.hex()} announces a wrong size")
         return using.decompress(stored, max_output_size=entry.size, allow_extra_data=False)
     except (zstandard.ZstdError, ValueError) as error:
-        raise DigestMismatch(f"the block {entry.digest.hex()} is damaged: {error}") from error
+        raise DigestMismatch(f"chunk {entry.digest.hex()} is damaged: {error}") from error
 
 
 def unpack(data: bytes | memoryview, digest: bytes) -> bytes:
-    """The content of a stored segment, all of it checked.
+    """Decode a stored segment, and verify all of its content.
 
     Raises:
-        DigestMismatch: it is not the segment that ``digest`` names, or not complete.
+        DigestMismatch: the segment has another digest, or is incomplete.
     """
     view = memoryview(data)
     index = parse_index(view, whole=len(view))
     if index.digest != digest:
-        raise DigestMismatch(f"a segment is {index.digest.hex()} and not {digest.hex()}")
+        raise DigestMismatch(f"the segment's digest is {index.digest.hex()} (expected {digest.hex()})")
     using = decompressor()
     return b"".join(read_block(e, view[e.offset : e.offset + e.length], using) for e in index.entries)
 
@@ -187,12 +190,12 @@ def unpack(data: bytes | memoryview, digest: bytes) -> bytes:
 def pack(
     data: bytes | memoryview, digests: Sequence[bytes] | None = None, absent: Collection[int] = ()
 ) -> bytes:
-    """A segment to be stored or sent.
+    """Encode a segment to store or send.
 
     Args:
-        data: the segment's content, 1 to :data:`images.content.SEGMENT` bytes.
-        digests: of its blocks, where they are known already.
-        absent: numbers of the blocks to leave out, because the receiver has them.
+        data: the segment's content, 1 to :data:`images.content.SEGMENT_BYTES` bytes.
+        digests: of its chunks, if they are known.
+        absent: numbers of the chunks to omit, because the receiver has them.
     """
     view = memoryview(data)
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
@@ -209,11 +212,11 @@ def pack(
 def pack_blocks(
     digests: Sequence[bytes], size: int, blocks: Iterable[tuple[int, memoryview]]
 ) -> bytearray:
-    """A segment to be sent, packed while its blocks are read; all others are left out.
+    """Encode a segment to send while its chunks are read; omit all other chunks.
 
     Args:
-        digests: of all its blocks. size: bytes of content.
-        blocks: number and bytes of those to send, in order. Zeros need not be among them.
+        digests: of all its chunks. size: bytes of content.
+        chunks: number and bytes of each chunk to send, in order; may omit chunks of zeros.
     """
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
     packed = bytearray(head_size(len(digests)))
@@ -239,7 +242,7 @@ def _stored(piece: memoryview, compressor: zstandard.ZstdCompressor) -> tuple[Ki
 
 
 def assemble(index: Index, bodies: Sequence[tuple[Kind, bytes | memoryview]]) -> bytes:
-    """A whole stored segment, from a head and each block's way of being present and bytes."""
+    """A complete stored segment, from its header and the encoded chunks."""
     entries = [
         _ENTRY.pack(entry.digest, kind << 30 | len(body))
         for entry, (kind, body) in zip(index.entries, bodies, strict=True)

@@ -1,7 +1,7 @@
-"""Signatures of images: Ed25519, detached, over what names every byte of an image: its digest.
+"""Signatures of images: detached Ed25519 signatures of an image's digest.
 
-A signature is base64; several of them stand one after the other with spaces between. A trusted key
-is a file ``NAME.pub``: PEM, a line of OpenSSH's, or the key's 32 bytes in base64.
+A signature is base64; several signatures are separated by spaces. A trusted key is a file
+``NAME.pub``: PEM, an OpenSSH public key, or the key's 32 bytes in base64.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.serialization import (
 from vmjobs.errors import ConfigError, ImageRejected, InvalidRequest, reason_of
 
 _TAG: Final = b"vmjobs-image-1\0"
-#: A key file is never larger, in bytes.
+#: Largest key file, in bytes.
 MAX_KEY: Final = 16 * 1024
-#: Signatures that one holder of an image may give; and those of all holders that are looked at.
+#: Most signatures from one holder of an image, and most that are verified in all.
 MAX_OWN: Final = 4
 MAX_SIGNATURES: Final = 64
 _WORD: Final = re.compile(r"[A-Za-z0-9+/]{86}==")
@@ -41,17 +41,18 @@ def sign(digest: str, key: Ed25519PrivateKey) -> str:
 
 
 def check_form(signature: str) -> None:
-    """Raises InvalidRequest unless these are signatures by their form, at most four; or none."""
+    """Check the form of at most four signatures. Raises InvalidRequest."""
     words = signature.split()
     if len(words) > MAX_OWN or not all(_WORD.fullmatch(word) for word in words):
         raise InvalidRequest(
-            f"a signature is 88 characters of base64; there may be {MAX_OWN}, with spaces between",
+            f"invalid signatures (expected at most {MAX_OWN}, separated by spaces, "
+            "each 88 characters of base64)",
             hint="`vmjobs image push --sign KEY` makes one",
         )
 
 
 def signers(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
-    """Names of the trusted keys that signed the image, in order; none where nobody did."""
+    """Sorted names of the trusted keys that signed the image; may be empty."""
     found: set[str] = set()
     for word in signature.split()[:MAX_SIGNATURES]:
         try:
@@ -63,23 +64,22 @@ def signers(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
 
 
 def require_signed(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
-    """Names of the trusted keys that signed the image.  Raises ImageRejected: none did."""
+    """Names of the trusted keys that signed the image. Raises ImageRejected if none."""
     names = signers(digest, signature, keys)
     if not names:
         what = "has no signature" if not signature.strip() else "is signed, but by none of them"
         known = ", ".join(sorted(keys)) or "none"
         raise ImageRejected(
-            f"only images signed by a trusted key are taken here, and {digest} {what}",
+            f"only images signed by a trusted key are accepted here, and {digest} {what}",
             hint=f"trusted keys: {known}",
         )
     return names
 
 
 def trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
-    """The public keys in a folder, by the names of their files.
+    """The public keys in a folder, by file name without ``.pub``.
 
-    Raises ConfigError where a file is no such key, or cannot be read: a key that silently does
-    not count is a gate that silently stays shut, or open.
+    Raises ConfigError if a file is not a key or cannot be read: a key must not be ignored silently.
     """
     try:
         files = sorted(folder.glob("*.pub"))
@@ -94,7 +94,7 @@ def trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
 
 
 def public_key(data: bytes) -> Ed25519PublicKey:
-    """A public key from the bytes of its file.  Raises InvalidRequest: it is none."""
+    """Parse the bytes of a public key file. Raises InvalidRequest: not a public key."""
     text = data.strip()
     try:
         if text.startswith(b"-----BEGIN"):
@@ -111,9 +111,9 @@ def public_key(data: bytes) -> Ed25519PublicKey:
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    """A private key, PEM or OpenSSH's, without a pass phrase.
+    """Read a private key, PEM or OpenSSH format, without pass phrase.
 
-    Raises InvalidRequest: it is none, or cannot be read.
+    Raises InvalidRequest: it is not a private key, or cannot be read.
     """
     try:
         data = _read(file)

@@ -1,4 +1,4 @@
-"""The image store: manifests, the contents they name, and tags. A directory, no service."""
+"""The image store, a directory: manifests, the contents that they name, and tags."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
-#: The directory of names without a namespace; no namespace begins like this.
+#: The directory of names without a namespace; no namespace starts with this character.
 _PLAIN: Final = "_"
 
 
 @dataclass(frozen=True)
 class ImageEntry:
-    """A tagged image. name: with its namespace, if it has one. size: of all its parts, in bytes."""
+    """A tagged image. name: with namespace, if any. size: bytes of all its parts."""
 
     name: str
     tag: str
@@ -40,11 +40,11 @@ class ImageEntry:
 
 
 class ImageStore:
-    """Images below ``root``. It is an :class:`vmjobs.ports.ImageSource` too.
+    """Images below ``root``; also an :class:`vmjobs.ports.ImageSource`.
 
-    Safe for several processes at once: what is written appears whole, under its final name. Names
-    are ``name:tag`` or ``namespace/name:tag``, at ``tags/NAMESPACE/NAME/TAG``; a name without a
-    namespace is in the directory ``_``.
+    Safe for several processes: all writes are atomic. Names are ``name:tag`` or
+    ``namespace/name:tag``, at ``tags/NAMESPACE/NAME/TAG``; names without a namespace are in the
+    directory ``_``.
     """
 
     def __init__(self, root: Path) -> None:
@@ -55,16 +55,16 @@ class ImageStore:
     # ------------------------------------------------------------------ contents
 
     def put_content(self, stream: BinaryIO) -> Part:
-        """Store what ``stream`` gives, zeros as holes.
+        """Store the stream's bytes, zeros as holes.
 
         Raises:
-            InvalidRequest: it gives nothing.
+            InvalidRequest: the stream is empty.
         """
         digest, size = self.folder.put(stream)
         return Part(digest=digest, size=size)
 
     def add_file(self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None) -> Part:
-        """Store a regular file as it is, holes as holes. on_write: gets the bytes done so far.
+        """Store a regular file with its holes. on_write: called with the bytes so far.
 
         Raises:
             InvalidRequest: it is empty, or not a regular file. OSError: it cannot be read.
@@ -73,7 +73,7 @@ class ImageStore:
         return Part(digest=digest, size=size)
 
     def content_path(self, digest: str) -> Path:
-        """The content's file, its bytes checked.
+        """Verify the content's bytes, and return the path of its file.
 
         Raises:
             NotFound: it is not here. DigestMismatch: it is damaged.
@@ -91,23 +91,23 @@ class ImageStore:
     # ------------------------------------------------------------------ manifests
 
     def put_manifest(self, manifest: ImageManifest) -> str:
-        """Store a manifest, whose contents must be here; returns the image's digest.
+        """Store a manifest of contents that are here; returns the image's digest.
 
         Raises:
             NotFound: a content is missing.
         """
         for part in manifest.parts():
             if not self.folder.has(part.digest):
-                raise NotFound(f"the image names the content {part.digest}, which is not here")
+                raise NotFound(f"the image needs the content {part.digest}, which is not in the store")
         self.write_manifest(manifest)
         return manifest.digest
 
     def write_manifest(self, manifest: ImageManifest) -> None:
-        """Store a manifest whose contents are still to come."""
+        """Store a manifest, also before its contents."""
         self._write(self._manifest_path(manifest.digest), manifest.canonical())
 
     def has_manifest(self, digest: str) -> bool:
-        """Whether the manifest is here (it is not looked at)."""
+        """Whether the manifest is here (it is not verified)."""
         return self._manifest_path(checked_digest(digest)).exists()
 
     def remove_manifest(self, digest: str) -> None:
@@ -129,25 +129,25 @@ class ImageStore:
     # ------------------------------------------------------------------ tags
 
     def tag(self, name: str, tag: str, digest: str) -> None:
-        """Have ``name:tag`` mean ``digest`` from now on; ``name`` may be ``namespace/name``.
+        """Make ``name:tag`` refer to ``digest``; ``name`` may be ``namespace/name``.
 
         Raises:
-            InvalidRequest: name or tag is not one. NotFound: there is no such image.
+            InvalidRequest: name or tag is invalid. NotFound: there is no such image.
         """
         path = self._tag_path(name, tag)
         if path is None:
-            raise InvalidRequest(f"{name}:{tag} cannot name an image")
+            raise InvalidRequest(f"{name}:{tag} is not a valid image name")
         self.manifest(digest)
         self._write(path, f"{digest}\n".encode())
 
     def untag(self, name: str, tag: str) -> None:
-        """Have ``name:tag`` mean nothing; repeating it is no error. The image stays until gc."""
+        """Remove ``name:tag``, if it exists. The image stays until gc."""
         path = self._tag_path(name, tag)
         if path is not None:
             path.unlink(missing_ok=True)
 
     def resolve(self, ref: str) -> str:
-        """The digest that ``name``, ``name:tag``, ``namespace/name:tag`` or ``sha256:…`` stands for.
+        """The digest of ``name``, ``name:tag``, ``namespace/name:tag`` or ``sha256:…``.
 
         Raises:
             NotFound: there is no such image.
@@ -166,7 +166,7 @@ class ImageStore:
         raise NotFound(f"there is no image {ref!r}", hint=f"images that are here: {there}")
 
     def list(self) -> list[ImageEntry]:
-        """All tags with their images, by name."""
+        """All tags with their images, sorted by name."""
         entries = []
         for path in sorted(self.root.glob("tags/*/*/*")):
             digest = self._read_tag(path)
@@ -179,7 +179,7 @@ class ImageStore:
     # ------------------------------------------------------------------ as an image source
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
-        """The image's files, checked (:class:`vmjobs.ports.ImageSource`)."""
+        """The image's files, verified (:class:`vmjobs.ports.ImageSource`)."""
         manifest = self.manifest(digest)
         files: dict[str, Path] = {}
         before = 0
@@ -192,28 +192,28 @@ class ImageStore:
 
     @contextmanager
     def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
-        """As :meth:`prepare`; what is in a store of one's own stays there anyway."""
+        """As :meth:`prepare`; there is no eviction from a store, so no lock."""
         yield self.prepare(digest, progress)
 
     def fetched(self, digest: str) -> int:
-        """Nothing is fetched: what is in a store is here."""
+        """Always 0: a store fetches nothing."""
         return 0
 
     def cached(self) -> Digests:
-        """Digests of the images of which every part is here."""
+        """Digests of the complete images."""
         digests = (f"sha256:{path.stem}" for path in sorted(self.root.glob("manifests/*.json")))
         return [digest for digest in digests if self.complete(digest)]
 
     # ------------------------------------------------------------------ builds
 
     def record_build(self, key: str, digest: str) -> None:
-        """Remember that building from inputs with this key (64 hex digits) gave this image."""
+        """Record the image built from inputs with this key (64 hexadecimal digits)."""
         if not _KEY.fullmatch(key):
-            raise InvalidRequest(f"{key!r} is not a build's key")
+            raise InvalidRequest(f"{key!r} is not a build key")
         self._write(self.root / "builds" / key, f"{digest}\n".encode())
 
     def built(self, key: str) -> str | None:
-        """The image built from inputs with this key, if it is here, complete."""
+        """Digest of the image built from inputs with this key, if it is complete."""
         if not _KEY.fullmatch(key):
             return None
         try:
@@ -223,7 +223,7 @@ class ImageStore:
         return digest if self.complete(digest) else None
 
     def complete(self, digest: str) -> bool:
-        """Whether the image is here with all of its parts (their bytes are not looked at)."""
+        """Whether all parts of the image are here (their bytes are not verified)."""
         try:
             return all(self.folder.has(part.digest) for part in self.manifest(digest).parts())
         except (NotFound, DigestMismatch):
@@ -233,7 +233,7 @@ class ImageStore:
         return self.root / "manifests" / f"{digest.removeprefix('sha256:')}.json"
 
     def _tag_path(self, name: str, tag: str) -> Path | None:
-        """Where a tag is or would be; None if it cannot be one."""
+        """Path of a tag, which need not exist; None if name or tag is invalid."""
         namespace, slash, plain = name.rpartition("/")
         if slash and not _NAME.fullmatch(namespace):
             return None
@@ -252,7 +252,7 @@ class ImageStore:
 
 
 def boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Path]) -> BootImage:
-    """An image with its contents' files, by their digests."""
+    """A boot image from a manifest. files: paths of its contents, by digest."""
     return BootImage(
         digest=digest,
         root=files[manifest.root.digest],
@@ -268,17 +268,20 @@ def boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Path]) 
 
 
 def shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
-    """The progress of one part as that of the whole, of which ``before`` bytes were done before."""
+    """A callback for one part that reports progress of the whole image, in bytes.
+
+    before: bytes of the parts before this one. total: bytes of the image.
+    """
     if progress is None:
         return lambda _done: None
     return lambda done: progress(before + done, total)
 
 
 def checked_digest(value: str) -> str:
-    """``value``, if it is a digest; nothing else may become part of a path.
+    """Return ``value`` if it is a digest: nothing else may become part of a path.
 
     Raises:
-        NotFound: it is none, so there is no such thing.
+        NotFound: it is not a digest.
     """
     if not _DIGEST.fullmatch(value):
         raise NotFound(f"{value!r} is not a digest")

@@ -1,4 +1,4 @@
-"""Threads at work on a list of tasks, a few tasks ahead of whoever takes the results."""
+"""Worker threads that process tasks a few results ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Final, TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-#: Threads, and results that may wait to be taken; together they bound the memory.
+#: Threads, and results that may wait for the consumer; together they limit the memory.
 THREADS: Final = 4
 AHEAD: Final = 2
-#: After a failure: so many looks without a result, and what is under way is given up as well.
+#: After a failure: intervals without a result after which running tasks are abandoned.
 PATIENCE: Final = 5
 
 
 def worked(
     work: Callable[[Task], Result], tasks: Iterable[Task], look: Callable[[], object], every: float
 ) -> Generator[tuple[Task, Result], None, None]:
-    """Each task and its result, in the order in which they get done.
+    """Yield each task and its result, in the order of completion.
 
-    Nobody waits for the threads: when the results are no longer wanted, what is under way is let
-    go. (A ``ThreadPoolExecutor`` keeps the process from ending until a silent peer is given up.)
+    When the consumer closes the generator, running tasks are abandoned: nothing waits for the
+    threads. (A ``ThreadPoolExecutor`` keeps the process alive until a silent peer times out.)
 
     Args:
-        look: called whenever ``every`` seconds passed without a result; may raise.
+        check: called after each ``interval`` seconds without a result; may raise.
 
     Raises:
-        Whatever a task raised first, once those that were under way by then have ended or taken
-            too long.
+        BaseException: the first error of a task, once the tasks that were running then have ended or
+            taken too long.
     """
     todo: SimpleQueue[Task] = SimpleQueue()
     done: SimpleQueue[tuple[Task, Result] | BaseException] = SimpleQueue()
@@ -89,7 +89,7 @@ def _taken(
             yield found
         elif failure is None:
             failure = found
-            while idle.acquire(blocking=False):  # nobody has begun with these
+            while idle.acquire(blocking=False):  # no thread has started these
                 todo.get()
                 pending -= 1
     if failure is not None:

@@ -1,7 +1,6 @@
-"""What agents do: claim a job, report, deliver streams and outputs.
+"""The agents' calls: claim a job, report, deliver streams and outputs.
 
-A newer claim fences off older attempts: their calls fail with AttemptSuperseded, whatever they
-were about to say.
+A newer claim fences off older attempts: all their calls fail with AttemptSuperseded.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ from vmjobs.ports import BatchStatus
 
 MAX_OUTPUTS: Final = 10_000
 MAX_PHASES: Final = 32
-#: Streams prove that an agent lives; its row is written at most this often for that.
+#: Stream data proves that an agent is alive; the attempt's row is updated at most this often for it.
 HEARD_EVERY: Final = timedelta(seconds=10)
-#: States that are an agent's to report.
+#: States that an agent may report.
 REPORTABLE: Final = ON_NODE | {
     JobState.COMPLETED,
     JobState.FAILED,
@@ -64,16 +63,16 @@ REPORTABLE: Final = ON_NODE | {
     JobState.CANCELED,
     JobState.PREEMPTED,
 }
-#: States into which the scheduler's word may have put a job whose agent is at work after all.
+#: States that a stale observation of the scheduler may give to a job whose agent still works.
 PUSHED_BACK: Final = frozenset({JobState.QUEUED, JobState.HELD, JobState.PREEMPTED})
 _UP: Final = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
 
 
 class Attempts(Possession):
-    """The agents' part of the repository."""
+    """The part of the repository that agents call."""
 
     def claim(self, job_id: str, claim: AttemptClaim) -> JobTicket:
-        """Take a job for an attempt; older attempts are fenced off. Repeating it is no error.
+        """Claim a job for an attempt and fence off older attempts. Repeating the call is no error.
 
         Raises NotFound; JobFinal; Conflict (CANCELING); AttemptSuperseded (an old attempt again).
         """
@@ -99,13 +98,13 @@ class Attempts(Possession):
             raise Conflict(f"attempt id {claim.attempt} is in use for another job") from error
 
     def report(self, job_id: str, attempt: str, report: Report) -> None:
-        """Take one report of the current attempt; the state it is in already is no error.
+        """Store one report of the current attempt; reporting the same state again is no error.
 
-        Raises NotFound; JobFinal; AttemptSuperseded; Conflict (a step the table does not have);
-        InvalidRequest (a state that is not an agent's to report).
+        Raises NotFound; JobFinal; AttemptSuperseded; Conflict (TRANSITIONS has no such step);
+        InvalidRequest (agents cannot report that state).
         """
         if report.state not in REPORTABLE:
-            fault = Fault("state", "not_reportable", f"{report.state} is not an agent's to report")
+            fault = Fault("state", "not_reportable", f"agents cannot report the state {report.state}")
             raise InvalidRequest("the report is refused", faults=[fault])
         with self.database.write() as session:
             row = locked(session, job_id)
@@ -122,11 +121,11 @@ class Attempts(Possession):
             settle(row)
 
     def keep(self, job_id: str, attempt: str, upload: str, checkpoint: Checkpoint) -> None:
-        """Have the next attempt go on from a machine that was saved. Repeating it is no error.
+        """Store a checkpoint, from which the next attempt resumes. Repeating the call is no error.
 
-        upload: brought its files; it is over then.
-        Raises NotFound; JobFinal; AttemptSuperseded; Conflict (the job is not to be saved, or is being
-        canceled); InvalidRequest (a machine that is not the job's); and as ``Images.keep_checkpoint``.
+        upload: the upload that brought the checkpoint's files; this call closes it.
+        Raises NotFound; JobFinal; AttemptSuperseded; Conflict (the job has checkpoints disabled, or is
+        being canceled); InvalidRequest (the VM of another job); and as ``Images.keep_checkpoint``.
         """
         with self.database.write() as session:
             row = locked(session, job_id)
@@ -134,18 +133,18 @@ class Attempts(Possession):
             if JobState(row.state).final:
                 raise _ended(row)
             if row.state == JobState.CANCELING or not spec_of(row).checkpoint:
-                raise Conflict(f"job {job_id} is {row.state}, and not to be saved")
+                raise Conflict(f"job {job_id} is {row.state} and takes no checkpoint")
             if checkpoint_of(session, job_id) == checkpoint:
                 return  # the answer to the first delivery was lost
             first = session.get(AttemptRow, checkpoint.machine.rpartition("-")[2])
             if first is None or first.job_id != job_id:
-                raise InvalidRequest(f"the machine {checkpoint.machine} is none of job {job_id}")
+                raise InvalidRequest(f"the VM {checkpoint.machine} does not belong to job {job_id}")
             self.images.keep_checkpoint(session, job_id, row.owner, upload, checkpoint)
             tried.heard = utc_now()
             touch(row, tried.heard)
 
     def append(self, job_id: str, attempt: str, stream: StreamName, offset: int, data: bytes) -> None:
-        """Add to a stream of the current attempt; what is there already stays as it is.
+        """Append to a stream of the current attempt; bytes that are stored already stay unchanged.
 
         Raises NotFound; JobFinal; AttemptSuperseded; Conflict (offset beyond the end).
         """
@@ -160,8 +159,8 @@ class Attempts(Possession):
     def put_output(self, job_id: str, attempt: str, path: str, source: BinaryIO, size: int) -> Output:
         """Store one output file of exactly ``size`` bytes; the same path again replaces it.
 
-        Raises NotFound; JobFinal; AttemptSuperseded; InvalidRequest (path, or size is not what
-        came); PayloadTooLarge (outputs together beyond the job's disk, or too many).
+        Raises NotFound; JobFinal; AttemptSuperseded; InvalidRequest (bad path, or ``source`` does not
+        have ``size`` bytes); PayloadTooLarge (outputs exceed the job's disk, or are too many).
         """
         why = refusal(path) if path.isprintable() else "the path has unprintable characters"
         if why:
@@ -202,13 +201,13 @@ class Attempts(Possession):
 
 
 def settle(row: JobRow) -> None:
-    """Note whether anything of a final job is left at the scheduler."""
+    """Update ``settled``: the job is final and the scheduler has nothing of it any more."""
     gone = row.dispatched is None or row.batch_status in {status.value for status in GONE}
     row.settled = JobState(row.state).final and gone
 
 
 def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
-    """A new attempt: fence off the one before, and bring the job back to QUEUED."""
+    """Begin a new attempt: fence off the one before, and move the job back to QUEUED."""
     state = JobState(row.state)
     known = session.get(AttemptRow, claim.attempt)
     if known is not None:
@@ -232,7 +231,7 @@ def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
     elif state is JobState.HELD:
         move(session, row, JobState.QUEUED, reason(ReasonCode.RELEASED, "the hold was released"))
     present = utc_now()
-    # The first attempt was waited for since submission, a later one since the one before it.
+    # The first attempt's queue time starts at submission, a later one's at the end of the one before.
     waiting = before.ended or before.heard if before is not None else row.created
     row.attempts += 1
     row.attempt = claim.attempt
@@ -256,9 +255,9 @@ def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
 
 
 def _failed_tries(session: Session, row: JobRow) -> int:
-    """How often a node has given the job back as it failed it there."""
+    """Return how often a node failed the job and returned it for another attempt."""
     if row.attempts < 2:
-        return 0  # most jobs: there is nothing to ask
+        return 0  # most jobs: no query needed
     events = select(func.count()).where(
         EventRow.job_id == row.id,
         EventRow.state == JobState.PREEMPTED.value,
@@ -268,7 +267,7 @@ def _failed_tries(session: Session, row: JobRow) -> int:
 
 
 def _open_attempt(session: Session, job_id: str, attempt: str) -> AttemptRow:
-    """The attempt, if it may still write.  Raises NotFound, JobFinal, AttemptSuperseded."""
+    """Return the attempt if it may still write.  Raises NotFound, JobFinal, AttemptSuperseded."""
     row = visible(session, job_id, None)
     tried = _current(session, row, attempt)
     if JobState(row.state).final:
@@ -290,7 +289,7 @@ def _ended(row: JobRow) -> JobFinal:
 
 
 def _note_facts(row: JobRow, tried: AttemptRow, report: Report) -> None:
-    """What the report tells besides the state; kept also where the state goes nowhere."""
+    """Store the report's data besides the state, even if the state itself is not applied."""
     tried.heard = utc_now()
     if report.hypervisor is not None:
         tried.hypervisor = report.hypervisor.value
@@ -307,16 +306,16 @@ def _note_facts(row: JobRow, tried: AttemptRow, report: Report) -> None:
 
 
 def _sane(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The phases' times that are times; JSON has no NaN, and nobody needs a thousand phases."""
+    """Return the valid phase times, at most ``MAX_PHASES``; JSON has no NaN."""
     fit = {k[:64]: v for k, v in seconds.items() if math.isfinite(v) and v >= 0 and "\0" not in k}
     return dict(list(fit.items())[:MAX_PHASES])
 
 
 def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) -> None:
-    """Move the job where the report says, by the table."""
+    """Move the job to the reported state, as far as TRANSITIONS allows."""
     at = report.time if report.time.tzinfo else report.time.replace(tzinfo=UTC)
     if row.state == JobState.CANCELING:
-        if _ends_canceling(report):  # whether it had ended or is canceled, the scheduler is to say
+        if _ends_canceling(report):  # the scheduler decides whether the job ended or was canceled
             why = report.reason.model_dump(mode="json")
             tried.ending = {"state": report.state.value, "reason": why}
         return
@@ -330,7 +329,7 @@ def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) ->
     if row.state == report.state:
         return
     if report.state is JobState.CANCELED:
-        # The VM is gone; that the job is over is the scheduler's to say.
+        # The VM is gone; the scheduler decides when the job is over.
         move(session, row, JobState.CANCELING, report.reason, at=at)
         return
     move(session, row, report.state, report.reason, at=at)
@@ -338,7 +337,7 @@ def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) ->
 
 
 def ending_of(tried: AttemptRow) -> Step | None:
-    """How an attempt had ended by itself while its job was being canceled."""
+    """Return how the attempt ended by itself while its job was being canceled, if it did."""
     if tried.ending is None:
         return None
     return Step(JobState(tried.ending["state"]), Reason.model_validate(tried.ending["reason"]))
@@ -347,7 +346,7 @@ def ending_of(tried: AttemptRow) -> Step | None:
 def _ends_canceling(report: Report) -> bool:
     """Whether a job that is being canceled ended by itself, before the cancel reached it.
 
-    A script killed, or a machine lost, while we are taking it down is what we asked for.
+    A script that is killed, or a VM that is lost, during the cancel is the cancel's own result.
     """
     if report.state is JobState.FAILED:
         return report.reason.actor is Actor.USER and report.reason.code not in {
@@ -359,7 +358,7 @@ def _ends_canceling(report: Report) -> bool:
 
 
 def _catch_up(session: Session, row: JobRow, reached: JobState, at: datetime) -> None:
-    """The scheduler's word was stale: the agent is still at work where it was."""
+    """Correct a stale observation: return the job to the state that its agent reached."""
     if reached not in ON_NODE:
         return
     why = reason(ReasonCode.PROGRESS, "the node is still at work on the job")
@@ -373,7 +372,7 @@ def _catch_up(session: Session, row: JobRow, reached: JobState, at: datetime) ->
 
 
 def _settle_cancel(session: Session, row: JobRow, tried: AttemptRow) -> None:
-    """Over once both are known: the VM is gone, and so is the batch job."""
+    """End a canceled job once both its VM and its batch job are gone."""
     if row.state != JobState.CANCELING:
         return
     ending, completed = ending_of(tried), row.batch_status == BatchStatus.COMPLETED
@@ -392,7 +391,7 @@ def _settle_cancel(session: Session, row: JobRow, tried: AttemptRow) -> None:
 
 
 def _room(session: Session, row: JobRow, path: str) -> int:
-    """Bytes left on the job's disk for the output ``path``.  Raises PayloadTooLarge."""
+    """Return bytes left on the job's disk for the output ``path``.  Raises PayloadTooLarge."""
     taken, files = session.execute(
         select(func.coalesce(func.sum(OutputRow.size), 0), func.count()).where(
             OutputRow.attempt_id == row.attempt, OutputRow.path != path

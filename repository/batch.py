@@ -1,4 +1,4 @@
-"""What the worker does: hand jobs to the scheduler, and take in what the scheduler says."""
+"""Synchronizes jobs with HTCondor: jobs to submit or remove, and observed job states."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _GONE = [status.value for status in GONE]
 _FINAL = [state.value for state in JobState if state.final]
 _CANCELED = [JobState.CANCELING.value, JobState.CANCELED.value]
 PAGE = 1000
-#: Jobs changed in one transaction: enough to share a commit, few enough to let others in.
+#: Jobs changed in one transaction: enough to share a commit, few enough not to delay others.
 AT_ONCE = 50
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A job to take back from the scheduler. ``ref`` is missing where it may never have got there.
+    """A job to remove from the scheduler. ``ref`` is None if its submission is not confirmed.
 
-    why: in words that the scheduler keeps.
+    why: the reason that HTCondor records.
     """
 
     id: str
@@ -48,16 +48,15 @@ def _why(state: JobState) -> str:
 
 
 class Batch(Core):
-    """The worker's part of the repository."""
+    """The part of the repository that the worker calls."""
 
     # -- to the scheduler
 
     def begin_dispatch(self, limit: int, skip: Collection[str] = ()) -> list[BatchJob]:
-        """Mark jobs that no scheduler has yet, and return them, without tokens: whole arrays, of each
-        owner in turn.
+        """Mark pending jobs as dispatched and return them without tokens: whole arrays, in turn.
 
-        limit: of jobs; the first array goes whatever it has. skip: arrays that are to wait.
-        From now on canceling one of them means asking the scheduler too.
+        Owners take turns. limit: jobs at most, but the first array is always taken. skip: arrays that
+        have to wait. From now on, canceling one of these jobs involves the scheduler.
         """
         counts = (
             select(JobRow.array_id, JobRow.owner, func.count())
@@ -86,7 +85,7 @@ class Batch(Core):
         return sorted(ready, key=lambda job: (turn[job.array], job.index))
 
     def record_condor(self, refs: Mapping[str, CondorRef]) -> list[Leftover]:
-        """Note where jobs are now; those that nobody wants any more come back, to be removed."""
+        """Store the jobs' HTCondor ids; return the jobs that ended meanwhile and must be removed."""
         unwanted = []
         for session, row, _ in self._locked(sorted(refs)):
             self._place(session, row, refs[row.id])
@@ -96,7 +95,7 @@ class Batch(Core):
         return unwanted
 
     def _locked(self, ids: Sequence[str]) -> Iterator[tuple[Session, JobRow, AttemptRow | None]]:
-        """These jobs, each in a transaction with some others, and its latest attempt."""
+        """Yield each job, locked, with its session and latest attempt; jobs share transactions."""
         for first in range(0, len(ids), AT_ONCE):
             chosen = JobRow.id.in_(ids[first : first + AT_ONCE])
             with self.database.write() as session:
@@ -110,7 +109,7 @@ class Batch(Core):
                     yield session, row, attempts.get(row.attempt)
 
     def note_unavailable(self, arrays: Collection[str], message: str) -> None:
-        """Say on waiting jobs of these arrays, once, why they wait; their history stays as it is."""
+        """Set the reason why waiting jobs of these arrays wait, once, without a line of history."""
         with self.database.write() as session:
             for row in session.scalars(
                 waiting_jobs(*arrays)
@@ -120,13 +119,13 @@ class Batch(Core):
                 explain(row, reason(ReasonCode.SCHEDULER_UNAVAILABLE, message), utc_now())
 
     def refuse(self, array: str, message: str) -> None:
-        """The array's waiting jobs cannot be described to the scheduler: they have failed."""
+        """Fail the array's waiting jobs, because the scheduler side cannot submit them."""
         with self.database.write() as session:
             for row in session.scalars(waiting_jobs(array).with_for_update(of=JobRow)):
                 move(session, row, JobState.FAILED, reason(ReasonCode.INTERNAL, message))
                 settle(row)
 
-    # -- what there is to do
+    # -- work lists
 
     def active_arrays(self) -> list[str]:
         """Arrays with jobs at the scheduler."""
@@ -159,15 +158,15 @@ class Batch(Core):
                 raise NotFound(f"there is no array {array[:64]}")
 
     def waits(self, skip: Collection[str] = ()) -> bool:
-        """Whether there are jobs that no scheduler has yet, besides those of some arrays."""
+        """Whether there are pending jobs outside of the arrays in ``skip``."""
         query = select(JobRow.id).where(*WAITING, JobRow.array_id.not_in(skip)).limit(1)
         with self.database.read() as session:
             return session.scalar(query) is not None
 
     def placed(self, ids: Sequence[str], states: Collection[JobState]) -> list[CondorRef]:
-        """Where those of these jobs are at the scheduler that are in one of these states.
+        """Return the HTCondor ids of those jobs that are in one of these states.
 
-        Raises Unavailable: one is only on its way there.
+        Raises Unavailable: one of the jobs is just being submitted.
         """
         query = select(JobRow).where(
             JobRow.id.in_(ids),
@@ -181,7 +180,7 @@ class Batch(Core):
         return [ref for ref in refs if ref is not None]
 
     def leftover(self, ids: Sequence[str]) -> list[Leftover]:
-        """Those of these jobs that are to be taken back."""
+        """Return those of these jobs that have to be removed from the scheduler."""
         query = select(JobRow).where(
             JobRow.id.in_(ids),
             JobRow.settled.is_(False),
@@ -195,7 +194,7 @@ class Batch(Core):
             ]
 
     def leftovers(self, canceled: timedelta, ended: timedelta) -> list[str]:
-        """Jobs that may still be at the scheduler so long after they were canceled, or had ended."""
+        """Return jobs that may be at the scheduler so long after they were canceled or ended."""
         now = utc_now()
         with self.database.read() as session:
             return list(
@@ -215,7 +214,7 @@ class Batch(Core):
             )
 
     def finished_arrays(self) -> list[str]:
-        """Arrays whose jobs are all settled and whose spool the scheduler side still keeps."""
+        """Arrays whose jobs are all settled and whose spool directory still exists."""
         open_jobs = (
             select(JobRow.id)
             .where(JobRow.array_id == SubmissionRow.id, JobRow.settled.is_(False))
@@ -231,7 +230,7 @@ class Batch(Core):
             )
 
     def mark_forgotten(self, array: str) -> None:
-        """The array's spool is gone."""
+        """Record that the array's spool directory is removed."""
         with self.database.write() as session:
             row = session.get(SubmissionRow, array)
             if row is not None:
@@ -240,10 +239,10 @@ class Batch(Core):
     # -- from the scheduler
 
     def observe(self, seen: Sequence[Observation], asked: datetime | None = None) -> None:
-        """Take in what the scheduler says and move the jobs that it moves.
+        """Store observations of the scheduler and move the jobs accordingly.
 
-        asked: when the question was put, for an answer that may be older than what the event
-        logs have told since.  An observation of an unknown job is ignored.
+        asked: when the schedd was queried, because event logs may have brought newer observations
+        since.  An observation of an unknown job is ignored.
         """
         words = sorted(seen, key=lambda item: item.job_id)
         for start in range(0, len(words), PAGE):
@@ -252,7 +251,7 @@ class Batch(Core):
                 self._apply(session, row, tried, news[row.id], asked)
 
     def _news_of(self, seen: Sequence[Observation], asked: datetime | None) -> list[Observation]:
-        """Those that change something; most change nothing, and need no lock."""
+        """Return the observations that change something; most change nothing, and need no lock."""
         with self.database.read() as session:
             query = select(JobRow).where(JobRow.id.in_([item.job_id for item in seen]))
             rows = {row.id: row for row in session.scalars(query)}
@@ -267,7 +266,7 @@ class Batch(Core):
             ]
 
     def observe_waiting(self) -> None:
-        """Decide again about jobs for which a grace may have ended meanwhile."""
+        """Decide again about jobs whose grace period may have ended."""
         waiting = or_(
             JobRow.batch_status.in_(_GONE),
             and_(
@@ -304,7 +303,7 @@ class Batch(Core):
         settle(row)
 
     def _place(self, session: Session, row: JobRow, ref: CondorRef) -> None:
-        """Note a job's place at the scheduler; the first place stays, its grid id may change."""
+        """Store a job's HTCondor id; the first one stays, its grid job id may change."""
         if row.cluster is None:
             row.schedd, row.cluster, row.proc = ref.schedd, ref.cluster, ref.proc
             row.grid_job_id = ref.grid_job_id[:512]
@@ -367,7 +366,7 @@ def _exit_text(seen: Observation) -> str:
 
 
 def _stored(row: JobRow) -> Observation:
-    """The scheduler's last word as it was stored."""
+    """Return the scheduler's latest observation as it was stored."""
     kind, _, number = row.batch_exit.partition("=")
     return Observation(
         job_id=row.id,

@@ -1,7 +1,7 @@
 """Content-addressed storage: a blob's name is the digest of its bytes.
 
-A blob appears whole or not at all: it is spooled while it is digested, and goes to the object store
-under the name that was found. Every read is verified.
+A blob appears whole or not at all: it is spooled while its digest is computed, and then put into the
+object store under that digest. Every read is verified.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BlobInfo:
 
 
 class BlobReader(Closing):
-    """A blob's bytes, verified while they pass.
+    """A blob's bytes, verified while they are read.
 
     Iterating yields chunks; the last one is held back until the digest has been checked, so a
     reader that counts bytes notices a corrupt blob even if it ignores the exception.
@@ -65,18 +65,18 @@ class BlobReader(Closing):
         return b"".join(self)
 
     def close(self) -> None:
-        """Give back what the reader holds."""
+        """Close the object."""
         self._stored.close()
 
 
 class BlobStore:
     """Blobs among other objects, as ``blobs/sha256/<2 hex>/<2 hex>/<hex>``.
 
-    Every method may raise Unavailable("storage"), and InvalidRequest for what is no digest.
+    Every method may raise Unavailable("storage"), and InvalidRequest for an invalid digest.
     """
 
     def __init__(self, objects: ObjectStore, spool: Path) -> None:
-        """``spool``: a directory for blobs on their way, best on the objects' file system."""
+        """``spool``: a directory for temporary files, best on the objects' file system."""
         self._objects = objects
         self._spool = Spool(spool)
 
@@ -89,16 +89,16 @@ class BlobStore:
         limit: int,
         admit: Callable[[str, int], None] = lambda _digest, _size: None,
     ) -> BlobInfo:
-        """Store what ``source`` gives until its end.
+        """Store all bytes of ``source``.
 
-        digest, size: what the bytes must be, where it is known; limit: in bytes. admit: called with
-        digest and size once all bytes were seen, and before they are stored; it may refuse them.
+        digest, size: expected values, if known; limit: in bytes. admit: called with digest and size
+        after all bytes are read and before they are stored; it may raise to refuse them.
 
         Raises:
-            DigestMismatch: the bytes are not what ``digest`` names.
+            DigestMismatch: the bytes do not have the digest ``digest``.
             InvalidRequest: there are more or fewer bytes than ``size``.
             PayloadTooLarge: there are more bytes than ``limit``.
-            StorageFull: there is no room.
+            StorageFull: the storage is full.
         """
         if digest is not None:
             key_of(digest)
@@ -111,7 +111,7 @@ class BlobStore:
             admit(found, length)
             key = key_of(found)
             new = self._objects.size(key) is None
-            # Also over a blob that is there: its bytes may have rotted, these were just verified.
+            # Replaces an existing blob, too: its bytes may be corrupt, these were just verified.
             self._objects.put_file(key, path)
         return BlobInfo(found, length, new)
 
@@ -123,26 +123,26 @@ class BlobStore:
             raise NotFound(f"there is no blob {digest}") from None
 
     def size(self, digest: str) -> int | None:
-        """Bytes of the blob; ``None`` if it is not here."""
+        """Bytes of the blob; ``None`` if it does not exist."""
         return self._objects.size(key_of(digest))
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is here."""
+        """Whether the blob exists."""
         return self.size(digest) is not None
 
     def stored(self) -> Iterator[tuple[str, ObjectInfo]]:
-        """The digest and the object of each blob."""
+        """Yield the digest and the object of each blob."""
         for info in self._objects.keys(FOLDER):
             digest = f"sha256:{info.key.rpartition('/')[2]}"
             if _DIGEST.fullmatch(digest):
                 yield digest, info
 
     def delete(self, digest: str) -> None:
-        """Remove a blob; one that is not here is no error."""
+        """Remove a blob; a blob that does not exist is no error."""
         self._objects.delete(key_of(digest))
 
     def clean(self) -> int:
-        """Remove what killed writers left behind; how much that was."""
+        """Remove leftovers of killed writers; return their number."""
         return self._spool.clean() + self._objects.clean()
 
 
@@ -155,7 +155,7 @@ def key_of(digest: str) -> str:
 
 
 def _copy(source: BinaryIO, file: BinaryIO, size: int | None, limit: int) -> tuple[str, int]:
-    """Copy to the end of ``source``; digest and length. Stops early when there is too much."""
+    """Copy ``source`` and return digest and length. Stops early when there are too many bytes."""
     state, length = hashlib.sha256(), 0
     while chunk := source.read(CHUNK):
         length += len(chunk)

@@ -1,6 +1,6 @@
-"""How the API reaches the worker: settings of the message broker, and the sending side.
+"""The message broker between API and worker: its settings, and the sending side.
 
-Nothing here knows HTCondor, so that API processes stay small.
+Nothing here imports HTCondor code, so that API processes stay small.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ QUEUE: Final = "vmjobs"
 SUBMIT_ARRAY: Final = "vmjobs.submit_array"
 CHANGE_JOBS: Final = "vmjobs.change_jobs"
 CLUSTERS: Final = "vmjobs.clusters"
-#: Builds of images: builders take from this queue alone, and nobody else does.
+#: Builds of images: builders consume this queue alone, and no other worker does.
 BUILD_QUEUE: Final = "vmjobs.builds"
 BUILD_IMAGE: Final = "vmjobs.build_image"
 #: How long publishing may take before the broker counts as down, in seconds.
 CONNECT_SECONDS: Final = 3
 ANSWER_SECONDS: Final = 5
 
-#: kombu's transports raise their library's own errors besides these; all of amqp's are OSErrors
-#: or carry AMQPError, redis' and others' come as kombu's OperationalError.
+#: kombu's transports may also raise errors of their own libraries: those of amqp are OSErrors or
+#: carry an AMQPError; those of redis and others arrive as kombu's OperationalError.
 _BROKEN: Final = (KombuError, CeleryError, OSError)
 
 
 def file_broker_folder(config: Config) -> Path:
-    """Where messages lie when no broker is configured."""
+    """The folder of the messages when no broker is configured."""
     return config.data_dir / "broker"
 
 
@@ -72,7 +72,7 @@ def broker_settings(config: Config) -> dict[str, Any]:
 
 
 def _tls(config: Config) -> dict[str, Any]:
-    """How the broker is known to be the one that is meant: the AMQP library does not look by itself."""
+    """TLS options that verify the broker's certificate: the AMQP library does not by default."""
     if not config.broker_url.startswith("amqps:"):
         return {}
     options: dict[str, Any] = {
@@ -85,14 +85,14 @@ def _tls(config: Config) -> dict[str, Any]:
 
 
 class Publisher:
-    """Hands work to the worker, and says within seconds if it cannot."""
+    """Sends tasks to the worker; raises within seconds if the broker does not take them."""
 
     def __init__(self, config: Config) -> None:
         self._app = Celery("vmjobs-publisher", set_as_current=False, config_source=None)
         self._app.conf.update(broker_settings(config))
         if config.broker_url:
             self._app.conf.update(
-                # An idle sender answers no heartbeats, and would be cut off for that.
+                # An idle sender answers no heartbeats, so the broker would close its connection.
                 broker_heartbeat=0,
                 broker_connection_retry=False,
                 broker_transport_options=_sender_options(config.broker_url),
@@ -101,23 +101,23 @@ class Publisher:
             self._folder = file_broker_folder(config)
 
     def submit_array(self, array: str) -> None:
-        """Have the array's jobs submitted to a scheduler.  Raises Unavailable("broker")."""
+        """Tell the worker to submit the array's jobs to HTCondor.  Raises Unavailable("broker")."""
         self._send(SUBMIT_ARRAY, array)
 
     def change_jobs(self, action: JobAction, ids: Sequence[str]) -> None:
-        """Have the scheduler cancel, hold or release jobs.  Raises Unavailable("broker")."""
+        """Tell the worker to cancel, hold or release jobs.  Raises Unavailable("broker")."""
         self._send(CHANGE_JOBS, action.value, list(ids))
 
     def build_image(self, build: str) -> None:
-        """Have a builder work on the build.  Raises Unavailable("broker")."""
+        """Tell the builders about a build.  Raises Unavailable("broker")."""
         self._send(BUILD_IMAGE, build, queue=BUILD_QUEUE)
 
     def clusters(self) -> None:
-        """Have virtual clusters looked at now.  Raises Unavailable("broker")."""
+        """Tell the worker to reconcile virtual clusters now.  Raises Unavailable("broker")."""
         self._send(CLUSTERS)
 
     def ping(self) -> None:
-        """Return if the broker takes messages.  Raises Unavailable("broker")."""
+        """Check that the broker takes messages.  Raises Unavailable("broker")."""
         with _translated():
             if self._app.conf.broker_transport:
                 if not os.access(self._folder, os.W_OK | os.X_OK):
@@ -131,9 +131,9 @@ class Publisher:
         self._app.close()
 
     def _send(self, name: str, *arguments: str | list[str], queue: str = QUEUE) -> None:
-        """Send, and once more over a fresh connection: a pooled one may have died unnoticed.
+        """Send a task; retry once over a new connection, since a pooled one may be dead.
 
-        A message may so arrive twice; every task can be repeated.
+        A message may thus arrive twice; every task can be repeated.
         """
         with _translated():
             try:
@@ -157,7 +157,7 @@ class Publisher:
 
 
 def _sender_options(url: str) -> dict[str, Any]:
-    """Short time-outs; with AMQP also the broker's word that it has the message."""
+    """Short time-outs; with AMQP also publisher confirms."""
     options: dict[str, Any] = {
         "max_retries": 1,
         "interval_start": 0,

@@ -1,4 +1,4 @@
-"""A build as a row of the database: made of a request, moved on, and shown to people and builders."""
+"""Database rows of builds: creation from requests, updates, and conversion for callers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vmjobs.model import faults_of
 from vmjobs.model import now as utc_now
 from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
 
-#: Characters of a reason that are kept: its beginning, and the end, where the output ends.
+#: Characters of a message that are kept: its beginning and its end.
 MAX_MESSAGE: Final = 8000
 
 
 @dataclass(frozen=True)
 class Work:
-    """A build that was begun. generation: no other time that it was begun has the same.
+    """A build that a builder works on. generation: differs each time that the build is begun.
 
-    tags: what the image is to be called within ``namespace``.
+    tags: of the image, within ``namespace``.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Work:
 
 
 def checked_recipe(value: dict[str, Any]) -> Recipe:
-    """A recipe from outside.
+    """Validate a recipe from a request.
 
     Raises:
         InvalidRequest: with every fault, or for packages that only a site's own repository has.
@@ -61,13 +61,13 @@ def checked_recipe(value: dict[str, Any]) -> Recipe:
 
 
 def names_of(request: BuildRequest, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
-    """What the image is to be called: its name, and the tags."""
+    """Return the name and the tags of the image to build."""
     tags = (request.tag,) if request.tag else tuple(dict.fromkeys((recipe.version, "latest")))
     return request.name or recipe.name, tags
 
 
 def new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> BuildRow:
-    """A build that waits.  name: the image's, in full."""
+    """Create the row of a waiting build.  name: the full name of the image."""
     present = utc_now()
     return BuildRow(
         id=new_ids(1)[0],
@@ -94,19 +94,19 @@ def new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> BuildR
 
 
 def move(row: BuildRow, state: BuildState, step: str, fraction: float) -> None:
-    """Note how far a build is."""
+    """Record the progress of a build."""
     row.state, row.step, row.updated = state.value, step, utc_now()
     row.progress = round(1000 * min(1.0, max(0.0, fraction)))
 
 
 def end(row: BuildRow, state: BuildState, code: str, message: str, hint: str = "") -> None:
-    """Note that a build has ended, and why."""
+    """Record that a build has ended, and why."""
     move(row, state, "", row.progress / 1000)
     row.code, row.message, row.hint = code[:32], _storable(message), _storable(hint)
 
 
 def _storable(text: str) -> str:
-    """Text that every database takes, of bounded length; both ends of a long one are kept."""
+    """Make a text storable in every database: no NUL, and a long one loses its middle."""
     text = text.replace("\0", "").encode("utf-8", "replace").decode()
     if len(text) <= MAX_MESSAGE:
         return text
@@ -115,7 +115,7 @@ def _storable(text: str) -> str:
 
 
 def work_of(row: BuildRow) -> Work:
-    """What a builder is told."""
+    """Convert a row for the builder."""
     request = BuildRequest.model_validate(row.request)
     recipe = Recipe.model_validate(request.recipe)
     name, tags = names_of(request, recipe)
@@ -133,7 +133,7 @@ def work_of(row: BuildRow) -> Work:
 
 
 def view_of(row: BuildRow) -> Build:
-    """What people are told."""
+    """Convert a row for users."""
     return Build(
         id=row.id,
         owner=row.owner,

@@ -1,6 +1,6 @@
-"""A builder's work: take a build up, make the image, have it boot, and only then publish it.
+"""Runs a build: builds an image, boots it as a test, and publishes it if the test passes.
 
-May be repeated, run twice at once, or be cut short by ``kill -9`` at any point.
+Every step may be repeated, run twice at once, or be cut short by ``kill -9``.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from vmjobs.wire import BuildState, Origin, Publication
 
 logger = logging.getLogger(__name__)
 
-#: Parts of the way at which the boot test and the publishing begin.
+#: Fractions of the progress at which the boot test and the publishing begin.
 TESTING, PUBLISHING = 0.7, 0.85
-#: Seconds between two notes of progress within a step.
+#: Seconds between two progress updates within a step.
 NOTE_SECONDS: Final = 1.0
-#: Seconds between two looks at whether a build is still wanted.
+#: Seconds between two checks whether the build was canceled.
 CHECK_SECONDS: Final = 1.0
-#: With less than this free (bytes), downloads and nameless images of earlier builds go.
+#: With less than this free (bytes), downloads and untagged images of earlier builds are removed.
 ROOM: Final = 4096 * MIB
 
-#: Makes a boot test that tells what it does.
+#: Makes a boot test that reports its progress to a callback.
 MakeBootTest = Callable[[Callable[[str], None]], BootTest]
 
 
 @dataclass(frozen=True)
 class Building:
-    """What a builder works with.
+    """The collaborators of a builder.
 
-    workdir: where downloads and half-made disks are. seconds: what one build may take.
+    workdir: holds downloads and unfinished disks. seconds: time limit of one build.
     """
 
     repository: Repository
@@ -61,15 +61,15 @@ class Building:
 
 
 def build_image(parts: Building, build: str) -> None:
-    """Work on a build until it is DONE or FAILED.
+    """Run a build until it is DONE or FAILED.
 
-    Raises NotFound where it is not committed (yet); Unavailable: it waits again.
+    Raises NotFound if it is not committed (yet); Unavailable: the build waits again.
     """
     builds = parts.repository.builds
     with parts.repository.database.exclusive(lock_name(build)) as alone:
         work = builds.begin(build) if alone else None
         if work is None:
-            return  # it has ended, or somebody is at it; the sweep looks after what he leaves
+            return  # it has ended, or another builder runs it; if that one dies, the sweep finds it
         try:
             _work_on(parts, work)
         except Superseded as error:
@@ -77,7 +77,7 @@ def build_image(parts: Building, build: str) -> None:
 
 
 def _work_on(parts: Building, work: Work) -> None:
-    """Have the image published, or note why not.  Raises Superseded; Unavailable: it waits again."""
+    """Publish the image or record the failure.  Raises BuildSuperseded, Unavailable."""
     builds, recipe = parts.repository.builds, work.recipe.name
     try:
         _clean(parts.workdir, parts.store)
@@ -92,18 +92,18 @@ def _work_on(parts: Building, work: Work) -> None:
         builds.fail(work, error)
     except OSError as error:
         logger.exception("build %s of %s", work.id, recipe)
-        why = BuilderBroke(f"the builder cannot store what it makes: {error.strerror}")
+        why = BuilderBroke(f"the builder cannot write its files: {error.strerror}")
         builds.fail(work, why)
     except Exception:
         logger.exception("build %s of %s", work.id, recipe)
-        builds.fail(work, BuilderBroke("the builder could not cope with this recipe"))
+        builds.fail(work, BuilderBroke("the builder failed on this recipe"))
 
 
 class BuilderBroke(VMJobsError):
-    """Something nobody foresaw; the builder's log has all of it."""
+    """An unexpected error; the builder's log has the traceback."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, hint="the builder's log says more; tell those who run the service")
+        super().__init__(message, hint="the builder's log says more: report it to the operators")
 
 
 def _finish(parts: Building, work: Work) -> None:
@@ -133,7 +133,7 @@ def _finish(parts: Building, work: Work) -> None:
 
 
 class Orders:
-    """Whether a build is to go on: nobody canceled it or took it up, and its time is not over."""
+    """Checks that a build was not canceled, taken over by another builder, or timed out."""
 
     def __init__(self, builds: Builds, work: Work, seconds: float) -> None:
         self._builds = builds
@@ -143,24 +143,24 @@ class Orders:
         self._next = 0.0
 
     def __call__(self) -> None:
-        """Return if it is.  Raises Superseded, BuildTimedOut."""
+        """Check, at most every ``CHECK_SECONDS``.  Raises BuildSuperseded, BuildTimedOut."""
         present = time.monotonic()
         if present > self._end:
             raise BuildTimedOut(
                 f"the build was not done after {self._seconds:g} s",
-                hint="give the recipe less to do, or ask those who run the service for more time",
+                hint="shorten the recipe, or ask the operators for a longer limit",
             )
         if present < self._next:
             return
         self._next = present + CHECK_SECONDS
         try:
             self._builds.wanted(self._work)
-        except Unavailable as error:  # the build itself can do without
-            logger.warning("whether to go on with %s is not known: %s", self._work.id, error.message)
+        except Unavailable as error:  # the build itself does not need the database
+            logger.warning("cannot check build %s for a cancel: %s", self._work.id, error.message)
 
 
 class _Notes:
-    """Tells how far a build is: each new step, and within one every now and then."""
+    """Reports a build's progress: each new step, and within a step every ``NOTE_SECONDS``."""
 
     def __init__(self, builds: Builds, work: Work) -> None:
         self._builds = builds
@@ -174,22 +174,22 @@ class _Notes:
         self._last, self._when = (state, step), time.monotonic()
         try:
             self._builds.progress(self._work, state, step, fraction)
-        except Unavailable as error:  # the build itself can do without
-            logger.warning("progress of build %s is not noted: %s", self._work.id, error.message)
+        except Unavailable as error:  # the build itself does not need the database
+            logger.warning("cannot record progress of build %s: %s", self._work.id, error.message)
 
 
 class Receiver:
-    """An open upload of the repository in this process, as ``images.push`` sends to one."""
+    """An open upload of the repository in this process, as a target for ``images.push``."""
 
     def __init__(self, images: Images, viewer: Viewer, upload: str) -> None:
         self._images, self._viewer, self._upload = images, viewer, upload
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these segments have to be sent."""
+        """Tell for each segment whether it has to be sent."""
         return self._images.missing_segments(self._viewer, self._upload, digests)
 
     def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks have to be sent."""
+        """Tell for each block whether it has to be sent."""
         return self._images.missing_blocks(self._viewer, self._upload, digests)
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
@@ -197,14 +197,14 @@ class Receiver:
         return self._images.put_segment(self._viewer, self._upload, digest, bytes(body))
 
     def put_content(self, digest: str, layout: bytes) -> None:
-        """Say of which segments a content consists."""
+        """Send the layout of a content: the list of its segments."""
         self._images.put_content(self._viewer, self._upload, digest, layout)
 
 
 def _publish(parts: Building, work: Work, digest: str, sent: Callable[[float], None]) -> None:
-    """Have an image of the store in the repository, with all its names, as its owner's.
+    """Upload an image of the local store and publish it under all its tags.
 
-    sent: called with the part of it that is there; what it raises ends that.
+    sent: called with the fraction sent so far; an exception of it ends the upload.
     """
     images = parts.repository.images
     manifest = parts.store.manifest(digest)
@@ -250,11 +250,11 @@ def _origin(work: Work) -> Origin:
 
 
 def _clean(workdir: Path, store: ImageStore) -> None:
-    """Remove what builds that were killed left half made and, where room is short, old images."""
+    """Remove leftovers of killed builds and, if disk space is short, downloads and old images."""
     workdir.mkdir(parents=True, exist_ok=True)
     remove_leftovers(workdir)
     if shutil.disk_usage(workdir).free < ROOM:
-        # Whoever asks for wheels decides how large they are, also of those that prove to be others.
+        # Users decide how large wheels are, even of wheels whose digest proves wrong.
         for archive in workdir.glob("packages/*.tar"):
             with free(archive_lock(archive)) as unread:
                 if unread:

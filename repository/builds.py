@@ -1,6 +1,6 @@
-"""Builds of images: who asked for what, how far each is, and which of them wait for a builder.
+"""Builds of images in the database: requests, progress, and the queue for builders.
 
-What a builder does with them stands in :mod:`repository.building`.
+The builder's part is :mod:`repository.build_worker`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 #: Builds of one owner that may wait or run.
 MAX_ACTIVE: Final = 20
-#: How often a build is taken up again whose builder died in the middle of it.
+#: How often a build is begun again after its builder died.
 AGAIN: Final = 3
-#: A build that nobody works on is sent for again after so long; each time after twice as long.
+#: A build without a builder is sent to the queue again after this time, which doubles each time.
 RESEND: Final = timedelta(seconds=60)
 RESEND_DOUBLINGS: Final = 6
 MAX_LIST: Final = 1000
-#: Builds that ended, kept of each owner; older ones are forgotten. Their images stay.
+#: Ended builds kept for each owner; older ones are deleted. Their images stay.
 KEPT: Final = 200
 #: Characters of a recipe as JSON.
 MAX_RECIPE: Final = 1024 * 1024
@@ -55,7 +55,7 @@ ACTIVE: Final = tuple(state.value for state in BuildState if not state.final)
 
 
 class Superseded(Conflict):
-    """The build was taken up by another builder, or has ended: this one is to stop."""
+    """Another builder has taken the build over, or it has ended: this builder has to stop."""
 
 
 class Builds:
@@ -64,17 +64,17 @@ class Builds:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    # -- what users do
+    # -- for users
 
     def create(
         self, viewer: Viewer, request: BuildRequest, key: str = "", publish: Publish | None = None
     ) -> Build:
-        """Store a build and publish its id before the commit. The same key again is the same build.
+        """Store a build and publish its id before the commit. The same key returns the same build.
 
         Raises:
             InvalidRequest: with every fault of the recipe; or it needs packages of a site's own.
-            PayloadTooLarge: it is too long. Forbidden: not the viewer's namespace.
-            Conflict: too many builds of his wait or run.
+            PayloadTooLarge: the recipe is too long. Forbidden: not the viewer's namespace.
+            Conflict: too many builds of the viewer wait or run.
             IdempotencyConflict: ``key`` was used for another request.
             Unavailable: what ``publish`` raises (``broker``); then nothing is stored.
         """
@@ -86,7 +86,7 @@ class Builds:
         body = request.model_dump(mode="json")
         body["recipe"] = recipe.model_dump(mode="json")
         if len(json.dumps(body["recipe"])) > MAX_RECIPE:
-            raise PayloadTooLarge(f"a recipe of more than {MAX_RECIPE} characters is not taken")
+            raise PayloadTooLarge(f"the recipe has more than {MAX_RECIPE} characters")
         if seen := self._seen(viewer.user, key, body):
             return seen
         row = new_row(viewer, key, body, f"{namespace}/{name}:{tags[0]}")
@@ -98,7 +98,7 @@ class Builds:
                 if publish is not None:
                     publish(row.id)
                 return view_of(row)
-        except IntegrityError as error:  # the same key at the same moment; the other one won
+        except IntegrityError as error:  # a concurrent request with the same key was first
             if seen := self._seen(viewer.user, key, body):
                 return seen
             raise Unavailable("database", f"the build was not stored: {error.orig}") from error
@@ -119,18 +119,21 @@ class Builds:
     def list(self, owner: str, limit: int = 100) -> list[Build]:
         """The owner's builds, newest first."""
         query = select(BuildRow).where(BuildRow.owner == owner).order_by(BuildRow.id.desc())
-        query = query.options(defer(BuildRow.request))  # of megabytes each, if one wants to
+        query = query.options(defer(BuildRow.request))  # each may have a megabyte
         with self.database.read() as session:
             return [view_of(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))]
 
     def full_id(self, text: str, owner: str | None) -> str:
-        """The id of the build whose id begins with ``text``; else ``text``.  Raises AmbiguousId."""
+        """Return the id of the build whose id begins with ``text``; else ``text``.
+
+        Raises AmbiguousId.
+        """
         among = [BuildRow.owner == owner] if owner is not None else []
         with self.database.read() as session:
             return full_id(session, BuildRow.id, text, *among)
 
     def get(self, build: str, owner: str | None = None) -> Build:
-        """One build.  Raises NotFound, also for another owner's."""
+        """Return one build.  Raises NotFound, also for another owner's build."""
         with self.database.read() as session:
             row = session.get(BuildRow, build) if is_id(build) else None
             if row is None or owner not in {None, row.owner}:
@@ -138,11 +141,11 @@ class Builds:
             return view_of(row)
 
     def cancel(self, build: str, viewer: Viewer) -> Build:
-        """End a build of one's own, or an administrator anybody's; repeating that is no error.
+        """Cancel a build of the viewer, or any build for administrators. Repeating it is no error.
 
-        Its builder hears of it within seconds, ends what it has started, and publishes nothing.
+        Its builder notices within seconds, stops, and publishes nothing.
 
-        Raises NotFound; Conflict where it has ended, or its image is being published.
+        Raises NotFound; Conflict if the build has ended, or its image is being published.
         """
         with self.database.write() as session:
             row = _locked(session, build)
@@ -158,12 +161,12 @@ class Builds:
                 end(row, BuildState.FAILED, CANCELED, text)
             return view_of(row)
 
-    # -- what builders do
+    # -- for builders
 
     def begin(self, build: str) -> Work | None:
-        """Take a build up; the caller is the only one at it. ``None``: there is nothing to do.
+        """Begin a build, whose lock the caller holds. Return ``None`` if there is nothing to do.
 
-        One that was begun too often, and never ended, fails.  Raises NotFound.
+        A build that was begun too often without an end fails.  Raises NotFound.
         """
         with self.database.write() as session:
             row = _locked(session, build)
@@ -182,19 +185,19 @@ class Builds:
             return work_of(row)
 
     def progress(self, work: Work, state: BuildState, step: str, fraction: float) -> None:
-        """Note how far a build is.  Raises Superseded."""
+        """Record the progress of a build.  Raises BuildSuperseded."""
         with self.database.write() as session:
             move(_mine(session, work), state, step[:200], fraction)
 
     def wanted(self, work: Work) -> None:
-        """Return if this builder is to go on.  Raises Superseded."""
+        """Check that this builder still has the build.  Raises BuildSuperseded."""
         with self.database.read() as session:
             _still(session.get(BuildRow, work.id, options=[defer(BuildRow.request)]), work)
 
     def name(self, work: Work) -> None:
-        """The image is about to get its names: the build cannot be canceled any more.
+        """Begin to publish the image: the build cannot be canceled any more.
 
-        Raises Superseded.
+        Raises BuildSuperseded.
         """
         with self.database.write() as session:
             row = _mine(session, work)
@@ -202,7 +205,7 @@ class Builds:
             move(row, BuildState.PUBLISHING, "giving it its names", row.progress / 1000)
 
     def finish(self, work: Work, digest: str) -> None:
-        """The image is published. Repeating that is no error.  Raises Superseded."""
+        """Record that the image is published. Repeating it is no error.  Raises BuildSuperseded."""
         with self.database.write() as session:
             row = _locked(session, work.id)
             if row.state == BuildState.DONE.value and row.digest == digest:
@@ -212,14 +215,14 @@ class Builds:
             end(row, BuildState.DONE, "", "")
 
     def fail(self, work: Work, error: VMJobsError) -> None:
-        """The build ends without an image.  Raises Superseded."""
+        """End the build without an image.  Raises BuildSuperseded."""
         with self.database.write() as session:
             end(_mine(session, work), BuildState.FAILED, error.code, error.message, error.hint)
 
     def postpone(self, work: Work, why: str) -> None:
-        """Something that a build needs does not answer: it waits, and that was no attempt.
+        """Let the build wait for a service that does not answer; this was no attempt.
 
-        Raises Superseded.
+        Raises BuildSuperseded.
         """
         with self.database.write() as session:
             row = _mine(session, work)
@@ -228,10 +231,10 @@ class Builds:
             row.naming = False
             move(row, BuildState.QUEUED, f"waiting: {why}"[:200], 0.0)
 
-    # -- what nobody works on
+    # -- builds without a builder
 
     def abandoned(self) -> Sequence[str]:
-        """Builds that were begun, and whose builder is gone. Noted as sent for."""
+        """Return builds that were begun and whose builder is gone; mark them as sent."""
         begun = [state for state in ACTIVE if state != BuildState.QUEUED.value]
         query = select(BuildRow.id).where(BuildRow.state.in_(begun)).order_by(BuildRow.id)
         with self.database.read() as session:
@@ -239,7 +242,7 @@ class Builds:
         return [build for build in found if self._unattended(build, utc_now())]
 
     def unattended(self, present: datetime | None = None) -> Sequence[str]:
-        """Builds that a message has to be sent for (again): nobody works on them. Noted as sent."""
+        """Return builds without a builder whose message has to be sent again; mark them as sent."""
         present = present or utc_now()
         query = select(BuildRow.id, BuildRow.sent, BuildRow.sends).where(BuildRow.state.in_(ACTIVE))
         with self.database.read() as session:
@@ -260,7 +263,7 @@ class Builds:
 
 
 def lock_name(build: str) -> str:
-    """What a builder holds exclusively while it works on a build."""
+    """Name of the lock that a builder holds while it works on a build."""
     return f"build {build}"
 
 
@@ -270,7 +273,7 @@ def patience(sends: int) -> timedelta:
 
 
 def _make_room(session: Session, owner: str) -> None:
-    """Forget the owner's oldest builds.  Raises Conflict: too many of them wait or run."""
+    """Delete the owner's oldest builds.  Raises Conflict: too many of them wait or run."""
     alone_in_transaction(session, f"builds of {owner}")
     mine = BuildRow.owner == owner
     query = select(func.count()).where(mine, BuildRow.state.in_(ACTIVE))
@@ -285,7 +288,7 @@ def _make_room(session: Session, owner: str) -> None:
 
 
 def _locked(session: Session, build: str) -> BuildRow:
-    """A build's row, ours until the transaction ends.  Raises NotFound."""
+    """Return a build's row, locked until the transaction ends.  Raises NotFound."""
     query = select(BuildRow).where(BuildRow.id == build).with_for_update()
     row = session.scalars(query).one_or_none() if is_id(build) else None
     if row is None:
@@ -299,9 +302,9 @@ def _mine(session: Session, work: Work) -> BuildRow:
 
 def _still(row: BuildRow | None, work: Work) -> BuildRow:
     if row is None:
-        raise Superseded(f"the build {work.id} is forgotten")
+        raise Superseded(f"the build {work.id} was deleted")
     if row.generation != work.generation or BuildState(row.state).final:
-        raise Superseded(f"the build {work.id} is {row.state}, and no longer this builder's")
+        raise Superseded(f"the build {work.id} is {row.state} and no longer belongs to this builder")
     return row
 
 

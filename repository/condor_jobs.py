@@ -1,8 +1,8 @@
-"""Jobs that HTCondor alone knows: nothing of them is here but the machine as it was saved last.
+"""Transparent jobs: HTCondor's own jobs, of which only the last checkpoint is stored.
 
-A node claims such a job for a run, as it does one of the service's; a newer claim fences off older
-ones. Nobody tells of a job that is removed from its queue: what was saved of it goes when nothing was
-heard of it for ``checkpoint_seconds``.
+A node claims such a job for a run, like a job of the service; a newer claim fences off older ones.
+The service does not learn when such a job is removed from its queue: its checkpoint is deleted once no
+node has reported it for ``checkpoint_seconds``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from vmjobs.model import Checkpoint
 from vmjobs.model import now as utc_now
 from vmjobs.wire import CondorJobClaim
 
-#: Of a job's owner as the service knows him: none of its own users has such a name.
+#: Prefix of the owners of transparent jobs; no user of the service has such a name.
 OWNER_PREFIX = "condor:"
 
 
 class CondorJobs(Core):
-    """The part for them."""
+    """The part for transparent jobs."""
 
     def claim_condor_job(self, job: str, claim: CondorJobClaim) -> Checkpoint | None:
-        """Take the job for a run; what it can go on from. Repeating it is no error.
+        """Claim the job for a run; return its checkpoint. Repeating the call is no error.
 
-        Raises Forbidden: its owner is another one.
+        Raises Forbidden: the job has another owner.
         """
         values = {
             "id": job,
@@ -48,22 +48,22 @@ class CondorJobs(Core):
                 returning=(CondorJobRow.owner,),
             )
             if row.owner != values["owner"]:
-                raise Forbidden(f"job {job} is another owner's")
+                raise Forbidden(f"job {job} belongs to another owner")
             return checkpoint_of(session, job)
 
     def has_condor_job(self, job: str) -> bool:
-        """Whether a node has claimed a job of that id, and not told of its end."""
+        """Whether a node has claimed the job and not ended it."""
         with self.database.read() as session:
             return session.get(CondorJobRow, job) is not None
 
     def keep_condor_job(self, job: str, attempt: str, upload: str, checkpoint: Checkpoint) -> None:
-        """Have the job's next run go on from a machine that was saved. Repeating it is no error.
+        """Store a checkpoint, from which the next run resumes. Repeating the call is no error.
 
-        Raises NotFound; AttemptSuperseded; InvalidRequest (a machine that is not the job's, or of which
-        nobody could say what it was made of); and as ``Images.keep_checkpoint``.
+        Raises NotFound; AttemptSuperseded; InvalidRequest (the VM of another job, or no VM
+        specification); and as ``Images.keep_checkpoint``.
         """
         if checkpoint.making is None:
-            raise InvalidRequest("the checkpoint does not say what the machine was made of")
+            raise InvalidRequest("the checkpoint has no VM specification")
         with self.database.write() as session:
             row = _current(session, job, attempt)
             before = checkpoint_of(session, job)
@@ -71,12 +71,12 @@ class CondorJobs(Core):
                 return  # the answer to the first delivery was lost
             known = before.machine if before else ""
             if checkpoint.machine != known and checkpoint.machine.rpartition("-")[2] != attempt:
-                raise InvalidRequest(f"the machine {checkpoint.machine} is none of job {job}")
+                raise InvalidRequest(f"the VM {checkpoint.machine} does not belong to job {job}")
             self.images.keep_checkpoint(session, job, row.owner, upload, checkpoint)
             row.heard = utc_now()
 
     def condor_job_not_resumed(self, job: str, attempt: str) -> None:
-        """The run could not go on from what was saved. Repeating it is no error.
+        """Record that the run failed to resume from the checkpoint. Repeating it is no error.
 
         Raises NotFound, AttemptSuperseded.
         """
@@ -87,14 +87,14 @@ class CondorJobs(Core):
                 note_not_resumed(session, job)
 
     def end_condor_job(self, job: str, attempt: str) -> None:
-        """The job is over: nothing of it is needed.  Raises NotFound, AttemptSuperseded."""
+        """Delete a job that is over, with its checkpoint.  Raises NotFound, AttemptSuperseded."""
         with self.database.write() as session:
             session.delete(_current(session, job, attempt))
             forget_checkpoint(session, job)
 
 
 def _current(session: Session, job: str, attempt: str) -> CondorJobRow:
-    """The job's row, ours until the transaction ends."""
+    """Return the job's row, locked until the transaction ends."""
     query = select(CondorJobRow).where(CondorJobRow.id == job).with_for_update()
     row = session.scalars(query).one_or_none()
     if row is None:

@@ -1,4 +1,4 @@
-"""What all parts of the repository share: its collaborators."""
+"""Base class of all parts of the repository: its collaborators."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The database connection: engines, transactions, and the one place that translates errors.
+"""The database connection: engines, transactions, and translation of errors.
 
-SQLite and PostgreSQL behave alike from outside: a write transaction that has read a job's row
-keeps it from others until it ends. PostgreSQL locks the row (``SELECT … FOR UPDATE``), SQLite
-the database (``BEGIN IMMEDIATE``).
+SQLite and PostgreSQL behave alike: a write transaction that has read a job's row excludes other
+writers until it ends. PostgreSQL locks the row (``SELECT … FOR UPDATE``), SQLite the database
+(``BEGIN IMMEDIATE``).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 #: How long to wait for another writer (SQLite) or for a connection (PostgreSQL).
 BUSY_SECONDS: Final = 15
 CONNECT_SECONDS: Final = 5
-#: libpq's words for it: a server that vanished from the network is noticed, a lock that is never
-#: given back ends the wait. What the URL says goes first.
+#: Options of libpq: notice a server that vanished from the network, and stop waiting for a lock that
+#: is never released. Options in the URL take precedence.
 _PATIENCE: Final = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": 10,
@@ -43,13 +43,13 @@ _PATIENCE: Final = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment, always with its time zone: UTC. SQLite keeps none, so it is put back here."""
+    """A time in UTC, always with its time zone. SQLite stores none, so this type restores it."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To the database. Refuses a naive datetime: its meaning would depend on the host."""
+        """Convert for the database. Refuses a naive datetime: it would depend on the host."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -58,7 +58,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """From the database."""
+        """Convert from the database."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -89,18 +89,18 @@ class Database:
     def write(self) -> Iterator[Session]:
         """A transaction that commits at the end of the block, or rolls back if it raises.
 
-        Raises Unavailable("database"). IntegrityError comes through: it tells a race that only
-        the caller can name.
+        Raises Unavailable("database"). IntegrityError passes through: it shows a race that only the
+        caller can explain.
         """
         with translated(), self._writers.begin() as session:
             yield session
 
     @contextmanager
     def exclusive(self, name: str) -> Iterator[bool]:
-        """Whether this block is the only one of its name, over all processes on this database.
+        """Try to lock a name among all processes on this database; yield whether it succeeds.
 
-        Never waits; the lock ends with the block or with the process, however that ends. Two
-        names may, rarely, stand in each other's way, but only where their first words are the same.
+        Never waits; the lock ends with the block or with the process, however that ends. Two names
+        may, rarely, share a lock, but only if their first words are the same.
         """
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
         backend = self._advisory(number) if self._postgresql else self._lock_file(name, number)
@@ -127,8 +127,8 @@ class Database:
     def _lock_file(self, name: str, number: int) -> Iterator[bool]:
         directory = Path(str(self.url.database)).parent / "locks"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Not a file for each name, of which there is no end. But a build holds its lock for an hour,
-        # and must never hold up what is done every few seconds.
+        # One file for each name would be too many. But a build holds its lock for an hour, and must
+        # not block periodic tasks: so the first word is part of the file name.
         kind = name.partition(" ")[0]
         with (directory / f"{kind}-{number % 1024:03x}").open("w") as file:
             try:
@@ -139,7 +139,7 @@ class Database:
                 yield True
 
     def ping(self) -> None:
-        """Return if the database answers.  Raises Unavailable("database")."""
+        """Check that the database answers.  Raises Unavailable("database")."""
         with self.read() as session:
             session.execute(text("SELECT 1"))
 
@@ -149,7 +149,7 @@ class Database:
 
 
 def _unlock(connection: Connection, key: dict[str, int]) -> None:
-    """Give an advisory lock back now; if the session broke meanwhile, that gave it back."""
+    """Release an advisory lock; if the session broke meanwhile, PostgreSQL has released it."""
     try:
         connection.execute(text("SELECT pg_advisory_unlock(:number)"), key)
     except DBAPIError as error:
@@ -159,13 +159,13 @@ def _unlock(connection: Connection, key: dict[str, int]) -> None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Let no SQLAlchemy exception out but IntegrityError."""
+    """Translate all SQLAlchemy exceptions but IntegrityError."""
     try:
         yield
     except IntegrityError:
         raise
     except (DataError, OverflowError, UnicodeEncodeError) as error:
-        raise InvalidRequest("a value cannot be stored: it is too large or no text") from error
+        raise InvalidRequest("a value cannot be stored: it is too large or not valid text") from error
     except (DBAPIError, PoolTimeout) as error:
         cause = getattr(error, "orig", None) or error
         detail = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
@@ -179,7 +179,7 @@ def translated() -> Iterator[None]:
 
 
 def normal_url(url: str) -> URL:
-    """The URL with the driver we use: ``postgresql://`` means psycopg 3.
+    """Return the URL with our driver: ``postgresql://`` means psycopg 3.
 
     Raises ConfigError for anything but SQLite and PostgreSQL.
     """
@@ -215,7 +215,7 @@ def _engine(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
-    """Take transactions into our own hands, and have readers and writers not block each other."""
+    """Set up explicit transactions, and WAL mode, in which readers and writers do not block."""
     del record
     connection.isolation_level = None
     cursor = connection.cursor()

@@ -1,7 +1,7 @@
-"""What the scheduler's word means for a job: a pure function of both, written as a table.
+"""Derives state changes from observations of the scheduler: a pure function with a table.
 
-The agent's own reports move a job while a node works on it. The scheduler's word counts where the
-agent cannot speak: held, released, evicted, removed, lost.
+The agent's reports move a job while a node works on it. The scheduler's observations count where the
+agent cannot report: held, released, evicted, removed, lost.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 from vmjobs.model import MENDED_ELSEWHERE, ON_NODE, JobState, Reason, ReasonCode, reason
 from vmjobs.ports import BatchStatus, Observation
 
-#: The batch job ended; this long the agent's final report may still be on its way.
+#: How long the agent's final report may still arrive after the batch job ended.
 REPORT_GRACE: Final = timedelta(seconds=30)
-#: The batch job was removed; this long the node may take to say that its VM is gone.
+#: How long the node may take to report that its VM is gone after the batch job was removed.
 CANCEL_GRACE: Final = timedelta(seconds=60)
-#: The word of a schedd that forwards jobs is late. An idle job that we never saw running there
-#: counts as evicted only once its agent has been silent for this long.
+#: A schedd that forwards jobs reports late. An idle job that was never seen running there counts as
+#: evicted only once its agent has been silent for this long.
 SILENCE: Final = timedelta(seconds=180)
-#: A job the schedd does not know is given up after this long.
+#: A job that the schedd does not know fails after this long.
 LOST_AFTER: Final = timedelta(seconds=300)
 
 #: Statuses in which nothing of the job is left at the scheduler.
@@ -31,7 +31,7 @@ GONE: Final = frozenset({BatchStatus.REMOVED, BatchStatus.COMPLETED, BatchStatus
 
 @dataclass(frozen=True)
 class Step:
-    """One move to make."""
+    """One state change to make."""
 
     state: JobState
     reason: Reason
@@ -39,14 +39,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the repository knows of a job.
+    """The repository's data about a job.
 
     code: the reason it is in ``state``.
-    claimed: an agent has claimed it.  ended: that agent said that its VM is gone.
+    claimed: an agent has claimed it.  ended: that agent reported that its VM is gone.
     ending: how the job had ended by itself by then, while it was being canceled.
-    heard: when that agent was last heard of.
-    seen_running: the scheduler said, after the claim, that the job runs.
-    since: when the scheduler first said what it says now.
+    heard: time of that agent's last contact.
+    seen_running: the scheduler reported the job as running after the claim.
+    since: since when the scheduler reports its present status.
     """
 
     state: JobState
@@ -60,7 +60,7 @@ class Facts:
 
 
 class Rule(StrEnum):
-    """What one cell of the table says."""
+    """The rule in one cell of the table."""
 
     KEEP = "keep"
     REQUEUE = "requeue"
@@ -89,7 +89,7 @@ def _row(
 
 
 _R = Rule
-#: Scheduler's status, then the job's state. Final states are in no row: nothing moves them.
+#: Rules by the scheduler's status and the job's state. Final states are in no row: they never change.
 TABLE: Final[Mapping[BatchStatus, Mapping[JobState, Rule]]] = {
     # status            QUEUED     on a node  HELD        PREEMPTED   CANCELING
     _B.IDLE: _row(_R.KEEP, _R.EVICT, _R.RELEASE, _R.REQUEUE, _R.KEEP),
@@ -103,13 +103,13 @@ TABLE: Final[Mapping[BatchStatus, Mapping[JobState, Rule]]] = {
 
 
 def decide(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
-    """The moves to make now, in order; none if the job stays, or has to wait for a grace to end."""
+    """Return the state changes to make now, in order; none during a grace period."""
     rule = TABLE[seen.status].get(facts.state, Rule.KEEP)
     return _RULES[rule](facts, seen, now)
 
 
 def silent(facts: Facts, now: datetime, span: timedelta) -> bool:
-    """Whether no agent has been heard of for ``span``."""
+    """Whether no agent had contact for ``span``."""
     return facts.heard is None or now - facts.heard >= span
 
 
@@ -121,7 +121,7 @@ def _keep(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
 def _requeue(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
     del now
     if facts.ended and seen.status is not _B.IDLE:
-        return []  # the word is older than the agent's; where it is not, a claim says so
+        return []  # the observation is older than the agent's report; if not, a claim corrects it
     return [Step(_QUEUED, reason(ReasonCode.SCHEDULED, "waiting for a node again"))]
 
 
@@ -150,10 +150,10 @@ def _hold(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
 
 
 def _cancel(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
-    """The scheduler has let go of it. CANCELED needs the node's word too, or a grace.
+    """Cancel a job that left the scheduler; CANCELED also needs a node's report or a time-out.
 
-    A job may end by itself before the cancel reaches it: whether it did is what the scheduler says, so
-    that both have the same end of it.
+    A job may end by itself before the cancel reaches it: the scheduler decides whether it did, so that
+    both record the same end.
     """
     if facts.ending is not None and seen.status is _B.COMPLETED:
         return [facts.ending]
@@ -190,9 +190,9 @@ def _end(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
         ]
     code = ReasonCode.NO_EXIT_REPORT if seen.exit_code == 0 else ReasonCode.GUEST_LOST
     if facts.state is _PREEMPTED and facts.code in MENDED_ELSEWHERE:
-        why = f"{facts.code}: nodes failed the job, and its scheduler does not try again"
+        why = f"{facts.code}: nodes failed the job, and the scheduler does not try again"
         return [Step(_S.FAILED, reason(facts.code, why))]
-    why = f"the batch job {how} while the job was {facts.state}; no exit report came from the node"
+    why = f"the batch job {how} while the job was {facts.state}; the node sent no exit report"
     return [Step(_S.FAILED, reason(code, why))]
 
 

@@ -1,7 +1,7 @@
-"""The worker's work: take jobs to the scheduler, take them back, and hear what became of them.
+"""The worker's operations: submit jobs to the scheduler, remove them, and track them.
 
 Every function may be repeated, run twice at once, or be cut short by ``kill -9`` at any point: the
-next call, or the sweep, goes on from what is stored.
+next call, or the sweep, continues from the database.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from vmjobs.ports import BatchJob, Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
-#: (job id, owner, seconds it is good for) -> a token for this job alone.
+#: Issues a token for one job, from job id, owner and lifetime in seconds.
 Mint = Callable[[str, str, int], str]
 
-#: A job's token lives as long as the job may run, and this long in queues before (seconds).
+#: A job's token is valid for the run time of the job, and this long in queues before (seconds).
 QUEUE_SECONDS: Final = 7 * 86400
-#: Jobs that go to the scheduler in one transaction, at most: for a part of a second it answers nobody.
-#: Beside the largest array there is room for small ones.
+#: Jobs submitted in one transaction at most, which blocks the schedd for a part of a second. Beside
+#: the largest array there is space for small ones.
 TOGETHER: Final = MAX_ARRAY * 5 // 4
-#: In which states a job can be held, and released.
+#: States in which a job can be held, and released.
 CHANGEABLE: Final[Mapping[JobAction, frozenset[JobState]]] = {
     JobAction.HOLD: ON_NODE | {JobState.QUEUED, JobState.PREEMPTED},
     JobAction.RELEASE: frozenset({JobState.HELD}),
 }
 #: Jobs that were canceled this long ago and are still at the scheduler are removed there.
 LEFT_OVER: Final = timedelta(seconds=60)
-#: The same of jobs that ended by themselves. Until then it may run them once more, not having been
-#: told of the end: on the node they end again at once, and so there too.
+#: The same for jobs that ended by themselves. Until then a scheduler that has missed the end may run
+#: them once more: on the node they end again at once, and so also at the scheduler.
 ENDED: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What the functions here work with.
+    """The collaborators of the functions in this module.
 
     clean: called by the sweep, to remove leftovers of killed processes.
-    pools: that virtual clusters may join, by name.
+    pools: the pools that virtual clusters may join, by name.
     """
 
     repository: Repository
@@ -56,16 +56,16 @@ class Dispatch:
 
 
 def submit_array(parts: Dispatch, array: str) -> None:
-    """Queue the array's waiting jobs at the scheduler, with all others that wait.
+    """Submit the array's pending jobs to the scheduler, with all other pending jobs.
 
-    Raises NotFound where the submission is not committed (yet), Unavailable.
+    Raises NotFound if the submission is not committed (yet), Unavailable.
     """
     parts.repository.require_array(array)
     submit_waiting(parts)
 
 
 def submit_waiting(parts: Dispatch) -> None:
-    """Queue all jobs that wait for it at the scheduler, some arrays together; owners take turns.
+    """Submit all pending jobs to the scheduler, several arrays together; owners take turns.
 
     Raises Unavailable.
     """
@@ -73,13 +73,13 @@ def submit_waiting(parts: Dispatch) -> None:
     while parts.repository.waits(put_off):
         with parts.repository.database.exclusive("submitting") as alone:
             if not alone:
-                return  # another process is at it, and looks once more when it has done
+                return  # another process submits now, and looks again when it has finished
             while ready := parts.repository.begin_dispatch(TOGETHER, put_off):
                 _submit(parts, ready, put_off)
 
 
 def _submit(parts: Dispatch, ready: Sequence[BatchJob], put_off: set[str]) -> None:
-    """Queue jobs, or find out of which array the scheduler takes none and put that off."""
+    """Submit jobs; if the scheduler refuses them, find the array that it refuses and defer it."""
     repository, arrays = parts.repository, list(dict.fromkeys(job.array for job in ready))
     try:
         refs = parts.scheduler.submit([_with_token(parts, job) for job in ready])
@@ -95,10 +95,10 @@ def _submit(parts: Dispatch, ready: Sequence[BatchJob], put_off: set[str]) -> No
         put_off |= set(arrays)
         if isinstance(error, ConfigError):
             repository.note_unavailable(arrays, error.message)
-            logger.error("array %s waits for better settings: %s", arrays[0], error.message)
+            logger.error("array %s waits until the settings are fixed: %s", arrays[0], error.message)
         else:
             repository.refuse(arrays[0], error.message)
-            logger.warning("array %s: the scheduler side refuses it: %s", arrays[0], error.message)
+            logger.warning("array %s cannot be submitted: %s", arrays[0], error.message)
         return
     unwanted = [job.ref for job in repository.record_condor(refs) if job.ref is not None]
     if unwanted:
@@ -110,7 +110,7 @@ def _with_token(parts: Dispatch, job: BatchJob) -> BatchJob:
 
 
 def change_jobs(parts: Dispatch, action: JobAction, ids: Sequence[str]) -> None:
-    """Have the scheduler cancel, hold or release jobs, by one call.
+    """Cancel, hold or release jobs at the scheduler, by one call.
 
     Raises Unavailable.
     """
@@ -119,11 +119,11 @@ def change_jobs(parts: Dispatch, action: JobAction, ids: Sequence[str]) -> None:
         return
     if refs := parts.repository.placed(ids, CHANGEABLE[action]):
         parts.scheduler.act(action, refs, f"{action} by the job's owner")
-    submit_waiting(parts)  # those that were held before they were submitted
+    submit_waiting(parts)  # jobs that were held before they were submitted
 
 
 def cancel_jobs(parts: Dispatch, ids: Sequence[str]) -> None:
-    """Take canceled or finished jobs back from the scheduler, all together.
+    """Remove canceled or finished jobs from the scheduler, all together.
 
     Raises Unavailable.
     """
@@ -131,7 +131,7 @@ def cancel_jobs(parts: Dispatch, ids: Sequence[str]) -> None:
     left = repository.leftover(ids)
     if unplaced := [job.id for job in left if job.ref is None]:
         with repository.database.exclusive("submitting") as alone:
-            if alone:  # or else who submits them finds them canceled, or the sweep does
+            if alone:  # otherwise the submitting process, or the sweep, finds them canceled
                 repository.observe(parts.scheduler.query(unplaced))
                 left = repository.leftover(ids)
     refs: dict[str, list[CondorRef]] = {}
@@ -143,7 +143,7 @@ def cancel_jobs(parts: Dispatch, ids: Sequence[str]) -> None:
 
 
 def track(parts: Dispatch) -> None:
-    """Read the event logs; costs the schedd nothing."""
+    """Read the event logs, which costs the schedd nothing."""
     arrays = parts.repository.active_arrays()
     if arrays:
         parts.repository.observe(parts.scheduler.watch(arrays))
@@ -151,14 +151,14 @@ def track(parts: Dispatch) -> None:
 
 
 def reconcile(parts: Dispatch) -> None:
-    """Ask the schedd once about all jobs that are not final."""
+    """Query the schedd once for all jobs that are not final."""
     if ids := parts.repository.at_scheduler():
         asked = utc_now()
         parts.repository.observe(parts.scheduler.query(ids), asked)
 
 
 def sweep(parts: Dispatch) -> None:
-    """Pick up what was left lying: undispatched jobs, unremoved ones, spools, half files."""
+    """Handle leftovers: pending jobs, jobs to remove, spool directories, temporary files."""
     repository = parts.repository
     for remove_leftovers in (repository.blobs.clean, *parts.clean):
         _clean(remove_leftovers)
@@ -175,18 +175,18 @@ def sweep(parts: Dispatch) -> None:
 
 
 def _clean(remove_leftovers: Callable[[], int]) -> None:
-    """Remove left-overs; where storage is out of reach they can wait, and jobs cannot."""
+    """Remove leftovers; an unavailable storage must not keep jobs waiting."""
     try:
         remove_leftovers()
     except VMJobsError as error:
-        logger.warning("left-overs of killed writers stay for now: %s", error.message)
+        logger.warning("cannot remove leftovers of killed writers now: %s", error.message)
 
 
 def collect(parts: Dispatch) -> None:
-    """Remove images whose time is over, uploads that were given up, and bytes that nobody needs."""
+    """Remove expired images, abandoned uploads, and unreferenced data."""
     parts.repository.collect()
 
 
 def clusters(parts: Dispatch) -> None:
-    """Bring virtual clusters from what is there to what is wanted."""
+    """Reconcile the virtual clusters."""
     parts.repository.clusters.reconcile(parts.pools)

@@ -1,8 +1,8 @@
-"""A message broker that needs no server: kombu's file transport, made safe against half files.
+"""A message broker without a server: kombu's file transport, with atomic writes.
 
-kombu's own writes a message in place, so that a consumer can take it while it is being written;
-here a message appears by a rename. A message that a worker had taken when it was killed is gone:
-the worker's sweep dispatches anew what is left waiting.
+kombu writes a message in place, so that a consumer may read it half written; here a message appears
+by a rename. A message that a worker had taken when it was killed is lost: the worker's sweep
+dispatches again what still waits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Channel(filesystem.Channel):
             try:
                 path.rename(taken)
             except FileNotFoundError:
-                continue  # another worker was quicker
+                continue  # another worker took it first
             try:
                 return json.loads(taken.read_bytes())
             except ValueError:
@@ -54,13 +54,13 @@ class Channel(filesystem.Channel):
 
 
 class Transport(filesystem.Transport):
-    """The transport that the settings name."""
+    """The transport that ``broker_settings`` names."""
 
     Channel = Channel
 
 
 def clean(folder: Path, age: float = 3600.0) -> int:
-    """Remove what killed processes left half written or half read; older than ``age`` seconds."""
+    """Remove temporary files of killed processes that are older than ``age`` seconds."""
     removed = 0
     for path in folder.iterdir() if folder.is_dir() else ():
         try:

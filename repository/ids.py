@@ -14,31 +14,31 @@ from vmjobs.errors import AmbiguousId
 
 _PATTERN: Final = re.compile(r"[0-9a-f]{32}")
 _BEGINNING: Final = re.compile(r"[0-9a-f]{6,31}")
-#: An error names at most so many of the ids that may be meant.
+#: An error lists at most this many matching ids.
 MAX_CANDIDATES: Final = 8
 
 
 def new_ids(count: int) -> list[str]:
-    """``count`` fresh ids: 48 bits of milliseconds, 80 bits of chance; the greatest comes first.
+    """Return ``count`` new ids, the greatest first: 48 bits of milliseconds, 80 random bits.
 
-    Lists show the newest job first; so an array's jobs come in the order of their index.
+    Lists show the newest job first, so they show an array's jobs in the order of their index.
     """
     stamp = f"{time.time_ns() // 1_000_000:012x}"
     return sorted((stamp + secrets.token_hex(10) for _ in range(count)), reverse=True)
 
 
 def is_id(text: str) -> bool:
-    """Whether ``text`` could be an id of ours."""
+    """Whether ``text`` has the form of an id."""
     return _PATTERN.fullmatch(text) is not None
 
 
 def full_id(
     session: Session, ids: InstrumentedAttribute[str], text: str, *among: ColumnElement[bool]
 ) -> str:
-    """The only one of ``ids`` that begins with ``text``; where none does, ``text`` as it is.
+    """Return the only one of ``ids`` that begins with ``text``; if none does, ``text`` itself.
 
-    among: conditions that select what the caller may see.
-    Raises AmbiguousId: several begin with it.
+    among: conditions that select the rows visible to the caller.
+    Raises AmbiguousId: several ids begin with it.
     """
     if not _BEGINNING.fullmatch(text):
         return text

@@ -1,4 +1,4 @@
-"""What the service has, in numbers, as of one moment. Nothing here changes anything."""
+"""Figures of the service at one moment, for metrics. This module only reads."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from vmjobs.wire import BuildState
 
 _State = TypeVar("_State", bound=StrEnum)
 
-#: In these phases a member's machine is no more, and holds nothing of its node.
+#: In this phase a VM has ended and uses no resources of its node.
 _HOLDS_NOTHING: Final = Phase.GONE.value
 
 
 @dataclass
 class ClusterFigures:
-    """One cluster. target: machines that it is to have; 0 where it drains or is being deleted.
+    """One cluster.
 
-    failures: in a row, of all members since each of them was up last. outdated: members that are
-    still as it was declared before. happened, states: how often that did, and how often members came
-    to be in each state.
+    target: wanted number of VMs; 0 if it drains or is being deleted. members: VMs by state.
+    failures: sum over the VMs of failures since each was last up. outdated: VMs of earlier
+    generations. event_count: counts of events. states: counts of VMs that entered each state.
     """
 
     target: int = 0
@@ -50,9 +50,9 @@ class ClusterFigures:
 
 @dataclass
 class SiteFigures:
-    """The nodes of one site. Room for clusters, offered and taken, is that of nodes that are alive.
+    """The nodes of one site. Only live nodes count for offered and taken resources.
 
-    memory: MiB. tokens, refusals: how often machines' tokens for pools were given, and how often not.
+    memory: MiB. tokens, refusals: counts of pool tokens that were granted and refused.
     """
 
     alive: int = 0
@@ -67,7 +67,7 @@ class SiteFigures:
 
 @dataclass(frozen=True)
 class GuardFigures:
-    """A guard that is not open. image: its digest. node: empty: all of them. failures: in a row."""
+    """An active failure backoff. image: digest. node: empty: all nodes. failures: in a row."""
 
     image: str
     node: str
@@ -77,9 +77,9 @@ class GuardFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """All of it. clusters, sites, pools: by name. pools: whether they answered when asked last.
+    """All figures. clusters, sites, pools: by name. pools: whether they answer queries.
 
-    image_bytes: of all images, whole. stored_bytes: what is kept for them, each byte once.
+    image_bytes: total size of all images. stored_bytes: bytes stored for them, deduplicated.
     """
 
     jobs: Mapping[JobState, int] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class Figures:
 
 
 def figures(database: Database, lease: timedelta, present: datetime) -> Figures:
-    """The figures as of ``present``.  Raises Unavailable("database").
+    """Return the figures as of ``present``.  Raises Unavailable("database").
 
-    lease: how long a node may be silent.
+    lease: time without contact after which a node counts as lost.
     """
     with database.read() as session:
         world = load(session, lease, present, planning=False)

@@ -1,4 +1,4 @@
-"""The tables. Rows are storage only: what a job *is* stands in ``vmjobs.model``."""
+"""The tables. Rows are storage only: ``vmjobs.model`` defines jobs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from repository.database import UtcDateTime
 ID = String(32)
 DIGEST = String(71)
 STATE = String(16)
-#: SQLite counts only an INTEGER PRIMARY KEY by itself.
+#: SQLite auto-increments only an INTEGER PRIMARY KEY.
 BIG_ID = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """Base of all tables; constraints have names, so that migrations can speak of them."""
+    """Base of all tables; constraints have names, so that migrations can refer to them."""
 
     metadata = MetaData(
         naming_convention={
@@ -47,10 +47,10 @@ class Base(DeclarativeBase):
 
 
 class CondorJobRow(Base):
-    """A job that HTCondor alone knows, whose machine is to be saved where it is vacated.
+    """A transparent job whose VM is checkpointed when the job is vacated.
 
-    id: made from HTCondor's own. owner: for the quota. attempt: which of its runs counts. failed: the
-    last one that did not go on from what was saved. heard: when a node last told of it.
+    id: derived from HTCondor's job id. owner: for the quota. attempt: the current run. failed: the last
+    run that failed to resume from the checkpoint. heard: time of the last report by a node.
     """
 
     __tablename__ = "condor_jobs"
@@ -87,8 +87,8 @@ class JobRow(Base):
 
     version: grows with every change that a client can see.
     settled: final, and nothing of it is left at the scheduler.
-    dispatched: when handing it to the scheduler began; set before the scheduler hears of it.
-    batch_*: the scheduler's last word, and since when it has been that.
+    dispatched: when its submission to the scheduler began; set before the scheduler is called.
+    batch_*: the scheduler's last observation, and since when it has been the same.
     """
 
     __tablename__ = "jobs"
@@ -146,12 +146,12 @@ class EventRow(Base):
 
 
 class AttemptRow(Base):
-    """One node's try at a job.
+    """One attempt of a node to run a job.
 
     reached: the last state that the agent itself reported, ``""`` before its first report.
-    heard: when the agent was last heard of.  ended: when it said that its VM is gone.
-    seen_running: the scheduler said, after the claim, that the job runs.
-    seconds, bytes, cpu_seconds: as of a report.
+    heard: time of the agent's last contact.  ended: when it reported that its VM is gone.
+    seen_running: the scheduler reported the job as running after the claim.
+    seconds, bytes, cpu_seconds: from reports.
     ending: how it ended by itself, state and reason, while the job was being canceled.
     """
 
@@ -190,11 +190,11 @@ class OutputRow(Base):
 
 
 class BlobOwnerRow(Base):
-    """An owner has a blob: has sent its bytes, or a job of the owner's has delivered them.
+    """An owner of a blob, who has sent its bytes, or whose job has delivered them.
 
-    The row comes before the object, and after the bytes were digested. used: a job has it as an input
-    or output, and it stays; what is not used counts against the owner's quota, until it was not
-    ``touched`` for a day.
+    The row is inserted before the object is stored, and after the digest was computed. used: a job has
+    the blob as an input or output, so it stays; an unused blob counts against the owner's quota, until
+    it was not ``touched`` for a day.
     """
 
     __tablename__ = "blob_owners"
@@ -237,11 +237,10 @@ class TokenRow(Base):
 class BuildRow(Base):
     """An image that a builder makes.
 
-    admin: whoever asked for it may write to the library. progress: in thousandths.
-    attempts: how often a builder began it, and did not give it back. generation: rises each time
-    it is begun or given back; a builder that knows an older one has no say. naming: its image is
-    being published. sent: when a message was last sent for it, ``sends`` times since it was last
-    begun.
+    admin: the requesting user may write to the library. progress: in thousandths.
+    attempts: how often a builder began it and did not postpone it. generation: incremented each time
+    it is begun or postponed, which fences off builders of older generations. naming: its image is being
+    published. sent: when a message was last sent for it, ``sends`` times since it was last begun.
     """
 
     __tablename__ = "builds"

@@ -15,7 +15,7 @@ from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.model import now as utc_now
 
-#: A node that was not heard of for longer offers nothing.
+#: A node without contact for longer is not alive.
 LIVE: Final = timedelta(minutes=5)
 
 
@@ -23,10 +23,10 @@ class Nodes(Core):
     """The nodes' part of the repository."""
 
     def put_node(self, node: Node) -> None:
-        """Remember what a node announces; ``updated`` becomes the time of arrival."""
+        """Store a node's announcement; ``updated`` becomes the time of arrival."""
         try:
             self._store_node(node)
-        except IntegrityError:  # announced twice at once, for the first time
+        except IntegrityError:  # two concurrent first announcements
             self._store_node(node)
 
     def _store_node(self, node: Node) -> None:
@@ -40,13 +40,13 @@ class Nodes(Core):
                 row.heard, row.description = present, description
 
     def live_nodes(self) -> list[Node]:
-        """Those heard of in the last five minutes, by name."""
+        """Return the nodes with contact in the last five minutes, by name."""
         query = select(NodeRow).order_by(NodeRow.name).where(NodeRow.heard >= utc_now() - LIVE)
         with self.database.read() as session:
             return [Node.model_validate(row.description) for row in session.scalars(query)]
 
     def node_page(self, page: Window) -> tuple[list[Node], str]:
-        """A part of all nodes, by name, and the cursor of the next one."""
+        """Return one page of all nodes, by name, and the cursor of the next page."""
         query = select(NodeRow).order_by(NodeRow.name).where(NodeRow.name > page.cursor)
         with self.database.read() as session:
             rows, cursor = page.cut(session.scalars(query.limit(page.rows)).all(), lambda row: row.name)

@@ -1,4 +1,4 @@
-"""Pages of lists: how much of a list is given at once, and where the next part begins."""
+"""Paging of lists: size of a page, and cursors."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ MAX_PAGE: Final = 1000
 
 
 class Window(NamedTuple):
-    """Which part of a list. limit: entries at most. cursor: of the page before; empty: the first."""
+    """A request for one page. limit: entries at most. cursor: from the page before, or empty."""
 
     limit: int = MAX_PAGE
     cursor: str = ""
 
     @property
     def rows(self) -> int:
-        """What to ask for: one more than fit tells that there is a next page."""
+        """Number of rows to query: one more than the limit shows that there is a next page."""
         return self.limit + 1
 
     def cut(self, rows: Sequence[T], cursor_of: Callable[[T], str]) -> tuple[Sequence[T], str]:
-        """The page, and the cursor of the next one; empty where there is none."""
+        """Return the page, and the cursor of the next one; empty if there is none."""
         more = len(rows) > self.limit
         return rows[: self.limit], cursor_of(rows[self.limit - 1]) if more else ""
 
 
 def all_pages(page: Callable[[Window], tuple[Sequence[T], str]]) -> list[T]:
-    """A whole list, a page after the other."""
+    """Return a whole list, page by page."""
     found: list[T] = []
     cursor = ""
     while True:
@@ -42,6 +42,6 @@ def all_pages(page: Callable[[Window], tuple[Sequence[T], str]]) -> list[T]:
 
 
 def bad_cursor() -> InvalidRequest:
-    """The error for a cursor that no page gave."""
+    """Return the error for an invalid cursor."""
     fault = Fault("cursor", "bad_cursor", "use what an earlier page gave as `next`")
-    return InvalidRequest("the cursor is none of ours", faults=[fault])
+    return InvalidRequest("the cursor is not valid", faults=[fault])

@@ -1,8 +1,8 @@
-"""Which owner has which blob: a digest alone gives no right to the bytes.
+"""Owners of blobs: a digest alone gives no right to the bytes.
 
-Equal bytes are stored once, whoever sends them, but each owner has to send them, or to have them from
-an own job. The row that says so comes before the object, and an object is removed only where no row
-names it, with the lock held that new rows take: so no row comes to name what is removed.
+Equal bytes are stored once for all owners, but each owner has to send them, or to have them from an own
+job. The owner's row is inserted before the object is stored, and an object is removed only if no row
+names it, under the lock that new rows take: so no new row can name a removed object.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from vmjobs.model import MIB
 from vmjobs.model import now as utc_now
 from vmjobs.wire import GcReport
 
-#: A blob that its owner asks for is noted to be in demand, where that was not done for this part of
-#: the time for which it is kept.
+#: A use of a blob updates its ``touched`` time only after this fraction (1/10) of its retention time.
 NOTED: Final = 10
 
 
 class Possession(Core):
-    """The part that knows whose blobs are whose."""
+    """The part for blobs and their owners."""
 
     def put_blob(self, owner: str, digest: str, source: BinaryIO) -> bool:
-        """Store a blob; true if it is new to its owner, who is told nothing of what others have.
+        """Store a blob; return whether it is new to its owner, regardless of other owners.
 
         Raises:
-            DigestMismatch: the bytes are others; nothing is stored.
-            InvalidRequest: ``digest`` is none.
-            PayloadTooLarge: more than ``max_input_size`` MiB, or than a job may have of disk.
-            QuotaExceeded: beyond what the owner may keep.
+            DigestMismatch: the bytes do not have that digest; nothing is stored.
+            InvalidRequest: ``digest`` is not a digest.
+            PayloadTooLarge: more than ``max_input_size`` MiB, or than a job's largest disk.
+            QuotaExceeded: beyond the owner's quota.
         """
         new = not self.has_blob(owner, digest)
         limit = min(self.config.max_input_size, self.config.max_disk) * MIB
@@ -53,9 +52,9 @@ class Possession(Core):
         return new
 
     def has_blob(self, owner: str, digest: str) -> bool:
-        """Whether the owner has the blob, which then stays for a while.
+        """Whether the owner has the blob; the call extends its retention.
 
-        Raises InvalidRequest where ``digest`` is none.
+        Raises InvalidRequest if ``digest`` is not a digest.
         """
         if self.blob_size(owner, digest) is None:
             return False
@@ -70,9 +69,9 @@ class Possession(Core):
             return session.scalars(touch.returning(BlobOwnerRow.digest)).one_or_none() is not None
 
     def blob_size(self, owner: str, digest: str) -> int | None:
-        """Bytes of a blob; ``None`` if it is not here, or not the owner's.
+        """Return the size of a blob in bytes; ``None`` if the owner does not have it.
 
-        Raises InvalidRequest where ``digest`` is none.
+        Raises InvalidRequest if ``digest`` is not a digest.
         """
         key_of(digest)
         with self.database.read() as session:
@@ -81,9 +80,9 @@ class Possession(Core):
         return self.blobs.size(digest)
 
     def possess(self, owner: str, digest: str, size: int, *, limited: bool) -> None:
-        """Note that an owner has these bytes, which are about to be stored.
+        """Record the owner of a blob that is about to be stored.
 
-        limited: they must be within the quota.  Raises QuotaExceeded.
+        limited: check the quota.  Raises QuotaExceeded.
         """
         values = {"owner": owner, "digest": digest, "size": size, "used": False, "touched": utc_now()}
         with self.database.write() as session:
@@ -100,7 +99,7 @@ class Possession(Core):
             )
 
     def collect(self, dry_run: bool = False) -> GcReport:
-        """Remove what no image, job or upload needs any more; see ``Images.collect``."""
+        """Remove data that no image, job or upload needs any more; see ``Images.collect``."""
         report = self.images.collect(dry_run)
         before = utc_now() - timedelta(seconds=self.config.upload_seconds)
         if not dry_run:
@@ -113,7 +112,7 @@ class Possession(Core):
         return report.model_copy(update={"blobs": len(gone), "bytes": size})
 
     def _unowned(self, before: datetime) -> Iterator[tuple[str, ObjectInfo]]:
-        """Old blobs that no owner has used, or touched since ``before``."""
+        """Yield old blobs that no owner has used, or touched since ``before``."""
         oldest = utc_now() - timedelta(seconds=self.images.orphan_seconds)
         old = (found for found in self.blobs.stored() if found[1].modified < oldest)
         while some := list(islice(old, LISTED)):
@@ -135,7 +134,7 @@ class Possession(Core):
 
 
 def use_blobs(session: Session, owner: str, digests: Collection[str]) -> set[str]:
-    """Note that a job has these blobs of its owner, which stay from now on; those that are not his."""
+    """Mark blobs as used by the owner's job, so that they stay; return those he lacks."""
     mine = (BlobOwnerRow.owner == owner, BlobOwnerRow.digest.in_(sorted(digests)))
     change = update(BlobOwnerRow).where(*mine).values(used=True, touched=utc_now())
     return set(digests) - set(session.scalars(change.returning(BlobOwnerRow.digest)))

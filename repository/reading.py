@@ -1,4 +1,4 @@
-"""What can be read of jobs: by their owners, and by anybody who may see all."""
+"""Queries of jobs, by their owners or without an owner's restriction."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_SEQ: Final = 2**31 - 1
 
 
 def visible(session: Session, job_id: str, owner: str | None) -> JobRow:
-    """A job's row without a lock.  Raises NotFound, also for another owner's."""
+    """Return a job's row without a lock.  Raises NotFound, also for another owner's job."""
     row = session.get(JobRow, job_id) if is_id(job_id) else None
     if row is None or (owner is not None and row.owner != owner):
         raise missing(job_id)
@@ -42,10 +42,10 @@ def visible(session: Session, job_id: str, owner: str | None) -> JobRow:
 
 
 class Reading(Core):
-    """The reading part of the repository. ``owner=None`` sees everybody's jobs."""
+    """The reading part of the repository. ``owner=None`` sees all jobs."""
 
     def full_job_id(self, text: str, owner: str) -> str:
-        """The id of the owner's job whose id begins with ``text``; else ``text``.
+        """Return the id of the owner's job whose id begins with ``text``; else ``text``.
 
         Raises AmbiguousId.
         """
@@ -58,7 +58,7 @@ class Reading(Core):
             return views(session, [visible(session, job_id, owner)])[0]
 
     def version(self, job_id: str, owner: str | None = None) -> int:
-        """A number that grows with every change of the job: cheap to read, good as an ETag.
+        """Return a number that grows with every change of the job: cheap, and usable as an ETag.
 
         Raises NotFound.
         """
@@ -77,9 +77,9 @@ class Reading(Core):
         limit: int = 256,
         cursor: str = "",
     ) -> JobPage:
-        """Jobs, newest first; ``limit`` is capped at 2,000. array: its id, or how it begins.
+        """Return jobs, newest first; ``limit`` is capped at 2,000. array: its id or a prefix.
 
-        Raises InvalidRequest for a cursor that is none of ours, AmbiguousId.
+        Raises InvalidRequest for an invalid cursor, AmbiguousId.
         """
         limit = max(1, min(limit, MAX_PAGE))
         query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
@@ -103,7 +103,7 @@ class Reading(Core):
             return JobPage(views(session, rows[:limit]), more)
 
     def events(self, job_id: str, after: int = 0, owner: str | None = None) -> list[JobEvent]:
-        """The job's history past ``seq`` ``after``, at most 10,000 lines.  Raises NotFound."""
+        """Return the job's history after event ``after``, at most 10,000 lines.  Raises NotFound."""
         with self.database.read() as session:
             visible(session, job_id, owner)
             query = (
@@ -115,7 +115,7 @@ class Reading(Core):
             return [event_of(row) for row in session.scalars(query)]
 
     def outputs(self, job_id: str, owner: str | None = None) -> OutputList:
-        """What the job's latest attempt delivered.  Raises NotFound."""
+        """Return the outputs of the job's latest attempt.  Raises NotFound."""
         with self.database.read() as session:
             row = visible(session, job_id, owner)
             query = (
@@ -125,7 +125,7 @@ class Reading(Core):
             return OutputList(found, rejected_of(session.get(AttemptRow, row.attempt)))
 
     def open_stream(self, job_id: str, name: StreamName, owner: str | None = None) -> StreamReader:
-        """The latest attempt's stream, as long as it is now; empty if there is none.
+        """Open the latest attempt's stream at its present length; empty if there is none.
 
         Raises NotFound (no such job).
         """
@@ -134,7 +134,7 @@ class Reading(Core):
         return self.streams.open(job_id, attempt, name) if attempt else StreamReader(None, 0)
 
     def open_output(self, job_id: str, path: str, owner: str | None = None) -> BlobReader:
-        """One output file (``.digest``, ``.size``, iterate for verified bytes; close it).
+        """Open one output file (``.digest``, ``.size``, iterate for verified bytes; close it).
 
         Raises NotFound.
         """
@@ -152,7 +152,7 @@ class Reading(Core):
         return self.blobs.open(digest)
 
     def open_input(self, job_id: str, name: str, owner: str | None = None) -> BlobReader:
-        """One input file by its name in the spec.  Raises NotFound."""
+        """Open one input file by its name in the spec.  Raises NotFound."""
         with self.database.read() as session:
             spec = spec_of(visible(session, job_id, owner))
         for file in spec.inputs:
@@ -161,5 +161,5 @@ class Reading(Core):
         raise NotFound(f"job {job_id} has no input {name[:255]!r}")
 
     def ping(self) -> None:
-        """Return if the database answers.  Raises Unavailable("database")."""
+        """Check that the database answers.  Raises Unavailable("database")."""
         self.database.ping()

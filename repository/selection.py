@@ -1,4 +1,4 @@
-"""Sets of jobs that a request is about: by their ids, their arrays', or the states that they are in."""
+"""Selects the jobs of a request, by job id, array id or state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vmjobs.model import JobState
 
 
 def selected(session: Session, selection: JobSelection, owner: str | None) -> list[str]:
-    """Ids of the jobs, locked in the order of all locks until the (write) transaction ends.
+    """Return the ids of the jobs, locked in id order until the (write) transaction ends.
 
-    owner: whose jobs; ``None``: anybody's.
+    owner: of the jobs; ``None``: any.
 
     Raises:
-        NotFound: there is no job and no array of such an id, or it is another owner's.
-        AmbiguousId: several begin like one of them.
+        NotFound: there is no job or array with an id, or it is another owner's.
+        AmbiguousId: several ids begin with one of them.
         InvalidRequest: more than ``MAX_SELECTED`` jobs.
     """
     query = select(JobRow.id).order_by(JobRow.id)
@@ -41,7 +41,7 @@ def selected(session: Session, selection: JobSelection, owner: str | None) -> li
 
 
 def _named(session: Session, names: Iterable[str], owner: str | None) -> tuple[set[str], set[str]]:
-    """Which of these ids, or beginnings of ids, are jobs, and which are arrays."""
+    """Resolve ids, or prefixes of ids, to ids of jobs and ids of arrays."""
     left, found = set(names), []
     for table in (JobRow, SubmissionRow):
         whose = [table.owner == owner] if owner is not None else []
@@ -56,7 +56,7 @@ def _named(session: Session, names: Iterable[str], owner: str | None) -> tuple[s
 
 
 def states(session: Session, ids: list[str]) -> list[JobStatus]:
-    """What these jobs are now, the newest first."""
+    """Return the present states of these jobs, the newest first."""
     query = select(JobRow.id, JobRow.array_id, JobRow.index, JobRow.state).where(JobRow.id.in_(ids))
     return [
         JobStatus(id=job, array=array, index=number, state=JobState(state))

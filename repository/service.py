@@ -1,8 +1,8 @@
-"""The job repository: what the API and the worker do with jobs, blobs, streams and nodes.
+"""The job repository: operations on jobs, blobs, streams and nodes for API and worker.
 
-Every method may also raise ``Unavailable("database", …)``; foreign exceptions never come out.
-``owner=None`` means: whoever owns it (agents and the worker); with an owner, another owner's job
-is ``NotFound``.
+Every method may also raise ``Unavailable("database", …)``; foreign exceptions are translated.
+``owner=None`` means any owner (for agents and the worker); with an owner, another owner's job is
+``NotFound``.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = [
 class Repository(Submissions, Reading, Attempts, CondorJobs, Batch):
     """Jobs, their files, and the nodes that run them.
 
-    ``images`` has the images they boot, ``builds`` those that are to be built, ``clusters`` the
-    virtual clusters.
+    ``images`` has the images they boot, ``builds`` the builds of images, ``clusters`` the virtual
+    clusters.
 
     Safe to share between threads.
 
-    users (submissions, reading): submit, cancel, change_jobs, job, version, jobs, events, outputs,
+    users (submissions, queries): submit, cancel, change_jobs, job, version, jobs, events, outputs,
     open_stream, open_output.
-    users, of their input files (possession): put_blob, has_blob, blob_size.
+    users, for input files (blob_owners): put_blob, has_blob, blob_size.
     agents (attempts): claim, report, keep, append, put_output, open_input.
-    agents, of jobs that HTCondor alone knows (condor_jobs): claim_condor_job, keep_condor_job,
+    agents, for transparent jobs (condor_jobs): claim_condor_job, keep_condor_job,
     condor_job_not_resumed, end_condor_job.
-    nodes (nodes): put_node, nodes, node.
-    worker (batch): begin_dispatch, record_condor, note_unavailable, observe, observe_waiting, and
-    the lists of what there is to do; collect (possession).
+    nodes (nodes): put_node, live_nodes, node_page, node.
+    worker (condor_sync): begin_dispatch, record_condor, note_unavailable, observe, observe_waiting, and
+    the work lists; collect (blob_owners).
     """
 
     def close(self) -> None:
@@ -59,9 +59,9 @@ class Repository(Submissions, Reading, Attempts, CondorJobs, Batch):
 
 
 def open_repository(config: Config, *, migrate: bool = True) -> Repository:
-    """A repository on the database and directories that ``config`` names.
+    """Open a repository on the database and directories that ``config`` names.
 
-    ``migrate``: bring the database's schema up to date first, and ask the storage whether it works.
+    ``migrate``: upgrade the database schema first, and check that the storage works.
     Raises Unavailable("database"), Unavailable("storage"), ConfigError.
     """
     objects = open_objects(config)

@@ -1,7 +1,7 @@
-"""Files in the making: those of a writer that was killed are told from work in progress.
+"""Temporary files, with locks that tell active writers from killed ones.
 
-Whoever writes holds a lock on the temporary file; the kernel takes it back when the process dies,
-so nothing is guessed from a file's age but the moment between making and locking it.
+A writer holds a lock on its temporary file; the kernel releases it when the process dies. The age of a
+file matters only for the moment between creating and locking it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Spool:
 
     @contextmanager
     def temporary(self) -> Iterator[tuple[Path, BinaryIO]]:
-        """A locked file of our own; gone afterwards unless it was renamed.
+        """Create a locked temporary file; remove it afterwards unless it was renamed.
 
         Raises Unavailable("storage"), StorageFull.
         """
@@ -49,14 +49,14 @@ class Spool:
                 _drop(file)
 
     def clean(self) -> int:
-        """Remove what killed writers left; how many files.  Raises Unavailable("storage")."""
+        """Remove leftovers of killed writers; return their number.  Raises Unavailable("storage")."""
         with translated():
             paths = list(self.directory.iterdir()) if self.directory.is_dir() else []
             return sum(map(_remove_if_abandoned, paths))
 
 
 def _drop(file: BinaryIO) -> None:
-    """Close a file whose name is gone: that the last bytes found no room is no news any more."""
+    """Close a file whose name is gone; ignore that its last bytes find no space."""
     try:
         file.close()
     except OSError as error:
@@ -72,12 +72,12 @@ def _remove_if_abandoned(path: Path) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except (FileNotFoundError, BlockingIOError):
-        return 0  # somebody else's: finished meanwhile, or still at work
+        return 0  # its writer has finished meanwhile, or still works
     return 1
 
 
 def make_directories(directory: Path) -> None:
-    """Make ``directory`` and those above it, each new name of which survives a power cut."""
+    """Make ``directory`` and its parents, so that each new name survives a power cut."""
     missing = []
     while not directory.is_dir():
         missing.append(directory)
@@ -89,7 +89,7 @@ def make_directories(directory: Path) -> None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Operating system errors as ours.  Raises StorageFull, Unavailable("storage")."""
+    """Translate operating system errors to StorageFull or Unavailable("storage")."""
     try:
         yield
     except OSError as error:

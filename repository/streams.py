@@ -1,7 +1,7 @@
 """Byte streams that grow while a job runs: its output, its error output, its console.
 
-One file a stream, in a directory of the attempt. Appending names the offset, so that a repeated
-call changes nothing; writers of one stream exclude each other by a lock on the file.
+Each stream is one file, in a directory of the attempt. Appending names the offset, so that a repeated
+call changes nothing; a lock on the file serializes the writers of one stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class StreamReader:
-    """A stream as long as it was when it was opened; more may have been added since."""
+    """A stream at its length when it was opened; more may have been appended since."""
 
     def __init__(self, path: Path | None, size: int) -> None:
         self.size = size
@@ -48,7 +48,7 @@ class StreamReader:
 class StreamStore:
     """Streams below one directory: ``<job's last 2>/<job>/<attempt>/<name>``.
 
-    limit: bytes kept of one stream; what comes after is dropped.
+    limit: bytes kept of one stream; further bytes are dropped.
     """
 
     def __init__(self, root: Path, limit: int) -> None:
@@ -56,9 +56,9 @@ class StreamStore:
         self._limit = limit
 
     def append(self, job_id: str, attempt: str, name: StreamName, offset: int, data: bytes) -> int:
-        """Put ``data`` at ``offset``; bytes that are there already stay. The size afterwards.
+        """Write ``data`` at ``offset``, keeping existing bytes; return the new size.
 
-        Raises Conflict where ``offset`` is beyond the end, Unavailable("streams").
+        Raises Conflict if ``offset`` is beyond the end, Unavailable("streams").
         """
         if offset < 0:
             raise InvalidRequest("a stream's offset cannot be negative")
@@ -93,7 +93,7 @@ class StreamStore:
                 return StreamReader(None, 0)
 
     def drop(self, job_id: str, attempt: str = "") -> None:
-        """Remove the streams of an attempt, or of all; none there is no error.
+        """Remove the streams of an attempt, or of all; missing streams are no error.
 
         Raises Unavailable("streams").
         """

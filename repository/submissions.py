@@ -1,4 +1,4 @@
-"""Submission and cancellation: what users do to jobs."""
+"""Operations of users on jobs: submit, cancel, hold and release."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Submissions(Nodes, Possession):
     ) -> Submitted:
         """Store ``count`` jobs and publish the array's id before the commit.
 
-        groups: the owner's, whose images he may use as well.
+        groups: of the owner; images that are shared with them may be used, too.
 
         ``publish`` may be called for an array whose commit then fails, never the other way round.
 
         Raises:
-            InvalidSpec: with every fault (limits, image, inputs, what no live node offers).
+            InvalidSpec: with every fault (limits, image, inputs, resources that no live node has).
             InvalidRequest: the key is too long.
             IdempotencyConflict: ``key`` was used with another body.
             Unavailable: what ``publish`` raises (``broker``); then nothing is stored.
@@ -74,13 +74,13 @@ class Submissions(Nodes, Possession):
         try:
             parent = _parent(owner, submission, key, image.digest)
             return self._store(parent, spec, viewer, publish)
-        except IntegrityError as error:  # the same key at the same moment; the other one won
+        except IntegrityError as error:  # a concurrent request with the same key was first
             if seen := self._seen(owner, key, body):
                 return seen
             raise Unavailable("database", f"the submission was not stored: {error.orig}") from error
 
     def _seen(self, owner: str, key: str, body: str) -> Submitted | None:
-        """The jobs of an earlier submission with this key."""
+        """Return the jobs of an earlier submission with this key."""
         if not key:
             return None
         with self.database.read() as session:
@@ -105,7 +105,7 @@ class Submissions(Nodes, Possession):
         ids = new_ids(parent.count)
         with self.database.write() as session:
             try:
-                # From here on the image cannot go: whoever removes it waits, and finds the jobs.
+                # From here on the image stays: a concurrent removal waits, and finds the jobs.
                 notice = self.images.pin(session, viewer, parent.image_digest)
             except NotFound as error:
                 faults = [unknown_image(error)]
@@ -114,7 +114,7 @@ class Submissions(Nodes, Possession):
             if faults := list(missing_inputs(spec, lost)):  # collected a moment ago
                 raise InvalidSpec("the job cannot run here", faults=faults)
             session.add(parent)
-            session.flush()  # the key's uniqueness is settled before anything is published
+            session.flush()  # check that the key is unique before publishing
             rows = [_queued(parent, job, number, notice) for number, job in enumerate(ids)]
             session.add_all(rows)
             session.flush()
@@ -125,12 +125,12 @@ class Submissions(Nodes, Possession):
         return result
 
     def cancel(self, job_id: str, owner: str | None = None, publish: PublishJobs | None = None) -> Job:
-        """Ask a job to stop, as :meth:`change_jobs`; repeating the call is no error.
+        """Cancel a job, as :meth:`change_jobs`; repeating the call is no error.
 
         Raises NotFound; Conflict for a job that has ended by itself.
         """
         with self.database.read() as session:
-            visible(session, job_id, owner)  # and no array
+            visible(session, job_id, owner)  # refuse ids of arrays
         self.change_jobs(JobAction.CANCEL, JobSelection(jobs=(job_id,)), owner, publish)
         with self.database.read() as session:
             (job,) = views(session, [visible(session, job_id, owner)])
@@ -145,17 +145,17 @@ class Submissions(Nodes, Possession):
         owner: str | None = None,
         publish: PublishJobs | None = None,
     ) -> list[JobStatus]:
-        """Ask jobs to stop, to be held or to go on; the state that each of them has now.
+        """Cancel, hold or release jobs; return the state of each job now.
 
-        Those that cannot stay as they are. A job to be canceled is CANCELING at once; what else becomes
-        of jobs that were handed to a scheduler is for that to say. ``publish`` is called for them after
-        the commit; where it fails the worker's sweep finds what was canceled.
+        Jobs whose state does not allow the action stay unchanged. A canceled job is CANCELING at once;
+        further changes of submitted jobs follow from the scheduler. ``publish`` is called for them
+        after the commit; if it fails, the worker's sweep finds the canceled jobs.
 
         Raises:
             NotFound: one of them does not exist; then nothing is done.
-            AmbiguousId: several begin like one of them.
-            InvalidRequest: they are more than ``MAX_SELECTED``.
-            Unavailable: what ``publish`` raises, of jobs to be held or released.
+            AmbiguousId: several ids begin with one of them.
+            InvalidRequest: more than ``MAX_SELECTED`` jobs.
+            Unavailable: what ``publish`` raises, when jobs are held or released.
         """
         before, after, why = _BY_ITS_OWNER[action]
         nowhere = and_(JobRow.dispatched.is_(None), JobRow.attempt == "")
@@ -179,7 +179,7 @@ class Submissions(Nodes, Possession):
         return found
 
 
-#: Of jobs that no scheduler has: from which state to which they go, and why.
+#: Old state, new state and reason for each action on jobs that no scheduler has.
 _BY_ITS_OWNER: Final[Mapping[JobAction, tuple[JobState, JobState, Reason]]] = {
     JobAction.CANCEL: (
         JobState.CANCELING,
@@ -200,7 +200,7 @@ _BY_ITS_OWNER: Final[Mapping[JobAction, tuple[JobState, JobState, Reason]]] = {
 
 
 def body_digest(submission: Submission) -> str:
-    """The digest of what was submitted; spelling out a default changes nothing."""
+    """Return the digest of a submission; giving a default value explicitly does not change it."""
     text = json.dumps(submission.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 

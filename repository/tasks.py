@@ -1,4 +1,4 @@
-"""The Celery application of ``vmjobs worker``: tasks are shells over ``repository.dispatch``."""
+"""The Celery application of ``vmjobs worker``: thin tasks over ``repository.dispatcher``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Publisher", "make_builder", "make_celery", "worker_arguments"]
 
-#: Task name and seconds between its runs.
+#: Periodic tasks, and seconds between their runs.
 PERIODIC: Final = {
     "vmjobs.track": 2.0,
     CLUSTERS: 2.0,
@@ -42,7 +42,8 @@ PERIODIC: Final = {
     "vmjobs.sweep": 30.0,
     "vmjobs.collect": 3600.0,
 }
-#: Where the schedd does not answer: first wait, longest wait (seconds), attempts. The sweep goes on.
+#: Retries if the schedd does not answer: first wait, longest wait (seconds), attempts. The sweep
+#: handles the jobs later.
 BACKOFF, BACKOFF_MAX, RETRIES = 1, 120, 12
 PATIENT: Final[Mapping[str, Any]] = {
     "autoretry_for": (Unavailable,),
@@ -58,7 +59,7 @@ _Parts = TypeVar("_Parts")
 
 
 def make_celery(config: Config, factory: DispatchFactory) -> Celery:
-    """The application, complete with schedule; nothing is connected yet."""
+    """Return the worker's application with its schedule; nothing is connected yet."""
     app = _bare(config)
     app.conf.update(
         beat_schedule_filename=str(config.data_dir / "beat"),
@@ -72,16 +73,16 @@ def make_celery(config: Config, factory: DispatchFactory) -> Celery:
 
 
 def make_builder(config: Config, factory: BuildingFactory) -> Celery:
-    """The application of a builder: builds of images, and nothing else."""
+    """Return the application of a builder, which only builds images."""
     app = _bare(config)
     parts = _Once(factory)
 
     def build_image(build: str) -> None:
-        from repository import building  # noqa: PLC0415 - needs what only builders have
+        from repository import building  # noqa: PLC0415 - its dependencies exist on builders only
 
         building.build_image(parts(), build)
 
-    # The message may be quicker than the commit.
+    # The message may arrive before the commit.
     app.task(
         build_image,
         name=BUILD_IMAGE,
@@ -112,7 +113,7 @@ def _bare(config: Config) -> Celery:
 def worker_arguments(
     config: Config, *, concurrency: int = 2, beat: bool = True, queue: str = QUEUE
 ) -> list[str]:
-    """Arguments for ``app.worker_main``: a worker, with its clock unless another has it."""
+    """Arguments for ``app.worker_main``; beat: run the periodic schedule in this worker."""
     arguments = [
         "worker",
         f"--loglevel={config.log_level}",
@@ -125,7 +126,7 @@ def worker_arguments(
 
 
 class _Once(Generic[_Parts]):
-    """One set of collaborators for each process: connections must not be shared over a fork."""
+    """Creates the collaborators once for each process: connections must not survive a fork."""
 
     def __init__(self, factory: Callable[[], _Parts]) -> None:
         self._factory = factory
@@ -146,7 +147,7 @@ def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
     def change_jobs(action: str, ids: list[str]) -> None:
         dispatch.change_jobs(parts(), JobAction(action), ids)
 
-    # The message may be quicker than the commit; a commit that failed leaves nothing to find.
+    # The message may arrive before the commit, or the commit may have failed.
     early = {**PATIENT, "autoretry_for": (Unavailable, NotFound)}
     app.task(submit_array, name=SUBMIT_ARRAY, shared=False, **early)
     app.task(change_jobs, name=CHANGE_JOBS, shared=False, **PATIENT)
@@ -171,7 +172,7 @@ def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
 def _periodic(
     name: str, work: Callable[[Dispatch], None], parts: _Once[Dispatch]
 ) -> Callable[[], None]:
-    """A task that skips its turn while an earlier one is still at work, in whatever process."""
+    """Return a task that skips its run while an earlier run still works, in any process."""
 
     def run() -> None:
         try:
@@ -179,7 +180,7 @@ def _periodic(
                 if alone:
                     work(parts())
         except Unavailable as error:
-            logger.warning("%s waits for its next turn: %s", name, error.message)
+            logger.warning("%s waits for its next run: %s", name, error.message)
 
     run.__name__ = name.rpartition(".")[2]
     return run

@@ -1,7 +1,7 @@
-"""Which API tokens there are, and which of them were revoked before their time.
+"""A register of API tokens, and of those that were revoked before they expire.
 
-A token is noted when it is made, or else when it is used first: one may be made while there is no
-database yet. Tokens of single jobs are not noted: they end with their jobs.
+A token is recorded when it is issued, or else at its first use: it may be issued before there is a
+database. Tokens of single jobs are not recorded: they end with their jobs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 REFRESH_SECONDS: Final = 10.0
 #: How long expired tokens are still listed.
 KEPT: Final = timedelta(days=30)
-#: Tokens that a process remembers to have noted.
+#: Number of recorded tokens that a process caches.
 REMEMBERED: Final = 65536
 
 
 class TokenRecord(Frozen):
-    """What is known of a token, which itself is kept nowhere.
+    """The record of a token; the token itself is not stored.
 
-    id: its ``jti``. kind: ``user``, ``admin``, ``node`` or ``rooster``. subject: whom it speaks for.
+    id: its ``jti``. kind: ``user``, ``admin``, ``node`` or ``rooster``. subject: its user or node.
     """
 
     id: str
@@ -48,19 +48,19 @@ class TokenRecord(Frozen):
 
 
 class TokenRegister:
-    """The tokens in one database.  All methods raise Unavailable("database")."""
+    """The tokens in the database.  All methods may raise Unavailable("database")."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def note(self, token: TokenRecord) -> None:
-        """Remember a token; repeating it changes nothing. Those long expired are forgotten."""
+        """Record a token; repeating it changes nothing. Deletes tokens that expired long ago."""
         with self._database.write() as session:
             session.execute(delete(TokenRow).where(TokenRow.expires < utc_now() - KEPT))
             add_missing(session, TokenRow, [token.model_dump()])
 
     def tokens(self, subject: str | None = None, *, everything: bool = False) -> list[TokenRecord]:
-        """Tokens, by subject and the newest first; with ``everything`` those that are over, too."""
+        """Tokens by subject, the newest first; everything: include revoked and expired ones."""
         query = select(TokenRow).order_by(TokenRow.subject, TokenRow.issued.desc(), TokenRow.id)
         if subject is not None:
             query = query.where(TokenRow.subject == subject)
@@ -70,12 +70,12 @@ class TokenRegister:
             return [_record_of(row) for row in session.scalars(query)]
 
     def revoke(self, ids: Sequence[str]) -> list[TokenRecord]:
-        """Revoke all these tokens, or none; those that were revoked before stay so.
+        """Revoke all these tokens, or none; tokens that were revoked before stay revoked.
 
-        ids: or beginnings of at least six characters.
+        ids: or prefixes of at least six characters.
         Raises:
-            AmbiguousId: several tokens begin with one of them.
-            NotFound: none does.
+            AmbiguousId: several ids begin with one of them.
+            NotFound: no id does.
         """
         with self._database.write() as session:
             rows = []
@@ -96,7 +96,7 @@ class TokenRegister:
 
 
 class TokenGate:
-    """Lets in tokens that were not revoked.  Safe to share between threads."""
+    """Refuses revoked tokens.  Safe to share between threads."""
 
     def __init__(self, register: TokenRegister, clock: Callable[[], float] = time.monotonic) -> None:
         self._register = register
@@ -107,13 +107,13 @@ class TokenGate:
         self._noted: set[str] = set()
 
     def admit(self, token: TokenRecord) -> None:
-        """Refuse a token that was revoked at least ``REFRESH_SECONDS`` ago; note one that is new here.
+        """Refuse a token that was revoked at least ``REFRESH_SECONDS`` ago; record a new one.
 
-        While the database is away nothing can be revoked, and what was known before holds.
+        While the database does not answer, the last known revocations apply.
 
         Raises:
-            Unauthenticated: it was revoked.
-            Unavailable: nothing is known yet, and the database cannot be asked.
+            Unauthenticated: the token was revoked.
+            Unavailable: revocations were never read, and the database does not answer.
         """
         if token.id in self._known_revoked():
             raise Unauthenticated("the token was revoked", hint="get a new one")
@@ -122,7 +122,7 @@ class TokenGate:
         try:
             self._register.note(token)
         except Unavailable as error:
-            log.warning("a token of %s is noted later: %s", token.subject, error)
+            log.warning("cannot record a token of %s yet: %s", token.subject, error)
             return
         if len(self._noted) >= REMEMBERED:
             self._noted.clear()

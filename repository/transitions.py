@@ -1,4 +1,4 @@
-"""The one place where a stored job changes its state, and the row locks that make it safe."""
+"""Changes of a stored job's state, in one place, and the row locks that make them safe."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vmjobs.model import now as utc_now
 
 
 def locked(session: Session, job_id: str, owner: str | None = None) -> JobRow:
-    """The job's row, ours until the (write) transaction ends.
+    """Return the job's row, locked until the (write) transaction ends.
 
-    Raises NotFound; also where the job is another owner's.
+    Raises NotFound; also for another owner's job.
     """
     if not is_id(job_id):
         raise missing(job_id)
@@ -32,17 +32,17 @@ def locked(session: Session, job_id: str, owner: str | None = None) -> JobRow:
 
 
 def missing(job_id: str) -> NotFound:
-    """The error for a job that is not there, or not the caller's to see."""
+    """Return the error for a job that does not exist, or that the caller may not see."""
     return NotFound(f"there is no job {job_id[:64]}")
 
 
 def move(
     session: Session, row: JobRow, new: JobState, why: Reason, *, at: datetime | None = None
 ) -> None:
-    """Take a locked job one step further and append the event.
+    """Change the state of a locked job and append the event.
 
-    ``at``: when it happened, by somebody else's clock; kept between the last event and now.
-    Raises Conflict: the table has no such step.
+    ``at``: when it happened, by another host's clock; clamped between the last event and now.
+    Raises Conflict: TRANSITIONS has no such step.
     """
     row.state = advance(JobState(row.state), new, job_id=row.id).value
     if new.final and row.attempts:
@@ -51,9 +51,9 @@ def move(
 
 
 def move_all(session: Session, ids: Sequence[str], new: JobState, why: Reason) -> list[str]:
-    """Take those of these locked jobs that may go there one step further, all at once; their ids.
+    """Change the state of those locked jobs that may enter it, all at once; return their ids.
 
-    To a final state only jobs go of which no machine was ever saved.
+    For a final state, the jobs must never have had a checkpoint, as none is deleted here.
     """
     may = [state.value for state, following in TRANSITIONS.items() if new in following]
     said = {
@@ -79,7 +79,7 @@ def move_all(session: Session, ids: Sequence[str], new: JobState, why: Reason) -
 
 
 def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = None) -> None:
-    """Append an event to a locked job's history, in the state that it is in."""
+    """Append an event to a locked job's history, in its present state."""
     present = utc_now()
     moment = present if at is None else max(row.updated, min(at, present))
     explain(row, why, moment)
@@ -101,12 +101,12 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
 def explain(row: JobRow, why: Reason, moment: datetime) -> None:
     """Change the reason of a locked job without a line in its history."""
     row.reason_code, row.reason_actor = why.code.value, why.actor.value
-    # PostgreSQL keeps no NUL, and a guest's last words may have one.
+    # PostgreSQL refuses NULs, which a guest's message may contain.
     row.reason_message = why.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
     touch(row, moment)
 
 
 def touch(row: JobRow, moment: datetime) -> None:
-    """Let clients see that a locked job changed."""
+    """Increment the version of a locked job, so that clients see a change."""
     row.updated = max(row.updated, moment)
     row.version += 1

@@ -1,4 +1,4 @@
-"""Whether a job can be run at all: limits of the service and what live nodes offer."""
+"""Validates jobs against the limits of the service and the resources of live nodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vmjobs.model import (
     too_many,
 )
 
-#: Bytes of an owner's blob, by owner and digest; ``None``: the owner has none of that digest.
+#: Size of a blob, by owner and digest; ``None``: the owner does not have it.
 BlobSize = Callable[[str, str], int | None]
 
 
 class Chosen(NamedTuple):
-    """The image that will run, and what can boot it, best first."""
+    """The image that will run, and the hypervisor kinds that can boot it, best first."""
 
     digest: str
     kinds: tuple[HypervisorKind, ...]
@@ -39,11 +39,11 @@ def check(
     viewer: Viewer,
     blob_size: BlobSize,
 ) -> Chosen:
-    """What will run.
+    """Validate a job; return the image that will run.
 
-    nodes: those that are alive; none means that nothing is known about the site.
-    viewer: who submits; an image that is not his to see does not exist. blob_size: bytes of a blob of
-    an owner's, ``None`` where it has none of that digest.
+    nodes: the live nodes; if there are none, their resources are not checked.
+    viewer: the submitting user; images that he may not see do not exist. blob_size: returns the size
+    of an owner's blob, ``None`` if the owner does not have it.
     Raises InvalidSpec with every fault, not only the first.
     """
     chosen = Chosen("", tuple(HypervisorKind))
@@ -66,13 +66,13 @@ def check(
 
 
 def unknown_image(error: NotFound | InvalidRequest) -> Fault:
-    """The fault of a specification whose image is not there."""
+    """Return the fault of a specification whose image does not exist."""
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     return Fault("image", "unknown_image", text)
 
 
 def narrowed(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> tuple[HypervisorKind, ...]:
-    """What may run the job: of what can boot its image, what it asks for."""
+    """Return the hypervisor kinds that can boot the image and that the job allows."""
     return tuple(kind for kind in kinds if kind in spec.kinds)
 
 
@@ -85,13 +85,13 @@ def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[
         yield Fault("cpus", "above_hypervisor", why)
     elif not narrowed(spec, kinds):
         able, want = ", ".join(kinds), " and ".join(SAVING)
-        text = f"machines of {want} alone can be saved, and the image is booted by {able}"
+        text = f"only {want} can checkpoint a VM, but the image boots on {able}"
         yield Fault("checkpoint", "cannot_save", text)
 
 
 def _not_renewing(renews: bool) -> Iterator[Fault]:
     if not renews:
-        text = "the image's guest cannot be saved: it does not take another token (guest contract 3)"
+        text = "the guest cannot be checkpointed: it does not accept a new token (guest contract 3)"
         yield Fault("checkpoint", "cannot_save", text)
 
 
@@ -114,7 +114,7 @@ def _beyond_limits(spec: JobSpec, config: Config) -> Iterator[Fault]:
 def _beyond_nodes(
     spec: JobSpec, nodes: Sequence[Node], able: tuple[HypervisorKind, ...]
 ) -> Iterator[Fault]:
-    """What no live node has: each field by itself, and if those fit, all of them together."""
+    """Yield faults for resources that no live node has, alone or, if those fit, together."""
     if not nodes:
         return
     before = 0
@@ -150,7 +150,7 @@ def _fits(spec: JobSpec, node: Node, able: tuple[HypervisorKind, ...]) -> bool:
 
 
 def _inputs_in_the_way(spec: JobSpec) -> Iterator[Fault]:
-    """A file where another one needs a folder: no node could lay them out."""
+    """Yield faults for a file at a path that is the folder of another input."""
     folders = {parent for file in spec.inputs for parent in PurePosixPath(file.name).parents}
     for number, file in enumerate(spec.inputs):
         if PurePosixPath(file.name) in folders:
@@ -159,7 +159,7 @@ def _inputs_in_the_way(spec: JobSpec) -> Iterator[Fault]:
 
 
 def missing_inputs(spec: JobSpec, lost: Collection[str]) -> Iterator[Fault]:
-    """The faults of a specification whose owner does not have some of its inputs' digests."""
+    """Yield a fault for each input whose digest is in ``lost``, as its owner does not have it."""
     for number, file in enumerate(spec.inputs):
         if file.digest in lost:
             yield Fault(

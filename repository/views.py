@@ -1,4 +1,4 @@
-"""What callers get: rows as the value objects of the model, and the results of longer calls."""
+"""Converts rows to value objects of the model; defines results of repository calls."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from vmjobs.model import (
 
 #: Called with an array's id.
 Publish = Callable[[str], None]
-#: Called with what is to be done, and ids of jobs.
+#: Called with an action and ids of jobs.
 PublishJobs = Callable[[JobAction, Sequence[str]], None]
 
 
 class Submitted(NamedTuple):
-    """What became of a submission. ``created`` is false where the key was seen before."""
+    """The result of a submission. ``created`` is false if the key was used before."""
 
     array: str
     jobs: list[Job]
@@ -49,14 +49,14 @@ class JobPage(NamedTuple):
 
 
 class OutputList(NamedTuple):
-    """What the latest attempt delivered, and what was not taken."""
+    """The outputs of the latest attempt, and the rejected entries."""
 
     outputs: list[Output]
     rejected: list[RejectedEntry]
 
 
 def views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
-    """Jobs as clients see them, with a few queries however many they are."""
+    """Convert jobs for clients, with a constant number of queries."""
     ids = [row.attempt for row in rows if row.attempt]
     attempts: dict[str, AttemptRow] = {}
     outputs: dict[str, list[Output]] = {}
@@ -116,15 +116,15 @@ def _view(
 
 
 def spec_of(row: JobRow) -> JobSpec:
-    """The spec that the job runs.
+    """Return the job's spec.
 
-    Raises Unavailable where the stored one is none: the database is damaged or from elsewhere.
+    Raises Unavailable if the stored spec is invalid: the database is damaged or not ours.
     """
     return submitted_spec(row.submission)
 
 
 def submitted_spec(parent: SubmissionRow) -> JobSpec:
-    """The spec of a submission.  Raises as :func:`spec_of`."""
+    """Return the spec of a submission.  Raises as :func:`spec_of`."""
     try:
         return JobSpec.model_validate(parent.spec)
     except ValidationError as error:
@@ -133,24 +133,24 @@ def submitted_spec(parent: SubmissionRow) -> JobSpec:
 
 
 def reason_of(row: JobRow | EventRow) -> Reason:
-    """A stored reason."""
+    """Convert a stored reason."""
     return Reason(
         code=ReasonCode(row.reason_code), message=row.reason_message, actor=Actor(row.reason_actor)
     )
 
 
 def rejected_of(attempt: AttemptRow | None) -> list[RejectedEntry]:
-    """What the attempt's guest offered and was not taken."""
+    """Return the outputs of the attempt that were rejected."""
     return [RejectedEntry.model_validate(item) for item in attempt.rejected] if attempt else []
 
 
 def output_of(row: OutputRow) -> Output:
-    """A delivered file."""
+    """Convert a delivered file."""
     return Output(path=row.path, size=row.size, digest=row.digest)
 
 
 def event_of(row: EventRow) -> JobEvent:
-    """A line of history."""
+    """Convert a line of history."""
     return JobEvent(
         seq=row.seq,
         time=row.time,
@@ -161,7 +161,7 @@ def event_of(row: EventRow) -> JobEvent:
 
 
 def ref_of(row: JobRow) -> CondorRef | None:
-    """Where the job is at the scheduler, if it got there."""
+    """Return the job's HTCondor id, if it has one."""
     if row.cluster is None or row.proc is None:
         return None
     return CondorRef(

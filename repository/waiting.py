@@ -1,4 +1,4 @@
-"""Jobs that no scheduler has yet: which they are, whose turn it is, and what they need there."""
+"""Pending jobs: jobs that are not submitted to HTCondor yet, and their order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vmjobs.model import JobState
 
 
 def in_turn(waiting: Sequence[tuple[str, str, int]], limit: int) -> list[str]:
-    """Which arrays are next: every owner's first before any owner's second, small ones before large.
+    """Choose the next arrays: each owner's first before any second one, small before large.
 
-    waiting: array, owner and count of jobs, in order. limit: jobs in all; the first goes in any case.
+    waiting: array, owner and count of jobs, in order. limit: jobs in all; one array is always chosen.
     """
     turns: Counter[str] = Counter()
     ordered = []
@@ -36,8 +36,8 @@ def in_turn(waiting: Sequence[tuple[str, str, int]], limit: int) -> list[str]:
 
 
 def needs(parent: SubmissionRow, manifest: bytes | None) -> dict[str, Any]:
-    """What jobs of a submission run, and what may run it, as fields of ``BatchJob``."""
-    # What runs is the digest; it is also what nodes say they have (Rank).
+    """Return spec and image properties of a submission as fields of ``BatchJob``."""
+    # The digest is what runs, and nodes advertise the digests of their cached images (Rank).
     spec = submitted_spec(parent).model_copy(update={"image": parent.image_digest})
     if not manifest:
         return {"spec": spec}
@@ -50,7 +50,7 @@ def needs(parent: SubmissionRow, manifest: bytes | None) -> dict[str, Any]:
     }
 
 
-#: A job that is queued and has no place at the scheduler.
+#: Conditions on JobRow: a job is queued and has no HTCondor id.
 WAITING: Final = (
     JobRow.state == JobState.QUEUED.value,
     JobRow.cluster.is_(None),
@@ -59,5 +59,5 @@ WAITING: Final = (
 
 
 def waiting_jobs(*arrays: str) -> Select[JobRow]:
-    """Jobs of these arrays that no scheduler has yet, in the order of all locks."""
+    """Select the pending jobs of these arrays, in the order in which rows are locked."""
     return select(JobRow).where(JobRow.array_id.in_(arrays), *WAITING).order_by(JobRow.id)

@@ -1,4 +1,4 @@
-"""Where the agent listens, for programs that start too often to read all settings."""
+"""Path of the agent's socket, for programs that start too often to read all settings."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import os
 import re
 
 DEFAULT_FILE = "/etc/vmjobs/config.toml"
-#: A node under full load is slow to answer, and must not lose its jobs for that.
+#: Long, because a node under full load answers slowly and must not lose its jobs for that.
 ANSWER_SECONDS = 60
-#: A plain line of the setting. Above all tables, which is where settings are.
+#: The setting as a plain line. It counts only above the first TOML table, where settings are.
 _PLAIN = re.compile(r'^socket *= *"([^"\\]*)" *(?:#.*)?$', re.MULTILINE)
 
 
 def default_socket() -> str:
-    """The agent's socket where no setting names one."""
+    """The agent's socket if no setting names one."""
     base = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")
     return os.path.join(base, "vmjobs", "agent.sock")
 
 
 def agent_socket() -> str:
-    """The path of the agent's socket, by the settings.
+    """The path of the agent's socket, from the settings.
 
     Raises:
-        OSError, ValueError: the file of the settings cannot be read.
+        OSError, ValueError: the configuration file cannot be read.
     """
     if named := os.environ.get("VMJOBS_SOCKET"):
         return named
@@ -33,10 +33,10 @@ def agent_socket() -> str:
         return default_socket()
     if "socket" not in text:
         return default_socket()
-    # (Text of several lines may hold anything that looks like a setting.)
+    # A multi-line string may contain a line that looks like the setting.
     found = _PLAIN.search(text.partition("\n[")[0]) if '"""' not in text and "'''" not in text else None
     if found:
         return found[1]
-    import tomllib  # noqa: PLC0415 - it takes longer to import than all else here
+    import tomllib  # noqa: PLC0415 - it takes longer to import than the rest of this program
 
     return str(tomllib.loads(text).get("socket") or default_socket())

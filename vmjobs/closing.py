@@ -1,4 +1,4 @@
-"""What is closed at the end of a ``with``."""
+"""Base class of objects that a ``with`` statement closes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class Closing:
-    """Base of what has a ``close()``: usable in a ``with``, which closes it."""
+    """Base of classes with ``close()``: leaving their ``with`` statement calls it."""
 
     def close(self) -> None:
-        """Give back what this holds."""
+        """Release all resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -1,8 +1,9 @@
-"""Settings: one table, read once, handed in; nothing reads the environment anywhere else.
+"""Settings: one table, read once and passed on; only this module reads the environment.
 
 The fields of :class:`Config` are the table: name, type, default, help. The setting ``state_dir``
 is the variable ``VMJOBS_STATE_DIR`` and the key ``state_dir`` in the configuration file (TOML,
-``/etc/vmjobs/config.toml`` or what ``VMJOBS_CONFIG`` names). The environment wins over the file.
+``/etc/vmjobs/config.toml`` or the file that ``VMJOBS_CONFIG`` names). The environment overrides the
+file.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from vmjobs.model import HypervisorKind, faults_of
 from vmjobs.storage import parse_storage_url
 
 PREFIX = "VMJOBS_"
-#: Names that have so much in common (difflib's ratio) are one and a misspelling of it.
+#: A name that is this similar to a setting's (difflib's ratio) is a misspelling of it.
 _ALIKE: Final = 0.75
 
 
-#: A name of a host (RFC 1123, section 2.1).
+#: A host name (RFC 1123, section 2.1).
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 
 
@@ -38,10 +39,10 @@ def _home(kind: str, fallback: str) -> Path:
 
 
 def host_and_port(value: str) -> tuple[str, int]:
-    """``HOST:PORT`` in its parts; an IPv6 address has brackets, which are left out.
+    """Split ``HOST:PORT``; the brackets around an IPv6 address are removed.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: ``value`` has another form.
     """
     host, colon, port = value.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
@@ -50,7 +51,7 @@ def host_and_port(value: str) -> tuple[str, int]:
 
 
 class PoolSetting(NamedTuple):
-    """What the setting ``pools`` says of a pool. user: whose the service's jobs are at the schedd."""
+    """A pool of the setting ``pools``. user: owner of the service's jobs at the schedd."""
 
     collector: str
     schedd: str
@@ -59,7 +60,7 @@ class PoolSetting(NamedTuple):
 
 
 class Config(BaseModel):
-    """All settings of all roles. Each has a default that works on a laptop."""
+    """All settings of all roles. Every default works on a laptop."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,64 +77,61 @@ class Config(BaseModel):
         description="blobs, streams, keys and the default database",
     )
     image_dir: Path | None = Field(
-        None, description="images of this machine (vmjobs run, image build); unset: data_dir/images"
+        None, description="images of this host (vmjobs run, image build); unset: data_dir/images"
     )
     storage_url: str = Field(
         "",
-        description="where blobs and images are kept: empty: data_dir/objects; a directory; or "
+        description="where blobs and images are stored: empty: data_dir/objects; a directory; or "
         "s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with keys where boto3 looks for them",
     )
     image_quota: int = Field(
         0,
         ge=0,
-        description="MiB of images, saved machines, and uploads not yet in use that an owner may "
-        "keep; 0: no limit",
+        description="MiB of images, checkpoints, and uploads not yet in use that an owner may "
+        "store; 0: no limit",
     )
     max_image_size: int = Field(
-        1048576, ge=1, description="refuse images whose disk is larger than so many MiB"
+        1048576, ge=1, description="refuse images with a disk larger than this many MiB"
     )
-    max_input_size: int = Field(
-        65536, ge=1, description="refuse input files that are larger than so many MiB"
-    )
+    max_input_size: int = Field(65536, ge=1, description="refuse input files larger than this many MiB")
     max_open_uploads: int = Field(
-        64, ge=1, description="uploads of images that an owner may have open at once"
+        64, ge=1, description="image uploads that an owner may have open at once"
     )
     upload_seconds: int = Field(
         86400,
         ge=60,
-        description="an upload that nothing was added to for so long is given up; an input file that "
-        "no job used for so long is removed",
+        description="remove uploads to which no data was added for this long, and input files that "
+        "no job used for this long",
     )
     checkpoint_seconds: int = Field(
         31 * 86400,
         ge=31 * 86400,
-        description="what was saved of a job that HTCondor alone knows, and that did not begin for so "
-        "long, is removed; longer than any job runs",
+        description="remove checkpoints of transparent jobs that did not start for this long; longer "
+        "than any job runs",
     )
-    build_seconds: int = Field(
-        7200, ge=1, description="a build by the service that is not done after so long has failed"
-    )
+    build_seconds: int = Field(7200, ge=1, description="time limit for builds by the service")
     image_trust_dir: Path | None = Field(
-        None, description="public keys (*.pub): only images signed by one of them are taken and booted"
+        None,
+        description="public keys (*.pub): only images signed by one of them are accepted and booted",
     )
     database_url: str = Field("", description="SQLAlchemy URL; empty: SQLite in data_dir")
     broker_url: str = Field("", description="Celery broker URL; empty: files in data_dir")
     broker_ca: Path | None = Field(
         None,
-        description="certificates (PEM) by which an amqps:// broker is known; unset: the system's",
+        description="CA certificates (PEM) that verify an amqps:// broker; unset: the system's",
     )
     listen: str = Field("127.0.0.1:8080", description="address and port of the API")
     api_workers: int = Field(2, ge=1, le=64, description="processes that serve the API")
     issuer: str = Field("http://127.0.0.1:8080", description="`iss` of the tokens we issue")
-    max_cpus: int = Field(64, ge=1, description="refuse jobs that ask for more processors")
-    max_memory: int = Field(262144, ge=32, description="refuse jobs that ask for more MiB of memory")
-    max_disk: int = Field(1048576, ge=1, description="refuse jobs that ask for more MiB of disk")
-    max_run_seconds: int = Field(30 * 86400, ge=1, description="refuse jobs that ask for more time")
-    max_stream_bytes: int = Field(64 * 1024 * 1024, ge=1, description="kept of a log or console")
+    max_cpus: int = Field(64, ge=1, description="refuse jobs that request more processors")
+    max_memory: int = Field(262144, ge=32, description="refuse jobs that request more MiB of memory")
+    max_disk: int = Field(1048576, ge=1, description="refuse jobs that request more MiB of disk")
+    max_run_seconds: int = Field(30 * 86400, ge=1, description="refuse jobs that request more time")
+    max_stream_bytes: int = Field(64 * 1024 * 1024, ge=1, description="stored of a log or console")
 
     # HTCondor, submit side
     schedd_name: str = Field("", description="schedd to submit to; empty: the local one")
-    schedd_pool: str = Field("", description="collector that knows the schedd; empty: local")
+    schedd_pool: str = Field("", description="collector that lists the schedd; empty: local")
     spool_dir: Path = Field(
         Path("/var/lib/vmjobs/spool"),
         description="job directories and event logs, shared with the schedd's host",
@@ -142,25 +140,25 @@ class Config(BaseModel):
         default_factory=dict,
         description="route name to grid_resource, e.g. site='condor site.grid site.grid'; '' is local",
     )
-    default_route: str = Field("local", description="route of jobs that name none")
-    accounting_group: str = Field("", description="accounting group of jobs that name none")
+    default_route: str = Field("local", description="route of jobs that specify none")
+    accounting_group: str = Field("", description="accounting group of jobs that specify none")
 
     # virtual clusters
     pools: dict[str, str] = Field(
         default_factory=dict,
         description="pools that clusters may join, the first by default: name to 'COLLECTOR SCHEDD "
-        "TRUST_DOMAIN [USER]', e.g. site='site.grid site.grid grid'; probe jobs go to the schedd, and "
-        "are USER's there (vmjobs)",
+        "TRUST_DOMAIN [USER]', e.g. site='site.grid site.grid grid'; USER (default: vmjobs) owns the "
+        "probe jobs at the schedd",
     )
     pool_key_dir: Path | None = Field(
-        None, description="a signing key of HTCondor's for each pool, in a file of the pool's name"
+        None, description="directory with HTCondor's signing key of each pool, in a file of that name"
     )
     pool_token_seconds: int = Field(
-        600, ge=60, le=86400, description="life of the IDTOKEN of a cluster's machine; it is renewed"
+        600, ge=60, le=86400, description="lifetime of the IDTOKEN of a cluster VM; it is renewed"
     )
 
     node_lease_seconds: int = Field(
-        300, ge=30, description="a node that is out of reach for longer loses its jobs to others"
+        300, ge=30, description="jobs of a node that is unreachable for longer restart on other nodes"
     )
 
     # execute node
@@ -173,74 +171,72 @@ class Config(BaseModel):
         description="the agent's Unix socket",
     )
     agent_token_file: Path | None = Field(
-        None, description="file with the node's token; unset: the node is not announced to the API"
+        None, description="file with the node's token; unset: the node does not register with the API"
     )
     node_name: str = Field("", description="this node's name; empty: the host name")
-    site: str = Field("", description="the pool that this node belongs to, for `image prefetch --site`")
+    site: str = Field("", description="the pool of this node, for `image prefetch --site`")
     image_cache_size: int = Field(
-        0, ge=0, description="MiB of images to keep on this node; 0: all that fits"
+        0, ge=0, description="MiB of images to cache on this node; 0: as many as fit"
     )
     image_cache_free: int = Field(
         1024, ge=0, description="MiB of disk that the image cache leaves free for jobs"
     )
     lazy_start: bool = Field(
-        False, description="start kvm and qemu machines before their image is complete; needs nbdkit"
+        False, description="start kvm and qemu VMs before their image is complete; needs nbdkit"
     )
-    node_cpus: int = Field(0, ge=0, description="processors to offer; 0: all that there are")
-    node_memory: int = Field(0, ge=0, description="MiB of memory to offer; 0: all that there is")
+    node_cpus: int = Field(0, ge=0, description="processors to offer; 0: all of the node")
+    node_memory: int = Field(0, ge=0, description="MiB of memory to offer; 0: all of the node")
     condor_user: str = Field(
-        "condor", description="whose processes HTCondor's starters are, beside root"
+        "condor", description="account, besides root, that HTCondor's starters run as"
     )
     job_users: tuple[str, ...] = Field(
         (),
-        description="accounts as which jobs run here, the service's and people's own; while one is "
-        "missing the node offers nothing; empty: not checked",
+        description="accounts that jobs run as on this node, the service's and users' own; while one "
+        "is missing the node offers nothing; empty: not checked",
     )
     uml_system_calls: Literal["auto", "ptrace", "seccomp"] = Field(
         "auto",
-        description="how uml machines catch system calls: ptrace; seccomp, faster, but users of "
-        "its guest can become root; auto: seccomp for jobs, ptrace for machines of clusters",
+        description="how uml VMs intercept system calls: ptrace; seccomp, faster, but users of the "
+        "guest can become root in it; auto: seccomp for jobs, ptrace for cluster VMs",
     )
     network_allow: tuple[str, ...] = Field(
         (),
         description="addresses, networks and hosts that guests may reach in network mode outbound "
-        "though they are not public, or this node's own",
+        "even if they are not public, or belong to this node",
     )
     network_deny: tuple[str, ...] = Field(
         (),
-        description="addresses, networks and hosts that guests may not reach, whatever else is said",
+        description="addresses, networks and hosts that guests may not reach; overrides network_allow",
     )
-    cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
+    cluster_cpus: int = Field(0, ge=0, description="processors for cluster VMs")
     cluster_memory: int = Field(
-        0, ge=0, description="MiB of memory for machines of virtual clusters; 0: none come here"
+        0, ge=0, description="MiB of memory for cluster VMs; 0: this node runs none"
     )
     cluster_disk: int = Field(
         0,
         ge=0,
-        description="MiB of disk for machines of virtual clusters; 0: half of what others leave",
+        description="MiB of disk for cluster VMs; 0: half of the free disk",
     )
     hypervisors: tuple[HypervisorKind, ...] = Field(
         tuple(HypervisorKind), description="hypervisors to try, best first"
     )
     isolation: Literal["required", "preferred"] = Field(
         "required",
-        description="of machines from the node; preferred: where that does not work those without a "
-        "network run all the same, with all rights of the agent",
+        description="isolation of VMs from the node; preferred: where isolation does not work, VMs "
+        "without a network still run, with all rights of the agent",
     )
-    probe_seconds: float = Field(30.0, gt=0, description="deadline for a probe's boot")
+    probe_seconds: float = Field(30.0, gt=0, description="deadline for the boot of a probe VM")
     max_console_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024, description="a console longer than this ends the job"
+        64 * 1024 * 1024, ge=1024, description="stop jobs that write more than this to the console"
     )
 
     metrics_listen: str = Field(
-        "", description="address and port of the agent's /metrics for Prometheus; empty: nowhere"
+        "", description="address and port of the agent's /metrics for Prometheus; empty: off"
     )
 
-    # all that run on
+    # all daemons
     log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
-    log_format: Literal["text", "json"] = Field(
-        "text", description="lines of the log: text for people, or JSON"
-    )
+    log_format: Literal["text", "json"] = Field("text", description="format of log lines: text or JSON")
 
     @field_validator("log_level")
     @classmethod
@@ -255,7 +251,7 @@ class Config(BaseModel):
         try:
             address = urlsplit(value)
             good = address.scheme in {"http", "https"} and address.hostname and address.port != 0
-        except ValueError:  # brackets without an address in them, or a port beyond 65535
+        except ValueError:  # brackets without an address, or a port above 65535
             good = False
         if not good:
             raise ValueError(f"must be http://HOST:PORT or https://HOST, not {value!r}")
@@ -289,7 +285,7 @@ class Config(BaseModel):
             except ValueError:
                 if not _HOST.fullmatch(word) or word.replace(".", "").isdigit():
                     raise ValueError(
-                        f"{word!r} is no IPv4 address, no network such as 192.0.2.0/24 and no host name"
+                        f"{word!r} must be an IPv4 address, a network like 192.0.2.0/24 or a host name"
                     ) from None
         return value
 
@@ -304,13 +300,13 @@ class Config(BaseModel):
         return value
 
     def pool(self, name: str) -> PoolSetting:
-        """One of the pools.  Raises KeyError."""
+        """The setting of one pool.  Raises KeyError."""
         return PoolSetting(*self.pools[name].split())
 
     @field_validator("routes", "pools", mode="before")
     @classmethod
     def _table_from_text(cls, value: Any) -> Any:
-        """In the environment a table is ``name=resource;name=resource``."""
+        """Parse a table from the environment: ``name=resource;name=resource``."""
         if not isinstance(value, str):
             return value
         pairs = [item.partition("=") for item in value.split(";") if item.strip()]
@@ -323,12 +319,12 @@ class Config(BaseModel):
 
     @property
     def images(self) -> Path:
-        """The image store in force."""
+        """The image store in use."""
         return self.image_dir or self.data_dir / "images"
 
     @property
     def database(self) -> str:
-        """The SQLAlchemy URL in force."""
+        """The SQLAlchemy URL in use."""
         return self.database_url or f"sqlite:///{self.data_dir / 'vmjobs.db'}"
 
 
@@ -340,10 +336,10 @@ def load(
 ) -> Config:
     """Read file, environment and overrides, in rising order of precedence.
 
-    files: settings whose files must be readable, where they are set.
+    files: names of settings; if one is set, its file must be readable.
 
     Raises:
-        ConfigError: with one fault for every setting that is unknown, misspelt or has a bad value.
+        ConfigError: with one fault for every setting that is unknown, misspelt or invalid.
     """
     environ = os.environ if environ is None else environ
     named = environ.get(f"{PREFIX}CONFIG")
@@ -364,7 +360,7 @@ def load(
     if faults:
         listing = "; ".join(f"{f.field}: {f.message}" for f in faults)
         raise ConfigError(
-            f"bad settings: {listing}", hint=f"look in {file} and at {PREFIX}* variables", faults=faults
+            f"bad settings: {listing}", hint=f"check {file} and {PREFIX}* variables", faults=faults
         )
     return settings
 
@@ -376,13 +372,16 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _misspelt(environ: Mapping[str, str]) -> list[Fault]:
-    """Variables that are no settings, and look like one; others are those of jobs and deployments."""
+    """Report variables that look like a misspelt setting.
+
+    Other unknown variables belong to jobs or deployments.
+    """
     found = []
     for variable in filter(lambda name: name.startswith(PREFIX), environ):
         name = variable.removeprefix(PREFIX).lower()
         meant = get_close_matches(name, Config.model_fields, n=1, cutoff=_ALIKE)
         if meant and name not in Config.model_fields:
-            what = f"there is no such setting; {PREFIX}{meant[0].upper()} is one"
+            what = f"unknown setting; did you mean {PREFIX}{meant[0].upper()}?"
             found.append(Fault(variable, "unknown_setting", what))
     return found
 
@@ -394,5 +393,5 @@ def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         message = f"cannot read {path}: {reason_of(error)}"
-        hint = f"mend it, or name another file with {PREFIX}CONFIG"
+        hint = f"correct it, or name another file with {PREFIX}CONFIG"
         raise ConfigError(message, hint=hint, faults=[Fault("", "unreadable", message)]) from error

@@ -1,4 +1,4 @@
-"""What makes a new name in a directory survive a power cut (fsync(2), notes on directories)."""
+"""Makes new names in a directory survive a power cut (fsync(2), notes on directories)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_directory(directory: Path) -> None:
-    """Make what was created in or renamed into ``directory`` last."""
+    """Make files durable that were created in or renamed into ``directory``."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""A way into the machine of a running job, and to its console, for who belongs to it on its node.
+"""A shell in a job's VM, and the VM's console, for processes of the job on its node.
 
-HTCondor's ``condor_ssh_to_job`` brings people to the node as the job's user; from there this carries
-them, or their command, into the machine.
+HTCondor's ``condor_ssh_to_job`` logs people in to the node as the job's user; this module connects
+them, or their command, to the guest.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _PIECE: Final = 64 * 1024
 
 
 def enter(path: Path, command: str = "") -> int:
-    """Run a command, or a shell, in the machine of the job that this process belongs to.
+    """Run a command, or a shell, in the VM of the job that this process belongs to.
 
-    Standard input and output are its own; in a terminal, so is that. What it prints as errors comes on
-    standard output, too.
+    It uses this process's standard input, output and terminal; its standard error goes to standard
+    output.
 
-    path: the agent's socket. command: words of a shell; empty for a shell to type at.
+    path: the agent's socket. command: a shell command; empty: an interactive shell.
 
     Returns:
         Its exit status.
 
     Raises:
-        Refused: no machine of this job's runs here, or it lets nobody in.
-        Unavailable: there is no agent, or it went away.
+        JobRefused: no VM of this job runs here, or its guest refuses logins.
+        Unavailable: no agent answers, or it closed the connection.
     """
     mark = secrets.token_hex(16)
     try:
@@ -55,18 +55,18 @@ def enter(path: Path, command: str = "") -> int:
         raise Unavailable("agent", f"no agent at {path}: {reason_of(error)}") from error
 
 
-#: What asks for the console, in place of a command to be run in the machine.
+#: Requests the console, in place of a command to run in the guest.
 CONSOLE: Final = re.compile(r"vmjobs-console(?: --offset ([0-9]{1,15}))?( -f)?")
 
 
 def watch(path: Path, offset: int = 0, *, follow: bool = False) -> int:
-    """Print the console of the machine of the job that this process belongs to; 0 in the end.
+    """Print the VM console of the job that this process belongs to; returns 0.
 
     path: the agent's socket. offset: the first byte. follow: go on until the job has ended.
 
     Raises:
-        Refused: no machine of this job's runs here.
-        Unavailable: there is no agent, or it went away.
+        JobRefused: no VM of this job runs here.
+        Unavailable: no agent answers, or it closed the connection.
     """
     try:
         with (
@@ -85,10 +85,10 @@ def watch(path: Path, offset: int = 0, *, follow: bool = False) -> int:
                     if message.last:
                         return 0
     except BrokenPipeError:
-        return 0  # whoever read this has seen enough
+        return 0  # the reader has closed its end
     except OSError as error:
         raise Unavailable("agent", f"no agent at {path}: {reason_of(error)}") from error
-    raise Unavailable("agent", "the agent hung up")
+    raise Unavailable("agent", "the agent closed the connection")
 
 
 def _message(command: str, mark: str) -> EnterMessage:
@@ -114,12 +114,12 @@ def _carry(connection: socket.socket, tail: Tail) -> int:
                     break
         _write(tail.rest())
     if tail.status is None:
-        raise Unavailable("agent", "the machine hung up: the job has ended, or its agent has")
+        raise Unavailable("agent", "the VM closed the connection: the job or the agent has ended")
     return tail.status
 
 
 def _send_input(connection: socket.socket) -> None:
-    with suppress(OSError):  # it is over
+    with suppress(OSError):  # the connection has ended
         while data := os.read(IN, _PIECE):
             protocol.send(connection, DataMessage(Channel.SHELL, data))
         protocol.send(connection, DataMessage(Channel.SHELL, last=True))
@@ -132,7 +132,7 @@ def _write(data: bytes) -> None:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Every key goes to the machine as it is typed, where there is a terminal."""
+    """Put the terminal, if any, into raw mode: every key goes to the guest at once."""
     if not (os.isatty(IN) and os.isatty(OUT)):
         yield
         return
@@ -146,11 +146,12 @@ def _raw_terminal() -> Iterator[None]:
 
 @dataclass
 class Tail:
-    """Finds what ends all that comes out of a machine, ``vmjobs MARK STATUS``, and keeps it back.
+    """Removes and parses the last line of a guest's output, ``vmjobs MARK STATUS``.
 
-    It begins with a character that no text has (U+001E), so that no text is kept back as a part of it.
+    That line begins with U+001E, a character that text does not contain, so that text is never held
+    back as the possible start of it.
 
-    status: the exit status, once it has come.
+    status: the exit status, once it has arrived.
     """
 
     mark: str
@@ -158,7 +159,7 @@ class Tail:
     _held: bytes = b""
 
     def take(self, data: bytes) -> bytes:
-        """What of the bytes so far is to be printed; it is kept back only where it may be that line."""
+        """The bytes to print now; those that may begin the status line are held back."""
         head = f"\x1evmjobs {self.mark} ".encode()
         data = self._held + data
         at = data.find(head)
@@ -173,5 +174,5 @@ class Tail:
         return data[:at]
 
     def rest(self) -> bytes:
-        """What was kept back, and is no such line."""
+        """The bytes that were held back, unless they are the status line."""
         return b"" if self.status is not None else self._held

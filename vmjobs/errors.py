@@ -1,37 +1,37 @@
-"""Every error vmjobs raises on purpose, and how each one reaches a person.
+"""All errors that vmjobs raises deliberately, with their API codes and exit statuses.
 
 ::
 
     VMJobsError
-    ├── InvalidRequest            what the caller asked for cannot be (422)
+    ├── InvalidRequest            the request is invalid (422)
     │   ├── InvalidSpec           a job specification with faults, all of them listed
-    │   ├── ImageRejected         an image that is not taken, or not run, for what is in it
+    │   ├── ImageRejected         image inspection refused an image, or it cannot boot
     │   └── IdempotencyConflict   same key, other body (409)
     ├── NotFound                  no such job, image, blob, node (404)
-    │   └── SessionOver           a login session that has ended
-    ├── Unauthenticated           no token, or not a valid one (401)
-    ├── Forbidden                 a valid token without the right (403)
-    ├── AmbiguousId               an id was shortened so that several begin with it (409)
-    ├── Conflict                  the object is in a state that forbids this (409)
-    │   ├── JobFinal              the job has ended; nobody writes to it any more
-    │   ├── AttemptSuperseded     a newer attempt has taken the job
-    │   ├── ImageInUse            jobs that have not ended, or clusters, need the image
-    │   ├── MachineNotRunning     nobody can log in to a machine that does not run
-    │   ├── NoLogin               a machine that runs lets nobody log in
-    │   └── MissingBlocks         blocks that were said to be here are not (any more)
+    │   └── SessionEnded          a login session has ended
+    ├── Unauthenticated           no token, or an invalid one (401)
+    ├── Forbidden                 a valid token without the required right (403)
+    ├── AmbiguousId               several ids begin with the given one (409)
+    ├── Conflict                  the object's state forbids the request (409)
+    │   ├── JobFinal              the job has ended and accepts no more data
+    │   ├── AttemptSuperseded     a newer attempt has claimed the job
+    │   ├── ImageInUse            unfinished jobs or clusters need the image
+    │   ├── VmNotRunning          login to a cluster VM that does not run
+    │   ├── LoginUnavailable      a running cluster VM accepts no logins
+    │   └── MissingBlocks         chunks that a segment or content refers to are missing
     ├── PayloadTooLarge           more bytes than the limit (413)
-    │   └── QuotaExceeded         more bytes than this owner may keep
-    ├── StorageFull               no room left where bytes are kept (507)
-    ├── Unavailable               a service we need does not answer (503)
-    ├── DigestMismatch            bytes are not what their digest says (502)
-    ├── ConfigError               settings refused at start-up, all at once
-    ├── HypervisorError           a driver could not do what it was asked
-    │   └── NoHypervisor          no driver on this node boots anything
+    │   └── QuotaExceeded         more bytes than the owner's quota
+    ├── StorageFull               the storage is full (507)
+    ├── Unavailable               a required service does not answer (503)
+    ├── DigestMismatch            bytes do not match their digest (502)
+    ├── ConfigError               invalid settings, all of them listed
+    ├── HypervisorError           a hypervisor driver failed
+    │   └── NoHypervisor          no driver on this node can boot the guest
     └── BuildError                an image could not be built
-        └── BuildTimedOut         not within its time
+        └── BuildTimedOut         the build exceeded its time limit
 
-Foreign exceptions are translated once, at the edge where they come in. What runs beside each job of a
-node imports this, so it needs no module that takes long to import.
+Foreign exceptions are translated once, where they enter vmjobs. The program beside each job of a node
+imports this, so it imports no module that loads slowly.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Fault(namedtuple("Fault", ("field", "code", "message"))):
 
 
 def reason_of(error: Exception) -> str:
-    """Why something failed, for a sentence: the system's words without its error number."""
+    """The text of an error for a message; of an OSError, without its number."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     if isinstance(error, OSError) and error.strerror:
@@ -68,7 +68,7 @@ def reason_of(error: Exception) -> str:
 
 
 class VMJobsError(Exception):
-    """Base of all errors vmjobs raises on purpose.
+    """Base of all errors that vmjobs raises deliberately.
 
     code: stable identifier, part of the API.
     http_status: status of the problem document (RFC 9457) that reports it.
@@ -88,7 +88,7 @@ class VMJobsError(Exception):
 
 
 class InvalidRequest(VMJobsError):
-    """The request cannot be carried out as it stands."""
+    """The request is invalid."""
 
     code = "INVALID_REQUEST"
     http_status = 422
@@ -96,27 +96,27 @@ class InvalidRequest(VMJobsError):
 
 
 class InvalidSpec(InvalidRequest):
-    """A job specification has faults; ``faults`` lists every one of them."""
+    """A job specification has faults; ``faults`` lists all of them."""
 
     code = "INVALID_SPEC"
 
 
 class ImageRejected(InvalidRequest):
-    """An image is not taken, or not booted, for what is in it; the message says why."""
+    """Image inspection refused an image, or it cannot boot; the message says why."""
 
     code = "IMAGE_REJECTED"
     exit_code = 65
 
 
 class IdempotencyConflict(InvalidRequest):
-    """An idempotency key was used again with another body."""
+    """An idempotency key was reused with another body."""
 
     code = "IDEMPOTENCY_CONFLICT"
     http_status = 409
 
 
 class NotFound(VMJobsError):
-    """The named object does not exist, or is not the caller's to see."""
+    """The named object does not exist, or the caller may not see it."""
 
     code = "NOT_FOUND"
     http_status = 404
@@ -131,7 +131,7 @@ class SessionOver(NotFound):
 
 
 class AmbiguousId(VMJobsError):
-    """Several ids of the caller's begin with what was given; the message lists them."""
+    """Several of the caller's ids begin with the given one; the message lists them."""
 
     code = "AMBIGUOUS_ID"
     http_status = 409
@@ -139,7 +139,7 @@ class AmbiguousId(VMJobsError):
 
 
 class Unauthenticated(VMJobsError):
-    """No bearer token, or one that is malformed, expired or from elsewhere."""
+    """No bearer token, or one that is malformed, expired or from another issuer."""
 
     code = "UNAUTHENTICATED"
     http_status = 401
@@ -147,7 +147,7 @@ class Unauthenticated(VMJobsError):
 
 
 class Forbidden(VMJobsError):
-    """The token is good but does not carry the right that was needed."""
+    """The token is valid but lacks the required right."""
 
     code = "FORBIDDEN"
     http_status = 403
@@ -155,7 +155,7 @@ class Forbidden(VMJobsError):
 
 
 class Conflict(VMJobsError):
-    """The object's present state does not allow what was asked."""
+    """The object's present state does not allow the request."""
 
     code = "CONFLICT"
     http_status = 409
@@ -175,27 +175,27 @@ class AttemptSuperseded(Conflict):
 
 
 class ImageInUse(Conflict):
-    """Jobs that have not ended, or virtual clusters, need the image; the message names them."""
+    """Unfinished jobs or virtual clusters need the image; the message names them."""
 
     code = "IMAGE_IN_USE"
 
 
 class MachineNotRunning(Conflict):
-    """A machine of a cluster does not run now, so that nobody can log in to it."""
+    """A cluster VM does not run now, so that logins to it are impossible."""
 
     code = "MACHINE_NOT_RUNNING"
     exit_code = 69
 
 
 class NoLogin(Conflict):
-    """A machine of a cluster runs, and nobody can log in to it; the message says why."""
+    """A cluster VM runs but accepts no logins; the message says why."""
 
     code = "NO_LOGIN"
     exit_code = 69
 
 
 class MissingBlocks(Conflict):
-    """Blocks that were said to be here are not (any more); send them along."""
+    """Chunks of a segment or content are missing; the client must send all of them."""
 
     code = "MISSING_BLOCKS"
 
@@ -209,13 +209,13 @@ class PayloadTooLarge(VMJobsError):
 
 
 class QuotaExceeded(PayloadTooLarge):
-    """More bytes than this owner may keep."""
+    """More bytes than the owner's quota."""
 
     code = "QUOTA_EXCEEDED"
 
 
 class StorageFull(VMJobsError):
-    """No room is left where bytes are kept; nothing of what was sent is kept half."""
+    """The storage is full; no partial data is kept."""
 
     code = "STORAGE_FULL"
     http_status = 507
@@ -223,7 +223,7 @@ class StorageFull(VMJobsError):
 
 
 class Unavailable(VMJobsError):
-    """A service that is needed does not answer; trying again later is right.
+    """A required service does not answer; the caller may try again later.
 
     ``service`` names it: ``database``, ``storage``, ``broker``, ``schedd``, ``pool``, ``api``,
     ``agent``.
@@ -239,7 +239,7 @@ class Unavailable(VMJobsError):
 
 
 class DigestMismatch(VMJobsError):
-    """Bytes read are not the bytes their digest names. They are never handed on."""
+    """Bytes do not match their digest. They are never passed on."""
 
     code = "DIGEST_MISMATCH"
     http_status = 502
@@ -247,21 +247,21 @@ class DigestMismatch(VMJobsError):
 
 
 class ConfigError(VMJobsError):
-    """Settings were refused; ``faults`` has one entry for each, with its key."""
+    """Settings are invalid; ``faults`` has one entry for each, with its key."""
 
     code = "BAD_CONFIG"
     exit_code = 78
 
 
 class HypervisorError(VMJobsError):
-    """A hypervisor driver could not do what it was asked."""
+    """A hypervisor driver failed."""
 
     code = "HYPERVISOR_ERROR"
     exit_code = 71
 
 
 class NoHypervisor(HypervisorError):
-    """No hypervisor on this node can boot a guest (or not the one that was demanded)."""
+    """No hypervisor on this node can boot the guest, or the demanded one cannot."""
 
     code = "NO_HYPERVISOR"
 
@@ -274,6 +274,6 @@ class BuildError(VMJobsError):
 
 
 class BuildTimedOut(BuildError):
-    """A build by the service was not done within the setting ``build_seconds``."""
+    """A build by the service exceeded the setting ``build_seconds``."""
 
     code = "BUILD_TIMED_OUT"

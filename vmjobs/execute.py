@@ -1,8 +1,8 @@
-"""``vmjobs exec``: the executable that HTCondor's starter runs, without any rights of its own.
+"""``vmjobs exec``: the unprivileged executable that HTCondor's starter runs.
 
-It asks the agent to run a job, passes signals on, tells progress, and exits with the script's
-status. Its connection is the lease. If the agent dies it waits for the next one and asks again:
-that one has removed what was left of the first run before it listens.
+It asks the agent to run a job, forwards signals, reports progress, and exits with the script's
+status. Its connection is the lease. If the agent dies, it waits for the next agent and asks again;
+a new agent removes the remains of interrupted runs before it listens.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class Refused(VMJobsError):
-    """The agent, or the repository behind it, will not run this job."""
+    """The agent or the repository refuses to run this job, here and elsewhere."""
 
     code = "REFUSED"
     exit_code = 125
 
 
 class Failed(VMJobsError):
-    """This node has failed the job, and another may well not."""
+    """The node failed to run the job; another node may run it."""
 
     code = ReasonCode.NODE_FAILED.value
 
@@ -41,15 +41,15 @@ def run_job(
     patience: float = 120.0,
     on_leave: Callable[[], object] = lambda: None,
 ) -> int:
-    """Have the agent at ``path`` run ``job``; returns the exit status to exit with.
+    """Have the agent at ``path`` run ``job``; returns the exit status of this process.
 
-    on_leave: called before, if a signal said to stop.
-    patience: seconds to wait for an agent that is not there (any more), or will not run the job now.
+    on_stop: called before this returns, if a signal stopped the job.
+    patience: seconds to wait for an agent that is absent or cannot run the job now.
 
     Raises:
-        Unavailable: no agent for longer than that; the job is to be run elsewhere.
-        Failed: the node could not run the job; it is to be run elsewhere, too.
-        Refused: the job was not taken, and would not be elsewhere.
+        Unavailable: no agent ran the job within that time; HTCondor should run it elsewhere.
+        NodeFailure: the node could not run the job; HTCondor should run it elsewhere.
+        JobRefused: the job was refused, and other nodes would refuse it too.
     """
     with Signals() as signals:
         ended = insist(
@@ -72,7 +72,7 @@ def _converse(
     heard: Callable[[], None],
     signals: Signals,
 ) -> int | None:
-    """The exit status, or None if the job has to be asked for again."""
+    """Run the job over one connection; returns its exit status, or None to ask again."""
     protocol.send(connection, protocol.RunMessage(job=job, token=token))
 
     def forward(number: int) -> None:

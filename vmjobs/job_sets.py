@@ -1,4 +1,4 @@
-"""Sets of jobs in requests of the REST interface, and what is answered of each of them."""
+"""Sets of jobs in requests of the REST interface, and the replies about each job."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from vmjobs.model import JobState
 from vmjobs.wire import Envelope
 
-#: Jobs that one request may be about.
+#: Maximum number of jobs in one request.
 MAX_SELECTED: Final = 10_000
 
 
 class JobSelection(BaseModel):
-    """Which of one's jobs a request is about: those to which all that is given applies."""
+    """Selects some of the caller's jobs: those that match all given fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     jobs: tuple[str, ...] = Field(
         default=(),
         max_length=MAX_SELECTED,
-        description="their ids, or those of arrays for all of their jobs",
+        description="ids of jobs, or of arrays for all of their jobs",
     )
     state: tuple[JobState, ...] = Field(
         default=(), max_length=32, description="only jobs in these states"
@@ -35,7 +35,7 @@ class JobSelection(BaseModel):
 
 
 class JobStatus(Envelope):
-    """A job, and the state that it is in."""
+    """A job and its state."""
 
     id: str
     array: str
@@ -44,6 +44,6 @@ class JobStatus(Envelope):
 
 
 class JobStatusList(Envelope):
-    """What became of a set of jobs, the newest first."""
+    """The states of a set of jobs, newest job first."""
 
     jobs: tuple[JobStatus, ...]

@@ -1,6 +1,6 @@
-"""The client's side of a lease: it asks the agent until that comes to something, and passes signals on.
+"""The client's side of a lease: asks an agent until it runs the job; forwards signals.
 
-What runs beside each job of a node imports this: no module that takes long to import is needed.
+The program beside each job of a node imports this, so it imports no module that loads slowly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_PAUSE = 5.0
 
 
 class NotNow(Exception):
-    """The agent will not run the job now; the text says why. It is asked again."""
+    """The agent cannot run the job now; the text says why. The caller asks again."""
 
 
 def insist(
@@ -44,15 +44,15 @@ def insist(
     patience: float,
     warn: Callable[[str], object] = lambda _why: None,
 ) -> T | None:
-    """Talk with the agent at ``path`` until that comes to something; None: a signal said to stop.
+    """Ask the agent until ``exchange`` has a result; None: a signal stopped the job.
 
-    converse: takes a connection, and what to call whenever something is heard; returns None if the
-        agent has to be asked again, or raises NotNow.
-    patience: seconds to go on while nothing is heard. warn: takes a sentence each time that it is asked
-        again.
+    path: the agent's socket.
+    exchange: takes a connection, and a callback that it calls whenever the agent makes progress;
+        returns None, or raises RetryLater, to ask the agent again.
+    patience: seconds to go on without progress. warn: called with a sentence before each retry.
 
     Raises:
-        Unavailable: no agent for longer than that; the job is to be run elsewhere.
+        Unavailable: no progress within that time; HTCondor should run the job elsewhere.
     """
     give_up = time.monotonic() + patience
     pause = FIRST_PAUSE
@@ -69,9 +69,9 @@ def insist(
                 ended = converse(connection, heard)
             if ended is not None:
                 return ended
-            why = f"the agent at {path} went away, or does not run the job now"
+            why = f"the agent at {path} closed the connection, or cannot run the job now"
         except NotNow as refusal:
-            why = f"the agent at {path} does not run the job now: {refusal}"
+            why = f"the agent at {path} cannot run the job now: {refusal}"
         except OSError as error:
             why = f"no agent at {path}: {reason_of(error)}"
         if time.monotonic() > give_up:
@@ -83,7 +83,10 @@ def insist(
 
 
 class Signals:
-    """Takes the signals that are passed on, for as long as its context lasts."""
+    """Handles the signals that are forwarded to the agent, while its context lasts.
+
+    stopping: the number of the signal that stopped the job; 0: none came.
+    """
 
     def __init__(self) -> None:
         self.stopping = 0
@@ -101,9 +104,9 @@ class Signals:
 
     @contextmanager
     def forwarded_to(self, send: Callable[[int], object]) -> Iterator[None]:
-        """Pass signals on, one that came just before too.
+        """Forward signals, also a stopping signal that came earlier.
 
-        send: called with a signal's number, at any point of what the main thread does.
+        send: called with a signal's number, at any point of the main thread's work.
         """
         self._send = send
         try:
@@ -114,7 +117,7 @@ class Signals:
             self._send = None
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not past a stopping signal."""
+        """Wait until ``seconds`` have passed or a stopping signal has come."""
         self._came.wait(seconds)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -125,4 +128,4 @@ class Signals:
             try:
                 self._send(number)
             except OSError:
-                return  # the agent is gone: it is asked again, unless that was a signal to stop
+                return  # the agent is gone: the caller asks again, unless the signal stops the job

@@ -1,6 +1,6 @@
-"""A job without a repository: files of this machine in, files and a terminal out.
+"""A job without a repository: local input and output files, streams to a terminal.
 
-This is what ``vmjobs run`` hands to the same agent code that serves a grid.
+``vmjobs run`` passes it to the agent code that also runs grid jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def describe_inputs(files: Mapping[str, Path]) -> tuple[InputFile, ...]:
     """Hash the input files of a job.
 
     Raises:
-        InvalidSpec: with a fault for every file that cannot be read, or have the name that it is given.
+        InvalidSpec: with a fault for every file that is unreadable or has an invalid name.
     """
     found, faults = [], []
     for name, path in files.items():
@@ -67,9 +67,9 @@ def describe_inputs(files: Mapping[str, Path]) -> tuple[InputFile, ...]:
 
 @dataclass
 class LocalJob:
-    """A :class:`vmjobs.ports.JobSource` for one job of this machine.
+    """A :class:`vmjobs.ports.JobSource` for one local job.
 
-    sinks: where streams go, by name; a stream without sink is dropped.
+    sinks: destinations of streams, by name; a stream without a sink is dropped.
     """
 
     job_id: str
@@ -85,7 +85,7 @@ class LocalJob:
     _closed: set[StreamName] = field(default_factory=set)
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
-        """There is nobody else: the job is ours."""
+        """Take the job: a local job has a single claimant."""
         return JobTicket(
             job_id=self.job_id,
             attempt=claim.attempt,
@@ -96,11 +96,11 @@ class LocalJob:
         )
 
     def end(self) -> Report:
-        """A local job is run once."""
+        """Fail: a local job runs once."""
         raise Conflict("the job has not ended")
 
     def resume(self, attempt: str) -> None:
-        """A local job ends with its process."""
+        """Fail: a local job ends with its process."""
         raise Conflict(f"attempt {attempt} ended with the process that ran it")
 
     def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
@@ -114,7 +114,7 @@ class LocalJob:
         self.on_report(report)
 
     def append(self, stream: StreamName, offset: int, data: bytes) -> None:
-        """Write what is new of a stream to its sink."""
+        """Write the new bytes of a stream to its sink."""
         done = self._written.get(stream, 0)
         fresh = data[max(0, done - offset) :]
         self._written[stream] = done + len(fresh)
@@ -125,22 +125,24 @@ class LocalJob:
             sink.write(fresh)
             sink.flush()
         except BrokenPipeError:
-            self._closed.add(stream)  # whoever read it has had enough; the job goes on
+            self._closed.add(stream)  # the reader has closed its end; the job goes on
 
     def open_upload(self, size: int) -> ContentReceiver:
-        """There is nobody who would keep it."""
-        raise Conflict(f"there is no repository for {size} bytes of a saved machine")
+        """Fail: a local job has no repository for checkpoints."""
+        raise Conflict(f"a job without a repository has no checkpoints: {size} bytes")
 
     def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """The same."""
-        raise Conflict(f"there is no repository for {checkpoint.machine} ({upload.id})")
+        """Fail: see :meth:`open_upload`."""
+        raise Conflict(
+            f"a job without a repository has no checkpoints: {checkpoint.machine} ({upload.id})"
+        )
 
     def saved(self) -> ContentSource:
-        """A local job is run once."""
-        raise Conflict("the job was not saved")
+        """Fail: see :meth:`open_upload`."""
+        raise Conflict("the job has no checkpoint")
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
-        """Write an output below the output directory: whole or not at all."""
+        """Write an output below the output directory, atomically."""
         target = below(self.output_directory, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()

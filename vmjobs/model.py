@@ -1,7 +1,6 @@
 """The job: one frozen specification, one set of states, one transition table.
 
-Nothing here does I/O. A job is moved by :func:`advance` alone, which checks the table and
-returns the event to store.
+This module does no I/O. :func:`advance` alone changes a job's state; it checks the table.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Strategy(StrEnum):
 
 
 class BootMethod(StrEnum):
-    """How a machine comes up: a kernel kept beside the disk, or what is on the disk itself."""
+    """How a VM boots: a kernel stored beside the disk, or a boot loader on the disk."""
 
     KERNEL = "kernel"
     BIOS = "bios"
@@ -70,7 +69,7 @@ class BootMethod(StrEnum):
 
 
 class HypervisorKind(StrEnum):
-    """What runs the machine, best first for the node's own architecture."""
+    """The hypervisor of a VM, best first for the node's own architecture."""
 
     KVM = "kvm"
     UML = "uml"
@@ -78,7 +77,7 @@ class HypervisorKind(StrEnum):
 
 
 class NetworkMode(StrEnum):
-    """What a guest can reach: nothing, its own job endpoint, or also the world."""
+    """What a guest can reach: nothing, its guest endpoint, or also the internet."""
 
     NONE = "none"
     REPOSITORY = "repository"
@@ -86,7 +85,7 @@ class NetworkMode(StrEnum):
 
 
 class StreamName(StrEnum):
-    """The byte streams a job leaves behind."""
+    """The byte streams that a job writes."""
 
     OUT = "out"
     ERR = "err"
@@ -94,7 +93,7 @@ class StreamName(StrEnum):
 
 
 class ExitChannel(StrEnum):
-    """Which way the guest's exit status came (guest contract, point 5)."""
+    """How the guest reported its exit status (guest contract, point 5)."""
 
     ENDPOINT = "endpoint"
     OUTPUT_DISK = "output-disk"
@@ -103,7 +102,7 @@ class ExitChannel(StrEnum):
 
 
 class JobAction(StrEnum):
-    """What may be done to a set of jobs."""
+    """An action on a set of jobs."""
 
     CANCEL = "cancel"
     HOLD = "hold"
@@ -125,7 +124,7 @@ _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 def _environment(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if not _ENV_NAME.fullmatch(name):
-            # What stands behind a '=' was meant for a value, which nobody is to be told.
+            # Text after a '=' is probably a value, which may be secret: the message leaves it out.
             said = name.partition("=")[0]
             raise ValueError(f"{said!r} is not a variable name (letters, digits and '_')")
         if "\0" in text:
@@ -160,9 +159,9 @@ def _not_half_a_digest(value: str) -> str:
 
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
-#: The digest of a disk's content, or a kernel's: see ``images.content``.
+#: The digest of a disk's or kernel's content: see ``images.content``.
 ContentDigest = Annotated[str, StringConstraints(pattern=r"^tree:[0-9a-f]{64}$")]
-#: Whose an image's name is; ``library`` is the service's own.
+#: The owner part of an image's name; ``library`` is the service's own.
 Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 ImageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
@@ -182,11 +181,11 @@ Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the machines of a hypervisor can have.
+    """What the VMs of a hypervisor support.
 
-    saves: they can be saved, and resumed elsewhere. own_kernel: they boot the image's kernel.
-    cloud_init: their kernel reads the disk of NoCloud data. cpus: processors that one has at most.
-    shared_cpus: the same where several users share it, as they do those of virtual clusters.
+    can_save: they can be saved, and resumed on another node. boots_image_kernel: they boot the
+    image's own kernel. cloud_init: their kernel reads the disk of NoCloud data. cpus: maximum number
+    of processors. shared_cpus: the same for VMs with several users, as cluster VMs have.
     """
 
     saves: bool = True
@@ -196,9 +195,8 @@ class Abilities:
     shared_cpus: int = 256
 
 
-#: The one place that says what each can do. A UML machine has a kernel of its own, and several
-#: processors where it need not keep its users apart (``vmjobs.hypervisor.uml_boot.catching``); a node
-#: may have another kernel, with less.
+#: A UML VM boots UML's own kernel, and has several processors only if it need not isolate its users
+#: from each other (``vmjobs.hypervisor.uml_boot.catching``); a node's UML kernel may support less.
 ABILITIES: Final[Mapping[HypervisorKind, Abilities]] = MappingProxyType(
     {
         HypervisorKind.KVM: Abilities(),
@@ -206,9 +204,9 @@ ABILITIES: Final[Mapping[HypervisorKind, Abilities]] = MappingProxyType(
         HypervisorKind.QEMU: Abilities(),
     }
 )
-#: Hypervisors whose machines can be saved, and resumed elsewhere.
+#: Hypervisors whose VMs can be saved, and resumed on another node.
 SAVING: Final = tuple(kind for kind, can in ABILITIES.items() if can.saves)
-#: A rule on the console begins with this; a regular expression follows.
+#: Prefix of a rule about the console; a regular expression follows.
 CONSOLE_RULE: Final = "console:"
 MAX_PATTERN: Final = 512
 REPORT: Final = "report"
@@ -217,41 +215,41 @@ STARTED: Final = "started"
 
 
 def cannot_save(kind: HypervisorKind | None) -> str:
-    """Why no machine of the hypervisor that a job demands can be saved, or ``""``."""
+    """Why a job that demands this hypervisor cannot be checkpointed, or ``""``."""
     if kind in {None, *SAVING}:
         return ""
-    return f"checkpoint is for {' and '.join(SAVING)}: no machine of {kind} can be saved"
+    return f"checkpoint is for {' and '.join(SAVING)}: {kind} VMs cannot be saved"
 
 
 def most_cpus(kind: HypervisorKind, *, shared: bool = False) -> int:
-    """Processors that a machine has at most. shared: one that several users share."""
+    """Maximum number of processors of a VM. shared: several users share it."""
     return ABILITIES[kind].shared_cpus if shared else ABILITIES[kind].cpus
 
 
 def with_cpus(cpus: int, *, shared: bool = False) -> tuple[HypervisorKind, ...]:
-    """The hypervisors whose machines have so many processors, best first."""
+    """The hypervisors whose VMs can have so many processors, best first."""
     return tuple(kind for kind in HypervisorKind if most_cpus(kind, shared=shared) >= cpus)
 
 
 def cannot_have(kind: HypervisorKind | None, cpus: int, *, shared: bool = False) -> str:
-    """Why a machine of the hypervisor that is asked for has not so many processors, or ``""``."""
+    """Why a VM of the requested hypervisor cannot have so many processors, or ``""``."""
     if kind is None or (most := most_cpus(kind, shared=shared)) >= cpus:
         return ""
     able = " or ".join(with_cpus(cpus, shared=shared)) or "none"
     return (
-        f"a machine of {kind} has {most} processor{'s' * (most > 1)}, and {cpus} are asked for: "
-        f"ask for fewer, or for another hypervisor ({able})"
+        f"a {kind} VM has at most {most} processor{'s' * (most > 1)}, but {cpus} are requested: "
+        f"request fewer, or another hypervisor ({able})"
     )
 
 
 def too_many(cpus: int, kinds: Sequence[HypervisorKind], *, shared: bool = False) -> str:
-    """Why nothing that boots an image makes a machine with so many processors, or ``""``."""
+    """Why no hypervisor for an image supports so many processors, or ``""``."""
     most = max(most_cpus(kind, shared=shared) for kind in kinds)
     if most >= cpus:
         return ""
     return (
-        f"only {' or '.join(kinds)} boots the image, with {most} processor{'s' * (most > 1)} at most, "
-        f"and {cpus} are asked for"
+        f"only {' or '.join(kinds)} boots the image, with at most {most} processor{'s' * (most > 1)}, "
+        f"but {cpus} are requested"
     )
 
 
@@ -277,7 +275,7 @@ def _ready_rule(value: str) -> str:
 
 
 class InputFile(Frozen):
-    """A file put into the job's directory: its name there and the blob that holds it."""
+    """An input file: its name in the job's directory, and the blob with its bytes."""
 
     name: RelativePath
     digest: Digest
@@ -285,15 +283,16 @@ class InputFile(Frozen):
 
 
 class JobSpec(Frozen):
-    """What a user asks for. A tag in ``image`` is resolved to a digest at submission.
+    """A user's job specification. Submission resolves a tag in ``image`` to a digest.
 
-    exit: what says how the job ended. ``report``: the guest says it, by any channel of the guest
-        contract; ``poweroff``: the guest powers off by itself, which is a success unless it did
-        report a status; ``console:REGEX``: a line of the console that the expression is found in,
-        which is a success, and the machine is stopped.
-    ready: what ends BOOTING. ``report``: the guest says it; ``started``: nothing is waited for;
-        ``console:REGEX``. Unset: ``report`` where ``exit`` is, else ``started``.
-    user_data: cloud-init user data, for an image that wants it; unset: what runs ``script``.
+    exit: how the job ends. ``report``: the guest reports an exit status, by any channel of the guest
+        contract; ``poweroff``: the guest powers off, which is a success unless it reported another
+        status; ``console:REGEX``: a console line matches the expression, which is a success and
+        stops the VM.
+    ready: what ends BOOTING. ``report``: a report of the guest; ``started``: the start of the VM;
+        ``console:REGEX``: a matching console line. Unset: ``report`` if ``exit`` is ``report``, else
+        ``started``.
+    user_data: cloud-init user data, for images with cloud-init; unset: data that runs ``script``.
     """
 
     strategy: Strategy = Strategy.SCRIPT
@@ -320,7 +319,7 @@ class JobSpec(Frozen):
     checkpoint: bool = Field(
         default=False,
         strict=True,
-        description="save a machine that is vacated; go on elsewhere",
+        description="save the VM when the job is vacated; resume it on another node",
     )
 
     @model_validator(mode="after")
@@ -328,13 +327,13 @@ class JobSpec(Frozen):
         names = [f.name for f in self.inputs]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
-            raise ValueError(f"inputs: the same name twice: {', '.join(twice)}")
+            raise ValueError(f"inputs: duplicate names: {', '.join(twice)}")
         return self
 
     @field_validator("script")
     @classmethod
     def _has_script(cls, value: str, info: ValidationInfo) -> str:
-        # Here and not below, so that it is told together with the faults of other fields.
+        # A field validator, so that this fault is listed together with those of other fields.
         if not value and info.data.get("strategy") is Strategy.SCRIPT:
             raise ValueError("a job of the strategy 'script' needs a script")
         return value
@@ -359,13 +358,13 @@ class JobSpec(Frozen):
 
     @property
     def kinds(self) -> tuple[HypervisorKind, ...]:
-        """What may run the job, as far as it says so itself."""
+        """The hypervisors that the specification allows."""
         able = (k for k in with_cpus(self.cpus) if ABILITIES[k].saves or not self.checkpoint)
         return tuple(kind for kind in able if self.hypervisor in {None, kind})
 
     @property
     def readiness(self) -> str:
-        """The rule in force for ``ready``."""
+        """The effective rule for ``ready``."""
         return self.ready or (REPORT if self.exit == REPORT else STARTED)
 
 
@@ -377,7 +376,7 @@ class Submission(Frozen):
 
 
 class ExitStatus(Frozen):
-    """How the script ended: exactly one of ``code`` and ``signal``, and who told."""
+    """How the script ended: either ``code`` or ``signal``. channel: of the report."""
 
     code: int | None = Field(default=None, ge=0, le=255)
     signal: int | None = Field(default=None, ge=1, le=64)
@@ -401,7 +400,7 @@ class ExitStatus(Frozen):
 
 
 class Reason(Frozen):
-    """Why: a stable code, a sentence, and who can mend it."""
+    """A reason: a stable code, a sentence, and who must act."""
 
     code: ReasonCode
     message: str = Field(default="", max_length=8192)
@@ -409,37 +408,37 @@ class Reason(Frozen):
 
 
 def reason(code: ReasonCode, message: str = "") -> Reason:
-    """A reason with the actor that belongs to its code."""
+    """A reason with the actor for its code."""
     return Reason(code=code, message=message[:8192], actor=actor_for(code))
 
 
 class RejectedEntry(Frozen):
-    """Something a guest offered as output that was not taken."""
+    """An output of the guest that was refused."""
 
     path: str = Field(max_length=4096)
     why: str = Field(max_length=512)
 
 
-#: What of a job is counted in bytes, in the order of its steps. ``image``: of its image, fetched while
-#: the job needed them, 0 where all was there; ``input``: of its inputs; ``memory``: of its node's, that
-#: its machine had at most; ``disk``: of its node's, that hold what its machine wrote; ``console``,
-#: ``log``: that it said there (log: standard output and error); ``output``: of files it delivered;
-#: ``checkpoint``: sent and fetched of its machine, where it was saved or resumed.
+#: Byte counters of a job, in the order of its steps. ``image``: bytes of its image fetched for the job,
+#: 0 if the node had all; ``input``: bytes of its inputs; ``memory``: peak memory of its VM on the node;
+#: ``disk``: disk space on the node that holds the VM's writes; ``console``, ``log``: bytes written
+#: there (log: standard output and error); ``output``: bytes of delivered files; ``checkpoint``: bytes
+#: sent and fetched to save and resume its VM.
 AMOUNTS: Final = ("image", "input", "memory", "disk", "console", "log", "output", "checkpoint")
 
 AmountName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,32}$")]
-#: Below what every JSON reader takes for a whole number.
+#: Below the limit up to which every JSON reader keeps integers exact.
 Amount = Annotated[int, Field(ge=0, lt=2**53)]
 Amounts = Annotated[dict[AmountName, Amount], Field(max_length=32)]
 ProcessorSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Report(Frozen):
-    """What an agent tells about its attempt at a job: one event, and facts known by then.
+    """An agent's report about an attempt: one event, and the facts known by then.
 
-    seconds: finished phases so far, by name (staging, booting, running, collecting).
-    bytes: what was counted so far, by name (:data:`AMOUNTS`).
-    cpu_seconds: of its node's processors that the machine has used so far, with its network.
+    seconds: durations of finished phases, by name (staging, booting, running, collecting).
+    bytes: byte counters so far, by name (:data:`BYTE_COUNTERS`).
+    cpu_seconds: processor time of the node that the VM and its network have used so far.
     """
 
     state: JobState
@@ -457,16 +456,14 @@ AttemptId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
 class AttemptClaim(Frozen):
-    """An agent says that it will run a job now. A newer claim fences off an older one."""
+    """An agent's claim to run a job now. A newer claim fences off older ones."""
 
     attempt: AttemptId
     node: str = Field(min_length=1, max_length=255)
 
 
 class SavedFile(Frozen):
-    """A file of a saved machine. digest: of its content (``images.content``); of an empty one there is
-    none.
-    """
+    """A file of a saved VM. digest: of its content (``images.content``); None if empty."""
 
     name: RelativePath
     size: int = Field(ge=0, description="bytes")
@@ -475,15 +472,15 @@ class SavedFile(Frozen):
     @model_validator(mode="after")
     def _has_content(self) -> SavedFile:
         if (self.size == 0) != (self.digest is None):
-            raise ValueError("a file has a digest if and only if it is not empty")
+            raise ValueError("a file must have a digest if and only if it is not empty")
         return self
 
 
 class Making(Frozen):
-    """What a machine was made of whose job HTCondor alone knows: that is the same where it goes on.
+    """The VM of a transparent job, which must be the same where the job resumes.
 
-    named: its image, as the job names it; image: the digest. door: the secret by which its guest knows
-    its host (``vmjobs.agent.entrance``). memory, disk: MiB.
+    named: its image, as the job names it; image: the digest. door: the secret that authenticates the
+    host to the guest (``vmjobs.agent.job_access``). memory, disk: MiB.
     """
 
     named: ImageRef
@@ -496,12 +493,12 @@ class Making(Frozen):
 
 
 class Checkpoint(Frozen):
-    """A job's machine as it was saved: what it takes to go on from there.
+    """A job's saved VM, with all that is needed to resume it.
 
-    machine: its name, which it keeps. platform: what can resume it, as the driver calls itself.
-    sentinel: of its guest's lines on the console. guest: SHA-256 of the token that its guest knows.
-    ran: seconds that the job has run of its time. heard: bytes of its console that have been read for
-    what they say. files: of the run's directory. making: of an unchanged job of HTCondor's.
+    machine: its name, which it keeps. platform: the driver's name for platforms that can resume it.
+    sentinel: marks its guest's lines on the console. guest: SHA-256 of the guest's token. ran: seconds
+    that the job has run. heard: bytes of its console that have been parsed. files: of the run's
+    directory. making: the VM of a transparent job.
     """
 
     machine: Annotated[str, StringConstraints(pattern=r"^vmjobs-[A-Za-z0-9._-]{1,100}$")]
@@ -516,18 +513,15 @@ class Checkpoint(Frozen):
 
 
 class Told(Frozen):
-    """A value object that another part of vmjobs sends, which may be of a later release: what it has
-    besides is left out.
-    """
+    """A value object that ignores unknown fields, because a later release may send it."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class JobTicket(Told):
-    """What an agent gets for its claim: the spec as it is to run, and where to go on, if not at the
-    beginning.
+    """The answer to a claim: the spec, and the checkpoint to resume from, if any.
 
-    tries_left: how often the job may be run again where this node fails it (:data:`MENDED_ELSEWHERE`).
+    tries_left: number of further attempts if this one fails for a :data:`RETRYABLE` reason.
     """
 
     job_id: str
@@ -541,7 +535,7 @@ class JobTicket(Told):
 
 
 class Output(Frozen):
-    """A file that a job delivered."""
+    """An output file of a job."""
 
     path: RelativePath
     size: int = Field(ge=0)
@@ -549,7 +543,7 @@ class Output(Frozen):
 
 
 class JobEvent(Frozen):
-    """One line of a job's history. ``seq`` counts from 1 within the job."""
+    """One event of a job's history. ``seq`` counts from 1 within the job."""
 
     seq: int = Field(ge=1)
     time: datetime
@@ -559,7 +553,7 @@ class JobEvent(Frozen):
 
 
 class CondorRef(Frozen):
-    """Where a job is in HTCondor: schedd name and ``cluster.proc``."""
+    """A job's identity in HTCondor: schedd name and ``cluster.proc``."""
 
     schedd: str
     cluster: int
@@ -594,14 +588,14 @@ class Job(Frozen):
 
 
 class HypervisorInfo(Frozen):
-    """What a node's probe found of one hypervisor. ``works`` means that a kernel booted."""
+    """A node's probe result for one hypervisor. ``works``: a kernel booted."""
 
     kind: HypervisorKind
     works: bool
     detail: str = Field(default="", max_length=4096)
     seconds: float = Field(default=0.0, ge=0)
     version: str = Field(default="", max_length=256)
-    cpus: int = Field(default=1, ge=1, description="that a machine of a job has at most")
+    cpus: int = Field(default=1, ge=1, description="maximum for the VM of a job")
     cloud_init: bool = Field(default=True, description="its kernel reads the disk of NoCloud data")
 
 
@@ -609,10 +603,10 @@ NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 
 
 class Node(Told):
-    """An execute node as it announces itself: what it has, caches and runs.
+    """An execute node as it registers: its resources, cached images and running jobs.
 
-    image_names: what jobs called images that it caches. fault: why it takes no jobs for a while; "": it
-    does. networks: what its machines can have.
+    image_names: names by which jobs referred to cached images. fault: why it accepts no jobs now; "":
+    it accepts jobs. networks: network modes of its VMs.
     """
 
     name: NodeName
@@ -625,10 +619,10 @@ class Node(Told):
     images: tuple[Digest, ...] = Field(default=(), max_length=10000)
     image_names: tuple[ImageRef, ...] = Field(default=(), max_length=1000)
     running: tuple[str, ...] = Field(default=(), max_length=10000, description="job ids")
-    lent: int = Field(default=0, ge=0, description="MiB of memory that machines of jobs have")
-    cluster_cpus: int = Field(default=0, ge=0, description="for machines of virtual clusters")
-    cluster_memory: int = Field(default=0, ge=0, description="MiB, for virtual clusters")
-    cluster_disk: int = Field(default=0, ge=0, description="MiB, for virtual clusters")
+    lent: int = Field(default=0, ge=0, description="MiB of memory in use by VMs of jobs")
+    cluster_cpus: int = Field(default=0, ge=0, description="for cluster VMs")
+    cluster_memory: int = Field(default=0, ge=0, description="MiB, for cluster VMs")
+    cluster_disk: int = Field(default=0, ge=0, description="MiB, for cluster VMs")
     fault: str = Field(default="", max_length=1024)
     networks: tuple[NetworkMode, ...] = Field(default=tuple(NetworkMode), max_length=16)
     updated: datetime
@@ -638,42 +632,42 @@ class Node(Told):
 
 
 def now() -> datetime:
-    """The present, in UTC."""
+    """The current time, in UTC."""
     return datetime.now(UTC)
 
 
 def may_follow(old: JobState, new: JobState) -> bool:
-    """Whether the table has a way from ``old`` to ``new``."""
+    """Whether the table allows the transition from ``old`` to ``new``."""
     return new in TRANSITIONS[old]
 
 
 def advance(old: JobState, new: JobState, *, job_id: str = "") -> JobState:
-    """Check one step of a job.
+    """Check one transition of a job; returns the new state.
 
     Raises:
-        Conflict: the table has no such step.
+        Conflict: the table does not allow it.
     """
     if not may_follow(old, new):
         raise Conflict(f"job {job_id} is {old} and cannot become {new}")
     return new
 
 
-#: Faults that are listed. Megabytes of hostile JSON may have millions, of hundreds of bytes each.
+#: Limit on listed faults. Megabytes of hostile JSON may have millions, of hundreds of bytes each.
 MAX_FAULTS: Final = 1000
 
 
-#: In place of messages that show a regular expression, or speak of fields and inputs.
+#: Replaces messages of pydantic that show a regular expression, or mention fields and inputs.
 _PLAIN: Final = {
-    "string_pattern_mismatch": "is not written as it has to be",
+    "string_pattern_mismatch": "has an invalid format",
     "missing": "is missing",
-    "extra_forbidden": "is not known here",
+    "extra_forbidden": "is an unknown field",
 }
 _IMAGE_NAMES: Final = "must be like muons:2026 or mygroup/muons:2026, in lower case"
 _SHOULD: Final = re.compile(r"^[A-Z][a-z]+ should ")
 
 
 def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
-    """Pydantic's findings as ours: one fault a field, none lost; or their number where it is absurd."""
+    """Convert pydantic's errors, one fault each; above MAX_FAULTS, only their number."""
     if (count := error.error_count()) > MAX_FAULTS:
         where = prefix.removesuffix(".")
         return [Fault(where, "too_many_faults", f"there are {count} faults, too many to list")]
@@ -687,14 +681,14 @@ def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
 
 
 def _sentence(kind: str, message: str) -> str:
-    """Pydantic's message in words that need no knowledge of our types and expressions."""
+    """Rephrase a message of pydantic without types and regular expressions."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     return _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
 
 
 def parse_spec(data: Any) -> JobSpec:
-    """A validated spec from decoded JSON.
+    """Validate a spec from decoded JSON.
 
     Raises:
         InvalidSpec: with every fault, not only the first.

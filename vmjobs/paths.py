@@ -1,6 +1,6 @@
-"""The one gate for file names that come from outside.
+"""Checks all file names that come from outside.
 
-A name is either a plain relative path or refused with the reason; nothing is repaired.
+A name must be a plain relative path; other names are refused with the reason and never repaired.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_DEPTH = 16
 
 
 def refusal(name: str) -> str:
-    """Why ``name`` is not taken as a path below some directory; ``""`` if it is."""
+    """Why ``name`` is not a safe path below a directory; ``""`` if it is."""
     parts = name.split("/")
     found = (
         (not name, "the name is empty"),
@@ -28,10 +28,10 @@ def refusal(name: str) -> str:
 
 
 def below(directory: Path, name: str) -> Path:
-    """The file ``name`` below ``directory``.
+    """Join ``directory`` and the untrusted ``name``.
 
     Raises:
-        ValueError: the name was refused; the text says why.
+        ValueError: the name is not a safe path; the text says why.
     """
     why = refusal(name)
     if why:
@@ -40,7 +40,7 @@ def below(directory: Path, name: str) -> Path:
 
 
 def matches(name: str, glob: str) -> bool:
-    """Whether a delivered file answers to an output glob, the way a POSIX shell would say.
+    """Whether an output's name matches a glob, by the rules of a POSIX shell.
 
     ``*`` and ``?`` do not cross a ``/``; a leading dot must be matched explicitly.
     """

@@ -1,7 +1,7 @@
-"""What the agent needs of the rest of the world, as small Protocols.
+"""Protocols for the parts that the agent, the worker and gateways need from other folders.
 
 ``images/`` provides :class:`ImageSource`, the client library :class:`JobSource`, ``condor/``
-:class:`SchedulerReporter`; ``vmjobs/cli/`` hands them in.
+:class:`SchedulerReporter`; ``vmjobs/cli/`` connects them.
 """
 
 from __future__ import annotations
@@ -41,48 +41,51 @@ ClassAdValue = str | int | float | bool
 
 
 class JobSource(Protocol):
-    """One job, as its repository offers it to the agent that holds the job's token.
+    """One job in its repository, for the agent that has the job's token.
 
     Every method raises :class:`vmjobs.errors.Conflict` once another attempt has claimed the job,
-    and :class:`vmjobs.errors.Unavailable` where the repository stays out of reach.
+    and :class:`vmjobs.errors.Unavailable` if the repository stays unreachable.
     """
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
-        """Take the job for this attempt; from now on older attempts are refused."""
+        """Claim the job for this attempt; the repository then refuses older attempts."""
 
     def end(self) -> Report:
-        """How a job ended that refuses to be claimed, being over; ``Conflict`` if it is not."""
+        """The final report of a job that has ended.  Raises Conflict if it has not ended."""
 
     def resume(self, attempt: str) -> None:
-        """Speak for an attempt that was claimed earlier, by a process that is gone."""
+        """Continue an attempt that an earlier process claimed."""
 
     def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
-        """Write the file's bytes to ``sink``, verified against its digest."""
+        """Write the file's bytes to ``sink``, and verify them against its digest."""
 
     def report(self, report: Report) -> None:
         """Deliver one report; reports arrive in the order of the calls."""
 
     def append(self, stream: StreamName, offset: int, data: bytes) -> None:
-        """Add to a stream at ``offset``; repeating a call does no harm."""
+        """Append to a stream at ``offset``; repeated calls are harmless."""
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """Store one output: the next ``size`` bytes of ``source``, which may have more."""
 
     def open_upload(self, size: int) -> ContentReceiver:
-        """Room at the repository for ``size`` bytes of a machine that was saved."""
+        """Open an upload for ``size`` bytes of a checkpoint."""
 
     def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """Have the next attempt go on from there. What was uploaded stays until it has."""
+        """Store the checkpoint; the repository keeps its files until the next attempt resumes."""
 
     def saved(self) -> ContentSource:
         """The files of the job's checkpoint."""
 
 
 class CheckpointStore(Protocol):
-    """Where the machine of a job is kept that HTCondor alone knows. Errors: as of a ``JobSource``."""
+    """Stores checkpoints of a transparent job. Raises as :class:`JobSource`."""
 
     def begin(self, attempt: str) -> Checkpoint | None:
-        """Take the job for this attempt, and say what it goes on from; older attempts are refused."""
+        """Claim the job for this attempt; returns the checkpoint to resume from, if any.
+
+        The repository then refuses older attempts.
+        """
 
     def open_upload(self, size: int) -> ContentReceiver:
         """See :class:`JobSource`."""
@@ -94,13 +97,13 @@ class CheckpointStore(Protocol):
         """See :class:`JobSource`."""
 
     def not_resumed(self) -> None:
-        """The attempt did not go on from there; after the second that did not it is forgotten."""
+        """Report that the attempt could not resume; the second report deletes the checkpoint."""
 
     def over(self) -> None:
-        """The job is over: nothing of it is needed."""
+        """Delete all checkpoints, because the job has ended."""
 
     def close(self) -> None:
-        """Nobody is going to ask any more."""
+        """Close connections; further calls fail."""
 
 
 class ContentReceiver(Protocol):
@@ -108,83 +111,85 @@ class ContentReceiver(Protocol):
 
     @property
     def id(self) -> str:
-        """What it is called there."""
+        """Its identifier at the repository."""
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these segments have to be sent."""
+        """For each of these segments: whether it must be sent."""
 
     def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks have to be sent."""
+        """For each of these chunks: whether it must be sent."""
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
-        """Send a segment. Raises MissingBlocks."""
+        """Send a segment. Raises MissingChunks."""
 
     def put_content(self, digest: str, layout: bytes) -> None:
-        """Say of which segments a content consists. Raises MissingBlocks."""
+        """Send the list of a content's segments. Raises MissingChunks."""
 
 
 class ContentSource(Protocol):
-    """Contents at a repository, whose bytes whoever reads them checks."""
+    """Contents at a repository; the caller verifies their bytes."""
 
     def layout(self, content: str) -> bytes:
-        """The layout of one of them. Raises NotFound."""
+        """The layout of a content. Raises NotFound."""
 
     def segment(self, segment: bytes) -> bytes:
-        """A segment as it is stored, by its digest's 32 bytes. Raises NotFound."""
+        """A stored segment, by its digest's 32 bytes. Raises NotFound."""
 
 
 class ContentCarrier(Protocol):
-    """What sends files to a repository as blocks, and brings them back."""
+    """Transfers files to and from a repository, by chunks."""
 
     def send(self, path: Path, receiver: ContentReceiver, heed: Callable[[], None]) -> tuple[str, int]:
-        """Have a file there: its content's digest, and the bytes that were sent for it.
+        """Send a file; returns its content's digest, and the number of bytes sent.
 
-        heed: called again and again, from any thread; what it raises ends it.
+        check_cancelled: called repeatedly, from any thread; an exception that it raises ends the call.
 
         Raises:
-            InvalidRequest: it cannot be read. Others: as the receiver does.
+            InvalidRequest: the file is unreadable. Others: those of the receiver.
         """
 
     def fetch(
         self, file: SavedFile, source: ContentSource, target: Path, heed: Callable[[], None]
     ) -> int:
-        """Have it here, whole, sparse and verified; bytes that were fetched for it. heed: as above.
+        """Fetch a file, verified and sparse; returns the number of bytes fetched.
+
+        check_cancelled: see :meth:`send`.
 
         Raises:
-            NotFound, Unavailable: as the source does. DigestMismatch: it is another one. StorageFull.
-            InvalidRequest: it cannot be written.
+            NotFound, Unavailable: those of the source. DigestMismatch, StorageFull.
+            InvalidRequest: the file cannot be written.
         """
 
 
 class ImageSource(Protocol):
-    """Images as they come to this node."""
+    """Images on this node."""
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
-        """Have the image on this node, verified, and say where.
+        """Fetch the image unless it is cached, verify it, and return its files.
 
         Raises:
             NotFound: there is no such image.
-            DigestMismatch: what arrived is not what the digest names.
+            DigestMismatch: the received bytes do not match the digest.
             StorageFull: it does not fit onto this node.
         """
 
     def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
-        """As :meth:`prepare`, and the image stays here for as long as the context lasts."""
+        """As :meth:`prepare`; the image is not evicted while the context lasts."""
 
     def fetched(self, digest: str) -> int:
-        """Bytes of the image that were fetched so far, over all who needed it."""
+        """Bytes of the image that were fetched so far, by all runs together."""
 
     def cached(self) -> list[str]:
-        """Digests of the images that are here already."""
+        """Digests of the cached images."""
 
 
 @dataclass(frozen=True)
 class LiveImage:
-    """An image of which a machine may be started; its root disk may still be on its way.
+    """An image that a VM can boot before its root disk is complete.
 
-    ready: to be called once the machine's guest is ready: all else may come now.
-    waiting: whether a machine waits for a part of it right now.
-    waited: for how many seconds machines have waited.
+    ready: must be called once the guest is ready; then the rest of the disk is fetched.
+    waiting: whether a VM waits for a part of the disk now.
+    waited: seconds that VMs have waited.
     """
 
     image: BootImage
@@ -194,7 +199,7 @@ class LiveImage:
 
 
 class LiveSource(Protocol):
-    """Images that machines are started of before they are complete."""
+    """Images that VMs boot before they are complete (setting ``lazy_start``)."""
 
     def live(
         self,
@@ -203,36 +208,36 @@ class LiveSource(Protocol):
         failed: Callable[[Exception], object],
         progress: Progress | None = None,
     ) -> AbstractContextManager[LiveImage]:
-        """The image, in use for as long as the context lasts. Raises as ``ImageSource.lease``.
+        """Lease the image while the context lasts. Raises as :meth:`ImageSource.lease`.
 
-        socket: where to listen for those who read the root disk.
-        failed: called, from any thread, with what makes the image unusable from now on.
+        socket: where to listen for readers of the root disk.
+        failed: called, from any thread, with an error that makes the image unusable.
         """
 
 
 class SeedSource(Protocol):
-    """What makes cloud-init data for images that look for it."""
+    """Writes cloud-init data for images that use it."""
 
     def write(self, path: Path, ticket: JobTicket) -> None:
         """Write the disk with the job's NoCloud data.
 
         Raises:
-            HypervisorError: it cannot be made.
+            HypervisorError: the disk cannot be made.
         """
 
 
 class SchedulerReporter(Protocol):
-    """The scheduler the job came from."""
+    """The job's ad at its scheduler."""
 
     def publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
-        """Write attributes into the job ad; failing to is logged, never raised."""
+        """Write attributes into the job ad; failures are logged, never raised."""
 
 
 # --------------------------------------------------------------------------- submit side
 
 
 class BatchStatus(StrEnum):
-    """HTCondor's JobStatus, and one more for a job that the schedd does not know (any more)."""
+    """HTCondor's JobStatus, and MISSING for a job that the schedd does not know."""
 
     IDLE = "idle"
     RUNNING = "running"
@@ -245,11 +250,11 @@ class BatchStatus(StrEnum):
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A job on its way to a scheduler.
+    """A job to submit to a scheduler.
 
-    token: good for this job only; "": it is not made yet.
-    kinds: what can boot its image, of what its specification allows; none: that is not known.
-    architecture: whose machine code is in its image, as ``uname -m`` calls it; "": that is not known.
+    token: valid for this job only; "": not made yet.
+    kinds: hypervisors that can boot its image and that its specification allows; empty: unknown.
+    architecture: of its image, as ``uname -m`` names it; "": unknown.
     cloud_init: its guest looks for NoCloud data.
     """
 
@@ -266,9 +271,9 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a scheduler says about a job.
+    """A job's state at its scheduler.
 
-    exit_code, exit_signal: of the process the scheduler ran (``vmjobs exec``), once completed.
+    exit_code, exit_signal: of the process that the scheduler ran (``vmjobs exec``), once completed.
     """
 
     job_id: str
@@ -280,71 +285,72 @@ class Observation:
 
 
 class Scheduler(Protocol):
-    """A batch system with jobs of ours. Every method raises ``Unavailable("schedd", …)``."""
+    """A batch system. Every method raises ``Unavailable("schedd", …)``."""
 
     def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
-        """Queue jobs, of any arrays, together; one that is queued already is found, not queued twice.
+        """Queue jobs of any arrays in one transaction; jobs that are queued already are found.
 
-        ConfigError, InvalidRequest: none of them is taken, for what one of them asks for.
+        Raises:
+            ConfigError, InvalidRequest: one of the jobs is not acceptable; none is queued.
         """
 
     def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
-        """Do this to jobs, here and wherever they were forwarded to; unknown ones are no error."""
+        """Perform an action on jobs, also at remote schedds; ignores unknown jobs."""
 
     def watch(self, arrays: Sequence[str]) -> list[Observation]:
-        """The latest word of the event logs of these arrays; costs no query to the schedd."""
+        """The latest states from the event logs of these arrays; does not query the schedd."""
 
     def query(self, job_ids: Sequence[str]) -> list[Observation]:
-        """Ask the schedd (queue, then history); one observation for each id."""
+        """Query the schedd (queue, then history); one observation for each id."""
 
     def forget(self, array: str) -> None:
-        """Drop the array's spool directory: all of its jobs are final."""
+        """Remove the spool directory of an array whose jobs are all final."""
 
 
 # --------------------------------------------------------------------------- virtual clusters
 
 
 class ShareSource(Protocol):
-    """The service, as an agent speaks with it about clusters. All raise ``Unavailable("api", …)``.
+    """The service's API about the cluster VMs of a node. Raises ``Unavailable("api", …)``.
 
-    ``Forbidden``: the member is not this node's, or not of that incarnation (any more).
+    ``Forbidden``: the VM does not belong to this node, or has another incarnation now.
     """
 
     def share(self, seen: int, wait: float) -> NodeShare:
-        """What this node is to have; waits ``wait`` seconds for a revision other than ``seen``."""
+        """The node's assignment; waits ``wait`` seconds for a revision other than ``seen``."""
 
     def report(self, reports: MemberReports) -> None:
-        """Tell what there is."""
+        """Report the states of cluster VMs."""
 
     def token(self, member: str, incarnation: int) -> PoolToken:
-        """A token for the machine that is about to start, or runs. Older ones of it stay good."""
+        """A token for a VM that starts or runs. Its older tokens stay valid."""
 
     def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
-        """Add to what the machine's console said; repeating a call does no harm."""
+        """Append to the VM's console; repeated calls are harmless."""
 
 
 class SessionSource(Protocol):
-    """The service, as an agent speaks with it about those who log in to its machines."""
+    """The service's API about login sessions of a node's cluster VMs."""
 
     def answer(self, session: str, answer: SessionAnswer) -> None:
-        """Say whether the machine lets them in.
+        """Accept or refuse a session.
 
         Raises:
-            SessionOver: nobody waits for the answer any more.
-            Unavailable: the service is out of reach.
+            SessionEnded: the client no longer waits for the answer.
+            Unavailable: the service is unreachable.
         """
 
     def stream(self, session: str) -> ByteStream:
-        """The machine's side of a session that was let in."""
+        """The VM's side of an accepted session."""
 
 
 class GuestKit(Protocol):
-    """What a machine of a cluster runs: made by ``condor/``, put before the guest by the agent.
+    """Files for the guest of a cluster VM: made by ``condor/``, delivered by the agent.
 
-    The guest program runs ``script`` as root. It finds the other files in its directory, and asks
-    ``GET /v1/token`` of its endpoint for the machine's IDTOKEN. Signals are what it is told. SIGUSR1:
-    it is admitted and may take jobs. SIGUSR2: there is a new token. SIGTERM: it is to drain: to take
-    no new job, let the running ones end, leave the pool, and then end with status 0.
+    The guest program runs ``script`` as root. The script finds the other files in its directory, and
+    requests the VM's IDTOKEN with ``GET /v1/token`` from its guest endpoint. It receives signals.
+    SIGUSR1: the VM is admitted and may run jobs. SIGUSR2: there is a new token. SIGTERM: drain:
+    accept no new job, let the running ones end, leave the pool, and then end with status 0.
     """
 
     def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
@@ -353,11 +359,11 @@ class GuestKit(Protocol):
 
 @dataclass(frozen=True)
 class PoolMachine:
-    """A machine of a cluster as its pool's collector knows it.
+    """A cluster VM, as its pool's collector advertises it.
 
-    name: of the member; another may have had it before. incarnation: which of its machines. id: of the
-    member, as no other ever had it; empty: the ad has none. busy: jobs run in it; jobs: it has run so
-    many. system: name and version of its operating system, as it says.
+    name: may be reused. incarnation: counts the VMs started for this id. id: unique, never reused;
+    empty: the ad has none. busy: jobs run in it. jobs: number of jobs that it has run. system: name and
+    version of its operating system.
     """
 
     name: str
@@ -370,10 +376,10 @@ class PoolMachine:
 
 @dataclass(frozen=True)
 class MachineKind:
-    """What a machine of a cluster is, or would be.
+    """The properties of a cluster's VMs, present or future.
 
-    memory, disk: MiB. attributes, start: as declared. known: what ads of such machines said before;
-    learn: a machine whose ad says it now; empty: there is none. up: so many are up now.
+    memory, disk: MiB. attributes, start: as declared. known: attributes of earlier ads of such VMs.
+    learn: name of a VM whose present ad shows them; empty: none. up: number of VMs that are up.
     """
 
     cluster: str
@@ -389,10 +395,11 @@ class MachineKind:
 
 @dataclass(frozen=True)
 class IdleJobs:
-    """What waits for one cluster.
+    """The idle jobs that need one cluster.
 
-    jobs: idle ones that no other machine of the pool could run, and no cluster before this one.
-    machines: so many they would fill. known: see :class:`MachineKind`; empty: nothing was learnt.
+    jobs: number of idle jobs that no other slot of the pool and no earlier cluster could run.
+    machines: number of VMs that they would fill. known: new value for :class:`WorkerVmProfile`; empty:
+    unchanged.
     """
 
     jobs: int = 0
@@ -401,7 +408,7 @@ class IdleJobs:
 
 
 class ProbeState(StrEnum):
-    """How far a probe job is."""
+    """The state of a probe job."""
 
     WAITING = "waiting"
     RAN = "ran"
@@ -412,30 +419,38 @@ class Pool(Protocol):
     """An HTCondor pool. Every method raises ``Unavailable("pool", …)``."""
 
     def machines(self) -> list[PoolMachine]:
-        """Machines of our clusters whose ads are in the collector now: one query."""
+        """The cluster VMs whose ads are in the collector now, by one query."""
 
     def probes(self, machines: Sequence[PoolMachine]) -> Mapping[tuple[str, int], ProbeState]:
-        """How the probe jobs of exactly these machines are doing, by member's id and incarnation; they
-        are submitted where there are none. A few calls, however many machines."""
+        """The states of the probe jobs of exactly these VMs, by id and incarnation.
+
+        Submits missing probe jobs. The number of calls does not depend on the number of VMs.
+        """
 
     def withdraw(self, machines: Sequence[PoolMachine]) -> None:
-        """Exactly these machines, and no others of the same names, are no more: have the collector take
-        nothing from their tokens any more and forget them, and remove their probe jobs."""
+        """Revoke exactly these VMs, and no others of the same names.
+
+        The collector rejects their tokens and drops their ads, and their probe jobs are removed.
+        """
 
     def idle(self, kinds: Sequence[MachineKind]) -> Mapping[str, IdleJobs]:
-        """What waits for each of these clusters, by name. Whom several could serve goes to the first
-        that has machines, else to the first."""
+        """The idle jobs for each of these clusters, by name.
+
+        A job that fits several clusters counts for the first one with VMs, else for the first one.
+        """
 
     def offer(self, kinds: Sequence[MachineKind]) -> None:
-        """Have the collector show one machine of each of these clusters, and of no others, as one
-        that is switched off; calling it again keeps them there."""
+        """Advertise one offline ad for each of these clusters, and for no others.
+
+        Repeated calls keep the ads in the collector.
+        """
 
 
 class Minter(Protocol):
-    """Makes tokens for machines."""
+    """Issues pool tokens for VMs."""
 
     def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
-        """An IDTOKEN with which exactly this machine can join the pool, and do nothing else.
+        """An IDTOKEN that lets exactly this VM join the pool, and allows nothing else.
 
         Raises:
             Unavailable: it cannot be made now.
@@ -446,34 +461,35 @@ class Minter(Protocol):
 
 
 class RoleKit(Protocol):
-    """What a gateway's machines run, each for its role: made by ``condor/``.
+    """Files for the guests of a gateway's VMs, by role: made by ``condor/``.
 
-    The guest program runs ``script`` as root for the machine's whole life; the other files are in its
-    directory, among them three that every role gets and no kit makes: ``address`` (the private card's,
-    like ``10.77.0.10/24``), ``host`` (the machine's full name) and ``hosts`` (lines for /etc/hosts, of
-    all machines). /job and the root disk outlive restarts.
+    The guest program runs ``script`` as root for the VM's whole life. The other files are in its
+    directory, with three that every role gets from the supervisor: ``address`` (of the private network
+    interface, like ``10.77.0.10/24``), ``host`` (the VM's full host name) and ``hosts`` (lines for
+    /etc/hosts, of all VMs). /job and the root disk survive restarts.
 
-    The script traps its signals before anything else. It prints a line ``vmjobs-gateway: up`` once its
-    service answers, ``vmjobs-gateway: down REASON`` if it no longer does. SIGUSR1: freeze what is
-    on /job, print ``vmjobs-gateway: frozen``; it thaws by itself after 60 s. SIGUSR2: thaw if frozen,
-    print ``vmjobs-gateway: thawed``, and then say again whether it is up or down. SIGTERM: shut down
-    cleanly, end with status 0.
+    The script traps its signals first. It prints a line ``vmjobs-gateway: up`` once its service
+    answers, ``vmjobs-gateway: down REASON`` when it no longer does. SIGUSR1: freeze the data on /job,
+    print ``vmjobs-gateway: frozen``; it thaws by itself after 60 s. SIGUSR2: thaw if frozen, print
+    ``vmjobs-gateway: thawed``, and then again whether it is up or down. SIGTERM: shut down cleanly, end
+    with status 0.
     """
 
     def secrets(self, gateway: Gateway) -> Mapping[str, bytes]:
-        """Keys and the like, by file name: made once for a gateway, kept on its computer alone."""
+        """Keys and other secrets, by file name: made once, stored only on the gateway's host."""
 
     def files(
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
-        """Contents by name; ``script`` is one of them. secrets: as they were made for this gateway."""
+        """Contents by name; ``script`` is one of them. secrets: those of this gateway."""
 
     def token(
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> PoolToken:
-        """A token for a machine that asks ``GET /v1/token`` of its endpoint. SIGUSR2 tells it when half
-        of the token's life is over, to ask again.
+        """A token for a VM, which it requests with ``GET /v1/token`` from its guest endpoint.
+
+        The VM gets SIGUSR2 after half of the token's lifetime, to request a new one.
 
         Raises:
-            Forbidden: it has none.
+            Forbidden: VMs of this role have no token.
         """

@@ -1,4 +1,4 @@
-"""Carries the bytes of a session between two descriptors here and a stream that requests make up."""
+"""Relays a session's bytes between two local descriptors and a stream of HTTP requests."""
 
 from __future__ import annotations
 
@@ -14,44 +14,46 @@ from vmjobs.errors import SessionOver, VMJobsError
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks whether who takes nothing is ready again, and how many of them are enough.
+#: Poll interval in seconds for a reader that accepts no bytes, and the number of polls until it fails.
 LOOK_SECONDS: Final = 10.0
 LOOKS: Final = 6
 
 
 class ByteStream(Protocol):
-    """One side of a session: what it says to the other, and hears of it, by offset.
+    """One side of a session: sends and receives bytes by offset.
 
-    All raise ``SessionOver`` once it has ended, and ``Unavailable`` where the service is out of reach.
+    Methods raise ``SessionEnded`` once the session has ended, and ``Unavailable`` if the service is
+    unreachable.
     """
 
     def send(self, offset: int, data: bytes, end: bool) -> int:
-        """Say something that begins at ``offset``; where to go on: not all may have been taken.
+        """Send bytes that begin at ``offset``; returns the next offset: some may remain unsent.
 
-        end: nothing comes after it. Repeating a call does no harm.
+        end: no more data follows. Repeated calls are harmless.
         """
 
     def receive(self, offset: int, wait: float) -> tuple[bytes, bool]:
-        """What the other side says from ``offset`` on, waiting ``wait`` seconds for some of it; and
-        whether that is the end."""
+        """The other side's bytes from ``offset`` on, and whether they are the last.
+
+        wait: seconds to wait for the first of them.
+        """
 
     def close(self) -> None:
-        """End the session. Repeating it is no error, nor is it to fail: a session ends by itself where
-        a side is not heard of."""
+        """End the session. Never fails: a session without requests of a side expires."""
 
 
 def relay(
     stream: ByteStream, source: int, sink: int, hang_up: Callable[[], object] | None = None
 ) -> None:
-    """Carry bytes until the other side has ended.
+    """Relay bytes until the other side has ended.
 
-    source: descriptor whose bytes are sent. sink: gets what comes. hang_up: has reading ``source`` end.
-    Without it, a thread may read there after this has returned.
+    source: descriptor whose bytes are sent. sink: descriptor for received bytes. hang_up: ends reads
+    from ``source``. Without it, a thread may still read there after this has returned.
 
     Raises:
-        SessionOver, Unavailable: the session ended before the other side said so, or ``sink`` took
-            nothing for a minute.
-        OSError: ``sink`` takes nothing any more.
+        SessionEnded, Unavailable: the session ended before the other side closed it, or ``sink``
+            accepted no bytes for a minute.
+        OSError: ``sink`` is closed.
     """
     talking = threading.Thread(target=_talk, args=(stream, source), name="session-out", daemon=True)
     talking.start()
@@ -60,7 +62,7 @@ def relay(
     finally:
         if hang_up is not None:
             hang_up()
-            talking.join()  # what it has read already is heard before the end
+            talking.join()  # it sends all that it has read before the session ends
         stream.close()
 
 
@@ -71,12 +73,12 @@ def _hear(stream: ByteStream, sink: int) -> None:
         view = memoryview(data)
         while view:
             _await_room(stream, offset, sink)
-            view = view[os.write(sink, view[: select.PIPE_BUF]) :]  # so much never blocks
+            view = view[os.write(sink, view[: select.PIPE_BUF]) :]  # this many never block
         offset += len(data)
 
 
 def _await_room(stream: ByteStream, offset: int, sink: int) -> None:
-    """Wait until a descriptor takes bytes: a hostile reader may never take any."""
+    """Wait until a descriptor accepts bytes; a hostile reader may never accept any."""
     poller = select.poll()
     poller.register(sink, select.POLLOUT)
     for _ in range(LOOKS):
@@ -84,8 +86,8 @@ def _await_room(stream: ByteStream, offset: int, sink: int) -> None:
             return
         stream.receive(
             offset, 0
-        )  # nothing new: it says that this side is there, and whether the other is
-    raise SessionOver(f"nobody took what was said for {LOOKS * LOOK_SECONDS:.0f} s")
+        )  # returns nothing new, but keeps the session alive, and fails if it has ended
+    raise SessionOver(f"the reader accepted no data for {LOOKS * LOOK_SECONDS:.0f} s")
 
 
 def _talk(stream: ByteStream, source: int) -> None:
@@ -100,11 +102,11 @@ def _talk(stream: ByteStream, source: int) -> None:
                 if end:
                     return
     except VMJobsError as error:
-        log.debug("nothing more is sent: %s", error)  # the other direction says so aloud
+        log.debug("stopped sending: %s", error)  # the other direction raises it
 
 
 def _read(source: int) -> bytes:
-    """Bytes that are there, at least one; none: the end."""
+    """Read the available bytes, at least one; empty: the end."""
     data = _piece(source, MAX_PIECE)
     poller = select.poll()
     poller.register(source, select.POLLIN)

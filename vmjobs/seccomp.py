@@ -1,4 +1,4 @@
-"""Seccomp filters as the kernel takes them: classic BPF that forbids some calls and allows the rest.
+"""Seccomp filters in classic BPF that forbid some system calls and allow the rest.
 
 Numbers of system calls: ``asm/unistd_64.h`` (x86-64) and ``asm-generic/unistd.h`` (AArch64); the layout
 of ``struct seccomp_data``: ``linux/seccomp.h``; flags of clone: ``linux/sched.h``.
@@ -16,12 +16,12 @@ from vmjobs.errors import Unavailable
 
 #: ``CLONE_THREAD``: without it clone makes a process.
 CLONE_THREAD: Final = 0x0001_0000
-#: Every ``CLONE_NEW…`` that clone takes: mnt, cgroup, uts, ipc, user, pid and net.
+#: All ``CLONE_NEW…`` flags of clone: mnt, cgroup, uts, ipc, user, pid and net.
 CLONE_NEW: Final = 0x7E02_0000
 
 _AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-#: By (x86-64, AArch64) number; None: there is no such call.
+#: (x86-64, AArch64) numbers; None: the architecture lacks the call.
 _NUMBERS: Final = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -75,7 +75,7 @@ _NUMBERS: Final = {
     "userfaultfd": (323, 282),
     "vfork": (58, None),
 }
-#: x86-64 only: numbers from here on are another ABI's (x32), which would slip by.
+#: x86-64 only: numbers from here on belong to another ABI (x32) and would bypass the filter.
 _X32: Final = 0x4000_0000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -93,22 +93,22 @@ def forbidding(
     families: Iterable[int] | None = None,
     machine: str | None = None,
 ) -> bytes:
-    """The filter that answers ``calls`` with EPERM, and kills what uses another ABI than the machine's.
+    """Build a filter that fails ``calls`` with EPERM, and kills users of a foreign ABI.
 
     Args:
-        clone_with: flags of clone none of which may be given.
-        clone_without: flags of clone one of which has to be given; 0: none.
-        families: of addresses, of which sockets may be made; None: of all.
-        machine: as ``uname`` names it; this one unless it is said.
+        clone_with: forbidden flags of clone.
+        clone_without: flags of clone at least one of which is required; 0: none.
+        families: address families of allowed sockets; None: all.
+        machine: architecture as ``uname`` names it; None: the host's.
 
-    clone3, whose flags no filter can read, is answered with ENOSYS: the C library takes clone then.
+    clone3 fails with ENOSYS, because no filter can read its flags; the C library then uses clone.
 
     Raises:
-        Unavailable: there is none for the machine's architecture.
+        Unavailable: there is no filter for the architecture.
     """
     machine = machine or platform.machine()
     if machine not in _AUDIT_ARCH:
-        raise Unavailable("sandbox", f"there is no sandbox for {machine} machines")
+        raise Unavailable("sandbox", f"the sandbox does not support {machine}")
     column = list(_AUDIT_ARCH).index(machine)
     lines = [
         _line(_LOAD, _ARCH_AT),
@@ -150,10 +150,10 @@ def _number(call: str, column: int) -> int:
 
 
 def _answer(number: int, body: list[bytes]) -> list[bytes]:
-    """Do ``body``, which ends by returning, where the loaded word is ``number``."""
+    """Execute ``body``, which must return, if the loaded word is ``number``."""
     return [_line(_EQUAL, number, no=len(body)), *body]
 
 
 def _line(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """One instruction; yes, no: how many to skip where a comparison holds, or does not."""
+    """One instruction; yes, no: instructions to skip if a comparison holds, or fails."""
     return struct.pack("=HBBI", code, yes, no, value)

@@ -1,6 +1,6 @@
-"""Where a job is, and why: its states, the table of their transitions, and the codes of reasons.
+"""Job states, the table of their transitions, and reason codes.
 
-What runs beside each job of a node imports this: nothing but the standard library's ``enum`` is needed.
+The program beside each job of a node imports this, so it imports only the standard library's ``enum``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Actor(StrEnum):
-    """Who can mend what went wrong."""
+    """Who must act on a failure."""
 
     USER = "user"
     SITE = "site"
@@ -22,7 +22,7 @@ class Actor(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job is. ``BOOTING`` ends when the guest says that it is ready."""
+    """The state of a job. ``BOOTING`` ends when the guest reports that it is ready."""
 
     QUEUED = "QUEUED"
     STAGING = "STAGING"
@@ -39,15 +39,15 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True when no further transition exists."""
+        """True if no transition leaves this state."""
         return not TRANSITIONS[self]
 
 
 _S = JobState
 _ENDS: Final = frozenset({_S.FAILED, _S.CANCELING, _S.PREEMPTED, _S.HELD})
 
-#: From each state, the states that may follow. A job that is asked to stop is ``CANCELING``
-#: until its VM is known to be gone; it may still finish by itself while it is.
+#: The states that may follow each state. A canceled job is ``CANCELING`` until its VM is known to be
+#: gone; until then it may still finish by itself.
 TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
     _S.QUEUED: frozenset({_S.STAGING, _S.HELD, _S.CANCELING, _S.FAILED}),
     _S.STAGING: _ENDS | {_S.BOOTING},
@@ -68,7 +68,7 @@ ON_NODE: Final = frozenset({_S.STAGING, _S.BOOTING, _S.RUNNING, _S.SUSPENDED, _S
 
 
 class ReasonCode(StrEnum):
-    """Why a job is where it is. Stable: clients may compare with these."""
+    """Why a job is in its state. Stable: clients may compare with these codes."""
 
     SUBMITTED = "SUBMITTED"
     SCHEDULED = "SCHEDULED"
@@ -129,7 +129,7 @@ _SERVICE_CODES: Final = frozenset(
     }
 )
 
-#: What fails a job on one node and may well not on another: neither it nor its user can help it.
+#: Failures for which the job may succeed on another node, and that its user cannot fix.
 MENDED_ELSEWHERE: Final = frozenset(
     {
         ReasonCode.NODE_FAILED,
@@ -139,14 +139,14 @@ MENDED_ELSEWHERE: Final = frozenset(
         ReasonCode.INTERNAL,
     }
 )
-#: Why a node gives a job back that is not to be run there again.
+#: Reasons to requeue a job that must not run on the same node again.
 GIVEN_BACK: Final = MENDED_ELSEWHERE | {ReasonCode.NOT_RESUMED}
-#: How often a job is run in all, as long as it is failed by one of the former.
+#: Maximum number of attempts at a job that fails for reasons in :data:`RETRYABLE`.
 MAX_TRIES: Final = 5
 
 
 def actor_for(code: ReasonCode) -> Actor:
-    """Who can mend a job that ended with ``code``."""
+    """Who must act on a job that ended with ``code``."""
     if code in _SITE_CODES:
         return Actor.SITE
     return Actor.SERVICE if code in _SERVICE_CODES else Actor.USER

@@ -1,4 +1,4 @@
-"""The setting ``storage_url``, taken apart: where a server keeps blobs and images."""
+"""Parses the setting ``storage_url``: where a server stores blobs and images."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _PARAMETERS: Final = ("endpoint", "region")
 
 @dataclass(frozen=True)
 class S3Location:
-    """A folder in a bucket. Empty endpoint: Amazon's; empty region: the one boto3 is set up for.
+    """A prefix in an S3 bucket.
 
-    prefix: without slashes around it, ``""`` for the whole bucket.
+    prefix: without slashes around it; ``""``: the whole bucket. endpoint: empty: Amazon's. region:
+    empty: boto3's configured region.
     """
 
     bucket: str
@@ -30,10 +31,10 @@ class S3Location:
 
 
 def parse_storage_url(text: str) -> S3Location | Path | None:
-    """A bucket, a directory, or ``None`` where nothing is said.
+    """Parse a setting: a bucket, a directory, or ``None`` if it is empty.
 
     Raises:
-        ValueError: the message has everything that is wrong.
+        ValueError: the message lists all faults.
     """
     if not text:
         return None
@@ -62,25 +63,25 @@ def _prefix(url: SplitResult) -> str:
 
 def _faults(url: SplitResult, given: list[tuple[str, str]]) -> Iterator[str]:
     if "@" in url.netloc:
-        yield "must not hold keys: they belong where boto3 looks for them"
+        yield "must not contain keys: configure them where boto3 looks for them"
     elif not _BUCKET.fullmatch(url.netloc):
-        yield f"{url.netloc!r} is not a bucket's name"
+        yield f"{url.netloc!r} is not a valid bucket name"
     prefix = _prefix(url)
     if not _PREFIX.fullmatch(prefix) or len(prefix) > _MAX_PREFIX:
         yield "the prefix may have lower-case letters, digits, '.', '_', '-' and single slashes"
     if url.fragment:
-        yield "there must be no '#'"
+        yield "must not contain '#'"
     names = [name for name, _ in given]
     for name in sorted(set(names)):
         if name not in _PARAMETERS:
-            yield f"there is no parameter {name!r}, only endpoint and region"
+            yield f"unknown parameter {name!r} (expected endpoint or region)"
         elif names.count(name) > 1:
             yield f"{name} is given more than once"
     for name, value in given:
         if name == "endpoint" and not _is_endpoint(value):
             yield "endpoint must be http(s)://HOST[:PORT], without keys or query"
         if name == "region" and not _REGION.fullmatch(value):
-            yield f"{value!r} is not a region's name"
+            yield f"{value!r} is not a valid region name"
 
 
 def _is_endpoint(text: str) -> bool:

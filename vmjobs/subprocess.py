@@ -1,7 +1,7 @@
-"""The one way to run another program and wait for it.
+"""Runs other programs and waits for them.
 
-Argument lists only, never a shell; always a deadline; an environment of its own; and a failure
-that reads as a command to paste into a terminal.
+Argument lists only, never a shell; always a deadline; a minimal environment; error messages quote the
+command so that it can be pasted into a terminal.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from vmjobs.errors import VMJobsError, reason_of
 
-#: Between two looks at whether a program is still wanted, in seconds.
+#: Interval of the calls that may cancel a program, in seconds.
 WAIT_SECONDS = 1.0
-#: Kept of a failed program's words, in characters.
+#: Maximum length of a failed program's output in a message, in characters.
 MAX_QUOTED = 2000
 
 _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
@@ -28,7 +28,7 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_H
 
 @dataclass(frozen=True)
 class Result:
-    """A program that ended. ``seconds`` is wall-clock time."""
+    """The result of a program. ``seconds`` is wall-clock time."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -43,15 +43,15 @@ class Result:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The few variables another program needs, and ``extra``; nothing else leaks into it."""
+    """The environment of a program: a few inherited variables, and ``extra``."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    # An ordinary user's has no directories for system programs, of which mke2fs is one.
+    # An ordinary user's PATH lacks the directories of system programs such as mke2fs.
     kept["PATH"] = ":".join([kept.get("PATH", "/usr/bin:/bin"), "/usr/sbin", "/sbin"])
     return {**kept, "LC_ALL": "C.UTF-8", **(extra or {})}
 
 
 def command_line(argv: Sequence[str | Path], cwd: Path | None = None) -> str:
-    """The command as one would type it."""
+    """The command as a line for a shell."""
     line = shlex.join(str(word) for word in argv)
     return f"cd {shlex.quote(str(cwd))} && {line}" if cwd else line
 
@@ -72,15 +72,15 @@ def run(
 
     Args:
         argv: the program and its arguments.
-        timeout: seconds until it is killed, with all that it started.
+        timeout: seconds until the program and its children are killed.
         env: variables besides those of :func:`environment`.
-        data: given to it on standard input.
+        data: its standard input.
         check: treat an exit status other than 0 as a failure.
-        error: the class to raise, of one message.
-        waiting: called every second; what it raises ends the program, as a timeout does. Its
-            standard input is then empty, and ends only when the program is not wanted any more:
-            one that runs as somebody else, whom no signal reaches, can tell by that.
-        inherit: open files that it and all that it starts have as well.
+        error: the exception class, called with one message.
+        check_cancelled: called every second; an exception that it raises ends the program, as a timeout
+            does. With it, standard input is an empty pipe that closes when the program must end, so
+            that a program under another user id, which signals cannot reach, can detect that.
+        inherit: file descriptors that the program and its children inherit.
 
     Raises:
         VMJobsError: of class ``error``, if the program cannot be started, fails or takes too long.
@@ -110,7 +110,7 @@ def run(
                 raise
     except subprocess.TimeoutExpired as expired:
         said = _quote(expired.stderr or b"")
-        raise error(f"no end after {timeout:g} s: {shown}{said}") from expired
+        raise error(f"timed out after {timeout:g} s: {shown}{said}") from expired
     except OSError as failed:
         raise error(f"cannot run: {shown}: {reason_of(failed)}") from failed
     result = Result(words, process.returncode, stdout, stderr, time.monotonic() - began)
@@ -121,7 +121,7 @@ def run(
 
 
 def _open_pipe(leash: contextlib.ExitStack) -> int:
-    """The reading end of a pipe that nobody writes to; it ends with ``leash``."""
+    """The reading end of a pipe without data; closing ``stack`` closes the pipe."""
     reader, writer = os.pipe()
     leash.callback(os.close, reader)
     leash.callback(os.close, writer)
@@ -134,7 +134,7 @@ def _communicate(
     deadline: float,
     waiting: Callable[[], object] | None,
 ) -> tuple[bytes, bytes]:
-    """Give it its input, and hear all it says.  Raises TimeoutExpired; what ``waiting`` raises."""
+    """Send its input and read its output.  Raises TimeoutExpired, or as ``check_cancelled``."""
     if waiting is None:
         return process.communicate(data, deadline - time.monotonic())
     while True:
@@ -148,8 +148,8 @@ def _communicate(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a program and all that it started and that stayed in its session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or run as somebody else
+    """Kill a program and all of its children that stayed in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or under another user id
         os.killpg(process.pid, signal.SIGKILL)
 
 

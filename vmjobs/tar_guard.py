@@ -1,7 +1,7 @@
-"""A guard between tarfile and a tar stream that a guest made.
+"""Limits what tarfile reads from a tar stream that a guest made.
 
-What runs beside each job of a node imports this: no module but tarfile that takes long to import is
-needed.
+The program beside each job of a node imports this, so of the modules that load slowly it imports only
+tarfile.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ if TYPE_CHECKING:
     from typing import IO
 
 CHUNK = 1024 * 1024
-#: Refused entries that are listed.
+#: Maximum number of refused entries that are listed.
 MAX_REJECTED = 1000
-#: What tarfile may read to find the next entry: headers that stand before it and say more of it
-#: (long names, pax, sparse maps) are read into memory, each within the one before. Bytes and reads
-#: for one entry, and bytes for all.
+#: Limits on headers: tarfile reads the extended headers of an entry (long names, pax, sparse maps)
+#: into memory, and recursively. Bytes and reads for one entry, and bytes for all entries.
 MAX_HEADER = 256 * 1024
 MAX_HEADER_READS = 32
 MAX_HEADERS = 192 * 1024 * 1024
 
 
 class Guarded:
-    """A file from which tarfile can read no more at once than any honest entry needs.
+    """A file that limits tarfile's reads to the needs of well-formed entries.
 
-    Long names and extended headers are read whole, with the size that the tar itself claims.
+    tarfile reads long names and extended headers whole, with the size that the tar itself claims.
 
-    max_headers: bytes that all headers together may have; None: entries are not kept in memory.
+    max_headers: limit on the bytes of all headers; None: none, for callers that discard entries.
     """
 
     def __init__(self, file: IO[bytes], max_headers: int | None = MAX_HEADERS) -> None:
@@ -41,7 +40,7 @@ class Guarded:
 
     @contextmanager
     def content(self) -> Iterator[None]:
-        """What is read in the context is an entry's content; after it the next entry is looked for."""
+        """Count the reads within the context as content; later reads as the next header."""
         self._in_content = True
         try:
             yield
@@ -51,7 +50,7 @@ class Guarded:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= CHUNK:
-            raise tarfile.ReadError("an entry claims to be absurdly large")
+            raise tarfile.ReadError("an entry is too large")
         if not self._in_content:
             self._reads += 1
             self._of_entry += size
@@ -61,7 +60,7 @@ class Guarded:
                 or self._of_entry > MAX_HEADER
                 or (self._max is not None and self._of_all > self._max)
             ):
-                raise tarfile.ReadError("an entry has absurdly long headers")
+                raise tarfile.ReadError("the headers of an entry are too long")
         return self._file.read(size)
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -72,5 +71,5 @@ class Guarded:
 
 
 def shown(text: str) -> str:
-    """A name, whatever it is made of, as text of bounded length."""
+    """Escape a name for display, and limit its length."""
     return text.encode("utf-8", "backslashreplace").decode()[:1024]

@@ -1,4 +1,4 @@
-"""What guests, nodes and other users say, on a terminal that is to show it and not to obey it."""
+"""Shows text of guests, nodes and other users on a terminal without control characters."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import IO, Protocol
 
 
 class ByteSink(Protocol):
-    """Where bytes go."""
+    """A writable binary stream."""
 
     def write(self, data: bytes, /) -> object:
-        """Take them all."""
+        """Write all bytes."""
 
     def flush(self) -> object:
-        """Have them seen."""
+        """Flush buffers."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` with a sign for each character that controls a terminal, except those to ``keep``."""
+    """Replace the characters that control a terminal, except those in ``keep``."""
     return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def guest_output(stream: IO[bytes]) -> ByteSink:
-    """``stream`` for what a guest prints: a terminal gets it harmless, all else gets its bytes."""
+    """Wrap ``stream`` for guest output: terminals get it filtered, other files unchanged."""
     return _Terminal(stream) if stream.isatty() else stream
 
 
 class _Terminal:
-    """A terminal's stream. Lines and columns stay; a character may come in several pieces."""
+    """Filters a terminal's stream; accepts characters that are split between writes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

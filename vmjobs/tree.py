@@ -1,9 +1,9 @@
-"""A job's directory as tar streams: on its way into a machine, and what has changed on its way back.
+"""A job's directory as tar streams: all of it to the guest, and the changes back.
 
-What comes back was made by a guest: nothing of it may lead out of the directory, whatever lies there.
-HTCondor follows links there, perhaps while they still arrive. So each link is one that can never lead
-out, whatever comes before or after it: its target first goes up, no higher than to that directory,
-and then only down.
+A guest makes the stream that comes back, so no entry may lead out of the directory, whatever else the
+directory contains. HTCondor follows links there, perhaps during the transfer. So each link's target
+must stay inside independently of all other entries: it first goes up, at most to that directory, and
+then only down.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Of modes: neither set-user-id nor any other special bit.
+#: Mode bits that are kept: set-user-id and other special bits are not.
 _PLAIN = 0o777
 
 
 def pack(directory: str | Path, sink: IO[bytes], without: Collection[str] = ()) -> frozenset[str]:
-    """Write a directory as a tar stream; the names in it, like ``a/b``.
+    """Write a directory as a tar stream; returns the names in it, like ``a/b``.
 
-    without: names at its top that stay here. Sockets, FIFOs and devices do too, and what goes
+    without: top-level names to omit. Also omits sockets, FIFOs and devices, and files that disappear
         meanwhile.
     """
     sent: set[str] = set()
@@ -55,13 +55,14 @@ def pack(directory: str | Path, sink: IO[bytes], without: Collection[str] = ()) 
 
 
 def unpack(stream: IO[bytes], directory: str | Path, without: Collection[str] = ()) -> dict[str, str]:
-    """Put the entries of a tar stream in place of what a directory has. Links that may lead out of it,
-    devices and FIFOs are left out: returns their names, and why.
+    """Unpack a tar stream over a directory; returns refused entries with the reasons.
 
-    without: names at its top that stay as they are.
+    It refuses links that may lead out of the directory, devices and FIFOs.
+
+    without: top-level names to leave unchanged.
 
     Raises:
-        InvalidRequest: the stream breaks off, is none, or has what no job leaves.
+        InvalidRequest: the stream is truncated, malformed, or has entries that no job can leave.
     """
     top = os.open(directory, _DIRECTORY)
     modes: dict[tuple[str, ...], int] = {}
@@ -77,24 +78,24 @@ def unpack(stream: IO[bytes], directory: str | Path, without: Collection[str] = 
                         refused["/".join(parts)] = why
                     if entry.isdir():
                         modes[tuple(parts)] = entry.mode & _PLAIN
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
-        # Only now: what is in a directory of which nobody may write has to get there first.
+                tar.members.clear()  # type: ignore[attr-defined]  # else it keeps all entries in memory
+        # Only now: the entries of a directory without write permission must be unpacked first.
         for place in sorted(modes, key=len, reverse=True):
-            # What came later may have taken its place, as may a link.
+            # A later entry, perhaps a link, may have replaced the directory.
             with suppress(FileNotFoundError, NotADirectoryError), _directory(top, place) as found:
                 os.fchmod(found, modes[place])
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"what the job left is not to be read: {error}") from error
+        raise InvalidRequest(f"cannot read the files that the job left: {error}") from error
     finally:
         os.close(top)
     return refused
 
 
 def remove(directory: str | Path, names: Collection[str]) -> None:
-    """Remove names below a directory, as far as they are there."""
+    """Remove names below a directory, as far as they exist."""
     top = os.open(directory, _DIRECTORY)
     try:
-        for name in sorted(names, reverse=True):  # what is in a directory comes before it
+        for name in sorted(names, reverse=True):  # a directory's entries sort before it
             with suppress(OSError), _parent(top, parts := _parts(name)) as parent:
                 _unlink(parent, parts[-1])
     finally:
@@ -104,18 +105,18 @@ def remove(directory: str | Path, names: Collection[str]) -> None:
 def _parts(name: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise InvalidRequest(f"what the job left leads out of its directory: {name[:200]!r}")
+        raise InvalidRequest(f"the job left a path outside its directory: {name[:200]!r}")
     return parts
 
 
 def _parent(top: int, parts: Sequence[str]) -> AbstractContextManager[int]:
-    """The directory that an entry is in."""
+    """Open the parent directory of an entry."""
     return _directory(top, parts[:-1])
 
 
 @contextmanager
 def _directory(top: int, parts: Sequence[str]) -> Iterator[int]:
-    """A directory below another one; no link is followed on the way, nor at its end."""
+    """Open a directory below another one without following any link."""
     at = os.dup(top)
     try:
         for part in parts:
@@ -128,7 +129,7 @@ def _directory(top: int, parts: Sequence[str]) -> Iterator[int]:
 
 
 def _put(top: int, parts: list[str], entry: tarfile.TarInfo, tar: tarfile.TarFile, guarded: Any) -> str:
-    """Put an entry in its place; why it was left out, if it was."""
+    """Unpack one entry; returns why it was refused, or ``""``."""
     name = parts[-1]
     with _parent(top, parts) as parent:
         if entry.isdir():
@@ -138,19 +139,19 @@ def _put(top: int, parts: list[str], entry: tarfile.TarInfo, tar: tarfile.TarFil
         elif entry.islnk():
             source = _parts(entry.linkname)
             if not source:
-                raise InvalidRequest("what the job left has a link to its directory itself")
+                raise InvalidRequest("the job left a hard link to its directory itself")
             with _parent(top, source) as other:
                 if (target := _target(other, source[-1])) is not None:
-                    return _link(parent, parts, target)  # of another place: it counts from there
+                    return _link(parent, parts, target)  # relative to the new place
                 _unlink(parent, name)
                 try:
                     os.link(
                         source[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False
                     )
                 except FileNotFoundError:
-                    return "another name of what was left out"
-        elif entry.issparse():  # a few bytes may stand for a file of any size
-            raise InvalidRequest(f"what the job left has a sparse entry: {entry.name[:200]!r}")
+                    return "a hard link to a refused entry"
+        elif entry.issparse():  # a few bytes may expand to a file of any size
+            raise InvalidRequest(f"the job left a sparse tar entry: {entry.name[:200]!r}")
         elif entry.isreg() and (content := tar.extractfile(entry)) is not None:
             _unlink(parent, name)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -176,7 +177,7 @@ def _link(parent: int, parts: Sequence[str], target: str) -> str:
 
 
 def _target(parent: int, name: str) -> str | None:
-    """Where a link leads; None of anything else."""
+    """The target of a link; None if it is not a link."""
     try:
         return os.readlink(name, dir_fd=parent)
     except OSError:

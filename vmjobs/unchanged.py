@@ -1,12 +1,13 @@
-"""What takes the place of an unchanged job of HTCondor's on its node, and has it run in a machine.
+"""Runs on the node in place of a transparent job, and has the agent run the job in a VM.
 
-It hands the job's directory over to the agent (:mod:`vmjobs.agent.protocol`), passes on what the job
-prints, and puts what it has changed in its directory back. It has no rights but the job's own.
+It sends the job's directory to the agent (:mod:`vmjobs.agent.protocol`), writes the job's output, and
+applies the job's changes to its directory. It has only the job's rights.
 
-A job that an agent lost is begun again from the same directory, which nothing of it has touched by
-then: changes are put back only when all of them have come.
+If an agent loses the job, the job restarts from the same directory, which is unchanged until then:
+changes are applied only after all of them have arrived.
 
-This runs beside each job of a node, for as long as that: no module that takes long to import is needed.
+One process runs beside each job of a node for the job's whole life, so this imports no module that
+loads slowly.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ if TYPE_CHECKING:
     from vmjobs.agent.streams import Streams
     from vmjobs.unchanged_job import Handing
 
-    #: What the agent says, ``progress`` or ``end`` (:mod:`vmjobs.agent.protocol`).
+    #: Takes a ``progress`` or ``end`` message of the agent (:mod:`vmjobs.agent.protocol`).
     OnProgress = Callable[[Mapping[str, Any]], None]
 
-#: How often a job is begun on one node, as long as nobody says why it did not end there.
+#: Maximum number of starts of a job on one node, if each run is lost without a reason.
 MAX_BEGINNINGS = 3
-#: Files of the starter's own in a job's directory, which it has open.
+#: The starter's files in a job's directory, which it has open.
 KEPT = frozenset({"_condor_stdout", "_condor_stderr"})
-#: The same on the way back: those that the node itself goes on to read are not the guest's to change.
+#: Files that the guest must not change, because the starter or HTCondor's tools still use them.
 SAFE = KEPT | {".chirp.config", ".job.ad", ".machine.ad"}
-#: Bytes of the names that a job may leave.
+#: Limit on the bytes of all names in the directory that a job leaves.
 MAX_LEFT = 64 * 1024 * 1024
-#: Signals that end a process which does nothing about them (signal(7)).
+#: Signals that terminate a process by default (signal(7)).
 ENDING = frozenset({*range(1, 17), *range(24, 28), 29, 30, 31, *range(34, 65)})
 
 STDIN, OUT, ERR = 0, 1, 2
@@ -61,14 +62,15 @@ def run_handed(
     on_progress: OnProgress,
     patience: float = 120.0,
 ) -> End:
-    """Have the agent at ``path`` run a job; what the job left is in its directory when this returns.
+    """Have the agent run a job; the job's directory has its changes when this returns.
 
-    patience: seconds to wait for an agent that is not there (any more), or will not run the job now.
+    path: the agent's socket.
+    patience: seconds to wait for an agent that is absent or cannot run the job now.
 
     Raises:
-        Unavailable: no agent for longer than that, it lost the job time and again, or this node cannot
-            read the job's directory or keep what the job writes.
-        InvalidRequest: what the job left is not to be read.
+        Unavailable: no agent within that time, agents lost the job repeatedly, or this node cannot
+            read the job's directory or store the job's output.
+        InvalidRequest: the files that the job left are unreadable.
     """
     beginnings = 0
 
@@ -83,21 +85,21 @@ def run_handed(
             raise NotNow(conversation.refusal)
         return ended
 
-    # (Who waits for a stream is ended by a signal, as the job would be.)
+    # A signal while this reads a streamed standard input ends this process, as it would end the job.
     with _standard_input(handing.directory) as read, Signals() as signals:
         try:
             return insist(path, converse, signals, patience) or End(stopped=signals.stopping)
         except VMJobsError:
-            if signals.stopping:  # it leaves in any case, and nobody is to take this for its end
+            if signals.stopping:  # the job is stopped in any case; the error is not its result
                 return End(stopped=signals.stopping)
             raise
 
 
 class _Conversation:
-    """One connection's worth of a job.
+    """One connection to the agent for a job.
 
-    read: what it reads. begun: it was taken, and what it prints may have come. refusal: why it does
-    not run now.
+    read: the job's standard input. has_started: the agent started the job; output may have arrived.
+    refusal: why the agent cannot run the job now.
     """
 
     def __init__(
@@ -118,11 +120,11 @@ class _Conversation:
         self.begun = False
         self.refusal = ""
         self._chirps: Streams | None = None
-        # One that a second signal does not wait for while the first is passed on.
+        # Reentrant, because a second signal may arrive while the first one is forwarded.
         self._sending = threading.RLock()
 
     def hold(self) -> End | None:
-        """Hand the job over and hear of it to its end; None: it has to be asked for again."""
+        """Submit the job and follow it to its end; None: ask the agent again."""
         left = bytearray()
         with tempfile.TemporaryFile(dir=self.handing.directory) as changed:
             try:
@@ -138,26 +140,27 @@ class _Conversation:
                 return last
             ended = self._end(last, sent, left, changed)
             if ended is not None and self._is_final(ended):
-                with suppress(OSError):  # it is over all the same
+                with suppress(OSError):  # the job has ended in any case
                     self._say({"type": "taken"})
             return ended
 
     def _is_final(self, ended: End) -> bool:
-        """One that was told to leave is not at its end, however it left."""
+        """Whether the job has ended for good; a job that was told to stop has not."""
         if ended.stopped or not self.handing.is_saved:
             return False
         return self.handing.settle(ended) and not self.signals.stopping
 
     def _hand_over(self) -> frozenset[str]:
-        """Send the job; the names in its directory. An agent that hangs up has said why."""
+        """Send the job; returns the names in its directory.
+
+        An agent that closes the connection has sent the reason before.
+        """
         try:
             return self._send()
         except ConnectionError:
             return frozenset()
         except OSError as error:
-            raise Unavailable(
-                "node", f"the job's directory cannot be read: {reason_of(error)}"
-            ) from error
+            raise Unavailable("node", f"cannot read the job's directory: {reason_of(error)}") from error
 
     def _send(self) -> frozenset[str]:
         framing.send(self.connection, self.handing.message)
@@ -180,12 +183,12 @@ class _Conversation:
         self._say({"type": "signal", "number": number})
 
     def _say(self, message: DataMessage | Mapping[str, Any]) -> None:
-        """Send from any thread. The main one says nothing but what signals it gets."""
+        """Send from any thread. The main thread sends only signals by this."""
         with self._sending:
             framing.send(self.connection, message)
 
     def _listen(self, left: bytearray, changed: IO[bytes]) -> Mapping[str, Any] | End | None:
-        """Hear of the job to its end: the ``end`` message, or that of a job that was refused."""
+        """Receive messages; returns the ``end`` message, or the end of a refused job."""
         for message in framing.receive(self.connection):
             if isinstance(message, DataMessage) and message.channel is Channel.CHIRP:
                 self._answer(message)
@@ -213,13 +216,13 @@ class _Conversation:
                 left += message.data
             elif message.channel is Channel.CHANGED:
                 changed.write(message.data)
-        except OSError as error:  # a full disk, for one: no word about the agent
+        except OSError as error:  # a full disk, for example, and not a failure of the agent
             raise Unavailable(
-                "node", f"what the job writes cannot be kept: {reason_of(error)}"
+                "node", f"cannot store the output of the job: {reason_of(error)}"
             ) from error
 
     def _answer(self, message: DataMessage) -> None:
-        """Of a connection of the job's to Chirp. Few jobs make one: what answers is imported then."""
+        """Handle a message of a Chirp connection. Few jobs need Chirp: imports it late."""
         if self._chirps is None:
             from vmjobs.agent.streams import Streams  # noqa: PLC0415
 
@@ -243,13 +246,13 @@ class _Conversation:
         if kind == "refused":
             return End(code=UNSUITABLE, why=rest)
         if exit is None:
-            why = "the guest did not say how the job ended, or names more files than any job leaves"
+            why = "the guest did not report how the job ended, or reported too many file names"
             return End(code=ReasonCode.NO_EXIT_REPORT.value, why=why)
         try:
             refused = self._put_back(sent, left, changed)
         except OSError as error:
             raise Unavailable(
-                "node", f"what the job left cannot be put back: {reason_of(error)}"
+                "node", f"cannot write the files that the job left: {reason_of(error)}"
             ) from error
         told = [(entry["path"], entry["why"]) for entry in report.get("rejected", ())]
         rejected = told + [(shown(name), why) for name, why in refused.items()]
@@ -261,7 +264,7 @@ class _Conversation:
         )
 
     def _put_back(self, sent: frozenset[str], left: bytearray, changed: IO[bytes]) -> dict[str, str]:
-        """What of it is refused, and why."""
+        """Apply the job's changes to its directory; returns refused entries and why."""
         changed.seek(0)
         directory = self.handing.directory
         refused = tree.unpack(changed, directory, SAFE)
@@ -269,26 +272,26 @@ class _Conversation:
         there = {name.decode("utf-8", "surrogateescape").removeprefix("./") for name in names}
         tree.remove(directory, sent - there - SAFE)
         if self.handing.is_saved:
-            there &= sent  # what another node sent, and the job never touched, this one need not have
+            there &= sent  # unchanged files that another node sent may be missing on this one
         missing = [
             name
             for name in sorted(there - SAFE - refused.keys())
             if not os.path.lexists(os.path.join(directory, name))
         ]
         if missing:
-            raise FileNotFoundError(f"{missing[0]} and {len(missing) - 1} others did not come")
+            raise FileNotFoundError(f"{missing[0]} and {len(missing) - 1} others are missing")
         return refused
 
 
 @contextmanager
 def _standard_input(directory: str) -> Iterator[IO[bytes] | None]:
-    """What the job is to read; None for nothing.
+    """Open the job's standard input; None: it has none.
 
-    What HTCondor streams (``stream_input``) is taken in whole, out of sight in the job's directory:
-    each beginning of the job reads it anew.
+    A streamed input (``stream_input``) is first copied to an unnamed file in the job's directory,
+    because each start of the job reads it from the beginning.
 
     Raises:
-        Unavailable: this node cannot keep it.
+        Unavailable: this node cannot store it.
     """
     kind = os.fstat(STDIN).st_mode
     if stat.S_ISREG(kind):
@@ -301,7 +304,7 @@ def _standard_input(directory: str) -> Iterator[IO[bytes] | None]:
                 kept.flush()
             except OSError as error:
                 raise Unavailable(
-                    "node", f"what the job reads cannot be kept: {reason_of(error)}"
+                    "node", f"cannot store the input of the job: {reason_of(error)}"
                 ) from error
             yield kept
     else:
@@ -309,7 +312,7 @@ def _standard_input(directory: str) -> Iterator[IO[bytes] | None]:
 
 
 def _exit_of(word: str) -> Exit | None:
-    """``code=N`` or ``signal=N``."""
+    """Parse ``code=N`` or ``signal=N``; None if it is neither."""
     name, _, digits = word.partition("=")
     if not re.fullmatch("[0-9]{1,3}", digits):
         return None
@@ -320,7 +323,7 @@ def _exit_of(word: str) -> Exit | None:
 
 
 class _Sender:
-    """The job's directory on its way to the agent."""
+    """A file that sends the tar stream of the job's directory to the agent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -332,7 +335,7 @@ class _Sender:
 
 
 def _empty(stream: int) -> None:
-    """Forget what an earlier beginning printed, where that went to a file."""
+    """Discard the output of an earlier start of the job, if it went to a file."""
     if stat.S_ISREG(os.fstat(stream).st_mode):
         os.ftruncate(stream, 0)
         os.lseek(stream, 0, os.SEEK_SET)

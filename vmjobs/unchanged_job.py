@@ -1,6 +1,6 @@
-"""An unchanged job of HTCondor's as it is handed over to the agent, and how it ended.
+"""A transparent job as it is submitted to the agent, and how it ended.
 
-This runs beside each job of a node, for as long as that: no module that takes long to import is needed.
+The program beside each job of a node imports this, so it imports no module that loads slowly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-#: The code of an end whose image cannot run such jobs.
+#: The code of an end because the image cannot run transparent jobs.
 UNSUITABLE = "IMAGE_UNSUITABLE"
 
 
@@ -37,11 +37,11 @@ class Exit:
 
 
 class End:
-    """How it ended: by the job's own status, or with ``code`` and ``why`` of who could not run it.
+    """How a run ended: by the job's exit, or with ``code`` and ``why`` of a failure.
 
-    stopped: the signal to stop that came before its end, 0 if none; ``code`` and ``why`` then say how
-    the run ended, as far as that is known. starved: its machine's kernel has killed processes before,
-    for want of memory. rejected: names of what it left and could not be put back, and why.
+    stopped: the signal that stopped the job, 0 if none; ``code`` and ``why`` then say how the run
+    ended, if known. is_out_of_memory: the guest's kernel killed processes for lack of memory. rejected:
+    names of refused files that the job left, and the reasons.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class End:
 
 
 class Handing:
-    """A job as it is handed over.
+    """A transparent job to submit to the agent.
 
-    message: the words of the ``hand`` message. fields: what users call those. start: see
-    :func:`start_words`. directory: its own. chirp: answers a connection of the job's to HTCondor's
-    Chirp service. settle: tells HTCondor of an end; whether that is one from which the job does not go
-    on where its machine was saved last.
+    message: the fields of the ``hand`` message. fields: the users' names of these fields. start: see
+    :func:`start_script`. directory: the job's. chirp: serves a connection of the job to HTCondor's
+    Chirp service. report_job_end: reports an end to HTCondor; returns whether it is final, so that the
+    job will not resume from its last checkpoint.
     """
 
     def __init__(
@@ -90,20 +90,20 @@ class Handing:
 
     @property
     def is_saved(self) -> bool:
-        """Whether its machine is to be saved where the job is vacated."""
+        """Whether the agent saves its VM when the job is vacated."""
         return bool(self.message.get("checkpoint"))
 
     def why_refused(self, error: Mapping[str, Any]) -> str:
-        """What an ``error`` message says, in words of the job's user."""
+        """The text of an ``error`` message, with the users' names of fields."""
         faults = error.get("faults") or {}
         listing = "; ".join(f"{self.fields.get(name, name)}: {why}" for name, why in faults.items())
         return listing or str(error["message"])
 
 
 def start_words(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes:
-    """Words of a shell that become the job, or the command that is in ``$@``, in its environment.
+    """A shell script that executes the job, or the command in ``$@``, in its environment.
 
-    ``vmjobs/agent/inside/unchanged.sh`` sets their variables.
+    ``vmjobs/agent/inside/unchanged.sh`` sets the script's variables.
     """
     variables = [word for word in environment if b"=" in word and not word.startswith(b"=")]
     words = [
@@ -115,8 +115,9 @@ def start_words(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes
 
 
 def account() -> tuple[str, str]:
-    """Names of this process's user and group; made from their numbers where they have none, or one
-    that a guest's tables cannot hold.
+    """The names of this process's user and group.
+
+    Without a name, or with one that a guest's user database cannot hold: made from the number.
     """
     uid, gid = os.getuid(), os.getgid()
     user = group = ""

@@ -1,7 +1,7 @@
-"""The envelopes of the REST interface: what wraps the objects of :mod:`vmjobs.model` in replies.
+"""Request and reply bodies of the REST interface, built on :mod:`vmjobs.model`.
 
-Shared by the service and the client library. Unknown fields are ignored, so that a client can
-talk to a service that is newer than itself.
+Shared by the service and the client library. Replies ignore unknown fields, so that a client can use a
+newer service.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from vmjobs.model import (
     Tag,
 )
 
-#: Digests that fit into one question about segments or blocks.
+#: Maximum number of digests in one query for missing segments or chunks.
 MAX_DIGESTS: Final = 4096
-#: With so many users and groups an image may be shared.
+#: Maximum number of users and groups that an image is shared with.
 MAX_SHARES: Final = 100
 
 
 class Envelope(BaseModel):
-    """Base of replies: immutable, and open for what later versions add."""
+    """Base of replies: immutable; ignores fields that later versions add."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class ProblemFault(Envelope):
-    """One thing wrong with a request."""
+    """One fault of a request."""
 
-    field: str = Field(description="dotted path of the offending field, empty for the whole")
+    field: str = Field(description="dotted path of the field; empty: the whole request")
     code: str
     message: str
 
@@ -63,50 +63,50 @@ class Problem(Envelope):
 
 
 class Submitted(Envelope):
-    """What became of a submission."""
+    """The jobs of a submission."""
 
     array: str
     jobs: tuple[Job, ...]
 
 
 class JobPage(Envelope):
-    """Some jobs, newest first, and the cursor of the next page (empty on the last one)."""
+    """A page of jobs, newest first. next: cursor of the next page; empty: there is none."""
 
     jobs: tuple[Job, ...]
     next: str = ""
 
 
 class EventList(Envelope):
-    """A part of a job's history, oldest first."""
+    """Events of a job, oldest first."""
 
     events: tuple[JobEvent, ...]
 
 
 class OutputList(Envelope):
-    """What a job delivered, and what was refused."""
+    """The outputs of a job, and those that were refused."""
 
     outputs: tuple[Output, ...]
     rejected: tuple[RejectedEntry, ...]
 
 
 class Visibility(StrEnum):
-    """Who may see and boot an image besides its owner and those it is shared with."""
+    """Who else, besides the owner and the shares, may see and boot an image."""
 
     PRIVATE = "private"
     PUBLIC = "public"
 
 
 class Share(Frozen):
-    """Somebody whom an image is shared with: a user, or a group of the token's ``wlcg.groups``."""
+    """A user, or a group of the token's ``wlcg.groups``, that an image is shared with."""
 
     kind: Literal["user", "group"]
     name: str = Field(min_length=1, max_length=255)
 
 
 class Origin(Frozen):
-    """Where an image came from; said by whoever brought it, and kept as it was said.
+    """The origin of an image, as its uploader states it; not verified.
 
-    file: what it was pushed from. format: the format that file had. builder: the program.
+    file: the pushed file. format: that file's format. builder: the program that built it.
     """
 
     file: str = Field(default="", max_length=255)
@@ -116,7 +116,7 @@ class Origin(Frozen):
 
 
 class ImageTag(Envelope):
-    """A name that an image has."""
+    """A tag of an image."""
 
     namespace: Namespace
     name: ImageName
@@ -124,7 +124,7 @@ class ImageTag(Envelope):
 
 
 class ImageInfo(Envelope):
-    """An image that the caller may name, as lists show it. One entry for each of its tags."""
+    """An entry of an image list: one for each tag that the caller may see."""
 
     namespace: str
     name: str
@@ -135,11 +135,11 @@ class ImageInfo(Envelope):
     owner: str = ""
     visibility: Visibility = Visibility.PRIVATE
     created: datetime | None = None
-    deprecated: str = Field(default="", description="why it should not be used any more; empty: it may")
+    deprecated: str = Field(default="", description="why it should no longer be used; empty: it may be")
 
 
 class ImageList(Envelope):
-    """Some of the images that the caller may name, by name. next: cursor of the next page, if any."""
+    """A page of images, by name. next: cursor of the next page; empty: there is none."""
 
     images: tuple[ImageInfo, ...]
     next: str = ""
@@ -148,7 +148,7 @@ class ImageList(Envelope):
 class ImageDetail(Envelope):
     """One image with its manifest.
 
-    stored: bytes that it occupies, blocks shared with other images counted here too.
+    stored: bytes that it occupies, including chunks that it shares with other images.
     signers: names of the trusted keys that signed it.
     """
 
@@ -168,34 +168,34 @@ class ImageDetail(Envelope):
 
 
 class UploadRequest(Frozen):
-    """The body of ``POST /v1/uploads``. size: bytes of content that will be added at most."""
+    """The body of ``POST /v1/uploads``. size: maximum bytes of content."""
 
     size: int = Field(ge=1)
 
 
-#: The id of a job that HTCondor alone knows begins so, and none of the service's own does.
+#: Prefix of the ids of transparent jobs; no id of the service's own jobs begins with it.
 CONDOR_JOB: Final = "htc"
 CondorJobId = Annotated[str, StringConstraints(pattern=rf"^{CONDOR_JOB}[0-9a-f]{{29}}$")]
 
 
 class CondorJobClaim(Frozen):
-    """The body of ``POST /v1/condor-jobs/ID/attempts``. owner: of the job, as HTCondor knows him."""
+    """The body of ``POST /v1/condor-jobs/ID/attempts``. owner: of the job, in HTCondor."""
 
     attempt: AttemptId
     owner: str = Field(min_length=1, max_length=240, pattern=r"^[^\x00-\x1f]+$")
 
 
 class CondorJobTicket(Envelope):
-    """What a node gets for it. token: good for this job only. checkpoint: what to go on from."""
+    """The reply to a claim. token: valid for this job only. checkpoint: to resume from."""
 
     token: str
     checkpoint: Checkpoint | None = None
 
 
 class Upload(Envelope):
-    """Room to put segments and contents into, until an image holds on to them.
+    """An upload: holds segments and contents until an image refers to them.
 
-    received: bytes that were stored on its behalf. expires: when it is given up unless used.
+    received: bytes stored for it. expires: when it is removed unless used.
     """
 
     id: str
@@ -205,9 +205,9 @@ class Upload(Envelope):
 
 
 class Publication(Frozen):
-    """The body of ``POST /v1/images``: make an image of contents that are here.
+    """The body of ``POST /v1/images``: make an image of uploaded contents.
 
-    manifest: of the image, as JSON. name, tag: what to call it (empty: nothing).
+    manifest: of the image, as JSON. name, tag: its first tag (empty name: none).
     namespace: empty: the caller's own. keep_days: 0: until it is removed.
     signature: see ``docs/images.md``; empty: none.
     """
@@ -225,7 +225,7 @@ class Publication(Frozen):
 
 
 class ImageChange(Frozen):
-    """The body of ``PATCH /v1/images/{digest}``; what is unset stays. deprecated "": not any more."""
+    """The body of ``PATCH /v1/images/{digest}``; unset fields stay. deprecated: "" clears."""
 
     visibility: Visibility | None = None
     shares: tuple[Share, ...] | None = Field(default=None, max_length=MAX_SHARES)
@@ -235,13 +235,13 @@ class ImageChange(Frozen):
 
 
 class TagTarget(Frozen):
-    """The body of ``PUT /v1/tags/…``: what the tag is to mean."""
+    """The body of ``PUT /v1/tags/…``: the image that the tag points to."""
 
     digest: Digest
 
 
 class DamagedBlock(Envelope):
-    """A block that is not what its digest says. number: within its segment. offset: in its content."""
+    """A chunk that does not match its digest. number: of the chunk within its segment."""
 
     segment: str
     number: int
@@ -249,7 +249,7 @@ class DamagedBlock(Envelope):
 
 
 class VerifyReport(Envelope):
-    """What a look at some segments found; ``missing`` ones are not in the store at all."""
+    """The result of verifying segments; ``missing`` ones are not in the store at all."""
 
     checked: int
     damaged: tuple[DamagedBlock, ...] = ()
@@ -257,34 +257,34 @@ class VerifyReport(Envelope):
 
 
 class GcReport(Envelope):
-    """What a garbage collection removed, or would remove."""
+    """Numbers of objects that a garbage collection removed, or would remove."""
 
-    images: int = Field(default=0, description="whose time was over")
+    images: int = Field(default=0, description="expired")
     contents: int = 0
     segments: int = 0
     bytes: int = 0
-    uploads: int = Field(default=0, description="given up")
-    blobs: int = Field(default=0, description="files that were uploaded, and that no job used")
+    uploads: int = Field(default=0, description="expired")
+    blobs: int = Field(default=0, description="uploaded files that no job used")
 
 
 class PrefetchRequest(Frozen):
-    """The body of ``POST /v1/images/{digest}/prefetch``: which nodes; none named: all of ``site``."""
+    """The body of ``POST /v1/images/{digest}/prefetch``. nodes: empty: all of ``site``."""
 
     site: str = Field(default="", max_length=255)
     nodes: tuple[NodeName, ...] = Field(default=(), max_length=1000)
 
 
 class PrefetchState(Envelope):
-    """Nodes that were asked to have an image, and those that have it."""
+    """The nodes that should cache an image, and those that do."""
 
     wanted: tuple[str, ...]
     cached: tuple[str, ...]
 
 
 class NodeWishes(Envelope):
-    """The answer to a node's announcement: images that it is to fetch when it has time.
+    """The answer to a node's registration. prefetch: images to fetch when it is idle.
 
-    token: a new one, where the node has asked and its own is in the second half of its life.
+    token: a new one, if the node requested it and its own is in the second half of its lifetime.
     """
 
     prefetch: tuple[Digest, ...] = ()
@@ -292,7 +292,7 @@ class NodeWishes(Envelope):
 
 
 class BuildState(StrEnum):
-    """How far the build of an image by the service is."""
+    """The state of an image build by the service."""
 
     QUEUED = "QUEUED"
     BUILDING = "BUILDING"
@@ -303,16 +303,16 @@ class BuildState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True when nothing more will happen."""
+        """True if the build has ended."""
         return self in {BuildState.DONE, BuildState.FAILED}
 
 
 class BuildRequest(Frozen):
-    """The body of ``POST /v1/builds``: have the service build an image, boot it, and publish it.
+    """The body of ``POST /v1/builds``: build an image, boot it, and publish it.
 
-    recipe: a recipe with all its layers composed, see ``docs/recipes.md``. name, tag: what to call
-    the image; empty: the recipe's name; its version, and ``latest``. namespace: empty: the
-    caller's own. force: build anew even if nothing changed.
+    recipe: a recipe with all its layers composed, see ``docs/recipes.md``. name: of the image; empty:
+    the recipe's name. tag: empty: the recipe's version, and ``latest``. namespace: empty: the caller's
+    own. force: build even if nothing changed.
     """
 
     recipe: dict[str, Any]
@@ -324,16 +324,16 @@ class BuildRequest(Frozen):
 
 
 class Build(Envelope):
-    """A build. name: what the image is to be called. digest: the image's, once it is published.
+    """A build. name: of the image. digest: of the image, once it is published.
 
-    code, message, hint: why it failed; the end of the boot test's output is in the message.
+    code, message, hint: why it failed; the message has the end of the boot test's output.
     """
 
     id: str
     owner: str
     name: str
     state: BuildState
-    step: str = Field(default="", description="what is being done, for people")
+    step: str = Field(default="", description="the present step, for display")
     progress: float = Field(default=0, ge=0, le=1)
     code: str = Field(default="", description="stable, meant for programs")
     message: str = ""
@@ -350,14 +350,14 @@ class BuildList(Envelope):
 
 
 class NodeList(Envelope):
-    """Some of the execute nodes that announced themselves, by name. next: cursor of the next page."""
+    """A page of registered nodes, by name. next: cursor of the next page; empty: none."""
 
     nodes: tuple[Node, ...]
     next: str = ""
 
 
 class Limits(Envelope):
-    """What a job may ask for at most."""
+    """The maximum that a job may request."""
 
     cpus: int
     memory: int = Field(description="MiB")
@@ -365,11 +365,11 @@ class Limits(Envelope):
     run_seconds: int
     script_bytes: int
     array: int = Field(description="jobs in one submission")
-    stream_bytes: int = Field(description="kept of an output stream or console")
+    stream_bytes: int = Field(description="stored of an output stream or console")
 
 
 class ServiceInfo(Envelope):
-    """What this service is and what it takes."""
+    """Versions, limits and choices of the service."""
 
     version: str
     api_version: str
@@ -383,7 +383,7 @@ class ServiceInfo(Envelope):
 
 
 class Health(Envelope):
-    """Whether the service works, and each of those it leans on."""
+    """Whether the service and each of the services that it needs work."""
 
     status: str = Field(description="ok or unavailable")
     services: dict[str, str] = Field(description="ok, or why not, by name")

@@ -1,28 +1,28 @@
 # shellcheck shell=sh
-# What the machines of a gateway have in common: their address and names, the account that people have, what
-# they say of their service, and standing still for a backup. Read by each role's script, which has
+# Functions for all VMs of a gateway: address and names, the users' account, reports about the service, and
+# freezing for a backup. Each role's script reads this file and defines
 #
-#   prepare       everything that the service needs
-#   service       becomes the service, by: become PROGRAM...
-#   check         true if the service answers; what is wrong, else, on its standard output
-#   stop_service  asks the process $service to end
-#   renew         has the machine's new token in its place, where it has any
+#   prepare       set up everything that the service needs
+#   service       replace the process by the service, with: become PROGRAM...
+#   check         succeed if the service answers; otherwise print the problem
+#   stop_service  ask the process $service to end
+#   renew         install the VM's new token, if it has any
 #
-# Signals come to the whole process group: what they are not for has a session of its own.
+# Signals go to the whole process group: processes that must not get them run in sessions of their own.
 #
-#   USR1  freeze: /job does not change until USR2 thaws it, or frozen_seconds are over
+#   USR1  freeze: /job does not change until USR2 thaws it, or frozen_seconds have passed
 #   USR2  thaw; there may be a new token
 #   TERM  shut down, and end with status 0
 set -u
 umask 022
-trap 'exit 0' TERM INT # there is nothing yet to shut down
+trap 'exit 0' TERM INT # nothing to shut down yet
 trap : USR1 USR2
 
 here=$PWD
 data=/job
 frozen_seconds=60
-look_seconds=20  # between looks at a service that answers
-check_seconds=30 # that an answer may take
+look_seconds=20  # between checks of a service that answers
+check_seconds=30 # time-out of a check
 
 say() { printf 'vmjobs-gateway: %s\n' "$*"; }
 
@@ -31,21 +31,21 @@ give_up() {
     exit 69
 }
 
-# set_address: of the second card, which is the one on the gateway's own network.
+# set_address: configure the second interface, which is on the gateway's own network.
 set_address() {
     read -r address <"$here/address"
     tries=0
     until second_card; do
         tries=$((tries + 1))
-        [ "$tries" -le 50 ] || give_up 'there is no card on the private network'
-        sleep 0.1 # a driver may still be looking for its hardware
+        [ "$tries" -le 50 ] || give_up 'there is no interface on the private network'
+        sleep 0.1 # a driver may still be detecting its hardware
     done
     if ! busybox ip link set "$card" up || ! busybox ip address add "$address" dev "$card"; then
         give_up "cannot give $card the address $address"
     fi
 }
 
-# second_card: its name in $card.
+# second_card: set $card to its name.
 second_card() {
     first=
     for path in /sys/class/net/eth* /sys/class/net/vec* /sys/class/net/en*; do
@@ -64,35 +64,34 @@ set_names() {
     { echo '127.0.0.1 localhost' && cat "$here/hosts"; } >/etc/hosts
 }
 
-# put NAME PATH OWNER [MODE]: one of the script's files in its place, at once or not at all. Where it came from
-# everybody could read it.
+# put NAME PATH OWNER [MODE]: install one of the script's files, atomically. The original is world-readable.
 put() {
     mkdir -p "${2%/*}" && cp "$here/$1" "$2.new" && chown "$3" "$2.new" && chmod "${4:-0644}" "$2.new" &&
         mv "$2.new" "$2" && return
     give_up "cannot write $2"
 }
 
-# put_secret NAME PATH OWNER: nobody else can read it, nor is it left where it came from.
+# put_secret NAME PATH OWNER: install a file that only its owner can read, and remove the original.
 put_secret() {
     if ! (umask 077 && mkdir -p "${2%/*}") || ! chown "$3" "${2%/*}"; then give_up "cannot make ${2%/*}"; fi
     put "$1" "$2" "$3" 0600
     rm -f "$here/$1"
 }
 
-# start_door: where root's way in begins.
+# start_door: start the SSH relay, for log-ins of root.
 start_door() {
     setsid bash "$here/door" &
     door=$!
 }
 
-# add_account NAME NUMBER HOME SHELL: nobody has a password.
+# add_account NAME NUMBER HOME SHELL: without a password.
 add_account() {
     grep -q "^$1:" /etc/passwd && return
     echo "$1:*:$2:$2::$3:$4" >>/etc/passwd
     echo "$1:x:$2:" >>/etc/group
 }
 
-# add_person: the account of those who use the gateway, of the same number on all machines.
+# add_person: the users' account, with the same number on all VMs.
 add_person() {
     read -r person <"$here/person"
     home=$data/people/$person
@@ -104,10 +103,10 @@ add_person() {
 # --------------------------------------------------------------------------- a backup
 
 freeze() {
-    if [ -n "$thaw_timer" ]; then # once more, and as long again
+    if [ -n "$thaw_timer" ]; then # frozen already: start the time anew
         stop_thaw_timer
     else
-        stop_watch # what it asks would wait, and seem to have failed
+        stop_watch # its checks would block, and seem to have failed
         sync
         if ! problem=$(fsfreeze -f "$data" 2>&1); then
             say "error: $data cannot be frozen: $problem"
@@ -115,7 +114,7 @@ freeze() {
             return
         fi
     fi
-    # Whoever had it frozen may be gone by then.
+    # The process that requested the freeze may die before it thaws.
     setsid sh -c "sleep $frozen_seconds && kill -s USR2 $$" &
     thaw_timer=$!
     say frozen
@@ -126,7 +125,7 @@ thaw() {
         stop_thaw_timer
         fsfreeze -u "$data"
     else
-        stop_watch # so that it says again how the service does
+        stop_watch # so that it reports the state of the service again
     fi
     say thawed
     start_watch
@@ -141,8 +140,8 @@ stop_thaw_timer() {
 
 renew() { :; }
 
-# renew_token PATH OWNER: the machine's token, from its endpoint. The job's own token is never an argument, so no wget,
-# but the guest program's HTTP with pipes of our own.
+# renew_token PATH OWNER: fetch the VM's token from its endpoint. The job's own token must not be an argument, so this
+# does not use wget, but the guest program's HTTP with separate pipes.
 renew_token() {
     (
         umask 077
@@ -158,8 +157,8 @@ renew_token() {
     ) && put_secret token "$1" "$2"
 }
 
-# watch: says when the service begins to answer, when it no longer does, and when it does again. Before, it takes the
-# token that there is now: it is started again when there is a new one.
+# watch: report when the service begins to answer, when it stops, and when it answers again. First renew the token:
+# watch is restarted when there is a new one.
 watch() {
     last='' renewed=''
     while :; do
@@ -177,7 +176,7 @@ watch() {
     done
 }
 
-# become PROGRAM...: in a session of its own.
+# become PROGRAM...: replace this process by the program, in a session of its own.
 become() { exec setsid env --default-signal=USR1,USR2 "$@"; }
 
 start_watch() {
@@ -187,7 +186,7 @@ start_watch() {
 
 stop_watch() { kill -s KILL -- "-$watcher" 2>/dev/null; }
 
-# answers WHAT COMMAND...: true if it succeeds in time.
+# answers WHAT COMMAND...: succeed if the command succeeds in time.
 answers() {
     what=$1
     shift
@@ -203,7 +202,7 @@ stop() {
     stop_service
 }
 
-# run_role [watch]: what a role's script ends with.
+# run_role [watch]: run the role; each role's script ends with this.
 run_role() {
     if [ "${1:-}" = watch ]; then
         trap - TERM INT USR1 USR2
@@ -222,7 +221,7 @@ run_role() {
     trap thaw USR2
     trap stop TERM INT
     start_watch
-    # `wait` comes back whenever a signal has been dealt with.
+    # `wait` returns after each signal that was handled.
     status=0
     while kill -0 "$service" 2>/dev/null; do
         wait "$service"
@@ -241,7 +240,7 @@ run_role() {
     exit "$status"
 }
 
-# last_words: the end of the logs, where people look first.
+# last_words: print the end of the logs, for the console.
 last_words() {
     for log in "$data"/log/*; do
         [ ! -f "$log" ] || tail -n 20 "$log"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A gateway's computing element: the pool's collector and negotiator, and the schedd at which jobs arrive
-# by Condor-C. It alone has the key that signs the pool's tokens.
+# A gateway's computing element: the pool's collector and negotiator, and the schedd that accepts jobs
+# by Condor-C. Only this VM has the key that signs the pool's tokens.
 #
 # shellcheck source-path=SCRIPTDIR
 # shellcheck disable=SC2317,SC2329 # functions that common.sh calls

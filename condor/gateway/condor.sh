@@ -1,11 +1,11 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154,SC2034 # variables of common.sh, and for roles
-# What roles with HTCondor's daemons have in common. Read after common.sh.
+# Functions for roles with HTCondor's daemons. Read after common.sh.
 
 config=/etc/condor/config.d
 tokens=/etc/condor/tokens.d
 
-# prepare_condor: its places, and our words, which come last, after the image's own.
+# prepare_condor: make HTCondor's directories, and install configuration that is read after the image's own.
 prepare_condor() {
     mkdir -p "$data/condor" "$data/log" /run/condor || give_up 'cannot make the directories of HTCondor'
     for name in execute spool lock; do
@@ -18,5 +18,5 @@ prepare_condor() {
     done
 }
 
-# stop_service: at once. Jobs that run stay with their workers until the schedd is back.
+# stop_service: stop fast. Running jobs stay with their workers until the schedd is back.
 stop_service() { kill -s QUIT "$service"; }

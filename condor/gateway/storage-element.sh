@@ -1,5 +1,5 @@
 #!/bin/sh
-# A gateway's storage element: an XRootD server. Who has none of its keys gets nothing.
+# A gateway's storage element: an XRootD server. Clients need one of its keys.
 #
 # shellcheck source-path=SCRIPTDIR
 # shellcheck disable=SC2317,SC2329 # functions that common.sh calls

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A gateway's user interface: where people submit jobs, which go to the computing element by Condor-C, and reach
+# A gateway's user interface: here users submit jobs, which go to the computing element by Condor-C, and access
 # the storage element.
 #
 # shellcheck source-path=SCRIPTDIR

@@ -8,7 +8,7 @@
 # shellcheck source=condor.sh
 . ./condor.sh
 
-port=9614 # of its own, so that a successor at the same address can say that it knows nothing of a claim
+port=9614 # fixed, so that a successor at the same address can reject a claim that it does not have
 
 prepare() {
     number=64100

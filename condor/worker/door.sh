@@ -1,9 +1,10 @@
 #!/bin/bash
-# The door: root's way in, with no port open anywhere. Started by run.sh, in a session of its own.
+# The guest's end of the SSH relay: log-ins of root, without an open port. run.sh starts this in a session of its
+# own.
 #
-# A connection to the host stays there and waits; whoever logs in comes through it. It begins with the
-# endpoint's token, which no other account in this machine can read, so that none can pose as this one.
-# The host answers with the key that may come in, and an SSH server begins on the same connection.
+# This script keeps a connection to the host open, which waits for a log-in. The first message contains the
+# endpoint's token, which no other account in this VM can read, so that none can imitate this script. The host
+# answers with the key of the user who logs in, and an SSH server starts on the same connection.
 #
 # Of the usual shells only bash can connect.
 # shellcheck disable=SC2154 # variables of job.env
@@ -16,7 +17,7 @@ port=22
 sshd=/usr/sbin/sshd
 longest_pause=15
 
-# prepare: the server's key, new in every machine, and its settings. Without a server the host is told so.
+# prepare: make the server's key, new in every VM, and its settings. Without a server, host_key is `-`.
 prepare() {
     mkdir -p "$place" && cd "$place" || exit 1
     host_key=-
@@ -44,7 +45,7 @@ END
     host_key="$kind $key"
 }
 
-# serve KEY: the SSH server on connection 3, for who holds the private half of KEY.
+# serve KEY: run the SSH server on file descriptor 3, for the owner of KEY's private half.
 serve() {
     number=$((number + 1))
     keys=$place/keys.$number
@@ -56,14 +57,14 @@ serve() {
     ) &
 }
 
-# wait_for_one: connects, says who this is, and waits. 0: somebody came.
+# wait_for_one: connect, authenticate, and wait for one log-in; succeed if there was one.
 wait_for_one() {
     { exec 3<>"/dev/tcp/$address/$port"; } 2>/dev/null || return
     printf 'vmjobs-door 1 %s %s\n' "$VMJOBS_TOKEN" "$host_key" >&3
     read -r verb key <&3 && [ "$verb" = session ] && serve "$key"
 }
 
-trap '' PIPE # a host that went away is seen by reading
+trap '' PIPE # reading shows whether the host closed the connection
 # shellcheck source=/dev/null
 . /run/vmjobs/job/job.env
 prepare
@@ -76,7 +77,7 @@ while :; do
         continue
     fi
     exec 3>&-
-    [ $((SECONDS - began)) -le $longest_pause ] || pause=1 # it was there, and has gone a moment ago
+    [ $((SECONDS - began)) -le $longest_pause ] || pause=1 # the connection worked until a moment ago
     sleep $pause
     pause=$((pause * 2 < longest_pause ? pause * 2 : longest_pause))
 done

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What shows that a machine of a virtual cluster can run jobs: it runs as one.
+# The probe job, which tests whether a cluster VM can run jobs.
 set -eu
 [ "$(id -u)" != 0 ]
 for place in . /tmp "${TMPDIR:-/tmp}"; do

@@ -1,12 +1,12 @@
 #!/bin/sh
-# A machine of a virtual cluster: joins its pool and stays until it is told to go. Root runs this in the
-# guest; its other files are in its directory.
+# A cluster VM's script: joins the pool and stays until it is drained. Root runs this in the guest; its other files
+# are in its directory.
 #
 #   USR1  admitted: jobs may come           USR2  there is a new token
 #   TERM  drain: no new job; when the last one has ended, leave the pool and end with status 0
 #
-# If HTCondor's startd ends by itself, this ends with its status. Signals come to the whole process group: what
-# they are not for has a session of its own.
+# If HTCondor's startd ends by itself, this ends with its status. Signals go to the whole process group: processes
+# that must not get them run in sessions of their own.
 #
 # shellcheck disable=SC2317 # functions that traps and with_retries call
 # shellcheck disable=SC2154 # variables of the guest program
@@ -20,11 +20,11 @@ token=/etc/condor/tokens.d/vmjobs
 log_lines_an_hour=60
 umask 077
 
-# watch_log: what goes wrong, where people look for it; so much and no more, for this goes on for months.
+# watch_log: copy errors of the startd to the console; a limited number, because a VM may run for months.
 watch_log() {
     tail -n +1 -F /job/condor/log/StartLog 2>/dev/null |
         grep --line-buffered -E 'ERROR|Error|[Ff]ailed|DENIED|FATAL|PANIC' |
-        grep --line-buffered -v 'ToE tag' | # said at the end of every job
+        grep --line-buffered -v 'ToE tag' | # logged at the end of every job
         awk -v most="$log_lines_an_hour" '
             { hour = int(systime() / 3600) }
             hour != last { last = hour; lines = 0 }
@@ -36,7 +36,7 @@ if [ "${1:-}" = watch-log ]; then
     exit
 fi
 
-# What comes before there is a startd to tell it to waits.
+# Signals that arrive before the startd runs are queued.
 orders=
 trap 'orders="$orders admit"' USR1
 trap 'orders="$orders renew"' USR2
@@ -48,8 +48,8 @@ give_up() {
     exit 69
 }
 
-# The job's own token is never an argument: users' jobs in this machine could read it there. So no wget, but
-# the guest program's HTTP, with pipes of our own.
+# The job's own token must not be an argument: users' jobs in this VM could read it. So this does not use wget, but
+# the guest program's HTTP, with separate pipes.
 mkdir -p "$run" || give_up "cannot make $run"
 # shellcheck source=/dev/null
 . /run/vmjobs/job/job.env
@@ -59,7 +59,7 @@ mkdir -p "$run" || give_up "cannot make $run"
 . "$lib/http.sh"
 say() { printf 'vmjobs: %s\n' "$*"; }
 
-# fetch_token: the machine's IDTOKEN, in place at once or not at all.
+# fetch_token: install the VM's IDTOKEN, atomically.
 fetch_token() {
     get_token || return
     chmod 0600 "$token.new" && mv "$token.new" "$token"
@@ -76,7 +76,7 @@ set_host_name() {
     printf '127.0.0.1 localhost\n10.0.2.15 %s %s\n' "$host" "${host%%.*}" >/etc/hosts
 }
 
-# add_accounts: one for each slot that jobs may have at a time, none of them with any rights.
+# add_accounts: one for each possible dynamic slot, without privileges.
 add_accounts() {
     number=0
     while read -r account; do
@@ -87,7 +87,7 @@ add_accounts() {
     done <"$here/accounts"
 }
 
-# configure NAME...: our words come last, after the image's own.
+# configure NAME...: install configuration that is read after the image's own.
 configure() {
     [ -d "$config" ] || (umask 022 && mkdir -p "$config") || return
     for name in "$@"; do
@@ -106,7 +106,7 @@ make_places() {
     ) && mkdir -p "${token%/*}" && chmod 0700 "${token%/*}"
 }
 
-# switch SETTING VALUE: changes the startd while it runs.
+# switch SETTING VALUE: reconfigure the running startd.
 switch() {
     echo "$1 = $2" >>"$config/99-vmjobs-state.conf"
     kill -HUP "$startd" 2>/dev/null
@@ -121,7 +121,7 @@ renew() {
     if with_retries fetch_token; then say 'has a new token'; else say "error: no new token (status $http_status)"; fi
 }
 
-# The startd takes no new job. When the last one has ended it tells the collector that it goes, and ends.
+# The startd accepts no new job. When the last one has ended, it invalidates its ad in the collector, and ends.
 drain() {
     say 'drains: no new job'
     draining=1
@@ -159,20 +159,20 @@ if command -v bash >/dev/null; then
     setsid bash "$here/door" &
     door=-$!
 else
-    say 'nobody can log in: there is no bash'
+    say 'log-in is not possible: bash is missing'
 fi
 
-# `wait` comes back whenever a signal has been dealt with.
+# `wait` returns after each signal that was handled.
 status=0
 while kill -0 "$startd" 2>/dev/null; do
     wait "$startd"
     status=$?
 done
 trap '' TERM INT USR1 USR2
-# shellcheck disable=SC2086 # no word at all where there is no door
+# shellcheck disable=SC2086 # $door may be empty
 kill -s TERM -- "-$watcher" $door 2>/dev/null
 rm -f "$token"
-# 99: it has shut itself down, as it was told to.
+# 99: it has shut itself down, as DAEMON_SHUTDOWN requires.
 if [ -n "$draining" ] && { [ "$status" = 0 ] || [ "$status" = 99 ]; }; then
     say 'drained'
     exit 0

@@ -1,10 +1,10 @@
-// HTCondor's USER_JOB_WRAPPER: a job that names an image runs in a VM, any other runs as ever.
+// HTCondor's USER_JOB_WRAPPER: runs a job that names an image in a VM, and any other job unchanged.
 //
-// The starter runs this as the job's user, in the job's directory and environment, the job's command as arguments.
-// A dynamically linked program, a shell or Python, obeys that environment: by LD_PRELOAD alone it runs the job's own
-// code on the node. So this is a static program, which acts on no variable but HTCondor's own. It is C as it starts
-// every job of the node: Go's runtime obeys GODEBUG, and prints among the job's errors. What reads what guests send
-// is exec-unchanged, which starts behind this one, in a clean environment, and is Python.
+// The starter runs this as the job's user, in the job's directory and environment, with the job's command as
+// arguments. That environment controls a dynamically linked program, a shell or Python: LD_PRELOAD alone runs the
+// job's own code on the node. So this program is static, and uses no variables except HTCondor's. It is C because it
+// starts every job of the node: Go's runtime obeys GODEBUG, and prints into the job's standard error. Data from guests
+// is read by exec-unchanged (Python), which this program starts in a clean environment.
 
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -27,7 +27,7 @@
 #define GETPWNAM "libgetpwnam.so"
 #define OWN "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/nonexistent"
 
-// Tells the starter why the job did not start, so that this is not taken for the job's own end.
+// Tells the starter why the job did not start, so that the starter does not count this as the job's own end.
 static _Noreturn void refuse(const char *what)
 {
     const char *why = strerror(errno), *told = getenv("_CONDOR_WRAPPER_ERROR_FILE");
@@ -48,7 +48,7 @@ static char *print(const char *format, const char *value)
     return text;
 }
 
-// Whether the job's ad names an image. An ad that cannot be read is no reason to run without a VM.
+// Whether the job's ad names an image. If the ad cannot be read the job does not start: it may need a VM.
 static bool wants_vm(const char *command)
 {
     const char *path = getenv("_CONDOR_JOB_AD"), name[] = "VMJobImage";
@@ -72,8 +72,8 @@ static bool wants_vm(const char *command)
     return found;
 }
 
-// A file with the job's variables, each with a NUL behind it. It has no name: however the processes that have it
-// open end, it is gone with them.
+// Returns a file with the job's environment variables, each terminated by a NUL. The file has no name, so it
+// disappears with the processes that have it open.
 static int variables(const char *command)
 {
     int handle = memfd_create("environment", 0);
@@ -96,8 +96,8 @@ static bool is_sshd(const char *config)
     return isdigit((unsigned char)*number) && strcmp(number + strspn(number, "0123456789"), "/sshd_config") == 0;
 }
 
-// HTCondor's own library, by which the server takes accounts without a shell or an entry in the table of users.
-// The job may name one, too: only root may be able to change the file, and every directory on the way to it.
+// HTCondor's own library, with which the server accepts accounts without a shell or an entry in the user database.
+// The job can set LD_PRELOAD too: so root alone must be able to change the file and all directories above it.
 static char *account_library(void)
 {
     const char *said = getenv("LD_PRELOAD");
@@ -114,7 +114,7 @@ static char *account_library(void)
     return result;
 }
 
-// Becomes an SSH server that leads into the VM and nowhere else, whatever the job has laid out in that directory.
+// Executes an SSH server that leads only into the VM, for any files that the job has put into that directory.
 static _Noreturn void serve(const char *config)
 {
     char self[PATH_MAX] = "", *name;
@@ -144,7 +144,7 @@ int main(int argc, char **argv)
     char *words[argc + 2];
     words[0] = EXEC;
     words[1] = path;
-    memcpy(words + 2, argv + 1, (size_t)argc * sizeof *argv); // the NULL at its end, too
+    memcpy(words + 2, argv + 1, (size_t)argc * sizeof *argv); // includes the final NULL
     execve(EXEC, words, (char *[]){OWN, NULL});
     refuse(argv[1]);
 }

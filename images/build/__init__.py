@@ -1,4 +1,4 @@
-"""Builds images from recipes: no root rights, no loop device, no mount, the same bytes each time."""
+"""Build images from recipes: without root, loop devices or mounts, and reproducibly."""
 
 from images.build.builder import StepProgress, build, build_recipe
 

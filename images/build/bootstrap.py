@@ -1,4 +1,4 @@
-"""Debian packages to a file tree: mmdebstrap, and what of its result belongs in an image."""
+"""Make a file tree from Debian packages: run mmdebstrap, and drop what no image needs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from vmjobs.errors import BuildError, InvalidRequest
 _TIMEOUT: Final = 1800.0
 KERNEL_FOLDER: Final = ".kernel"
 
-#: Left out of every image: what differs from build to build, what names the host that built it, and
-#: what no job reads. Patterns as in fnmatch, where ``*`` also matches ``/``.
+#: Left out of every image: files that differ between builds, that name the build host, or that no job
+#: reads. Patterns as in fnmatch, where ``*`` also matches ``/``.
 DROPPED: Final = (
     f"{KERNEL_FOLDER}*",
     ".dockerenv",
@@ -68,7 +68,7 @@ _SOURCE_LINE: Final = re.compile(r"deb https?://[A-Za-z0-9._~:/%+-]+ [A-Za-z0-9.
 
 @dataclass(frozen=True)
 class SiteRepository:
-    """Where a site's own packages are.
+    """A repository of a site's own packages.
 
     line: as in sources.list, ``deb URL SUITE COMPONENT...``. key: file with the key that signs it.
     """
@@ -82,11 +82,11 @@ class SiteRepository:
                 f"{self.line!r} is not a package repository", hint="deb URL SUITE COMPONENT..."
             )
         if not self.key.is_file():
-            raise InvalidRequest(f"there is no key of the package repository: {self.key}")
+            raise InvalidRequest(f"key of the package repository: not found: {self.key}")
 
 
 def archive_of(recipe: Recipe, folder: Path, repository: SiteRepository | None = None) -> Path:
-    """Where the archive of a recipe's packages is, or would be."""
+    """Path of the archive of a recipe's packages, which need not exist."""
     kernel = recipe.kernel.package if recipe.kernel else ""
     inputs = [recipe.suite, sorted(recipe.packages), kernel, recipe.epoch]
     if repository is not None:
@@ -98,7 +98,7 @@ def archive_of(recipe: Recipe, folder: Path, repository: SiteRepository | None =
 
 
 def archive_lock(archive: Path) -> Path:
-    """Who reads an archive, or makes it anew, holds this: a build reads it to its very end."""
+    """Path of an archive's lock: builds hold it while they make or read the archive."""
     return archive.with_suffix(".lock")
 
 
@@ -110,10 +110,10 @@ def bootstrap(
     force: bool = False,
     repository: SiteRepository | None = None,
 ) -> Path:
-    """Have the recipe's packages as a tar archive in ``folder``; one made before is used again.
+    """Make a tar archive of the recipe's packages in ``folder``; an existing one is reused.
 
     Raises:
-        BuildError: mmdebstrap is not there or failed.
+        BuildError: mmdebstrap is missing or failed.
     """
     archive = archive_of(recipe, folder, repository)
     if archive.exists() and not force:
@@ -138,7 +138,7 @@ def bootstrap(
 
 
 def sources(recipe: Recipe, repository: SiteRepository | None = None) -> list[str]:
-    """Where the packages come from, as in sources.list; none: mmdebstrap knows."""
+    """Package sources, as in sources.list; empty: mmdebstrap's defaults."""
     options = ["check-valid-until=no"] if recipe.allow_expired_archive else []
     if repository is None and not options:
         return []
@@ -154,7 +154,7 @@ def _source(options: Sequence[str], rest: str) -> str:
 
 
 def load_packages(archive: Path) -> Tree:
-    """The archive as a tree, all of it."""
+    """The whole archive as a tree."""
     return from_tar(archive)
 
 
@@ -172,7 +172,7 @@ def package_versions(tree: Tree) -> dict[str, str]:
 
 
 def kernel_package(tree: Tree) -> Node:
-    """The kernel's .deb that the hook left.
+    """The kernel's .deb that the hook downloaded.
 
     Raises:
         BuildError: there is none.
@@ -184,7 +184,7 @@ def kernel_package(tree: Tree) -> Node:
 
 
 def clean(tree: Tree, recipe: Recipe) -> None:
-    """Take out of ``tree`` all that would make two builds differ or that no job needs."""
+    """Remove from ``tree`` all that differs between builds or that no job needs."""
     patterns = (*DROPPED, *(pattern.strip("/") for pattern in recipe.drop))
     tree.remove(lambda path, _node: not any(fnmatch.fnmatchcase(path, p) for p in patterns))
     tree.nodes[""] = Node(stat.S_IFDIR | 0o755)
@@ -196,11 +196,11 @@ def clean(tree: Tree, recipe: Recipe) -> None:
 
 
 def _pin_bytecode(tree: Tree, path: str, node: Node) -> None:
-    """Make byte code valid whatever its source's time stamp says.
+    """Make byte code valid for any time stamp of its source.
 
-    Under SOURCE_DATE_EPOCH Debian's packages compile to files that carry a hash of the source and
-    ask for it to be checked at each import; the check is switched off, since nothing changes here.
-    Byte code with a time stamp would be stale: it goes.
+    Under SOURCE_DATE_EPOCH Debian's packages compile to files that contain a hash of the source, which
+    Python checks at each import. This switches the check off, since the sources do not change. Byte
+    code with a time stamp would be stale: it is removed.
     """
     data = node.content.read()
     flags = struct.unpack_from("<I", data, 4)[0] if len(data) >= 16 else 0

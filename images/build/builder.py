@@ -1,7 +1,7 @@
-"""From a recipe to an image in a store.
+"""Build an image from a recipe, into a store.
 
 The same recipe, packages and guest program give the same image digest, on any host, with or
-without root rights: see :mod:`images.build.ext4` and :mod:`images.build.bootstrap`.
+without root: see :mod:`images.build.ext4` and :mod:`images.build.bootstrap`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
 
-#: Called with the name of the step and the part of the work that is done, 0 to 1.
+#: Called with the name of the step and the fraction of the work that is done, 0 to 1.
 StepProgress = Callable[[str, float], None]
 
-#: Boots an image, given by its digest, and runs the recipe's probes in it. Raises BuildError, and what
-#: the workplace's ``check`` raises.
+#: Boots an image, given by its digest, and runs the recipe's probes in it. Raises BuildError, and the
+#: errors of the scratch directory's ``check_cancelled``.
 BootTest = Callable[[str, Recipe, Workplace], None]
 
-#: Raised whenever the builder makes other bytes of the same inputs.
+#: Increased whenever the builder makes different bytes from the same inputs.
 _BUILDER_VERSION: Final = 4
 _GUEST_FOLDER: Final = "usr/lib/vmjobs"
 _INIT: Final = "sbin/vmjobs-init"
-#: What the guest program adds to a fresh /dev; links, and ``None`` for directories.
+#: Links that the guest program adds to a fresh /dev; ``None`` for directories.
 _DEV: Final = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -64,14 +64,14 @@ def build(
 ) -> ImageEntry:
     """Build an image into ``store`` and tag it ``latest`` and with the recipe's version.
 
-    An image that was built from the same recipe by the same guest program is taken as it is, unless
-    ``force``, which also fetches the packages anew. Downloads stay in ``workdir``. With a
-    ``boot_test`` an image that fails it gets no name; one that has passed it is not tested again.
+    An image that was built from the same recipe and guest program is reused, unless ``force``, which
+    also fetches the packages again. Downloads stay in ``workdir``. With a ``boot_test`` an image that
+    fails it gets no name; one that has passed it is not tested again.
 
     Raises:
         NotFound: there is no such recipe. InvalidRequest: it has faults, or needs a ``repository``.
         BuildError: a package, a wheel or a tool is missing, or the image failed its boot test.
-        DigestMismatch: a wheel is another one.
+        DigestMismatch: a wheel has another hash than the recipe pins.
     """
     return build_recipe(
         recipes.load(recipe_name_or_path), store, workdir, progress, force, boot_test, repository
@@ -89,9 +89,9 @@ def build_recipe(
     named: bool = True,
     check: Check = go_on,
 ) -> ImageEntry:
-    """As :func:`build`, of a composed recipe; the image gets a name in the store if ``named``.
+    """As :func:`build`, for a composed recipe; tag the image in the store if ``named``.
 
-    check: called every second or so, perhaps by another thread; what it raises ends the build.
+    check_cancelled: called every second or so, perhaps by another thread; if it raises, the build ends.
     """
     if recipe.needs_repository and repository is None:
         raise InvalidRequest(
@@ -125,7 +125,7 @@ def build_recipe(
 
 
 def _tested(key: str, digest: str, recipe: Recipe) -> str:
-    """Names what has passed its boot test: an image, and the probes that looked at it."""
+    """The key that records a passed boot test: a digest of the image and its probes."""
     text = hashlib.sha256(f"{key} {digest} boots\n".encode())
     for probe in recipe.probes:
         text.update(hashlib.sha256(probe.encode("utf-8", "surrogatepass")).digest())
@@ -140,12 +140,12 @@ def guest_program() -> dict[str, bytes]:
         return {name: (folder / name).read_bytes() for name in (*files, "talk")}
     except FileNotFoundError as error:
         raise BuildError(
-            "a part of the guest program is not there", hint="`make setup` compiles images/guest/talk.c"
+            "a part of the guest program is missing", hint="`make setup` compiles images/guest/talk.c"
         ) from error
 
 
 def build_key(recipe: Recipe, guest: dict[str, bytes], repository: SiteRepository | None = None) -> str:
-    """Names the inputs of a build, apart from what the package archive holds that day."""
+    """A digest of a build's inputs, except the contents of the package archive."""
     site = repository.line if repository else ""
     text = hashlib.sha256(f"{_BUILDER_VERSION} {recipe.digest} {site}\n".encode())
     for name, data in sorted(guest.items()):

@@ -1,4 +1,4 @@
-"""A file tree as a cpio archive ("newc"), the format of an initial RAM disk."""
+"""Write a file tree as a cpio archive ("newc"), the format of an initial RAM disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRAILER: Final = "TRAILER!!!"
 def archive(tree: Tree, *, epoch: int) -> bytes:
     """The archive of ``tree``; the same tree gives the same bytes.
 
-    epoch: every time stamp, seconds since 1970.
+    epoch: all time stamps, seconds since 1970.
     """
     out = bytearray()
     for number, (path, node) in enumerate(tree.walk(), start=1):

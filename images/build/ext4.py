@@ -1,15 +1,15 @@
-"""Write a file tree as an ext4 image, straight to a plain file.
+"""Write a file tree as an ext4 image, directly to a plain file.
 
 ``mke2fs -d`` copies ownership and change times from a directory on the host, so it needs root (or
-a fake of it) and its result differs from run to run and from one e2fsprogs to the next. This
-writer takes everything from the tree: the same tree gives the same bytes on every host, with no
-rights at all. The result is what ``mke2fs -O none,extent,filetype,sparse_super,...`` would make:
-no journal and no checksums, since a root disk is only ever booted through a copy-on-write overlay.
+fakeroot), and its result differs between runs and between releases of e2fsprogs. This writer uses only
+the tree: the same tree gives the same bytes on every host, without privileges. The result is that of
+``mke2fs -O none,extent,filetype,sparse_super,...``: no journal and no checksums, since a root disk is
+only booted through a copy-on-write overlay.
 
-Images are stored and sent as blocks of 64 KiB, each kept once (:mod:`images.content`), so the layout
-is made to repeat: group sizes never depend on what is inside; files of 64 KiB and more begin at such
-a boundary, so that they are the same blocks wherever they lie; and the layers of a tree lie one behind
-the other, each as if the later ones were not there. Room of what a later layer replaced stays free.
+Images are stored and sent as chunks of 64 KiB, each kept once (:mod:`images.content`), so the layout
+repeats: group sizes do not depend on the contents; files of 64 KiB and more begin at a chunk boundary,
+so that they are the same chunks at any position; and the layers of a tree follow each other, each as if
+there were no later ones. The space of files that a later layer replaced stays free.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from images.build.ext4_bytes import BLOCK, FIRST_INODE, INODES_PER_GROUP, PER_GR
 from images.build.tree import Tree
 from vmjobs.errors import BuildError
 
-#: Blocks of the file system in one block of an image.
+#: Blocks of the file system in one chunk of an image.
 _ALIGNMENT: Final = 64 * 1024 // BLOCK
 _TABLE: Final = INODES_PER_GROUP * layout.INODE_SIZE // BLOCK
-#: A last group that cannot hold its own tables would be no group at all.
+#: The least number of data blocks in the last group.
 _LEAST: Final = 64
 
 
 class _Geometry:
-    """Where the groups' own blocks are. tables: blocks for the group descriptors."""
+    """Positions of the groups' own blocks. tables: blocks for the group descriptors."""
 
     def __init__(self, tables: int) -> None:
         self.tables = tables
 
     @property
     def most_groups(self) -> int:
-        """As many groups as there is room to describe."""
+        """The largest number of groups that fits into the tables."""
         return self.tables * BLOCK // layout.DESCRIPTOR
 
     def has_super(self, group: int) -> bool:
@@ -60,17 +60,17 @@ class _Geometry:
         return group * PER_GROUP + (1 + self.tables if self.has_super(group) else 0)
 
     def own(self, group: int) -> int:
-        """First block behind the group's own."""
+        """First block after the group's own."""
         return self.bitmap(group) + 2 + _TABLE
 
     def inode(self, number: int) -> int:
-        """Where an inode lies, in bytes."""
+        """Position of an inode, in bytes."""
         group, index = divmod(number - 1, INODES_PER_GROUP)
         return (self.bitmap(group) + 2) * BLOCK + index * layout.INODE_SIZE
 
 
 class _Allocator:
-    """Hands out blocks from the front."""
+    """Allocates blocks in ascending order."""
 
     def __init__(self, geometry: _Geometry) -> None:
         self.geometry = geometry
@@ -78,11 +78,11 @@ class _Allocator:
         self.next = _rounded(geometry.own(0))
 
     def align(self) -> None:
-        """Go on at the next boundary."""
+        """Continue at the next chunk boundary."""
         self.next = _rounded(self.next)
 
     def take(self, count: int) -> list[tuple[int, int]]:
-        """Runs of ``count`` blocks: first block and length."""
+        """Allocate ``count`` blocks: runs of first block and length."""
         runs: list[tuple[int, int]] = []
         while count:
             end = (self.group + 1) * PER_GROUP
@@ -103,7 +103,7 @@ def _rounded(block: int) -> int:
 
 @dataclass
 class _Plan:
-    """Every inode with its place. blocks, groups: of the whole disk."""
+    """All inodes with their positions. blocks, groups: of the whole disk."""
 
     geometry: _Geometry
     inodes: list[Inode]
@@ -123,7 +123,7 @@ def write(
 ) -> None:
     """Write ``tree`` to ``file`` (sparse).
 
-    slack: free bytes to leave. epoch: time stamps of what has none of its own, seconds since 1970.
+    slack: free bytes to leave. epoch: time stamp of nodes that have none, seconds since 1970.
     seed: the UUID is derived from it. lost_and_found: have the directory that e2fsck looks for.
 
     Raises:
@@ -151,9 +151,9 @@ def write(
 
 
 def _number(tree: Tree) -> list[list[Inode]]:
-    """Give every node a number, layer by layer, link directories, and build their bytes.
+    """Number all nodes, layer by layer, link directories, and build their bytes.
 
-    What a later layer replaced keeps its number and is in the list, with no links.
+    A node that a later layer replaced keeps its number and is in the list, with no links.
     """
     special = {id(tree.nodes[""]): ROOT_INODE}
     if "lost+found" in tree.nodes:
@@ -211,7 +211,7 @@ def _measure(inode: Inode) -> None:
     inode.size = node.content.size if inode.data is None else len(inode.data)
 
 
-# --------------------------------------------------------------------------- places
+# --------------------------------------------------------------------------- positions
 
 
 def _plan(layers: list[list[Inode]], slack: int, tables: int) -> _Plan:
@@ -279,7 +279,7 @@ def _write_content(inode: Inode, target: BinaryIO, opened: dict[Path, BinaryIO])
 
 
 def _put(target: BinaryIO, part: memoryview) -> None:
-    """Write, but leave a hole for zeros."""
+    """Write ``part``, or leave a hole if it is all zeros."""
     if part[0] or part[-1] or part.tobytes().count(0) < len(part):
         target.write(part)
     else:
@@ -308,7 +308,7 @@ def _write_groups(plan: _Plan, target: BinaryIO, epoch: int, seed: bytes, label:
 
 
 def _bitmaps(plan: _Plan) -> Iterator[tuple[int, int, int]]:
-    """For each group: used blocks and inodes as bits, those that are not there too; directories."""
+    """For each group: used and nonexistent blocks and inodes as bits; number of directories."""
     blocks = [0] * plan.groups
     inodes = [(1 << PER_GROUP) - (1 << INODES_PER_GROUP)] * plan.groups
     folders = [0] * plan.groups

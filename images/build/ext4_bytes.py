@@ -1,4 +1,4 @@
-"""What ext4 looks like on a disk: inodes, directories, extents, extended attributes, superblock."""
+"""ext4 on-disk structures: inodes, directories, extents, extended attributes, superblock."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _ATTRIBUTE_SPACES: Final = {"user.": 1, "security.": 6}
 
 @dataclass
 class Inode:
-    """A node with its number, and where on the disk its bytes are.
+    """A node with its number, and the positions of its bytes on the disk.
 
-    runs: first block and number of blocks, in order. leaf: the block that lists the runs where there
-    are many. attributes: the block with extended attributes that do not fit beside the inode.
+    runs: first block and number of blocks, in order. leaf: the block that lists the runs if there are
+    many. attributes: the block with extended attributes that do not fit beside the inode.
     """
 
     number: int
@@ -63,7 +63,7 @@ class Inode:
 
     @property
     def blocks(self) -> int:
-        """How many blocks its bytes take."""
+        """Number of blocks of its data."""
         return 0 if self.fast_link else -(-self.size // BLOCK)
 
     @property
@@ -137,7 +137,7 @@ def _block_map(inode: Inode) -> bytes:
 
 
 def encode(inode: Inode, epoch: int) -> bytes:
-    """The inode as the table holds it. epoch: its time stamps, seconds since 1970."""
+    """The inode as in the inode table. epoch: its time stamps, seconds since 1970."""
     node = inode.node
     plain = stat.S_ISREG(node.mode) or node.is_dir or (node.is_link and not inode.fast_link)
     changed = epoch if node.mtime is None else node.mtime
@@ -166,7 +166,7 @@ def encode(inode: Inode, epoch: int) -> bytes:
 
 
 def _epoch_bits(moment: int) -> int:
-    """What of a time stamp does not fit into 32 signed bits."""
+    """The bits of a time stamp that do not fit into 32 signed bits."""
     signed = (moment & 0xFFFFFFFF) - (1 << 32 if moment & 0x80000000 else 0)
     return (moment - signed) >> 32 & 3
 
@@ -175,7 +175,7 @@ def _epoch_bits(moment: int) -> int:
 
 
 def attributes_beside(attributes: dict[str, bytes]) -> bytes | None:
-    """Extended attributes for the room behind an inode; ``None`` if they do not fit."""
+    """Extended attributes for the space behind an inode; ``None`` if they do not fit."""
     room = INODE_SIZE - 128 - _EXTRA
     if _room(attributes) > room - 4:
         return None
@@ -197,19 +197,19 @@ def attributes_block(attributes: dict[str, bytes]) -> bytes:
 
 
 def check_attributes(attributes: dict[str, bytes]) -> None:
-    """Raises BuildError where attributes do not fit into a block."""
+    """Raise BuildError if attributes do not fit into a block."""
     if 32 + _room(attributes) > BLOCK:
         raise BuildError("a file has more extended attributes than fit into a block")
 
 
 def _room(attributes: dict[str, bytes]) -> int:
-    """Bytes that attributes take: a list with an end, and the values."""
+    """Size of attributes in bytes: a terminated list, and the values."""
     words = (part for _, name, value in _split(attributes) for part in (name, value))
     return 16 * len(attributes) + 4 + sum(-(-len(word) // 4) * 4 for word in words)
 
 
 def _attributes(attributes: dict[str, bytes], end: int) -> tuple[bytes, bytes]:
-    """The list of attributes, and their values, which end at ``end`` as the list counts."""
+    """The list of attributes, and their values, which end at the list's offset ``end``."""
     listed, values = b"", b""
     for space, name, value in sorted(_split(attributes), key=lambda a: (a[0], len(a[1]), a[1])):
         padded = value.ljust(-(-len(value) // 4) * 4, b"\0")
@@ -244,7 +244,7 @@ def _attribute_hash(name: bytes, value: bytes) -> int:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the superblock counts."""
+    """Totals for the superblock."""
 
     groups: int
     blocks: int
@@ -253,7 +253,7 @@ class Totals:
 
 
 def superblock(totals: Totals, group: int, epoch: int, seed: bytes, label: str) -> bytes:
-    """The superblock as ``group`` has it. seed: the UUID is derived from it."""
+    """The copy of the superblock in ``group``. seed: the UUID is derived from it."""
     digest = hashlib.sha256(seed).digest()
     uuid = bytearray(digest[:16])
     uuid[6] = uuid[6] & 0x0F | 0x80  # RFC 9562: version 8, made from a hash
@@ -271,14 +271,14 @@ def superblock(totals: Totals, group: int, epoch: int, seed: bytes, label: str) 
     put(84, "IHH", FIRST_INODE, INODE_SIZE, group)
     put(92, "III", _COMPAT, _INCOMPAT, _RO_COMPAT)
     put(104, "16s16s", bytes(uuid), label.encode()[:16])
-    put(236, "16sB", digest[16:32], 1)  # half-MD4, for directories that the guest lets grow
+    put(236, "16sB", digest[16:32], 1)  # half-MD4, for directories that grow in the guest
     put(264, "I", epoch)
     put(348, "HHI", _EXTRA, _EXTRA, 1)
     return bytes(block)
 
 
 def descriptors(rows: Sequence[tuple[int, int, int, int]]) -> bytes:
-    """The group descriptors: bitmap block, free blocks, free inodes, directories of each group."""
+    """The group descriptors. rows: bitmap block, free blocks, free inodes, directories."""
     return b"".join(
         struct.pack("<IIIHHHHIHHHH", bitmap, bitmap + 1, bitmap + 2, blocks, inodes, folders, *[0] * 6)
         for bitmap, blocks, inodes, folders in rows

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Hook of mmdebstrap: fetch-kernel.sh PACKAGE ROOT. Leaves the .deb of the kernel that a Debian meta
-# package stands for in ROOT/.kernel. It is not installed: no initramfs-tools, no boot loader.
+# Hook of mmdebstrap: fetch-kernel.sh PACKAGE ROOT. Downloads the .deb of the kernel that a Debian meta
+# package depends on to ROOT/.kernel. It is not installed: no initramfs-tools, no boot loader.
 set -eu
 APT_CONFIG=$MMDEBSTRAP_APT_CONFIG
 export APT_CONFIG

@@ -1,7 +1,7 @@
 """Kernel and initial RAM disk for kvm and qemu, from Debian's kernel package.
 
-The RAM disk is made here and not by initramfs-tools: a static busybox, one short script and the few
-modules that find the root disk. It is smaller by an order of magnitude and the same every time.
+This module and not initramfs-tools makes the RAM disk: a static busybox, one short script and the few
+modules that find the root disk. It is smaller by an order of magnitude, and reproducible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNPACK_SECONDS: Final = 120
 
 @dataclass(frozen=True)
 class KernelFiles:
-    """What of a kernel package is used. modules: by name, ``-`` written as ``_``."""
+    """The files of a kernel package that are used. modules: by name, with ``_`` for ``-``."""
 
     version: str
     image: bytes
@@ -68,10 +68,10 @@ def module_name(path: str) -> str:
 
 
 def load_order(files: KernelFiles, wanted: Iterable[str]) -> list[tuple[str, bytes]]:
-    """The modules wanted and those they need, each after what it needs, uncompressed.
+    """The wanted modules and their dependencies, which come first, uncompressed.
 
     Raises:
-        BuildError: a module is neither there nor built in.
+        BuildError: a module is neither in the package nor built in.
     """
     order: dict[str, bytes] = {}
 
@@ -98,7 +98,7 @@ def _plain(data: bytes) -> bytes:
 
 
 def depends(module: bytes) -> list[str]:
-    """Modules that an ELF module names in its ``.modinfo`` section."""
+    """The dependencies of an ELF module, from its ``.modinfo`` section."""
     for name, section in _sections(module):
         if name == b".modinfo":
             for item in section.split(b"\0"):

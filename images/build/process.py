@@ -1,4 +1,4 @@
-"""How the builder starts other programs: those that fetch get to see the way to the network."""
+"""Run the builder's programs, with the proxies and certificates that downloads need."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def run(
 ) -> bytes:
     """Run a program and return its standard output; proxies and certificates are passed on.
 
-    timeout: seconds. place: has its temporary files, and says when it is not wanted any more.
+    timeout: seconds. place: for its temporary files; its ``check_cancelled`` can end the program.
 
     Raises:
-        BuildError: it is not installed, took too long or failed; and what ``place.check`` raises.
+        BuildError: it is not installed, took too long or failed. Errors of ``check_cancelled``.
     """
     if shutil.which(str(argv[0])) is None:
         raise BuildError(

@@ -1,7 +1,7 @@
-"""A file tree held in memory: names and modes here, contents where they lie.
+"""A file tree in memory: names and modes, with references to the contents on disk.
 
-Both disk formats that a build writes (ext4 and cpio) start from a :class:`Tree`. Nothing is ever
-unpacked, so ownership needs no root rights and time stamps cannot leak in.
+Both disk formats that a build writes (ext4 and cpio) are made from a :class:`FileTree`. Nothing is
+unpacked, so ownership needs no root, and no time stamps of the host get into the image.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CHUNK: Final = 1 << 20
 class Content:
     """Bytes of a file: in memory, or a range of another file on disk.
 
-    pieces: of a sparse file, where there is something in it: pairs of offset and length. These
-    bytes lie one behind the other in ``file``; everything else is zeros.
+    pieces: of a sparse file, its data: pairs of offset and length. These bytes are contiguous in
+    ``file``; everything else is zeros.
     """
 
     size: int
@@ -87,7 +87,7 @@ class Node:
     """An inode: a regular file, a directory, a symbolic link, a device or a FIFO.
 
     mode: type and permission bits, as in ``st_mode``. target: of a symbolic link. mtime: seconds
-    since 1970; ``None``: that of the whole disk. device: major and minor number. xattrs: extended
+    since 1970; ``None``: the disk's default. device: major and minor number. xattrs: extended
     attributes by their full names.
     """
 
@@ -114,9 +114,9 @@ class Node:
 class Tree:
     """Paths (relative, without a leading ``./``) and their nodes; hard links share a node.
 
-    layers: nodes in the order in which a disk is to hold them, a list for each layer that the tree
-    was made of, also those that a later layer replaced. Disks of trees that begin with the same
-    layers then begin alike. Nodes in no layer come last.
+    layers: for each layer of the tree a list of its nodes in the order for a disk, including those that
+    a later layer replaced. So disks of trees with the same first layers begin with the same bytes.
+    Nodes in no layer come last.
     """
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class Tree:
         self.layers: list[list[Node]] = []
 
     def add(self, path: str, node: Node) -> None:
-        """Put ``node`` at ``path``, replacing what was there, and make parents that are missing.
+        """Put ``node`` at ``path``, replacing any other, and make missing parents.
 
-        A parent that is a symbolic link is followed (``sbin`` is one in a merged /usr).
+        Symbolic links among the parents are followed (``sbin`` is one in a merged /usr).
         """
         path = self.resolve_parent(path)
         for parent in reversed(PurePosixPath(path).parents):
@@ -139,7 +139,7 @@ class Tree:
         self.add(path, Node(stat.S_IFREG | mode, content=in_memory(data)))
 
     def add_dir(self, path: str, mode: int = 0o755) -> None:
-        """Have a directory at ``path``; one that is there already stays as it is."""
+        """Add a directory at ``path``, unless there is a node already."""
         path = self.resolve_parent(path)
         if path not in self.nodes:
             self.add(path, Node(stat.S_IFDIR | mode))
@@ -159,14 +159,14 @@ class Tree:
             if node is not None and node.is_link:
                 hops += 1
                 if hops > 40:
-                    raise BuildError(f"symbolic links go round in circles at {path}")
+                    raise BuildError(f"{path}: too many symbolic links, probably a cycle")
                 base = () if node.target.startswith("/") else done[:-1]
                 parts = [*_normal(base, node.target), *parts]
                 done = ()
         return "/".join((*done, *parts))
 
     def remove(self, keep: Callable[[str, Node], bool]) -> None:
-        """Drop every path (but the root) for which ``keep`` is false, and all below it."""
+        """Remove every path (except the root) for which ``keep`` is false, and all below it."""
         gone: set[str] = set()
         for path in sorted(self.nodes):
             parent = path.rpartition("/")[0]
@@ -176,7 +176,7 @@ class Tree:
             del self.nodes[path]
 
     def walk(self) -> Iterator[tuple[str, Node]]:
-        """Every path with its node, parents first, in an order that depends on names alone."""
+        """Yield every path with its node, parents first, in an order that depends only on names."""
         for path in sorted(self.nodes, key=lambda p: p.split("/")):
             yield path, self.nodes[path]
 
@@ -237,7 +237,7 @@ def _take(tree: Tree, member: tarfile.TarInfo, file: Path) -> None:
     elif member.islnk():
         first = tree.nodes.get(member.linkname.removeprefix("./").strip("/"))
         if first is None:
-            raise BuildError(f"{path}: a hard link to {member.linkname}, which is not there")
+            raise BuildError(f"{path}: a hard link to {member.linkname}, which does not exist")
         tree.nodes[path] = first
     elif member.isreg():
         content = Content(member.size, file=file, offset=member.offset_data)
@@ -245,7 +245,7 @@ def _take(tree: Tree, member: tarfile.TarInfo, file: Path) -> None:
 
 
 def check_place(tree: Tree, path: str) -> None:
-    """Raises BuildError where a file would replace a directory, or lie in what is none."""
+    """Raise BuildError if a file would replace a directory, or if a parent is no directory."""
     place = tree.resolve_parent(path)
     here = tree.nodes.get(place)
     if not place or (here is not None and here.is_dir):
@@ -253,4 +253,4 @@ def check_place(tree: Tree, path: str) -> None:
     for parent in PurePosixPath(place).parents:
         node = tree.nodes.get("" if str(parent) == "." else str(parent))
         if node is not None and not node.is_dir:
-            raise BuildError(f"the file {path} lies in /{parent}, which is no directory")
+            raise BuildError(f"the file {path} is below /{parent}, which is not a directory")

@@ -1,4 +1,4 @@
-"""Python wheels for an image: fetched on the host, unpacked here, never executed."""
+"""Install Python wheels into an image: fetch and unpack them, never execute them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from images.recipe import PythonPart, Wheel
 from vmjobs.errors import BuildError, DigestMismatch
 
 _TIMEOUT: Final = 900.0
-#: Bytes that the files of a wheel may have in all: they are in memory until the disk is written.
+#: The largest unpacked size of a wheel in bytes: its files are in memory until the disk is written.
 MAX_UNPACKED: Final = 2 * 1024**3
-#: All of them: pip takes each for itself only. Debian 12 has glibc 2.36.
+#: All compatible ones: for pip none implies another. Debian 12 has glibc 2.36.
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 
-#: What a zip archive that is damaged, encrypted or too new is said to be.
+#: Exceptions for a zip archive that is damaged, encrypted or too new.
 _UNREADABLE: Final = (
     OSError,
     EOFError,
@@ -36,10 +36,10 @@ _UNREADABLE: Final = (
 
 
 def fetch(part: PythonPart, wheel: Wheel, folder: Path, place: Workplace) -> Path:
-    """Have the wheel's file in ``folder``, checked against the hash that the recipe pins.
+    """Download the wheel to ``folder`` unless it exists, and check the hash in the recipe.
 
     Raises:
-        BuildError: pip cannot get it. DigestMismatch: it is not the file that was pinned.
+        BuildError: pip cannot download it. DigestMismatch: it has another hash.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{wheel.name.replace('-', '_')}-{wheel.version}-"
@@ -56,7 +56,7 @@ def fetch(part: PythonPart, wheel: Wheel, folder: Path, place: Workplace) -> Pat
         if _sha256(file) == wheel.sha256:
             return file
     if not found:
-        raise BuildError(f"pip left no file {stem}*.whl")
+        raise BuildError(f"pip downloaded no file {stem}*.whl")
     raise DigestMismatch(
         f"{found[0].name} has sha256 {_sha256(found[0])}, the recipe pins {wheel.sha256}"
     )
@@ -68,10 +68,10 @@ def _sha256(file: Path) -> str:
 
 
 def install(tree: Tree, file: Path, target: str) -> None:
-    """Put a wheel's files into ``tree``, laid out as by ``pip install --target``.
+    """Put a wheel's files into ``tree``, in the layout of ``pip install --target``.
 
     Raises:
-        BuildError: the wheel cannot be read, is too large, or a path in it leads elsewhere.
+        BuildError: the wheel cannot be read, is too large, or has a path outside its folder.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -86,7 +86,7 @@ def install(tree: Tree, file: Path, target: str) -> None:
                 executable = bool(member.external_attr >> 16 & 0o111)
                 mode = stat.S_IFREG | (0o755 if executable else 0o644)
                 with archive.open(member) as source:
-                    data = source.read(member.file_size)  # and not what it unpacks to beyond that
+                    data = source.read(member.file_size)  # ignore data beyond the declared size
                 check_place(tree, path)
                 tree.add(path, Node(mode, content=in_memory(data)))
     except _UNREADABLE as error:
@@ -98,7 +98,7 @@ def _destination(name: str, target: str) -> str | None:
     if name.startswith("/") or ".." in parts:
         raise BuildError(f"the wheel has a file outside its folder: {name}")
     if {"", "."} & set(parts[:-1]) or parts[-1] == ".":
-        raise BuildError(f"the wheel has a file of no plain name: {name}")
+        raise BuildError(f"the wheel has a file with an invalid name: {name}")
     if not parts[0].endswith(".data"):
         return f"{target}/{name}"
     if len(parts) < 3:

@@ -1,4 +1,4 @@
-"""Where a build makes what nobody is to find afterwards: its files, and its programs'."""
+"""Scratch directories of builds, for temporary files of the build and its programs."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from vmjobs.subprocess import run
 log = logging.getLogger(__name__)
 
 FOLDER: Final = "builds"
-#: Locked by the build for as long as it lives.
+#: Locked as long as the build runs.
 _LOCK: Final = "lock"
-#: Open in the build and in all programs that it starts, and locked for as long as any of them lives.
+#: Open in the build and in all programs that it starts, and locked as long as any of them runs.
 _MARK: Final = "mark"
 _PREFIX: Final = "build-"
-#: Removing a root directory of some hundred thousand files, in seconds.
+#: Time-out to remove a root directory of some hundred thousand files, in seconds.
 _REMOVE_SECONDS: Final = 300.0
-#: For programs that were killed to be gone, in seconds.
+#: Time-out for killed programs to exit, in seconds.
 _END_SECONDS: Final = 10.0
 
-#: Called every now and then while a build goes on; what it raises ends the build.
+#: Called repeatedly during a build; if it raises an error, the build ends.
 Check = Callable[[], object]
 
 
 def go_on() -> None:
-    """Nobody can stop this build but by stopping its process."""
+    """The default check, which never cancels a build."""
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """A directory for one build, gone afterwards, and its orders to stop.
+    """A directory for one build, removed afterwards, and the build's cancellation check.
 
-    mark: open file that its programs inherit; by it they are known when the build is no more.
+    marker: open file that its programs inherit; it identifies them after the build was killed.
     """
 
     folder: Path
@@ -55,20 +55,20 @@ class Workplace:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What programs are told of it.
+        """Environment for programs: the directory as TMPDIR, if they can use it.
 
-        In a user namespace of its own mmdebstrap is another user. Where that one cannot pass, it
-        works in the system's temporary directory, and what is killed there stays.
+        In its user namespace mmdebstrap is another user. If that user cannot access the directory,
+        mmdebstrap uses the system's temporary directory, where files stay if it is killed.
         """
         return {"TMPDIR": str(self.folder)} if _passable(self.folder) else {}
 
 
 @contextmanager
 def workplace(workdir: Path, check: Check = go_on) -> Iterator[Workplace]:
-    """A fresh directory below ``workdir``; what killed builds left there goes first."""
+    """A new directory below ``workdir``, after removing directories of killed builds."""
     with exclusive(_sweeping(workdir), check):
         _sweep(workdir)
-        # Of an absolute path: programs have it in TMPDIR, wherever they go.
+        # An absolute path: programs get it as TMPDIR, and may change their directory.
         folder = Path(tempfile.mkdtemp(dir=(workdir / FOLDER).resolve(), prefix=_PREFIX))
         folder.chmod(0o711)
         lock, mark = (folder / _LOCK).open("wb"), (folder / _MARK).open("wb")
@@ -82,7 +82,7 @@ def workplace(workdir: Path, check: Check = go_on) -> Iterator[Workplace]:
 
 
 def remove_leftovers(workdir: Path) -> None:
-    """End and remove what builds left that were killed. What those have that live stays."""
+    """End programs and remove directories of killed builds; those of running builds stay."""
     with exclusive(_sweeping(workdir)):
         _sweep(workdir)
 
@@ -99,54 +99,55 @@ def _sweep(workdir: Path) -> None:
                 _end_programs(folder / _MARK)
                 _remove(folder)
         except OSError:
-            continue  # at work, another user's, or gone by now
+            continue  # in use, another user's, or removed meanwhile
 
 
 def _end_programs(mark: Path) -> None:
-    """Kill what a build that is no more has started.  Raises TimeoutError: it does not end."""
+    """Kill the programs of a killed build. Raises TimeoutError: they do not end."""
     deadline = time.monotonic() + _END_SECONDS
     while True:
         with free(mark) as ended:
             if ended:
                 return
         if time.monotonic() > deadline:
-            raise TimeoutError(f"somebody has {mark} still open")
+            raise TimeoutError(f"a program still has {mark} open")
         for group in _groups_with(mark):
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-        time.sleep(WAIT_SECONDS)  # whoever lets go of a file's lock calls nobody
+        time.sleep(WAIT_SECONDS)  # there is no event for a released lock
 
 
 def _groups_with(file: Path) -> set[int]:
-    """Process groups, but our own, of which a process has a file open; those that we may look at."""
+    """Process groups, except our own, with a process that has a file open, if /proc shows it."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # gone by now, or somebody else's
+        with suppress(OSError):  # ended meanwhile, or another user's
             if any(open_one.readlink() == file for open_one in (process / "fd").iterdir()):
                 found.add(os.getpgid(int(process.name)))
     return found - {os.getpgrp()}
 
 
 def _remove(folder: Path) -> None:
-    """Remove all of it, also what mmdebstrap made as the root of its user namespace.
+    """Remove a directory, including files that mmdebstrap made as root of its user namespace.
 
-    Nothing that is mounted there goes with it: of a killed build by root the node's /dev/shm is.
+    Unmount first, so that no mounted files are removed: a killed build by root leaves the node's
+    /dev/shm mounted.
     """
     if not _unmount(folder):
-        log.error("what a build left is not removed, as something is mounted there: %s", folder)
+        log.error("cannot remove a build's directory, something is mounted there: %s", folder)
         return
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists() and (left := [path for path in folder.iterdir() if path.is_dir()]):
         command: list[str | Path] = ["mmdebstrap", "--unshare-helper", "rm", "-rf", "--", *left]
-        with suppress(VMJobsError):  # it cannot remove the directories themselves, and says so
+        with suppress(VMJobsError):  # it fails to remove the directories themselves
             run(command, timeout=_REMOVE_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
-        log.error("what a build left cannot be removed: %s", folder)
+        log.error("cannot remove a build's directory: %s", folder)
 
 
 def _unmount(folder: Path) -> bool:
-    """Unmount all that is mounted below; whether nothing is now."""
+    """Unmount everything below a directory; return whether that succeeded."""
     for place in reversed(_mounted(folder)):  # the innermost first
         with suppress(VMJobsError):
             run(["umount", "--lazy", place], timeout=_REMOVE_SECONDS)
@@ -154,7 +155,7 @@ def _unmount(folder: Path) -> bool:
 
 
 def _mounted(folder: Path) -> list[Path]:
-    """What is mounted below, in the order of mounting (proc_pid_mountinfo(5))."""
+    """Mount points below a directory, in the order of mounting (proc_pid_mountinfo(5))."""
     found, top = [], folder.resolve()
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         written = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
@@ -165,5 +166,5 @@ def _mounted(folder: Path) -> list[Path]:
 
 
 def _passable(folder: Path) -> bool:
-    """Whether everybody may go through it to what he may use there."""
+    """Whether all users may traverse it and its parents."""
     return all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))

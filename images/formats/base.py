@@ -1,4 +1,4 @@
-"""What the parsers of all formats share: descriptions, limits, refusals, and bounded reading."""
+"""Shared parts of the format parsers: descriptions, limits, rejections, bounded reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB: Final = 1024 * 1024
 
 
 class Format(StrEnum):
-    """The formats that images come in. What is stored and booted is always raw."""
+    """Formats of image files. Stored and booted images are always raw."""
 
     RAW = "raw"
     QCOW2 = "qcow2"
@@ -30,10 +30,10 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused for its size alone. All in bytes but ``expansion``.
+    """The largest accepted sizes, all in bytes but ``expansion``.
 
-    virtual_size: of the disk. metadata: read of one file in all, tables included.
-    expansion: how many times its file's size a disk may need, once it needs ``expansion_floor``.
+    virtual_size: of the disk. metadata: the sum of all reads of one file, tables included.
+    expansion: the largest ratio of allocated bytes to file size, once ``expansion_floor`` is exceeded.
     """
 
     virtual_size: int = MAX_SIZE
@@ -44,12 +44,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file's header says, all of it checked.
+    """The checked contents of a file's header.
 
-    version: of the format, as people write it. virtual_size: bytes of the disk inside.
-    file_size: bytes of the file. allocated: at most so many bytes of the disk are not zeros.
-    unit: bytes that are allocated at once (cluster, grain, block); 1 for raw.
-    features: what else there is to know, in words.
+    version: of the format, as users write it. virtual_size: bytes of the disk inside.
+    file_size: bytes of the file. allocated: the most bytes of the disk that are not zeros.
+    unit: bytes per allocation unit (cluster, grain, block); 1 for raw.
+    features: further properties, in words.
     """
 
     format: Format
@@ -62,14 +62,14 @@ class Description:
 
 
 def refusal(code: str, message: str, *, hint: str = "") -> ImageRejected:
-    """The error that refuses an image. ``code`` is stable: ``error.faults[0].code``."""
+    """Return the error that rejects an image. code: stable, ``error.faults[0].code``."""
     return ImageRejected(message, hint=hint, faults=(Fault("image", code, message),))
 
 
 class Reader:
     """Reads from one open file, by offset, at most ``budget`` bytes in all.
 
-    Nothing but this file is ever opened, and its position does not matter.
+    It opens no other file, and ignores this file's position.
     """
 
     def __init__(self, descriptor: int, budget: int) -> None:
@@ -77,38 +77,38 @@ class Reader:
         self._descriptor = descriptor
         self._left = budget
         self.size = found.st_size
-        #: Bytes that the file needs on its disk: less than its size where it has holes.
+        #: Bytes that the file uses on its disk: fewer than its size if it has holes.
         self.allocated = min(found.st_size, found.st_blocks * SECTOR)
 
     def read(self, offset: int, length: int, what: str) -> bytes:
-        """Exactly ``length`` bytes at ``offset``; ``what`` names them in a refusal.
+        """Read exactly ``length`` bytes at ``offset``; ``what`` names them in errors.
 
         Raises:
-            ImageRejected: they are not all in the file, or the budget is spent.
+            ImageRejected: the file is too short, or the budget is spent.
         """
         if offset < 0 or length < 0 or offset + length > self.size:
             raise refusal(
                 "truncated",
-                f"{what} is said to be at byte {offset}, {length} bytes long, "
+                f"{what} should be at byte {offset}, {length} bytes long, "
                 f"but the file has {self.size} bytes: it is truncated or damaged",
             )
         self._left -= length
         if self._left < 0:
             raise refusal(
                 "too_much_metadata",
-                "the image has more tables than are looked at; convert it with larger clusters",
+                "the image's tables are larger than allowed; convert it with larger clusters",
             )
         data = b"".join(self._pieces(offset, length))
         if len(data) != length:
-            raise refusal("truncated", f"the file became shorter while {what} was read")
+            raise refusal("truncated", f"the file was truncated while {what} was read")
         return data
 
     def head(self, length: int) -> bytes:
-        """The first ``length`` bytes, or all that there are."""
+        """Read the first ``length`` bytes, or the whole file."""
         return self.read(0, min(length, self.size), "the head")
 
     def tail(self, length: int) -> bytes:
-        """The last ``length`` bytes, or all that there are."""
+        """Read the last ``length`` bytes, or the whole file."""
         length = min(length, self.size)
         return self.read(self.size - length, length, "the end")
 
@@ -127,13 +127,13 @@ class Reader:
 
 @contextmanager
 def open_image(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open for reading, unbuffered.
+    """Open a regular file for reading, unbuffered.
 
     Raises:
-        ImageRejected: there is no such file, it cannot be read, or is a device, pipe or directory.
+        ImageRejected: it does not exist, cannot be read, or is a device, pipe or directory.
     """
     try:
-        # O_NONBLOCK: opening a pipe that nobody writes to must not wait for ever.
+        # O_NONBLOCK: opening a pipe without a writer must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         why = reason_of(error)
@@ -148,7 +148,7 @@ def open_image(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def opened(file: BinaryIO | Path, limits: Limits) -> Iterator[Reader]:
-    """A reader for a regular file, given by path or open already (then it stays open).
+    """Yield a reader for a regular file, given by path or already open (it stays open).
 
     Raises:
         ImageRejected: as :func:`open_image`, or the file is empty.
@@ -163,7 +163,7 @@ def opened(file: BinaryIO | Path, limits: Limits) -> Iterator[Reader]:
 
 def _check_regular(descriptor: int) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise refusal("not_a_file", "an image is a regular file, not a device, a pipe or a directory")
+        raise refusal("not_a_file", "an image must be a regular file, not a device, pipe or directory")
 
 
 def _reader(descriptor: int, limits: Limits) -> Reader:
@@ -174,32 +174,32 @@ def _reader(descriptor: int, limits: Limits) -> Reader:
 
 
 def check_disk(virtual_size: int, limits: Limits) -> None:
-    """Refuse disks of no size, of an odd one, or of one over the limit."""
+    """Reject disks whose size is zero, not a multiple of 512, or over the limit."""
     if virtual_size == 0:
         raise refusal("no_size", "the disk inside has no size")
     if virtual_size % SECTOR:
-        raise refusal("odd_size", f"the disk has {virtual_size} bytes, which is no number of sectors")
+        raise refusal("odd_size", f"the disk has {virtual_size} bytes (expected a multiple of 512)")
     if virtual_size > min(limits.virtual_size, MAX_SIZE):
         most = min(limits.virtual_size, MAX_SIZE)
         raise refusal(
             "disk_too_large",
-            f"the disk inside has {virtual_size // MIB} MiB, and {most // MIB} MiB are allowed",
+            f"the disk inside has {virtual_size // MIB} MiB (at most {most // MIB} MiB are allowed)",
         )
 
 
 def check_file(virtual_size: int, file_size: int) -> None:
-    """Refuse files that are very much larger than the disk in them: what is it that they hold?"""
+    """Reject files much larger than the disk in them, which must hold something else."""
     if file_size > 2 * virtual_size + 1024 * MIB:
         raise refusal(
             "file_too_large",
-            f"a file of {file_size // MIB} MiB for a disk of {virtual_size // MIB} MiB",
+            f"the file has {file_size // MIB} MiB, far more than its disk of {virtual_size // MIB} MiB",
         )
 
 
 def check_expansion(allocated: int, file_size: int, limits: Limits) -> None:
-    """Refuse files that would become very much larger than they are."""
+    """Reject files that would expand to many times their size."""
     if allocated > limits.expansion_floor and allocated > limits.expansion * file_size:
         raise refusal(
             "expands_too_much",
-            f"a file of {file_size} bytes that unpacks to {allocated // MIB} MiB is taken for a bomb",
+            f"the file of {file_size} bytes expands to {allocated // MIB} MiB, which is too much",
         )

@@ -17,7 +17,7 @@ _TABLE: Final = tuple(_entry(value) for value in range(256))
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of some kilobytes; slow beyond that."""
+    """Return the checksum; slow for more than some kilobytes."""
     crc = 0xFFFF_FFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]

@@ -1,8 +1,8 @@
 """qcow2, versions 2 and 3: the header and its extensions.
 
-Offsets and bits: QEMU's ``docs/interop/qcow2.txt`` ("Header", "Header extensions"); bounds: what
-QEMU 7.2 itself opens (``block/qcow2.h``). All numbers are big-endian. Internal snapshots are
-refused, not flattened: they are other disks, and which one was meant is the user's to say.
+Offsets and bits: QEMU's ``docs/interop/qcow2.txt`` ("Header", "Header extensions"); bounds: those of
+QEMU 7.2 (``block/qcow2.h``). All numbers are big-endian. Internal snapshots are rejected, not
+flattened: they are other disks, and only the user knows which one is meant.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FLATTEN: Final = "make one file of it: qemu-img convert -O qcow2 IMAGE NEW"
 
 @dataclass(frozen=True)
 class Header:
-    """The header's fields that the walk over the tables needs. All in bytes, but entries."""
+    """Header fields that :class:`TableWalk` needs. All in bytes, except entries."""
 
     version: int
     cluster: int
@@ -73,34 +73,30 @@ class Header:
 
 
 def parse(reader: Reader, limits: Limits) -> Header:
-    """The header, everything in it checked that can be without looking elsewhere.
-
-    Raises:
-        ImageRejected: with its reason.
-    """
+    """Read the header and check it without the tables. Raises ImageRejected."""
     fixed = _V2.unpack(reader.read(0, _V2_BYTES, "the qcow2 header"))
     (_, version, backing_offset, backing_size, cluster_bits, virtual_size, crypt, l1_entries) = fixed[
         :8
     ]
     (l1_offset, refcounts_offset, refcount_clusters, snapshots, _snapshot_offset) = fixed[8:]
     if version not in (2, 3):
-        raise refusal("unknown_version", f"qcow2 of version {version} is not known, only 2 and 3")
+        raise refusal("unknown_version", f"qcow2 of version {version} is not supported (only 2 and 3)")
     if backing_offset or backing_size:
         raise refusal(
             "backing_file",
-            "the qcow2 image has a backing file: part of its disk is another file, named in it",
+            "the qcow2 image has a backing file: part of its disk is in another file",
             hint=_FLATTEN,
         )
     if crypt:
-        raise refusal("encrypted", "the qcow2 image is encrypted; nothing could boot it")
+        raise refusal("encrypted", "the qcow2 image is encrypted, so no VM can boot it")
     if snapshots:
         raise refusal(
             "internal_snapshots",
-            f"the qcow2 image holds {snapshots} internal snapshots, which are disks of their own",
+            f"the qcow2 image has {snapshots} internal snapshots, which are separate disks",
             hint=_FLATTEN,
         )
     if not 9 <= cluster_bits <= 21:
-        raise refusal("cluster_size", f"clusters of 2^{cluster_bits} bytes: from 2^9 to 2^21 there are")
+        raise refusal("cluster_size", f"clusters of 2^{cluster_bits} bytes (expected 2^9 to 2^21)")
     cluster = 1 << cluster_bits
     order, extended, compression, size = 4, False, "zlib", _V2_BYTES
     if version == 3:
@@ -125,13 +121,13 @@ def parse(reader: Reader, limits: Limits) -> Header:
 
 
 def _version3(reader: Reader, cluster: int) -> tuple[int, bool, str, int]:
-    """What version 3 adds: refcount order, extended L2 entries, compression, header length."""
+    """Return refcount order, extended L2, compression and header size of version 3."""
     data = reader.read(_V2_BYTES, _V3.size, "the qcow2 header")
     incompatible, _compatible, autoclear, order, size = _V3.unpack(data)
     if incompatible & _DATA_FILE or autoclear & 2:
         raise refusal(
             "external_data_file",
-            "the qcow2 image keeps its data in another file, named in it",
+            "the qcow2 image keeps its data in another file",
             hint=_FLATTEN,
         )
     if incompatible & _CORRUPT:
@@ -147,31 +143,31 @@ def _version3(reader: Reader, cluster: int) -> tuple[int, bool, str, int]:
     if incompatible & ~_INCOMPATIBLE:
         raise refusal(
             "unknown_features",
-            f"the qcow2 image needs features that are not known: {incompatible & ~_INCOMPATIBLE:#x}",
+            f"the qcow2 image needs unknown features: {incompatible & ~_INCOMPATIBLE:#x}",
         )
     if autoclear & _BITMAPS:
         raise refusal(
             "bitmaps",
-            "the qcow2 image carries backup bitmaps, which are no part of its disk",
+            "the qcow2 image has backup bitmaps, which are not part of its disk",
             hint=_FLATTEN,
         )
     if order > 6:
-        raise refusal("refcount_order", f"reference counts of 2^{order} bits: at most 2^6 there are")
+        raise refusal("refcount_order", f"reference counts of 2^{order} bits (at most 2^6 are allowed)")
     if size < _V3_BYTES or size % 8 or size > cluster:
-        raise refusal("header_size", f"the qcow2 header says that it has {size} bytes")
+        raise refusal("header_size", f"the qcow2 header gives its own size as {size} bytes")
     kind = 0
     if size > _V3_BYTES:
         kind = reader.read(_V3_BYTES, 1, "the compression type")[0]
     if kind not in _COMPRESSIONS or (kind != 0) != bool(incompatible & _COMPRESSION):
-        raise refusal("compression", f"the qcow2 image names compression {kind}, which is not known")
+        raise refusal("compression", f"the qcow2 image uses compression type {kind}, which is unknown")
     extended = bool(incompatible & _EXTENDED_L2)
     if extended and cluster < 16384:
-        raise refusal("cluster_size", f"extended tables need clusters of 16 KiB, these have {cluster}")
+        raise refusal("cluster_size", f"clusters of {cluster} bytes (extended tables need 16 KiB)")
     return order, extended, _COMPRESSIONS[kind], size
 
 
 def _extensions(reader: Reader, offset: int, cluster: int) -> None:
-    """Walk the header extensions, all of which are within the first cluster."""
+    """Check the header extensions, which must be within the first cluster."""
     end = min(cluster, reader.size)
     while offset + 8 <= end:
         kind, length = struct.unpack(">II", reader.read(offset, 8, "a header extension"))
@@ -186,9 +182,9 @@ def _extensions(reader: Reader, offset: int, cluster: int) -> None:
                 "external_data_file", "the qcow2 image names an external data file", hint=_FLATTEN
             )
         if kind == _EXT_LUKS:
-            raise refusal("encrypted", "the qcow2 image has a LUKS header; nothing could boot it")
+            raise refusal("encrypted", "the qcow2 image has a LUKS header, so no VM can boot it")
         if kind == _EXT_BITMAPS:
-            raise refusal("bitmaps", "the qcow2 image carries backup bitmaps", hint=_FLATTEN)
+            raise refusal("bitmaps", "the qcow2 image has backup bitmaps", hint=_FLATTEN)
         offset += 8 + -(-length // 8) * 8
         if offset > end:
             raise refusal(
@@ -197,30 +193,30 @@ def _extensions(reader: Reader, offset: int, cluster: int) -> None:
 
 
 def _check_tables(header: Header) -> None:
-    """Whether the tables' sizes fit the disk's and their places are such as can be."""
+    """Check that the tables' sizes fit the disk and their offsets are possible."""
     needed = -(-header.virtual_size // header.covered)
     if header.l1_entries * 8 > _MAX_L1 or needed * 8 > _MAX_L1:
         raise refusal(
-            "l1_size", f"a first-level table of {header.l1_entries} entries is over any limit"
+            "l1_size", f"the first-level table has {header.l1_entries} entries, over the limit"
         )
     if header.l1_entries < needed:
         raise refusal(
             "l1_size",
-            f"the first-level table has {header.l1_entries} entries, and a disk of "
-            f"{header.virtual_size} bytes needs {needed}",
+            f"the first-level table has {header.l1_entries} entries "
+            f"(a disk of {header.virtual_size} bytes needs {needed})",
         )
     if not 0 < header.refcounts_size <= _MAX_REFCOUNT_TABLE:
-        raise refusal("refcount_table", f"a refcount table of {header.refcounts_size} bytes")
+        raise refusal("refcount_table", f"the refcount table has {header.refcounts_size} bytes")
     for offset, what in (
         (header.l1_offset, "the first-level table"),
         (header.refcounts_offset, "the refcount table"),
     ):
         if offset == 0 or offset % header.cluster:
-            raise refusal("misaligned", f"{what} begins at byte {offset}, where none can begin")
+            raise refusal("misaligned", f"{what} begins at byte {offset}, which is misaligned")
 
 
 def inspect(reader: Reader, limits: Limits) -> Description:
-    """What a qcow2 image says of itself, its tables walked. Raises ImageRejected."""
+    """Describe a qcow2 image, after checking all its tables. Raises ImageRejected."""
     header = parse(reader, limits)
     check_file(header.virtual_size, reader.size)
     walked = Walk(reader, header)

@@ -1,8 +1,8 @@
-"""qcow2's tables: a bounded walk that finds what points outside, or twice to the same place.
+"""Checks qcow2's tables for entries outside of the file, and for shared clusters.
 
 "Cluster mapping" and "Extended L2 entries" of QEMU's ``docs/interop/qcow2.txt``. Without internal
-snapshots every cluster of an honest image is used once. A table that uses one twice turns a small
-file into a large disk, or makes data of a table: both are refused.
+snapshots every cluster of a valid image is used once. A second use can turn a small file into a large
+disk, or expose a table as data: both are rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REFCOUNT_RESERVED: Final = 0x1FF
 
 
 def words(data: bytes) -> array[int]:
-    """Big-endian numbers of 64 bits."""
+    """Decode big-endian numbers of 64 bits."""
     numbers = array("Q", data)
     if sys.byteorder == "little":
         numbers.byteswap()
@@ -34,10 +34,10 @@ def words(data: bytes) -> array[int]:
 
 
 class Walk:
-    """One walk over all tables. clusters: with data; compressed: those of them that are.
+    """A walk over all tables. clusters: with data; compressed: how many of them are.
 
     Raises:
-        ImageRejected: something points outside of the file, off its grid, or to what is used already.
+        ImageRejected: an offset is outside of the file, misaligned, or in use already.
     """
 
     def __init__(self, reader: Reader, header: Header) -> None:
@@ -55,22 +55,22 @@ class Walk:
         self._first_level()
         too_much = self._packed_bytes > reader.size + SECTOR * self.compressed
         if too_much or self._units.meets(self._packed):
-            raise refusal("overlap", "compressed clusters lie on top of something else")
+            raise refusal("overlap", "compressed clusters overlap with other data")
 
     def _take(self, offset: int, length: int, what: str) -> None:
         if offset + length > self._reader.size:
             raise refusal(
                 "outside_file",
-                f"{what} is said to be at byte {offset}, {length} bytes long, outside of the file "
+                f"{what} should be at byte {offset}, {length} bytes long, outside of the file "
                 f"of {self._reader.size} bytes",
             )
         if length:
             if offset % self._header.cluster:
-                raise refusal("misaligned", f"{what} begins at byte {offset}, where none can begin")
+                raise refusal("misaligned", f"{what} begins at byte {offset}, which is misaligned")
             self._units.take_range(offset, length, what)
 
     def _refcounts(self) -> None:
-        """The blocks of reference counts. The counts themselves decide nothing when reading."""
+        """Check the refcount blocks. The counts themselves do not matter for reading."""
         header = self._header
         data = self._reader.read(header.refcounts_offset, header.refcounts_size, "the refcount table")
         for entry in words(data):
@@ -112,10 +112,10 @@ class Walk:
             self.clusters += not zeros
 
     def _compressed(self, entry: int, packed: set[int]) -> None:
-        """A compressed cluster: its place in bytes, and in how many sectors it is.
+        """Check a compressed cluster: its offset in bytes, and its number of sectors.
 
-        Exactly the same bytes twice in one table are found here; what several tables share is
-        bounded by how much a file may expand.
+        This finds a second use of the same bytes in one table; the expansion limit bounds bytes that
+        several tables share.
         """
         cluster, size = self._header.cluster, self._reader.size
         shift = 62 - (cluster.bit_length() - 1 - 8)
@@ -137,8 +137,8 @@ class Walk:
 
 
 def _check_subclusters(entries: array[int], bitmaps: array[int]) -> None:
-    """Each bitmap says of 32 subclusters which have data and which are zeros, none both."""
+    """Check each bitmap: it marks 32 subclusters as data or as zeros, none as both."""
     for entry, bitmap in zip(entries, bitmaps, strict=True):
         data, zeros = bitmap & 0xFFFF_FFFF, bitmap >> 32
         if data & zeros or (data and not entry & _OFFSET) or (bitmap and entry & _COMPRESSED):
-            raise refusal("reserved_bits", f"a subcluster bitmap that cannot be: {bitmap:#x}")
+            raise refusal("reserved_bits", f"a subcluster bitmap is not valid: {bitmap:#x}")

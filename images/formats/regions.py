@@ -1,4 +1,4 @@
-"""Who owns which part of a file: finds tables and data that lie on top of each other."""
+"""Maps of a file's used ranges, which find overlapping tables and data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Regions:
         self._ranges: list[tuple[int, int, str]] = []
 
     def add(self, begin: int, length: int, what: str) -> None:
-        """Take a range.
+        """Add a range.
 
         Raises:
-            ImageRejected: it leaves the file, or is another's.
+            ImageRejected: it is not inside the file, or overlaps with another.
         """
         if length <= 0:
             return
@@ -28,17 +28,17 @@ class Regions:
         if begin < 0 or end > self._file_size:
             raise refusal(
                 "outside_file",
-                f"{what} is said to be at bytes {begin} to {end}, outside of the file "
+                f"{what} should be at bytes {begin} to {end}, outside of the file "
                 f"of {self._file_size} bytes",
             )
         place = bisect_right(self._ranges, (begin, end, what))
         for other_begin, other_end, other in self._ranges[max(0, place - 1) : place + 1]:
             if begin < other_end and other_begin < end:
-                raise refusal("overlap", f"{what} lies on top of {other}")
+                raise refusal("overlap", f"{what} overlaps with {other}")
         insort(self._ranges, (begin, end, what))
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Begin and length of all that was added."""
+        """Yield offset and length of each range."""
         for begin, end, _ in self._ranges:
             yield begin, end - begin
 
@@ -47,10 +47,9 @@ _CHUNK: Final = 1024 * 1024
 
 
 class Units:
-    """Which units (clusters, grains, blocks) of a file are taken: one bit a unit, one owner each.
+    """The used allocation units (clusters, grains, blocks) of a file, a bit for each.
 
-    base: bytes before the first unit, less than one. Memory: a bit a unit, and only where the
-    file has units that are taken.
+    base: bytes before the first unit, less than one unit.
     """
 
     def __init__(self, file_size: int, unit: int, base: int = 0) -> None:
@@ -60,40 +59,40 @@ class Units:
         self._taken = bytearray(-(-self._count // 8))
 
     def take(self, offset: int, what: str) -> None:
-        """Take the unit that begins at ``offset``.
+        """Mark the unit at ``offset`` as used.
 
         Raises:
-            ImageRejected: it is outside of the file, not a unit's begin, or taken already.
+            ImageRejected: the offset is outside of the file or misaligned, or the unit in use.
         """
         number, rest = divmod(offset - self._base, self.unit)
         if rest:
-            raise refusal("misaligned", f"{what} begins at byte {offset}, where none can begin")
+            raise refusal("misaligned", f"{what} begins at byte {offset}, which is misaligned")
         if not 0 <= number < self._count:
-            raise refusal("outside_file", f"{what} is said to be at byte {offset}, outside of the file")
+            raise refusal("outside_file", f"{what} should be at byte {offset}, outside of the file")
         bit = 1 << (number & 7)
         if self._taken[number >> 3] & bit:
-            raise refusal("overlap", f"{what}, at byte {offset}, is used for something else as well")
+            raise refusal("overlap", f"{what} at byte {offset} overlaps with other data")
         self._taken[number >> 3] |= bit
 
     def take_range(self, begin: int, length: int, what: str) -> None:
-        """Take all units that ``length`` bytes from ``begin`` touch; see :meth:`take`."""
+        """Mark all units of ``length`` bytes from ``begin``; see :meth:`mark_once`."""
         for offset in range(begin - begin % self.unit, begin + length, self.unit):
             self.take(offset, what)
 
     def mark(self, offset: int) -> None:
-        """Take the unit that ``offset`` is in, which others may have taken before."""
+        """Mark the unit that contains ``offset``, which may be in use already."""
         number = (offset - self._base) // self.unit
         if 0 <= number < self._count:
             self._taken[number >> 3] |= 1 << (number & 7)
 
     def touches(self, begin: int, length: int) -> bool:
-        """Whether a unit that is taken has some of these bytes."""
+        """Whether a used unit overlaps with these bytes."""
         first = max(0, (begin - self._base) // self.unit)
         last = min(self._count - 1, (begin + length - 1 - self._base) // self.unit)
         return any(self._taken[n >> 3] >> (n & 7) & 1 for n in range(first, last + 1))
 
     def meets(self, other: Units) -> bool:
-        """Whether a unit is taken in both, which are of the same file."""
+        """Whether a unit is used in both maps, which must be of the same file."""
         for begin in range(0, len(self._taken), _CHUNK):
             mine, others = (each._taken[begin : begin + _CHUNK] for each in (self, other))
             if int.from_bytes(mine, "little") & int.from_bytes(others, "little"):

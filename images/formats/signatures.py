@@ -1,9 +1,9 @@
-"""Which formats claim some bytes: the marks that programs look for when they probe.
+"""Signatures of file formats, by which programs probe a disk's format.
 
-A raw disk is whatever its guest wrote. Software that probes for a format can be made to see
-another one, and to follow what a header that a guest wrote says: a backing file, a data file
-(CVE-2024-32498, CVE-2026-24708). So a disk that is kept as raw must not look like anything else to
-anybody, and a file in a format must look like that one only.
+A guest can write any bytes to a raw disk. So it can make software that probes formats see another
+one, and follow references in a forged header: a backing file, a data file (CVE-2024-32498,
+CVE-2026-24708). So a raw disk must have no signature at all, and a file in another format only its
+own.
 
 Sources: the ``*_probe`` functions of QEMU 7.2's block layer (QEMU decides what libvirt, Nova and
 others see), cloop's and bochs' headers there; Microsoft's "Virtual Hard Disk Image Format
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: How much of a file's begin and end is looked at, in bytes.
+#: Bytes of a file's beginning and end that are examined.
 HEAD: Final = 64 * 1024
 TAIL: Final = 512
 
@@ -47,7 +47,7 @@ _VDI_MARK: Final = b"\x7f\x10\xda\xbe"
 _DESCRIPTOR: Final = re.compile(rb"(?:#[^\n]*\n|\s)*version\s*=\s*\"?[0-9]", re.IGNORECASE)
 _DESCRIPTOR_TITLE: Final = re.compile(rb"\s*#\s*disk descriptorfile", re.IGNORECASE)
 
-#: What is no disk at all, by its first bytes.
+#: Files that are not disks, by their first bytes.
 _ARCHIVES: Final = (
     (b"\x1f\x8b", "gzip"),
     (b"BZh", "bzip2"),
@@ -66,7 +66,7 @@ _ARCHIVES: Final = (
 
 
 def signatures(head: bytes, tail: bytes = b"") -> tuple[str, ...]:
-    """The image formats that somebody who probes could take these bytes for, each once.
+    """Return the image formats that a probe could detect in these bytes, each once.
 
     head: the file's first :data:`HEAD` bytes (or all); tail: its last :data:`TAIL`.
     """
@@ -82,7 +82,7 @@ def signatures(head: bytes, tail: bytes = b"") -> tuple[str, ...]:
 
 
 def archive_kind(head: bytes) -> str:
-    """What the bytes are if they are certainly no disk: ``gzip``, ``tar``, ... or ``""``."""
+    """Return the kind of a file that is not a disk: ``gzip``, ``tar``, ... or ``""``."""
     for mark, name in _ARCHIVES:
         if head.startswith(mark):
             return name
@@ -95,5 +95,5 @@ def has_boot_signature(head: bytes) -> bool:
 
 
 def is_iso9660(head: bytes) -> bool:
-    """Whether this is the begin of a CD image, which may be a bootable disk as well."""
+    """Whether this is the beginning of a CD image, which may be a bootable disk too."""
     return head[0x8001:0x8006] == b"CD001"

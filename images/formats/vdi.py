@@ -1,4 +1,4 @@
-"""VDI, VirtualBox's own: dynamic and fixed images without a parent.
+"""VDI, the format of VirtualBox: dynamic and fixed images without a parent.
 
 Header: ``include/VBox/vd-image-common.h`` and ``src/VBox/Storage/VDICore.h`` of VirtualBox
 (``VDIHEADER1PLUS``), as QEMU 7.2 reads it (``block/vdi.c``). All numbers are little-endian.
@@ -32,7 +32,7 @@ _MARK: Final = b"\x7f\x10\xda\xbe"
 _VERSION: Final = 0x0001_0001
 _DYNAMIC, _FIXED, _UNDO, _DIFFERENCE = 1, 2, 3, 4
 _NO_UUID: Final = bytes(16)
-#: Map entries from here on say that there is no block: never written, or discarded.
+#: Map entries from here on mean that the block was never written, or discarded.
 _NO_BLOCK: Final = 0xFFFF_FFFE
 
 
@@ -48,7 +48,7 @@ class _Image:
 
 
 def inspect(reader: Reader, limits: Limits) -> Description:
-    """What a VDI says of itself, its block map walked. Raises ImageRejected."""
+    """Describe a VDI, after checking its block map. Raises ImageRejected."""
     image = _parse(reader.read(_OFFSET, _HEADER.size, "the VDI header"), limits)
     check_file(image.virtual_size, reader.size)
     _walk(reader, image)
@@ -91,21 +91,21 @@ def _parse(data: bytes, limits: Limits) -> _Image:
         parent,
     ) = _HEADER.unpack(data)
     if mark != _MARK:
-        raise refusal("not_vdi", "a VDI header was expected and is not there")
+        raise refusal("not_vdi", "the file has no VDI header")
     if version != _VERSION:
-        raise refusal("unknown_version", f"VDI of version {version:#x} is not known, only 1.1")
+        raise refusal("unknown_version", f"VDI of version {version:#x} is not supported (only 1.1)")
     if kind in (_UNDO, _DIFFERENCE) or link != _NO_UUID or parent != _NO_UUID:
         raise refusal(
             "backing_file",
-            "the VDI is the difference to a parent image",
+            "the VDI is only the difference to a parent image",
             hint="make one file of it: VBoxManage clonemedium IMAGE NEW",
         )
     if kind not in (_DYNAMIC, _FIXED):
-        raise refusal("vdi_type", f"a VDI of type {kind} is not known, only dynamic and fixed ones")
+        raise refusal("vdi_type", f"VDI of type {kind} is not supported (only dynamic and fixed)")
     if sector != SECTOR:
-        raise refusal("sector_size", f"sectors of {sector} bytes: all have 512")
+        raise refusal("sector_size", f"sectors of {sector} bytes (expected 512)")
     if block != MIB or extra:
-        raise refusal("block_size", f"blocks of {block}+{extra} bytes: all have 1 MiB")
+        raise refusal("block_size", f"blocks of {block}+{extra} bytes (expected 1 MiB)")
     check_disk(virtual_size, limits)
     if blocks != -(-virtual_size // block) or allocated > blocks:
         raise refusal(
@@ -118,11 +118,11 @@ def _parse(data: bytes, limits: Limits) -> _Image:
 
 
 def _walk(reader: Reader, image: _Image) -> None:
-    """The block map: every entry names a block of its own."""
+    """Check that every entry of the block map names a different block."""
     regions = Regions(reader.size)
     regions.add(0, _OFFSET + _HEADER.size, "the header")
     regions.add(image.map_offset, image.blocks * 4, "the block map")
-    # The last block may be cut short where the disk ends in it.
+    # The last block may be shorter if the disk ends in it.
     shortest = max(0, image.allocated - 1) * image.block + bool(image.allocated)
     regions.add(image.data_offset, shortest, "the data")
     numbers = array("I", reader.read(image.map_offset, image.blocks * 4, "the block map"))
@@ -134,4 +134,4 @@ def _walk(reader: Reader, image: _Image) -> None:
             blocks.take(number, "a block of data")
             count += 1
     if image.kind == _FIXED and count != image.blocks:
-        raise refusal("block_count", "a fixed VDI without all of its blocks")
+        raise refusal("block_count", "the fixed VDI lacks some of its blocks")

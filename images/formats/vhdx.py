@@ -1,8 +1,8 @@
-"""VHDX, Hyper-V's: dynamic and fixed disks, closed properly, without a parent.
+"""VHDX, the format of Hyper-V: dynamic and fixed disks without a parent.
 
 Microsoft's open specification [MS-VHDX], sections 2.2 (header), 2.2.3 (region table), 2.3 (log),
-2.5 (block allocation table), 2.6 (metadata). All numbers are little-endian. A log that is not
-empty holds writes which a reader has to replay into the tables first: refused.
+2.5 (block allocation table), 2.6 (metadata). All numbers are little-endian. A disk with a log that is
+not empty is rejected: a reader would have to replay its writes into the tables first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Header:
 
 
 def inspect(reader: Reader, limits: Limits) -> Description:
-    """What a VHDX says of itself, its tables walked. Raises ImageRejected."""
+    """Describe a VHDX, after checking its tables. Raises ImageRejected."""
     header = _header(reader)
     regions = Regions(reader.size)
     regions.add(0, MIB, "the header")
@@ -78,7 +78,7 @@ def _features(disk: Disk) -> tuple[str, ...]:
 
 
 def _header(reader: Reader) -> _Header:
-    """The header in force: of the two, the valid one with the larger number."""
+    """Return the current header: of the two, the valid one with the larger number."""
     found: list[_Header] = []
     for offset in _HEADERS:
         data = reader.read(offset, _HEADER_BYTES, "a VHDX header")
@@ -89,18 +89,18 @@ def _header(reader: Reader) -> _Header:
     if not found:
         raise refusal("checksum", "neither of the VHDX's headers is valid")
     if len(found) == 2 and found[0].sequence == found[1].sequence and found[0] != found[1]:
-        raise refusal("ambiguous", "the VHDX has two headers in force that differ")
+        raise refusal("ambiguous", "the VHDX has two current headers that differ")
     header = max(found, key=lambda each: each.sequence)
     if header.version != 1 or header.log_version != 0:
-        raise refusal("unknown_version", f"VHDX of version {header.version} is not known, only 1")
+        raise refusal("unknown_version", f"VHDX of version {header.version} is not supported (only 1)")
     if header.log != bytes(16):
         raise refusal(
             "not_closed",
-            "the VHDX was not closed properly: its log holds writes that are to be replayed",
+            "the VHDX was not closed properly: its log has writes that must be replayed",
             hint="attach it to Hyper-V once, or run qemu-img check -r all IMAGE",
         )
     if header.log_length % MIB or header.log_offset % MIB:
-        raise refusal("misaligned", "the VHDX's log is not where a log can be")
+        raise refusal("misaligned", "the VHDX's log is misaligned")
     return header
 
 
@@ -109,7 +109,7 @@ def _checksum_holds(data: bytes, checksum: int) -> bool:
 
 
 def _regions(reader: Reader, regions: Regions) -> dict[bytes, tuple[int, int]]:
-    """Offset and length of the table of blocks and of the metadata, by GUID."""
+    """Return offset and length of block allocation table and metadata, by GUID."""
     tables = []
     for offset in _REGION_TABLES:
         data = reader.read(offset, _KIB64, "a VHDX region table")
@@ -122,19 +122,19 @@ def _regions(reader: Reader, regions: Regions) -> dict[bytes, tuple[int, int]]:
         raise refusal("ambiguous", "the VHDX has two region tables that differ")
     (count,) = struct.unpack_from("<I", tables[0], 8)
     if count > _MAX_REGIONS:
-        raise refusal("regions", f"a VHDX region table of {count} entries")
+        raise refusal("regions", f"the VHDX region table has {count} entries, over the limit")
     found: dict[bytes, tuple[int, int]] = {}
     for number in range(count):
         guid, begin, length, required = _REGION.unpack_from(tables[0], 16 + number * _REGION.size)
         if begin % MIB or length % MIB or length == 0 or begin < MIB:
-            raise refusal("misaligned", "a VHDX region is not where a region can be")
+            raise refusal("misaligned", "a VHDX region has an offset or length that is not allowed")
         if guid in found:
             raise refusal("ambiguous", "the VHDX has a region twice")
         if guid in (_BAT, _METADATA):
             regions.add(begin, length, "a region")
         elif required & 1:
-            raise refusal("unknown_features", "the VHDX needs a region that is not known")
+            raise refusal("unknown_features", "the VHDX needs an unknown region")
         found[guid] = (begin, length)
     if not {_BAT, _METADATA} <= set(found):
-        raise refusal("regions", "the VHDX has no table of blocks, or no metadata")
+        raise refusal("regions", "the VHDX has no block allocation table or no metadata")
     return found

@@ -28,13 +28,13 @@ _STATE: Final = 7
 _NOT_PRESENT, _UNDEFINED, _ZERO, _UNMAPPED, _PRESENT, _PARTLY = 0, 1, 2, 3, 6, 7
 _PLACE: Final = ~0xFFFFF & (1 << 64) - 1
 _RESERVED: Final = 0xFFFF8
-#: Sectors that one sector bitmap block is for (2.5.1.2).
+#: Sectors that one sector bitmap block covers (2.5.1.2).
 _BITMAP_SECTORS: Final = 1 << 23
 
 
 @dataclass(frozen=True)
 class Disk:
-    """What the metadata says. All in bytes."""
+    """The disk as its metadata describes it. All sizes in bytes."""
 
     block: int
     fixed: bool
@@ -43,7 +43,7 @@ class Disk:
 
 
 def metadata(reader: Reader, offset: int, length: int) -> Disk:
-    """The items of the metadata region. Raises ImageRejected."""
+    """Read the items of the metadata region. Raises ImageRejected."""
     table = reader.read(offset, min(length, _KIB64), "the VHDX metadata")
     (count,) = struct.unpack_from("<H", table, 10)
     if table[:8] != b"metadata" or count >= _MAX_ENTRIES:
@@ -57,10 +57,10 @@ def metadata(reader: Reader, offset: int, length: int) -> Disk:
             raise refusal("ambiguous", "the VHDX metadata has an item twice")
         if guid not in _KNOWN:
             if flags & _REQUIRED:
-                raise refusal("unknown_features", "the VHDX needs metadata that is not known")
+                raise refusal("unknown_features", "the VHDX needs unknown metadata")
             continue
         if size != _KNOWN[guid] or begin < _KIB64 or begin + size > length:
-            raise refusal("metadata", "a VHDX metadata item is not where it can be")
+            raise refusal("metadata", "a VHDX metadata item has a wrong size or offset")
         items[guid] = reader.read(offset + begin, size, "a VHDX metadata item")
     if not {_PARAMETERS, _SIZE, _LOGICAL} <= set(items):
         raise refusal("metadata", "the VHDX metadata has no block size, disk size or sector size")
@@ -74,25 +74,28 @@ def _disk(items: dict[bytes, bytes]) -> Disk:
     if flags & _HAS_PARENT:
         raise refusal(
             "backing_file",
-            "the VHDX is the difference to a parent disk",
+            "the VHDX is only the difference to a parent disk",
             hint="make one file of it: Convert-VHD, or qemu-img convert -O vhdx IMAGE NEW",
         )
     if not MIB <= block <= 256 * MIB or block & block - 1:
-        raise refusal("block_size", f"blocks of {block} bytes: a power of two from 1 to 256 MiB")
+        raise refusal("block_size", f"blocks of {block} bytes (expected 1 to 256 MiB, a power of 2)")
     if sector not in (512, 4096):
-        raise refusal("sector_size", f"sectors of {sector} bytes: 512 and 4096 there are")
+        raise refusal("sector_size", f"sectors of {sector} bytes (expected 512 or 4096)")
     if virtual_size % sector:
-        raise refusal("odd_size", f"a disk of {virtual_size} bytes has no whole number of sectors")
+        raise refusal("odd_size", f"the disk of {virtual_size} bytes is no whole number of sectors")
     return Disk(block, bool(flags & _FIXED), virtual_size, sector)
 
 
 def walk(reader: Reader, disk: Disk, offset: int, length: int, regions: Regions) -> int:
-    """How many blocks have data. Each is inside of the file, and used once. Raises ImageRejected."""
+    """Return the number of blocks with data, after checking that each is used once.
+
+    Raises ImageRejected.
+    """
     ratio = _BITMAP_SECTORS * disk.sector // disk.block
     blocks = -(-disk.virtual_size // disk.block)
     entries = blocks + (blocks - 1) // ratio
     if entries * 8 > length:
-        raise refusal("block_count", f"the table of blocks has no room for the {blocks} of the disk")
+        raise refusal("block_count", f"the block allocation table is too short for {blocks} blocks")
     data = reader.read(offset, entries * 8, "the VHDX table of blocks")
     taken = Units(reader.size, MIB)
     for begin, size in regions.ranges():
@@ -101,10 +104,10 @@ def walk(reader: Reader, disk: Disk, offset: int, length: int, regions: Regions)
     for number, (entry,) in enumerate(struct.iter_unpack("<Q", data)):
         state, place = entry & _STATE, entry & _PLACE
         if entry & _RESERVED or state in (4, 5):
-            raise refusal("reserved_bits", f"an entry of the table of blocks cannot be: {entry:#x}")
+            raise refusal("reserved_bits", f"a block allocation entry is not valid: {entry:#x}")
         bitmap = number % (ratio + 1) == ratio
         if (bitmap and state) or state == _PARTLY:
-            raise refusal("backing_file", "the VHDX has blocks that are partly its parent's")
+            raise refusal("backing_file", "the VHDX has blocks that are partly in a parent disk")
         if state == _PRESENT:
             _block(reader, disk, place, taken)
             present += 1
@@ -113,6 +116,6 @@ def walk(reader: Reader, disk: Disk, offset: int, length: int, regions: Regions)
 
 def _block(reader: Reader, disk: Disk, place: int, taken: Units) -> None:
     if place >= reader.size:
-        raise refusal("outside_file", f"a block is said to be at byte {place}, outside of the file")
+        raise refusal("outside_file", f"a block should be at byte {place}, outside of the file")
     # The file may end before its last block does.
     taken.take_range(place, min(disk.block, reader.size - place), "a block of data")

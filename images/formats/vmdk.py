@@ -1,13 +1,12 @@
 """VMDK: one hosted sparse extent with its descriptor inside, plain or stream-optimized.
 
 Header, markers and grain tables: VMware's "Virtual Disk Format 5.0" (technical note of 2011),
-"Hosted Sparse Extents" and "Stream-Optimized Compressed Sparse Extents". What is asked of the
-descriptor goes by what QEMU 7.2 reads (``block/vmdk.c``): it looks for a parent's name in 20
-sectors from byte 512 on, whatever the header says, and takes a header without a capacity for a
-list of other files. Everything else that is called VMDK is several files, or someone else's:
-a descriptor by itself, flat and split extents, ESX's own kinds.
+"Hosted Sparse Extents" and "Stream-Optimized Compressed Sparse Extents". The descriptor is checked
+as QEMU 7.2 reads it (``block/vmdk.c``): QEMU looks for a parent's name in the 20 sectors from byte
+512 on, whatever size the header gives, and reads a header without a capacity as a list of other
+files. Other kinds of VMDK are rejected: a descriptor alone, flat and split extents, those of ESX.
 
-All numbers are little-endian; places and sizes are in sectors of 512 bytes.
+All numbers are little-endian; offsets and sizes are in sectors of 512 bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _NEWLINES: Final = b"\n \r\n"
 _GD_AT_END: Final = (1 << 64) - 1
 _ZERO_GRAINS, _COMPRESSED, _MARKERS = 1 << 2, 1 << 16, 1 << 17
 _KNOWN_FLAGS: Final = 1 | 1 << 1 | _ZERO_GRAINS | _COMPRESSED | _MARKERS
-#: What QEMU reads for a descriptor, in sectors, from sector 1 on.
+#: Sectors from sector 1 on that QEMU reads as the descriptor.
 _DESCRIPTOR_SECTORS: Final = 20
 _MAX_DESCRIPTOR: Final = 2048
 _NO_PARENT: Final = "ffffffff"
@@ -61,7 +60,7 @@ class _Extent:
 
 
 def inspect(reader: Reader, limits: Limits) -> Description:
-    """What a VMDK says of itself, its tables walked. Raises ImageRejected."""
+    """Describe a VMDK, after checking its tables. Raises ImageRejected."""
     extent = _parse(reader.read(0, SECTOR, "the VMDK header"), limits)
     descriptor = _descriptor(reader, extent)
     _check_descriptor(descriptor, extent)
@@ -101,55 +100,55 @@ def _parse(data: bytes, limits: Limits) -> _Extent:
         compression,
     ) = _HEADER.unpack_from(data)
     if magic != b"KDMV":
-        raise refusal("not_vmdk", "a VMDK header was expected and is not there")
+        raise refusal("not_vmdk", "the file has no VMDK header")
     if version not in (1, 2, 3):
-        raise refusal("unknown_version", f"VMDK of version {version} is not known, only 1 to 3")
+        raise refusal("unknown_version", f"VMDK of version {version} is not supported (only 1 to 3)")
     if newlines != _NEWLINES:
-        raise refusal("mangled", "the VMDK was mangled by a transfer as text: its newlines are others")
+        raise refusal("mangled", "a transfer as text has changed the VMDK's newlines")
     if unclean:
         raise refusal("not_closed", "the VMDK was not closed properly")
     if flags & ~_KNOWN_FLAGS:
-        raise refusal("unknown_features", f"the VMDK has flags that are not known: {flags:#x}")
+        raise refusal("unknown_features", f"the VMDK has unknown flags: {flags:#x}")
     compressed = bool(flags & _COMPRESSED)
     if compressed != bool(flags & _MARKERS) or compression != int(compressed):
-        raise refusal("compression", f"the VMDK names compression {compression}, flags {flags:#x}")
+        raise refusal("compression", f"VMDK compression {compression} does not fit flags {flags:#x}")
     if capacity == 0:
         raise refusal(
             "extents_elsewhere",
-            "the VMDK's header has no capacity: its descriptor would name other files",
+            "the VMDK's header has no capacity, so its descriptor can name other files",
         )
     if descriptor != 1 or not 0 < descriptor_sectors <= _MAX_DESCRIPTOR:
-        raise refusal("descriptor", "the VMDK has no descriptor behind its header, where it must be")
+        raise refusal("descriptor", "the VMDK has no descriptor directly after its header")
     if grain & grain - 1 or not 8 <= grain <= 32768:
-        raise refusal("grain_size", f"grains of {grain} sectors: a power of two from 8 on is allowed")
+        raise refusal("grain_size", f"grains of {grain} sectors (expected 8 to 32768, a power of 2)")
     if entries != 512:
-        raise refusal("grain_tables", f"grain tables of {entries} entries: all have 512")
+        raise refusal("grain_tables", f"grain tables of {entries} entries (expected 512)")
     check_disk(capacity * SECTOR, limits)
     return _Extent(
         version, flags, capacity, grain, descriptor_sectors, entries, directory, spare, compressed
     )
 
 
-#: Hexadecimal digits of a content id at most.
+#: The most hexadecimal digits of a content id.
 _CID_DIGITS: Final = 8
 
 
 def _descriptor(reader: Reader, extent: _Extent) -> str:
-    """The descriptor's text; everything that anybody could read as one is looked at."""
+    """Return the descriptor's text, after checking all bytes that QEMU reads as one."""
     sectors = max(extent.descriptor_sectors, _DESCRIPTOR_SECTORS)
     length = min(sectors * SECTOR, max(0, reader.size - SECTOR))
     data = reader.read(SECTOR, max(length, 1), "the VMDK's descriptor")
     if b"parentfilenamehint" in data.lower():
         raise refusal(
             "backing_file",
-            "the VMDK has a parent: part of its disk is another file, named in it",
+            "the VMDK has a parent: part of its disk is in another file",
             hint=_SINGLE,
         )
     text, _, rest = data[: extent.descriptor_sectors * SECTOR].partition(b"\0")
     left = rest.strip(b"\0")
-    # QEMU changes the CID in place: behind a shorter number, the ends of former texts stay.
+    # QEMU changes the CID in place: after a shorter number, the ends of earlier texts stay.
     if len(left) >= _CID_DIGITS or not all(map(text.endswith, left.split(b"\0"))):
-        raise refusal("descriptor", "there is something behind the end of the VMDK's descriptor")
+        raise refusal("descriptor", "the VMDK has unexpected data after its descriptor")
     return text.decode("latin-1")
 
 
@@ -157,26 +156,26 @@ def _check_descriptor(text: str, extent: _Extent) -> None:
     keys: dict[str, str] = {}
     extents = []
     for line in text.replace("\r", "\n").split("\n"):
-        line = line.strip()  # noqa: PLW2901 - white space around it means nothing
+        line = line.strip()  # noqa: PLW2901 - surrounding white space is ignored
         if found := _EXTENT.fullmatch(line):
             extents.append(found)
         elif line and not line.startswith("#"):
             key, _, value = (part.strip() for part in line.partition("="))
             if key.lower() in keys:
-                raise refusal("descriptor", f"the VMDK's descriptor says {key[:40]!r} twice")
+                raise refusal("descriptor", f"the VMDK's descriptor has {key[:40]!r} twice")
             keys[key.lower()] = value.strip('"')
     if keys.get("parentcid", _NO_PARENT).lower() != _NO_PARENT:
-        raise refusal("backing_file", "the VMDK is the difference to a parent", hint=_SINGLE)
+        raise refusal("backing_file", "the VMDK is only the difference to a parent", hint=_SINGLE)
     kind = keys.get("createtype", "")
     if kind != ("streamOptimized" if extent.compressed else "monolithicSparse"):
         raise refusal(
             "vmdk_type",
-            f"a VMDK of type {kind[:40]!r} is not taken, only monolithicSparse and streamOptimized",
+            f"VMDK of type {kind[:40]!r} is not supported (only monolithicSparse, streamOptimized)",
             hint=_SINGLE,
         )
     if len(extents) != 1:
         raise refusal(
-            "extents_elsewhere", f"the VMDK has {len(extents)} extents; one is taken", hint=_SINGLE
+            "extents_elsewhere", f"the VMDK has {len(extents)} extents (expected 1)", hint=_SINGLE
         )
     _check_extent(extents[0], extent)
 
@@ -190,7 +189,7 @@ def _check_extent(line: re.Match[str], extent: _Extent) -> None:
     if not name or "/" in name or "\\" in name or ":" in name:
         raise refusal(
             "extents_elsewhere",
-            "the VMDK's extent is named by a path: it is another file",
+            "the VMDK's extent is in another file: its name is a path",
             hint=_SINGLE,
         )
     # VirtualBox rounds the capacity up to whole grains.
@@ -198,24 +197,24 @@ def _check_extent(line: re.Match[str], extent: _Extent) -> None:
     if not said <= extent.capacity <= -(-said // extent.grain) * extent.grain:
         raise refusal(
             "capacity",
-            f"the VMDK has {extent.capacity} sectors, and its descriptor says {sectors[:20]}",
+            f"the VMDK has {extent.capacity} sectors ({sectors[:20]} according to its descriptor)",
         )
 
 
 def _footer(reader: Reader, head: _Extent, limits: Limits) -> _Extent:
-    """The copy of the header at the end of a stream, which knows where the tables are."""
+    """Return the copy of the header at a stream's end, which has the tables' offsets."""
     if not head.compressed or reader.size < 4 * SECTOR:
-        raise refusal("truncated", "the VMDK's end, where its tables are named, is not there")
+        raise refusal("truncated", "the VMDK lacks the footer, which has the offsets of its tables")
     data = reader.tail(3 * SECTOR)
     marker, footer, end = data[:SECTOR], data[SECTOR : 2 * SECTOR], data[2 * SECTOR :]
     if struct.unpack_from("<QII", marker) != (1, 0, 3) or end.strip(b"\0"):
-        raise refusal("truncated", "the VMDK does not end as a stream does: it is truncated")
+        raise refusal("truncated", "the VMDK has no end-of-stream marker: it is truncated")
     extent = _parse(footer, limits)
     same = ("flags", "capacity", "grain", "descriptor_sectors")
     if any(getattr(head, name) != getattr(extent, name) for name in same):
-        raise refusal("footer", "the VMDK's head and foot are not of the same disk")
+        raise refusal("footer", "the VMDK's header and footer differ")
     if extent.directory == _GD_AT_END:
-        raise refusal("footer", "the VMDK's foot does not say where its tables are")
+        raise refusal("footer", "the VMDK's footer has no offset of its tables")
     return extent
 
 
@@ -227,15 +226,15 @@ def _numbers(data: bytes) -> array[int]:
 
 
 def _walk(reader: Reader, extent: _Extent) -> int:
-    """How many grains have data. Each table and grain is inside of the file, and used once."""
+    """Return the number of grains with data, after checking that each is used once."""
     tables = -(-extent.capacity // (extent.grain * extent.entries))
     regions = Regions(reader.size)
     regions.add(0, (1 + extent.descriptor_sectors) * SECTOR, "the header")
     regions.add(extent.directory * SECTOR, tables * 4, "the grain directory")
     directory = _numbers(reader.read(extent.directory * SECTOR, tables * 4, "the grain directory"))
     first = 2 if extent.flags & _ZERO_GRAINS else 1
-    # A compressed grain is at least the sector that its marker is in; a plain one is all of it,
-    # and they follow each other without gaps of another size.
+    # A compressed grain uses at least the sector of its marker. Plain grains have full size, and all
+    # offsets differ by multiples of it.
     unit = SECTOR if extent.compressed else extent.grain * SECTOR
     taken: Units | None = None
     count = 0
@@ -251,5 +250,5 @@ def _walk(reader: Reader, extent: _Extent) -> int:
                 taken.take(offset, "a grain")
                 count += 1
     if taken and any(taken.touches(begin, length) for begin, length in regions.ranges()):
-        raise refusal("overlap", "a grain lies on top of a table or the header")
+        raise refusal("overlap", "a grain overlaps with a table or the header")
     return count

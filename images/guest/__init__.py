@@ -1,1 +1,1 @@
-"""The guest program: POSIX shell, in an image /sbin/vmjobs-init and its parts, and `talk`, of C."""
+"""The guest program: /sbin/vmjobs-init and its parts (POSIX shell), and `talk` (C)."""

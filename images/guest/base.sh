@@ -1,15 +1,15 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2034 # used by the other parts
-# Words that every part of the guest program uses.
+# Functions and variables that all parts of the guest program use.
 #
 # Under User Mode Linux a process costs 20 ms and each byte that `read` takes 50 us. So this program
 # starts few processes, and reads little.
 
 lib=${lib:-/usr/lib/vmjobs}
-run=${run:-/run/vmjobs} # what the host said, fifos, notes; in memory
+run=${run:-/run/vmjobs} # the job's description, fifos, state files; in memory
 job=${job:-/job}        # the scratch disk
 work=$job/work          # the script's directory
-what=script             # or the image's own program
+what=script             # or program: the image's own
 busybox=${busybox:-/bin/busybox}
 container=${container:-}
 oom_spared=-1000
@@ -20,8 +20,8 @@ newline='
 applets=
 [ ! -x "$busybox" ] || applets=$newline$("$busybox" --list)$newline
 
-# bb TOOL ARGUMENT...: busybox's version where there is one, so that behaviour does not depend on
-# the distribution; else whatever the PATH has.
+# bb TOOL ARGUMENT...: runs busybox's version if there is one, so that behaviour does not depend on the
+# distribution; otherwise the one in the PATH.
 bb() {
     case $applets in
     *"$newline$1$newline"*) "$busybox" "$@" ;;
@@ -29,20 +29,21 @@ bb() {
     esac
 }
 
-# say WORD...: one line on the console, never glued to what the kernel printed before.
+# say WORD...: prints a line on the console, after a newline, as the kernel may have printed half a
+# line.
 say() {
     printf '\n%s\n' "$*" >/dev/console
 }
 
-# fail WORD...: the guest cannot do its job. There is no exit report, so that the host sees a
-# failure of the guest and not of the script.
+# fail WORD...: reports an error and powers off without an exit report, so that the host sees a failure
+# of the guest and not of the script.
 fail() {
     say "vmjobs: error: $*"
     power_off
 }
 
-# power_off: at once. Root and scratch disk are thrown away, so nothing is flushed here unless they are to
-# be kept; what was written to the output disk has been by then.
+# power_off: powers off at once. The root and scratch disks are discarded, so nothing is flushed unless
+# they are kept; the output disk has been flushed before.
 power_off() {
     [ -z "${VMJOBS_KEEP:-}" ] || sync
     bb poweroff -n -f
@@ -51,7 +52,7 @@ power_off() {
     while :; do sleep 60; done
 }
 
-# pause SECONDS: between attempts at something that failed.
+# pause SECONDS: waits between two tries.
 pause() {
     sleep "$1"
 }

@@ -1,9 +1,9 @@
 # ruff: noqa: UP006, UP035
-"""The guest contract, version 3, for images that have cloud-init and so Python.
+"""The guest contract, version 3, for images with cloud-init, which have Python.
 
 One file without dependencies, for Python 3.6 and later: ``images/cloudinit.py`` puts it into the user
 data of jobs that bring none of their own. It reads the job disk, runs the script, writes its outputs to
-the output disk, tells how it ended, and powers the machine off.
+the output disk, reports its exit status, and powers the VM off.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ WORK = HOME / "work"
 SCRIPT = HOME / "script"
 STREAMS = ("stdout", "stderr")
 MAX_CHUNK = 1024 * 1024
-#: The most bytes of the list of outputs that are not sent, and the words in it for types of files.
+#: The most bytes of the list of omitted outputs, and its words for types of files.
 MAX_UNDELIVERED = MAX_CHUNK // 2
 LEFT_OUT = {
     stat.S_IFLNK: "link",
@@ -39,22 +39,22 @@ LEFT_OUT = {
     stat.S_IFCHR: "device",
     stat.S_IFBLK: "device",
 }
-#: Seconds after each of the times that something is asked, where that may help.
+#: Seconds after each try of a request that may succeed later.
 PAUSES = (1, 2, 4, 8, 0)
 DRAIN_SECONDS = 2.0
 FLUSH_SECONDS = 120.0
 F_SETPIPE_SZ = 1031
-#: e2fsck(8): up to here it has mended all that was wrong.
+#: e2fsck(8): up to this exit status all errors have been repaired.
 MENDED = 3
 PREFIXES = ("vd", "ubd", "xvd", "sd")
 
 
 class Failure(Exception):
-    """The guest cannot do its work; the host is told on the console."""
+    """The guest cannot run the job; the console shows the message."""
 
 
 def say(text: str) -> None:
-    """One line on the console, and on the serial port where that is another one."""
+    """Print a line on the console, and on the serial port if that is another device."""
     targets = [Path("/dev/console")]
     with contextlib.suppress(OSError):
         if "ttyS0" not in Path("/sys/class/tty/console/active").read_text().split():
@@ -65,23 +65,23 @@ def say(text: str) -> None:
 
 
 def may_change(status: int) -> bool:
-    """Whether asking again may help; 0 is no answer."""
+    """Whether a second try may succeed; 0: there was no answer."""
     return status in (0, 408, 429) or status >= 500
 
 
 class Host:
-    """The endpoint."""
+    """Client of the guest endpoint."""
 
     def __init__(self, endpoint: str, token: str) -> None:
         self.address = urllib.parse.urlsplit(endpoint).netloc
         self.token = token
-        #: Something was neither taken nor refused, which the host is to know.
+        #: The host has neither accepted nor refused some output; the exit report says so.
         self.undelivered = False
-        #: What is being sent.
+        #: Requests that are being sent.
         self.sending = []  # type: List[str]
 
     def ask(self, method: str, path: str, body: bytes = b"") -> Tuple[int, bytes]:
-        """One request, repeated a few times where that may help; status (0: none) and answer."""
+        """Send a request, with retries; return status (0: no answer) and text."""
         status, answer = 0, b""
         for pause in PAUSES:
             try:
@@ -94,7 +94,7 @@ class Host:
         return status, answer
 
     def send(self, path: str, body: bytes) -> int:
-        """Post what the script printed; the status."""
+        """Post output of the script; return the status."""
         self.sending.append(path)
         status, _ = self.ask("POST", path, body)
         if may_change(status):
@@ -103,10 +103,10 @@ class Host:
         return status
 
     def must(self, path: str, body: bytes = b"") -> None:
-        """Post what the host has to know before anything goes on."""
+        """Post a report that the host must receive before the job goes on."""
         status, _ = self.ask("POST", path, body)
         if not 200 <= status < 300:
-            raise Failure(f"POST {path} is not answered (status {status})")
+            raise Failure(f"POST {path} failed (status {status})")
 
     def _once(self, method: str, path: str, body: bytes) -> Tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.address, timeout=60.0)
@@ -124,7 +124,7 @@ class Host:
 
 
 def find_disks() -> Tuple[Path, Path, Path]:
-    """Job disk, scratch disk and output disk, which follow one another."""
+    """Return job disk, scratch disk and output disk, which follow one another."""
     for prefix in PREFIXES:
         for letter in "abcdefgh":
             if is_job_disk(Path(f"/dev/{prefix}{letter}")):
@@ -134,7 +134,7 @@ def find_disks() -> Tuple[Path, Path, Path]:
 
 
 def is_job_disk(device: Path) -> bool:
-    """Whether a tar stream with a job begins there."""
+    """Whether the device begins with a job's tar stream."""
     try:
         with device.open("rb") as file:
             head = file.read(512)
@@ -144,7 +144,7 @@ def is_job_disk(device: Path) -> bool:
 
 
 def make_scratch(device: Path) -> None:
-    """Have the job on the scratch disk; on the root disk, where no file system can be made."""
+    """Mount the scratch disk for the job; use the root disk if it cannot be formatted."""
     HOME.mkdir(parents=True, exist_ok=True)
     if succeeds("mkfs.ext4", "-q", "-F", "-m", "0", str(device)):
         succeeds("mount", "-o", "noatime", str(device), str(HOME))
@@ -152,9 +152,9 @@ def make_scratch(device: Path) -> None:
 
 
 def keep_scratch(device: Path) -> None:
-    """Have the job on the disk that an earlier VM left, with what is there but for its script's files.
+    """Mount the scratch disk of an earlier VM; remove only its script's files.
 
-    The host has made the file system. It is mended as far as that is safe, and never made anew.
+    The host has made the file system. It is repaired as far as that is safe, and never formatted.
     """
     HOME.mkdir(parents=True, exist_ok=True)
     try:
@@ -163,7 +163,7 @@ def keep_scratch(device: Path) -> None:
         damage = False  # the image has no e2fsck: the kernel decides
     if damage or not succeeds("mount", "-o", "noatime", str(device), str(HOME)):
         raise Failure(
-            "the kept disk cannot be mounted, and stays as it is: mend it on its node by e2fsck, "
+            "the kept disk cannot be mounted and is left unchanged: repair it on its node with e2fsck, "
             "or restore it from a backup"
         )
     succeeds("rm", "-rf", *(str(HOME / name) for name in ("script", "work", "home", "tmp")))
@@ -171,14 +171,14 @@ def keep_scratch(device: Path) -> None:
 
 
 def have_places() -> None:
-    """Have the directories of the job and of its user."""
+    """Make the directories of the job and of its user."""
     for name in ("work", "home", "tmp"):
         (HOME / name).mkdir(exist_ok=True)
     (HOME / "tmp").chmod(0o1777)
 
 
 def succeeds(*argv: str) -> bool:
-    """Run a program of the image, if it has it."""
+    """Run a program; false if it fails or the image lacks it."""
     try:
         return subprocess.call(argv, stdin=subprocess.DEVNULL) == 0
     except OSError:
@@ -186,7 +186,7 @@ def succeeds(*argv: str) -> bool:
 
 
 def unpack(archive: tarfile.TarFile) -> None:
-    """Script and inputs, to their places. The host made this archive."""
+    """Unpack script and inputs. The host made this archive, so names are trusted."""
     for entry in archive:
         content = archive.extractfile(entry)
         if content is None:
@@ -207,7 +207,7 @@ def unpack(archive: tarfile.TarFile) -> None:
 
 
 def start_script(job: Dict[str, Any], out: Any, err: Any) -> "subprocess.Popen[bytes]":
-    """In a session of its own, so that a signal reaches all of it; never with the token."""
+    """Start the script without the token, in its own session so that signals reach all."""
     environment = {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(HOME / "home"),
@@ -236,19 +236,19 @@ def start_script(job: Dict[str, Any], out: Any, err: Any) -> "subprocess.Popen[b
 
 
 def kill_group(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """Signal the script and what it started."""
-    with contextlib.suppress(OSError):  # all of it has ended
+    """Send a signal to the script's process group."""
+    with contextlib.suppress(OSError):  # all processes have ended
         os.killpg(process.pid, number)
 
 
 def wait_for(process: "subprocess.Popen[bytes]") -> int:
-    """The script's status; a machine that is asked to stop asks the script."""
+    """Wait for the script; return its status. SIGTERM is passed on to it."""
     signal.signal(signal.SIGTERM, lambda *_: kill_group(process, signal.SIGTERM))
     return int(process.wait())
 
 
 def pump(host: Host, name: str, handle: int) -> None:
-    """What the script prints goes to the host, as soon as it is there."""
+    """Send the script's output to the host as soon as it appears."""
     offset = 0
     while True:
         chunk = os.read(handle, MAX_CHUNK)
@@ -261,8 +261,8 @@ def pump(host: Host, name: str, handle: int) -> None:
 
 
 def control(host: Host, process: "subprocess.Popen[bytes]") -> None:
-    """Ask again and again what to do; the request is the heartbeat too."""
-    delivered = 0  # the host tells again what it does not hear of: an answer may be lost
+    """Request signals repeatedly, which is also the heartbeat, and deliver them."""
+    delivered = 0  # the host repeats signals that are not acknowledged: an answer may be lost
     while process.poll() is None:
         status, orders = host.ask("GET", f"/v1/control?wait=25&done={delivered}")
         for line in orders.decode("ascii", "replace").splitlines() if status == 200 else ():
@@ -275,7 +275,7 @@ def control(host: Host, process: "subprocess.Popen[bytes]") -> None:
 
 
 def pipe() -> Tuple[int, int]:
-    """A large one: fewer requests for a script that says much."""
+    """Make a large pipe, so that a script with much output causes fewer requests."""
     reader, writer = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(writer, F_SETPIPE_SZ, MAX_CHUNK)
@@ -295,7 +295,7 @@ def run_online(job: Dict[str, Any], host: Host) -> int:
     for thread in (*pumps, orders):
         thread.start()
     status = wait_for(process)
-    # What the script left behind may finish what it prints, then it is killed.
+    # Processes that the script left get some time to finish their output, then they are killed.
     for seconds in (DRAIN_SECONDS, FLUSH_SECONDS):
         deadline = time.time() + seconds
         for thread in pumps:
@@ -320,7 +320,7 @@ def run_offline(job: Dict[str, Any]) -> int:
 
 
 def outputs(globs: List[str]) -> Iterator[Tuple[str, str]]:
-    """Names that match, each once, without directories; and "", or the reason why it is not sent."""
+    """Yield matching names, without directories, each with "" or why it is not sent."""
     os.chdir(str(WORK))
     inside, seen = WORK.resolve(), set()
     for pattern in globs:
@@ -336,21 +336,22 @@ def outputs(globs: List[str]) -> Iterator[Tuple[str, str]]:
 
 
 def quoted(name: str) -> str:
-    """A name as it goes to the host, whatever its bytes are."""
+    """Return the percent-encoded name."""
     return urllib.parse.quote(os.fsencode(name))
 
 
 def add(tar: tarfile.TarFile, name: str, text: str) -> None:
-    """A file of such content."""
+    """Add a file with this content."""
     entry, content = tarfile.TarInfo(name), text.encode()
     entry.size = len(content)
     tar.addfile(entry, io.BytesIO(content))
 
 
 def write_output_disk(device: Path, result: str, globs: List[str], streams: Tuple[str, ...]) -> bool:
-    """One tar stream, the exit status first, so that it arrives whatever follows; whether it is whole.
+    """Write the tar stream; return whether it is complete.
 
-    streams: files with what the script printed, where that did not go to the endpoint.
+    The exit status comes first, so that it arrives even if writing fails later. streams: files with the
+    script's output, if it did not go to the endpoint.
     """
     key, _, number = result.partition("=")
     try:
@@ -360,7 +361,7 @@ def write_output_disk(device: Path, result: str, globs: List[str], streams: Tupl
             fitting, others = [], []
             for name, left_out in outputs(globs):
                 size = os.lstat(name).st_size
-                # The header, with a long name, and what fills the last block.
+                # 2560: the header, with a long name, and the padding of the last block.
                 if not left_out and size + 2560 <= left:
                     left -= size + 2560
                     fitting.append(name)
@@ -384,22 +385,22 @@ def write_output_disk(device: Path, result: str, globs: List[str], streams: Tupl
 
 
 def disk_full() -> bool:
-    """Whether the job's disk has no room, for bytes or for names."""
+    """Whether the job's disk has no free space or no free inodes."""
     room = os.statvfs(str(HOME))
     return room.f_bavail * room.f_frsize < 65536 or room.f_favail == 0
 
 
-# --------------------------------------------------------------------------- all of it
+# --------------------------------------------------------------------------- main
 
 
 def main() -> None:
-    """From the job disk to the exit report."""
+    """Run the job, from the job disk to the exit report."""
     job_disk, scratch_disk, output_disk = find_disks()
     with tarfile.open(str(job_disk), "r:") as tar:
         described = tar.extractfile("job.json")
         job = json.loads(described.read().decode() if described else "{}")
         if job.get("contract") != 3:
-            raise Failure("this kit speaks version 3 of the guest contract, the host another")
+            raise Failure("the host uses another version of the guest contract (expected 3)")
         (keep_scratch if job.get("keep") else make_scratch)(scratch_disk)
         unpack(tar)
     host, online = Host(job["endpoint"], job["token"]), bool(job["endpoint"])
@@ -424,7 +425,7 @@ def main() -> None:
 
 
 def power_off() -> None:
-    """At once: the disks are thrown away, and what matters has been flushed."""
+    """Power off at once: the disks are discarded, and the output disk is flushed."""
     for argv in (("systemctl", "poweroff", "-ff"), ("poweroff", "-f"), ("busybox", "poweroff", "-f")):
         succeeds(*argv)
     Path("/proc/sysrq-trigger").write_text("o")
@@ -433,6 +434,6 @@ def power_off() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as problem:  # whatever it is, the host must hear of it and not wait
+    except Exception as problem:  # the host must learn of any error, instead of waiting
         say(f"vmjobs: error: {type(problem).__name__}: {problem}")
     power_off()

@@ -1,19 +1,19 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # variables of base.sh and of job.env
-# After the script: its outputs, to the output disk, and how it ended.
+# After the script: writes its outputs to the output disk, and reports its exit status.
 
 announce_collecting() {
     note=$result
-    # Success needs no explanation, unless it is of what it printed.
+    # A full disk explains a failure, or lost output of a success.
     if [ -e "$run/out.full" ] || [ -e "$run/err.full" ] || { [ "$result" != code=0 ] && disk_full; }; then
         note="$result disk=full"
     fi
     say "vmjobs:$VMJOBS_SENTINEL:collecting $note"
     [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/collecting "$note" ||
-        say "vmjobs: error: the end of the script was not taken (status $http_status)"
+        say "vmjobs: error: cannot report the end of the script (status $http_status)"
 }
 
-# disk_full: true if the scratch disk has no room, for bytes or for names.
+# disk_full: true if the scratch disk has no free space or no free inodes.
 disk_full() {
     # shellcheck disable=SC2046 # three words
     set -- $(stat -f -c '%a %S %d' "$job" 2>/dev/null)
@@ -21,9 +21,8 @@ disk_full() {
     [ $(($1 * $2)) -lt 65536 ] || [ "$3" = 0 ]
 }
 
-# list_outputs: paths that match the job's globs, relative to its directory, each once; to `left-out` what is not
-# sent, as the host is told of it: what it is, and its percent-encoded name. False: that is not all, for want of
-# room.
+# list_outputs: prints paths that match the job's globs, relative to its directory, each once; writes omitted
+# outputs to `left-out`, for the host: type, and percent-encoded name. False: incomplete, for lack of space.
 list_outputs() {
     cd "$work" || return 0
     real_work=$(readlink -f .)
@@ -38,8 +37,8 @@ list_outputs() {
     return "$listed"
 }
 
-# matches GLOB: spaces in it are part of names. Regular files are sent, but for those that a symbolic link
-# would take from outside, and those whose names have more than one line, of which the host is told a size.
+# matches GLOB: prints matching names; spaces in the glob are part of names. Regular files are sent, except files
+# that a symbolic link would take from outside, and files whose names have several lines (listed with a size).
 matches() {
     IFS=
     for path in $1; do
@@ -56,7 +55,7 @@ matches() {
         elif [ -c "$path" ] || [ -b "$path" ]; then
             left_out='device'
         else
-            continue # a directory, or nothing
+            continue # a directory, or no such file
         fi
         if [ -z "$left_out" ]; then
             printf '%s\n' "$path"
@@ -67,12 +66,12 @@ matches() {
     unset IFS
 }
 
-# leave_out WHAT PATH: the line by which the host is told.
+# leave_out WHAT PATH: prints the line for an omitted output.
 leave_out() {
     if ! { encode "$2" && printf '%s %s\n' "$1" "$encoded"; }; then : >"$run/undelivered"; fi
 }
 
-# inside PATH: no directory on the way leads out of the job's directory. Many files are in one directory.
+# inside PATH: true if the path stays in the job's directory. Remembers the last directory, as many files share it.
 inside() {
     case $1 in
     */*) ;;
@@ -88,7 +87,7 @@ inside() {
     return "$seen_inside"
 }
 
-# encode PATH: percent-encoded for a URL, in $encoded.
+# encode PATH: sets $encoded to the percent-encoded path.
 encode() {
     encoded=$1
     case $1 in
@@ -98,14 +97,13 @@ encode() {
     esac
 }
 
-# deliver_outputs: one tar stream on the output disk, the exit status first, so that it arrives whatever
-# follows; without a network what the script printed, which has no other way.
+# deliver_outputs: writes a tar stream to the output disk. The exit status comes first, so that it arrives even if
+# writing fails later; without a network the script's output follows.
 deliver_outputs() {
     [ -b "$output_disk" ] || fail 'there is no output disk'
     : >"$run/left-out"
     if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list" || : >"$run/undelivered"
-    # Not on the scratch disk, which may be full. Links are followed below; among the outputs there
-    # are none.
+    # Not on the scratch disk, which may be full. tar follows the links below; the outputs have none.
     collect=$run/collect
     mkdir "$collect"
     printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$collect/exit.json"
@@ -125,7 +123,7 @@ deliver_outputs() {
         ln -s "$run/left-out" "$collect/undelivered"
         set -- "$@" undelivered
     fi
-    # shellcheck disable=SC3045 # dash and ash have it; Linux then takes a command line of 6 MiB, not 2
+    # shellcheck disable=SC3045 # dash and ash have it; Linux then allows a command line of 6 MiB, not 2
     ulimit -s unlimited
     write_disk "$@" 2>"$run/tar.log" || {
         say "vmjobs: error: cannot collect the outputs: $(cat "$run/tar.log")"
@@ -133,7 +131,7 @@ deliver_outputs() {
     }
 }
 
-# write_disk NAME...: these, and the outputs that fit.
+# write_disk NAME...: writes these, and the outputs that fit.
 write_disk() {
     set -f
     IFS=$newline
@@ -144,8 +142,8 @@ write_disk() {
         dd count=0 conv=notrunc,fsync if=/dev/null of="$output_disk"
 }
 
-# choose_outputs: of the list those that fit into $left bytes with their headers, and padded, in `fitting`; the
-# others in `left-out`, which has no more than the host reads.
+# choose_outputs: writes to `fitting` the outputs that fit into $left bytes with headers and padding, and the
+# others to `left-out`, cut to the size that the host reads.
 choose_outputs() {
     : >"$run/fitting"
     [ -s "$run/outputs.list" ] && cd "$work" || return 0
@@ -170,5 +168,5 @@ announce_exit() {
     [ ! -e "$run/undelivered" ] || note="$result undelivered=yes"
     say "vmjobs:$VMJOBS_SENTINEL:exit $note"
     [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/exit "$note" ||
-        say "vmjobs: error: the exit report was not taken (status $http_status)"
+        say "vmjobs: error: cannot report the exit status (status $http_status)"
 }

@@ -1,9 +1,9 @@
 #!/bin/sh
-# The vmjobs guest program (guest contract, version 3). It runs as process 1, or is started by an
-# init: finds its job on the job disk, runs the script, tells how it ended and powers off.
+# The vmjobs guest program (guest contract, version 3). It runs as process 1, or an init starts it: it
+# finds its job on the job disk, runs the script, reports its exit status and powers off.
 #
 # POSIX shell (dash, busybox ash), busybox-level tools, and talk.c. docs/guest-contract.md has the
-# contract; what can go wrong before the script runs ends in fail(), which says so on the console.
+# contract. Errors before the script runs end in fail(), which prints them on the console.
 #
 # shellcheck source-path=SCRIPTDIR
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin

@@ -1,6 +1,6 @@
 #!/bin/sh
-# First process on kvm and qemu: loads the few modules it takes to see the root disk, mounts it and
-# hands over to the image's own init. Tools are busybox's, called by name: there are no links.
+# The first process on kvm and qemu: loads the modules that the root disk needs, mounts it and executes
+# the image's own init. Tools are called as busybox applets: there are no links.
 bb=/bin/busybox
 $bb mount -t proc proc /proc
 $bb mount -t sysfs sys /sys

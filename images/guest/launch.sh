@@ -1,6 +1,6 @@
 #!/bin/sh
-# Becomes the script: same process, same session. Started with an empty environment, so that nothing
-# of the guest program's own (least of all the token) reaches the script.
+# Executes the script in the same process and session. Its environment is empty, so that the script gets
+# none of the guest program's variables, above all not the token.
 echo 0 >/proc/self/oom_score_adj 2>/dev/null
 for file in /etc/vmjobs/environment /run/vmjobs/job/environment; do
     # shellcheck disable=SC1090 # lines of export NAME='value'

@@ -1,32 +1,32 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # variables of base.sh and of job.env
-# Runs the script, passes on what it prints, delivers signals, and learns how it ended.
+# Runs the script, passes on its output, delivers signals, and determines its exit status.
 #
-# Process 1 is the script's parent and holds both ends of the fifos that carry its output. So it
-# outlives anything the script does to its helpers (`kill -9 -1` ends them all): they are started
-# again where they were, nothing is lost and the script gets no SIGPIPE.
+# Process 1 is the script's parent and holds both ends of the fifos for its output. So if the script kills the
+# helper processes (`kill -9 -1` kills them all), process 1 restarts them where they were; no output is lost and
+# the script gets no SIGPIPE.
 
-drain_seconds=2   # for what background processes still print when the script has ended
-flush_seconds=120 # for delivering what is in the pipes by then
+drain_seconds=2   # for background processes to finish their output after the script's end
+flush_seconds=120 # for delivering the pipes' contents after that
 
-# What a helper has read, and not written yet, would be lost with it. So whatever reads the script's output
-# comes before the script: where there is one processor, the script does not go on until all is written.
+# Data that a helper has read but not written is lost if it is killed. So programs that read the script's output
+# get a higher priority: with one processor, the script runs only after they have written everything.
 at_once=
 ! command -v chrt >/dev/null || at_once='chrt -f 1'
 
-# first PROGRAM ARGUMENT...: before all else, where that is allowed.
+# first PROGRAM ARGUMENT...: runs it with the highest priority, if that is allowed.
 first() {
     if [ -n "$at_once" ]; then
         $at_once "$@"
         code=$?
-        # What fails by itself is not begun again: it has read something.
+        # A program that failed by itself is not run again: it may have read data.
         if [ "$code" = 0 ] || $at_once true 2>/dev/null; then return "$code"; fi
         at_once=
     fi
     "$@"
 }
 
-# announce_ready: the guest is up and has its job.
+# announce_ready: reports that the guest has booted and has its job.
 announce_ready() {
     if [ "$VMJOBS_NETWORK" != none ]; then
         post_text main /v1/ready '' || fail "cannot report to $VMJOBS_ENDPOINT (status $http_status)"
@@ -34,9 +34,9 @@ announce_ready() {
     say "vmjobs:$VMJOBS_SENTINEL:ready"
 }
 
-# start_script: in a session of its own, so that a signal reaches all of it.
+# start_script: starts it in a session of its own, so that a signal reaches all its processes.
 start_script() {
-    # A shell starts background commands with SIGINT and SIGQUIT ignored, for good; env can undo it.
+    # A shell starts background commands with SIGINT and SIGQUIT ignored, which only env can undo.
     defaults=
     if [ -z "$container" ] && env --default-signal=INT --version >/dev/null 2>&1; then
         defaults='--default-signal=INT,QUIT,PIPE'
@@ -45,7 +45,7 @@ start_script() {
         trap - PIPE CHLD INT TERM
         exec 3>&- 4>&- 8<&- 9<&- # ends of the pipes: not for the script
         [ -z "$container" ] || start_in_container
-        # shellcheck disable=SC2086 # no option at all where env has none
+        # shellcheck disable=SC2086 # no argument if env lacks the option
         exec setsid env -i $defaults PATH="$PATH" HOME="$job/home" LANG=C.UTF-8 TMPDIR="$job/tmp" \
             VMJOBS_JOB_ID="$VMJOBS_JOB_ID" VMJOBS_ARRAY_INDEX="$VMJOBS_ARRAY_INDEX" \
             VMJOBS_ARRAY_COUNT="$VMJOBS_ARRAY_COUNT" VMJOBS_ARGUMENTS="${VMJOBS_ARGUMENTS:-}" \
@@ -54,18 +54,18 @@ start_script() {
     script=$!
 }
 
-# deliver NUMBER: a signal for the script's process group.
+# deliver NUMBER: sends a signal to the script's process group.
 deliver() {
     case $1 in '' | *[!0-9]*) return 0 ;; esac
     # Not `kill -N -- -GROUP`: dash takes the `--` for a process.
     kill -s "$1" -- "-$script" 2>/dev/null || kill -s "$1" "$script" 2>/dev/null
 }
 
-# control: asks the host again and again what to do; the request is also the heartbeat. It says how many
-# orders were delivered so far: the host tells again what it does not hear of, as the answer may be lost.
+# control: requests signals from the host repeatedly, which is also the heartbeat. The request has the number of
+# signals delivered so far: the host repeats signals that are not acknowledged, as an answer may be lost.
 control() {
     trap - CHLD INT TERM
-    exec 3>&- 4>&- # or the pumps would never see the end of the output
+    exec 3>&- 4>&- # otherwise the pumps never see the end of the output
     delivered=0
     [ ! -s "$run/control.delivered" ] || read -r delivered <"$run/control.delivered"
     while :; do
@@ -82,14 +82,14 @@ control() {
     done
 }
 
-# pump NAME: what arrives in the fifo goes to the host, as soon as it is there. A successor goes on where it was.
+# pump NAME: sends the fifo's data to the host as soon as it arrives. A restarted pump continues where it was.
 pump() {
     trap - CHLD INT TERM
     open_output "$1"
     talk carry "$1" <&7
 }
 
-# unsent NAME: the host has not taken yet what was read of it.
+# unsent NAME: true if data of it has been read that the host has not accepted yet.
 unsent() {
     for chunk in "$run/$1".[0-9]*; do
         [ ! -s "$chunk" ] || return 0
@@ -97,8 +97,8 @@ unsent() {
     return 1
 }
 
-# save NAME: what arrives in the fifo goes to a file, for the output disk. Not straight from the script to
-# the file: `echo >/dev/stderr` in it would cut off what the file has. Once that has no room, the rest is lost.
+# save NAME: writes the fifo's data to a file, for the output disk. The script does not write the file directly:
+# `echo >/dev/stderr` would truncate it. Once the disk is full, the rest is lost.
 save() {
     trap - CHLD INT TERM
     open_output "$1"
@@ -114,28 +114,28 @@ save() {
     : >"$run/$1.over"
 }
 
-# open_output NAME: for reading, as 7. Not by its path: when the script has ended, nobody would answer there.
+# open_output NAME: duplicates it for reading, as 7. Opening the path would block after the script's end.
 open_output() {
     case $1 in out) exec 7<&8 ;; err) exec 7<&9 ;; esac
     exec 3>&- 4>&-
 }
 
-# carry_on: each helper that carries output and was killed goes on, as of the last look.
+# carry_on: restarts each helper for output that was killed, as of the last `look`.
 carry_on() {
     [ -e "$run/out.over" ] || is_running "$out_pid" || { $carry out & out_pid=$!; }
     [ -e "$run/err.over" ] || is_running "$err_pid" || { $carry err & err_pid=$!; }
 }
 
-# drain: until all output is carried, or those who still print have had their time.
+# drain: waits until all output is passed on; after $drain_seconds it kills processes that still print.
 drain() {
     wait_for "$drain_seconds" "$out_pid" "$err_pid" || kill_leftovers
 }
 
-# look: what the children do. $running lists those that run; $ended is how the script ended, in the
-# shell's words, once it has.
+# look: reads the state of the children. Sets $running to the pids that run, and $ended to the shell's word for
+# the script's end.
 #
-# `wait` alone cannot tell `exit 137` from SIGKILL: both are 137. The list of jobs can: it says
-# "Done(137)" or "Killed". It is printed to a file since a $(...) would be another shell.
+# `wait` alone cannot tell `exit 137` from SIGKILL: both are 137. The list of jobs can: it has "Done(137)" or
+# "Killed". It is printed to a file since a $(...) would be another shell.
 look() {
     jobs -l >"$run/jobs"
     running=' '
@@ -152,13 +152,13 @@ look() {
     done <"$run/jobs"
 }
 
-# is_running PID: as of the last look.
+# is_running PID: true if it ran at the last `look`.
 is_running() {
     case $running in *" $1 "*) return 0 ;; esac
     return 1
 }
 
-# wait_for SECONDS PID...: until all have ended or the time is over (then: false).
+# wait_for SECONDS PID...: waits until all have ended; false if the time is over before.
 wait_for() {
     patience=$1 timer=
     shift
@@ -178,14 +178,14 @@ wait_for() {
         elif ! is_running "$timer"; then
             return 1
         fi
-        wait "$left" # comes back when any child ends: SIGCHLD is trapped
+        wait "$left" # returns when any child ends: SIGCHLD is trapped
     done
 }
 
-# supervise: until the script has ended, keep the helpers alive.
+# supervise: keeps the helpers alive until the script has ended.
 #
-# A helper that ends after the look would be missed by a `wait` that comes later: so that one waits for
-# nothing then, which is a process that is no child.
+# A `wait` that starts later misses a helper that ends after `look`. Then $changed is set, and `wait` gets a
+# number that is no child, so that it returns at once.
 supervise() {
     while :; do
         changed=
@@ -200,13 +200,13 @@ supervise() {
     done
 }
 
-# kill_leftovers: everything that the script left running, which is what is in other sessions than
-# the guest program. Where another init runs, only the script's own session.
+# kill_leftovers: kills all processes that the script left, which are those in other sessions than the guest
+# program. If another init runs, only the script's own session.
 kill_leftovers() {
     session_of $$
     mine=$session
     for entry in /proc/[0-9]*; do
-        [ -e "$entry/exe" ] || continue # one of the kernel's own
+        [ -e "$entry/exe" ] || continue # a kernel thread
         pid=${entry#/proc/}
         session_of "$pid" || continue
         if [ "$session" = "$script" ] || { [ $$ = 1 ] && [ "$session" != "$mine" ]; }; then
@@ -215,7 +215,7 @@ kill_leftovers() {
     done
 }
 
-# session_of PID: in $session. The second field of stat, a name in brackets, may hold anything.
+# session_of PID: sets $session. The second field of stat, a name in brackets, may contain any character.
 session_of() {
     { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
     # shellcheck disable=SC2086 # words: state, parent, process group, session
@@ -223,8 +223,8 @@ session_of() {
     session=${4:-}
 }
 
-# outcome: $result is `code=N` or `signal=N`, from the shell's words; from the status of `wait` where a
-# shell uses words that are not known here.
+# outcome: sets $result to `code=N` or `signal=N`, from the shell's word; from the status of `wait` if the shell
+# uses an unknown word.
 # shellcheck disable=SC2034 # collect.sh
 outcome() {
     case $ended in
@@ -258,11 +258,11 @@ outcome() {
     esac
 }
 
-# run_script: from start to end; $result is `code=N` or `signal=N`.
+# run_script: runs the script to its end; sets $result to `code=N` or `signal=N`.
 run_script() {
     ended='' running=' ' status=255 control_pid=0 out_pid=0 err_pid=0
-    trap 'changed=1' CHLD      # lets `wait` come back whichever child ends
-    trap 'deliver 15' INT TERM # the host asks this machine to stop
+    trap 'changed=1' CHLD      # lets `wait` return when any child ends
+    trap 'deliver 15' INT TERM # the host asks this VM to stop
     carry=pump
     [ "$VMJOBS_NETWORK" != none ] || carry=save
     script_out=$run/out.fifo script_err=$run/err.fifo
@@ -272,13 +272,13 @@ run_script() {
     supervise
     exec 3>&- 4>&-
     drain
-    if [ ! -e "$run/out.over" ] || [ ! -e "$run/err.over" ]; then # they were killed with the script
+    if [ ! -e "$run/out.over" ] || [ ! -e "$run/err.over" ]; then # helpers were killed with the script
         carry_on
         drain
     fi
     wait_for "$flush_seconds" "$out_pid" "$err_pid" || {
         say 'vmjobs: error: the logs are incomplete'
-        # Who waits for more, of something that the script has left behind, has sent what there was.
+        # A helper that only waits for more output, of a process that the script left, has sent everything.
         if unsent out || unsent err; then : >"$run/undelivered"; fi
     }
     [ "$control_pid" = 0 ] || kill "$control_pid" 2>/dev/null

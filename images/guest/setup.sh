@@ -1,8 +1,8 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # variables of base.sh and of job.env
-# From a bare kernel to a job that could start.
+# Sets up the guest, from a bare kernel to a job that can start.
 
-# mounts_left: what is not mounted yet, as lines of a table for mount.
+# mounts_left: sets $table to the missing mounts, as an fstab.
 mounts_left() {
     places=' '
     while read -r _ place _; do
@@ -24,7 +24,7 @@ setup_mounts() {
         bb mount -t sysfs sysfs /sys
         bb mdev -s
     fi
-    # What devtmpfs lacks: /dev/fd, which shells need for <(...), and its like; places to mount on.
+    # devtmpfs lacks /dev/fd, which shells need for <(...), and similar links; also mount points.
     [ -e /dev/fd ] || bb cp -a "$lib/dev/." /dev
     mounts_left
     [ -z "$table" ] || bb mount -a -T /proc/self/fd/0 <<EOF
@@ -37,7 +37,7 @@ EOF
     echo "$oom_spared" >/proc/self/oom_score_adj
 }
 
-# find_disks: after the root disk come job disk, scratch disk and output disk, in this order.
+# find_disks: finds job disk, scratch disk and output disk, which follow the root disk in this order.
 find_disks() {
     for prefix in vd ubd xvd sd; do
         if [ -b "/dev/${prefix}b" ]; then
@@ -55,18 +55,18 @@ read_job_disk() {
     # shellcheck disable=SC1091 # made by the host, every value quoted
     . "$run/job/job.env"
     [ "$VMJOBS_CONTRACT" = 3 ] ||
-        fail "this image speaks version 3 of the guest contract, the host version $VMJOBS_CONTRACT"
+        fail "the host uses version $VMJOBS_CONTRACT of the guest contract (expected 3)"
     echo "vmjob-${VMJOBS_ARRAY_INDEX:-0}" >/proc/sys/kernel/hostname
     [ -z "${VMJOBS_CHECKPOINT:-}" ] || keep_token "$VMJOBS_TOKEN"
 }
 
-# keep_token TOKEN: for all requests from now on, whoever makes them.
+# keep_token TOKEN: stores it for all later requests of all processes.
 keep_token() {
-    fresh=$run/token.${http_slot:-first} # several may be at it
+    fresh=$run/token.${http_slot:-first} # several processes may do this at once
     (umask 077 && echo "$1" >"$fresh") && mv "$fresh" "$run/token"
 }
 
-# set_clock EPOCH SECONDS: to the host's, where this machine's is off by more than that.
+# set_clock EPOCH SECONDS: sets the clock to the host's if it differs by more than SECONDS.
 set_clock() {
     case $1 in '' | *[!0-9]*) return 0 ;; esac
     now=$(date +%s)
@@ -75,8 +75,8 @@ set_clock() {
     fi
 }
 
-# keep_scratch: what an earlier VM left there stays, but for what is of its script. The host has made the file
-# system: a disk that is damaged is mended as far as that is safe, and never formatted.
+# keep_scratch: mounts the scratch disk of an earlier VM; removes only its script's files. The host has
+# made the file system: a damaged disk is repaired as far as that is safe, and never formatted.
 keep_scratch() {
     if command -v e2fsck >/dev/null; then
         e2fsck -p "$scratch_disk" >"$run/e2fsck.log" 2>&1
@@ -87,14 +87,14 @@ keep_scratch() {
     cd "$job" && rm -rf script inputs "$work" home tmp && cd /
 }
 
-# keep_damaged WHY: leave the disk as it is, for people to mend.
+# keep_damaged WHY: leaves the disk unchanged, for an operator to repair.
 keep_damaged() {
-    fail "the kept disk cannot be mounted, and stays as it is: mend it on its node by e2fsck, or restore it" \
-        "from a backup ($(echo "$1" | tr '\n' ' '))"
+    fail "the kept disk cannot be mounted and is left unchanged: repair it on its node with e2fsck," \
+        "or restore it from a backup ($(echo "$1" | tr '\n' ' '))"
 }
 
 make_file_system() {
-    # The disk lives as long as the job: no journal. Inode tables are cleared later on.
+    # The disk lives only as long as the job: no journal. Inode tables are initialized later.
     if ! mke2fs -q -F -t ext4 -m 0 -O ^has_journal -E lazy_itable_init=1,nodiscard \
         "$scratch_disk" >"$run/mke2fs.log" 2>&1; then
         bb mke2fs -F -m 0 "$scratch_disk" >"$run/mke2fs.log" 2>&1 ||
@@ -115,7 +115,7 @@ make_scratch() {
     [ -z "$container" ] || spread_scratch
 }
 
-# unpack_job: the script, and its directory with the inputs, all of it writable.
+# unpack_job: unpacks the script, and the inputs to its directory, all writable.
 unpack_job() {
     bb tar -xf "$job_disk" -C "$job" 2>"$run/tar.log" ||
         fail "cannot unpack the job: $(cat "$run/tar.log")"
@@ -138,7 +138,7 @@ unpack_job() {
     [ -z "$container" ] || own_job
 }
 
-# first_interface: its name in $interface; true if there is one that is real.
+# first_interface: sets $interface to the first hardware interface; false if there is none.
 first_interface() {
     for path in /sys/class/net/eth* /sys/class/net/vec* /sys/class/net/en* /sys/class/net/*; do
         interface=${path##*/}
@@ -150,7 +150,7 @@ first_interface() {
     return 1
 }
 
-# start_loopback: scripts that talk to themselves need it, with or without a network.
+# start_loopback: brings up lo, which scripts need even without a network.
 start_loopback() {
     bb ifconfig lo 127.0.0.1 up || ip link set lo up
 }

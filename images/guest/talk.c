@@ -1,14 +1,14 @@
 // How the guest program talks to its endpoint (docs/guest-contract.md): HTTP, one request on a connection.
 //
-//   talk METHOD PATH [SIZE]  one request with SIZE bytes of standard input; prints the answer's text.
+//   talk METHOD PATH [SIZE]  sends a request with SIZE bytes of standard input; prints the answer's text.
 //                            0: the answer was 2xx. 2 to 125: 400 to 523, less 398. 1: another, or none.
-//   talk carry NAME          sends what arrives in the pipe at standard input as /v1/log/NAME.
+//   talk carry NAME          sends the data of the pipe at standard input to /v1/log/NAME.
 //
 // Environment: VMJOBS_ENDPOINT (http://ADDRESS[:PORT]) and VMJOBS_TOKEN; run, the guest program's directory;
-// VMJOBS_CHECKPOINT, if the machine may be saved and go on elsewhere: then the token is in the file `token` there.
+// VMJOBS_CHECKPOINT, if the VM may be saved and resumed: then the token is in the file `token` in that directory.
 //
-// A shell could do all of it, and did, with half a dozen processes for each part of a job's output. It is static, as
-// a container image may have no libraries, and C, as each page that a program touches costs a guest some time.
+// A shell would need half a dozen processes for each part of a job's output. The program is static, because a
+// container image may have no libraries, and C, because each page that a program touches costs a guest some time.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -31,10 +31,10 @@
 #include <unistd.h>
 
 #define MAX_CHUNK (1 << 20)   // of a log in one request
-#define BATCH_MS 100          // between two requests, unless MAX_CHUNK bytes have come before
-#define MORE_MS 5             // between two looks at a pipe that is being filled
+#define BATCH_MS 100          // between two requests, unless MAX_CHUNK bytes arrive earlier
+#define MORE_MS 5             // between two reads of a pipe that is being filled
 #define CONNECT_SECONDS 30
-#define PATIENCE_SECONDS 40   // that a machine waits which may have been saved meanwhile: its answer never comes
+#define PATIENCE_SECONDS 40   // to wait for an answer if the VM may be saved: then the answer never arrives
 
 static const char *run;
 static bool may_move;
@@ -89,7 +89,7 @@ static const char *token(void)
     return line;
 }
 
-// Sends `size` bytes of `body`, from its beginning or, if it is none of a file's, from where it is.
+// Sends `size` bytes of `body`: from the beginning of a file, or the next bytes of a pipe.
 static void send_body(int peer, int body, off_t size)
 {
     struct stat about;
@@ -106,7 +106,7 @@ static void send_body(int peer, int body, off_t size)
     }
 }
 
-// Reads an answer; its text goes to `out`. Its status; 0: it did not come to its end.
+// Reads an answer; writes its text to `out`. Returns its status; 0: it is incomplete.
 static int receive(FILE *answer, FILE *out)
 {
     char line[4096];
@@ -123,7 +123,7 @@ static int receive(FILE *answer, FILE *out)
     return left > 0 ? 0 : status;
 }
 
-// One request; its status, or 0 for no answer.
+// Sends a request; returns its status, or 0 for no answer.
 static int request(const char *method, const char *path, int body, off_t size, FILE *out)
 {
     const char *endpoint = getenv("VMJOBS_ENDPOINT"), *secret = token();
@@ -134,7 +134,7 @@ static int request(const char *method, const char *path, int body, off_t size, F
                           "%s %s HTTP/1.0\r\nHost: vmjobs\r\nAuthorization: Bearer %s\r\nContent-Length: %lld\r\n"
                           "Connection: close\r\n\r\n", method, path, secret, (long long)size);
     int status = 0;
-    // A server that refuses a body hangs up before it has read it, and has answered.
+    // A server that refuses a body answers and hangs up before it has read the body.
     if (length < (int)sizeof head && send(peer, head, length, size ? MSG_MORE : 0) == length) {
         send_body(peer, body, size);
         FILE *answer = fdopen(peer, "r");
@@ -154,19 +154,19 @@ static int ask(const char *method, const char *path, off_t size)
     return status >= 400 && status < 524 ? status - 398 : 1;
 }
 
-// ------------------------------------------------------------------ what is printed
+// ------------------------------------------------------------------ output of the script
 //
-// What has been taken from the pipe, and is not known to be with the host, is in a file NAME.OFFSET, whose bytes are
-// those of the stream from OFFSET on. The kernel moves them there, so that none is nowhere when this program is
-// killed, as by a script that kills all it can. Another one goes on with that file. It is removed once that with the
-// next offset exists; so there may be two, and the first counts.
+// Data that has been read from the pipe, and that the host has not acknowledged, is in a file NAME.OFFSET, whose bytes
+// are those of the stream from OFFSET on. The kernel moves them there (splice), so that none are lost when this
+// program is killed, as by a script that kills all processes. A restarted program continues with that file. It is
+// removed once the file with the next offset exists; if there are two, the first counts.
 
 static void chunk_path(char *path, size_t size, const char *name, long long offset)
 {
     snprintf(path, size, "%s/%s.%lld", run, name, offset);
 }
 
-// The offset of the first chunk there is; 0 if there is none.
+// Returns the offset of the first chunk; 0 if there is none.
 static long long first_chunk(const char *name)
 {
     long long first = -1, offset;
@@ -189,8 +189,8 @@ static long long now_ms(void)
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-// Moves what the pipe holds to the end of a chunk, and waits until that is enough. False: it has come to its end.
-// Where the job has filled the file system the chunk is in memory alone.
+// Moves the pipe's data to the end of a chunk until that is large enough or old enough. False: the pipe has ended.
+// If the job has filled the file system the chunk is only in memory.
 static bool gather(int chunk, off_t *size, long long not_before)
 {
     for (;;) {
@@ -206,14 +206,14 @@ static bool gather(int chunk, off_t *size, long long not_before)
         }
         long long wait = *size ? not_before - now_ms() : -1;
         if (*size && wait <= 0) return true;
-        // To be woken by each page would cost more than all the rest.
+        // Waking up for each page would cost more than everything else.
         struct pollfd pipe = {.fd = 0, .events = POLLIN};
         poll(&pipe, *size ? 0 : 1, *size && wait > MORE_MS ? MORE_MS : wait);
     }
 }
 
-// Sends a chunk until the host takes or refuses it. It is asked five times, or as often as it takes while it says that
-// nothing is wrong but that this machine is being saved, or goes on elsewhere and has yet to learn its new token.
+// Sends a chunk until the host accepts or refuses it: five tries, and any number while the host answers that this
+// VM is being saved, or was resumed and needs its new token.
 static void deliver(const char *name, long long offset, int chunk, off_t size)
 {
     static const unsigned pauses[] = {1, 2, 4, 8};

@@ -1,4 +1,4 @@
-"""A node's image cache that can give out an image before it is complete."""
+"""A node's image cache that can provide an image before its root disk is complete."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from vmjobs.ports import LiveImage, Progress
 
 log = logging.getLogger(__name__)
 
-#: Called with what makes an image unusable for a machine that runs from it.
+#: Called with the error that makes an image unusable for a VM that runs from it.
 Failed = Callable[[Exception], object]
 
-#: Between two looks at whether an image is still wanted, in seconds.
+#: Interval of checks whether an image is still wanted, in seconds.
 _LOOK_SECONDS: Final = 0.2
 
 
 class Filling:
-    """A root disk on its way, in a thread of its own, for all of this process who read it.
+    """Fetches a root disk in a thread, for all its readers in this process.
 
-    It goes on when nobody reads any more, so that the image becomes complete; but not where the
-    repository is out of reach then.
+    The fetch goes on without readers, so that the image becomes complete, unless the repository is
+    unreachable then.
     """
 
     def __init__(self, start: Callable[[Filling], None], digest: str) -> None:
@@ -51,13 +51,13 @@ class Filling:
         self.error: Exception | None = None
         self._lock = threading.Lock()
         self._users: list[Failed] = []
-        #: Set once the disk may be read, is complete, or is not to be had.
+        #: Set once the disk may be read, is complete, or has failed.
         self.settled = threading.Event()
         self._thread = threading.Thread(target=start, args=(self,), name="filling", daemon=True)
         self._started = False
 
     def start(self) -> None:
-        """Begin, if nobody has yet. Whoever wants to read says so before."""
+        """Start the thread, unless it has started. Call :meth:`add_reader` first."""
         with self._lock:
             if not self._started:
                 self._thread.start()
@@ -65,16 +65,16 @@ class Filling:
 
     @property
     def ended(self) -> bool:
-        """Whether the thread has come to its end."""
+        """Whether the thread has ended."""
         return self._started and not self._thread.is_alive()
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody reads."""
+        """Whether there are readers."""
         return bool(self._users)
 
     def tell(self, error: Exception) -> None:
-        """Tell all who read that it failed. Only the first call counts."""
+        """Notify all readers of a failure. Only the first call has an effect."""
         with self._lock:
             if self.error is not None:
                 return
@@ -85,7 +85,7 @@ class Filling:
 
     @contextmanager
     def used(self, failed: Failed) -> Iterator[None]:
-        """Somebody reads while the context lasts, or wants to."""
+        """Register a reader while the context lasts. failed: called with an error."""
         with self._lock:
             self._users.append(failed)
         try:
@@ -95,14 +95,14 @@ class Filling:
                 self._users.remove(failed)
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread's end."""
+        """Wait at most ``timeout`` seconds for the thread to end."""
         if self._started:
             self._thread.join(timeout)
 
 
 @dataclass
 class _Listener:
-    """Hears of failures, but only from when on somebody reads: before, they are raised."""
+    """Passes failures on once the VM reads the disk; before, ``live`` raises them."""
 
     failed: Failed
     reads: bool = False
@@ -115,7 +115,7 @@ class _Listener:
 class LiveCache(ImageCache):
     """An :class:`images.cache.ImageCache` and a :class:`vmjobs.ports.LiveSource`.
 
-    patience: seconds for which a machine waits for a repository that is out of reach.
+    patience: seconds for which a VM waits for an unreachable repository.
     """
 
     def __init__(self, *args: Any, patience: float = 1800.0, **settings: Any) -> None:
@@ -147,19 +147,19 @@ class LiveCache(ImageCache):
                 self._room.touch(lease)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Let go of what is under way; it is noted how far it came."""
+        """Stop all fetches, which note their progress. timeout: seconds for each."""
         with self._lock:
             self._stopped = True
             fillings = list(self._fillings.values())
         for filling in fillings:
             filling.join(timeout)
 
-    # ------------------------------------------------------------------ getting there
+    # ------------------------------------------------------------------ fetching
 
     def _begin(
         self, stack: ExitStack, listener: _Listener, digest: str, progress: Progress | None
     ) -> tuple[Filling, ImageManifest] | None:
-        """A root disk on its way; None where there had better be an ordinary fetch, or none at all."""
+        """Start a background fetch; None: it is complete or fetched elsewhere."""
         if self._trust is not None:
             self._require_trust(digest, self._trust)
         with suppress(NotFound, DigestMismatch):
@@ -204,10 +204,10 @@ class LiveCache(ImageCache):
                 if alone:
                     self._fetch_live(filling, image, manifest)
         except (VMJobsError, OSError) as error:
-            log.warning("the root disk %s did not become complete: %s", manifest.root.digest, error)
+            log.warning("fetch of the root disk %s failed: %s", manifest.root.digest, error)
             filling.tell(error)
         except Exception as error:
-            log.exception("the root disk %s did not become complete", manifest.root.digest)
+            log.exception("fetch of the root disk %s failed", manifest.root.digest)
             filling.tell(error)
         finally:
             with self._lock:
@@ -244,7 +244,7 @@ class LiveCache(ImageCache):
 
     def _step(self, _done: int) -> None:
         if self._stopped:
-            raise Unavailable("image", "this process is about to end")
+            raise Unavailable("image", "the process is shutting down")
 
     # ------------------------------------------------------------------ in use
 
@@ -257,14 +257,14 @@ class LiveCache(ImageCache):
         listener: _Listener,
     ) -> LiveImage:
         fetch, folder = filling.fetch, self._store.folder
-        if fetch is None:  # it is what _begin looked for
-            raise HypervisorError("the root disk is not on its way")
+        if fetch is None:  # unreachable: _start_fetch has checked it
+            raise HypervisorError("the root disk is not being fetched")
         files = {part.digest: folder.path(part.digest) for part in manifest.parts()}
         files[manifest.root.digest] = folder.partial(manifest.root.digest)
         image = boot_image(manifest.digest, manifest, files)
 
         def lost() -> None:
-            listener(HypervisorError("the process that serves the image's blocks ended"))
+            listener(HypervisorError("the process that serves the root disk ended"))
 
         listener.reads = True
         if filling.error is not None:

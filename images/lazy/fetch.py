@@ -1,8 +1,8 @@
-"""A content that is in use while it is fetched: what is read comes first, the rest when there is time.
+"""Fetches a content while VMs read it: reads come first, the rest when reads pause.
 
-It grows in the same file as any other fetch's, with the same notes, so that either goes on where the
-other was broken off. What is read comes in pieces of :data:`WINDOW` bytes, a range of a stored
-segment: a guest that boots reads little, but from nearly every segment (docs/lazy-start.md).
+It uses the same partial file and notes as any other fetch, so that each kind continues where the
+other stopped. A read fetches pieces of :data:`WINDOW_CHUNKS`, a range of a stored segment: a guest
+that boots reads little, but from nearly every segment (docs/lazy-start.md).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from images.fetch import ContentFetch
 from images.segment import Entry, Index, Kind, head_size, parse_index, read_block
 from vmjobs.errors import DigestMismatch, InvalidRequest, Unavailable
 
-#: What is fetched for a read, in blocks: with 64 KiB twice as many requests, with 1 MiB three times
-#: as many bytes.
+#: Chunks that are fetched for a read (256 KiB): 64 KiB would take twice as many requests, 1 MiB three
+#: times as many bytes.
 WINDOW: Final = 4
-#: What is fetched at once of the rest, and for reads in order, in windows: another read may have to
-#: wait until that is here.
+#: Most windows in one request, for the rest and for sequential reads: another read may have to wait
+#: for that request.
 BATCH: Final = 4
-#: Segments whose heads are fetched before anybody reads: a read then takes one request less.
+#: Segments whose headers are fetched before the first read, which then takes one request less.
 HEADS: Final = 256
-#: The rest is fetched after so many seconds without a read that had to wait; and where reads do not
-#: cease a little of it every few seconds.
+#: Seconds without a waiting read after which the rest is fetched; and seconds between small parts of
+#: the rest while reads go on.
 QUIET_SECONDS: Final = 0.5
 TRICKLE_SECONDS: Final = 5.0
 #: How long the rest waits for the guest to be ready, in seconds.
 HOLD_SECONDS: Final = 60.0
-#: Between two attempts while the repository is out of reach, in seconds.
+#: Interval of attempts while the repository is unreachable, in seconds.
 AGAIN_SECONDS: Final = 1.0
 
 _WINDOWS: Final = SEGMENT_BLOCKS // WINDOW
@@ -46,10 +46,10 @@ _WINDOWS: Final = SEGMENT_BLOCKS // WINDOW
 class LiveFetch(ContentFetch):
     """A fetch whose file may be read meanwhile.
 
-    patience: seconds for which a read waits for a repository that is out of reach.
-    failed: called once with what ends the fetch for those who read; from any thread.
-    wanted: whether the rest is to be tried again where the repository is out of reach.
-    begun: called once the file may be read, by :meth:`need` and :attr:`file`.
+    patience: seconds for which a read waits for an unreachable repository.
+    failed: called once, from any thread, with the error that ends the fetch for its readers.
+    wanted: whether to retry the rest while the repository is unreachable.
+    begun: called once the file may be read, through :meth:`ensure` and :attr:`file`.
     """
 
     patience: float = 1800.0
@@ -59,16 +59,17 @@ class LiveFetch(ContentFetch):
     #: The file, once it may be read.
     file: BinaryIO = field(init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    #: Windows that somebody is fetching; of each segment its head, and a bit for each block here.
+    #: Windows that a thread is fetching; the header of each partial segment, and a bit for each
+    #: chunk of it that is in the file.
     _busy: set[int] = field(default_factory=set)
     _heads: dict[int, Index] = field(default_factory=dict)
     _here: dict[int, int] = field(default_factory=dict)
-    #: Segments in which blocks of zeros have to be written.
+    #: Segments in which chunks of zeros must be written.
     _foul: frozenset[int] = frozenset()
     _index: BlockIndex = field(init=False)
     _failure: Exception | None = None
     _over: bool = False
-    #: All segments before this one are here.
+    #: All segments before this one are in the file.
     _first: int = 0
     _readers: int = 0
     _held_until: float = 0.0
@@ -77,17 +78,17 @@ class LiveFetch(ContentFetch):
     _since: float = 0.0
     _waited: float = 0.0
 
-    # ------------------------------------------------------------------ for those who read
+    # ------------------------------------------------------------------ for readers
 
     def need(self, offset: int, length: int) -> bool:
-        """Return once these bytes are in the file; whether all of the content is.
+        """Return once these bytes are in the file; whether the content is complete.
 
         Raises:
             InvalidRequest: the content has no such bytes.
-            Exception: what :attr:`failed` was called with.
+            Exception: the error that :attr:`failed` got.
         """
         if not 0 <= offset <= offset + length <= self.layout.size:
-            raise InvalidRequest(f"the content has no {length} bytes at {offset}")
+            raise InvalidRequest(f"cannot read {length} bytes at {offset}: beyond the content's end")
         blocks = range(offset // BLOCK, -(-(offset + length) // BLOCK))
         if any(not self._has(block) for block in blocks):
             with self._reading():
@@ -97,25 +98,25 @@ class LiveFetch(ContentFetch):
             return len(self._have) == len(self.layout.segments)
 
     def hurry(self) -> None:
-        """The guest is ready: the rest need not wait any longer."""
+        """Fetch the rest from now on: the guest is ready."""
         with self._changed:
             self._held_until = 0.0
             self._changed.notify_all()
 
     @property
     def waiting(self) -> bool:
-        """Whether a read waits now."""
+        """Whether a read is waiting."""
         return self._readers > 0
 
     @property
     def waited(self) -> float:
-        """For how many seconds reads have waited."""
+        """Seconds for which reads have waited so far."""
         with self._changed:
             now = time.monotonic() - self._since if self._readers else 0.0
             return self._waited + now
 
     def fail(self, error: Exception) -> None:
-        """Let no one wait any longer. Only the first call counts."""
+        """End all waits with an error. Only the first call has an effect."""
         with self._changed:
             if self._failure is not None:
                 return
@@ -130,7 +131,7 @@ class LiveFetch(ContentFetch):
         here = ((folder.path(content), folder.blocks_path(content)) for content in folder.list())
         self._index = BlockIndex(here)
         self._foul = frozenset(self._dirty)
-        # A descriptor of its own: a read may be late.
+        # A separate descriptor: a late read may outlive this fetch.
         self.file = cast(BinaryIO, os.fdopen(os.dup(file.fileno()), "r+b", buffering=0))
         self._held_until = time.monotonic() + HOLD_SECONDS
         self.begun()
@@ -142,12 +143,12 @@ class LiveFetch(ContentFetch):
         finally:
             with self._changed:
                 self._over = True
-                # For the note, and for whoever goes on: begun, but not finished.
+                # For the note and the next fetch: partial segments.
                 self._dirty.update(number for number, blocks in self._here.items() if blocks)
                 self._changed.notify_all()
 
     def _fill(self) -> None:
-        with suppress(Unavailable):  # they are but a beginning
+        with suppress(Unavailable):  # the headers in advance are only an optimization
             self._fetch_heads()
         while (windows := self._next_windows()) is not None:
             try:
@@ -168,7 +169,7 @@ class LiveFetch(ContentFetch):
             self._head(number)
 
     def _next_windows(self) -> list[int] | None:
-        """Windows to be fetched next, all of one segment, and claimed; None: all is here."""
+        """Claim the next windows to fetch, all of one segment; None: all are here."""
         with self._changed:
             while True:
                 self._look()
@@ -190,7 +191,7 @@ class LiveFetch(ContentFetch):
         self.step(min(len(self._have) * SEGMENT, self.layout.size))
 
     def _due(self) -> float:
-        """When the rest may go on."""
+        """The time (monotonic) at which the rest may continue."""
         if not self.wanted():
             return 0.0
         quiet = (time.monotonic() if self._readers else self._last_read) + QUIET_SECONDS
@@ -226,7 +227,7 @@ class LiveFetch(ContentFetch):
                 if self._failure is not None:
                     raise self._failure
                 if self._over:
-                    raise Unavailable("image", "the fetch of the image was broken off")
+                    raise Unavailable("image", "the fetch of the image was interrupted")
                 windows = self._in_order(window)
                 self._busy.update(windows)
             try:
@@ -244,7 +245,7 @@ class LiveFetch(ContentFetch):
             self._pause(AGAIN_SECONDS)
 
     def _in_order(self, window: int) -> list[int]:
-        """A window and those behind it that are worth fetching along: twice what was read before it."""
+        """A window and its read-ahead: twice the windows read just before it."""
         first = window - window % _WINDOWS
         before = 0
         while before < BATCH and window - before > first and not self._lacking(window - before - 1):
@@ -258,7 +259,7 @@ class LiveFetch(ContentFetch):
         return found
 
     def _fetch_windows(self, windows: list[int]) -> None:
-        """Have some windows of one segment, claimed before."""
+        """Fetch some claimed windows of one segment into the file."""
         number = windows[0] // _WINDOWS
         head = self._head(number)
         with self._changed:
@@ -277,7 +278,7 @@ class LiveFetch(ContentFetch):
                 del self._here[number], self._heads[number]
 
     def _read(self, number: int, head: Index, blocks: Iterable[int]) -> list[tuple[int, bytes]]:
-        """The bytes of some blocks of a segment, checked: from this node or from the repository."""
+        """Verified bytes of chunks of a segment, from this node or the repository."""
         found: list[tuple[int, bytes]] = []
         absent: list[tuple[int, Entry]] = []
         for block in blocks:
@@ -298,7 +299,7 @@ class LiveFetch(ContentFetch):
         return found
 
     def _head(self, number: int) -> Index:
-        """A segment's head, checked against the layout."""
+        """A segment's header, verified against the layout."""
         with self._changed:
             if (known := self._heads.get(number)) is not None:
                 return known
@@ -306,14 +307,14 @@ class LiveFetch(ContentFetch):
         data, whole = self.fetch.segment_range(self.image, digest, 0, head_size(blocks))
         head = parse_index(data, whole=whole)
         if head.digest != digest or head.size != self.layout.length(number):
-            raise DigestMismatch(f"the head of the segment {digest.hex()} is another one's")
+            raise DigestMismatch(f"the header of segment {digest.hex()} belongs to another segment")
         with self._changed:
             if number not in self._have:
                 self._heads[number] = head
                 self._here.setdefault(number, 0)
         return head
 
-    # ------------------------------------------------------------------ under the lock
+    # ------------------------------------------------------------------ state
 
     def _write_block(self, number: int, block: int, data: bytes) -> None:
         if number in self._foul or not is_zero(data):
@@ -326,7 +327,7 @@ class LiveFetch(ContentFetch):
             return number in self._have or bool(self._here.get(number, 0) >> place & 1)
 
     def _lacking(self, window: int) -> list[int]:
-        """The blocks of a window that are not here."""
+        """The chunks of a window that are not in the file."""
         last = -(-self.layout.size // BLOCK)
         blocks = range(window * WINDOW, min((window + 1) * WINDOW, last))
         return [block for block in blocks if not self._has(block)]
@@ -337,7 +338,7 @@ class LiveFetch(ContentFetch):
             self._changed.notify_all()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, unless the fetch fails meanwhile."""
+        """Wait, at most until the fetch fails."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, seconds)
 

@@ -1,4 +1,4 @@
-"""Answers the server of a machine's root disk: are these bytes there? See ``hypervisor/nbd_plugin``."""
+"""Fetches bytes of a root disk on request of its server (``hypervisor/nbd_plugin``)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ _BACKLOG: Final = 16
 
 
 class Growing(Protocol):
-    """A file in which bytes are there once they were needed."""
+    """A sparse file that is filled on demand."""
 
     file: BinaryIO
 
     def need(self, offset: int, length: int) -> bool:
-        """Have bytes there; whether all are."""
+        """Return once these bytes are in the file; whether the file is complete."""
 
 
 @dataclass
 class BlockService:
-    """One machine's. lost: called when its first connection ends, on which no answer is missing."""
+    """Serves one VM's root disk.
+
+    on_disconnect: called when the disk server's first connection, which has no requests, ends.
+    """
 
     growing: Growing
     size: int
@@ -40,7 +43,7 @@ class BlockService:
     _closed: bool = False
 
     def accept(self, listener: socket.socket) -> None:
-        """Serve each connection in a thread of its own, until the listener is closed."""
+        """Serve each connection in its own thread, until the listener is closed."""
         first = True
         while True:
             try:
@@ -54,7 +57,7 @@ class BlockService:
             first = False
 
     def close(self) -> None:
-        """Give no more answers."""
+        """Close all connections."""
         with self._lock:
             self._closed = True
             for connection in self._open:
@@ -64,7 +67,7 @@ class BlockService:
     def _serve(self, connection: socket.socket, first: bool) -> None:
         with connection, suppress(OSError):
             descriptor = self.growing.file.fileno()
-            # Opened anew: what the server does with it is reading.
+            # A new, read-only open of the file: the server must not write to it.
             reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 socket.send_fds(connection, [HEAD.pack(self.size)], [reader])
@@ -82,8 +85,8 @@ class BlockService:
         try:
             return COMPLETE if self.growing.need(offset, length) else THERE
         except Exception as error:
-            # Who reads gets an error, whatever it is; whoever runs the machine hears which.
-            log.warning("%d bytes at %d of a root disk cannot be had: %s", length, offset, error)
+            # The guest gets an I/O error for every cause; the log names the cause.
+            log.warning("cannot provide %d bytes at %d of a root disk: %s", length, offset, error)
             return REFUSED
 
 
@@ -91,7 +94,7 @@ class BlockService:
 def serving(
     path: Path, growing: Growing, size: int, lost: Callable[[], object]
 ) -> Iterator[BlockService]:
-    """Answer at a Unix socket while the context lasts."""
+    """Serve the disk at a Unix socket while the context lasts."""
     service = BlockService(growing, size, lost)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))

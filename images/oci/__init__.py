@@ -1,1 +1,1 @@
-"""Container images as VM images: fetched by skopeo, unpacked in memory, written as a root disk."""
+"""Make VM images from container images: fetch, merge layers in memory, write a root disk."""

@@ -1,7 +1,7 @@
-"""Lay a container image's layer over a tree: files, links, devices, and what it takes away.
+"""Apply a container image's layer to a tree: files, links, devices, and whiteouts.
 
-Nothing is unpacked: the tree has names and owners, and says where in the archive the bytes are. So no
-name in a layer, however it is made up, is ever a path on the host.
+Nothing is unpacked: the tree has names, owners, and offsets of the bytes in the archive. So no name in
+a layer is ever used as a path on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
 _META: Final = ".wh..wh."
 _ATTRIBUTE: Final = "SCHILY.xattr."
-#: Extended attributes that mean the same on every machine; others are labels of the host's.
+#: Extended attributes that are the same on every host; others are labels of the host.
 _KEPT: Final = ("user.", "security.capability")
 _MAX_PATH: Final = 4096
 _MAX_ID: Final = 2**32 - 2
@@ -32,7 +32,7 @@ _MAX_PIECES: Final = 1 << 17
 
 
 class _Member(tarfile.TarInfo):
-    """Reads extended headers, but none that would fill the memory."""
+    """Reads extended headers up to a limit, so that they do not fill the memory."""
 
     def _proc_member(self, archive: Any) -> Any:
         extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -45,15 +45,15 @@ class _Member(tarfile.TarInfo):
         count = archive.fileobj.read(16).partition(b"\n")[0]
         archive.fileobj.seek(place)
         if not count.isdigit() or int(count) > _MAX_PIECES:
-            raise ImageRejected("a layer has a sparse file with an odd map")
+            raise ImageRejected("a layer has a sparse file with an invalid map")
         super()._proc_gnusparse_10(following, headers, archive)  # type: ignore[misc]
 
 
 def apply_layer(tree: Tree, archive: Path, budget: Budget) -> None:
-    """Change ``tree`` as the layer in this (uncompressed) tar archive says.
+    """Apply the layer in this (uncompressed) tar archive to ``tree``.
 
     Raises:
-        ImageRejected: the archive is damaged, or has names that lead elsewhere.
+        ImageRejected: the archive is damaged, or has names outside the image.
     """
     try:
         with tarfile.open(archive, "r:", tarinfo=_Member) as tar:
@@ -75,15 +75,15 @@ def apply_layer(tree: Tree, archive: Path, budget: Budget) -> None:
 def _members(tar: tarfile.TarFile, budget: Budget) -> Iterator[tuple[str, tarfile.TarInfo]]:
     for member in tar:
         budget.spend(entries=1)
-        # Entries are kept by the archive as well, of which they are all that is large.
+        # The archive keeps its entries too, and they are the only large thing in it.
         yield cleaned(member.name), member
 
 
 def cleaned(name: str) -> str:
-    """The path that an entry's name stands for, relative to the root; ``""`` for the root.
+    """An entry's normalized path, relative to the root; ``""`` for the root.
 
     Raises:
-        ImageRejected: the name leads elsewhere.
+        ImageRejected: the path is outside the image, too long, or has a NUL.
     """
     parts = [part for part in name.split("/") if part not in {"", "."}]
     if ".." in parts or (name.startswith("/") and parts):
@@ -96,7 +96,7 @@ def cleaned(name: str) -> str:
 
 
 class _Layer:
-    """One layer on its way into the tree. children: names by directory, below both."""
+    """A layer that is being applied. children: names by directory, of the tree and the layer."""
 
     def __init__(self, tree: Tree, archive: Path, budget: Budget) -> None:
         self._tree = tree
@@ -110,10 +110,10 @@ class _Layer:
                 folder, _, name = path.rpartition("/")
                 self._children[folder].add(name)
 
-    # ------------------------------------------------------------------ what goes
+    # ------------------------------------------------------------------ whiteouts
 
     def take_away(self, path: str) -> None:
-        """Do what a whiteout asks: they are about the layers below, wherever in this one they are."""
+        """Apply a whiteout, before all entries of the layer: it affects only lower layers."""
         folder, _, name = path.rpartition("/")
         if not name.startswith(_WHITEOUT):
             return
@@ -128,7 +128,7 @@ class _Layer:
             self._remove(self._tree.resolve_parent(f"{folder}/{hidden}"))
 
     def _remove(self, path: str) -> None:
-        """Take away a path and all below it."""
+        """Remove a path and all below it."""
         left = [path]
         while left:
             here = left.pop()
@@ -137,14 +137,14 @@ class _Layer:
         folder, _, name = path.rpartition("/")
         self._children[folder].discard(name)
 
-    # ------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------ entries
 
     def add(self, path: str, member: tarfile.TarInfo) -> None:
-        """Put one entry of the archive in its place."""
+        """Add one entry of the archive to the tree."""
         if path.rpartition("/")[2].startswith(_WHITEOUT):
             return
         if not path and not member.isdir():
-            raise ImageRejected("a layer has something else than a directory for its root")
+            raise ImageRejected("the root of a layer is not a directory")
         path = self._tree.resolve_parent(path) if path else path
         self._make_parents(path)
         there = self._tree.nodes.get(path)
@@ -153,14 +153,14 @@ class _Layer:
             return
         node = self._node(path, member)
         if there is not None and there.is_dir and node.is_dir:
-            # The same directory, with what is in it.
+            # Keep the directory and its contents, update its metadata.
             there.mode, there.uid, there.gid = node.mode, node.uid, node.gid
             there.mtime, there.xattrs = node.mtime, node.xattrs
             return
         self._put(path, node)
 
     def finish(self) -> None:
-        """Remember what this layer brought, in an order that its names alone decide."""
+        """Record the nodes of this layer, in an order that depends only on names."""
         ordered = (self._added[path] for path in sorted(self._added, key=lambda p: p.split("/")))
         self._tree.layers.append(list({id(node): node for node in ordered}.values()))
 
@@ -183,7 +183,7 @@ class _Layer:
                 raise ImageRejected(f"a layer has the entry {path!r}, but {parent!r} is no directory")
 
     def _linked(self, path: str, target: str) -> Node:
-        """What a hard link shares its node with."""
+        """The node that a hard link shares."""
         first = self._tree.resolve_parent(cleaned(target.lstrip("/")))
         node = self._tree.nodes.get(first)
         if node is None or node.is_dir:
@@ -192,7 +192,7 @@ class _Layer:
 
     def _node(self, path: str, member: tarfile.TarInfo) -> Node:
         if not (0 <= member.uid <= _MAX_ID and 0 <= member.gid <= _MAX_ID):
-            raise ImageRejected(f"{path!r} belongs to nobody: {member.uid}:{member.gid}")
+            raise ImageRejected(f"{path!r} has an invalid owner: {member.uid}:{member.gid}")
         node = Node(
             member.mode & 0o7777,
             member.uid,
@@ -206,7 +206,7 @@ class _Layer:
             node.mode = stat.S_IFLNK | 0o777
             node.target = member.linkname
             if not node.target or "\0" in node.target or len(node.target) >= _MAX_PATH:
-                raise ImageRejected(f"{path!r} is a symbolic link with an odd target")
+                raise ImageRejected(f"{path!r} is a symbolic link with an invalid target")
         elif member.isreg() and member.type in (*tarfile.REGULAR_TYPES, tarfile.GNUTYPE_SPARSE):
             node.mode |= stat.S_IFREG
             node.content = self._content(path, member)
@@ -216,7 +216,7 @@ class _Layer:
             node.mode |= stat.S_IFCHR if member.ischr() else stat.S_IFBLK
             node.device = (member.devmajor, member.devminor)
             if not (0 <= member.devmajor < 1 << 12 and 0 <= member.devminor < 1 << 20):
-                raise ImageRejected(f"{path!r} is a device with odd numbers")
+                raise ImageRejected(f"{path!r} is a device with invalid numbers")
         else:
             raise ImageRejected(f"{path!r} is an entry of an unknown kind: {member.type!r}")
         return node
@@ -232,7 +232,7 @@ class _Layer:
             ends = [0, *(begin + length for begin, length in pieces)]
             begins = [*(begin for begin, _ in pieces), member.size]
             if any(begin < end for begin, end in zip(begins, ends, strict=True)):
-                raise ImageRejected(f"{path!r} is a sparse file with an odd map")
+                raise ImageRejected(f"{path!r} is a sparse file with an invalid map")
         if member.size < 0 or member.offset_data + stored > self._size:
             raise ImageRejected(f"a layer ends in the middle of {path!r}")
         return Content(member.size, file=self._archive, offset=member.offset_data, pieces=pieces)

@@ -1,4 +1,4 @@
-"""What a container image says of itself: its manifest and its configuration."""
+"""Read a container image's documents: its manifest and its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INDEXES: Final = {
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 }
-#: Our names of architectures, as containers call them.
+#: Architectures: our names, and those of container images.
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -65,7 +65,7 @@ class _Layers(_Lenient):
 
 
 class Configuration(_Lenient):
-    """What a container image is for and how it is run."""
+    """A container image's configuration: its platform, and how it is run."""
 
     architecture: str
     os: str
@@ -75,7 +75,7 @@ class Configuration(_Lenient):
 
 @dataclass(frozen=True)
 class Container:
-    """A container image's documents, checked against each other. digest: of its manifest."""
+    """A container image's documents, which are consistent. digest: of its manifest."""
 
     digest: str
     layers: tuple[Descriptor, ...]
@@ -83,22 +83,22 @@ class Container:
 
 
 def digest_checked(data: bytes, digest: str, what: str) -> bytes:
-    """``data``, if it has this digest.
+    """Return ``data`` if it has this digest.
 
     Raises:
         DigestMismatch: it has another one.
     """
     found = digest_of(data)
     if found != digest:
-        raise DigestMismatch(f"{what} arrived damaged: it has the digest {found}, not {digest}")
+        raise DigestMismatch(f"{what} is damaged: it has the digest {found} (expected {digest})")
     return data
 
 
 def read_manifest(data: bytes) -> ContainerManifest:
-    """The manifest of one image.
+    """Read the manifest of one image.
 
     Raises:
-        ImageRejected: it is something else.
+        ImageRejected: it is not one.
     """
     document = _document(data, "manifest")
     kind = document.get("mediaType") or ""
@@ -127,10 +127,10 @@ def index_digests(data: bytes) -> set[str]:
 
 
 def read_configuration(data: bytes, manifest: ContainerManifest, architecture: str) -> Configuration:
-    """The configuration that belongs to ``manifest``.
+    """Read the configuration that belongs to ``manifest``.
 
     Raises:
-        ImageRejected: it does not, or it is for another architecture or operating system.
+        ImageRejected: it does not match, or is for another architecture or operating system.
     """
     found = _valid(Configuration, _document(data, "configuration"), "configuration")
     wanted = ARCHITECTURES.get(architecture, architecture)
@@ -147,7 +147,7 @@ def read_configuration(data: bytes, manifest: ContainerManifest, architecture: s
 
 
 def program_of(configuration: Configuration) -> tuple[Program, list[str]]:
-    """What the container runs, and the variables left out for names that no shell can have.
+    """The container's program, and the variables left out because a shell cannot set them.
 
     Raises:
         ImageRejected: it cannot be run.

@@ -1,7 +1,7 @@
-"""Gets container images by skopeo, into a private directory.
+"""Fetch container images with skopeo, into a private directory.
 
-Nothing of a user's credentials is ever on a command line: they are in an authentication file that
-only this user can read, and that is gone when the import is over.
+A user's credentials are never on a command line: they are in an authentication file that only this
+user can read, and that is removed after the import.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _MESSAGE: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True)
 class Access:
-    """How to get at a registry. insecure: by HTTP, or HTTPS with any certificate.
+    """Access to a registry. insecure: by HTTP, or HTTPS with any certificate.
 
-    authfile: as ``skopeo login`` or ``docker login`` writes it. password: with ``username``.
+    authfile: as ``skopeo login`` or ``docker login`` writes it. password: for ``username``.
     """
 
     authfile: Path | None = None
@@ -63,9 +63,9 @@ class Access:
 
 
 class Fetcher:
-    """Gets one container image into ``folder``, a directory that nobody else can read.
+    """Fetches one container image into ``folder``, a directory that no other user can read.
 
-    architecture: as we call it.
+    architecture: our name, e.g. ``x86_64``.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Fetcher:
         self._raw = b""
 
     def ask(self) -> str:
-        """The digest that the reference stands for now: of an image, or of an index of images.
+        """Resolve the reference to a digest: of an image, or of an index of images.
 
         Raises:
-            NotFound: there is no such image. Unauthenticated: it is not for this user, or not
-            without credentials. Unavailable: the registry does not answer.
+            NotFound: there is no such image. Unauthenticated: this user has no access, or needs
+            credentials. Unavailable: the registry does not answer.
         """
         command = ["skopeo", *self._common, "inspect", "--raw", *self._options, self._source()]
         self._raw = self._run(command, _ASK_SECONDS).stdout
@@ -103,11 +103,11 @@ class Fetcher:
         return digest_of(self._raw)
 
     def copy(self) -> Container:
-        """Fetch the image that :meth:`ask` found, all of it, and check its documents.
+        """Fetch the whole image that :meth:`resolve` found, and check its documents.
 
         Raises:
-            as :meth:`ask`; also ImageRejected: it is for another architecture or has faults.
-            DigestMismatch: what arrived is something else.
+            as :meth:`resolve`; also ImageRejected: it is for another architecture or has faults.
+            DigestMismatch: the fetched image has another digest.
         """
         target = self._folder / "image"
         options = [option.replace("--tls-verify", "--src-tls-verify") for option in self._options]
@@ -120,7 +120,7 @@ class Fetcher:
         digest = digest_of(data)
         asked = digest_of(self._raw)
         listed = index_digests(self._raw) if is_index(self._raw) else {asked}
-        # An archive has no manifest of its own: skopeo makes one, and the same each time.
+        # An archive has no manifest: skopeo makes one, always the same.
         if digest not in listed and self._reference.transport is not Transport.ARCHIVE:
             raise DigestMismatch(f"{self._reference.text} is {asked}, but {digest} arrived")
         manifest = read_manifest(data)
@@ -130,17 +130,17 @@ class Fetcher:
         return Container(digest, manifest.layers, configuration)
 
     def blob(self, digest: str) -> Path:
-        """Where a blob of the image is once it was copied."""
+        """Path of a blob of the copied image."""
         return self._folder / "image" / digest.removeprefix("sha256:")
 
     def _source(self, digest: str = "") -> str:
-        """The reference for skopeo; pinned to a digest where that is known."""
+        """The reference in skopeo's syntax; pinned to a digest if that is known."""
         reference = self._reference
         if reference.transport is Transport.REGISTRY:
             pinned = reference.digest or digest
             end = f"@{pinned}" if pinned else f":{reference.tag}"
             return f"docker://{reference.name}{end}"
-        # skopeo takes a path to end at its first colon; the path to a link has none.
+        # skopeo ends a path at its first colon; the path of this link has none.
         link = self._folder / "source"
         if not link.is_symlink():
             link.symlink_to(reference.path.absolute())
@@ -171,7 +171,7 @@ class Fetcher:
 
 
 def _policy() -> list[str]:
-    """Signatures are checked as the site's policy says; where there is none, they are not."""
+    """Options for the site's signature policy; without a policy, signatures are not checked."""
     there = any(path.expanduser().exists() for path in _POLICIES)
     return [] if there else ["--insecure-policy"]
 
@@ -184,7 +184,7 @@ def _read(path: Path) -> bytes:
         raise ImageRejected(f"the container image has no {path.name}: {error.strerror}") from error
 
 
-#: What skopeo says, and what it means.
+#: Patterns of skopeo's messages, and the errors for them.
 _MEANINGS: Final[tuple[tuple[str, type[VMJobsError]], ...]] = (
     (r"permission denied", InvalidRequest),
     (r"unauthorized|authentication required|denied|forbidden", Unauthenticated),
@@ -201,7 +201,7 @@ def _failure(reference: Reference, words: str) -> VMJobsError:
     found = _MESSAGE.findall(words)
     said = (found[-1].replace('\\"', '"') if found else words.strip())[-600:]
     text = f"cannot fetch {reference.text}: {said}"
-    # Neither the name of an image nor a path is to be taken for a reason.
+    # Remove the image's name or path, so that no pattern matches them.
     plain = (
         said.replace(reference.name, "") if reference.name else said.replace(str(reference.path), "")
     )

@@ -1,4 +1,4 @@
-"""Directories for imports under way: private, and gone afterwards, those of killed imports too."""
+"""Private directories for imports, removed afterwards, also those of killed imports."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LOCK: Final = "lock"
 
 @contextmanager
 def private_folder(workdir: Path) -> Iterator[Path]:
-    """A directory in ``workdir`` that nobody else can read; what killed imports left there is removed.
+    """A directory in ``workdir`` that no other user can read; removes those of killed imports.
 
-    An import holds a lock in its own directory for as long as it lives.
+    An import holds a lock in its own directory as long as it runs.
     """
     with exclusive(workdir / "containers" / "sweep"):
         _sweep(workdir)
@@ -41,4 +41,4 @@ def _sweep(workdir: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # at work, another user's, or gone by now
+            continue  # in use, another user's, or removed meanwhile

@@ -1,4 +1,4 @@
-"""From a container image to a VM image in a store."""
+"""Make a VM image in a store from a container image."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
 
-#: Called with the name of the step and the part of the work that is done, 0 to 1.
+#: Called with the name of the step and the fraction of the work that is done, 0 to 1.
 Tell = Callable[[str, float], None]
 
-#: Raised whenever the importer makes other bytes of the same container image.
+#: Increased whenever the importer makes different bytes from the same container image.
 _VERSION: Final = 1
-#: Free room on the root disk, in bytes: programs write where they were told to when they were packed.
+#: Free space on the root disk, in bytes, for programs that write to paths chosen when they were built.
 #: It is a hole in the disk's file and costs nothing until it is used.
 _SLACK: Final = 512 * MIB
-_EPOCH: Final = 1735689600  # 2025-01-01, for what has no time of its own
+_EPOCH: Final = 1735689600  # 2025-01-01, for nodes without a time
 _HOSTS: Final = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
 
 @dataclass(frozen=True)
 class ImportedImage(ImageEntry):
-    """source: the container image's reference, with the digest that it stood for."""
+    """An imported image. source: the container image's reference, with its digest."""
 
     source: str = ""
 
@@ -61,17 +61,16 @@ def import_reference(
     name: str = "",
     tag: str = "",
 ) -> ImportedImage:
-    """Make a VM image of a container image, into ``store``, and tag it.
+    """Make a VM image from a container image, in ``store``, and tag it.
 
     The same container image gives the same VM image. One that was imported before is not fetched
-    again; its registry is asked what a tag means by now. name, tag: what to call it; by default as
-    the reference does.
+    again, only its tag is resolved again. name, tag: of the VM image; by default from the reference.
 
     Raises:
-        InvalidRequest: ``reference`` is none. NotFound: there is no such image.
+        InvalidRequest: ``reference`` is invalid. NotFound: there is no such image.
         Unauthenticated: not with these credentials. Unavailable: the registry does not answer.
-        ImageRejected: the image is for another machine, or has faults. DigestMismatch: it is damaged.
-        BuildError: a tool is missing, or the kernel cannot be had. StorageFull: no room to unpack it.
+        ImageRejected: it is for another architecture, or has faults. DigestMismatch: it is damaged.
+        BuildError: a tool or the kernel is missing. StorageFull: there is no space to unpack it.
     """
     parsed = parse(reference)
     tell: Tell = progress or (lambda _step, _fraction: None)
@@ -103,7 +102,7 @@ def import_reference(
 
 
 def _key(digest: str, kit: kits.Kit, architecture: str) -> str:
-    """Names the inputs of an import."""
+    """A digest of an import's inputs."""
     return hashlib.sha256(f"{_VERSION} {digest} {kit.digest} {architecture}".encode()).hexdigest()
 
 
@@ -152,7 +151,7 @@ def _made_by(container: Container) -> str:
 
 
 def _layered(container: Container, fetcher: Fetcher, folder: Path, tell: Tell) -> Tree:
-    """All layers, one over the other. Their archives stay in ``folder``: the tree refers to them."""
+    """Merge all layers into a tree, which refers to their archives in ``folder``."""
     tree, budget = Tree(), Budget()
     tree.nodes[""].mtime = 0
     pairs = zip(container.layers, container.configuration.rootfs.diff_ids, strict=True)
@@ -170,15 +169,15 @@ def _layered(container: Container, fetcher: Fetcher, folder: Path, tell: Tell) -
 
 
 def _complete(tree: Tree, kit: kits.Kit, program: Program, identity: Identity) -> None:
-    """Add what a machine needs besides what a container has."""
+    """Add files that a VM needs and a container lacks."""
     for name in ("dev", "proc", "sys"):
         if name in tree.nodes and not tree.nodes[name].is_dir:
-            del tree.nodes[name]  # whatever it is, the kernel's own is mounted here
+            del tree.nodes[name]  # a file system of the kernel is mounted here
         tree.add_dir(name)
     _need_folder(tree, "etc")
     tree.add_file("etc/hosts", _HOSTS)
     if "etc/mtab" not in tree.nodes:
-        tree.add_link("etc/mtab", "/proc/mounts")  # as engines do
+        tree.add_link("etc/mtab", "/proc/mounts")  # as container engines do
     directory = program.directory.strip("/")
     if directory:
         _need_folder(tree, directory)
@@ -189,10 +188,10 @@ def _complete(tree: Tree, kit: kits.Kit, program: Program, identity: Identity) -
 
 
 def _need_folder(tree: Tree, path: str) -> None:
-    """Have a directory at ``path``, wherever links on the way lead.
+    """Make a directory at ``path``, following symbolic links, unless there is one.
 
     Raises:
-        ImageRejected: something else is there.
+        ImageRejected: there is another kind of file.
     """
     try:
         here = tree.resolve_parent(f"{path}/x").rpartition("/")[0]
@@ -207,7 +206,7 @@ def _need_folder(tree: Tree, path: str) -> None:
 
 
 def _program_file(tree: Tree, program: Program, identity: Identity) -> bytes:
-    """What the guest program is told of the container, as variables of a shell."""
+    """The guest program's parameters for the container, as shell variables."""
     values = {
         "arguments": shlex.join(program.arguments),
         "command": shlex.join(program.command),
@@ -222,7 +221,7 @@ def _program_file(tree: Tree, program: Program, identity: Identity) -> bytes:
 
 
 def _temporary(tree: Tree) -> list[str]:
-    """Directories for anybody's temporary files that have nothing in them."""
+    """World-writable directories for temporary files that are empty."""
     found = []
     for path in ("tmp", "var/tmp"):
         node = tree.nodes.get(path)

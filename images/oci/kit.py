@@ -1,7 +1,7 @@
-"""What every container image gets: a kernel, an initial RAM disk, and tools for the guest program.
+"""Files added to every container image: kernel, initial RAM disk, guest program, tools.
 
-All of it comes from the packages of the recipe ``generic`` and is kept between imports. In the image
-the tools lie below ``/.vmjobs``, with the libraries they were built for, since a container may have
+All of them come from the packages of the recipe ``generic`` and are kept between imports. In the image
+the tools are below ``/.vmjobs``, with the libraries they were built for, since a container may have
 others or none.
 """
 
@@ -27,10 +27,10 @@ Tell = Callable[[str, float], None]
 RECIPE: Final = "generic"
 FOLDER: Final = ".vmjobs"
 INIT: Final = f"/{FOLDER}/init"
-#: Raised whenever other files are taken out of the same packages.
+#: Increased whenever other files are taken from the same packages.
 _VERSION: Final = 2
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
-#: Where things are among the packages, by where they go in the image.
+#: Paths in the packages, by paths in the image.
 _TOOLS: Final = {
     "busybox": "bin/busybox",
     "bin/dd": "bin/dd",
@@ -52,7 +52,7 @@ _TOOLS: Final = {
         )
     },
 }
-#: What devtmpfs lacks, as the guest program adds it; ``None`` for directories.
+#: Links that devtmpfs lacks and the guest program adds; ``None`` for directories.
 _DEV: Final = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -65,7 +65,7 @@ _DEV: Final = {
 
 @dataclass(frozen=True)
 class Kit:
-    """Files on this host. folder: has ``kernel``, ``initrd`` and ``tools/``."""
+    """The files, on this host. folder: has ``kernel``, ``initrd`` and ``tools/``."""
 
     folder: Path
     cmdline: tuple[str, ...]
@@ -82,7 +82,7 @@ class Kit:
 
     @property
     def digest(self) -> str:
-        """Of all that it brings into an image."""
+        """Digest of all files that it adds to an image."""
         text = hashlib.sha256()
         for path in sorted(self.folder.rglob("*")):
             if path.is_file():
@@ -93,7 +93,7 @@ class Kit:
         return text.hexdigest()
 
     def install(self, tree: Tree) -> None:
-        """Put the guest program and its tools into ``tree``, in place of what it has there."""
+        """Put the guest program and its tools into ``tree``, replacing other files there."""
         tree.remove(lambda path, _: path != FOLDER and not path.startswith(f"{FOLDER}/"))
         for name in _TOOLS:
             data = (self.folder / "tools" / name).read_bytes()
@@ -110,10 +110,10 @@ class Kit:
 
 
 def prepare(workdir: Path, tell: Tell) -> Kit:
-    """Have the kit in ``workdir``; one made before is used again.
+    """Make the files in ``workdir``; existing ones are reused.
 
     Raises:
-        BuildError: the packages cannot be fetched, or lack something.
+        BuildError: the packages cannot be fetched, or lack a file.
     """
     recipe = recipes.load(RECIPE)
     if recipe.kernel is None:
@@ -150,7 +150,7 @@ def _fill(folder: Path, tree: Tree, modules: tuple[str, ...], epoch: int, place:
 
 
 def _programs() -> dict[str, bytes]:
-    """The guest program's files, as they are called in the image."""
+    """The guest program's files, by their names in the image."""
     found = {name: data for name, data in guest_program().items() if name != "initrd.sh"}
     found.pop("launch.sh")
     _, _, body = found.pop("init.sh").partition(b"\n")

@@ -1,4 +1,4 @@
-"""From a layer as it was sent to its tar archive: unpacked, and checked on both sides."""
+"""Decompress a fetched layer to its tar archive, and check the digests of both."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from vmjobs.errors import DigestMismatch, ImageRejected, StorageFull
 _CHUNK: Final = 1 << 20
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
-#: The largest zstd window that is accepted, in bytes: what a decoder needs of memory.
+#: The largest zstd window that is accepted, in bytes: a decoder needs that much memory.
 _WINDOW: Final = 128 * 1024 * 1024
 
 
 @dataclass
 class Budget:
-    """What a container image may still come to. size: bytes; entries: files and all else."""
+    """How much a container image may still unpack. size: bytes; entries: of all kinds."""
 
     size: int = 64 * 1024**3
     entries: int = 2_000_000
 
     def spend(self, size: int = 0, entries: int = 0) -> None:
-        """Take from it.
+        """Subtract from it.
 
         Raises:
-            ImageRejected: there is not enough left.
+            ImageRejected: not enough is left.
         """
         self.size -= size
         self.entries -= entries
@@ -45,7 +45,7 @@ class Budget:
 
 
 class _Hashing(io.RawIOBase):
-    """Reads a file and digests what was read."""
+    """Reads a file and computes the digest of its bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -74,8 +74,8 @@ def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Bu
     """Write the tar archive of a layer (gzip, zstd or neither) to ``target``.
 
     Raises:
-        DigestMismatch: the blob is not ``layer``, or what is in it is not ``diff_id``.
-        ImageRejected: it is damaged or too large. StorageFull: there is no room for it.
+        DigestMismatch: the blob is not ``layer``, or the archive is not ``diff_id``.
+        ImageRejected: it is damaged or too large. StorageFull: there is no space for it.
     """
     try:
         with blob.open("rb") as file, target.open("wb") as sink:
@@ -88,7 +88,7 @@ def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Bu
         raise ImageRejected(f"layer {layer.digest} is damaged: {error}") from error
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise StorageFull(f"no room to unpack layer {layer.digest}") from error
+            raise StorageFull(f"no space to unpack layer {layer.digest}") from error
         raise
     if source.sha256.hexdigest() != layer.digest.removeprefix("sha256:"):
         raise DigestMismatch(f"layer {layer.digest} is damaged: its bytes have another digest")

@@ -1,4 +1,4 @@
-"""Which packages a container image has: Debian's and Alpine's databases, as far as they are there."""
+"""List a container image's packages, from Debian's and Alpine's databases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_FILE: Final = 64 * 1024 * 1024
 
 
 def versions(tree: Tree) -> dict[str, str]:
-    """Names and versions of what is installed; empty where no known database is."""
+    """Names and versions of installed packages; empty if there is no known database."""
     found: dict[str, str] = {}
     for content in _files(tree, "var/lib/dpkg/status", "var/lib/dpkg/status.d/"):
         for fields in _paragraphs(content, ": "):

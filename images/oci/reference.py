@@ -1,4 +1,4 @@
-"""How a container image is named: in a registry, in an OCI layout, in an archive of docker's."""
+"""References to container images: in a registry, an OCI layout, or a Docker archive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DOCKER_HUB: Final = "docker.io"
 
 
 class Transport(StrEnum):
-    """Where container images are."""
+    """Where a container image is, by the prefix of its reference."""
 
     REGISTRY = "oci:"
     LAYOUT = "oci-layout:"
@@ -37,7 +37,7 @@ _PREFIXES: Final = {
 
 @dataclass(frozen=True)
 class Reference:
-    """A container image. name: in a registry; path: of a layout or an archive."""
+    """A reference to a container image. name: in a registry; path: of a layout or an archive."""
 
     transport: Transport
     name: str = ""
@@ -47,7 +47,7 @@ class Reference:
 
     @property
     def text(self) -> str:
-        """The reference as one would write it."""
+        """The reference as text."""
         if self.transport is Transport.REGISTRY:
             tag = f":{self.tag}" if self.tag else ""
             return f"{self.transport}{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")
@@ -62,7 +62,7 @@ class Reference:
 
     @property
     def suggested_name(self) -> tuple[str, str]:
-        """What to call the VM image where nobody said it: name and tag."""
+        """The default name and tag of the VM image."""
         stem = self.name.rpartition("/")[2] or self.path.name.partition(".")[0].lower()
         name = re.sub(r"[^a-z0-9._-]+", "-", stem).lstrip("._-")[:64] or "container"
         if self.tag and len(self.tag) <= 64:
@@ -80,7 +80,7 @@ def parse(text: str) -> Reference:
     ``oci-layout:DIR[:tag]``, ``docker-archive:FILE``.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: it is not a reference.
     """
     for prefix, transport in _PREFIXES.items():
         if text.startswith(prefix):
@@ -89,7 +89,7 @@ def parse(text: str) -> Reference:
             if found is not None:
                 return found
     raise InvalidRequest(
-        f"{text!r} does not name a container image",
+        f"{text!r} is not a reference to a container image",
         hint="oci:REGISTRY/NAME:TAG, oci:REGISTRY/NAME@sha256:…, oci-layout:DIR[:TAG], "
         "docker-archive:FILE",
     )

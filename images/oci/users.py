@@ -1,4 +1,4 @@
-"""Who a container runs as: its user, looked up as container engines do it."""
+"""Look up the user that a container runs as, in the same way as container engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_ID: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Identity:
-    """A user of the image. groups: supplementary ones, the user's own among them."""
+    """A user of the image. groups: supplementary ones, including the primary one."""
 
     uid: int = 0
     gid: int = 0
@@ -34,7 +34,7 @@ def look_up(tree: Tree, user: str) -> Identity:
     name, _, group = user.partition(":")
     entry = _user(tree, name)
     if entry is None and name and not name.isdecimal():
-        raise ImageRejected(f"the container runs as the user {name!r}, whom its /etc/passwd lacks")
+        raise ImageRejected(f"the container runs as user {name!r}, which is not in its /etc/passwd")
     known, uid, gid, home = entry or ("", int(name or 0), 0, "/")
     more: list[int] = []
     if group:
@@ -42,7 +42,7 @@ def look_up(tree: Tree, user: str) -> Identity:
     elif known:
         more = [number for _, number, members in _groups(tree) if known in members]
     if max(uid, gid, *more) > _MAX_ID:
-        raise ImageRejected(f"the container runs as {user!r}, which is no possible user")
+        raise ImageRejected(f"the container runs as user {user!r}, whose number is too large")
     return Identity(uid, gid, tuple(dict.fromkeys((gid, *more))), home or "/")
 
 
@@ -63,7 +63,7 @@ def _group(tree: Tree, group: str) -> int:
             return number
     if group.isdecimal():
         return int(group)
-    raise ImageRejected(f"the container runs in the group {group!r}, which its /etc/group lacks")
+    raise ImageRejected(f"the container runs in group {group!r}, which is not in its /etc/group")
 
 
 def _groups(tree: Tree) -> Iterator[tuple[str, int, list[str]]]:

@@ -1,1 +1,1 @@
-"""The recipes that come with the product, one TOML file each."""
+"""The product's recipes, one TOML file each."""

@@ -1,4 +1,4 @@
-"""Virtual clusters: what is declared, what is there, and the step that brings one to the other.
+"""Virtual clusters: their wanted state, their actual state, and the reconciler.
 
-Images ask this package's tables which of them clusters need, so nothing is imported here.
+``repository.images`` imports this package's tables, so nothing is imported here.
 """

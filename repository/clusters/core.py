@@ -1,4 +1,4 @@
-"""What all parts of the clusters' repository share: its collaborators."""
+"""Base class of the clusters' repository: its collaborators and common helpers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ClusterCore:
 
     @property
     def lease(self) -> timedelta:
-        """How long a node may be silent."""
+        """Time without contact after which a node counts as lost."""
         return timedelta(seconds=self.config.node_lease_seconds)
 
     def address(self, pool: str) -> PoolAddress:
-        """One of the service's pools; empty: the first of them.  Raises NotFound."""
+        """Return the address of a pool of the service; "": its first pool.  Raises NotFound."""
         name = pool or next(iter(self.config.pools), "")
         if name not in self.config.pools:
             what = f"there is no pool {name!r}" if name else "there is no pool"
@@ -45,7 +45,7 @@ class ClusterCore:
 
 
 def locked_cluster(session: Session, name: str) -> ClusterRow:
-    """A cluster's row, ours until the (write) transaction ends.  Raises NotFound."""
+    """Return a cluster's row, locked until the (write) transaction ends.  Raises NotFound."""
     query = select(ClusterRow).where(ClusterRow.name == name).with_for_update()
     row = session.scalars(query).one_or_none()
     if row is None:
@@ -54,10 +54,10 @@ def locked_cluster(session: Session, name: str) -> ClusterRow:
 
 
 def no_cluster(name: str) -> NotFound:
-    """The error for a cluster that is not there."""
+    """Return the error for a cluster that does not exist."""
     return NotFound(f"there is no cluster {name[:64]}")
 
 
 def console_of(incarnation: int) -> str:
-    """Under which attempt a machine's console is kept."""
+    """Return the attempt id under which the stream store keeps the console of a VM."""
     return f"{incarnation:032x}"

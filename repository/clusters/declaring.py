@@ -1,4 +1,4 @@
-"""Clusters as their operators use them: declare, look, scale, drain, delete."""
+"""Operations on clusters for operators: declare, show, scale, drain, delete."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from vmjobs.model import now as utc_now
 class Declaring(ClusterCore):
     """The operators' part. Names are of clusters; all but apply, list, assess raise NotFound."""
 
-    # -- looking
+    # -- queries
 
     def list(self) -> builtins.list[Cluster]:
-        """All clusters, by name; without their members."""
+        """All clusters, by name; without their VMs."""
         return all_pages(self.page)
 
     def page(self, page: Window) -> tuple[builtins.list[Cluster], str]:
-        """A part of :meth:`list`, and the cursor of the next one."""
+        """Return one page of :meth:`list`, and the cursor of the next page."""
         query = select(ClusterRow).order_by(ClusterRow.name).where(ClusterRow.name > page.cursor)
         ups = select(MemberRow.cluster, func.count()).where(MemberRow.state == MemberState.UP.value)
         with self.database.read() as session:
@@ -64,7 +64,7 @@ class Declaring(ClusterCore):
             return builtins.list(views), cursor
 
     def get(self, name: str) -> Cluster:
-        """One cluster with its members."""
+        """One cluster with its VMs."""
         with self.database.read() as session:
             row = session.get(ClusterRow, name)
             if row is None:
@@ -109,25 +109,25 @@ class Declaring(ClusterCore):
             ]
 
     def open_console(self, name: str, member: str, incarnation: int = 0) -> StreamReader:
-        """What a member's machine said. incarnation: of which; 0: the last one; one before is kept."""
+        """Open the console of a cluster VM. incarnation: the latest (0), or the one before it."""
         query = select(MemberRow).where(MemberRow.cluster == name, MemberRow.name == member)
         with self.database.read() as session:
             if session.get(ClusterRow, name) is None:
                 raise no_cluster(name)
             row = session.scalars(query).one_or_none()
         if row is None:
-            raise NotFound(f"the cluster {name} has no member {member[:64]}")
+            raise NotFound(f"the cluster {name} has no VM {member[:64]}")
         wanted = incarnation or max(1, row.incarnation)
-        # The agent may be quicker with a console than with its report.
+        # The agent may send a console before its report.
         if not max(1, row.incarnation - 1) <= wanted <= row.incarnation + 1:
             raise NotFound(
-                f"the console of machine {wanted} of {member} is not kept",
-                hint=f"it is at its machine {row.incarnation}; of the one before it is kept, too",
+                f"the console of incarnation {wanted} of {member} is not kept",
+                hint=f"the present incarnation is {row.incarnation}; that before it is kept, too",
             )
         return self.streams.open(row.id, console_of(wanted), StreamName.CONSOLE)
 
     def assess(self, viewer: Viewer, spec: ClusterSpec) -> Assessment:
-        """How much of a declaration would run now, in place of what a cluster of its name has.
+        """Compute how many VMs of a spec would run now, in place of a cluster of the same name.
 
         Raises InvalidSpec.
         """
@@ -147,10 +147,10 @@ class Declaring(ClusterCore):
             placed[place.node] += 1
         return Assessment(placed=dict(placed), pending=0)
 
-    # -- declaring
+    # -- changes
 
     def faults(self, viewer: Viewer, spec: ClusterSpec) -> builtins.list[Fault]:
-        """Everything that keeps a declaration from being applied here."""
+        """All faults for which :meth:`apply` would refuse the spec."""
         try:
             self._checked(viewer, spec)
         except InvalidSpec as error:
@@ -158,22 +158,25 @@ class Declaring(ClusterCore):
         return []
 
     def apply(self, viewer: Viewer, spec: ClusterSpec) -> Applied:
-        """Have this cluster. The same declaration again, of the same image, changes nothing; nor does
-        one that has failed: see :meth:`retry`.
+        """Create or change a cluster. The same spec and image again change nothing, even if the
+        rollout has failed: see :meth:`retry`.
 
         Raises InvalidSpec with every fault, Conflict: the cluster of that name is being deleted.
         """
         image, kinds = self._checked(viewer, spec)
         try:
             return self._apply(viewer, spec, image, kinds)
-        except IntegrityError:  # declared twice at once, for the first time
+        except IntegrityError:  # two concurrent requests created the cluster
             try:
                 return self._apply(viewer, spec, image, kinds)
             except IntegrityError as error:
                 raise Unavailable("database", f"the cluster was not stored: {error.orig}") from error
 
     def _checked(self, viewer: Viewer, spec: ClusterSpec) -> tuple[str, tuple[HypervisorKind, ...]]:
-        """The image, as the cluster's owner sees it, and what boots it.  Raises InvalidSpec."""
+        """Resolve the image as the cluster's owner; return digest and hypervisor kinds.
+
+        Raises InvalidSpec.
+        """
         faults = builtins.list(self._pool_faults(spec))
         image, kinds = "", tuple(HypervisorKind)
         try:
@@ -190,7 +193,7 @@ class Declaring(ClusterCore):
         ):
             faults.append(Fault("cpus", "above_hypervisor", why))
         if faults:
-            raise InvalidSpec("the cluster cannot be here as it is declared", faults=faults)
+            raise InvalidSpec("the cluster cannot run here as it is declared", faults=faults)
         return image, kinds
 
     def _pool_faults(self, spec: ClusterSpec) -> Iterator[Fault]:
@@ -203,9 +206,9 @@ class Declaring(ClusterCore):
             yield Fault("pool", "unknown_pool", f"there is no pool {spec.pool!r}; known are {known}")
 
     def _owner_of(self, viewer: Viewer, name: str) -> Viewer:
-        """On whose behalf the image is looked for: the first one who declared the cluster.
+        """Return the viewer whose images the spec may use: the user who created the cluster.
 
-        Only those who may declare look through another's eyes.
+        Only administrators act as another user.
         """
         if not viewer.admin:
             return viewer
@@ -221,11 +224,11 @@ class Declaring(ClusterCore):
         present = utc_now()
         with self.database.write() as session:
             try:
-                # From here on the image cannot go: whoever removes it waits, and finds the cluster.
+                # From here on the image stays: a concurrent removal waits, and finds the cluster.
                 self.images.pin(session, Viewer(viewer.user, admin=True), image)
             except NotFound as error:
                 faults = [unknown_image(error)]
-                raise InvalidSpec("the cluster cannot be here", faults=faults) from error
+                raise InvalidSpec("the cluster cannot run here", faults=faults) from error
             query = select(ClusterRow).where(ClusterRow.name == spec.name).with_for_update()
             row = session.scalars(query).one_or_none()
             outcome = Outcome.CREATED if row is None else Outcome.CHANGED
@@ -243,15 +246,15 @@ class Declaring(ClusterCore):
                 if isinstance(known, GenerationRow):
                     session.delete(known)
             row.kinds = [kind.value for kind in kinds]
-            text = f"{outcome} by {viewer.user}: {row.target} machines of {image}"
+            text = f"{outcome} by {viewer.user}: {row.target} VMs of {image}"
             record(session, row, Told(outcome.upper(), message=text), present)
             session.flush()
             return Applied(outcome=outcome, cluster=self._view(session, row))
 
     def scale(self, name: str, size: int, who: str) -> Cluster:
-        """Have another number of machines; nothing else changes.
+        """Change the number of VMs and nothing else.
 
-        Raises Conflict (it is being deleted), InvalidRequest: outside of the range declared.
+        Raises Conflict (the cluster is being deleted), InvalidRequest (outside of its range).
         """
         present = utc_now()
         with self.database.write() as session:
@@ -260,31 +263,31 @@ class Declaring(ClusterCore):
             spec = ClusterSpec.model_validate(row.spec)
             allowed = spec.range
             if isinstance(spec.size, Size) and not allowed.min <= size <= allowed.max:
-                text = f"the cluster {name} is declared for {allowed.min} to {allowed.max} machines"
+                text = f"the cluster {name} is declared for {allowed.min} to {allowed.max} VMs"
                 fault = Fault("size", "out_of_range", f"{size} is not {allowed.min} to {allowed.max}")
                 raise InvalidRequest(text, hint="apply another declaration", faults=[fault])
             if size != row.target:
                 if not isinstance(spec.size, Size):
                     resize(session, row, size, present)
                 row.target, row.updated = size, present
-                record(session, row, Told("SCALED", message=f"{size} machines, by {who}"), present)
+                record(session, row, Told("SCALED", message=f"{size} VMs, by {who}"), present)
                 session.flush()
             return self._view(session, row)
 
     def wake(self, name: str, who: str) -> bool:
-        """Have a machine where demand has left none, for a job that somebody else saw.
+        """Start one VM in a cluster that autoscaling has reduced to 0, for a job seen elsewhere.
 
-        Nothing changes where there are machines, or are to be none. Whether anything did.
+        A cluster that has VMs, or may have none, does not change. Return whether anything changed.
         """
         with self.database.write() as session:
             return weighing.wake(session, locked_cluster(session, name), who, utc_now())
 
     def drain(self, name: str, who: str) -> Cluster:
-        """Let all machines end with their jobs, and start none until :meth:`resume`."""
+        """Let all VMs end with their jobs, and start none until :meth:`resume`."""
         return self._set_draining(name, True, Told("DRAINING", message=f"asked for by {who}"))
 
     def resume(self, name: str, who: str) -> Cluster:
-        """Start machines again.  Raises Conflict: it is being deleted."""
+        """Start VMs again.  Raises Conflict: the cluster is being deleted."""
         return self._set_draining(name, False, Told("RESUMED", message=f"by {who}"))
 
     def _set_draining(self, name: str, draining: bool, told: Told) -> Cluster:
@@ -300,10 +303,12 @@ class Declaring(ClusterCore):
             return self._view(session, row)
 
     def retry(self, name: str, who: str) -> Cluster:
-        """Try again at once what has failed: forget failures of the cluster's images, replace machines
-        that wait for another try, and declare again what the cluster went back from.
+        """Retry failures at once.
 
-        Raises Conflict: it is being deleted.
+        Clear the backoff of the cluster's images, replace VMs that wait for a retry, and declare the
+        generation again that was rolled back.
+
+        Raises Conflict: the cluster is being deleted.
         """
         present = utc_now()
         with self.database.write() as session:
@@ -325,7 +330,7 @@ class Declaring(ClusterCore):
                 if member.phase == Phase.WAITING.value and member.goal == Goal.RUN.value:
                     member.goal = Goal.DRAIN.value
                     nodes.add(member.node)
-            for node in sorted(nodes):  # in the order in which everybody locks them
+            for node in sorted(nodes):  # in the order in which all transactions lock them
                 bump(session, node)
             clear(session, images)
             row.stalled, row.updated = 0, present
@@ -334,9 +339,9 @@ class Declaring(ClusterCore):
             return self._view(session, row)
 
     def delete(self, name: str, goal: Goal, who: str) -> Cluster:
-        """Have the cluster gone once its machines are, which end as ``goal`` says: drain, or stop.
+        """Delete the cluster once its VMs have ended, which drain or stop, as ``goal`` says.
 
-        Repeating that is no error; who wants it now after all may say so, and not the other way.
+        Repeating the call is no error; a drain may become a stop, but not the other way round.
         """
         present = utc_now()
         with self.database.write() as session:

@@ -1,4 +1,4 @@
-"""Generations of a cluster beside the present one: the last good one, and one that was taken back."""
+"""Generations of a cluster beside the present one: the last good one and a failed one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Generations = dict[tuple[str, str], GenerationRow]
 
 
 def generations(session: Session, cluster: str | None = None) -> Generations:
-    """All that are kept; cluster: only of this one."""
+    """Load all stored generations; cluster: only of this one."""
     query = select(GenerationRow)
     if cluster is not None:
         query = query.where(GenerationRow.cluster == cluster)
@@ -38,35 +38,35 @@ def generations(session: Session, cluster: str | None = None) -> Generations:
 
 
 def keep_good(session: Session, known: Generations, row: ClusterRow, present: datetime) -> None:
-    """The present generation is fully up."""
+    """Store the present generation, which is fully up, as the last good one."""
     _keep(session, known, row, Standing.GOOD, "fully up", present)
 
 
 def roll_back(
     session: Session, known: Generations, row: ClusterRow, why: str, present: datetime
 ) -> None:
-    """Declare the last good generation again; the number of machines stays.
+    """Declare the last good generation again; the number of VMs stays.
 
-    Members of that generation are what they are to be, and the others are replaced.
+    VMs of that generation stay, the others are replaced.
     """
     good = known[row.name, Standing.GOOD]
     _keep(session, known, row, Standing.FAILED, why, present)
     row.spec = {**good.spec, "size": row.spec["size"]}
     row.image, row.kinds, row.generation = good.image, good.kinds, good.generation
     row.updated = present
-    flag_modified(row, "spec")  # to SQLAlchemy 1 in place of True is no change
+    flag_modified(row, "spec")  # SQLAlchemy does not see a change from True to 1
     record(session, row, Told("ROLLED_BACK", "REPLACEMENT_FAILED", why), present)
 
 
 def declared(session: Session, row: ClusterRow) -> ClusterRow | GenerationRow:
-    """What was declared last, whether it has failed or not."""
+    """Return the generation that was declared last, whether it has failed or not."""
     return generations(session, row.name).get((row.name, Standing.FAILED)) or row
 
 
 def new_generation(
     session: Session, row: ClusterRow, spec: ClusterSpec, image: str, present: datetime
 ) -> None:
-    """A new generation. Members that are what it asks for become members of it."""
+    """Begin a new generation. If image and VM settings are the same, present VMs move to it."""
     kept = generations(session, row.name)
     last = max(row.generation, *(other.generation for other in kept.values()), 0)
     good = kept.get((row.name, Standing.GOOD))
@@ -80,13 +80,13 @@ def new_generation(
     allowed = spec.range
     row.target = min(max(row.target, allowed.min), allowed.max)
     row.spec, row.image = spec.model_dump(mode="json"), image
-    flag_modified(row, "spec")  # or 1 in place of True would be no change to SQLAlchemy, too
+    flag_modified(row, "spec")  # SQLAlchemy does not see a change from True to 1
     row.generation = last + 1
     row.updated = present
 
 
 def resize(session: Session, row: ClusterRow, size: int, present: datetime) -> None:
-    """Another number of machines; of what was declared and failed, too."""
+    """Change the number of VMs, also in a declared generation that has failed."""
     failed = declared(session, row)
     if isinstance(failed, GenerationRow):
         failed.spec = {**failed.spec, "size": size}
@@ -96,7 +96,7 @@ def resize(session: Session, row: ClusterRow, size: int, present: datetime) -> N
 
 
 def same(one: ClusterSpec, other: ClusterSpec) -> bool:
-    """Whether both say the same. To Python 1 and True are equal, to HTCondor they are not."""
+    """Whether two specs are equal. In Python 1 equals True, in HTCondor it does not."""
     return _same(one.model_dump(mode="json"), other.model_dump(mode="json"))
 
 
@@ -105,12 +105,12 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _machine(spec: ClusterSpec) -> dict[str, Any]:
-    """What a declaration says of each machine."""
+    """Return the settings of a spec that each VM depends on."""
     return spec.model_dump(mode="json", exclude={"size", "image", "idle_seconds"})
 
 
 def failed_view(row: GenerationRow | None) -> FailedGeneration | None:
-    """A generation that was taken back, as operators see it."""
+    """Convert a generation that was rolled back for operators."""
     if row is None:
         return None
     return FailedGeneration(

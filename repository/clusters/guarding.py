@@ -1,4 +1,4 @@
-"""Guards in the database: what failed where, and what histories and operators are told of it."""
+"""Failure backoff in the database: failures by image and node, and their history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vmjobs.cluster.wire import ClusterGuard
 
 
 def guard_of(row: GuardRow) -> Guard:
-    """A row as the domain knows it."""
+    """Convert a row for :mod:`vmjobs.cluster.failure_backoff`."""
     return Guard(
         image=row.image,
         node=row.node,
@@ -33,7 +33,7 @@ def guard_of(row: GuardRow) -> Guard:
 
 
 def note_failures(session: Session, failed: Iterable[tuple[str, Failure]], present: datetime) -> None:
-    """Count machines that failed, each with the digest of its image."""
+    """Count failures of VMs, each with the digest of its image."""
     failures = sorted(failed, key=lambda pair: (pair[0], pair[1].node))
     keys = sorted({key for image, f in failures for key in ((image, ""), (image, f.node))})
     add_missing(session, GuardRow, [_fresh(image, node) for image, node in keys])
@@ -47,7 +47,7 @@ def note_failures(session: Session, failed: Iterable[tuple[str, Failure]], prese
 def note_success(
     session: Session, rows: dict[tuple[str, str], GuardRow], image: str, node: str
 ) -> None:
-    """A machine of the image came up on a node. rows: all guards, locked."""
+    """Record that a VM of the image came up on a node. rows: all backoff rows, locked."""
     if (image, "") not in rows:
         rows[image, ""] = GuardRow(**_fresh(image, ""))
         session.add(rows[image, ""])
@@ -57,13 +57,13 @@ def note_success(
 
 
 def clear(session: Session, images: Collection[str]) -> None:
-    """Have failures of these images forgotten."""
+    """Clear the failures of these images."""
     for row in locked(session, images).values():
         _put(row, guard_of(row).cleared())
 
 
 def locked(session: Session, images: Collection[str]) -> dict[tuple[str, str], GuardRow]:
-    """Guards of these images, ours until the (write) transaction ends."""
+    """Return the rows of these images, locked until the (write) transaction ends."""
     query = select(GuardRow).where(GuardRow.image.in_(sorted(images)))
     query = query.order_by(GuardRow.image, GuardRow.node).with_for_update()
     return {(row.image, row.node): row for row in session.scalars(query)}
@@ -75,7 +75,7 @@ def tell(
     concerned: Mapping[str, Collection[ClusterRow]],
     present: datetime,
 ) -> None:
-    """Note in histories which guards have closed or opened. concerned: (locked) clusters by image."""
+    """Record backoffs that began or ended in histories. concerned: locked clusters by image."""
     for row in rows:
         if row.told == row.until:
             continue
@@ -89,7 +89,7 @@ def tell(
 def guard_views(
     rows: Iterable[GuardRow], images: Collection[str], present: datetime
 ) -> list[ClusterGuard]:
-    """Guards of these images that are not open, as operators see them."""
+    """Convert the active backoffs of these images for operators."""
     found = []
     for guard in sorted((guard_of(row) for row in rows), key=lambda guard: (guard.image, guard.node)):
         state = guard.state(present)

@@ -1,4 +1,4 @@
-"""What happens to clusters and members, one line each; and the state that goes with it."""
+"""The history of clusters and their VMs, one line for each event; and the states of VMs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sqlalchemy.orm import Session
 from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase, state_of
 
-#: Lines of a cluster's history that are kept.
+#: Lines kept of a cluster's history.
 KEPT: Final = 1000
-#: Older ones are deleted so many at a time.
+#: Older lines are deleted in batches of this size.
 _AT_ONCE: Final = 100
 MAX_MESSAGE: Final = 8192
 _SAID: Final = {
-    MemberState.ASSIGNED: "its node is to start it",
-    MemberState.JOINING: "its machine runs and is not in the pool",
-    MemberState.PROBING: "its machine is in the pool; a probe job is to run in it",
-    MemberState.UP: "a probe job ran in its machine: jobs may come",
+    MemberState.ASSIGNED: "the node has to start the VM",
+    MemberState.JOINING: "the VM runs and is not in the pool yet",
+    MemberState.PROBING: "the VM is in the pool; a probe job has to run in it",
+    MemberState.UP: "a probe job ran in the VM; it accepts jobs",
 }
 
 
 class Happened(StrEnum):
-    """What happens to a cluster itself: states of its own lines."""
+    """Events of a cluster itself: the ``state`` of its own history lines."""
 
     CREATED = "CREATED"
     CHANGED = "CHANGED"
@@ -42,7 +42,7 @@ class Happened(StrEnum):
 
 
 class Told(NamedTuple):
-    """What a line says."""
+    """State, code and message of one history line."""
 
     state: str
     code: str = MemberCode.PROGRESS.value
@@ -56,7 +56,7 @@ def record(
     present: datetime,
     member: MemberRow | None = None,
 ) -> None:
-    """Add a line to the history of a locked cluster; the oldest ones go, sooner or later."""
+    """Add a line to the history of a locked cluster, and prune lines beyond ``MAX_EVENTS``."""
     cluster.events_count += 1
     if member is None:
         _count(cluster, f"cluster.{told.state}")
@@ -81,19 +81,19 @@ def record(
 
 
 def happened(cluster: ClusterRow, what: Happened) -> int:
-    """How often it did."""
+    """Return how often an event happened to the cluster."""
     return int((cluster.happened or {}).get(f"cluster.{what}", 0))
 
 
 def came_to(cluster: ClusterRow, state: MemberState) -> int:
-    """How often members of the cluster came to be in a state; those that are gone, too."""
+    """Return how often VMs of the cluster, including deleted ones, entered a state."""
     return int((cluster.happened or {}).get(f"member.{state}", 0))
 
 
 def enter(
     session: Session, cluster: ClusterRow, member: MemberRow, told: Told, present: datetime
 ) -> None:
-    """A member of a locked cluster comes to be in a state: counted, and told."""
+    """Count and record that a VM of a locked cluster enters a state."""
     _count(cluster, f"member.{told.state}")
     record(session, cluster, told, present, member)
 
@@ -104,7 +104,7 @@ def _count(cluster: ClusterRow, key: str) -> None:
 
 
 def present_state(row: MemberRow, heard: bool) -> MemberState:
-    """A member's state. heard: its node has been heard of of late."""
+    """Return the state of a cluster VM. heard: its node is alive."""
     lives = row.incarnation > 0
     return state_of(
         Goal(row.goal),
@@ -117,11 +117,11 @@ def present_state(row: MemberRow, heard: bool) -> MemberState:
 
 
 def reason_of(row: MemberRow, state: MemberState) -> tuple[str, str]:
-    """Code and sentence for a member that is in this state."""
+    """Return code and message for a VM in this state."""
     if state is MemberState.LOST:
-        return MemberCode.NODE_LOST.value, f"its node {row.node} has not been heard of lately"
+        return MemberCode.NODE_LOST.value, f"the node {row.node} has not reported lately"
     if state in _SAID:
-        # An agent adds to that what a machine which runs is not held to.
+        # For a running VM, the agent reports limits that it cannot enforce.
         added = row.message if row.phase == Phase.RUNNING.value else ""
         return MemberCode.PROGRESS.value, "; ".join(filter(None, (_SAID[state], added)))
     return row.code, row.message
@@ -130,7 +130,7 @@ def reason_of(row: MemberRow, state: MemberState) -> tuple[str, str]:
 def follow(
     session: Session, cluster: ClusterRow, row: MemberRow, heard: bool, present: datetime
 ) -> None:
-    """Note the state of a member of a locked cluster, and that it changed, if it did."""
+    """Update the state of a VM of a locked cluster; a change adds a line to the history."""
     state = present_state(row, heard)
     if row.state == state.value:
         return
@@ -140,5 +140,5 @@ def follow(
 
 
 def tellable(text: str) -> str:
-    """Text that both databases keep: PostgreSQL takes no NUL, and a guest's words may have one."""
+    """Replace NULs, which PostgreSQL refuses and a guest's message may contain."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -1,4 +1,4 @@
-"""Rows as the planner and operators see them."""
+"""Loads clusters from the database, and converts rows for the planner and for operators."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from vmjobs.cluster.wire import Cluster, ClusterGuard, FailedGeneration, Member
 from vmjobs.model import HypervisorKind, Node
 from vmjobs.ports import ProbeState
 
-#: What a probe job did, by member and incarnation.
+#: States of probe jobs, by cluster VM and incarnation.
 Probes = Mapping[tuple[str, int], ProbeState]
 
 
 @dataclass(frozen=True)
 class World:
-    """All clusters with their members, nodes and pools, as they are stored.
+    """All clusters with their VMs, nodes and pools, as they are stored.
 
-    guards: by image and node. generations: beside the present ones. weighed: by pool.
+    guards: failure backoffs by image and node. generations: beside the present ones. pool_demands: by
+    pool.
     """
 
     clusters: dict[str, ClusterRow]
@@ -54,22 +55,22 @@ class World:
     weighed: dict[str, WeighedRow] = field(default_factory=dict)
 
     def heard(self, row: MemberRow) -> bool:
-        """Whether a member's node has been heard of of late."""
+        """Whether the node of a cluster VM is alive."""
         node = self.nodes.get(row.node)
         return node is not None and node.alive
 
     def moved(self) -> bool:
-        """Whether the state of a member or a guard is another than the history says."""
+        """Whether the history lacks a state change of a VM or a backoff."""
         return any(
             row.state != present_state(row, self.heard(row)).value for row in self.members.values()
         ) or any(row.told != row.until for row in self.guards.values())
 
     def guarded(self, present: datetime) -> Guards:
-        """Guards as the planner sees them."""
+        """Convert the failure backoffs for the planner."""
         return Guards(map(guard_of, self.guards.values()), present)
 
     def images(self) -> dict[str, set[str]]:
-        """The images that each cluster has to do with."""
+        """Return the images of each cluster: of its spec, its VMs and its stored generations."""
         found = {name: {row.image} for name, row in self.clusters.items()}
         for member in self.members.values():
             found[member.cluster].add(member.image)
@@ -79,7 +80,7 @@ class World:
         return found
 
     def planned(self, probes: Probes) -> list[ClusterNow]:
-        """As the planner sees it."""
+        """Convert the clusters for the planner."""
         of: dict[str, list[MemberNow]] = defaultdict(list)
         for row in self.members.values():
             of[row.cluster].append(self.member(row, probes))
@@ -89,7 +90,7 @@ class World:
         ]
 
     def member(self, row: MemberRow, probes: Probes) -> MemberNow:
-        """A member as the planner sees it."""
+        """Convert a cluster VM for the planner."""
         pool = self.pools.get(row.pool)
         answers = pool is not None and not pool.problem
         return MemberNow(
@@ -123,9 +124,10 @@ def load(
     lock: bool = False,
     planning: bool = True,
 ) -> World:
-    """All of it. lock: clusters, members and guards are ours until the (write) transaction ends.
+    """Load a snapshot.
 
-    planning: also what a plan needs to know beside them: guards, generations, demand.
+    lock: lock clusters, VMs and backoffs until the (write) transaction ends.
+    planning: load backoffs, generations and demand, too.
     """
     clusters = select(ClusterRow).order_by(ClusterRow.name)
     members = select(MemberRow).order_by(MemberRow.id)
@@ -150,7 +152,7 @@ def load(
 
 
 def nodes_now(session: Session, lease: timedelta, present: datetime) -> dict[str, NodeNow]:
-    """All nodes that ever announced themselves, by name."""
+    """Return all nodes that ever announced themselves, by name."""
     spoke = {
         node: heard
         for node, heard in session.execute(select(NodeShareRow.node, NodeShareRow.heard))
@@ -174,7 +176,7 @@ def nodes_now(session: Session, lease: timedelta, present: datetime) -> dict[str
 
 
 def kinds_of(row: ClusterRow) -> frozenset[HypervisorKind]:
-    """What boots a cluster's image."""
+    """Return the hypervisor kinds that boot a cluster's image."""
     return frozenset(HypervisorKind(kind) for kind in row.kinds)
 
 
@@ -201,7 +203,7 @@ def cluster_view(
     guards: Sequence[ClusterGuard] = (),
     failed: FailedGeneration | None = None,
 ) -> Cluster:
-    """A cluster as operators see it."""
+    """Convert a cluster for operators."""
     return Cluster(
         name=row.name,
         owner=row.owner,
@@ -221,7 +223,7 @@ def cluster_view(
 
 
 def member_view(row: MemberRow, heard: bool) -> Member:
-    """A member as operators see it."""
+    """Convert a cluster VM for operators."""
     state = present_state(row, heard)
     code, message = reason_of(row, state)
     return Member(

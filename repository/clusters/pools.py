@@ -1,4 +1,4 @@
-"""What the pools say of the members' machines: asked outside of transactions, if it matters."""
+"""Queries pools for ads and probe jobs of cluster VMs, outside of transactions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from vmjobs.ports import Pool, PoolMachine, ProbeState
 
 logger = logging.getLogger(__name__)
 
-#: How often a pool is asked where nobody waits for an answer.
+#: How often a pool is queried while no VM waits for its ad or probe job.
 ASK_EVERY: Final = timedelta(seconds=15)
-#: Asking that takes longer does not count as time that machines had.
+#: The duration of longer queries is not counted against the VMs' time limits.
 SLOW: Final = timedelta(seconds=2)
 
 
 @dataclass
 class Look:
-    """What came of asking one pool.
+    """The result of querying one pool.
 
-    machines: by name and id of the member; None: it did not say. problem: why it did not answer all;
-    empty: it did.
+    machines: by name and id of the cluster VM; None: unknown. problem: why a query failed; empty: none
+    failed.
     """
 
     machines: dict[tuple[str, str], PoolMachine] | None = None
@@ -40,9 +40,9 @@ class Look:
 
 @dataclass
 class Looks:
-    """What came of asking the pools that were asked, by name; and of probe jobs.
+    """The results of querying pools, by name, and the states of probe jobs.
 
-    begun: when the first was, in seconds of a clock that nobody sets.
+    begun: start of the first query, in seconds of the monotonic clock.
     """
 
     begun: float
@@ -51,13 +51,13 @@ class Looks:
 
     @property
     def delay(self) -> timedelta:
-        """For how long nobody has looked since, if that is long: no machine is at fault for it."""
+        """Time since the queries began, or 0 if it is short; added to the VMs' time limits."""
         took = timedelta(seconds=monotonic() - self.begun)
         return took if took > SLOW else timedelta()
 
 
 def ask(world: World, pools: Mapping[str, Pool], present: datetime) -> Looks:
-    """Ask the pools that it is time to ask, and then about their members' probe jobs."""
+    """Query the pools that are due, and then the probe jobs of their VMs."""
     looks = Looks(monotonic())
     begun = [row for row in world.members.values() if row.incarnation or row.advertised]
     for name in sorted({row.pool for row in begun}):
@@ -70,7 +70,7 @@ def ask(world: World, pools: Mapping[str, Pool], present: datetime) -> Looks:
 def _is_time(pool: PoolRow | None, members: Iterable[MemberRow], present: datetime) -> bool:
     if pool is None or present - pool.asked >= ASK_EVERY:
         return True
-    # One that does not answer costs a time-out each time, and other pools wait for it.
+    # A pool that does not answer costs a time-out each time, for which other pools wait.
     return not pool.problem and any(_awaited(row) for row in members)
 
 
@@ -82,7 +82,7 @@ def _look(
 ) -> Look:
     pool, look = pools.get(name), Look()
     if pool is None:
-        look.problem = f"the pool {name} is none of this service's any more: see its setting pools"
+        look.problem = f"the pool {name} is not in this service's setting pools any more"
         return look
     try:
         machines = pool.machines()
@@ -107,23 +107,23 @@ def _newest(machines: Iterable[PoolMachine]) -> dict[tuple[str, str], PoolMachin
 def _withdraw(
     name: str, pool: Pool, machines: Iterable[PoolMachine], members: Mapping[str, str]
 ) -> None:
-    """Tell a pool of machines of earlier members whose names others have now."""
+    """Withdraw the ads of earlier VMs whose names other VMs have now."""
     stale = [each for each in machines if members.get(each.name, each.id) != each.id]
     try:
         if stale:
             pool.withdraw(stale)
     except Unavailable as error:
-        logger.warning("machines of earlier members stay in the pool %s: %s", name, error.message)
+        logger.warning("ads of earlier VMs stay in the pool %s: %s", name, error.message)
 
 
 def _awaited(row: MemberRow) -> bool:
-    """Whether a machine runs that has not been admitted yet."""
+    """Whether the VM runs and is neither registered nor rejected yet."""
     runs = row.goal == Goal.RUN.value and row.phase == Phase.RUNNING.value
     return runs and row.admitted < row.incarnation and row.condemned < row.incarnation
 
 
 def is_news(world: World, looks: Looks) -> bool:
-    """Whether noting what the pools say would change more than when they were asked."""
+    """Whether the results change more than the times of the queries."""
     slow = bool(looks.delay)
     for name, look in looks.pools.items():
         row = world.pools.get(name)
@@ -151,7 +151,7 @@ def _seen(row: MemberRow, look: Look) -> tuple[int, bool, int, str]:
 
 
 def note_asked(session: Session, looks: Looks, present: datetime) -> None:
-    """Remember when the pools were asked."""
+    """Store when the pools were queried."""
     for name in looks.pools:
         row = session.get(PoolRow, name)
         if row is not None:
@@ -159,7 +159,7 @@ def note_asked(session: Session, looks: Looks, present: datetime) -> None:
 
 
 def overlay(world: World, looks: Looks, present: datetime) -> list[str]:
-    """Put what the pools say into the rows of a world; pools that begin or cease to answer."""
+    """Apply results to the rows of a snapshot; return pools that begin or cease to answer."""
     turned, delay = [], looks.delay
     for name, look in looks.pools.items():
         row = world.pools.get(name)
@@ -172,16 +172,16 @@ def overlay(world: World, looks: Looks, present: datetime) -> list[str]:
             if member.pool != name:
                 continue
             if before and not look.problem and member.waiting is not None:
-                member.waiting = present  # time in which nobody could look does not count
+                member.waiting = present  # time in which the pool did not answer does not count
             _update(member, look, present)
             if member.waiting is not None and delay:
-                # One that began to wait meanwhile is not owed more than it has waited.
+                # A VM that began to wait during the queries gets no more than it has waited.
                 member.waiting = min(member.waiting, present) + delay
     return turned
 
 
 def note(session: Session, world: World, looks: Looks, present: datetime) -> None:
-    """Write down what the pools say, in the rows of a locked world."""
+    """Store the results in the rows of a locked snapshot."""
     turned = overlay(world, looks, present)
     session.add_all(world.pools.values())
     for name in turned:

@@ -1,7 +1,7 @@
-"""The step that brings clusters from what is there to what is wanted.
+"""The reconciler: brings clusters from their actual state to their wanted state.
 
-Pools are asked before anything is locked. Then one short transaction looks again, plans, and writes.
-What a process that was killed in between has asked of a pool does no harm, and is asked again.
+It queries pools before it locks anything. Then one short transaction reads again, plans, and writes.
+If the process is killed in between, its requests to a pool do no harm, and are repeated.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from vmjobs.ports import Pool, PoolMachine
 
 logger = logging.getLogger(__name__)
 
-#: What pools were told is no more: incarnations of members, by their id.
+#: Incarnations whose ads were withdrawn from the pools, by id of the cluster VM.
 Withdrawn = Mapping[str, Collection[int]]
-#: Tokens of more machines than the last ones have expired.
+#: The number of last incarnations whose ads are withdrawn; tokens of earlier ones have expired.
 MOST_TOLD: Final = 64
 
 
 class Reconciling(ClusterCore):
-    """The worker's part."""
+    """The part that the worker calls."""
 
     def reconcile(self, pools: Mapping[str, Pool], present: datetime | None = None) -> None:
-        """Do what is to be done now. pools: by name; one that does not answer holds up nothing else.
+        """Reconcile once. pools: by name; a pool that does not answer does not delay the others.
 
-        Nobody else may do it at the same time: the caller holds a lock.
+        The caller holds a lock, so that no other process reconciles at the same time.
         """
         present = present or utc_now()
         with self.database.read() as session:
@@ -86,7 +86,7 @@ class Reconciling(ClusterCore):
     def _write(
         self, looks: Looks, weighed: Mapping[str, Weighed], withdrawn: Withdrawn, present: datetime
     ) -> list[str]:
-        """One transaction: note what was seen, plan, carry it out. Members that are forgotten."""
+        """Store results, plan and carry out, in one transaction; return the VMs that were deleted."""
         with self.database.write() as session:
             world = load(session, self.lease, present, lock=True)
             looking.note(session, world, looks, present)
@@ -101,7 +101,7 @@ class Reconciling(ClusterCore):
             for node in sorted(doing.nodes):
                 bump(session, node)
             session.flush()
-            # Before they are forgotten: whoever is killed after that leaves nothing that nobody knows.
+            # Before the commit: a process killed after it leaves no consoles without a row.
             for member in doing.forgotten:
                 self._drop_consoles(member)
             return doing.forgotten
@@ -110,13 +110,13 @@ class Reconciling(ClusterCore):
         try:
             self.streams.drop(member)
         except VMJobsError as error:
-            logger.warning("the consoles of the member %s stay: %s", member, error.message)
+            logger.warning("cannot remove the consoles of the VM %s: %s", member, error.message)
 
 
 class _Doing:
-    """Carries out a plan within one transaction, in which clusters and members are locked.
+    """Carries out a plan within one transaction, in which clusters and VMs are locked.
 
-    withdrawn: what pools were told. nodes: whose share changes.
+    withdrawn: ads withdrawn from the pools. nodes: nodes whose assignment changes.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _Doing:
         self.nodes: set[str] = set()
 
     def carry_out(self, action: Action) -> None:
-        """Do one thing."""
+        """Carry out one action."""
         match action:
             case Create():
                 self._create(action)
@@ -163,7 +163,7 @@ class _Doing:
             case Withdraw(member):
                 if (machines := self._withdrawn.get(member)) is not None:
                     row = self._world.members[member]
-                    # If it was to be forgotten a moment ago, the pool was told of its next one too.
+                    # If the first plan was to delete the VM, its next incarnation was withdrawn, too.
                     known = [machine for machine in machines if machine <= row.incarnation]
                     row.withdrawn = max([row.withdrawn, *known])
                     if row.advertised in machines:
@@ -192,9 +192,7 @@ class _Doing:
         try:
             address = self._core.address(ClusterSpec.model_validate(cluster.spec).pool)
         except NotFound as error:
-            self._say_once(
-                cluster, Told("NO_POOL", "NO_POOL", f"no machines are made: {error.message}")
-            )
+            self._say_once(cluster, Told("NO_POOL", "NO_POOL", f"no VMs are created: {error.message}"))
             return
         row = _member(cluster, address, action.name, action.place, self._present)
         self._session.add(row)
@@ -220,7 +218,7 @@ class _Doing:
     def _forget(self, member: str) -> None:
         row = self._world.members[member]
         if _of_pool(row) and row.incarnation + 1 not in self._withdrawn.get(member, ()):
-            return  # jobs would be sent to what is no more; its pool does not answer now
+            return  # the pool does not answer now, and would go on to match jobs to its ad
         if row.state != MemberState.GONE.value:
             self._enter(row, MemberState.GONE)
         if row.node:
@@ -243,7 +241,7 @@ def _follow(session: Session, world: World, present: datetime) -> None:
 
 
 def _watch(session: Session, world: World, present: datetime) -> None:
-    """Tell of guards that closed or opened, and forget those of images that nobody has any more."""
+    """Record backoffs that began or ended, and delete those of images without a cluster."""
     concerned: dict[str, list[ClusterRow]] = defaultdict(list)
     for name, images in world.images().items():
         for image in images:
@@ -255,7 +253,7 @@ def _watch(session: Session, world: World, present: datetime) -> None:
 
 
 def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]) -> Withdrawn:
-    """Tell pools of machines that are no more; of which they were told."""
+    """Withdraw ads of VMs that ended from the pools; return what was withdrawn."""
     over = {a.member: _over(world, a) for a in actions if isinstance(a, Withdraw | Forget)}
     rows = [world.members[member] for member in over if _of_pool(world.members[member])]
     done: dict[str, Collection[int]] = {}
@@ -268,23 +266,23 @@ def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]
             if pool is not None:
                 pool.withdraw([PoolMachine(r.name, n, r.id) for r in mine for n in over[r.id]])
         except Unavailable as error:
-            logger.warning("machines that are gone stay in the pool %s: %s", name, error.message)
+            logger.warning("ads of VMs that ended stay in the pool %s: %s", name, error.message)
         else:
             done |= {row.id: over[row.id] for row in mine}
     return done
 
 
 def _over(world: World, action: Withdraw | Forget) -> set[int]:
-    """Incarnations whose machines are no more, and which the pool may not know of yet."""
+    """Return the incarnations that have ended and whose ads the pool may still have."""
     row = world.members[action.member]
-    # An agent may have had a token for a machine that it never told of.
+    # An agent may have got a token for an incarnation that it never reported.
     last = row.incarnation + 1 if isinstance(action, Forget) else world.member(row, {}).ended
     over = set(range(max(1, row.withdrawn + 1, last - MOST_TOLD + 1), last + 1))
     return over | {row.advertised} if 0 < row.advertised <= last else over
 
 
 def _of_pool(row: MemberRow) -> bool:
-    """Whether its pool may know of a member, or have a probe job of it."""
+    """Whether the pool may have an ad or a probe job of the VM."""
     return row.incarnation > 0 or row.advertised > 0
 
 

@@ -1,4 +1,4 @@
-"""Virtual clusters: what the API, agents and the worker do with them."""
+"""The cluster repository: operations on virtual clusters for API, agents and worker."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from repository.clusters.sharing import Sharing
 
 
 class Clusters(Declaring, Sharing, Logins, Reconciling):
-    """Clusters and their members. Safe to share between threads.
+    """Clusters and their VMs. Safe to share between threads.
 
-    operators (declaring): list, get, events, open_console, assess, faults, apply, scale, wake,
+    operators (specs): list, get, events, open_console, assess, faults, apply, scale, wake,
     drain, resume, retry, delete.
-    agents (sharing): share, revisions, take_reports, order_for, append_console.
-    who logs in (sessions): door_of, call, note_login.
-    worker (reconciling): reconcile.
+    agents (assignments): share, revisions, store_reports, order_for, append_console.
+    logins (sessions): login_target, notify_node, record_login.
+    worker (reconciler): reconcile.
     """

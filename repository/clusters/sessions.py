@@ -1,4 +1,4 @@
-"""Who may be logged in to, and that somebody was: the part of sessions that is in the database."""
+"""Login sessions in the database: which VMs accept logins, and a record of each login."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vmjobs.cluster.member import MemberState, Phase
 from vmjobs.errors import MachineNotRunning, NotFound
 from vmjobs.model import now as utc_now
 
-#: Phases in which a guest is up and may be at its door.
+#: Phases in which a guest is up and may accept logins.
 _UP: Final = frozenset({Phase.RUNNING.value, Phase.DRAINING.value})
 
 
 @dataclass(frozen=True)
 class MemberDoor:
-    """Where somebody logs in. member: its id; name: its name."""
+    """The target of a login. member: id of the cluster VM; name: its name."""
 
     cluster: str
     name: str
@@ -31,13 +31,13 @@ class MemberDoor:
 
 
 class Logins(ClusterCore):
-    """Operators who log in to machines."""
+    """Logins of operators to cluster VMs."""
 
     def door_of(self, cluster: str, name: str) -> MemberDoor:
-        """The door of a member's present machine.
+        """Return the login target of a cluster VM.
 
         Raises:
-            NotFound: there is no such member.
+            NotFound: there is no such VM.
             MachineNotRunning: its guest is not up.
         """
         with self.database.read() as session:
@@ -46,23 +46,21 @@ class Logins(ClusterCore):
             query = select(MemberRow).where(MemberRow.cluster == cluster, MemberRow.name == name)
             row = session.scalars(query).one_or_none()
         if row is None:
-            raise NotFound(
-                f"{cluster} has no machine {name}", hint=f"see `vmjobs cluster show {cluster}`"
-            )
+            raise NotFound(f"{cluster} has no VM {name}", hint=f"see `vmjobs cluster show {cluster}`")
         if row.phase not in _UP or row.state == MemberState.LOST.value:
             raise MachineNotRunning(
-                f"{name} is {row.state}: nobody can log in before its machine runs",
-                hint=f"`vmjobs cluster console {cluster} {name}` shows what it says",
+                f"cannot log in to {name}: it is {row.state}",
+                hint=f"see its console with `vmjobs cluster console {cluster} {name}`",
             )
         return MemberDoor(cluster, name, row.id, row.node, row.incarnation)
 
     def call(self, node: str) -> None:
-        """Have a node's agent look at its share now."""
+        """Make a node's agent read its assignment now."""
         with self.database.write() as session:
             bump(session, node)
 
     def note_login(self, door: MemberDoor, who: str) -> None:
-        """Somebody logs in: a line of the cluster's history."""
+        """Add a line for a login to the cluster's history."""
         with self.database.write() as session:
             cluster = locked_cluster(session, door.cluster)
             row = session.get(MemberRow, door.member)

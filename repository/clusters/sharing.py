@@ -1,4 +1,4 @@
-"""Clusters as agents see them: what their node is to have, and what they tell of it."""
+"""Assignments of cluster VMs to nodes, as agents read them, and the agents' reports."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from vmjobs.errors import Forbidden
 from vmjobs.model import StreamName
 from vmjobs.model import now as utc_now
 
-#: An agent that speaks often need not be written down each time.
+#: The time of an agent's last contact is updated at most this often.
 HEARD_EVERY: Final = timedelta(seconds=10)
 
 
 class Sharing(ClusterCore):
-    """The agents' part. ``node``: whose agent it is, by its token."""
+    """The part that agents call. ``node``: the agent's node, from its token."""
 
     def share(self, node: str) -> NodeShare:
-        """All machines that a node is to have. Asking shows that its agent is there."""
+        """Return all VMs assigned to a node. The call counts as contact with its agent."""
         self._touch(node)
         query = select(MemberRow).where(MemberRow.node == node).order_by(MemberRow.id)
         with self.database.read() as session:
-            # Before the members: a change in between then makes the next answer, not none.
+            # Before the VMs: if they change in between, the agent asks again.
             counted = select(NodeShareRow.revision).where(NodeShareRow.node == node)
             revision = session.scalar(counted) or 0
             rows = session.scalars(query.options(undefer(MemberRow.orders)))
             return NodeShare(revision=revision, members=tuple(order_of(row) for row in rows))
 
     def revisions(self, nodes: Sequence[str]) -> dict[str, int]:
-        """How often the shares of these nodes have changed; one query."""
+        """Return the revisions of these nodes' assignments, with one query."""
         query = select(NodeShareRow.node, NodeShareRow.revision).where(NodeShareRow.node.in_(nodes))
         with self.database.read() as session:
             return {row.node: row.revision for row in session.execute(query)}
 
     def take_reports(self, node: str, told: MemberReports) -> None:
-        """Note what there is on a node. Repeating it is no error; what is not the node's is passed
-        over: its agent learns from its share that there is no such member.
+        """Store a node's reports. Repeating the call is no error.
+
+        Reports of VMs that the node does not have are ignored: its agent reads its assignment.
         """
         self._touch(node)
         by_id = {report.id: report for report in told.reports}
@@ -61,7 +62,7 @@ class Sharing(ClusterCore):
         ids = sorted(row.id for row in news)
         present = utc_now()
         with self.database.write() as session:
-            # In the order in which the reconciler locks them.
+            # The reconciler locks in the same order.
             known = select(ClusterRow).where(ClusterRow.name.in_(clusters)).order_by(ClusterRow.name)
             of = {row.name: row for row in session.scalars(known.with_for_update())}
             failed: list[tuple[str, Failure]] = []
@@ -77,23 +78,21 @@ class Sharing(ClusterCore):
                 note_failures(session, failed, present)
 
     def order_for(self, node: str, member: str, incarnation: int) -> MemberOrder:
-        """The order of a member, for a machine that may have a token.
+        """Return the order of a cluster VM whose incarnation may have a token.
 
-        Raises Forbidden: the member is not this node's, is to stop, or is not of that incarnation.
+        Raises Forbidden: the VM is not on this node, has to stop, or is not at that incarnation.
         """
         row = self._mine(node, member)
         if row.goal == Goal.STOP.value or row.phase == Phase.GONE.value:
-            raise Forbidden(f"the member {member} is to have no machine any more")
+            raise Forbidden(f"the VM {member} has to stop")
         if not max(1, row.incarnation) <= incarnation <= row.incarnation + 1:
-            raise Forbidden(
-                f"the member {member} is at its machine {row.incarnation}, not {incarnation}"
-            )
+            raise Forbidden(f"the VM {member} is at incarnation {row.incarnation}, not {incarnation}")
         if incarnation <= row.condemned:
-            raise Forbidden(f"machine {incarnation} of the member {member} is to end")
+            raise Forbidden(f"incarnation {incarnation} of the VM {member} has to end")
         return order_of(row)
 
     def count_token(self, node: str, *, given: bool) -> None:
-        """A node's agent asked for a machine's token: note that it got one, or was refused."""
+        """Count a request of a node's agent for a VM's token as granted or refused."""
         add = {"tokens": NodeShareRow.tokens + 1} if given else {"refusals": NodeShareRow.refusals + 1}
         with self.database.write() as session:
             add_missing(session, NodeShareRow, [_fresh_share(node)])
@@ -102,15 +101,13 @@ class Sharing(ClusterCore):
     def append_console(
         self, node: str, member: str, incarnation: int, offset: int, data: bytes
     ) -> None:
-        """Add to what a machine said; of machines before the last but one nothing is kept.
+        """Append to the console of a VM; the consoles of its last two incarnations are kept.
 
         Raises Forbidden, Conflict: ``offset`` is beyond the end.
         """
         row = self._mine(node, member)
         if not max(1, row.incarnation - 1) <= incarnation <= row.incarnation + 1:
-            raise Forbidden(
-                f"the member {member} is at its machine {row.incarnation}, not {incarnation}"
-            )
+            raise Forbidden(f"the VM {member} is at incarnation {row.incarnation}, not {incarnation}")
         if offset == 0 and incarnation > 2:
             self.streams.drop(row.id, console_of(incarnation - 2))
         self.streams.append(row.id, console_of(incarnation), StreamName.CONSOLE, offset, data)
@@ -120,11 +117,11 @@ class Sharing(ClusterCore):
             options = [undefer(MemberRow.orders)]
             row = session.get(MemberRow, member, options=options) if is_id(member) else None
         if row is None or row.node != node:
-            raise Forbidden(f"the node {node} has no member {member[:64]}")
+            raise Forbidden(f"the node {node} has no VM {member[:64]}")
         return row
 
     def _touch(self, node: str) -> None:
-        """The node's agent was heard of."""
+        """Record contact with the node's agent."""
         present = utc_now()
         with self.database.read() as session:
             heard = session.scalar(select(NodeShareRow.heard).where(NodeShareRow.node == node))
@@ -137,7 +134,7 @@ class Sharing(ClusterCore):
 
 
 def bump(session: Session, node: str) -> None:
-    """A node's share changes with this transaction."""
+    """Increment the revision of a node's assignment, which changes with this transaction."""
     add_missing(session, NodeShareRow, [_fresh_share(node)])
     found = update(NodeShareRow).where(NodeShareRow.node == node)
     session.execute(found.values(revision=NodeShareRow.revision + 1))
@@ -148,7 +145,7 @@ def _fresh_share(node: str, heard: datetime | None = None) -> dict[str, object]:
 
 
 def order_of(row: MemberRow) -> MemberOrder:
-    """What a node is told of a member."""
+    """Return the order of a cluster VM for its node."""
     changing = {
         "goal": row.goal,
         "admitted": row.admitted,
@@ -160,14 +157,14 @@ def order_of(row: MemberRow) -> MemberOrder:
 
 
 def _said(row: MemberRow, reports: Mapping[str, MemberReport], complete: bool) -> MemberReport | None:
-    """What its node says of a member; None: nothing that counts."""
+    """Return the report to apply to a cluster VM; None: there is none."""
     report = reports.get(row.id)
     if row.phase == Phase.GONE.value:
         return None
     known = row.incarnation if row.phase else -1
     if report is not None and report.incarnation >= known:
         return report
-    # Not yet told of, or a report that was overtaken; or the node lost what it kept of the member.
+    # Not reported yet, or an outdated report; with a complete report, the node has lost the VM.
     if not complete or known < 0:
         return None
     return MemberReport(
@@ -175,7 +172,7 @@ def _said(row: MemberRow, reports: Mapping[str, MemberReport], complete: bool) -
         incarnation=row.incarnation,
         phase=Phase.GONE,
         code=MemberCode.NODE_FAILED,
-        message=f"the node {row.node} does not know of it any more",
+        message=f"the node {row.node} does not know the VM any more",
         since=utc_now(),
     )
 
@@ -196,7 +193,7 @@ def _differs(row: MemberRow, said: MemberReport | None) -> bool:
 
 
 def _failure(row: MemberRow, said: MemberReport) -> Failure | None:
-    """What a report says of machines that failed since the one before, if any."""
+    """Return the failures that are new in a report, if any."""
     known = row.phase == Phase.WAITING.value and row.incarnation == said.incarnation
     if said.phase is not Phase.WAITING or known or not said.failures:
         return None
@@ -215,7 +212,7 @@ def _take(row: MemberRow, said: MemberReport, present: datetime) -> None:
 
 
 def _retry(said: MemberReport) -> datetime | None:
-    """When the agent tries again; a moment without a time zone is UTC."""
+    """Return when the agent retries; a time without a time zone is UTC."""
     if said.retry is None or said.retry.tzinfo is not None:
         return said.retry
     return said.retry.replace(tzinfo=UTC)

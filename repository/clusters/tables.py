@@ -1,4 +1,4 @@
-"""The tables of virtual clusters. What their rows mean stands in ``vmjobs.cluster``."""
+"""The tables of virtual clusters. ``vmjobs.cluster`` defines the meaning of their rows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from repository.models import DIGEST, ID, STATE, Base
 _CASCADE = "CASCADE"
 _CODE = String(32)
 _NAME = String(255)
-#: A cluster's name, and a member's: that of its host.
+#: Length of a cluster's name, and of a cluster VM's, which is its host name.
 _CLUSTER = String(32)
 _MEMBER = String(63)
-#: Characters of what a machine says of its operating system.
+#: Length of the name of a VM's operating system.
 MAX_SYSTEM: Final = 128
 
 
 class ClusterRow(Base):
     """A cluster.
 
-    kinds: what boots its image. deleting: how its members are to end; empty: it is to stay.
-    stalled: the generation whose replacement of machines was said to fail. happened: how often each
-    thing did since it was first declared, as ``history`` names them.
+    kinds: hypervisors that boot its image. deleting: how its VMs end; empty: it is not being deleted.
+    stalled: the generation whose rollout was recorded as failed. happened: counts of events since it
+    was first declared, with the keys of ``history``.
     """
 
     __tablename__ = "clusters"
@@ -47,14 +47,14 @@ class ClusterRow(Base):
 
 
 class MemberRow(Base):
-    """A member of a cluster: the order, the agent's last word, the pool's.
+    """A cluster VM: its order, the agent's last report, and the pool's last data.
 
-    orders: what of its order never changes. pool, cpus, memory, disk: the same as there.
-    admitted, condemned: the last incarnation that is; why, why_message: of the latter.
-    phase: empty before the agent's first word. code, message: the agent's, or why there is no node.
-    advertised: the incarnation whose ad the pool has; 0: none. withdrawn: the last one that the pool
-    was told is no more. waiting: since when it is waited for its ad or its probe. system: as its ad
-    told last. state, since: as the history had them last.
+    orders: the constant part of its order. pool, cpus, memory, disk: copies from the order.
+    admitted: the last registered incarnation. condemned: the last incarnation to be replaced; why,
+    why_message: the reason. phase: empty before the agent's first report. code, message: the agent's,
+    or why the VM has no node. advertised: the incarnation whose ad the pool has; 0: none. withdrawn:
+    the last incarnation whose ad was withdrawn. waiting: start of the wait for its ad or probe job.
+    system: from its last ad. state, since: as last recorded in the history.
     """
 
     __tablename__ = "cluster_members"
@@ -100,7 +100,7 @@ class MemberRow(Base):
 
 
 class ClusterEventRow(Base):
-    """One line of a cluster's history. member: empty: the cluster itself."""
+    """One line of a cluster's history. member: name of a VM; empty: the cluster itself."""
 
     __tablename__ = "cluster_events"
 
@@ -119,7 +119,7 @@ class ClusterEventRow(Base):
 class GenerationRow(Base):
     """A generation of a cluster beside the present one; ``why`` it is kept, ``since`` when.
 
-    standing: ``good``: the last one that was fully up. ``failed``: declared, and taken back.
+    standing: ``good``: the last one that was fully up. ``failed``: declared, and rolled back.
     """
 
     __tablename__ = "cluster_generations"
@@ -137,7 +137,7 @@ class GenerationRow(Base):
 
 
 class GuardRow(Base):
-    """A guard of ``vmjobs.cluster.guard``. told: its ``until``, as the histories had it last."""
+    """A backoff of ``vmjobs.cluster.failure_backoff``. told: ``until`` as histories have it."""
 
     __tablename__ = "cluster_guards"
 
@@ -154,9 +154,9 @@ class GuardRow(Base):
 
 
 class NodeShareRow(Base):
-    """A node's share of all clusters: how often it has changed, and when its agent last spoke of it.
+    """The assignment of cluster VMs to a node: its revision, and the agent's last contact.
 
-    tokens, refusals: how many tokens for pools its agent was given, and how often it was given none.
+    tokens, refusals: counts of pool tokens that the agent was granted and refused.
     """
 
     __tablename__ = "node_shares"
@@ -169,7 +169,7 @@ class NodeShareRow(Base):
 
 
 class PoolRow(Base):
-    """A pool: when it was last asked, and why it did not answer then; empty: it did."""
+    """A pool: the time of the last query, and why it failed; empty: it did not."""
 
     __tablename__ = "cluster_pools"
 
@@ -179,11 +179,11 @@ class PoolRow(Base):
 
 
 class DemandRow(Base):
-    """What is known of demand for a cluster of a range of sizes.
+    """The demand for an autoscaled cluster.
 
-    since, most: since when it has more machines than are wanted, and how many were at most since then.
-    known: what ads of its machines say; kind: a digest of what those machines are made of.
-    woken: when somebody had it wake, as long as it has a machine for that.
+    since, most: since when it has more VMs than the demand, and the highest demand since then.
+    known: attributes of its VMs' ads; kind: a digest of the VM settings behind them.
+    woken: the time of a wake request that still keeps a VM.
     """
 
     __tablename__ = "cluster_demands"
@@ -199,9 +199,10 @@ class DemandRow(Base):
 
 
 class WeighedRow(Base):
-    """A pool whose idle jobs are counted: when it is asked again, why it did not answer; empty: it did.
+    """A pool whose idle jobs are counted. again: time of the next query.
 
-    offers: it may show machines that are switched off.
+    problem: why the last query failed; empty: it did not. offers: the pool may have ads of VMs that
+    could be started.
     """
 
     __tablename__ = "cluster_weighings"

@@ -1,6 +1,6 @@
-"""How much there is to do for clusters of a range of sizes, and the size that they are to have for it.
+"""Autoscaling: counts idle jobs of pools, and resizes clusters with a range of sizes.
 
-Pools are asked for idle jobs outside of transactions; what follows from it is written within one.
+Pools are queried outside of transactions; the new sizes are written within one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from vmjobs.ports import IdleJobs, MachineKind, Pool
 
 logger = logging.getLogger(__name__)
 
-#: How often a pool is asked what waits there: jobs wait for that, too.
+#: How often a pool is queried for idle jobs, which wait for it.
 WEIGH_EVERY: Final = timedelta(seconds=3)
-#: One that takes long to answer has a lot to say, and is asked no more than this part of the time.
+#: A busy pool answers slowly: queries take at most one part in this many of the time.
 WEIGH_SHARE: Final = 10
-#: And where it did not say: each time may cost a time-out, and other clusters wait for it.
+#: The same after a failed query, since each may cost a time-out for which other clusters wait.
 WEIGH_AGAIN: Final = timedelta(seconds=60)
 
 
 @dataclass
 class Weighed:
-    """What came of asking one pool.
+    """The result of querying one pool for idle jobs.
 
-    idle: by cluster. problem: why it did not say; empty: it did. offers: whether it may show machines
-    that are switched off. took: so long it took to ask.
+    idle: by cluster. problem: why the query failed; empty: it did not. offers: whether the pool may
+    have ads of VMs that could be started. took: duration of the query.
     """
 
     idle: dict[str, IdleJobs] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class Weighed:
 
     @property
     def pause(self) -> timedelta:
-        """For how long the pool is left alone."""
+        """Time until the next query."""
         return WEIGH_AGAIN if self.problem else max(WEIGH_EVERY, WEIGH_SHARE * self.took)
 
 
 def ask(
     core: ClusterCore, world: World, pools: Mapping[str, Pool], present: datetime
 ) -> dict[str, Weighed]:
-    """Ask the pools that it is time to ask; and tell them which machines could be started."""
+    """Query the pools that are due, and advertise to them which VMs could be started."""
     ranged: dict[str, list[ClusterRow]] = {
         name: [] for name, row in world.weighed.items() if row.offers
     }
@@ -75,19 +75,19 @@ def ask(
 
 
 def _ranged(core: ClusterCore, world: World) -> Iterator[tuple[ClusterRow, str]]:
-    """Clusters of a range of sizes that are to have machines, and their pools."""
+    """Yield active clusters with a range of sizes, and their pools."""
     for row in world.clusters.values():
         if not (row.draining or row.deleting) and isinstance(_spec(row).size, Size):
             try:
                 yield row, core.address(_spec(row).pool).name
             except NotFound:
-                continue  # said where a machine of it is to be made
+                continue  # recorded when a VM of it is created
 
 
 def _weigh(name: str, rows: list[ClusterRow], world: World, pools: Mapping[str, Pool]) -> Weighed:
     pool, found = pools.get(name), Weighed()
     if pool is None:
-        found.problem = f"the pool {name} is none of this service's any more: see its setting pools"
+        found.problem = f"the pool {name} is not in this service's setting pools any more"
         return found
     kinds = {row.name: _kind(row, world) for row in rows}
     try:
@@ -101,7 +101,7 @@ def _weigh(name: str, rows: list[ClusterRow], world: World, pools: Mapping[str, 
         pool.offer([kinds[cluster] for cluster in more])
         found.offers = bool(more)
     except Unavailable as error:
-        logger.warning("machines that could be started are not shown: %s", error.message)
+        logger.warning("cannot advertise VMs that could be started: %s", error.message)
         found.offers = True
     return found
 
@@ -128,7 +128,7 @@ def _kind(row: ClusterRow, world: World) -> MachineKind:
 
 
 def _made_of(row: ClusterRow) -> str:
-    """The same for all machines that are alike."""
+    """Return a digest of image and VM settings, equal for VMs that are alike."""
     spec = _spec(row).model_dump(
         mode="json", include={"cpus", "memory", "disk", "attributes", "hypervisor"}
     )
@@ -146,14 +146,14 @@ def note(
     weighed: Mapping[str, Weighed],
     present: datetime,
 ) -> None:
-    """Write down what the pools said, and which size follows from it, in rows of a locked world."""
+    """Store results and the new sizes of clusters in the rows of a locked snapshot."""
     turned = {
         name for name, found in weighed.items() if _note_pool(session, world, name, found, present)
     }
     active = {row.name: (row, name) for row, name in _ranged(core, world)}
     for cluster, kept in world.demands.items():
         if cluster not in active:
-            kept.since = None  # time in which it is not to have machines does not count
+            kept.since = None  # time in which the cluster is inactive does not count
     for row, name in active.values():
         found = weighed.get(name)
         if found is None:
@@ -167,7 +167,7 @@ def note(
 
 
 def _note_pool(session: Session, world: World, name: str, found: Weighed, present: datetime) -> bool:
-    """Whether it has begun or ceased to answer."""
+    """Store the result of a pool; return whether it began or ceased to answer."""
     row = world.weighed.get(name)
     if row is None:
         row = world.weighed[name] = WeighedRow(pool=name, problem="")
@@ -202,13 +202,13 @@ def _resize(
 
 
 def wake(session: Session, row: ClusterRow, who: str, present: datetime) -> bool:
-    """Have a locked cluster that sleeps want a machine. Whether it slept, and is to have any."""
+    """Set a locked cluster from size 0 to 1. Return whether it was at 0 and may have VMs."""
     if row.draining or row.deleting or not wakes(_spec(row), row.target):
         return False
     kept = session.get(DemandRow, row.name) or _nothing_known(session, row)
     kept.woken, kept.since, kept.most = present, None, 0
     row.target, row.updated = 1, present
-    told = Told("SCALED", message=f"1 machine: woken by a request of {who}")
+    told = Told("SCALED", message=f"1 VM: woken by a request of {who}")
     record(session, row, told, present)
     return True
 
@@ -220,6 +220,6 @@ def _nothing_known(session: Session, row: ClusterRow) -> DemandRow:
 
 
 def _busy(member: MemberRow, world: World) -> bool:
-    """Whether it runs a job that is none of our probes."""
+    """Whether the VM runs a job other than our probe job."""
     wanted = member.goal == Goal.RUN.value and world.heard(member)
     return wanted and member.busy and member.jobs > 0

@@ -1,6 +1,6 @@
-"""What all parts of the image repository share: collaborators, and who may read what.
+"""Base class of the image repository: its collaborators, and the rules of access.
 
-An image may be read by whoever may read one of its holdings. To everybody else it does not exist.
+A viewer may read an image who may read one of its holdings. For all others it does not exist.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from vmjobs.model import MIB
 from vmjobs.model import now as utc_now
 from vmjobs.wire import Visibility
 
-#: Objects that no row names are removed when they are this old (seconds). Whoever stores one has
-#: half of the time to say so in the database.
+#: Objects that no row names are removed at this age (seconds). A writer has half of this time to
+#: insert the row of an object.
 ORPHAN_SECONDS: Final = 3600.0
 
 
@@ -60,11 +60,11 @@ class ImageCore:
 
     @property
     def patience(self) -> timedelta:
-        """How long what nothing refers to is kept."""
+        """How long unreferenced data is kept."""
         return timedelta(seconds=self.config.upload_seconds)
 
     def check_quota(self, session: Session, owner: str, more: int = 0) -> None:
-        """Refuse to keep ``more`` bytes beyond what the owner has; no other upload gets between.
+        """Check that ``more`` bytes fit the owner's quota; concurrent checks are serialized.
 
         Raises QuotaExceeded.
         """
@@ -81,8 +81,9 @@ class ImageCore:
 
 
 def stored_for(session: Session, owner: str) -> int:
-    """Bytes that count against an owner's quota: of images, running uploads, files that no job has
-    used, and saved machines.
+    """Return the bytes that count against an owner's quota.
+
+    These are images, running uploads, files that no job has used, and checkpoints.
     """
     images = (
         select(func.coalesce(func.sum(ImageRow.stored), 0))
@@ -97,7 +98,7 @@ def stored_for(session: Session, owner: str) -> int:
 
 
 def may_read(viewer: Viewer) -> ColumnElement[bool]:
-    """Of which holdings a viewer may know, were they not over."""
+    """Condition: holdings that a viewer may see, expired or not."""
     if viewer.image is not None:
         return HoldingRow.image == viewer.image
     if viewer.sees_all:
@@ -113,10 +114,10 @@ def may_read(viewer: Viewer) -> ColumnElement[bool]:
 
 
 def may_use_segment(viewer: Viewer) -> ColumnElement[bool]:
-    """Which segments a viewer may make contents of without sending them.
+    """Condition: segments that a viewer may use in contents without sending them.
 
-    Those that came with an own upload that still runs, and those of what the viewer may read. A
-    digest alone gives no right: it may be known to others than those who have the bytes.
+    These are segments of the viewer's running uploads, and of images and checkpoints that the viewer
+    may read. A digest alone gives no right: others than those who have the bytes may know it.
     """
     brought = (
         select(UploadSegmentRow.segment)
@@ -131,7 +132,7 @@ def may_use_segment(viewer: Viewer) -> ColumnElement[bool]:
 
 
 def may_use_content(viewer: Viewer) -> ColumnElement[bool]:
-    """Which contents a viewer may make images of: see :func:`may_use_segment`."""
+    """Condition: contents that a viewer may use in images, see :func:`may_use_segment`."""
     brought = (
         select(UploadContentRow.content)
         .join(UploadRow, UploadRow.id == UploadContentRow.upload)
@@ -156,7 +157,7 @@ def _any_of(
 
 
 def _readable_image(viewer: Viewer) -> ColumnElement[bool]:
-    """Of which rows of images' contents: those of images that the viewer may read."""
+    """Condition on ImageContentRow: the viewer may read the image."""
     if viewer.image is not None:
         return ImageContentRow.image == viewer.image
     if viewer.sees_all:
@@ -166,12 +167,12 @@ def _readable_image(viewer: Viewer) -> ColumnElement[bool]:
 
 
 def alive(present: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:
-    """Holdings whose time is not over."""
+    """Condition: holdings that have not expired."""
     return or_(HoldingRow.expires.is_(None), HoldingRow.expires > present)
 
 
 def may_write(viewer: Viewer) -> ColumnElement[bool]:
-    """Holdings that are the viewer's to change: his own, and the library's for administrators."""
+    """Condition: holdings that the viewer may change; administrators may change the library."""
     if viewer.image is not None or viewer.node:
         return false()
     own = and_(HoldingRow.owner == viewer.user, HoldingRow.namespace != LIBRARY)
@@ -179,10 +180,11 @@ def may_write(viewer: Viewer) -> ColumnElement[bool]:
 
 
 def holding_of(session: Session, viewer: Viewer, digest: str) -> HoldingRow | None:
-    """The holding by which the viewer may read an image: his own before the library's and others'.
+    """Return the holding through which the viewer may read an image.
 
-    ``None`` where he may because of what he is: a node, a job whose image it is, an administrator.
-    Raises NotFound; it says so if the image's time is over.
+    The viewer's own comes before the library's and others'. ``None`` if no holding is needed: for a
+    node, a job whose image it is, an administrator.
+    Raises NotFound; the error says so if the image has expired.
     """
     query = (
         select(HoldingRow)
@@ -200,17 +202,17 @@ def holding_of(session: Session, viewer: Viewer, digest: str) -> HoldingRow | No
 
 
 def over(holding: HoldingRow, present: datetime) -> bool:
-    """Whether a holding's time is over."""
+    """Whether a holding has expired."""
     return holding.expires is not None and holding.expires <= present
 
 
 def missing(ref: str) -> NotFound:
-    """The error for an image that is not there, or not the viewer's to see."""
+    """Return the error for an image that does not exist, or that the viewer may not see."""
     return NotFound(f"there is no image {ref[:200]}")
 
 
 def expired(holding: HoldingRow, ref: str) -> NotFound:
-    """The error for an image that was the viewer's to see until its time was over."""
+    """Return the error for an expired image that the viewer was allowed to see."""
     when = holding.expires.strftime("%Y-%m-%d %H:%M") if holding.expires else ""
     return NotFound(
         f"the image {ref[:200]} expired at {when} UTC", hint="push it again, or use a newer one"
@@ -218,11 +220,11 @@ def expired(holding: HoldingRow, ref: str) -> NotFound:
 
 
 def manifest_of(session: Session, digest: str) -> bytes:
-    """An image's manifest as it is stored; empty where there is no such image."""
+    """Return an image's manifest as it is stored; empty if there is no such image."""
     query = select(ImageRow.manifest).where(ImageRow.digest == digest)
     return session.scalars(query).one_or_none() or b""
 
 
 def parsed(data: bytes, digest: str) -> ImageManifest:
-    """A stored manifest.  Raises DigestMismatch: the database is damaged."""
+    """Parse a stored manifest.  Raises DigestMismatch: the database is damaged."""
     return ImageManifest.parse(data, digest)

@@ -1,4 +1,4 @@
-"""Names and terms of images: what the owner decides, and what a viewer is shown of it."""
+"""Names and settings of images: changes by the owner, and queries of viewers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, S
 
 
 class Catalog(Reading):
-    """The part that knows names. Somebody else's private image is NotFound everywhere."""
+    """The part for names. Another user's private image is NotFound everywhere."""
 
     def list(self, viewer: Viewer) -> builtins.list[ImageInfo]:
-        """The images that the viewer may name, by name; one entry for each tag, or for none."""
+        """The images that the viewer may use, by name; one entry for each tag or untagged image."""
         return all_pages(partial(self.page, viewer))
 
     def page(self, viewer: Viewer, page: Window) -> tuple[builtins.list[ImageInfo], str]:
-        """A part of :meth:`list`, and the cursor of the next one.  Raises InvalidRequest: no cursor."""
+        """Return one page of :meth:`list`, and the next cursor.  Raises InvalidRequest."""
         name, tag = func.coalesce(TagRow.name, ""), func.coalesce(TagRow.tag, "")
         order = (HoldingRow.namespace, name, tag, HoldingRow.id)
         query = (
@@ -62,7 +62,7 @@ class Catalog(Reading):
         return [_entry(row) for row in rows], cursor
 
     def resolve(self, viewer: Viewer, ref: str) -> str:
-        """The digest that a reference stands for; a bare name is the viewer's own, or the library's.
+        """Return the digest of a reference; a bare name is the viewer's own, or the library's.
 
         Raises InvalidRequest (not a reference), NotFound.
         """
@@ -73,7 +73,7 @@ class Catalog(Reading):
             return digest
 
     def readable(self, viewer: Viewer, digests: Iterable[str]) -> set[str]:
-        """Those of the images that the viewer may read."""
+        """Return those of the images that the viewer may read."""
         wanted = sorted(set(digests))
         if viewer.sees_all:
             return set(wanted)
@@ -91,10 +91,10 @@ class Catalog(Reading):
             return self._detail(session, viewer, digest, holding)
 
     def signature(self, viewer: Viewer, digest: str) -> str:
-        """All signatures that were given for an image, with spaces between; empty: none.
+        """All signatures of an image, separated by spaces; empty: none.
 
-        Whoever boots the image checks them against keys of his own. The library's come first, so
-        that nobody can push a good one out of sight.
+        Nodes check them against their own keys before they boot the image. The library's signatures
+        come first, so that other users' signatures cannot displace them.
         """
         with self.database.read() as session:
             holding_of(session, viewer, digest)
@@ -104,17 +104,17 @@ class Catalog(Reading):
             return " ".join(list(words)[:MAX_SIGNATURES])
 
     def kinds(self, viewer: Viewer, digest: str) -> tuple[HypervisorKind, ...]:
-        """What can boot an image, best first."""
+        """The hypervisor kinds that can boot an image, best first."""
         return self.parsed_manifest(viewer, digest).hypervisors
 
     def renews(self, viewer: Viewer, digest: str) -> bool:
-        """Whether an image's guest goes on with another token where its machine was saved."""
+        """Whether an image's guest accepts a new token when its VM resumes from a checkpoint."""
         return self.parsed_manifest(viewer, digest).renews
 
     def pin(self, session: Session, viewer: Viewer, digest: str) -> str:
-        """Within the transaction that stores a job: the image stays. Why not to use it, or ``""``.
+        """Keep an image until the transaction ends; return its deprecation notice or ``""``.
 
-        Raises NotFound: it went meanwhile.
+        Raises NotFound: the image was removed meanwhile.
         """
         query = select(ImageRow.digest).where(ImageRow.digest == digest)
         if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
@@ -122,10 +122,10 @@ class Catalog(Reading):
         holding = holding_of(session, viewer, digest)
         return holding.deprecated if holding else ""
 
-    # -- what owners decide
+    # -- changes by owners
 
     def change(self, viewer: Viewer, digest: str, change: ImageChange) -> ImageDetail:
-        """Change an image's terms.
+        """Change an image's settings.
 
         Raises NotFound; Forbidden (it is not the viewer's); ImageRejected (signature).
         """
@@ -147,10 +147,10 @@ class Catalog(Reading):
             return self._detail(session, viewer, digest, holding)
 
     def tag(self, viewer: Viewer, namespace: str, name: str, tag: str, digest: str) -> None:
-        """Call an image by a name, and nothing else by it any more.
+        """Give an image a name, which another image may lose.
 
         Raises InvalidRequest (not a name), Forbidden (not the viewer's namespace), NotFound,
-        QuotaExceeded: who names an image of others in his own namespace holds it, too.
+        QuotaExceeded: a name for another user's image creates a holding of the viewer.
         """
         check_name(namespace, name, tag)
         namespace = require_namespace(viewer, namespace)
@@ -175,7 +175,7 @@ class Catalog(Reading):
                 self.check_quota(session, viewer.user)
 
     def untag(self, viewer: Viewer, namespace: str, name: str, tag: str) -> None:
-        """Take a name away; the image stays.  Raises InvalidRequest, Forbidden, NotFound."""
+        """Remove a name; the image stays.  Raises InvalidRequest, Forbidden, NotFound."""
         check_name(namespace, name, tag)
         namespace = require_namespace(viewer, namespace)
         which = (TagRow.namespace == namespace, TagRow.name == name, TagRow.tag == tag)
@@ -185,9 +185,9 @@ class Catalog(Reading):
                 raise missing(f"{namespace}/{name}:{tag}")
 
     def remove(self, viewer: Viewer, digest: str) -> None:
-        """Let go of an image, with all its names; its bytes go when nobody else holds them.
+        """Remove the viewer's holding of an image, with its names; unreferenced bytes go later.
 
-        An administrator who does not hold it himself takes it out of the library, or else from all.
+        An administrator without an own holding removes the library's, or else all holdings.
         Raises NotFound; Forbidden (it is not the viewer's); ImageInUse (it names the jobs).
         """
         with self.database.write() as session:
@@ -211,13 +211,13 @@ class Catalog(Reading):
         return [self._own(session, viewer, digest)]
 
     def check_signature(self, digest: str, signature: str) -> None:
-        """Raises InvalidRequest (not one by its form); ImageRejected: a trusted one is asked for."""
+        """Check a signature.  Raises InvalidRequest (malformed); ImageRejected (not trusted)."""
         check_form(signature)
         if self.config.image_trust_dir is not None:
             require_signed(digest, signature, trusted_keys(self.config.image_trust_dir))
 
     def _own(self, session: Session, viewer: Viewer, digest: str) -> HoldingRow:
-        """The viewer's holding, or the library's for an administrator, to be changed."""
+        """Lock the viewer's holding, or the library's for an administrator, for a change."""
         query = (
             select(HoldingRow)
             .where(HoldingRow.image == digest, may_write(viewer))
@@ -264,16 +264,16 @@ class Catalog(Reading):
 
 
 def lock_image(session: Session, digest: str) -> None:
-    """Keep an image's row until the transaction ends.  Raises NotFound."""
+    """Keep an image's row from removal until the transaction ends.  Raises NotFound."""
     query = select(ImageRow.digest).where(ImageRow.digest == digest)
     if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
         raise missing(digest)
 
 
 def held(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow | None:
-    """The holding of an image in a namespace of the viewer, ours until the transaction ends.
+    """Return the viewer's holding of an image in a namespace, locked for the transaction.
 
-    Raises Forbidden: the namespace was made of another user's name, and is that one's.
+    Raises Forbidden: the namespace was derived from another user's name, and belongs to that user.
     """
     query = select(HoldingRow).where(HoldingRow.image == digest, HoldingRow.namespace == namespace)
     found = session.scalars(query.with_for_update(of=HoldingRow)).one_or_none()
@@ -283,13 +283,13 @@ def held(session: Session, viewer: Viewer, digest: str, namespace: str) -> Holdi
 
 
 def _check_owner(namespace: str, owner: str, user: str) -> None:
-    """Made-up namespaces are told apart by 32 bits, which one can try to hit."""
+    """Check the owner: derived namespaces differ in 32 bits, so users can force collisions."""
     if namespace != LIBRARY and owner != user:
         raise Forbidden(f"the namespace {namespace!r} is another user's")
 
 
 def hold(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow:
-    """Begin to hold an image whose row is locked; the quota is the caller's to look at."""
+    """Create a holding of an image whose row is locked; the caller checks the quota."""
     row = HoldingRow(
         image=digest,
         namespace=namespace,
@@ -307,7 +307,7 @@ def hold(session: Session, viewer: Viewer, digest: str, namespace: str) -> Holdi
 
 
 def set_tag(session: Session, holding: HoldingRow, name: str, tag: str) -> None:
-    """Call a holding by a name of its namespace.  Raises Forbidden: see :func:`held`."""
+    """Give a holding a name in its namespace.  Raises Forbidden: see :func:`find_holding`."""
     before = (
         select(HoldingRow.owner)
         .join(TagRow, TagRow.holding == HoldingRow.id)
@@ -321,14 +321,14 @@ def set_tag(session: Session, holding: HoldingRow, name: str, tag: str) -> None:
 
 
 def set_shares(session: Session, holding: HoldingRow, shares: Iterable[Share]) -> None:
-    """Share a holding with these and nobody else."""
+    """Replace the shares of a holding."""
     session.execute(delete(ShareRow).where(ShareRow.holding == holding.id))
     for kind, name in sorted({(share.kind, share.name) for share in shares}):
         session.add(ShareRow(holding=holding.id, kind=kind, name=name))
 
 
 def shares_of(session: Session, holding: HoldingRow) -> tuple[Share, ...]:
-    """With whom a holding is shared."""
+    """Return the users and groups that share a holding."""
     query = select(ShareRow).where(ShareRow.holding == holding.id)
     rows = session.scalars(query.order_by(ShareRow.kind, ShareRow.name))
     return tuple(Share.model_validate({"kind": row.kind, "name": row.name}) for row in rows)
@@ -351,7 +351,7 @@ def _entry(row: Any) -> ImageInfo:
 
 
 def _cursor_of(row: Any) -> str:
-    """Names have no colons, namespaces may."""
+    """Return the cursor after a row; its namespace comes last, as it may contain colons."""
     return f"{row[0].id}:{row[3]}:{row[4]}:{row[0].namespace}"
 
 
@@ -364,7 +364,7 @@ def _after(cursor: str) -> Any:
 
 
 def until(keep_days: int, present: datetime) -> datetime | None:
-    """When the time of an image is over that is kept for so many days; 0: never."""
+    """Return when an image expires that is kept for this many days; 0: never."""
     return present + timedelta(days=keep_days) if keep_days else None
 
 

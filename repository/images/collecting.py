@@ -1,9 +1,9 @@
-"""Garbage collection: safe beside everything else that runs.
+"""Garbage collection of images, safe beside all other operations.
 
-Rows go in short transactions: candidates are locked (those that somebody is at are left for the
-next time), looked at again under the lock, and deleted. What refers to a row locks it, too, so no
-reference comes between. Objects go after the commit; kill -9 in between leaves objects without a
-row, which are swept by their age.
+Rows are deleted in short transactions: candidates are locked (rows locked by others wait for the next
+run), checked again under the lock, and deleted. A transaction that adds a reference to a row locks it,
+too, so no reference appears in between. Objects are deleted after the commit; kill -9 in between leaves
+objects without a row, which are swept by their age.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from vmjobs.wire import GcReport
 
 logger = logging.getLogger(__name__)
 
-#: Rows deleted in one transaction: few enough to let others in.
+#: Rows deleted in one transaction: few enough not to delay others.
 AT_ONCE: Final = 200
 #: Objects that are looked up at once.
 LISTED: Final = 1000
@@ -50,9 +50,9 @@ _NAME: Final = re.compile(rf"{FOLDER}/[0-9a-f]{{2}}/[0-9a-f]{{2}}/([0-9a-f]{{64}
 
 @dataclass(frozen=True)
 class Removed:
-    """What one transaction deleted. objects: keys that no row names any more; size: their bytes.
+    """The result of one transaction.
 
-    more: whether there may be more of the kind.
+    objects: keys that no row names any more; size: their bytes. more: rows may be left to delete.
     """
 
     count: int = 0
@@ -65,12 +65,12 @@ Step = Callable[[Session, datetime], Removed]
 
 
 class Collecting(Publishing):
-    """The part that removes what nobody needs."""
+    """The part that removes unneeded data."""
 
     def collect(self, dry_run: bool = False) -> GcReport:
-        """Remove images whose time is over, uploads that were given up, and what only they needed.
+        """Remove expired images, abandoned uploads, and data that only they referenced.
 
-        dry_run: remove nothing, say what would be.
+        dry_run: remove nothing, report what would be removed.
         """
         totals = self._counted() if dry_run else {step: self._done(step) for step in STEPS}
         uploads, images, contents, segments = (totals[step] for step in STEPS)
@@ -88,7 +88,7 @@ class Collecting(Publishing):
         return report
 
     def _done(self, step: Step) -> Removed:
-        """Do a step until nothing is left of it."""
+        """Repeat a step until it finds no more rows."""
         parts: list[Removed] = []
         while not parts or parts[-1].more:
             with self.database.write() as session:
@@ -98,7 +98,7 @@ class Collecting(Publishing):
         return _sum(parts)
 
     def _counted(self) -> dict[Step, Removed]:
-        """What each step would delete; nothing is locked, and nobody waits."""
+        """Count what each step would delete, without any lock."""
         before = utc_now() - self.patience
         uploads = select(UploadRow.id).where(_given_up(before))
         images = _dead_images(utc_now())
@@ -115,7 +115,7 @@ class Collecting(Publishing):
         return dict(zip(STEPS, found, strict=True))
 
     def _sweep(self, dry_run: bool) -> tuple[int, int]:
-        """Remove old objects that no row names; their number and bytes."""
+        """Remove old objects that no row names; return their number and bytes."""
         before = utc_now() - timedelta(seconds=self.orphan_seconds)
         old = (info for info in self.objects.keys(FOLDER) if info.modified < before)
         count = size = 0
@@ -144,14 +144,14 @@ def _given_up(before: datetime) -> ColumnElement[bool]:
 
 
 _Idle = tuple[ColumnElement[bool], ...]
-#: What has rows: their column in a table of parts, that of the owners, and owners that do not count.
+#: A referencing table: its column of parts, its column of owners, and owners that do not count.
 _Owners = tuple[Any, Any, Select[Any] | None]
 
 
 def _idle_contents(
     before: datetime, images: Select[str] | None = None, uploads: Select[str] | None = None
 ) -> _Idle:
-    """Of contents: no image, no upload and no saved machine has them, but for these."""
+    """Conditions: contents without an image, upload or checkpoint, apart from these."""
     return _idle(
         ContentRow,
         before,
@@ -164,7 +164,7 @@ def _idle_contents(
 def _idle_segments(
     before: datetime, contents: Select[int] | None = None, uploads: Select[str] | None = None
 ) -> _Idle:
-    """Of segments: no content and no upload has them, but for these."""
+    """Conditions: segments without a content or upload, apart from these."""
     return _idle(
         SegmentRow,
         before,
@@ -174,7 +174,7 @@ def _idle_segments(
 
 
 def _idle(rows: type[ContentRow | SegmentRow], before: datetime, *owners: _Owners) -> _Idle:
-    """Nobody has been at them since then, and nothing has them."""
+    """Conditions: rows that were not touched since ``before`` and that no owner references."""
     return rows.touched < before, *(~_had(rows.id, *some) for some in owners)
 
 
@@ -184,12 +184,12 @@ def _had(key: Any, part: Any, owner: Any, but: Select[Any] | None) -> ColumnElem
 
 
 def _uploads(session: Session, before: datetime) -> Removed:
-    """Uploads that were given up."""
+    """Delete abandoned uploads."""
     return _removed(session, UploadRow, _given_up(before))
 
 
 def _images(session: Session, before: datetime) -> Removed:
-    """Images that nobody holds any more, or only until now, and that no job needs."""
+    """Delete images that no job needs and that have no holdings, or only expired ones."""
     del before
     present = utc_now()
     overdue = select(HoldingRow.id).where(HoldingRow.image == ImageRow.digest, ~alive(present)).exists()
@@ -202,12 +202,12 @@ def _images(session: Session, before: datetime) -> Removed:
 
 
 def _contents(session: Session, before: datetime) -> Removed:
-    """Contents that no image, no upload and no saved machine has."""
+    """Delete contents without an image, upload or checkpoint."""
     return _removed(session, ContentRow, *_idle_contents(before))
 
 
 def _segments(session: Session, before: datetime) -> Removed:
-    """Segments that no content and no upload has, and their objects."""
+    """Delete segments without a content or upload, and their objects."""
     ids = _locked(session, SegmentRow.id, *_idle_segments(before))
     dead = delete(SegmentRow).where(SegmentRow.id.in_(ids))
     rows = session.execute(dead.returning(SegmentRow.object, SegmentRow.stored)).all()
@@ -221,16 +221,16 @@ STEPS: Final[tuple[Step, ...]] = (_uploads, _images, _contents, _segments)
 def _removed(
     session: Session, rows: type[UploadRow | ContentRow], *idle: ColumnElement[bool]
 ) -> Removed:
-    """Delete some of the rows that are idle."""
+    """Delete up to ``DELETE_BATCH`` idle rows."""
     ids = _locked(session, rows.id, *idle)
     session.execute(delete(rows).where(rows.id.in_(ids)))
     return Removed(len(ids), more=bool(ids))
 
 
 def _locked(session: Session, key: Any, *idle: ColumnElement[bool]) -> list[Any]:
-    """Keys of rows that are idle and ours until the transaction ends.
+    """Return keys of idle rows, locked until the transaction ends.
 
-    Asked twice: between the first look and the lock somebody may have referred to one of them.
+    It queries twice: another transaction may have referenced a row before it was locked.
     """
     query = select(key).where(*idle).order_by(key).limit(AT_ONCE).with_for_update(skip_locked=True)
     mine = list(session.scalars(query))

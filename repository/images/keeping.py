@@ -1,6 +1,6 @@
-"""Machines of jobs that were saved: contents like those of images, which belong to one job each.
+"""Checkpoints of jobs: contents like those of images, each of which belongs to one job.
 
-They are the job's until it ends, or is saved again. Nobody but its own token reads them.
+A checkpoint is kept until the job ends or has a newer one. Only the job's own token may read it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from vmjobs.model import Checkpoint
 from vmjobs.model import now as utc_now
 from vmjobs.wire import GcReport
 
-#: Runs that could not go on from a machine that was saved, until the job begins anew.
+#: Runs that fail to resume from a checkpoint before the job starts over.
 MAX_FAILURES: Final = 2
 
 
 class Keeping(Serving):
-    """The part that keeps them."""
+    """The part for checkpoints."""
 
     def collect(self, dry_run: bool = False) -> GcReport:
-        """As ever, once jobs of HTCondor's are forgotten of which nobody has told for too long."""
+        """Collect garbage, after deleting transparent jobs that no node has reported for too long."""
         if not dry_run:
             self._forget_silent()
         return super().collect(dry_run)
@@ -59,11 +59,11 @@ class Keeping(Serving):
     def keep_checkpoint(
         self, session: Session, job: str, owner: str, upload: str, checkpoint: Checkpoint
     ) -> None:
-        """Keep what an upload of the job has brought, in place of what was kept for the job.
+        """Store a checkpoint from an upload of the job, in place of the previous one.
 
         Raises:
-            MissingBlocks: a file of it was not brought, or given up. InvalidRequest: a size is wrong.
-            QuotaExceeded: beyond what the owner may keep.
+            MissingBlocks: a file was not uploaded, or is deleted. InvalidRequest: a size is wrong.
+            QuotaExceeded: beyond the owner's quota.
         """
         contents = _contents(session, job, upload, checkpoint)
         needs = select(ContentSegmentRow.segment).where(ContentSegmentRow.content.in_(contents))
@@ -86,7 +86,7 @@ class Keeping(Serving):
         self.check_quota(session, owner)
 
     def checkpoint_layout(self, job: str, content: str) -> bytes:
-        """The layout of a file of a job's checkpoint.  Raises NotFound, DigestMismatch."""
+        """Return the layout of a file of a job's checkpoint.  Raises NotFound, DigestMismatch."""
         query = (
             select(ContentRow.layout)
             .join(CheckpointContentRow, CheckpointContentRow.content == ContentRow.id)
@@ -100,7 +100,7 @@ class Keeping(Serving):
         return data
 
     def open_checkpoint_segment(self, job: str, segment: bytes) -> ObjectReader:
-        """A segment of a job's checkpoint, as it is stored; whoever reads it checks it."""
+        """Open a segment of a job's checkpoint, as it is stored; the reader has to verify it."""
         wanted = (
             select(ContentSegmentRow.segment)
             .join(CheckpointContentRow, CheckpointContentRow.content == ContentSegmentRow.content)
@@ -115,18 +115,18 @@ class Keeping(Serving):
 
 
 def checkpoint_of(session: Session, job: str) -> Checkpoint | None:
-    """What a job can go on from."""
+    """Return the checkpoint of a job."""
     row = session.get(CheckpointRow, job)
     return Checkpoint.model_validate(row.document) if row is not None else None
 
 
 def forget_checkpoint(session: Session, job: str) -> None:
-    """A job does not go on from there any more: the next garbage collection removes it."""
+    """Delete a job's checkpoint; the next garbage collection removes its data."""
     session.execute(delete(CheckpointRow).where(CheckpointRow.job_id == job))
 
 
 def note_not_resumed(session: Session, job: str) -> None:
-    """A run could not go on from there: that may have been its node's fault, once."""
+    """Count a failure to resume: the first may be a node's fault, the second deletes it."""
     row = session.get(CheckpointRow, job)
     if row is None:
         return
@@ -136,7 +136,7 @@ def note_not_resumed(session: Session, job: str) -> None:
 
 
 def _contents(session: Session, job: str, upload: str, checkpoint: Checkpoint) -> set[int]:
-    """The rows of the checkpoint's contents, which stay until the transaction ends."""
+    """Return the ids of the checkpoint's contents, locked until the transaction ends."""
     found = set()
     for file in checkpoint.files:
         if file.digest is None:
@@ -151,10 +151,10 @@ def _contents(session: Session, job: str, upload: str, checkpoint: Checkpoint) -
         row = session.scalars(query).one_or_none()
         if row is None:
             raise MissingBlocks(
-                f"the content {file.digest} of {file.name} was not uploaded, or given up meanwhile",
-                hint="upload it, and say it again",
+                f"the content {file.digest} of {file.name} was not uploaded, or is deleted by now",
+                hint="upload it, and repeat the request",
             )
         if row.size != file.size:
-            raise InvalidRequest(f"{file.name} has {row.size} bytes, and not {file.size}")
+            raise InvalidRequest(f"{file.name} has {row.size} bytes, not {file.size}")
         found.add(row.id)
     return found

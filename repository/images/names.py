@@ -1,4 +1,4 @@
-"""Names of images: what can be one, and what one stands for."""
+"""Names of images: their syntax, and the images that they refer to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMESPACE: TypeAdapter[str] = TypeAdapter(Namespace)
 
 
 def find(session: Session, viewer: Viewer, ref: str) -> tuple[str, HoldingRow | None]:
-    """What a reference stands for; the holding only where it is a name.
+    """Resolve a reference to a digest, and to a holding if it is a name.
 
     Raises InvalidRequest (not a reference), NotFound.
     """
@@ -67,7 +67,7 @@ def _some_names(session: Session, viewer: Viewer) -> list[str]:
 
 
 def check_name(namespace: str, name: str, tag: str) -> None:
-    """Raises InvalidRequest where one of them cannot be such a name; no namespace is the own one."""
+    """Check a name's syntax; an empty namespace is the viewer's own.  Raises InvalidRequest."""
     if namespace:
         _checked(_NAMESPACE, namespace, "a namespace")
     _checked(_NAME, name, "an image name")

@@ -1,4 +1,4 @@
-"""Images that nodes are asked to have before a job needs them."""
+"""Prefetching: images that nodes fetch before a job needs them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vmjobs.wire import NodeWishes, PrefetchRequest, PrefetchState
 
 
 class Prefetching(Collecting):
-    """The part that speaks with nodes."""
+    """The part for prefetching."""
 
     def prefetch(self, viewer: Viewer, digest: str, wish: PrefetchRequest) -> PrefetchState:
-        """Ask nodes to fetch an image when they have time: those named, or all of a site.
+        """Ask nodes to fetch an image when they are idle: the named nodes, or all of a site.
 
-        What comes back tells of all nodes, also of those asked earlier.
+        The result covers all nodes, including those asked earlier.
         Raises NotFound: no such image, or no node of that name or site.
         """
         with self.database.write() as session:
@@ -38,7 +38,7 @@ class Prefetching(Collecting):
         return PrefetchState(wanted=tuple(wanted), cached=tuple(cached))
 
     def wishes(self, node: Node) -> NodeWishes:
-        """Images that a node is to fetch; what it has by now is crossed off."""
+        """Return the images that a node has to fetch; delete requests for images that it has."""
         with self.database.read() as session:
             query = select(PrefetchRow.image).where(PrefetchRow.node == node.name)
             asked = set(session.scalars(query))

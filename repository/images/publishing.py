@@ -1,4 +1,4 @@
-"""Making an image of contents that are here: what is looked at before it gets a name."""
+"""Publishing: checks a manifest and its uploaded contents, and creates a named image."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from vmjobs.model import MIB, faults_of
 from vmjobs.model import now as utc_now
 from vmjobs.wire import MAX_SHARES, ImageDetail, Publication, Visibility
 
-#: What our drivers know a machine for.
+#: Architectures that the hypervisor drivers support.
 ARCHITECTURES = frozenset({"x86_64"})
 
 
 class Publishing(Catalog):
-    """The part that admits images."""
+    """The part that publishes images."""
 
     def publish(self, viewer: Viewer, publication: Publication) -> ImageDetail:
-        """Make an image, and give it a name; the same image again is fine.
+        """Create an image and give it a name; publishing the same image again is no error.
 
-        Of an image that the viewer holds already, visibility and shares only ever grow here, and
-        are narrowed by :meth:`change`; how long it is kept is what was said last.
+        For an image that the viewer holds already, this only extends visibility and shares, which
+        :meth:`change` can reduce; the last call determines how long it is kept.
 
         Raises:
-            ImageRejected: the image is not taken; the message says why.
+            ImageRejected: the image is refused; the message says why.
             InvalidRequest: not a name, or too many shares. Forbidden: not the viewer's namespace.
-            MissingBlocks: a content of it is not here, or was never brought by the viewer.
-            QuotaExceeded: beyond what the owner may keep.
+            MissingBlocks: a content is missing, or the viewer never uploaded it.
+            QuotaExceeded: beyond the owner's quota.
         """
         if publication.name:
             check_name(publication.namespace, publication.name, publication.tag)
@@ -76,7 +76,7 @@ class Publishing(Catalog):
         raise Unavailable("database", "the image is published or removed elsewhere: try again")
 
     def _admitted(self, publication: Publication) -> ImageManifest:
-        """The manifest, if it is one that can be taken."""
+        """Validate the manifest.  Raises ImageRejected."""
         try:
             manifest = ImageManifest.model_validate_json(json.dumps(publication.manifest))
         except (ValidationError, ValueError, RecursionError) as error:
@@ -96,7 +96,7 @@ class Publishing(Catalog):
             faults.append(Fault("manifest", "too_large", text))
         if manifest.architecture not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
-            text = f"no machine here is of the architecture {manifest.architecture}; known: {known}"
+            text = f"the architecture {manifest.architecture} is not supported; known: {known}"
             faults.append(Fault("manifest.architecture", "unknown_architecture", text))
         limit = self.config.max_image_size
         for part in manifest.parts():
@@ -106,7 +106,7 @@ class Publishing(Catalog):
         return faults
 
     def _look_at(self, root: Layout) -> None:
-        """Raises ImageRejected where the root disk could be taken for more than a raw disk."""
+        """Inspect the root disk.  Raises ImageRejected if it could be anything but a raw disk."""
         head = b"".join(self.content_bytes(root, 0, HEAD))
         tail = b"".join(self.content_bytes(root, max(0, root.size - TAIL)))
         if why := refusal_of_raw(head, root.size, tail):
@@ -135,7 +135,7 @@ class Publishing(Catalog):
     def _held(
         self, session: Session, viewer: Viewer, publication: Publication, namespace: str, digest: str
     ) -> HoldingRow:
-        """The holding, as the publication wants it."""
+        """Create or update the holding as the publication asks for."""
         holding = held(session, viewer, digest, namespace)
         holding = holding or hold(session, viewer, digest, namespace)
         if publication.visibility is Visibility.PUBLIC:
@@ -154,17 +154,17 @@ class Publishing(Catalog):
 def _check_shares(count: int) -> None:
     if count > MAX_SHARES:
         text = f"the image would be shared with {count} users and groups; it may be with {MAX_SHARES}"
-        hint = "share it with a group, or take shares back: what is published again only adds some"
+        hint = "share it with a group, or remove shares: publishing again only adds some"
         raise InvalidRequest(text, hint=hint, faults=[Fault("shares", "too_many", text)])
 
 
 def _contents(
     session: Session, viewer: Viewer, manifest: ImageManifest, *, lock: bool = False
 ) -> dict[str, ContentRow]:
-    """The image's contents, each of which the viewer brought, or can read in another image.
+    """Return the image's contents, which the viewer uploaded or can read in another image.
 
-    Knowing what a content is called is not enough: it would let one read what others keep private.
-    Raises MissingBlocks, ImageRejected (a size is not what the manifest says).
+    Knowing a content's digest is not enough: otherwise it would give access to private images.
+    Raises MissingBlocks, ImageRejected (a size differs from the manifest's).
     """
     found = {}
     for part in manifest.parts():
@@ -174,7 +174,7 @@ def _contents(
         row = session.scalars(query).one_or_none()
         if row is None:
             raise MissingBlocks(
-                f"the content {part.digest} is not here: it was not uploaded, or given up meanwhile",
+                f"the content {part.digest} is missing: it was not uploaded, or is deleted by now",
                 hint="upload it, and publish again",
             )
         _check_size(part, row)
@@ -189,7 +189,7 @@ def _check_size(part: Part, row: ContentRow) -> None:
 
 
 def _put_image(session: Session, manifest: ImageManifest, contents: list[int]) -> None:
-    """The image's row, ours until the transaction ends, and what it needs."""
+    """Insert the image's row, locked until the transaction ends, and its references."""
     needs = select(ContentSegmentRow.segment).where(ContentSegmentRow.content.in_(contents))
     stored = select(func.coalesce(func.sum(SegmentRow.stored), 0)).where(SegmentRow.id.in_(needs))
     row = {

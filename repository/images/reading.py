@@ -1,4 +1,4 @@
-"""Images as they are read: manifests, layouts, segments, and plain bytes."""
+"""Reads images: manifests, layouts, segments, and plain bytes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from vmjobs.model import now as utc_now
 from vmjobs.wire import DamagedBlock, VerifyReport, Visibility
 
 _ZEROS: Final = bytes(BLOCK)
-#: Times that a segment is looked for while it is being replaced.
+#: Attempts to open a segment that is being replaced.
 TRIES: Final = 3
 
 
 class Reading(Segments):
-    """The reading part. Every method raises NotFound for an image that is not the viewer's to see."""
+    """The reading part. Every method raises NotFound for an image that the viewer may not see."""
 
     def manifest(self, viewer: Viewer, digest: str) -> bytes:
-        """An image's manifest: the very bytes that its digest is made of."""
+        """Return an image's manifest: exactly the bytes of its digest."""
         with self.database.read() as session:
             holding_of(session, viewer, digest)
             data = manifest_of(session, digest)
@@ -45,13 +45,13 @@ class Reading(Segments):
         return data
 
     def visibility(self, viewer: Viewer, digest: str) -> Visibility:
-        """Who may see it. PUBLIC as soon as one of those who hold it made it public."""
+        """Return the image's visibility: PUBLIC if any of its holdings is public."""
         with self.database.read() as session:
             holding_of(session, viewer, digest)
             return Visibility.PUBLIC if is_public(session, digest) else Visibility.PRIVATE
 
     def layout(self, viewer: Viewer, digest: str, content: str) -> bytes:
-        """The layout of one of an image's contents.  Raises DigestMismatch: it is damaged."""
+        """Return the layout of one of an image's contents.  Raises DigestMismatch: it is damaged."""
         with self.database.read() as session:
             holding_of(session, viewer, digest)
             query = (
@@ -66,7 +66,7 @@ class Reading(Segments):
         return data
 
     def open_segment(self, viewer: Viewer, digest: str, segment: bytes) -> ObjectReader:
-        """A segment of one of an image's contents, as it is stored; whoever reads it checks it."""
+        """Open a segment of an image, as it is stored; the reader has to verify it."""
         with self.database.read() as session:
             holding_of(session, viewer, digest)
             wanted = (
@@ -82,12 +82,12 @@ class Reading(Segments):
     def read_content(
         self, viewer: Viewer, digest: str, content: str, offset: int = 0, length: int | None = None
     ) -> Iterator[bytes]:
-        """Bytes of one of an image's contents, checked, at most a block at a time.
+        """Yield verified bytes of one of an image's contents, at most a chunk (64 KiB) at a time.
 
         Args:
-            offset, length: in bytes; what is beyond the end is not there.
+            offset, length: in bytes; a range beyond the end is cut.
 
-        Raises DigestMismatch in the middle of it, where a stored block is damaged.
+        Raises DigestMismatch while iterating, at a damaged chunk.
         """
         parts = Layout.parse(self.layout(viewer, digest, content), content)
         return self.content_bytes(parts, offset, length)
@@ -95,7 +95,7 @@ class Reading(Segments):
     def content_bytes(
         self, parts: Layout, offset: int = 0, length: int | None = None
     ) -> Iterator[bytes]:
-        """Bytes of a content, by its layout; see :meth:`read_content`."""
+        """Yield bytes of a content, by its layout; see :meth:`read_content`."""
         end = parts.size if length is None else min(parts.size, offset + length)
         while offset < end:
             number, begin = divmod(offset, SEGMENT)
@@ -108,9 +108,9 @@ class Reading(Segments):
             offset += stop - begin
 
     def verify(self, viewer: Viewer, digest: str, segments: Sequence[bytes]) -> VerifyReport:
-        """Read some of an image's segments, all of their blocks; what is damaged is asked for again.
+        """Verify all chunks of some of an image's segments, and mark damaged segments.
 
-        Raises InvalidRequest where one of them is not the image's.
+        Raises InvalidRequest if one of them is not a segment of the image.
         """
         known = self._own_segments(viewer, digest)
         strange = [segment for segment in segments if segment not in known]
@@ -143,7 +143,7 @@ class Reading(Segments):
         return known
 
     def _segment_bytes(self, segment: bytes, begin: int, end: int) -> Iterator[bytes]:
-        """Bytes ``begin`` to ``end`` of a stored segment, a block at a time."""
+        """Yield bytes ``begin`` to ``end`` of a stored segment, a chunk at a time."""
         with self.opened(segment) as reader:
             index = _checked_index(segment, reader)
             for number in range(begin // BLOCK, -(-end // BLOCK)):
@@ -153,7 +153,7 @@ class Reading(Segments):
                 yield data[max(0, begin - number * BLOCK) : end - number * BLOCK]
 
     def opened(self, segment: bytes) -> ObjectReader:
-        """A stored segment's object; where it is replaced at this moment, the new one.
+        """Open a stored segment's object; if it is being replaced, the new one.
 
         Raises NotFound.
         """
@@ -179,7 +179,7 @@ class Reading(Segments):
 
 
 def is_public(session: Session, digest: str) -> bool:
-    """Whether everybody may read the image."""
+    """Whether all users may read the image."""
     query = select(HoldingRow.id).where(
         HoldingRow.image == digest,
         HoldingRow.visibility == Visibility.PUBLIC.value,
@@ -189,7 +189,7 @@ def is_public(session: Session, digest: str) -> bool:
 
 
 def damages(segment: bytes, reader: ObjectReader) -> list[DamagedBlock]:
-    """What is wrong with a stored segment: each damaged block, or all of it where its head is."""
+    """Return the damaged chunks of a segment; a single entry if its header is damaged."""
     name = segment.hex()
     try:
         index = _checked_index(segment, reader)

@@ -1,7 +1,7 @@
-"""Segments as they come: every block is checked, and those left out are taken from others.
+"""Stores uploaded segments: verifies every chunk, and copies absent ones from elsewhere.
 
-The object comes first, the row that names it after; a row never names an object that is not there.
-Every object has a key of its own, so that whoever deletes one never hits a newer one.
+The object is stored before the row that names it, so that a row never names a missing object.
+Every object has a key of its own, so that deleting an old object never hits a newer one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Body = tuple[Kind, bytes | memoryview]
 
 @dataclass(frozen=True)
 class Copy:
-    """Where a block that was left out can be had. number: of the block there; place: where it goes."""
+    """A source of an absent chunk. number: in the source; place: in the new segment."""
 
     segment: int
     object: str
@@ -71,20 +71,20 @@ class Copy:
 
 
 class Segments(Uploads):
-    """The part that takes segments in."""
+    """The part that stores segments."""
 
     def put_segment(self, viewer: Viewer, upload: str, digest: bytes, body: bytes) -> bool:
-        """Store a segment; whether it is new to the viewer, who is told nothing of what others have.
+        """Store a segment; return whether it is new to the viewer, regardless of other users.
 
         Args:
-            body: the segment (``images.segment``); blocks that the viewer has already may be absent.
+            body: the segment (``images.segment``); chunks that the viewer has already may be absent.
 
         Raises:
             NotFound: no such upload.
             DigestMismatch: the bytes are damaged, or not this segment.
-            MissingBlocks: an absent block is not here (any more): send all of them.
+            MissingBlocks: an absent chunk is not stored (any more): send all of them.
             PayloadTooLarge: more bytes than a segment can have.
-            QuotaExceeded: beyond what was announced, or what the owner may keep.
+            QuotaExceeded: beyond the announced size, or the owner's quota.
         """
         if len(body) > MAX_STORED:
             raise PayloadTooLarge(f"a segment has at most {MAX_STORED} bytes")
@@ -109,10 +109,10 @@ class Segments(Uploads):
                 return False
         return not self.missing_segments(viewer, upload, [digest])[0]
 
-    # -- blocks that were left out
+    # -- absent chunks
 
     def _filled(self, viewer: Viewer, index: Index, body: bytes) -> bytes:
-        """The segment with the absent blocks taken from other segments that the viewer may use."""
+        """Return the segment with absent chunks copied from segments that the viewer may use."""
         view = memoryview(body)
         bodies: list[Body] = [(e.kind, view[e.offset : e.offset + e.length]) for e in index.entries]
         lost = self._fill(viewer, index, bodies)
@@ -124,7 +124,7 @@ class Segments(Uploads):
         return assemble(index, bodies)
 
     def _fill(self, viewer: Viewer, index: Index, bodies: list[Body]) -> int:
-        """Put the absent blocks into ``bodies``; how many could not be had."""
+        """Put the absent chunks into ``bodies``; return how many were not found."""
         left = set(index.absent)
         for place in index.absent:
             if index.entries[place].digest == zero_block(index.entries[place].size):
@@ -138,7 +138,7 @@ class Segments(Uploads):
         return len(left)
 
     def _copies(self, viewer: Viewer, index: Index, places: set[int]) -> Iterator[list[Copy]]:
-        """Where blocks can be had, those of one stored segment together."""
+        """Yield the sources of chunks, grouped by stored segment."""
         wanted = {index.entries[place].digest for place in places}
         query = (
             select(BlockRow.digest, BlockRow.number, SegmentRow.id, SegmentRow.object)
@@ -157,7 +157,7 @@ class Segments(Uploads):
         yield from groups.values()
 
     def _copied(self, copies: Sequence[Copy], index: Index) -> dict[int, Body]:
-        """Blocks of one stored segment, checked; a damaged one is noted, and missing here."""
+        """Read and verify chunks of one stored segment; record damage and skip damaged chunks."""
         found: dict[int, Body] = {}
         try:
             with self.objects.open(copies[0].object) as reader:
@@ -167,7 +167,7 @@ class Segments(Uploads):
                     wanted = index.entries[copy.place]
                     if entry.digest != wanted.digest:
                         raise DigestMismatch("a block is not where it was noted")
-                    # Who lies about the length of a block must not get it stored with that length.
+                    # A client that gives a wrong length must not get the chunk stored with that length.
                     if entry.size == wanted.size:
                         found[copy.place] = (entry.kind, stored)
         except (NotFound, DigestMismatch) as error:
@@ -175,12 +175,12 @@ class Segments(Uploads):
         return found
 
     def note_damage(self, segment: int, key: str, why: str) -> None:
-        """A stored segment is not what it was: ask for it again, and take no block from it."""
+        """Mark a stored segment as damaged: clients have to send it again, and no chunk is copied."""
         with self.database.write() as session:
             same = (SegmentRow.id == segment, SegmentRow.object == key)
             mark = update(SegmentRow).where(*same, SegmentRow.damaged.is_(False)).values(damaged=True)
             if session.scalars(mark.returning(SegmentRow.id)).one_or_none() is None:
-                return  # replaced, or noted, meanwhile
+                return  # replaced or marked meanwhile
             session.execute(delete(BlockRow).where(BlockRow.segment == segment))
         logger.error("the object %s is damaged: %s", key, why)
 
@@ -206,7 +206,7 @@ class Segments(Uploads):
         return new
 
     def _unknown_blocks(self, viewer: Viewer, index: Index) -> dict[bytes, int]:
-        """Numbers of the blocks that the viewer has in no other segment, in the order of inserts."""
+        """Return numbers of the chunks that the viewer has in no other segment, in insert order."""
         numbers = {
             entry.digest: number
             for number, entry in enumerate(index.entries)
@@ -224,9 +224,7 @@ class Segments(Uploads):
         row: dict[str, object],
         blocks: Mapping[bytes, int],
     ) -> tuple[bool, list[str]]:
-        """Write down a segment whose object is there; whether it is new to the viewer, and objects to
-        remove.
-        """
+        """Insert a segment's row; return whether it is new to the viewer, and objects to remove."""
         key = str(row["object"])
         found = put(
             session,
@@ -254,7 +252,7 @@ class Segments(Uploads):
         return new, obsolete
 
     def _charge(self, session: Session, viewer: Viewer, upload: str, size: int, stored: int) -> None:
-        """Count what came.  Raises QuotaExceeded."""
+        """Count the bytes received.  Raises QuotaExceeded."""
         self.check_quota(session, viewer.user, stored)
         row = touch(session, viewer, upload, content=size, received=stored)
         if row.content > row.size:
@@ -265,7 +263,7 @@ class Segments(Uploads):
 
     @contextmanager
     def _removed_if_refused(self, key: str) -> Iterator[None]:
-        """Remove an object that no row will name; where that is not sure, the sweep will tell."""
+        """Remove the object on errors that leave no row; after other errors, the sweep decides."""
         try:
             yield
         except Unavailable:
@@ -283,18 +281,18 @@ class Segments(Uploads):
 
 
 def object_key(digest: bytes) -> str:
-    """A fresh key for a segment's object."""
+    """Return a new key for a segment's object."""
     name = digest.hex()
     return f"{FOLDER}/{name[:2]}/{name[2:4]}/{name}.{secrets.token_hex(8)}"
 
 
 def read_index(reader: ObjectReader) -> Index:
-    """The head of a stored segment.  Raises DigestMismatch."""
+    """Read the header of a stored segment.  Raises DigestMismatch."""
     return parse_index(reader.read(head_size(SEGMENT_BLOCKS)), whole=reader.size)
 
 
 def _stored_block(reader: ObjectReader, index: Index, number: int) -> tuple[Entry, bytes]:
-    """A block as it is stored, and checked.  Raises DigestMismatch."""
+    """Read and verify a chunk in its stored form.  Raises DigestMismatch."""
     if number >= len(index.entries):
         raise DigestMismatch("a segment has fewer blocks than were noted")
     entry = index.entries[number]
@@ -305,7 +303,7 @@ def _stored_block(reader: ObjectReader, index: Index, number: int) -> tuple[Entr
 
 
 def _check_blocks(index: Index, body: bytes) -> None:
-    """Raises DigestMismatch unless every block that came along is what it says."""
+    """Verify every chunk in the body.  Raises DigestMismatch."""
     view, using = memoryview(body), decompressor()
     for entry in index.entries:
         if entry.kind is not Kind.ABSENT:

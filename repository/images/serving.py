@@ -1,9 +1,8 @@
-"""Segments as they are sent to nodes by the thousand: everything about many in a single question.
+"""Serves segments to nodes by the thousand, with a single query for many segments.
 
-What that question tells is taken for true for :data:`FRESH_SECONDS`, in this process. A segment
-never changes, so nothing that is read can be old; but whoever was let in is let in for so long
-after his share was taken back, his image removed or its time over. Only what may be read is
-remembered, never a refusal.
+Each process caches the result of a query for :data:`CACHE_SECONDS`. A segment never changes, so its
+data is never stale; but a viewer keeps access for this time after a share is revoked, or the image is
+removed or expires. Only grants are cached, never refusals.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from vmjobs.errors import NotFound
 from vmjobs.model import now as utc_now
 from vmjobs.wire import Visibility
 
-#: How long an answer of the database is taken for true.
+#: How long query results are cached.
 FRESH_SECONDS: Final = 3.0
-#: Segments that are looked up at once: whoever fetches one fetches those after it next.
+#: Segments looked up at once: a client that fetches one fetches those after it next.
 AHEAD: Final = 64
-#: Answers that are kept: who reads which image, and where segments are (some 3 MiB in all).
+#: Cached entries: grants to viewers, and keys of segments (some 3 MiB in all).
 MOST_READERS: Final = 1024
 MOST_PLACES: Final = 8192
-#: Nodes and administrators read every image: the question is the same for all of them.
+#: Nodes and administrators read every image: one query serves all of them.
 _EVERY_NODE: Final = Viewer("", node=True)
 
 
 @lru_cache(maxsize=1024)
 def _question(viewer: Viewer) -> Executable:
-    """Where a segment and those after it are, and whether everybody may read them, if the viewer may.
+    """Build the query for a readable segment, the segments after it, and their visibility.
 
-    To put such a question together takes longer than to have it answered.
+    It is cached, because building such a query takes longer than running it.
     """
     image = bindparam("image", type_=HoldingRow.image.type)
     present = bindparam("present", type_=HoldingRow.expires.type)
@@ -50,7 +49,7 @@ def _question(viewer: Viewer) -> Executable:
     public = held.where(HoldingRow.visibility == Visibility.PUBLIC.value).exists()
     mine: ColumnElement[bool] = held.where(may_read(viewer)).exists()
     if viewer.image is not None or viewer.sees_all:
-        # Their images may be read even where nobody's time for them is left.
+        # These viewers may read an image even if all its holdings have expired.
         mine = image == viewer.image if viewer.image is not None else true()
     asked = (
         select(ContentSegmentRow.content, ContentSegmentRow.segment, public.label("public"))
@@ -61,7 +60,7 @@ def _question(viewer: Viewer) -> Executable:
         .limit(1)
         .subquery()
     )
-    # Segments are numbered as they came, which is in the content's order unless others had them first.
+    # Segments are numbered in the order of upload, mostly the content's order.
     on = and_(
         ContentSegmentRow.content == asked.c.content, ContentSegmentRow.segment >= asked.c.segment
     )
@@ -75,7 +74,7 @@ def _question(viewer: Viewer) -> Executable:
 
 
 class Serving(Prefetching):
-    """The part that is in a hurry."""
+    """The part that serves segments fast."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class Serving(Prefetching):
     def known_segment(
         self, viewer: Viewer, digest: str, segment: bytes
     ) -> tuple[ObjectReader, Visibility] | None:
-        """As :meth:`serve_segment` where no question is needed; ``None``: one is."""
+        """As :meth:`serve_segment`, but only from the cache; ``None``: a query is needed."""
         seen_by = self._readers.get((viewer, digest))
         key = self._places.get((digest, segment))
         if seen_by is None or key is None:
@@ -102,14 +101,14 @@ class Serving(Prefetching):
         try:
             return self.objects.open(key), seen_by
         except NotFound:
-            return None  # replaced, or collected
+            return None  # replaced or deleted
 
     def serve_segment(
         self, viewer: Viewer, digest: str, segment: bytes
     ) -> tuple[ObjectReader, Visibility]:
         """As :meth:`open_segment`, together with :meth:`visibility`.
 
-        Of a viewer who might read the image up to :data:`FRESH_SECONDS` ago it is not asked again.
+        Access that was granted up to :data:`CACHE_SECONDS` ago is not checked again.
         """
         known = self.known_segment(viewer, digest, segment)
         if known is None:
@@ -117,11 +116,11 @@ class Serving(Prefetching):
             known = self.known_segment(viewer, digest, segment)
         if known is not None:
             return known
-        # Whatever is wrong, the slower way says it.
+        # The slow path raises the appropriate error.
         return self.open_segment(viewer, digest, segment), self.visibility(viewer, digest)
 
     def _look_up(self, viewer: Viewer, digest: str, segment: bytes) -> None:
-        """Remember where the segment and those after it are, if the viewer may read the image."""
+        """Cache the keys of the segment and those after it, if the viewer may read the image."""
         values = {"image": digest, "segment": segment, "present": utc_now()}
         asked = self._readers.clock()
         with self.database.read() as session:

@@ -1,4 +1,4 @@
-"""The few statements that SQLite and PostgreSQL have in common and SQLAlchemy's core has not."""
+"""Statements that SQLite and PostgreSQL share and SQLAlchemy's core lacks."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from repository.models import Base
 
-#: Values in one ``IN (…)``: below what either database takes.
+#: Values in one ``IN (…)``: below the limits of both databases.
 MANY: Final = 4096
 
 T = TypeVar("T")
 
 
 def batches(items: Sequence[T], count: int = MANY) -> Iterator[Sequence[T]]:
-    """The items, ``count`` at a time."""
+    """Yield the items, ``count`` at a time."""
     for begin in range(0, len(items), count):
         yield items[begin : begin + count]
 
 
 def add_missing(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows; those that are there stay as they are.
+    """Insert rows; existing rows stay unchanged.
 
-    Rows that others may insert at the same moment come in the order of their key: two
-    transactions that wait for each other's rows never do so crosswise.
+    Callers sort rows by key where other transactions may insert the same ones, so that two
+    transactions never deadlock.
     """
     if not rows:
         return
     make = postgresql.insert if _is_postgresql(session) else sqlite.insert
-    # Into the table, not the class: what the ORM adds for bulk inserts costs more than they do.
+    # Into the table, not the class: the ORM's overhead for bulk inserts exceeds their own cost.
     session.execute(make(cast(Table, table.__table__)).on_conflict_do_nothing(), list(rows))
 
 
@@ -46,9 +46,9 @@ def put(
     change: Sequence[str],
     returning: Sequence[InstrumentedAttribute[Any]],
 ) -> Row[Any]:
-    """Insert a row, or change those columns of the one that has the key; the row as it is then.
+    """Insert a row, or change columns of the row with the same key; return the resulting row.
 
-    Either way it is ours until the transaction ends.
+    The row is locked until the transaction ends.
     """
     make = postgresql.insert if _is_postgresql(session) else sqlite.insert
     insert: Any = make(cast(Table, table.__table__)).values(**row)
@@ -59,7 +59,7 @@ def put(
 
 
 def alone(session: Session, name: str) -> None:
-    """Wait until no other transaction is in here under this name; ends with the transaction."""
+    """Wait for a lock of this name, which ends with the transaction."""
     if _is_postgresql(session):
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
         session.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})

@@ -1,8 +1,8 @@
 """The tables of the image repository.
 
-What is kept once, whoever brought it, is told from who holds it. Segments, contents and images go
-by their bytes alone. A *holding* is somebody's hold on an image, in a namespace: its names,
-visibility and terms. Two users who bring the same bytes have two holdings of one image.
+Segments, contents and images are identified by their bytes, and stored once for all users. A
+*holding* is a user's claim to an image, in a namespace: its names, visibility and settings. Two users
+who upload the same bytes have two holdings of one image.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CASCADE = "CASCADE"
 class SegmentRow(Base):
     """A segment that is stored, in the object that the row names.
 
-    stored: bytes of the object; size: of content. touched: when it last came.
-    damaged: a block of it was found to be other than it should: whoever has it is asked for it.
+    stored: bytes of the object; size: bytes of content. touched: when it was last uploaded.
+    damaged: a chunk failed verification: clients that have the segment have to send it again.
     """
 
     __tablename__ = "segments"
@@ -48,9 +48,9 @@ class SegmentRow(Base):
 
 
 class BlockRow(Base):
-    """Where the bytes of a block can be had: in which segment, and the how-manieth it is there.
+    """The location of a chunk: a segment, and the number of the chunk in it.
 
-    A block has several rows where owners that may not use each other's segments have it.
+    A chunk has several rows if owners have it who may not use each other's segments.
     """
 
     __tablename__ = "blocks"
@@ -76,7 +76,7 @@ class ContentRow(Base):
 
 
 class ContentSegmentRow(Base):
-    """A content needs a segment. Nothing that something else needs can be deleted: no cascade."""
+    """A content needs a segment. Without a cascade, a needed segment cannot be deleted."""
 
     __tablename__ = "content_segments"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -108,7 +108,7 @@ class ImageContentRow(Base):
 
 
 class HoldingRow(Base):
-    """Somebody's hold on an image. signature: of the image, as its holder gave it; or empty."""
+    """A user's holding of an image. signature: of the image, as its holder gave it; or empty."""
 
     __tablename__ = "image_holdings"
     __table_args__ = (UniqueConstraint("image", "namespace"),)
@@ -152,9 +152,8 @@ class TagRow(Base):
 class UploadRow(Base):
     """A running upload.
 
-    size: bytes of content that were announced; content: bytes of content that came and were new;
-    received: bytes stored on its behalf. touched: when it was last used. job_id: of the job whose
-    machine it brings; ``""``: somebody's own.
+    size: announced bytes of content; content: bytes of new content received; received: bytes stored
+    for it. touched: when it was last used. job_id: of the job whose checkpoint it brings; ``""``: none.
     """
 
     __tablename__ = "uploads"
@@ -170,9 +169,9 @@ class UploadRow(Base):
 
 
 class UploadSegmentRow(Base):
-    """A segment that a running upload brought, or that its owner had a right to and asked for.
+    """A segment that a running upload brought, or asked for while its owner may read it.
 
-    Each is a proof: the owner has the bytes, or was allowed to read them.
+    Each row proves that the owner has the bytes, or was allowed to read them.
     """
 
     __tablename__ = "upload_segments"
@@ -183,7 +182,7 @@ class UploadSegmentRow(Base):
 
 
 class UploadContentRow(Base):
-    """A content that a running upload brought the layout of."""
+    """A content whose layout a running upload brought."""
 
     __tablename__ = "upload_contents"
 
@@ -192,11 +191,11 @@ class UploadContentRow(Base):
 
 
 class CheckpointRow(Base):
-    """A job's machine as it was saved last. document: a ``vmjobs.model.Checkpoint``.
+    """The last checkpoint of a job. document: a ``vmjobs.model.Checkpoint``.
 
-    job_id: of a job of the service's, or of HTCondor's (``repository.models.CondorJobRow``). stored:
-    bytes that its segments occupy, which count against the owner's quota. failures: runs that were to
-    go on from there, and could not.
+    job_id: of a job of the service, or of a transparent job (``repository.models.CondorJobRow``).
+    stored: bytes that its segments occupy, which count against the owner's quota. failures: runs that
+    failed to resume from it.
     """
 
     __tablename__ = "checkpoints"
@@ -221,7 +220,7 @@ class CheckpointContentRow(Base):
 
 
 class PrefetchRow(Base):
-    """A node is to fetch an image when it has time."""
+    """A request to a node to fetch an image when it is idle."""
 
     __tablename__ = "prefetches"
 

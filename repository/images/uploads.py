@@ -1,4 +1,4 @@
-"""Running uploads: what is missing, and the contents that were brought."""
+"""Running uploads: queries for missing segments and chunks, and uploaded contents."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from vmjobs.model import MIB
 from vmjobs.model import now as utc_now
 from vmjobs.wire import MAX_DIGESTS, Upload
 
-#: Times that a transaction is tried whose rows a garbage collection took away meanwhile.
+#: Attempts of a transaction that fails because a garbage collection deletes its rows.
 TRIES = 3
 
 
 class Uploads(ImageCore):
-    """The uploading part. Every method raises NotFound for an upload that is not the viewer's."""
+    """The part for uploads. Every method raises NotFound for another viewer's upload."""
 
     def open_upload(self, viewer: Viewer, size: int) -> Upload:
         """Begin an upload of at most ``size`` bytes of content.
 
-        Raises PayloadTooLarge (no image may be so large), QuotaExceeded (nothing is left), Conflict
-        (too many are open).
+        Raises PayloadTooLarge (no image may be so large), QuotaExceeded (the quota is used up),
+        Conflict (too many uploads are open).
         """
         # A disk, a kernel and an initial RAM disk, each of them within the limit.
         if size > 3 * self.config.max_image_size * MIB:
@@ -57,7 +57,7 @@ class Uploads(ImageCore):
         present = utc_now()
         with self.database.write() as session:
             self.check_quota(session, viewer.user, 1)
-            if viewer.job:  # one that it did not bring to an end before is of no use any more
+            if viewer.job:  # an unfinished upload of the job's earlier checkpoint is useless now
                 session.execute(delete(UploadRow).where(UploadRow.job_id == viewer.job))
             else:
                 _check_open(session, viewer.user, self.config.max_open_uploads)
@@ -75,7 +75,7 @@ class Uploads(ImageCore):
             return self._view(row)
 
     def upload(self, viewer: Viewer, upload: str) -> Upload:
-        """How far an upload is."""
+        """Return the progress of an upload."""
         with self.database.read() as session:
             row = session.get(UploadRow, upload) if is_id(upload) else None
             if row is None or (row.owner, row.job_id) != (viewer.user, viewer.job):
@@ -83,7 +83,7 @@ class Uploads(ImageCore):
             return self._view(row)
 
     def drop_upload(self, viewer: Viewer, upload: str) -> None:
-        """Give an upload up: what only it needed goes with the next garbage collection."""
+        """Drop an upload; the next garbage collection removes its unreferenced data."""
         with self.database.write() as session:
             mine = _mine(viewer, upload)
             gone = session.execute(delete(UploadRow).where(*mine).returning(UploadRow.id)).all()
@@ -91,8 +91,9 @@ class Uploads(ImageCore):
                 raise no_upload(upload)
 
     def missing_segments(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
-        """Which of the segments must be sent. Those that are the viewer's to use stay while the upload
-        runs; one that others alone have is missing, like one that is not here.
+        """Tell for each segment whether it must be sent.
+
+        Segments that the viewer may use stay while the upload runs; those of others count as missing.
         """
         check_digests(digests)
         wanted = sorted(set(digests))
@@ -103,14 +104,14 @@ class Uploads(ImageCore):
                     mention(session, upload, [row.id for row in here.values()])
                     touch(session, viewer, upload)
                     return [digest not in here and digest != zero_segment() for digest in digests]
-            except IntegrityError:  # the upload, or a segment, went meanwhile
+            except IntegrityError:  # the upload, or a segment, was deleted meanwhile
                 self.upload(viewer, upload)
-        raise Unavailable("database", "segments come and go: ask again")
+        raise Unavailable("database", "segments were deleted meanwhile: ask again")
 
     def missing_blocks(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
-        """Which of the blocks must be sent; a guess: a segment without them may be refused.
+        """Tell for each chunk whether it must be sent: those in no segment of the viewer.
 
-        A block that the viewer has in no segment of his is missing.
+        This is a hint: :meth:`put_segment` may still refuse a segment without the other chunks.
         """
         check_digests(digests)
         self._use(viewer, upload)
@@ -121,14 +122,14 @@ class Uploads(ImageCore):
         return [digest not in here for digest in digests]
 
     def put_content(self, viewer: Viewer, upload: str, digest: str, layout: bytes) -> None:
-        """Make a content of segments that are here, and the viewer's to use.
+        """Create a content of stored segments that the viewer may use.
 
         Raises:
-            DigestMismatch: ``layout`` is not what ``digest`` names.
+            DigestMismatch: ``layout`` does not have the digest ``digest``.
             PayloadTooLarge: no image may be so large.
-            InvalidRequest: a segment of it has another size than its place asks for.
-            MissingBlocks: segments of it are not here; the message says how many.
-            QuotaExceeded: beyond what the owner may keep.
+            InvalidRequest: a segment has the wrong size for its place.
+            MissingBlocks: segments are missing; the message says how many.
+            QuotaExceeded: beyond the owner's quota.
         """
         parts = Layout.parse(layout, digest)
         if not 0 < parts.size <= self.config.max_image_size * MIB:
@@ -144,17 +145,17 @@ class Uploads(ImageCore):
                     if content is None:
                         content = _add_content(session, viewer, digest, parts, layout)
                     add_missing(session, UploadContentRow, [{"upload": upload, "content": content}])
-                    # A content of zeros alone has no segments, but what is written here it costs.
+                    # A content of zeros has no segments, so its layout alone counts.
                     cost = len(layout) if new else 0
                     self.check_quota(session, viewer.user, cost)
                     touch(session, viewer, upload, received=cost)
                     return
             except IntegrityError:
                 self.upload(viewer, upload)
-        raise Unavailable("database", "segments come and go: send it again")
+        raise Unavailable("database", "segments were deleted meanwhile: send the content again")
 
     def _use(self, viewer: Viewer, upload: str) -> None:
-        """Note that an upload is used, where that was not noted of late."""
+        """Update the time of an upload's last use, unless it is recent."""
         noted = self.upload(viewer, upload).expires - self.patience
         if utc_now() - noted > self.patience / 10:
             with self.database.write() as session:
@@ -166,9 +167,9 @@ class Uploads(ImageCore):
 
 
 def no_upload(upload: str) -> NotFound:
-    """The error for an upload that is not there, or somebody else's."""
+    """Return the error for an upload that does not exist, or is another viewer's."""
     return NotFound(
-        f"there is no upload {upload[:64]}", hint="it may have been given up; begin a new one"
+        f"there is no upload {upload[:64]}", hint="it may have been dropped; begin a new one"
     )
 
 
@@ -181,19 +182,19 @@ def _mine(viewer: Viewer, upload: str) -> tuple[ColumnElement[bool], ...]:
 
 
 def _check_open(session: Session, owner: str, limit: int) -> None:
-    """Raises Conflict where an owner has too many uploads open already."""
+    """Check the number of an owner's open uploads.  Raises Conflict."""
     alone(session, f"uploads of {owner}")
-    own = (UploadRow.owner == owner, UploadRow.job_id == "")  # many machines may be saved at once
+    own = (UploadRow.owner == owner, UploadRow.job_id == "")  # many checkpoints may be written at once
     count = session.scalar(select(func.count()).where(*own)) or 0
     if count >= limit:
         raise Conflict(
             f"{count} uploads of {owner} are open already",
-            hint="publish or drop some; those that nothing is added to are given up by themselves",
+            hint="publish or drop some; unused uploads are dropped after some time",
         )
 
 
 def check_digests(digests: Sequence[bytes]) -> None:
-    """Raises InvalidRequest unless all are digests, and not too many."""
+    """Check number and size of digests.  Raises InvalidRequest."""
     if len(digests) > MAX_DIGESTS or any(len(digest) != 32 for digest in digests):
         raise InvalidRequest(
             f"at most {MAX_DIGESTS} digests of 32 bytes each can be asked about at once"
@@ -203,7 +204,7 @@ def check_digests(digests: Sequence[bytes]) -> None:
 def touch(
     session: Session, viewer: Viewer, upload: str, content: int = 0, received: int = 0
 ) -> UploadRow:
-    """Note that an upload is used, and what came. The last thing that a transaction waits for.
+    """Record the use of an upload and bytes received. Call it last: it locks the row.
 
     Raises NotFound.
     """
@@ -221,13 +222,13 @@ def touch(
 
 
 def mention(session: Session, upload: str, segments: Sequence[int]) -> None:
-    """Keep segments as long as the upload runs.  Raises IntegrityError: it, or one of them, is gone."""
+    """Keep segments while the upload runs.  Raises IntegrityError: upload or segment is gone."""
     rows = [{"upload": upload, "segment": segment} for segment in sorted(segments)]
     add_missing(session, UploadSegmentRow, rows)
 
 
 def known_blocks(session: Session, viewer: Viewer, digests: Sequence[bytes]) -> set[bytes]:
-    """Those of the blocks that are in whole segments which the viewer may use."""
+    """Return those of the chunks that are in intact segments which the viewer may use."""
     query = (
         select(BlockRow.digest)
         .join(SegmentRow, SegmentRow.id == BlockRow.segment)
@@ -239,9 +240,7 @@ def known_blocks(session: Session, viewer: Viewer, digests: Sequence[bytes]) -> 
 def locked_segments(
     session: Session, viewer: Viewer, digests: Sequence[bytes]
 ) -> dict[bytes, SegmentRow]:
-    """Those of the segments that are whole and the viewer's to use; they stay until the transaction
-    ends.
-    """
+    """Return the intact segments that the viewer may use, locked until the transaction ends."""
     found = {}
     for some in batches(digests):
         query = (
@@ -262,7 +261,7 @@ def _usable_content(session: Session, viewer: Viewer, digest: str) -> int | None
 
 
 def _add_content(session: Session, viewer: Viewer, digest: str, parts: Layout, layout: bytes) -> int:
-    """The content's row, which others may have made before; the viewer may use all its segments."""
+    """Insert a content, if it is new, of segments that the viewer may use; return its id."""
     wanted = {segment: parts.length(number) for number, segment in parts.stored()}
     here = locked_segments(session, viewer, sorted(wanted))
     lost = len(wanted) - len(here)
@@ -295,5 +294,5 @@ def _check_lengths(parts: Layout, sizes: dict[bytes, int]) -> None:
 
 
 def is_zero_segment(digest: bytes, size: int) -> bool:
-    """Whether a segment of ``size`` bytes has nothing but zeros: such are not stored."""
+    """Whether a segment of ``size`` bytes is all zeros; such segments are not stored."""
     return size <= SEGMENT and digest == zero_segment(size)

@@ -1,4 +1,4 @@
-"""Who needs an image: jobs that have not ended, and virtual clusters."""
+"""References to images: jobs that have not ended, and virtual clusters."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from vmjobs.model import JobState
 from vmjobs.wire import Visibility
 
 _FINAL: Final = [state.value for state in JobState if state.final]
-#: Jobs that an error names.
+#: Jobs or clusters that an error names.
 NAMED: Final = 5
 
 
 def needed() -> ColumnElement[bool]:
-    """Of which images: those that a job or a cluster needs."""
+    """Condition on ImageRow: a job or a cluster needs the image."""
     jobs = (
         select(JobRow.id)
         .join(SubmissionRow, SubmissionRow.id == JobRow.array_id)
         .where(SubmissionRow.image_digest == ImageRow.digest, JobRow.state.not_in(_FINAL))
     )
     clusters = select(ClusterRow.name).where(ClusterRow.image == ImageRow.digest)
-    # Of earlier declarations, until the last machine of it has gone.
+    # VMs of earlier generations, until the last one has ended.
     members = select(MemberRow.id).where(MemberRow.image == ImageRow.digest)
-    # To go back to, or to be tried again.
+    # Generations for a rollback, or for a retry.
     kept = select(GenerationRow.cluster).where(GenerationRow.image == ImageRow.digest)
     return or_(jobs.exists(), clusters.exists(), members.exists(), kept.exists())
 
 
 def unheld() -> ColumnElement[bool]:
-    """Of which images: those that nobody holds."""
+    """Condition on ImageRow: the image has no holding."""
     return ~select(HoldingRow.id).where(HoldingRow.image == ImageRow.digest).exists()
 
 
 def refuse_if_needed(session: Session, holding: HoldingRow, viewer: Viewer) -> None:
-    """Raises ImageInUse where jobs or clusters have the image through this holding.
+    """Check that no jobs or clusters use the image through this holding.  Raises ImageInUse.
 
-    A private one serves its owner's jobs only; another's job with the same image has a holding of
-    its own, and is nobody's business.
+    A private holding serves its owner's jobs only; another user's job with the same image uses another
+    holding, and is not revealed.
     """
     jobs, clusters = _jobs(holding.image), _clusters(holding.image)
     if not _serves_others(session, holding):
@@ -53,7 +53,7 @@ def refuse_if_needed(session: Session, holding: HoldingRow, viewer: Viewer) -> N
     if names := session.scalars(clusters.order_by(ClusterRow.name).limit(NAMED)).all():
         raise ImageInUse(
             f"the image {holding.image} is needed by virtual clusters: {', '.join(names)}",
-            hint="declare them with another image, or delete them; then wait for their last machines",
+            hint="declare them with another image, or delete them; then wait for their last VMs",
         )
     count = session.scalar(jobs.with_only_columns(func.count())) or 0
     if not count:

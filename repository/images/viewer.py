@@ -1,4 +1,4 @@
-"""Who asks, and which names are his to give."""
+"""The identity on whose behalf a request is made, and its namespaces."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vmjobs.errors import Forbidden
 #: The service's own namespace; administrators write to it.
 LIBRARY: Final = "library"
 _PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-#: What a made-up namespace ends in. A user's own name that does, too, is not taken as it is.
+#: The suffix of a derived namespace. A user name with such a suffix is not used unchanged.
 _MADE: Final = re.compile(r"-[0-9a-f]{8}\Z")
 _STRANGE: Final = re.compile(r"[^a-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """On whose behalf something is asked.
+    """The identity on whose behalf a request is made.
 
-    groups: of the token. admin: sees every image, and writes to the library.
-    node: an execute node, which reads every image. image: the token is a job's, good for that one.
-    job: that job.
+    groups: from the token. admin: sees every image, and writes to the library.
+    node: an execute node, which reads every image. image: the only image that a job's token can read.
+    job: the job of that token.
     """
 
     user: str
@@ -35,17 +35,17 @@ class Viewer:
 
     @property
     def namespace(self) -> str:
-        """Where the names are that the user gives."""
+        """The user's own namespace."""
         return namespace_of(self.user)
 
     @property
     def sees_all(self) -> bool:
-        """Whether every image may be read."""
+        """Whether the viewer may read every image."""
         return (self.admin or self.node) and self.image is None
 
 
 def namespace_of(user: str) -> str:
-    """The namespace of a user: the name itself where it can be one, else one made from it."""
+    """Return the namespace of a user: the user name if it is valid, else one derived from it."""
     if _PLAIN.fullmatch(user) and user != LIBRARY and not _MADE.search(user):
         return user
     slug = _STRANGE.sub("-", user.lower()).strip("._-")[:48].rstrip("._-") or "user"
@@ -53,9 +53,9 @@ def namespace_of(user: str) -> str:
 
 
 def require_namespace(viewer: Viewer, namespace: str) -> str:
-    """The namespace to write to: the one asked for, or the viewer's own.
+    """Return the namespace to write to: the one requested, or the viewer's own.
 
-    Raises Forbidden where it is somebody else's.
+    Raises Forbidden if it is another user's.
     """
     own = viewer.namespace
     if namespace in {"", own}:

@@ -1,4 +1,4 @@
-"""The schema's history, and the one call that brings a database up to date."""
+"""The schema's migrations, and the call that upgrades a database."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sqlalchemy import Connection, text
 
 from repository.database import Database, translated
 
-#: Any number, the same in every process: the lock that only one migration holds at a time.
+#: Number of the advisory lock for migrations: arbitrary, but the same in every process.
 _LOCK = 0x766D6A6F
 
 
 def upgrade(database_url: str) -> None:
-    """Bring the schema to the newest revision; several processes may try at once.
+    """Upgrade the schema to the newest revision; several processes may try at once.
 
     Raises Unavailable("database"), ConfigError.
     """

@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from alembic import context
 
-from repository.clusters import tables as cluster_tables  # noqa: F401 - the models know of them then
+from repository.clusters import tables as cluster_tables  # noqa: F401 - registers the tables
 from repository.database import UtcDateTime
 from repository.images import tables  # noqa: F401
 from repository.models import Base
 
 
 def _render(kind: str, item: Any, _: Any) -> str | Literal[False]:
-    """A migration must not change its meaning with our code, so it names plain types."""
+    """Render plain types, so that a migration does not change its meaning with our code."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     return False

@@ -1,4 +1,4 @@
-"""Object storage: named bytes that appear whole or not at all, in a directory or in S3."""
+"""Object storage in a directory or in S3; objects appear whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an object store is: bytes under a key, whole or not there, durable once ``put`` returns."""
+"""Interface of object stores: bytes under a key, complete, durable once ``put`` returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ObjectInfo:
 class ObjectReader(Closing, ABC):
     """An open object: the bytes it had when it was opened, even if it is replaced meanwhile.
 
-    size: in bytes. path: the file that holds just these bytes, where there is one.
+    size: in bytes. path: the file that holds exactly these bytes, if there is one.
     """
 
     def __init__(self, size: int, path: Path | None = None) -> None:
@@ -49,11 +49,11 @@ class ObjectReader(Closing, ABC):
 
     @abstractmethod
     def seek(self, offset: int) -> None:
-        """Go on at ``offset``, in bytes from the start."""
+        """Continue at ``offset``, in bytes from the start."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the reader holds."""
+        """Release the reader's resources."""
 
 
 class ObjectStore(ABC):
@@ -61,23 +61,23 @@ class ObjectStore(ABC):
 
     Keys are lower-case names joined by slashes, at most 200 characters; any other key raises
     InvalidRequest. No key may be a folder of another. Every method may raise Unavailable("storage"):
-    the storage does not answer, or refuses us. Puts of one key at the same time leave one of them,
-    whole.
+    the storage does not answer, or refuses access. Of concurrent puts of one key, one remains,
+    complete.
 
-    local: objects are files here; to open one costs next to nothing.
+    local: objects are files on this host; opening one is cheap.
     """
 
     local: ClassVar[bool] = False
 
     @abstractmethod
     def put(self, key: str, source: BinaryIO, size: int) -> None:
-        """Store ``size`` bytes from ``source`` under ``key``, in place of what was there.
+        """Store ``size`` bytes from ``source`` under ``key``, replacing an existing object.
 
-        They are durable when this returns. If it raises, what was there before is still there.
+        They are durable when this returns. If it raises, an existing object is unchanged.
 
         Raises:
             InvalidRequest: ``source`` has fewer than ``size`` bytes, or more.
-            StorageFull: there is no room.
+            StorageFull: the storage is full.
         """
 
     def put_bytes(self, key: str, data: bytes) -> None:
@@ -85,7 +85,7 @@ class ObjectStore(ABC):
         self.put(key, io.BytesIO(data), len(data))
 
     def put_file(self, key: str, path: Path) -> None:
-        """Store the bytes of a file that is the caller's alone; it may be moved. See :meth:`put`."""
+        """Store the bytes of a file that only the caller uses; it may be moved. See :meth:`put`."""
         with path.open("rb") as file:
             self.put(key, file, path.stat().st_size)
 
@@ -99,22 +99,22 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def delete(self, key: str) -> bool:
-        """Remove the object; whether there was one. Who has it open reads on where that can be."""
+        """Remove the object; return whether it existed. Open readers go on if the store allows it."""
 
     @abstractmethod
     def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """The objects in the folder ``prefix`` and its folders (``""``: all), ordered by key.
+        """Yield the objects in the folder ``prefix`` and below (``""``: all), ordered by key.
 
-        What is put or deleted meanwhile may be missing or not.
+        Objects put or deleted meanwhile may be missing or not.
         """
 
     @abstractmethod
     def clean(self) -> int:
-        """Remove what killed writers left behind; how much that was."""
+        """Remove leftovers of killed writers; return their number."""
 
     @abstractmethod
     def check(self) -> None:
-        """Ask the storage whether it would serve us.  Raises Unavailable("storage")."""
+        """Check that the storage works.  Raises Unavailable("storage")."""
 
     def get(self, key: str) -> bytes:
         """All bytes of a small object.  Raises NotFound."""
@@ -123,21 +123,21 @@ class ObjectStore(ABC):
 
 
 def checked_key(key: str) -> str:
-    """``key`` if it is one.  Raises InvalidRequest."""
+    """Return ``key`` if it is valid.  Raises InvalidRequest."""
     if len(key) > MAX_KEY or not _KEY.fullmatch(key):
         raise InvalidRequest(f"{key[:100]!r} is not an object's key")
     return key
 
 
 def checked_prefix(prefix: str) -> str:
-    """``prefix`` without its slash at the end, if it can be a folder.  Raises InvalidRequest."""
+    """Return ``prefix`` without a trailing slash, if it is valid.  Raises InvalidRequest."""
     if len(prefix) > MAX_KEY or not _PREFIX.fullmatch(prefix):
         raise InvalidRequest(f"{prefix[:100]!r} is not a folder of objects")
     return prefix.removesuffix("/")
 
 
 def exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
-    """The bytes of ``source`` in chunks.  Raises InvalidRequest unless there are ``size`` of them."""
+    """Yield the bytes of ``source``.  Raises InvalidRequest unless there are ``size`` of them."""
     left = size
     while chunk := source.read(min(CHUNK, left + 1)):
         left -= len(chunk)

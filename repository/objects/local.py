@@ -24,7 +24,7 @@ from repository.spool import Spool, make_directories, translated
 from vmjobs.durable import sync_directory
 from vmjobs.errors import NotFound
 
-#: A folder is no object, and an object no folder.
+#: Errors for a missing object: a folder is not an object, and an object is not a folder.
 _NOT_THERE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -50,7 +50,7 @@ class LocalObjects(ObjectStore):
                 self._move(temp, final)
 
     def put_file(self, key: str, path: Path) -> None:
-        """See :meth:`ObjectStore.put_file`: moved, if it is on this file system."""
+        """See :meth:`ObjectStore.put_file`: moves the file if it is on this file system."""
         final = self._path(key)
         with translated(), path.open("rb") as file:
             os.fsync(file.fileno())
@@ -80,7 +80,7 @@ class LocalObjects(ObjectStore):
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def delete(self, key: str) -> bool:
-        """See :meth:`ObjectStore.delete`. Folders stay: others may be about to put into them."""
+        """See :meth:`ObjectStore.delete`. Folders stay: other processes may put objects into them."""
         path = self._path(key)
         with translated():
             try:
@@ -101,7 +101,7 @@ class LocalObjects(ObjectStore):
         return self._spool.clean()
 
     def check(self) -> None:
-        """See :meth:`ObjectStore.check`: whether a file can be made here."""
+        """See :meth:`ObjectStore.check`: creates a temporary file."""
         with self._spool.temporary():
             pass
 
@@ -114,9 +114,9 @@ class LocalObjects(ObjectStore):
         sync_directory(final.parent)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder, durably. One that another process is just making is waited for.
+        """Make a folder, durably; wait for another process that makes the same one.
 
-        Else our object would be in a folder whose own name a power cut may still take.
+        Otherwise our object could be in a folder whose own name is lost in a power cut.
         """
         if not self._root.is_dir():
             make_directories(self._root)
@@ -159,7 +159,7 @@ def _locked(directory: Path, how: int) -> Iterator[None]:
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
-    """Files below ``folder`` in the order of their keys, which is not that of plain names."""
+    """Yield files below ``folder`` in the order of their keys, not of their file names."""
     try:
         entries = [e for e in os.scandir(folder) if not e.name.startswith(".")]
     except _NOT_THERE:

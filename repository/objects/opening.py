@@ -1,4 +1,4 @@
-"""From the setting ``storage_url`` to the object store that it names."""
+"""Creates the object store that the setting ``storage_url`` names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vmjobs.storage import S3Location, parse_storage_url
 
 
 def open_objects(config: Config) -> ObjectStore:
-    """The object store that ``config`` names; nothing is asked yet, see ``check``.
+    """Create the object store that ``config`` names, without contacting it yet, see ``check``.
 
     Raises ConfigError.
     """
@@ -20,7 +20,7 @@ def open_objects(config: Config) -> ObjectStore:
         faults = [Fault("storage_url", "value_error", str(error))]
         raise ConfigError(f"storage_url {error}", faults=faults) from error
     if isinstance(location, S3Location):
-        # Only who keeps things in S3 has to have boto3, which takes its time to load.
+        # boto3 is slow to import, and only services with S3 need it.
         from repository.objects.s3 import S3Objects  # noqa: PLC0415
 
         return S3Objects(location)

@@ -1,7 +1,7 @@
-"""Objects in a bucket, by boto3: Amazon S3, Ceph, MinIO and whatever else speaks their language.
+"""Objects in a bucket, by boto3: Amazon S3, Ceph, MinIO and other compatible services.
 
-S3 makes an object visible whole or not at all, by itself; what is left to do here is to bound
-memory, to have the service check what arrived (Content-MD5), and to give up what was begun.
+S3 itself makes an object visible complete or not at all; this module bounds memory, lets the service
+verify the data (Content-MD5), and aborts unfinished uploads.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from vmjobs.storage import S3Location
 
 log = logging.getLogger(__name__)
 
-#: An object up to this size is one request, a larger one is sent in parts of it: bytes in memory.
+#: An object up to this size is sent in one request, a larger one in parts of this size (bytes).
 PART: Final = 16 * 1024 * 1024
 MAX_PARTS: Final = 10_000
-#: An upload in parts that was begun so long ago was left by a killed writer.
+#: A multipart upload of this age is a leftover of a killed writer.
 STALE: Final = timedelta(days=1)
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 30, 3
 CHECK_SECONDS: Final = 3
-#: How often one read goes on after a broken connection.
+#: How often one read resumes after a broken connection.
 RESUMES: Final = 3
 CONNECTIONS: Final = 32
 _DEFAULT_REGION: Final = "us-east-1"
@@ -48,7 +48,7 @@ class S3Objects(ObjectStore):
     """Objects in a bucket, below a prefix."""
 
     def __init__(self, location: S3Location) -> None:
-        """Nothing is asked yet.  Raises ConfigError where boto3's own settings are broken."""
+        """Set up clients, without contact yet.  Raises ConfigError if boto3's settings are broken."""
         self._bucket = location.bucket
         self._prefix = f"{location.prefix}/" if location.prefix else ""
         try:
@@ -85,7 +85,7 @@ class S3Objects(ObjectStore):
             except ClientError as error:
                 if not is_missing(error):
                     raise
-            # It may as well be the bucket that is missing: that must not look like a lost object.
+            # The bucket itself may be missing, which must not look like a missing object.
             self._client.head_bucket(Bucket=self._bucket)
         return None
 
@@ -97,7 +97,7 @@ class S3Objects(ObjectStore):
         return there
 
     def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """See :meth:`ObjectStore.keys`; names in the bucket that are no keys are passed over."""
+        """See :meth:`ObjectStore.keys`; skips names in the bucket that are not valid keys."""
         folder = checked_prefix(prefix)
         start = self._prefix + (f"{folder}/" if folder else "")
         with translated(self._bucket):
@@ -109,7 +109,7 @@ class S3Objects(ObjectStore):
                         yield ObjectInfo(key, int(item["Size"]), item["LastModified"])
 
     def clean(self) -> int:
-        """See :meth:`ObjectStore.clean`: uploads in parts that nobody can be at work on."""
+        """See :meth:`ObjectStore.clean`: aborts multipart uploads that are a day old."""
         removed, before = 0, datetime.now(UTC) - STALE
         with translated(self._bucket):
             pages = self._client.get_paginator("list_multipart_uploads")
@@ -122,9 +122,9 @@ class S3Objects(ObjectStore):
         return removed
 
     def check(self) -> None:
-        """See :meth:`ObjectStore.check`: whether the bucket can be listed, tried once, quickly."""
+        """See :meth:`ObjectStore.check`: tries once, with short time-outs, to list the bucket."""
         with translated(self._bucket, full=True):
-            # Not HEAD: its answer does not say what is wrong.
+            # Not HEAD: its response does not name the error.
             self._quick.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
 
     def _named(self, key: str) -> dict[str, Any]:
@@ -149,20 +149,20 @@ class S3Objects(ObjectStore):
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     def _abort(self, upload: dict[str, Any]) -> None:
-        """Give up an upload; where even that fails, :meth:`clean` will find it."""
+        """Abort an upload; if that fails, :meth:`clean` will find it."""
         try:
             self._quick.abort_multipart_upload(**upload)
         except (BotoCoreError, ClientError) as error:
-            log.warning("an upload of %s could not be given up: %s", upload["Key"], error)
+            log.warning("cannot abort an upload of %s: %s", upload["Key"], error)
 
 
 class S3Reader(ObjectReader):
-    """An object's bytes as they come; a broken connection is made again where it broke."""
+    """Reads an object; after a broken connection it resumes at the same offset."""
 
     def __init__(self, client: Any, named: dict[str, Any], answer: Any) -> None:
         super().__init__(int(answer["ContentLength"]))
         self._client = client
-        # Never a piece of one object and a piece of the one that replaced it.
+        # Never mix bytes of an object with bytes of its replacement.
         self._named = {**named, "IfMatch": answer["ETag"]}
         self._body: Any = answer["Body"]
         self._at = 0
@@ -192,7 +192,7 @@ class S3Reader(ObjectReader):
             body.close()
 
     def _some(self, wanted: int) -> bytes:
-        """At least one byte."""
+        """Read at least one byte."""
         with translated(self._named["Bucket"]):
             for _ in range(RESUMES):
                 if self._body is None:
@@ -201,12 +201,12 @@ class S3Reader(ObjectReader):
                 try:
                     chunk = self._body.read(wanted)
                 except (BotoCoreError, OSError) as error:
-                    log.info("reading %s breaks off: %s", self._named["Key"], error)
+                    log.info("reading %s was interrupted: %s", self._named["Key"], error)
                     chunk = b""
                 if chunk:
                     return bytes(chunk)
                 self.close()
-        raise Unavailable("storage", "the storage broke off in the middle of an object")
+        raise Unavailable("storage", "the storage closed the connection in the middle of an object")
 
 
 def _client(
@@ -221,7 +221,7 @@ def _client(
     if location.endpoint:
         settings["s3"] = {"addressing_style": "path"}
     for name in ("request_checksum_calculation", "response_checksum_validation"):
-        # Newer releases add checksums that not every service understands; ours everyone does.
+        # Newer releases add checksums that some services lack; all support Content-MD5.
         if name in ClientConfig.OPTION_DEFAULTS:
             settings[name] = "when_required"
     return session.client(
@@ -233,7 +233,7 @@ def _client(
 
 
 def _parts(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of ``size`` bytes and a rest."""
+    """Regroup bytes into pieces of ``size`` bytes and a rest."""
     held: list[bytes] = []
     length = 0
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""What boto3 raises, said in our own words."""
+"""Translates the errors of boto3."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vmjobs.errors import NotFound, StorageFull, Unavailable, VMJobsError
 
 log = logging.getLogger(__name__)
 
-#: HEAD has no body that could name a code, so that the status stands in for it.
+#: HEAD has no body with an error code, so the status takes its place.
 _MISSING: Final = {"NoSuchKey", "NotFound", "404"}
-#: Amazon S3 is never full; others have words of their own for it, or the status 507.
+#: Amazon S3 is never full; other services have their own error codes for it, or the status 507.
 _FULL: Final = {
     "InsufficientStorage",
     "NoSpaceLeftOnDevice",
@@ -23,17 +23,16 @@ _FULL: Final = {
     "XMinioAdminBucketQuotaExceeded",
     "XMinioStorageFull",
 }
-#: Refusals that some send with a status other than 401 or 403.
+#: Refusals that some services send with a status other than 401 or 403.
 _REFUSED: Final = {"ExpiredToken", "InvalidToken", "XAdminUserNotFound"}
 _KEYS_HINT: Final = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 reads"
 
 
 @contextmanager
 def translated(bucket: str, key: str = "", *, full: bool = False) -> Iterator[None]:
-    """Raises NotFound (only for a ``key``), StorageFull, Unavailable("storage").
+    """Translate errors to NotFound (only with a ``key``), StorageFull, Unavailable("storage").
 
-    full: the message names bucket and cause, for operators. Others are told that the storage does
-    not work, and the log has the rest.
+    full: the message names bucket and cause, for operators. Otherwise only the log has them.
     """
     try:
         yield
@@ -46,7 +45,7 @@ def translated(bucket: str, key: str = "", *, full: bool = False) -> Iterator[No
 
 
 def is_missing(error: ClientError) -> bool:
-    """Whether the answer means that there is no such object (or, to HEAD, no such bucket)."""
+    """Whether the error means that there is no such object (or, for HEAD, no such bucket)."""
     return _code(error.response) in _MISSING
 
 

@@ -240,7 +240,7 @@ def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
     assert job.attempts == 3
     assert job.bytes["checkpoint"] > 0
     resumed = last.lease.reports[2].reason.message
-    assert resumed.startswith("the machine goes on where it was saved, after ")
+    assert resumed.startswith("the VM was resumed from its checkpoint, after ")
 
 
 @pytest.mark.soak
@@ -249,7 +249,7 @@ def test_a_node_that_is_another_begins_anew(place: Place) -> None:
     place.leaves()
     second = place.completes(Elsewhere())
     told = [report.reason.message for report in second.lease.reports]
-    assert any("the job begins anew" in message for message in told), told
+    assert any("the job starts again" in message for message in told), told
 
 
 @pytest.mark.soak_for("2")
@@ -282,7 +282,7 @@ def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(plac
     first.signal(15)
     left = first.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
-    assert "could not be kept" in left.reason.message
+    assert "checkpoint was not stored" in left.reason.message
     limit(0)
     place.completes()
 
@@ -419,7 +419,7 @@ def test_a_machine_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None
     place.submit(COUNTS)
     left = place.leaves(Dying())
     assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
-    assert left.reason.message.startswith("its machine was lost while it was saved: ")
+    assert left.reason.message.startswith("its VM was lost while it was being saved: ")
     place.completes()
 
 
@@ -450,7 +450,7 @@ def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     node.run.inbox.put(SaveWanted())
     left = node.ended()
     assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
-    assert "the agent is about to stop" in left.reason.message
+    assert "the agent is stopping" in left.reason.message
     again = place.node()
     again.runs()
     assert again.run.resumed is None

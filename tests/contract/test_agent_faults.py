@@ -52,7 +52,7 @@ def test_a_node_says_what_keeps_it_from_running_jobs(site: Site, tmp_path: Path)
         good = token.read_text()
 
         token.write_text(site.issuer.node_token(NODE, lifetime=-3600.0))
-        takes_no_jobs(node, "token", "this node has no token that the service takes")
+        takes_no_jobs(node, "token", "the service rejects this node's token")
         token.unlink()
         takes_no_jobs(node, "token", "cannot read a token from")
         token.write_text(good)
@@ -84,4 +84,4 @@ def test_a_node_without_the_account_of_its_jobs_offers_nothing(
 ) -> None:
     monkeypatch.setenv("VMJOBS_JOB_USERS", "root, no-such-account")
     with serving(site.app) as url, started(site, url, tmp_path / "node") as node:
-        takes_no_jobs(node, "account", "this node has no account no-such-account, as which jobs run")
+        takes_no_jobs(node, "account", "this node has no account no-such-account for jobs")

@@ -183,7 +183,7 @@ def test_an_image_that_works_and_powers_off(node: Node) -> None:
     assert ended.verdict.exit == POWERED_OFF
     assert (ended.outputs / "answer").read_text() == "42\n"
     assert ended.states == [S.STAGING, S.BOOTING, S.RUNNING, S.COLLECTING, S.COMPLETED]
-    assert "no sign of readiness is awaited" in ended.reports[2].reason.message
+    assert "asks for no sign of readiness" in ended.reports[2].reason.message
     assert b"reboot: " in ended.console
     told = ended.reports[-1]
     assert told.cpu_seconds > 0.5
@@ -201,7 +201,7 @@ def test_an_image_that_works_and_powers_off(node: Node) -> None:
         ("", {"exit": "poweroff", "outputs": ("answer",)}, C.OUTPUT_MISSING, 0,
          "powered off by itself but left nothing that matches answer"),
         ("echo rubbish > /dev/ubdd; sync", {"exit": "poweroff"}, C.SUCCEEDED, 0, ""),
-        ("reboot -f", {"exit": "poweroff"}, C.NO_EXIT_REPORT, None, "restarted its machine"),
+        ("reboot -f", {"exit": "poweroff"}, C.NO_EXIT_REPORT, None, "restarted its VM"),
         ("exit 1", {"exit": "poweroff"}, C.KERNEL_PANIC, None, "Attempted to kill init"),
         (SAYS, {"exit": "poweroff"}, C.SCRIPT_FAILED, 7, ""),
         (SAYS, {}, C.SCRIPT_FAILED, 7, ""),
@@ -445,7 +445,7 @@ def test_a_job_is_no_success_without_what_it_printed(node: Node) -> None:
         this_run.execute()
     left = Report.model_validate_json(untold.value.left.verdict)
     assert (left.state, left.reason.code, left.exit) == (S.FAILED, C.INTERNAL, POWERED_OFF)
-    assert "what the job printed could not be delivered" in left.reason.message
+    assert "the job's printed output could not be delivered" in left.reason.message
     assert not lease.reached(S.COMPLETED)
 
 

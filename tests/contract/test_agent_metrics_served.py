@@ -158,7 +158,7 @@ def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, t
         [*VMJOBS, "agent"], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode != 0
-    assert f"metrics_listen: nothing can be served at {node.listen}" in done.stderr
+    assert f"metrics_listen: cannot listen at {node.listen}" in done.stderr
     assert "Traceback" not in done.stderr
 
 

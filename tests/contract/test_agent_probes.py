@@ -65,7 +65,7 @@ def test_one_with_machines_looks_after_them(settings: dict[str, str], tmp_path: 
         running.terminate()
         assert running.wait(SECONDS) == 0
     assert "no hypervisor works on this node: uml:" in said
-    assert "1 members of clusters" in said
+    assert "1 cluster VMs" in said
     assert journal.place(order.id).record.exists()
 
 

@@ -130,7 +130,7 @@ def test_files_that_cannot_be_uploaded(client: Client, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     assert client.has_blob(client.upload_input(tmp_path / "a").digest)  # an empty one can
     for path in (tmp_path, tmp_path / "none"):
-        refused(InvalidRequest, lambda p=path: client.upload_input(p), match="is not a file")
+        refused(InvalidRequest, lambda p=path: client.upload_input(p), match="is not a regular file")
     refused(InvalidRequest, lambda: client.upload_input(tmp_path / "a", "../a"), match="name")
     big = tmp_path / "big"
     with big.open("wb") as file:

@@ -139,7 +139,7 @@ def test_a_pools_rooster_wakes_who_sleeps(site: Site) -> None:
     assert ada("GET", "/v1/clusters/vc").get_json()["target"] == 1
     history = ada("GET", "/v1/clusters/vc/events?after=1").get_json()["events"]
     assert [(e["state"], e["message"]) for e in history] == [
-        ("SCALED", "1 machine: woken by a request of site")
+        ("SCALED", "1 VM: woken by a request of site")
     ]
     assert root("POST", "/v1/clusters/vc/wake").status_code == 204
     rooster.problem(404, "POST", "/v1/clusters/none/wake")

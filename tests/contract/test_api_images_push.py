@@ -129,7 +129,7 @@ def test_there_and_back(desk: Desk, tmp_path: Path, proxy: Proxy) -> None:
     desk.run("pull", "muons", target)
     assert subprocess.run(["cmp", file, target], check=False).returncode == 0
     assert target.stat().st_blocks * 512 < 25 * MIB
-    assert "is there already" in desk.run("pull", "muons", target, code=64)
+    assert "exists already" in desk.run("pull", "muons", target, code=64)
     desk.run("pull", "muons")
     (entry, *_) = desk.json("list", "--local")
     assert entry["digest"] == pushed["image"]["digest"]

@@ -84,7 +84,7 @@ def test_inspect_without_a_sandbox_says_all_but_how_it_boots(
     monkeypatch.setenv("PATH", str(tmp_path))
     done = call("inspect", lab.samples["qcow2-v3"])
     assert done.exit_code == 0
-    assert "not looked at" in done.output
+    assert "not inspected" in done.output
 
 
 def test_the_limit_of_the_settings_holds(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

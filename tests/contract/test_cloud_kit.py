@@ -143,7 +143,7 @@ def test_a_kept_disk_is_never_formatted(
     scratch.write_bytes(b"no file system at all" * 1000)
     ran: list[str] = []
     monkeypatch.setattr(cloud_kit, "succeeds", lambda *argv: bool(ran.append(argv[0])))
-    with pytest.raises(cloud_kit.Failure, match="stays as it is") if keep else nullcontext():
+    with pytest.raises(cloud_kit.Failure, match="is left unchanged") if keep else nullcontext():
         cloud_kit.main()
     assert ("mkfs.ext4" in ran) is not keep
     assert scratch.read_bytes() == b"no file system at all" * 1000

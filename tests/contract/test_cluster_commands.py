@@ -87,11 +87,11 @@ def at_work(world: World) -> Iterator[None]:
 
 
 def test_a_cluster_from_its_declaration_to_its_end(world: World, shell: Shell) -> None:
-    assert "room for 2 machines (1 on n1, 1 on n2)" in shell("cluster", "validate", "vc.yaml")
+    assert "room for 2 VMs (1 on n1, 1 on n2)" in shell("cluster", "validate", "vc.yaml")
     assert "vc would be created" in shell("cluster", "diff", "vc.yaml", status=1)
     with at_work(world):
         said = shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
-    assert "vc created, 2 machines of tiny" in said
+    assert "vc created, 2 VMs of tiny" in said
     assert set(world.states().values()) == {MemberState.UP}
     assert shell("cluster", "apply", "vc.yaml") == "vc unchanged\n"
     assert shell("cluster", "diff", "vc.yaml") == ""
@@ -102,13 +102,11 @@ def test_a_cluster_from_its_declaration_to_its_end(world: World, shell: Shell) -
         said = shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
         assert "vc changed\n  disk: 100 -> 120\n" in said
         assert {m.generation for m in world.members().values() if m.goal is Goal.RUN} == {2}
-        assert "vc: 2 -> 3 machines" in shell(
-            "cluster", "scale", "vc", "3", "--wait", "--timeout", "60"
-        )
+        assert "vc: 2 -> 3 VMs" in shell("cluster", "scale", "vc", "3", "--wait", "--timeout", "60")
     assert "size: 3 -> 2" in shell("cluster", "diff", "vc.yaml", status=1)
-    assert "3 machines up, 0 of them with jobs" in shell("cluster", "drain", "vc")
+    assert "3 VMs up, 0 of them with jobs" in shell("cluster", "drain", "vc")
     assert "vc is drained" in shell("cluster", "apply", "--wait", "vc.yaml", status=65)
-    assert "vc goes on" in shell("cluster", "resume", "vc")
+    assert "vc is resumed" in shell("cluster", "resume", "vc")
     assert "vc is deleted" in shell("cluster", "delete", "--now", "vc")
     assert "is being deleted" in shell("cluster", "apply", "vc.yaml", status=65)
     world.step()
@@ -140,10 +138,10 @@ def test_faults_that_the_service_finds_have_lines(world: World, shell: Shell) ->
 
 def test_machines_without_room_are_said_to_be(world: World, shell: Shell) -> None:
     Path("vc.yaml").write_text(DECLARED.replace("256", "700"))
-    assert "room for 2 machines" in shell("cluster", "validate", "--capacity", "vc.yaml")
+    assert "room for 2 VMs" in shell("cluster", "validate", "--capacity", "vc.yaml")
     Path("vc.yaml").write_text(DECLARED.replace("256", "700").replace("size: 2", "size: 3"))
     said = shell("cluster", "validate", "--capacity", "vc.yaml", status=64)
-    assert "vc.yaml:3:1: size: 1 machine would be PENDING: no node has room" in said
+    assert "vc.yaml:3:1: size: 1 VM would be PENDING: no node has room" in said
     with at_work(world):
         said = shell("cluster", "apply", "--wait", "--timeout", "1", "vc.yaml", status=124)
     assert "vc: 2 of 3 UP (1 PENDING)" in said
@@ -176,12 +174,12 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
     assert why in said
     assert "GUARD_CLOSED" in said
     said = shell("cluster", "apply", "vc.yaml")
-    assert said.startswith(f"vc unchanged\n  {why}; mend the declaration, or try it again")
+    assert said.startswith(f"vc unchanged\n  {why}; fix the declaration, or retry it")
     assert shell("cluster", "diff", "vc.yaml") == ""
     assert why in shell("cluster", "apply", "--wait", "vc.yaml", status=65)
     with at_work(world):
         shell("cluster", "scale", "vc", "2", "--wait", "--timeout", "60")  # of generation 1
         said = shell("cluster", "retry", "vc", "--wait", "--timeout", "60")
-    assert said.startswith("vc tries again: generation 2 is declared again\n")
+    assert said.startswith("vc is retried: generation 2 is declared again\n")
     assert {m.generation for m in world.members().values() if m.goal is Goal.RUN} == {3}
     assert "guard" not in shell("cluster", "show", "vc")

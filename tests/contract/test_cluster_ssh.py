@@ -212,7 +212,7 @@ def test_who_may_not_log_in_is_told_why(grid: Grid) -> None:
     done = grid.ssh("vc-9", "--", "true")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         66,
-        b"vmjobs: vc has no machine vc-9 [NOT_FOUND]",
+        b"vmjobs: vc has no VM vc-9 [NOT_FOUND]",
     )
     assert grid.ssh("elsewhere").returncode == 64
 

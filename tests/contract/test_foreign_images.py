@@ -25,7 +25,7 @@ def test_a_disk_that_boots_by_itself_and_powers_off(place: Path, image: str, net
     """The one by GRUB does not know that it has a network; the one by mkosi has none."""
     done = run(image, place, "--exit", "poweroff", "--network", network, "--output", "*.csv")
     assert (done.report.state, done.code) == (JobState.COMPLETED, 0), done.report.reason.message
-    assert done.report.reason.message == "the machine powered off by itself"
+    assert done.report.reason.message == "the VM powered off by itself"
     assert done.report.exit is not None
     assert done.report.exit.channel is ExitChannel.POWEROFF
     assert sorted(done.outputs) == ["decays.csv", "fit.csv"]

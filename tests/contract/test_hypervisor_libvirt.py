@@ -87,7 +87,7 @@ def test_no_daemon(tmp_path: Path) -> None:
         Connection(f"qemu+unix:///session?socket={tmp_path}/none"),
         kernels=lambda: [Path(__file__)],
     )
-    with pytest.raises(HypervisorError, match="cannot list machines"):
+    with pytest.raises(HypervisorError, match="cannot list VMs"):
         driver.list()
     result = driver.probe(5)
     assert not result.works
@@ -126,4 +126,4 @@ def test_probe_of_kvm_without_a_kernel() -> None:
     driver = Libvirt(HypervisorKind.KVM, node_connection(), kernels=list)
     result = driver.probe(5)
     assert not result.works
-    assert "/dev/kvm cannot" in result.detail or "there is no kernel to boot" in result.detail
+    assert "/dev/kvm cannot" in result.detail or "no kernel to boot" in result.detail

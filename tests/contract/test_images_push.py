@@ -192,7 +192,7 @@ def test_broken_notes_are_none(images: Images, tmp_path: Path) -> None:
     assert path.read_bytes() == good
     # Wrong digests: the repository notices, and they are forgotten.
     path.write_bytes(good[:-32] + b"\1" * 32)
-    with closing(Notes.open(folder, file)) as notes, pytest.raises(Exception, match=r"segment|block"):
+    with closing(Notes.open(folder, file)) as notes, pytest.raises(Exception, match=r"segment|chunk"):
         send_content(file, receiver(images), memory=notes)
     with closing(Notes.open(folder, file)) as notes:
         send_content(file, receiver(images), memory=notes)

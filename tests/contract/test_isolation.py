@@ -528,7 +528,7 @@ def test_one_that_has_ended_before_it_is_looked_at(node: Node, monkeypatch: pyte
 
     _break_sandbox(node, monkeypatch)
     monkeypatch.setattr(Launcher, "start", start_and_see_it_end)
-    with pytest.raises(HypervisorError, match="no machine is isolated here: bwrap: No permissions"):
+    with pytest.raises(HypervisorError, match="cannot isolate VMs here: bwrap: No permissions"):
         node.driver(isolated=True).start(node.broken({}))
 
 
@@ -549,7 +549,7 @@ def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPa
     empty = _break_sandbox(node, monkeypatch)
     driver, machine = node.driver(isolated=True), node.broken({})
     with pytest.raises(
-        HypervisorError, match="no machine is isolated here: bwrap: No permissions"
+        HypervisorError, match="cannot isolate VMs here: bwrap: No permissions"
     ) as refused:
         driver.start(machine)
     assert "isolation" in refused.value.hint

@@ -118,7 +118,7 @@ def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
     with machine(cache, digest, tmp_path / "s") as got:
         good = got.read(0, 10)
         place.gate.spoil = lambda data: bytes([data[0] ^ 1]) + data[1:]
-        with pytest.raises(OSError, match="cannot be had") as caught:
+        with pytest.raises(OSError, match="is unavailable") as caught:
             got.read(SEGMENT, 10)
         assert caught.value.errno == errno.EIO
         assert [type(error) for error in got.errors] == [DigestMismatch]
@@ -151,7 +151,7 @@ def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
     with machine(cache, digest, tmp_path / "s") as got:
         got.read(0, 10)
         place.gate.away = True
-        with pytest.raises(OSError, match="cannot be had"):
+        with pytest.raises(OSError, match="is unavailable"):
             got.read(SEGMENT, 10)
         assert [type(error) for error in got.errors] == [Unavailable]
     wait_for(lambda: not cache._fillings)
@@ -221,7 +221,7 @@ def test_who_reads_no_more_leaves_a_complete_image(place: Place, tmp_path: Path)
 def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
     digest = place.push(noise(8 * SEGMENT))
     cache = place.cache(limit=20 * MIB)
-    with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="cannot be had"):
+    with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="is unavailable"):
         got.read_all()
     assert [type(error) for error in got.errors] == [StorageFull]
     wait_for(lambda: not cache._fillings)

@@ -193,7 +193,7 @@ def test_the_block_server_is_killed(node: Node) -> None:
 
     ended, _ = node.run("sleep 1000", kill, run_seconds=60)
     assert ended.reason.code is ReasonCode.NODE_FAILED
-    assert "serves the image's blocks" in ended.reason.message
+    assert "serves the root disk" in ended.reason.message
 
 
 @pytest.mark.soak

@@ -24,7 +24,7 @@ def test_a_member_of_which_nothing_can_be_kept_says_so_and_mends(
     assert until == NOW + TROUBLE_SECONDS
     (report,) = parts.reporter.known()
     assert (report.phase, report.code) == (Phase.WAITING, MemberCode.NODE_FAILED)
-    assert "cannot keep its record" in report.message
+    assert "record cannot be stored" in report.message
     assert "too large" in report.message
     # A half record is none: whoever comes next begins anew.
     assert parts.journal.load() == []

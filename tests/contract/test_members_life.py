@@ -159,7 +159,7 @@ def test_why_a_machine_cannot_be_destroyed_is_told(parts: MemberParts, service: 
     with kept(parts):
         service.wait(lambda last: last.message.startswith("it cannot be destroyed: "), "it says why")
     assert service.last().phase is Phase.STOPPING
-    why = f"{name} needs a hypervisor that is not set up here"
+    why = f"{name} needs a hypervisor that this node does not have"
     assert service.last().message == f"it cannot be destroyed: {why}; it ended"
 
 
@@ -253,7 +253,7 @@ def _of_no_file_system(disk: Path) -> None:
     [
         (_killed, None),
         (_without_superblock, "cannot be mounted"),
-        (_cut_short, "was cut short"),
+        (_cut_short, "was truncated"),
         (_of_no_file_system, "cannot be mounted"),
         (_without_root, "root.overlay is missing"),
     ],

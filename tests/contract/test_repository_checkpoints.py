@@ -148,8 +148,8 @@ def test_what_is_refused(repository: Repository) -> None:
     wrong = SavedFile(name="machine.memory", size=1, digest=layout.digest)
     for checkpoint, why in (
         (saved(attempt, layout, files=(wrong,)), "has 3145728 bytes"),
-        (saved("d" * 32, layout), "none of job"),
-        (saved(running(repository)[1], layout), "none of job"),
+        (saved("d" * 32, layout), "does not belong to job"),
+        (saved(running(repository)[1], layout), "does not belong to job"),
     ):
         with pytest.raises(InvalidRequest, match=why):
             repository.keep(job.id, attempt, opened, checkpoint)
@@ -162,7 +162,7 @@ def test_a_job_that_is_not_to_be_saved_is_not(repository: Repository) -> None:
     job = one(repository)
     attempt = claim(repository, job.id)
     opened, layout = upload(repository, job)
-    with pytest.raises(Conflict, match="not to be saved"):
+    with pytest.raises(Conflict, match="takes no checkpoint"):
         repository.keep(job.id, attempt, opened, saved(attempt, layout))
     ended, last = running(repository)
     repository.report(ended.id, last, told(S.FAILED, ReasonCode.NODE_FAILED))

@@ -85,7 +85,7 @@ def test_a_pool_that_is_taken_out_of_the_settings_is_told_once(world: World, con
     less.close()
     told = [event for event in world.clusters.events("vc") if event.code == "NO_POOL"]
     assert [event.message for event in told] == [
-        "no machines are made: there is no pool: see the service's setting pools"
+        "no VMs are created: there is no pool: see the service's setting pools"
     ]
 
 
@@ -555,7 +555,7 @@ def test_who_may_have_a_token(world: World) -> None:
         ask(node, mine, incarnation)
     refused(Forbidden, lambda: ask(node, mine, 2), lambda: ask(node, mine, 5))
     world.step(61)
-    refused(Forbidden, lambda: ask(node, mine, 3), match="is to end")
+    refused(Forbidden, lambda: ask(node, mine, 3), match="has to end")
     world.clusters.delete("vc", Goal.STOP, "root")
     world.step()
     refused(Forbidden, lambda: ask(node, mine, 4), match="no machine any more")

@@ -235,7 +235,7 @@ def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
     assert not world.clusters.wake("vc", "site")
     world.step(5)
     assert running(world) == ["vc-0"]
-    assert told(world) == ["1 machine: woken by a request of site"]
+    assert told(world) == ["1 VM: woken by a request of site"]
     world.bring_up()
     world.step(5)
     assert world.pool.asked["vc"].up == 1

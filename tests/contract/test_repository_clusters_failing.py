@@ -63,7 +63,7 @@ def test_a_machine_that_only_fails_is_moved(world: World, other: Repository) -> 
     (guard,) = seen(world).guards
     assert (guard.node, guard.state) == (first.node, GuardState.CLOSED)
     assert guard.code is MemberCode.BOOT_FAILED
-    assert guard.message.startswith(f"{first.node}: 3 machines of {guard.image[:19]}… failed there")
+    assert guard.message.startswith(f"{first.node}: 3 VMs of {guard.image[:19]}… failed there")
     assert other.clusters.get("vc").guards == (guard,)
     assert ("", "GUARD_CLOSED", "GUARDED") in world.codes()
     world.obey(first.node)

@@ -94,7 +94,7 @@ def test_a_machine_keeps_its_name_and_no_other_may_have_it(repository: Repositor
     kept(repository)
     begin(repository, SECOND)
     opened, layout = upload(repository)
-    with pytest.raises(InvalidRequest, match="none of job"):
+    with pytest.raises(InvalidRequest, match="does not belong to job"):
         repository.keep_condor_job(JOB, SECOND, opened, saved("9" * 32, layout, making=MAKING))
     again = saved(FIRST, layout, making=MAKING, ran=99.0)
     repository.keep_condor_job(JOB, SECOND, opened, again)
@@ -106,7 +106,7 @@ def test_what_is_refused(repository: Repository) -> None:
     begin(repository)
     opened, layout = upload(repository)
     keep, checkpoint = repository.keep_condor_job, saved(FIRST, layout, making=MAKING)
-    with pytest.raises(InvalidRequest, match="what the machine was made of"):
+    with pytest.raises(InvalidRequest, match="no VM specification"):
         keep(JOB, FIRST, opened, saved(FIRST, layout))
     theirs, _ = upload(repository, job=OTHER)
     refused(MissingBlocks, lambda: keep(JOB, FIRST, theirs, checkpoint))

@@ -239,7 +239,7 @@ def test_the_ad_of_a_job_that_was_cut_short_does_not_say_that_it_runs(
     assert (state, reason.partition(":")[0]) == ("RUNNING", "PROGRESS")
     job.process.kill()
     job.process.wait(10)
-    lost = f"EXEC_LOST: what runs the job on its node was killed; its last word: {reason}"
+    lost = f"EXEC_LOST: the program that runs the job was killed; last report: {reason}"
     assert chirp.shown(status=IDLE) == ("PREEMPTED", lost)
     node.wait_empty()
 

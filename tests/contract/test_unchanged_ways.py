@@ -208,7 +208,7 @@ def test_who_is_somebody_else_stays_outside(node: AgentNode, resident: Job) -> N
         visitor = entering(node, slot, "id", uid=uid)
         out, err = visitor.communicate(timeout=60)
         assert out == b""
-        assert b"no machine of this job's runs here" in err
+        assert b"this job has no running VM on this node" in err
         assert visitor.returncode == 125
 
 
@@ -253,7 +253,7 @@ def test_no_more_than_some_are_inside(node: AgentNode, resident: Job) -> None:
         assert visitor.stdout is not None
         assert visitor.stdout.readline() == b"in\n"
     late = entering(node, slot, "id")
-    assert b"people are in the job's machine" in late.communicate(timeout=60)[1]
+    assert b"sessions already" in late.communicate(timeout=60)[1]
     visitors.pop().kill()
     deadline = time.monotonic() + 30
     while (again := entering(node, slot, "exit 9")).wait(60) != 9:

@@ -101,7 +101,7 @@ def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason
     assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
-    assert "goes on where it was saved" in " ".join(e.reason.message for e in grid.api.events(job.id))
+    assert "resumed from its checkpoint" in " ".join(e.reason.message for e in grid.api.events(job.id))
     grid.assert_clean(job)
 
 

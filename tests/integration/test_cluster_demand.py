@@ -37,7 +37,7 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
     told = [e.message for e in operator.clusters.events(name) if e.state == "SCALED"]
     assert told in (
         ["1 machine: 1 idle job that only this cluster can run"],
-        ["1 machine: woken by a request of site"],  # HTCondor may be faster
+        ["1 VM: woken by a request of site"],  # HTCondor may be faster
     )
 
     # A pool that takes seconds to answer, as on a busy machine, is asked ten times as rarely.
@@ -106,4 +106,4 @@ def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for
         job = user.submit_where(either, "hostname")
         assert user.output(job, timeout=UP_SECONDS) == f"{name}-0.vc\n"
     told = [e.message for e in operator.clusters.events(name) if e.state == "SCALED"]
-    assert told == ["1 machine: woken by a request of site"]
+    assert told == ["1 VM: woken by a request of site"]

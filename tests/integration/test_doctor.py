@@ -39,7 +39,7 @@ def test_a_node_boots_a_guest_by_each_hypervisor_that_works(grid: Grid) -> None:
 @pytest.mark.parametrize(
     ("host", "role", "change", "what", "said"),
     [
-        ("node1", "node", "VMJOBS_SOCKET=/none", "agent", "nobody answers at /none"),
+        ("node1", "node", "VMJOBS_SOCKET=/none", "agent", "no agent answers at /none"),
         ("node1", "node", "_CONDOR_USER_JOB_WRAPPER=", "HTCondor: node", "USER_JOB_WRAPPER is not set"),
         ("node1", "node", "_CONDOR_START=true", "HTCondor: node", "START has no VMJobPolicy"),
         (
@@ -58,7 +58,7 @@ def test_a_node_boots_a_guest_by_each_hypervisor_that_works(grid: Grid) -> None:
             "VMJobRank",
         ),
         ("submit", "schedd", "_CONDOR_VMJOBS_ROUTE=nowhere", "HTCondor: schedd", "VMJOBS_ROUTE is no"),
-        ("submit", "node", "LC_ALL=C", "HTCondor: node", "DAEMON_LIST of HTCondor here has none"),
+        ("submit", "node", "LC_ALL=C", "HTCondor: node", "DAEMON_LIST of HTCondor has no such daemon"),
     ],
 )
 def test_what_is_missing_is_said(

@@ -223,9 +223,9 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
 
 def _found_full(grid: Grid) -> tuple[int, int]:
     """How often the agent had no room for what a job brings, and had none anywhere else."""
-    words = ("-e", "No space left", "-e", " MiB is more than the ")
+    words = ("-e", "No space left", "-e", " MiB, and this node has ")
     told = grid.on(NODE, "grep", "-F", *words, LOG, check=False).splitlines()
-    brought = sum("room for the job's files" in line or "the job's disk of" in line for line in told)
+    brought = sum("room for the job's files" in line or "the job's disk needs" in line for line in told)
     return brought, len(told) - brought
 
 

@@ -374,5 +374,5 @@ def test_links_that_a_job_leaves_bring_no_file_of_its_node(desk: Desk) -> None:
         found = desk("sh", "-c", 'sha256sum <"$1"', "sh", f"{desk.folder}/{name}")
         assert found == guests, name
     assert desk.read("inner") == "from a file\n"
-    assert "'b': a link to nothing" in ad["ChirpVMRejected"]
+    assert "'b': a link whose target is neither" in ad["ChirpVMRejected"]
     assert "'d': a link out of" in ad["ChirpVMRejected"]

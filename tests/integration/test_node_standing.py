@@ -16,7 +16,7 @@ from vmjobs.model import JobState, ReasonCode
 pytestmark = pytest.mark.disruptive
 
 BROKEN, SOUND = "node1", "node2"
-RESTS = "several jobs in a row failed for the node's sake"
+RESTS = "several jobs in a row failed because of the node"
 
 
 def ad_of(grid: Grid, node: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def test_a_node_that_fails_its_jobs_rests_and_they_go_elsewhere(grid: Grid) -> N
         with closed(grid, SOUND):
             jobs = grid.submit("echo done", 3)
             told = wait_for(lambda: ad_of(grid, BROKEN).get("VMJobsFault"), "it to rest", PATIENT)
-            assert told.startswith("3 jobs in a row failed for the node's sake; it rests until ")
+            assert told.startswith("3 jobs in a row failed because of this node; it takes no jobs ")
             assert ad_of(grid, BROKEN)["HasVMJobs"] is False
             cluster = desk.submit("echo done", request_memory="128")
 

@@ -177,7 +177,7 @@ def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None
         site("condor_release", cluster)
         ad = wait_for(lambda: not_resumed(site, cluster), "it not to go on", PATIENT)
         assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (3, NOT_RESUMED), ad["HoldReason"]
-        assert ad["HoldReason"].startswith("NOT_RESUMED: the machine that was saved does not go on: ")
+        assert ad["HoldReason"].startswith("NOT_RESUMED: the saved VM was not resumed: ")
     site("condor_qedit", cluster, "VMJobMaxStarts", "9")
     site("condor_release", cluster)
     assert site.ended(cluster).get("ExitCode") == 3
@@ -197,14 +197,14 @@ def test_row_of_one_that_does_not_go_on(desk: Desk, grid: Grid) -> None:
     ad = wait_for(lambda: not_resumed(desk, cluster), "it to be held at its origin", PATIENT)
     told = (ad["HoldReasonSubCode"], ad["ChirpVMOutcome"])
     assert told == (NOT_RESUMED, "again"), ad["HoldReason"]
-    assert ad["HoldReason"].startswith("NOT_RESUMED: the machine that was saved does not go on: ")
+    assert ad["HoldReason"].startswith("NOT_RESUMED: the saved VM was not resumed: ")
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
         ({"__VMJobHypervisor": '"uml"'}, "VMJobCheckpoint: checkpoint is for kvm and qemu"),
-        ({"__VMJobCheckpoint": '"yes"'}, 'VMJobCheckpoint of the job is "yes", and has to be true'),
+        ({"__VMJobCheckpoint": '"yes"'}, 'VMJobCheckpoint of the job is "yes", but must be true'),
     ],
 )
 def test_what_cannot_be_saved_is_held(site: Desk, more: dict[str, str], why: str) -> None:

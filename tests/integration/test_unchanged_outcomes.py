@@ -154,7 +154,9 @@ WAYS: dict[str, Way] = {
     "NO_HYPERVISOR": Way(
         "demands the hypervisor uml.*boots by", image="test-bios", lines={"__VMJobHypervisor": '"uml"'}
     ),
-    "OUTPUT_MISSING": Way("left", WAIT, "test-obeys", root=f"ln -s /dev/null /job/work/left{OBEYED}"),
+    "OUTPUT_MISSING": Way(
+        "not transferred", WAIT, "test-obeys", root=f"ln -s /dev/null /job/work/left{OBEYED}"
+    ),
     "SCRIPT_FAILED": Way(
         "could not run the job.*status 1", WAIT, "test-obeys", f"cp /bin/false /bin/tar{OBEYED}"
     ),
@@ -304,7 +306,7 @@ TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
         (("condor_hold",), 5, TOLD_TO_LEAVE),
         (("condor_vacate_job",), 1, TOLD_TO_LEAVE),
         # What runs it has no time to say more: what it said before is not to be taken for true.
-        (("condor_vacate_job", "-fast"), 1, "EXEC_LOST: what runs the job on its node was killed"),
+        (("condor_vacate_job", "-fast"), 1, "EXEC_LOST: the program that runs the job was killed"),
     ],
 )
 def test_a_job_that_was_stopped_says_so(
@@ -457,7 +459,7 @@ class Fault:
 
 FAULTS: list[tuple[str, Fault]] = [
     ("IMAGE_REJECTED", Fault(trusting_others, Way("only images signed by .*has no signature"))),
-    ("FORBIDDEN", Fault(with_a_strange_starter, Way("only a job of HTCondor's"))),
+    ("FORBIDDEN", Fault(with_a_strange_starter, Way("only an HTCondor job"))),
     ("EXEC_LOST", Fault(without_its_program, Way("did not begin on its node"))),
     (
         "IMAGE_UNAVAILABLE",
@@ -499,7 +501,7 @@ FAULTS: list[tuple[str, Fault]] = [
         Fault(
             partial(small_disk, name="handed", kib=100 * 1024),
             # What the job asks for, or a share more: a startd divides its disk into so many.
-            Way(r"disk of 102[45] MiB is more than the 100 left"),
+            Way(r"disk needs 102[45] MiB, and this node has 100 MiB free"),
         ),
     ),
 ]

@@ -30,7 +30,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = {"free": 40 * MIB}
     monkeypatch.setattr(checks, "disk_usage", lambda _path: SimpleNamespace(**left))
     made = NodeChecks(tmp_path, tmp_path / "images")
-    said = f"the disk of {tmp_path} has 40 MiB left, and a job needs 64: free some"
+    said = f"the disk of {tmp_path} has 40 MiB free (at least 64 are needed): free some space"
     assert made.faults() == {Cause.DISK: said}
     left["free"] = LEAST_ROOM
     assert made.faults() == {}
@@ -42,7 +42,7 @@ def test_a_token_that_the_service_refuses_is_told_once_as_it_changes(tmp_path: P
     made.on_change = lambda: told.append(made.faults())
     for why in ("", "it has expired", "it has expired", "", ""):
         made.note_refusal(why)
-    said = "this node has no token that the service takes: it has expired"
+    said = "the service rejects this node's token: it has expired"
     assert told == [{Cause.TOKEN: said}, {}]
 
 

@@ -121,11 +121,11 @@ def test_one_that_has_ended_meanwhile_begins_anew() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({}, "the image that its machine was made of when it was saved is gone"),
-        ({"image": "hep:2"}, "had another image or network"),
-        ({"network": NetworkMode.NONE}, "had another image or network"),
-        ({"memory": 256}, "had 512 MiB of memory when it was saved, and the slot has 256"),
-        ({"cpus": 1}, "had 2 processors when it was saved, and the slot has 1"),
+        ({}, "the image of the saved VM was removed"),
+        ({"image": "hep:2"}, "has another image or network"),
+        ({"network": NetworkMode.NONE}, "has another image or network"),
+        ({"memory": 256}, "has 512 MiB of memory, and the slot has 256"),
+        ({"cpus": 1}, "has 2 processors, and the slot has 1"),
     ],
 )
 def test_one_whose_machine_does_not_fit_begins_anew_and_says_so(
@@ -134,7 +134,7 @@ def test_one_whose_machine_does_not_fit_begins_anew_and_says_so(
     place = Place(checkpoint(MAKING), gone="" if change else IMAGE)
     found = begun(place, MESSAGE.model_copy(update=change))
     assert (found.image, found.found) == (OTHER, None)
-    assert found.remark.startswith("the job begins anew: ")
+    assert found.remark.startswith("the job starts again: ")
     assert why in found.remark
 
 
@@ -146,7 +146,7 @@ def test_one_whose_image_cannot_be_saved_is_refused() -> None:
 def test_a_service_of_another_release_is_no_word_about_the_image() -> None:
     """A job would be held for what its schedd takes for an image that is not there."""
     place = Place(old=True)
-    with pytest.raises(Unavailable, match="saves no jobs"):
+    with pytest.raises(Unavailable, match="does not store checkpoints"):
         begun(place)
     assert place.calls[-1] == "close"
 

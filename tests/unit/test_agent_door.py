@@ -51,7 +51,7 @@ def test_a_visitor_gets_the_guests_connection(opened: Door, path: Path) -> None:
 
 def test_each_visitor_has_a_connection_of_his_own(opened: Door, path: Path) -> None:
     with guest(path), opened.knock(KEY, 10).connection:
-        with pytest.raises(NoLogin, match="not come to its door"):
+        with pytest.raises(NoLogin, match="did not connect for a login"):
             opened.knock(KEY, 0.1)
         with guest(path), opened.knock(KEY, 10).connection:
             pass

@@ -32,7 +32,7 @@ def test_a_node_that_fails_three_in_a_row_rests_and_says_so(health: NodeHealth, 
         assert health.fault() == ""
     health.note(NODE)
     (said,) = rests
-    assert said.startswith("3 jobs in a row failed for the node's sake; it rests until 20")
+    assert said.startswith("3 jobs in a row failed because of this node; it takes no jobs until 20")
     clock.now += FIRST_REST - 0.1
     assert health.fault() == said
     clock.now += 0.2

@@ -86,7 +86,7 @@ def test_a_file_and_a_directory_of_one_name_are_not_both_taken(
     """They could be written nowhere."""
     receiving = tray("*", "*/*", "*/*/*")
     accept(receiving, names[0])
-    with pytest.raises(Refused, match=f"an output {names[0]} too"):
+    with pytest.raises(Refused, match=f"conflicts with the output {names[0]}"):
         accept(receiving, names[1])
     accept(receiving, "directory")
     assert list(receiving.kept) == [names[0], "directory"]
@@ -202,7 +202,7 @@ def test_more_entries_than_are_looked_at_are_not_all(
     found, receiving, _ = read(tmp_path)
     assert not found.complete
     assert len(receiving.kept) == 3
-    assert "more than 3 files" in receiving.lacking["3"]
+    assert "more than 3 output files" in receiving.lacking["3"]
 
 
 def read(folder: Path, **streams: Path) -> tuple[DiskContents, OutputTray, int]:

@@ -256,7 +256,7 @@ def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
 ) -> None:
     """Who has connected may have gone, and left the connection to another process."""
     agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, lambda pid: pid)
-    for owner, why in ((os.getuid(), "no machine of this job's"), (65534, "is gone"), (-1, "is gone")):
+    for owner, why in ((os.getuid(), "no running VM"), (65534, "has exited"), (-1, "has exited")):
         monkeypatch.setattr(server, "owner_of", lambda _pid, owner=owner: owner)
         (refused,) = agent.said(protocol.ConsoleMessage())
         assert isinstance(refused, protocol.ErrorMessage)
@@ -365,7 +365,7 @@ def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: Served) 
     agent.agent.stop(0.0)
     answer = next(agent.said(protocol.StatusMessage()))
     assert isinstance(answer, protocol.ErrorMessage)
-    assert "about to stop" in answer.message
+    assert "is stopping" in answer.message
 
 
 def test_a_second_agent_is_refused(agent: Served) -> None:

@@ -42,7 +42,7 @@ def test_nobody_names_himself_a_starter(tmp_path: Path) -> None:
 def test_no_starter_anywhere(tmp_path: Path, parent: int) -> None:
     process(tmp_path, 11, parent, "sh")
     process(tmp_path, 1, 0, "init")
-    with pytest.raises(Forbidden, match="only a job of HTCondor's"):
+    with pytest.raises(Forbidden, match="only an HTCondor job"):
         starter_of(11, {ME}, tmp_path)
     with pytest.raises(Forbidden):
         starter_of(os.getpid(), {0, ME})

@@ -60,8 +60,8 @@ def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
     lacking = {f"odd\n{number}": "not printable" for number in range(5)}
     verdict = judged(ended(0), lacking=lacking)
     assert (verdict.state, verdict.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
-    assert r"'odd\n0' was not taken: not printable" in verdict.reason.message
-    assert verdict.reason.message.endswith("; 2 more were not taken")
+    assert r"'odd\n0' was rejected: not printable" in verdict.reason.message
+    assert verdict.reason.message.endswith("; 2 more were rejected")
 
 
 R, P, L = "report", "poweroff", "console:all done"

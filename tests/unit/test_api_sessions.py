@@ -183,7 +183,7 @@ def test_a_side_that_is_silent_has_gone(session: str, hub: Hub, clock: Clock, si
     assert heard(hub, other, session, 0) == b""
     clock.now += 1
     hub.sweep()
-    with pytest.raises(SessionOver, match=f"{silent} was not heard of"):
+    with pytest.raises(SessionOver, match=f"{silent} made no request"):
         heard(hub, other, session, 0)
     clock.now += REMEMBERED_SECONDS + 1
     assert hub.sweep() == 0

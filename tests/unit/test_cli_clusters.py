@@ -34,7 +34,7 @@ NEW_IMAGE = f"sha256:{'2' * 64}"
 NOW = datetime.now(UTC)
 DECLARED = "name: workers\nimage: worker\nsize: 2\n"
 TRIXIE = "Debian GNU/Linux 13 (trixie)"
-TAKES_JOBS = "a probe job ran in its machine: jobs may come"
+TAKES_JOBS = "a probe job ran in the VM; it accepts jobs"
 SPEC = ClusterSpec(name="workers", image="worker", size=2)
 FINE = Assessment(placed={"node1": 2}, pending=0)
 
@@ -170,7 +170,7 @@ def applied(outcome: Outcome, *members: Member, **fields: Any) -> dict[str, Any]
 def test_apply_creates(service: Service, vmjobs: Run) -> None:
     service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
     done = vmjobs("apply", "c.yaml")
-    assert (done.code, done.out) == (0, "workers created, 2 machines of worker\n")
+    assert (done.code, done.out) == (0, "workers created, 2 VMs of worker\n")
     assert service.bodies[-1]["size"] == 2
 
 
@@ -266,7 +266,7 @@ def test_drain_and_delete_wait_until_machines_have_ended(service: Service, vmjob
         "GET /v1/clusters/workers", draining, cluster(member(0, MemberState.GONE), draining=True)
     )
     done = vmjobs("drain", "workers", "--wait")
-    assert (done.code, done.out) == (0, "workers is draining: 1 machine up, 1 of them with jobs\n")
+    assert (done.code, done.out) == (0, "workers is draining: 1 VM up, 1 of them with jobs\n")
     assert "workers-0 GONE on node1" in done.err
     service.says("GET /v1/clusters/workers", draining, cluster(member(0)))
     done = vmjobs("drain", "workers", "--wait")
@@ -288,7 +288,7 @@ def test_a_command_waits_for_ever_where_it_is_told_to(service: Service, vmjobs: 
 def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -> None:
     service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED, failed=FAILED))
     service.says("GET /v1/clusters/workers", cluster(member(0), member(1), failed=FAILED))
-    hint = "mend the declaration, or try it again: `vmjobs cluster retry workers`"
+    hint = "fix the declaration, or retry it: `vmjobs cluster retry workers`"
     assert vmjobs("apply", "c.yaml").out == f"workers unchanged\n  {FAILED.message}; {hint}\n"
     done = vmjobs("apply", "--wait", "c.yaml")
     assert done.code == Conflict.exit_code
@@ -351,15 +351,15 @@ def image_detail(digest: str) -> ImageDetail:
 
 def test_validate_tells_where_there_is_room(service: Service, vmjobs: Run) -> None:
     done = vmjobs("validate", "c.yaml")
-    assert done.out == "c.yaml: workers: valid; there is room for 2 machines (2 on node1)\n"
+    assert done.out == "c.yaml: workers: valid; there is room for 2 VMs (2 on node1)\n"
     scarce = Assessment(placed={"node1": 1}, pending=1, why="no node has room")
     service.says("POST /v1/cluster-assessments", scarce)
     done = vmjobs("validate", "c.yaml")
     assert done.code == 0
-    assert "room for 1 machine (1 on node1); 1 would be PENDING: no node has room" in done.out
+    assert "room for 1 VM (1 on node1); 1 would be PENDING: no node has room" in done.out
     done = vmjobs("validate", "--capacity", "c.yaml")
     assert done.code == 64
-    assert "c.yaml:3:1: size: 1 machine would be PENDING: no node has room" in done.err
+    assert "c.yaml:3:1: size: 1 VM would be PENDING: no node has room" in done.err
 
 
 def test_validate_as_json_has_the_places(service: Service, vmjobs: Run) -> None:
@@ -395,7 +395,7 @@ def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None
     done = vmjobs("show", "workers")
     assert done.code == 0
     lines = done.lines
-    assert "machines 1 UP of 2 (size 2)" in lines
+    assert "VMs 1 UP of 2 (size 2)" in lines
     assert {"image worker", f"sha256 {'1' * 64}"} <= set(lines)
     short = "111111111111 (generation 1)"
     assert f"workers-0 node1 UP 2 h 7, busy uml {short} {TRIXIE}" in lines
@@ -578,7 +578,7 @@ def test_console_is_followed_over_a_restart(service: Service, vmjobs: Run) -> No
     service.says(f"{CONSOLE}2", b"second\n")
     done = vmjobs("console", "-f", "workers", "workers-0")
     assert (done.code, done.out) == (0, "first\npanic\nsecond\n")
-    assert "started anew" in done.err
+    assert "was restarted" in done.err
 
 
 @pytest.mark.parametrize(
@@ -586,7 +586,7 @@ def test_console_is_followed_over_a_restart(service: Service, vmjobs: Run) -> No
     [
         ("diff c.yaml", 64, "c.yaml:2:1: image: not here"),
         ("show others", 66, "not here"),
-        ("console workers 7", 66, "workers has no machine workers-7"),
+        ("console workers 7", 66, "workers has no VM workers-7"),
         ("upgrade workers image!", 64, "image"),
         ("scale workers 1001", 2, "1001"),
         ("retry workers --wait --timeout -1", 2, "-1"),
@@ -605,12 +605,12 @@ def test_what_cannot_be_changes_nothing(
 def test_scale_and_drain_and_resume(service: Service, vmjobs: Run) -> None:
     service.says("GET /v1/clusters/workers", cluster())
     service.says("POST /v1/clusters/workers/scale", cluster(target=5))
-    assert vmjobs("scale", "workers", "5").out == "workers: 2 -> 5 machines\n"
+    assert vmjobs("scale", "workers", "5").out == "workers: 2 -> 5 VMs\n"
     assert service.bodies == [{"size": 5}]
     service.says("POST /v1/clusters/workers/drain", cluster(member(0, busy=True), member(1)))
-    assert vmjobs("drain", "workers").out == "workers is draining: 2 machines up, 1 of them with jobs\n"
+    assert vmjobs("drain", "workers").out == "workers is draining: 2 VMs up, 1 of them with jobs\n"
     service.says("POST /v1/clusters/workers/resume", cluster(member(0)))
-    assert vmjobs("resume", "workers").out == "workers goes on: 2 machines wanted, 1 UP\n"
+    assert vmjobs("resume", "workers").out == "workers is resumed: 2 VMs wanted, 1 UP\n"
 
 
 def test_upgrade_declares_another_image_and_nothing_else(service: Service, vmjobs: Run) -> None:
@@ -630,15 +630,13 @@ def test_delete_asks_where_machines_are_up(service: Service, vmjobs: Run) -> Non
     service.says("DELETE /v1/clusters/workers?mode=now", there)
     done = vmjobs("delete", "workers", stdin="n\n")
     assert done.code == 1
-    assert (
-        "workers: 2 machines up, 1 of them with jobs. Delete it once its jobs have ended?" in done.err
-    )
+    assert "workers: 2 VMs up, 1 of them with jobs. Delete it once its jobs have ended?" in done.err
     assert not any(request.startswith("DELETE") for request in service.asked)
     assert vmjobs("delete", "workers").code == 1  # nobody answers
     done = vmjobs("delete", "workers", stdin="y\n")
-    assert done.out.endswith("workers is deleted; 2 machines will go once their jobs have ended\n")
+    assert done.out.endswith("workers is deleted; 2 VMs will stop once their jobs have ended\n")
     assert service.asked[-1].endswith("mode=drain")
-    assert vmjobs("delete", "--now", "workers").out.endswith("2 machines will go at once\n")
+    assert vmjobs("delete", "--now", "workers").out.endswith("2 VMs will stop at once\n")
     assert vmjobs("delete", "--yes", "workers").code == 0
     assert service.asked[-1].endswith("mode=drain")
     service.says("GET /v1/clusters/workers", cluster())  # where none is up nobody is asked
@@ -663,8 +661,8 @@ def test_nodes_show_what_they_have_for_clusters(service: Service, vmjobs: Run) -
     assert "2 of 4 cpus, 2048 of 4096 MiB" in done.lines[1]
     assert done.lines[2].startswith("node2 none 8 8192 MiB 0 0 - ")
     lines = vmjobs("show", "node1", noun="node").lines
-    assert {"machine workers-0", "machine workers-1"} <= set(lines)
-    assert "machine workers-2" not in lines
+    assert {"cluster VM workers-0", "cluster VM workers-1"} <= set(lines)
+    assert "cluster VM workers-2" not in lines
 
 
 def test_nodes_are_shown_to_those_who_may_not_see_clusters(service: Service, vmjobs: Run) -> None:
@@ -723,9 +721,9 @@ def test_wake_takes_the_clusters_name_from_a_machines_ad(service: Service, vmjob
         ("VMJobsCluster = workers\n", "has VMJobsCluster 0 times, not once"),
         ('XVMJobsCluster = "workers"\n', "has VMJobsCluster 0 times, not once"),
         (AD + 'VMJobsCluster = "others"\n', "has VMJobsCluster 2 times, not once"),
-        ('VMJobsCluster = "../jobs"\n', "has a VMJobsCluster that is no name of a cluster"),
-        ('VMJobsCluster = "work\\ters"\n', "has a VMJobsCluster that is no name of a cluster"),
-        (f'VMJobsCluster = "{"a" * 33}"\n', "has a VMJobsCluster that is no name of a cluster"),
+        ('VMJobsCluster = "../jobs"\n', "has a VMJobsCluster that is not a cluster's name"),
+        ('VMJobsCluster = "work\\ters"\n', "has a VMJobsCluster that is not a cluster's name"),
+        (f'VMJobsCluster = "{"a" * 33}"\n', "has a VMJobsCluster that is not a cluster's name"),
         (AD + "x" * (1 << 20), "has more than 1048576 bytes"),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_second_agent_leaves_alone_what_the_first_one_has(
     monkeypatch.setenv("VMJOBS_IMAGE_DIR", str(tmp_path / "images"))
     with (state / "agent.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert refused("agent").message == f"state_dir: another agent runs, and has {state}"
+        assert refused("agent").message == f"state_dir: another agent already uses {state}"
     assert theirs.exists()
     assert (state / "runs" / "ab").exists()
 

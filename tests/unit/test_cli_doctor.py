@@ -26,20 +26,20 @@ KEYS = {"pool_key_dir": "/nowhere"}
         ({"cluster_memory": 2048, "cluster_cpus": 2, **TOKEN}, None),
         (
             {"cluster_memory": 2048, **TOKEN},
-            "cluster_memory is 2048, but cluster_cpus is 0: no machine finds room here; set both",
+            "cluster_memory is 2048, but cluster_cpus is 0: no cluster VM fits here; set both",
         ),
         (
             {"cluster_cpus": 2, "cluster_disk": 100},
-            "cluster_cpus is 2, but cluster_memory is 0: no machine finds room here; set both",
+            "cluster_cpus is 2, but cluster_memory is 0: no cluster VM fits here; set both",
         ),
         ({"cluster_disk": 100}, "cluster_disk is 100, but cluster_cpus and cluster_memory are 0"),
         (
             {"cluster_memory": 2048, "cluster_cpus": 2},
-            "cluster_memory is set, but agent_token_file is not: the agent asks for no machines",
+            "cluster_memory is set, but agent_token_file is not: the agent gets no cluster VMs",
         ),
-        (POOLS, "pools is set, but pool_key_dir is not: machines get no tokens from this service"),
+        (POOLS, "pools is set, but pool_key_dir is not: VMs get no tokens from this service"),
         (KEYS, "pool_key_dir is set, but pools is not: no cluster can be declared"),
-        ({**KEYS, **POOLS}, "the pool site has no key: there is no file /nowhere/site"),
+        ({**KEYS, **POOLS}, "the pool site has no key: the file /nowhere/site does not exist"),
     ],
 )
 def test_half_a_configuration_is_said_to_be(
@@ -113,7 +113,7 @@ ROUTER = {
             {**NODE, "STARTD_CRON_VMJOBS_EXECUTABLE": "/none/vmjobs"},
             ["STARTD_CRON_VMJOBS_EXECUTABLE: /none/vmjobs cannot be executed"],
         ),
-        ({**NODE, "RANK": ""}, ["RANK is not set: jobs that come back"]),
+        ({**NODE, "RANK": ""}, ["RANK is not set: the next job preempts"]),
         ({**NODE, "MEMORY_USAGE_METRIC": "1"}, ["MEMORY_USAGE_METRIC has no ChirpVMMemoryBytes"]),
         ({**NODE, "START": "true"}, ["START has no VMJobPolicy =?= "]),
         ({**ROUTER, "JOB_TRANSFORM_NAMES": "VMJobsRoute VMJobs"}, ["JOB_TRANSFORM_VMJobs is of"]),
@@ -125,11 +125,11 @@ ROUTER = {
         ),
         (
             {**NODE, "USER_JOB_WRAPPER": "{folder}/alone/job-wrapper"},
-            ["{folder}/alone/ssh-to-job.sshd is not there"],
+            ["{folder}/alone/ssh-to-job.sshd does not exist"],
         ),
         (
             {**NODE, "USER_JOB_WRAPPER": "{folder}/unlinked/job-wrapper"},
-            ["{folder}/unlinked/python3 is not there: no job gets a VM"],
+            ["{folder}/unlinked/python3 does not exist: no job gets a VM"],
         ),
         (
             {**NODE, "USER_JOB_WRAPPER": "{folder}/script/job-wrapper"},

@@ -88,10 +88,10 @@ def test_a_job_that_is_too_large(have: Any) -> None:
     have(daemons(queued(RequestMemory="8192"), nodes=[node("n1"), node("n2")]))
     assert lines("3.0") == [
         "3.0 is idle: it asks for 8192 MiB of memory, and no node has more than 4096 (n1) [TOO_LARGE]",
-        "also: nobody was asked about its image hep, as there is no token for the service here; its "
-        "node will ask [IMAGE_UNCHECKED]",
+        "also: its image hep was not checked: this host has no token for the service; the "
+        "node checks it [IMAGE_UNCHECKED]",
         "",
-        "CLAUSE WHOSE FAILS ON VALUES",
+        "CLAUSE SIDE FAILS ON VALUES",
         "TARGET.Memory >= RequestMemory job 2 of 2: n1, n2 job: RequestMemory = 8192; "
         "node: Memory = 4096",
         "TARGET.RequestMemory <= MY.Memory node 2 of 2: n1, n2 job: RequestMemory = 8192; "
@@ -122,7 +122,7 @@ def test_a_cluster_and_a_site(have: Any) -> None:
     said.collectors["cm"] = said.collectors[""]
     have(said)
     shown = lines("3")
-    assert shown[0].startswith("3.0 is idle, and as 7.0 at site.grid: it stands still")
+    assert shown[0].startswith("3.0 is idle, and as 7.0 at site.grid: it is suspended")
     assert shown[1] == "its cluster has 1 idle, 1 running"
 
 
@@ -198,7 +198,7 @@ def test_a_job_of_the_service_that_does_not_wait(service: Service) -> None:
     assert any(line.endswith(" FAILED KERNEL_PANIC it panicked") for line in shown)
     found = json.loads(why(ID, "--json").output)
     assert set(found["facts"]) == {"route", "in HTCondor", "attempts", "event 1"}
-    assert shown[-1] == "- to mend by: user; docs/troubleshooting.md goes by the code"
+    assert shown[-1] == "- action needed by: user; docs/troubleshooting.md explains the code"
 
 
 def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any) -> None:
@@ -217,14 +217,14 @@ def test_a_job_of_the_service_whose_schedd_cannot_be_asked(service: Service, hav
     have(daemons())
     shown = lines(ID)
     assert shown[0] == f"{ID} is HELD: policy [SCHEDULER_HELD]"
-    assert shown[1].startswith("also: what HTCondor knows of it could not be read from here: ")
-    assert "- where HTCondor is: vmjobs job why 3.0 --schedd submit.grid" in shown
+    assert shown[1].startswith("also: HTCondor cannot be asked from this host: ")
+    assert "- on a host of the pool: vmjobs job why 3.0 --schedd submit.grid" in shown
 
 
 def test_a_job_that_the_service_has_not_queued(service: Service) -> None:
     service.has(a_job(JobState.QUEUED, ReasonCode.SUBMITTED, "accepted"))
     shown = lines(ID)
-    assert shown[0].endswith("has not put it into its schedd's queue yet [NOT_DISPATCHED]")
+    assert shown[0].endswith("has not submitted it to its schedd yet [NOT_DISPATCHED]")
     with pytest.raises(NotFound):
         why("0" * 32)
 

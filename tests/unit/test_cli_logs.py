@@ -48,7 +48,7 @@ def test_a_line_says_when_who_what_and_about_what(capsys: pytest.CaptureFixture[
     [
         ("member %s (%d): %s %s", ("vc-0", 2, "running", "PROGRESS"), {"member": "vc-0"}),
         (
-            "%s was refused a token for machine %d of the member %s of node %s: %s",
+            "refused %s a token for VM %d of the member %s of node %s: %s",
             ("n1", 3, "vc-1", "n2", "no"),
             {"member": "vc-1", "node": "n2"},
         ),

@@ -44,7 +44,7 @@ TABLE: dict[str, tuple[int, Slack | None, Demand | None, Sizing]] = {
     "never more than max": (7, None, jobs(100), many(8, f"100 {IDLE}")),
     "at max it stays": (8, None, jobs(100), Sizing(8)),
     "never fewer than min": (1, None, jobs(0), Sizing(1)),
-    "a higher min": (0, None, jobs(0), many(1, "0 run jobs, and no fewer are declared")),
+    "a higher min": (0, None, jobs(0), many(1, "0 run jobs, and the declared minimum is kept")),
     "fewer with patience": (5, None, jobs(2), Sizing(5, slack(0, 2))),
     "it waits": (5, slack(99, 2), jobs(2), Sizing(5, slack(99, 2))),
     "most of what was needed meanwhile": (5, slack(50, 2), jobs(4), Sizing(5, slack(50, 4))),

@@ -125,15 +125,15 @@ def test_it_says_why_and_until_when() -> None:
     pair = after(PAIR, failed(count=3))
     short = "sha256:111111111111…"
     assert pair.sentence(NOW) == (
-        f"n1: 3 machines of {short} failed there in a row, last: BOOT_TIMED_OUT the guest was not "
+        f"n1: 3 VMs of {short} failed there in a row, last: BOOT_TIMED_OUT the guest was not "
         "ready within 180 s; next try at 12:01:00 UTC"
     )
     assert pair.sentence(NOW + timedelta(hours=1)).endswith("; now one is tried at a time")
-    assert pair.after_success().sentence(NOW) == f"n1: machines of {short} come again"
+    assert pair.after_success().sentence(NOW) == f"n1: VMs of {short} may start again"
     wide = after(WIDE, failed("n1"), failed("n2"))
     assert wide.sentence(NOW).startswith(
-        f"2 machines of {short} failed on n1, n2, and none ever came up, last: BOOT_TIMED_OUT"
+        f"2 VMs of {short} failed on n1, n2, and none ever came up, last: BOOT_TIMED_OUT"
     )
-    assert wide.cleared().sentence(NOW) == f"machines of {short} come again"
+    assert wide.cleared().sentence(NOW) == f"VMs of {short} may start again"
     long = Failure("n1", MemberCode.BOOT_FAILED, "a" * 5000 + "\nmore", 3)
     assert len(after(PAIR, long).sentence(NOW)) < 400

@@ -157,7 +157,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     ),
     "the same reason is told once": (
         cluster(
-            member(0, code=MemberCode.NO_NODE, why="no node has announced itself to the service"),
+            member(0, code=MemberCode.NO_NODE, why="no node has registered with the service"),
             target=1,
         ),
         [],
@@ -171,13 +171,13 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
         [
             condemned(
                 MemberCode.PROBE_FAILED,
-                "its probe job failed: the machine is in the pool and runs no jobs",
+                "its probe job failed: the VM is in the pool but runs no jobs",
             )
         ],
     ),
     "it did not join in time": (
         cluster(runs(0, waiting=at(101)), target=1),
-        [condemned(MemberCode.JOIN_TIMED_OUT, "its machine did not join the pool within 100 s")],
+        [condemned(MemberCode.JOIN_TIMED_OUT, "the VM did not join the pool within 100 s")],
     ),
     "its probe did not run in time": (
         cluster(joined(0, ProbeState.WAITING, waiting=at(101)), target=1),
@@ -195,7 +195,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     ),
     "it does not come back": (
         cluster(up(0, advertised=0, waiting=NOW - AD_LIFETIME - timedelta(seconds=1)), target=1),
-        [condemned(MemberCode.JOIN_TIMED_OUT, "its machine has not been in the pool for 900 s")],
+        [condemned(MemberCode.JOIN_TIMED_OUT, "the VM has been missing from the pool for 900 s")],
     ),
     "a machine that ended is withdrawn": (
         cluster(waits(0, incarnation=1, advertised=1), target=1),
@@ -232,7 +232,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
                 "vc",
                 "vc-1",
                 Placement(
-                    code=MemberCode.NO_NODE, why="no node can run it: n1 has not been heard of lately"
+                    code=MemberCode.NO_NODE, why="no node can run it: n1 has sent no recent heartbeat"
                 ),
             )
         ],
@@ -302,8 +302,8 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
         [
             Stall(
                 "vc",
-                "machines are not replaced any further: vc-2 of generation 2 failed 3 times "
-                "(BOOT_FAILED: no kernel); 1 of earlier generations stay. Mend the declaration, or "
+                "the rollout is paused: vc-2 of generation 2 failed 3 times "
+                "(BOOT_FAILED: no kernel); 1 of earlier generations stay. Correct the declaration, or "
                 "apply the earlier one again",
             )
         ],
@@ -366,7 +366,7 @@ def test_the_table(case: str) -> None:
 
 #: What a machine looks for, the nodes, and the reason that none of them gets.
 REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
-    "no node at all": ({}, [], "no node has announced itself to the service"),
+    "no node at all": ({}, [], "no node has registered with the service"),
     "another site": (
         {"site": "there"},
         TWO,
@@ -377,12 +377,12 @@ REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
         {"hypervisor": "qemu"},
         [node("n1", kinds=frozenset({HypervisorKind.UML})), node("n2", silent=400)],
         "no node can run it: n1 has no hypervisor for it (qemu; working there: uml), "
-        "n2 has not been heard of lately",
+        "n2 has sent no recent heartbeat",
     ),
     "nothing for clusters": (
         {},
         [node("n1", memory=0), node("n2", 0)],
-        "no node offers room for machines of clusters: the setting cluster_memory is 0 on n1, n2",
+        "no node offers room for cluster VMs: the setting cluster_memory is 0 on n1, n2",
     ),
     "not enough": (
         {"cpus": 4, "memory": 2048},
@@ -393,7 +393,7 @@ REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
     "many nodes": (
         {},
         [node(f"n{n}", memory=0) for n in range(7)],
-        "no node offers room for machines of clusters: the setting cluster_memory is 0 on "
+        "no node offers room for cluster VMs: the setting cluster_memory is 0 on "
         "n0, n1, n2, n3, n4, and 2 more",
     ),
 }
@@ -550,9 +550,9 @@ def test_why_a_guarded_node_is_not_chosen() -> None:
     short = "sha256:222222222222…"
     assert action.place.code is MemberCode.GUARDED
     assert action.place.why == (
-        f"n1: 3 machines of {short} failed there in a row, last: BOOT_FAILED no kernel; next try at "
+        f"n1: 3 VMs of {short} failed there in a row, last: BOOT_FAILED no kernel; next try at "
         "12:01:00 UTC; n2 lacks 1 processors and 1024 MiB of memory and 1000 MiB of disk; "
-        f"n3: 3 machines of {short} failed there in a row, last: KERNEL_PANIC no kernel; next try at "
+        f"n3: 3 VMs of {short} failed there in a row, last: KERNEL_PANIC no kernel; next try at "
         "12:01:00 UTC"
     )
     (wide,) = plan([there], nodes, NOW, Guards([closed("")], NOW))

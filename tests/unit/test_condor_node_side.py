@@ -137,7 +137,7 @@ def test_a_string_stays_one_string_in_both_syntaxes(text: str) -> None:
     "name", ["Requirements", "ChirpVM State", "Chirp", "Chirp\nX", 'ChirpX"', "chirpVMState"]
 )
 def test_only_attributes_that_travel_back_are_set(name: str) -> None:
-    with pytest.raises(ValueError, match="travels back"):
+    with pytest.raises(ValueError, match="not sent back"):
         chirp.set_command(name, 1)
 
 

@@ -125,7 +125,7 @@ def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bo
         assert len(value.text.encode()) <= VALUE_MAX
         ad[name] = classad2.ExprTree(value.text)
     assert ad.eval(names.VM_STATE) == ("PREEMPTED" if lost else "RUNNING")
-    before = "EXEC_LOST: what runs the job on its node was killed; its last word: " if lost else ""
+    before = "EXEC_LOST: the program that runs the job was killed; last report: " if lost else ""
     assert ad.eval(names.VM_REASON) == f'{before}PROGRESS: "run"'
     ad[names.VM_STATE] = "COMPLETED"  # that is there before the reason that goes with it
     assert ad.eval(names.VM_REASON) == 'PROGRESS: "run"'

@@ -54,7 +54,7 @@ def test_a_submission_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> 
         fcntl.flock(file, fcntl.LOCK_EX)
         left = subprocess.Popen(["sleep", "60"], pass_fds=[file.fileno()])
     try:
-        with pytest.raises(Unavailable, match="an earlier submission is not over yet"):
+        with pytest.raises(Unavailable, match="an earlier submission is still running"):
             CondorScheduler(config, timeout=0.2).submit(batch())
         assert not (tmp_path / "a").exists()
     finally:

@@ -44,7 +44,7 @@ def test_a_slot_of_a_fixed_size_gives_no_more_processors_than_the_job_asks_for(t
     asks = 'VMJobHypervisor = "uml"\nRequestCpus = '
     assert handed(tmp_path, f"{asks}1", "Cpus = 4\n").cpus == 1
     with pytest.raises(
-        InvalidRequest, match="a machine of uml has 64 processors, and 65 are asked for"
+        InvalidRequest, match="a uml VM has at most 64 processors, but 65 are requested"
     ):
         handed(tmp_path, f"{asks}65", "Cpus = 99\n")
 
@@ -79,10 +79,10 @@ def test_one_that_has_ended_before_begins_anew(tmp_path: Path, state: str, *, an
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("VMJobCheckpoint = 1", "VMJobCheckpoint of the job is 1, and has to be true or false"),
+        ("VMJobCheckpoint = 1", "VMJobCheckpoint of the job is 1, but must be true or false"),
         (
             'VMJobCheckpoint = true\nVMJobHypervisor = "uml"',
-            "checkpoint: checkpoint is for kvm and qemu: no machine of uml can be saved",
+            "checkpoint: checkpoint is for kvm and qemu: uml VMs cannot be saved",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_word_without_quotes_is_told_to_have_some(tmp_path: Path) -> None:
     """HTCondor takes it for the name of another attribute."""
     with pytest.raises(InvalidRequest) as told:
         ad(tmp_path, "VMJobImage = generic").string("VMJobImage")
-    said = 'VMJobImage of the job is generic, and has to be a string; write +VMJobImage = "generic"'
+    said = 'VMJobImage of the job is generic, but must be a string; write +VMJobImage = "generic"'
     assert told.value.message == said
 
 

@@ -228,9 +228,9 @@ def test_a_job_goes_where_its_processors_are() -> None:
     assert (
         matches(requirements(batch()[0].spec), slot(VMJobsHypervisors="uml", VMJobsUmlCpus=1)) is True
     )
-    with pytest.raises(InvalidSpec, match="only uml boots the image, with 64 processors at most"):
+    with pytest.raises(InvalidSpec, match="only uml boots the image, with at most 64 processors"):
         requirements(batch(cpus=65)[0].spec, (HypervisorKind.UML,))
-    with pytest.raises(InvalidSpec, match="a machine of uml has 64 processors, and 65 are asked for"):
+    with pytest.raises(InvalidSpec, match="a uml VM has at most 64 processors, but 65 are requested"):
         requirements(batch(cpus=65, hypervisor="uml")[0].spec)
 
 

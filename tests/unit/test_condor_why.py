@@ -34,7 +34,7 @@ STATES = {
     "3": "removed",
     "4": "completed",
     "5": "held",
-    "6": "bringing its output back",
+    "6": "transferring output",
     "7": "suspended",
 }
 
@@ -45,15 +45,15 @@ STATES = {
         (
             "RUNNING",
             {"JobStatus": "2", "RemoteHost": '"slot1@n1"', "ChirpVMState": '"BOOTING"'},
-            "it runs on slot1@n1; its machine is BOOTING",
+            "it runs on slot1@n1; its VM is BOOTING",
         ),
         ("RUNNING", {"JobStatus": "2", "ChirpVMNode": '"n1"'}, "it runs on n1"),
         ("TRANSFERRING", {"JobStatus": "6"}, "it has ended"),
-        ("SUSPENDED", {"JobStatus": "7"}, "condor_continue"),
+        ("SUSPENDED", {"JobStatus": "7"}, "until condor_continue"),
         ("REMOVING", {"JobStatus": "3", "RemoveReason": '"me"'}, "it was removed: me; it leaves"),
         ("COMPLETED", {"JobStatus": "4", "ExitCode": "3"}, "it has ended, with status 3"),
         ("COMPLETED", {"JobStatus": "4", "ExitBySignal": "true", "ExitSignal": "9"}, "by signal 9"),
-        ("COMPLETED", {"JobStatus": "4"}, "nobody says how"),
+        ("COMPLETED", {"JobStatus": "4"}, "with an unknown status"),
         ("GONE", {"JobStatus": "0"}, "it has left the queue"),
         (
             "SPOOLING",
@@ -65,7 +65,7 @@ STATES = {
             {"JobStatus": "5", "HoldReasonCode": "1", "HoldReason": '"via condor_hold"'},
             "via condor_hold [HoldReasonCode 1, sub-code 0]",
         ),
-        ("HELD", {"JobStatus": "5"}, "nobody says why"),
+        ("HELD", {"JobStatus": "5"}, "no reason given"),
         ("UNIVERSE", {"JobUniverse": "7"}, "universe 7"),
         ("NO_ROUTE", {"JobUniverse": "9"}, "grid_resource is not set"),
         ("NO_ROUTE", {"JobUniverse": "9", "GridResource": '"arc https://x"'}, "arc https://x"),
@@ -78,7 +78,7 @@ STATES = {
         (
             "SITE_UNREADABLE",
             {**COPIED, "GridJobId": '"condor site.grid cm.grid 7.1"'},
-            "it waits at site.grid as job 7.1, and why could not be read: collector cm.grid: no answer",
+            "as job 7.1; the reason could not be read: collector cm.grid: no answer",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("waits", "answer", "message"),
     [
-        ("true", "BACKS_OFF", "it is begun again in 15 s or later"),
+        ("true", "BACKS_OFF", "the next one is in 15 s or later"),
         ("false", "WAITING", "1 node could take it now"),
     ],
 )
@@ -186,12 +186,12 @@ def rejected(why: str, at: str = "1795228180") -> dict[str, str]:
 NO_NODE: list[tuple[list[str], str, *tuple[dict[str, str], ...]]] = [
     (
         ["WAITING"],
-        "1 node could take it now (node1.grid); the last cycle that it told of ended 10 s ago",
+        "1 node could take it now (node1.grid); the last known negotiation cycle ended 10 s ago",
         {},
     ),
     (
         ["WAITING"],
-        "the negotiator's last word was 'no match found', 20 s ago",
+        "the negotiator's last answer was 'no match found', 20 s ago",
         rejected('"no match found "'),
     ),
     (
@@ -201,7 +201,7 @@ NO_NODE: list[tuple[list[str], str, *tuple[dict[str, str], ...]]] = [
     ),
     (
         ["PRIORITY", "BUSY"],
-        "others go first: insufficient priority",
+        "other jobs go first: insufficient priority",
         rejected('"insufficient priority"'),
         {"Cpus": "0"},
     ),
@@ -244,26 +244,26 @@ NO_NODE: list[tuple[list[str], str, *tuple[dict[str, str], ...]]] = [
     ),
     (
         ["NO_AGENT"],
-        "vmjobs works on no node: on node1.grid several jobs in a row failed for the node's sake",
+        "vmjobs works on no node: on node1.grid several jobs in a row failed because of the node",
         {},
         {"HasVMJobs": "false", "VMJobsVersion": '"0.1.0"', "VMJobsFault": '"3 jobs failed"'},
     ),
     (["NO_AGENT"], "no node of its pool has vmjobs (1 node: node1.grid)", {}, {"HasVMJobs": ""}),
     (
         ["REQUIREMENTS"],
-        "no node meets its demand TARGET.Site == Wish (the job's Wish is y; the nodes' Site is x)",
+        "no node meets its requirement TARGET.Site == Wish (the job's Wish is y; the nodes' Site is x)",
         {"Requirements": "TARGET.HasVMJobs && TARGET.Site == Wish", "Wish": '"y"'},
         {"Site": '"x"'},
     ),
     (
         ["REQUIREMENTS"],
-        "no node meets its demand TARGET.HasVMJobs",
+        "no node meets its requirement TARGET.HasVMJobs",
         {"VMJobImage": "", "Requirements": "TARGET.HasVMJobs"},
         {"HasVMJobs": "false"},
     ),
     (
         ["REFUSED"],
-        "every node refuses it: TARGET.Owner == Lord does not hold (the job's Owner is undefined; "
+        "every node refuses it: TARGET.Owner == Lord is not true (the job's Owner is undefined; "
         "the nodes' Lord is bob)",
         {},
         {"Start": "TARGET.Owner == Lord", "Lord": '"bob"'},
@@ -292,7 +292,7 @@ OF_FREE_NODES = {"WAITING", "LIMIT", "PRIORITY", "BUSY", "ASLEEP", "DRAINING"}
             | {"VMJobMaxStarts": "5", "ChirpVMNode": '"n7"'},
             [],
             "TRIED",
-            "it was begun 2 times of 5, the last time on n7: BOOT_FAILED: no",
+            "it was started 2 times of 5, the last time on n7: BOOT_FAILED: no",
         ),
         ({}, [node("n2", HasVMJobs="false")], "AGENT_FAILS", "on n2 the agent does not answer"),
         ({"ShouldTransferFiles": '"NO"'}, [], "NO_TRANSFER", "sees no file system"),
@@ -310,7 +310,7 @@ def test_a_hypervisor_that_works_nowhere() -> None:
     found = explain(daemons(queued(VMJobHypervisor='"KVM"'), nodes=[node(), node("n2")]))
     assert codes(found) == ["NO_HYPERVISOR"]
     said = found.findings[0]
-    assert "it wants the hypervisor kvm, and works nowhere: nodes have qemu, uml" in said.message
+    assert "the hypervisor kvm, which works on no node: nodes have qemu, uml" in said.message
     assert codes(explain(daemons(queued(VMJobHypervisor='"QEMU"'), nodes=[node()]))) == ["WAITING"]
 
 
@@ -320,13 +320,13 @@ def test_a_hypervisor_that_works_nowhere() -> None:
         (
             {"ChirpVMImageKinds": '"kvm,xen"'},
             "stringListsIntersect(ChirpVMImageKinds, TARGET.VMJobsHypervisors) =!= false",
-            "what boots its image works on no node (the job's ChirpVMImageKinds is kvm,xen; "
-            "the nodes' VMJobsHypervisors is uml,qemu)",
+            "no hypervisor that boots its image works on any node "
+            "(the job's ChirpVMImageKinds is kvm,xen; the nodes' VMJobsHypervisors is uml,qemu)",
         ),
         (
             {"ChirpVMImageKinds": '"qemu"', "ChirpVMImageArch": '"aarch64"'},
             "(ChirpVMImageArch == TARGET.Arch) =!= false",
-            "its image is for processors of another kind than any node's "
+            "its image is for another CPU architecture than any node's "
             "(the job's ChirpVMImageArch is aarch64; the nodes' Arch is X86_64)",
         ),
     ],

@@ -38,9 +38,7 @@ def test_all_bad_settings_are_told_at_once(path: Path) -> None:
         )
     bad = ("listen", "metrics_listen", "unknown_key", "max_cpus", "log_level", "log_format", "api_url")
     assert {f.field for f in refused.value.faults} == {*bad, "VMJOBS_HYPERVISOR"}
-    assert "VMJOBS_HYPERVISOR: there is no such setting; VMJOBS_HYPERVISORS is one" in str(
-        refused.value
-    )
+    assert "VMJOBS_HYPERVISOR: unknown setting; did you mean VMJOBS_HYPERVISORS?" in str(refused.value)
 
 
 def test_a_file_that_a_service_needs_must_be_there(tmp_path: Path) -> None:

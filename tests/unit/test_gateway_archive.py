@@ -96,7 +96,7 @@ def test_a_changed_file_is_noticed() -> None:
     plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(written())).read()
     changed = plain.replace(b"{}\0", b"[]\0", 1)
     assert changed != plain
-    with pytest.raises(DigestMismatch, match=r"gateway\.json is not what was written"):
+    with pytest.raises(DigestMismatch, match=r"gateway\.json does not match its digest"):
         read(zstandard.compress(changed))
 
 
@@ -149,13 +149,13 @@ def test_nonsense_is_refused_and_a_name_comes_once() -> None:
 )
 def test_maps_of_no_disk_are_refused(size: object, extents: object) -> None:
     data = json.dumps({"size": size, "extents": extents}).encode()
-    with pytest.raises(InvalidRequest, match="no map of a disk"):
+    with pytest.raises(InvalidRequest, match="not a map of a disk"):
         parse_extents(Content("m", len(data), io.BytesIO(data)))
 
 
 def test_data_that_the_map_does_not_know_is_refused(tmp_path: Path) -> None:
     extents = Extents(size=10, extents=((0, 3),))
-    with pytest.raises(InvalidRequest, match="not what its map says"):
+    with pytest.raises(InvalidRequest, match="another size than its map"):
         write_disk(Content("d", 4, io.BytesIO(b"data")), extents, tmp_path / "disk")
 
 

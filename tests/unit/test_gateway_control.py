@@ -28,7 +28,7 @@ def test_who_logs_in_gets_the_connection(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [({"error": "ce does not run"}, "ce does not run"), ({"host_key": "its"}, "went away")],
+    [({"error": "ce does not run"}, "ce does not run"), ({"host_key": "its"}, "closed the connection")],
 )
 def test_without_a_connection_nobody_is_logged_in(tmp_path: Path, answer: Message, why: str) -> None:
     with (

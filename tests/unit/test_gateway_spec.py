@@ -61,10 +61,10 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
 @pytest.mark.parametrize(
     ("data", "field", "words"),
     [
-        (plain(gateway="Tier3"), "gateway", "is not written as"),
-        (plain(name="x"), "name", "is not known here"),
-        (plain(domain="tier3"), "domain", "is not written as"),
-        (plain(domain=f"{'a' * 64}.org"), "domain", "is not written as"),
+        (plain(gateway="Tier3"), "gateway", "has an invalid format"),
+        (plain(name="x"), "name", "is an unknown field"),
+        (plain(domain="tier3"), "domain", "has an invalid format"),
+        (plain(domain=f"{'a' * 64}.org"), "domain", "has an invalid format"),
         (plain(network="10.77.0.1/24"), "network", "network"),
         (plain(network="172.16.0.0/12"), "network", "between 16 and 29 bits"),
         (plain(network="10.0.2.0/24"), "network", "must not overlap 10.0.2.0/24"),
@@ -73,9 +73,9 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
         (plain(machines={}), "machines", "at least 1"),
         (plain(machines=["ce"]), "machines.0", "dictionary"),
         (plain(machines={"ce": 1}), "machines.ce", "dictionary"),
-        (plain(machines={"Ce": plain()["machines"]["ce"]}), "machines.Ce", "is not written as"),
+        (plain(machines={"Ce": plain()["machines"]["ce"]}), "machines.Ce", "has an invalid format"),
         (machine(role="proxy"), "machines.ce.role", "'computing-element'"),
-        (machine(image=""), "machines.ce.image", "is not written as"),
+        (machine(image=""), "machines.ce.image", "has an invalid format"),
         (
             plain(machines={"a": {"role": "worker", "address": "10.77.0.9"}}),
             "machines.a.image",
@@ -83,18 +83,18 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
         ),
         (machine(recipe="x.toml"), "machines.ce.recipe", "not both"),
         (machine(address="10.77.1.10"), "machines.ce.address", "is not in the network 10.77.0.0/24"),
-        (machine(address="10.77.0.0"), "machines.ce.address", "is not for a machine"),
-        (machine(address="10.77.0.255"), "machines.ce.address", "is not for a machine"),
+        (machine(address="10.77.0.0"), "machines.ce.address", "is reserved"),
+        (machine(address="10.77.0.255"), "machines.ce.address", "is reserved"),
         (machine(address="10.77.0.x"), "machines.ce.address", "IPv4"),
         (machine(address=12), "machines.ce.address", "must be an address"),
         (machine(memory=63), "machines.ce.memory", "64"),
         (machine(memory="512"), "machines.ce.memory", "integer"),
         (machine(cpus=True), "machines.ce.cpus", "integer"),
-        (machine(cpus=4), "machines.ce.cpus", "a machine of uml has 1 processor, and 4 are asked for"),
+        (machine(cpus=4), "machines.ce.cpus", "a uml VM has at most 1 processor, but 4 are requested"),
         (machine(disk=0), "machines.ce.disk", "64"),
         (machine(hypervisor="xen"), "machines.ce.hypervisor", "uml"),
-        (machine(colour="red"), "machines.ce.colour", "is not known here"),
-        (machine(name="ce"), "machines.ce.name", "is not known here"),
+        (machine(colour="red"), "machines.ce.colour", "is an unknown field"),
+        (machine(name="ce"), "machines.ce.name", "is an unknown field"),
         ("tier3", "", "dictionary"),
     ],
 )
@@ -110,7 +110,7 @@ def test_all_faults_are_told_at_once() -> None:
     data["machines"]["wn"]["address"] = "10.77.0.10"
     found = faults(data)
     assert set(found) == {"domain", "machines.ce.memory", "machines.ce.role", "machines.wn.address"}
-    assert found["machines.wn.address"] == "is the address of ce as well"
+    assert found["machines.wn.address"] == "is also the address of ce"
 
 
 @pytest.mark.parametrize("value", [None, [], 5, {"machines": None}, {"machines": {"a": None}}, {1: 2}])

@@ -106,7 +106,7 @@ def test_a_file_system_by_itself_needs_a_kernel(path: Path, kind: str) -> None:
     mkfs(path, kind, "rootfs")
     assert boot_of(path) == BootInfo(
         boot=BootMethod.KERNEL,
-        why=f"the disk itself is a file system ({kind}): a kernel beside it boots it",
+        why=f"the disk is one file system ({kind}): it boots with a separate kernel",
         methods=(BootMethod.KERNEL,),
         filesystem=kind,
         label="rootfs",

@@ -146,7 +146,7 @@ def test_layers_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 def test_circles_of_layers_and_layers_that_are_not_there_are_named(tmp_path: Path) -> None:
     write(tmp_path, "one", 'layers = ["./two.toml"]\n')
     two = write(tmp_path, "two", 'layers = ["./one.toml"]\n')
-    with pytest.raises(InvalidRequest, match="circle"):
+    with pytest.raises(InvalidRequest, match="cycle"):
         recipe.load(two)
     with pytest.raises(NotFound, match="unheard-of"):
         recipe.load(write(tmp_path, "top", 'layers = ["unheard-of"]\n'))

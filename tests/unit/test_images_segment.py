@@ -60,7 +60,7 @@ def test_blocks_can_be_left_out_and_filled_in_from_elsewhere() -> None:
     index = parse_index(sent, whole=len(sent))
     assert index.absent == [0]
     assert index.digest == digest(data)
-    with pytest.raises(DigestMismatch, match="did not come along"):
+    with pytest.raises(DigestMismatch, match="is missing from the segment"):
         unpack(sent, digest(data))
     had = pack(TEXT)
     source = parse_index(had, whole=len(had)).entries[0]
@@ -87,7 +87,7 @@ def test_a_cut_off_segment_and_another_one_are_noticed() -> None:
     for size in (0, 7, 15, 16, 50, 100, 500):
         with pytest.raises(DigestMismatch):
             unpack(pack(TEXT + RANDOM)[:size], digest(TEXT + RANDOM))
-    with pytest.raises(DigestMismatch, match="and not"):
+    with pytest.raises(DigestMismatch, match="expected"):
         unpack(pack(TEXT), digest(RANDOM))
 
 

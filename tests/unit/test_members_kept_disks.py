@@ -49,7 +49,7 @@ def _replace(disk: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(_unlink, "is missing"), (_cut_short, "was cut short"), (_replace, "is another VM's")],
+    [(_unlink, "is missing"), (_cut_short, "was truncated"), (_replace, "is another VM's")],
 )
 def test_a_disk_that_is_not_the_one_is_left_alone(
     disks: Path, fault: Callable[[Path], None], message: str
@@ -104,7 +104,7 @@ def test_a_disk_is_whole_or_not_there_whenever_the_agent_dies(
 
 def test_a_root_that_was_there_is_never_replaced(disks: Path) -> None:
     overlay, noted = disks / kept_disks.ROOT, disks / kept_disks.ROOT_MADE
-    lost = f"the kept disk {overlay} is missing.*restore it from a backup, or remove {noted} to begin"
+    lost = f"the persistent disk {overlay} is missing.*restore it from a backup, or remove {noted}"
     for _ in range(2):
         kept_disks.check(disks, OWNER)  # it never booted
         overlay.touch()  # a kernel died before it had written anything

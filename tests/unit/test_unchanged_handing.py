@@ -68,7 +68,7 @@ def _stream(data: bytes) -> int:
 
 
 def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing: Handing) -> None:
-    why = "the machines of this node have all of its 4096 MiB"
+    why = "other VMs of this node use its 4096 MiB of memory"
 
     def refuse(connection: socket.socket) -> None:
         with connection:
@@ -77,7 +77,7 @@ def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing:
 
     with (
         listening(tmp_path / "s", refuse),
-        pytest.raises(Unavailable, match=f"does not run the job now: {why}"),
+        pytest.raises(Unavailable, match=f"cannot run the job now: {why}"),
     ):
         run_handed(str(tmp_path / "s"), handing, lambda _message: None, patience=0.0)
 

@@ -1,4 +1,4 @@
-"""Work that goes on beside the rest, and ends with the process."""
+"""Background threads, which end with the process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 def begin(name: str, action: Callable[..., object], *arguments: object) -> None:
-    """Do it in a thread of its own.
+    """Run ``action`` in a daemon thread.
 
     Raises:
-        RuntimeError: the system starts no more threads.
+        RuntimeError: the system cannot start another thread.
     """
     threading.Thread(target=action, args=arguments, name=name, daemon=True).start()

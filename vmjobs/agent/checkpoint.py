@@ -1,22 +1,21 @@
-"""A run's machine, saved when the job is vacated, and going on from there in another run.
+"""Saves a run's VM when HTCondor vacates the job, and resumes it in another run.
 
-A saved machine is its memory, its disks and what it has said: all of the files of its run. They go
-to the repository as blocks, of which only those that are missing there are sent. What a ``kill -9``
-leaves:
+A checkpoint is the VM's memory, its disks, its console and its output: all files of the run. They
+are sent to the repository as chunks; only chunks missing there are sent. After a ``kill -9`` of the
+agent or of the VM:
 
-======================  ==================================================================
-killed                  what becomes of the job
-======================  ==================================================================
-while it is saved       it goes on from the checkpoint before, or begins anew; that is so, too, if it
-                        is its machine that is killed
-while files are sent    the same; the repository collects what came of them
-once they are kept      it goes on from there
-while they are fetched  the same: a checkpoint stays until there is another, or an end
-before it goes on       the same
-======================  ==================================================================
+========================  ================================================================
+killed                    the job
+========================  ================================================================
+while the VM is saved     resumes from the previous checkpoint, or starts again
+while files are sent      the same; the repository removes the files that arrived
+once all files are kept   resumes from this checkpoint
+while they are fetched    the same: a checkpoint stays until the next one or the job's end
+before the VM is resumed  the same
+========================  ================================================================
 
-The machine keeps its name, by which its hypervisor knows what it has saved. Its guest gets another
-token, and its clock set right, as soon as it asks for anything (``vmjobs.agent.endpoint``).
+The VM keeps its name, because its hypervisor knows the saved state by that name. Its guest gets a new
+token and the current time with its first request (``vmjobs.agent.endpoint``).
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Where a machine's memory is kept, in its run's directory.
+#: The file of a VM's memory, in its run's directory.
 MEMORY: Final = "machine.memory"
-#: Seconds in which a saved machine has to be at the repository: HTCondor gives a job ten minutes.
+#: Seconds to send a checkpoint to the repository: HTCondor gives a vacated job ten minutes.
 SEND_SECONDS: Final = 480.0
-#: Bytes that a hypervisor writes beside a machine's memory, at most: its devices, where pages are.
+#: The most bytes that a hypervisor writes beside a VM's memory: device state and an index of pages.
 MEMORY_SLACK: Final = 64 * MIB
-#: Seconds for answers to the guest that are under way when its machine is to be saved.
+#: Seconds for answers to the guest that are in progress when its VM is to be saved.
 HUSH_SECONDS: Final = 10.0
-#: How a run may end that was no end of its job, if it did not come to go on.
+#: Reasons that do not end the job if its VM was to be resumed and was not.
 _NO_END: Final = frozenset(
     {
         ReasonCode.BOOT_FAILED,
@@ -87,69 +86,68 @@ _ALLOWED: Final = re.compile(r"machine/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def platform(run: Run) -> str:
-    """What the run's machine can be resumed by once it is saved; empty if it is not to be, or cannot.
-    Only where it is to be is the driver asked.
-    """
+    """Return the platform that can resume the run's VM; ``""`` if it is not saved."""
     wanted = run.ticket.spec.checkpoint and run.parts.carrier is not None
     return run.driver.platform if wanted else ""
 
 
 def resumable(run: Run) -> Checkpoint | None:
-    """What the run can go on from, with the driver that it has."""
+    """Return the checkpoint from which the run's driver can resume, if there is one."""
     saved = run.ticket.checkpoint
     here = platform(run)
     if saved is None or not here:
         return None
     if (saved.hypervisor, saved.platform) == (run.driver.kind, here):
         return saved
-    log.warning("job %s was saved by %s, which is not here", run.job_id, saved.platform)
-    run.remark = f"the job begins anew: its machine was saved by {saved.platform}, which is not here"
+    log.warning("job %s: its VM was saved by %s, which this node lacks", run.job_id, saved.platform)
+    run.remark = f"the job starts again: its VM was saved by {saved.platform}, which this node lacks"
     return None
 
 
 def not_resumed(verdict: Verdict) -> Verdict:
-    """The verdict on a run that was to go on from what was saved, and ended before it did. That was
-    no end of the job, whatever else it was: the repository decides from where it is tried again.
+    """Return the outcome of a run that was to resume a VM and failed before it did.
+
+    The failure does not end the job: the repository decides from where it is tried again.
     """
     if verdict.state is not JobState.FAILED or verdict.reason.code not in _NO_END:
         return verdict
-    text = f"the machine that was saved does not go on: {verdict.reason.message}"
+    text = f"the saved VM was not resumed: {verdict.reason.message}"
     why = reason(ReasonCode.NOT_RESUMED, text)
     return replace(verdict, state=JobState.PREEMPTED, reason=why, exit=None)
 
 
 def save(run: Run, heard: int) -> None:
-    """End the run with its machine saved. Returns where it could not be, or is not wanted: it goes on.
+    """Save the run's VM and raise Ended; return if it cannot be saved.
 
-    The endpoint is hushed. heard: see ``Checkpoint``. Raises Ended.
+    The caller has quiesced the endpoint. heard: see ``Checkpoint``.
     """
     began, ran = time.monotonic(), run.ran()
     try:
         if run.link.lost:
-            raise VMJobsError("this node could not keep all that it printed")
+            raise VMJobsError("this node could not store all of its output")
         upload = _room(run)
         _save_machine(run)
     except VMJobsError as error:
-        log.warning("job %s: its machine is not saved: %s", run.job_id, error)
+        log.warning("job %s: its VM is not saved: %s", run.job_id, error)
         return
     run.end_machine()
-    log.info("job %s: saving its machine took %.1f s", run.job_id, time.monotonic() - began)
+    log.info("job %s: saving its VM took %.1f s", run.job_id, time.monotonic() - began)
     try:
         sent = _have_it_kept(run, upload, partial(_checkpoint, run, round(ran, 1), heard))
     except Ended:
         raise
     except Exception as error:
         message = error.message if isinstance(error, VMJobsError) else str(error)
-        log.warning("job %s: its saved machine was not taken: %s", run.job_id, message)
-        raise stopped(f"the machine was saved, but could not be kept: {message}") from error
-    text = f"its machine was saved, {sent / MIB:.1f} MiB were sent; the job goes on from there"
+        log.warning("job %s: its checkpoint could not be stored: %s", run.job_id, message)
+        raise stopped(f"the VM was saved, but its checkpoint was not stored: {message}") from error
+    text = f"its VM was saved, {sent / MIB:.1f} MiB were sent; the job will resume from there"
     raise Ended(Verdict(JobState.PREEMPTED, reason(ReasonCode.CHECKPOINTED, text)))
 
 
 def _room(run: Run) -> ContentReceiver | None:
-    """Room at the repository for what will be saved; None: it does not answer now.
+    """Open an upload for the checkpoint; return None if the repository is unavailable.
 
-    Raises VMJobsError: it wants none of it; so nothing need be saved.
+    Raises VMJobsError: the repository refuses it, so the VM need not be saved.
     """
     files = sum(path.stat().st_size for path in _paths(run.directory).values())
     memory = run.ticket.spec.memory * MIB
@@ -160,7 +158,7 @@ def _room(run: Run) -> ContentReceiver | None:
 
 
 def _save_machine(run: Run) -> None:
-    """Raises HypervisorError: it cannot be. Ended: nobody wants that any more; it is gone then."""
+    """Save the VM. Raises HypervisorError; Ended: the run is cancelled, the VM gone."""
     missed: list[Observation] = []
     with ThreadPoolExecutor(1, "save") as pool:
         saving = pool.submit(run.driver.save, run.machine, run.directory / MEMORY)
@@ -177,19 +175,19 @@ def _save_machine(run: Run) -> None:
         saving.result()
     except HypervisorError:
         for seen in missed:
-            run.inbox.put(seen)  # it may have ended by itself
+            run.inbox.put(seen)  # the VM may have ended by itself
         raise
 
 
 def _heed(run: Run, wait: float = 0.0) -> None:
-    """Take what was seen meanwhile, for ``wait`` seconds: its machine is gone. Raises Ended."""
+    """Handle the run's events for ``wait`` seconds. Raises Ended if it is cancelled."""
     deadline = time.monotonic() + wait
     while (seen := run.inbox.next(deadline)) is not None:
         _look_at(seen)
 
 
 def _look_at(seen: Observation | None) -> None:
-    """Raises Ended if nobody wants a saved machine any more."""
+    """Raise Ended if the event cancels the run."""
     if (end := unwanted(seen)) is not None:
         raise end
     if isinstance(seen, SignalSent) and seen.number in STOPPING - {VACATING}:
@@ -201,7 +199,7 @@ def _have_it_kept(
     upload: ContentReceiver | None,
     described: Callable[[Sequence[SavedFile]], Checkpoint],
 ) -> int:
-    """Send what was saved, again while the repository is out of reach; bytes that were sent."""
+    """Store the checkpoint, retrying while the repository fails; return bytes sent."""
     deadline = time.monotonic() + SEND_SECONDS
     paths = _paths(run.directory)
     sizes = {name: path.stat().st_size for name, path in paths.items()}
@@ -227,21 +225,21 @@ def _have_it_kept(
 
 
 def _insist(run: Run, deadline: float, action: Callable[[], T]) -> T:
-    """Do it, again and again until the repository answers. Raises Unavailable, Ended."""
+    """Repeat ``action`` until the repository answers. Raises Unavailable, Ended."""
     while True:
         try:
             return action()
         except Unavailable as error:
             if time.monotonic() > deadline:
                 raise
-            log.warning("job %s: its saved machine is not taken now: %s", run.job_id, error)
+            log.warning("job %s: its checkpoint cannot be stored now: %s", run.job_id, error)
             _heed(run, wait=1.0)
 
 
 def _send(run: Run, path: Path, upload: ContentReceiver) -> tuple[str, int]:
     carrier = run.parts.carrier
     if carrier is None:
-        raise InvalidRequest("nothing carries machines that were saved")
+        raise InvalidRequest("this agent cannot transfer checkpoints")
     return carrier.send(path, upload, partial(_heed, run))
 
 
@@ -259,7 +257,7 @@ def _checkpoint(run: Run, ran: float, heard: int, files: Sequence[SavedFile]) ->
 
 
 def _paths(directory: Path) -> dict[str, Path]:
-    """All that a machine consists of, by name."""
+    """Return the files of a checkpoint, by name."""
     named = {name: directory / name for name in (*_DISKS, MEMORY, *_STREAMS)}
     inside = {f"machine/{path.name}": path for path in sorted((directory / "machine").iterdir())}
     return {
@@ -274,15 +272,15 @@ def _known(name: str) -> bool:
 
 
 def fetch_file(run: Run, file: SavedFile) -> None:
-    """Have a file of what was saved in the run's directory.
+    """Fetch a file of the checkpoint into the run's directory.
 
     Raises:
-        NotFound, DigestMismatch: it cannot be had, or is another one, or no machine of ours has such a
-        file. Unavailable. Ended: this node has no room for it, or nobody wants it any more.
+        NotFound, Unavailable: it cannot be fetched. DigestMismatch: its content or its name is not
+        that of a checkpoint's file. Ended: this node has no room for it, or the run is cancelled.
     """
     carrier = run.parts.carrier
     if carrier is None or not _known(file.name):
-        raise DigestMismatch(f"a machine that was saved has no file {file.name[:80]!r}")
+        raise DigestMismatch(f"unexpected file in the checkpoint: {file.name[:80]!r}")
     target = below(run.directory, file.name)
     target.parent.mkdir(exist_ok=True)
     try:

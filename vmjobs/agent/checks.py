@@ -1,4 +1,4 @@
-"""What keeps a node from running any job, seen before one comes: account, disk, image cache, token."""
+"""Checks of a node before any job arrives: account, disk, image cache, token."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Final
 
 from vmjobs.model import MIB
 
-#: Bytes that are free on a node's disk where there is room for anything.
+#: The fewest free bytes on the node's disk with which it takes jobs.
 LEAST_ROOM: Final = 64 * MIB
 #: Directories of an image cache that the agent reads and writes.
 _OF_A_CACHE: Final = ("", "manifests", "contents")
 
 
 class Cause(StrEnum):
-    """What a node takes no jobs for. JOBS: it rests, as several in a row failed."""
+    """Why a node takes no jobs. JOBS: it pauses because several jobs in a row failed."""
 
     ACCOUNT = "account"
     DISK = "disk"
@@ -31,11 +31,11 @@ class Cause(StrEnum):
 
 @dataclass
 class NodeChecks:
-    """Checks that are cheap enough to be made whenever the node describes itself.
+    """Checks that are cheap enough to run each time the node describes itself.
 
-    state: the agent's directory. images: of the image cache. users: accounts as which jobs run.
-    refused: why the service does not take the node's token; "": it does.
-    on_change: called when ``refused`` has changed.
+    state: the agent's directory. images: the image cache's. users: accounts as which jobs run.
+    token_fault: why the service rejects the node's token; "": it accepts it.
+    on_change: called when ``token_fault`` has changed.
     """
 
     state: Path
@@ -45,49 +45,48 @@ class NodeChecks:
     on_change: Callable[[], object] = lambda: None
 
     def faults(self) -> dict[Cause, str]:
-        """What is wrong now, a sentence each."""
+        """Return the present faults, a sentence each."""
         found = {
             Cause.ACCOUNT: lacking_account(self.users),
             Cause.DISK: lacking_room(self.state),
             Cause.IMAGE_CACHE: unusable_cache(self.images),
-            Cause.TOKEN: self.refused
-            and f"this node has no token that the service takes: {self.refused}",
+            Cause.TOKEN: self.refused and f"the service rejects this node's token: {self.refused}",
         }
         return {cause: why for cause, why in found.items() if why}
 
     def note_refusal(self, why: str) -> None:
-        """What the service said of the node's token; "": it took it."""
+        """Note why the service rejects the node's token; "": it accepts it."""
         if why != self.refused:
             self.refused = why
             self.on_change()
 
 
 def lacking_account(users: Sequence[str]) -> str:
-    """Why jobs cannot run as one of these accounts; "" if they can run as all."""
+    """Return why jobs cannot run as one of these accounts; "" if they can run as all."""
     for user in users:
         try:
             pwd.getpwnam(user)
         except KeyError:
-            return f"this node has no account {user}, as which jobs run: make it (setting job_users)"
+            return f"this node has no account {user} for jobs: create it (setting job_users)"
     return ""
 
 
 def lacking_room(directory: Path) -> str:
-    """Why there is no room for any job; "" if there is."""
+    """Return why the disk has no room for a job; "" if it has."""
     try:
         free = disk_usage(directory).free
     except OSError as error:
-        return f"cannot look at the disk of {directory}: {error.strerror}"
+        return f"cannot read the free space of the disk of {directory}: {error.strerror}"
     if free >= LEAST_ROOM:
         return ""
     return (
-        f"the disk of {directory} has {free // MIB} MiB left, and a job needs {LEAST_ROOM // MIB}: "
-        "free some"
+        f"the disk of {directory} has {free // MIB} MiB free "
+        f"(at least {LEAST_ROOM // MIB} are needed): free some space"
     )
 
 
 def unusable_cache(images: Path) -> str:
-    """Why the agent cannot work with its image cache; "" if it can, or there is none yet."""
+    """Return why the agent cannot use its image cache; "" if it can, or has none yet."""
     for place in (images / name for name in _OF_A_CACHE):
         try:
             with os.scandir(place) as entries:
@@ -97,5 +96,5 @@ def unusable_cache(images: Path) -> str:
         except OSError as error:
             return f"cannot read the image cache {place}: {error.strerror}"
         if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-            return f"cannot write to the image cache {place}: it has to be the agent's"
+            return f"cannot write to the image cache {place}: make the agent's user its owner"
     return ""

@@ -1,7 +1,7 @@
-"""Transparent jobs whose VMs are saved when HTCondor vacates the job, and resumed on another node.
+"""Checkpoints of transparent jobs: saved when HTCondor vacates them, resumed elsewhere.
 
-The repository has no record of such a job but its owner, as HTCondor names it, and what its VM was
-made of (``vmjobs.model.Making``). Everything else is as in :mod:`vmjobs.agent.checkpoint`.
+The repository stores of such a job only its owner, as HTCondor names it, and the specification of its
+VM (``vmjobs.model.VmSpec``). Everything else is as in :mod:`vmjobs.agent.checkpoint`.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ class CheckpointStores(Protocol):
     """Opens the checkpoint store of each of this node's jobs."""
 
     def open(self, slot: Starter) -> CheckpointStore:
-        """The store for the job of a slot. slot: the process that the slot's jobs descend from.
+        """Return the store for the job of a slot.
 
-        Raises Unavailable: HTCondor does not say now whose job that is.
+        slot: the process that the slot's jobs descend from.
+
+        Raises Unavailable: HTCondor cannot name the job's owner now.
         """
 
     def unfit(self, image: str, network: NetworkMode) -> str:
-        """Why no VM of the image (a digest) can be saved, or ``""``.
+        """Return why no VM of the image (a digest) can be saved, or ``""``.
 
-        Raises NotFound: there is no such image (any more).
+        Raises NotFound: the image does not exist, or was removed.
         """
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where a transparent job starts: from nothing, or from a checkpoint.
+    """The start of a transparent job: a new VM, or a checkpoint.
 
     message: with the resources of its VM. image: digest. store: None: its VM is not saved.
-    found: the checkpoint; None: it starts from nothing. remark: for the user.
+    found: the checkpoint; None: a new VM. remark: for the user.
     """
 
     message: SubmitMessage
@@ -61,11 +63,11 @@ class StartPoint:
 
     @property
     def door(self) -> str:
-        """The door token that its guest knows already; ``""``: none."""
+        """The SSH relay's token that a resumed guest knows already; ``""``: none."""
         return self.found.making.door if self.found and self.found.making else ""
 
     def making(self, door: str) -> Making:
-        """What its VM is made of. door: see ``Making``."""
+        """Return the specification of its VM. door: see ``VmSpec``."""
         said = self.message
         return Making(
             named=said.image,
@@ -84,7 +86,7 @@ class StartPoint:
         try:
             self.store.over()
         except VMJobsError as error:
-            log.warning("the checkpoint of a job that has ended stays for a while: %s", error)
+            log.warning("the checkpoint of an ended job is not removed yet: %s", error)
 
     def close(self) -> None:
         """Close the store."""
@@ -99,10 +101,12 @@ def begin(
     stores: CheckpointStores,
     slot: Starter,
 ) -> StartPoint:
-    """Where a job starts whose VM is to be saved. slot: see ``CheckpointStores``.
+    """Return the start point of a job whose VM is to be saved.
+
+    slot: see ``CheckpointStores``.
 
     Raises:
-        InvalidRequest: no VM of the image can be saved. Others: as ``resolve`` and the store raise.
+        InvalidRequest: no VM of the image can be saved. Others: those of ``resolve`` and the store.
     """
     store = stores.open(slot)
     try:
@@ -127,55 +131,55 @@ def _begun(
     image = resolve(message.image)
     if cannot := stores.unfit(image, message.network):
         raise InvalidRequest(cannot)
-    return StartPoint(message, image, store, remark=f"the job begins anew: {why}" if why else "")
+    return StartPoint(message, image, store, remark=f"the job starts again: {why}" if why else "")
 
 
 def _found(store: CheckpointStore, attempt: str, *, anew: bool) -> Checkpoint | None:
-    """The job's checkpoint, if it has one. anew: remove it."""
+    """Return the job's checkpoint, if it has one. anew: remove it first."""
     try:
         found = store.begin(attempt)
         if found is not None and anew:
             store.over()
             found = store.begin(attempt)
-    except NotFound as error:  # or the job would be held for its image
-        raise Unavailable("api", "the service is one that saves no jobs of HTCondor's own") from error
+    except NotFound as error:  # NotFound would hold the job because of its image
+        raise Unavailable("api", "the service does not store checkpoints of HTCondor jobs") from error
     return found
 
 
 def _unfit(making: Making, message: SubmitMessage, stores: CheckpointStores) -> str:
-    """Why a saved VM cannot be resumed, or does not fit the job now, or ``""``."""
+    """Return why a saved VM cannot be resumed or does not fit the job now, or ``""``."""
     if (making.named, making.network) != (message.image, message.network):
-        return "what was saved had another image or network than it asks for now"
-    # (Not so its disk: HTCondor gives a slot somewhat more than was asked for, by the node's own disk.)
+        return "the saved VM has another image or network than the job now requests"
+    # The disk is not compared: HTCondor gives a slot somewhat more than requested, by the node's disk.
     for name, unit in (("cpus", "processors"), ("memory", "MiB of memory")):
         had, has = getattr(making, name), getattr(message, name)
         if had > has:
-            return f"its machine had {had} {unit} when it was saved, and the slot has {has}"
+            return f"the saved VM has {had} {unit}, and the slot has {has}"
     try:
         return stores.unfit(making.image, making.network)
     except NotFound:
-        return "the image that its machine was made of when it was saved is gone"
+        return "the image of the saved VM was removed"
 
 
 @dataclass
 class SavedJob(LocalJob):
-    """A local job with checkpoints. store: for them. making: of its VM. found: to resume from."""
+    """A local job with checkpoints in ``store``. found: to resume from; None: none."""
 
     store: CheckpointStore = field(kw_only=True)
     making: Making = field(kw_only=True)
     found: Checkpoint | None = field(kw_only=True)
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
-        """It was claimed when it was asked what there is to go on from."""
+        """Return the ticket with the checkpoint that the store found at its own claim."""
         return super().claim(claim).model_copy(update={"checkpoint": self.found})
 
     def report(self, report: Report) -> None:
-        """Pass the report on; the store hears of what lies there, if it listens."""
+        """Pass the report on; tell the store if the checkpoint could not be resumed."""
         if report.reason.code is ReasonCode.NOT_RESUMED:
             try:
                 self.store.not_resumed()
             except VMJobsError as error:
-                log.warning("job %s: it is not known that it did not go on: %s", self.job_id, error)
+                log.warning("job %s: the failed resume is not recorded: %s", self.job_id, error)
         super().report(report)
 
     def open_upload(self, size: int) -> ContentReceiver:

@@ -1,10 +1,10 @@
-"""Transparent jobs: HTCondor's starter sends them to the agent's socket with all their files.
+"""Transparent jobs, which arrive on the agent's socket with all their files.
 
 Each becomes an ordinary script job. Its script is ``unchanged.sh``, its inputs are the files that were
 sent, and its outputs are sent back over the same connection. So it takes the steps of any other run.
 
-Its files lie in one directory, which is removed when the connection ends. What a killed agent leaves is
-removed when the next one starts (:func:`clear`).
+Its files lie in one directory, which is removed when the connection ends. A killed agent leaves the
+directory; the next agent removes it at its start (:func:`remove_leftovers`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vmjobs.tar_guard import MAX_REJECTED
 #: Files that are sent, and their names as inputs of the script. They come in any order.
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
 _NEEDED = frozenset({Channel.START, Channel.TREE})
-#: Another input, made here.
+#: Another input, written by the agent: address, port and token of the SSH relay.
 _DOOR = "door"
 #: Programs that run in the VM.
 _INSIDE = Path(__file__).with_name("inside")
@@ -46,7 +46,7 @@ _ENDED = "ended"
 #: Most bytes of the list of files that cannot be sent back.
 _MAX_REJECTED = 64 * 1024
 _STREAMS = {StreamName.OUT: Channel.OUT, StreamName.ERR: Channel.ERR}
-#: Most seconds that a job may run; HTCondor stops it before.
+#: The longest run time in seconds; HTCondor's own limits stop a job earlier.
 _RUN_SECONDS = 30 * 86400
 
 
@@ -83,8 +83,8 @@ class CondorJob:
         """Receive the job's files.
 
         Raises:
-            InvalidRequest: another message came, or a file is missing.
-            PayloadTooLarge: they do not fit on the job's disk.
+            InvalidRequest: another message came, or a file is missing or incomplete.
+            PayloadTooLarge: the files do not fit on the job's disk.
         """
         left, missing = self.message.disk * MIB, set(_NEEDED)
         sinks: dict[Channel, IO[bytes]] = {}
@@ -92,7 +92,7 @@ class CondorJob:
             while missing:
                 piece = next(messages, None)
                 if not isinstance(piece, DataMessage) or piece.channel not in _INPUTS:
-                    raise InvalidRequest("the job's files did not come to their end")
+                    raise InvalidRequest("the job's files arrived incomplete")
                 left -= len(piece.data)
                 if left < 0:
                     raise PayloadTooLarge(
@@ -113,12 +113,12 @@ class CondorJob:
     def source(
         self, start_point: StartPoint, send: Callable[[protocol.Message], None], entrance: Entrance
     ) -> LocalJob:
-        """The job as a run takes it; its output is sent to the client.
+        """Return the job as a run takes it; its output is sent to the client.
 
-        entrance: the ways into its VM.
+        access: interactive sessions and Chirp of its VM.
         """
         if entrance.key:
-            # Not an argument of the script: every process in the guest can list those.
+            # A file, because every process in the guest can list a script's arguments.
             self.files[_DOOR] = self.directory / _DOOR
             self.files[_DOOR].write_text(f"{entrance.key}\n", "ascii")
         outputs = self.directory / "outputs"
@@ -138,8 +138,9 @@ class CondorJob:
         )
 
     def ended(self) -> str:
-        """How the job ended, by its script: ``code=N`` or ``signal=N``, followed by ``starved`` if the
-        guest ran out of memory; or ``refused SENTENCE``.
+        """Return how the job ended, as its script reports it.
+
+        ``code=N`` or ``signal=N``, and ``starved`` if the guest ran out of memory; or ``refused WHY``.
         """
         try:
             with (self.directory / "outputs" / _ENDED).open("rb") as file:
@@ -148,7 +149,10 @@ class CondorJob:
             return ""
 
     def rejected(self) -> tuple[RejectedEntry, ...]:
-        """Files that cannot be sent back: after the first line a name and a reason each, with NULs."""
+        """Return the files that cannot be sent back.
+
+        After its first line the file has a name and a reason for each, both terminated by NULs.
+        """
         try:
             with (self.directory / "outputs" / _ENDED).open("rb") as file:
                 file.readline(512)
@@ -159,7 +163,7 @@ class CondorJob:
         return tuple(rejected_entry(name, why) for name, why in islice(pairs, MAX_REJECTED))
 
     def send_back(self, send: Callable[[protocol.Message], None]) -> None:
-        """Send the job's files to the client, if there are any yet."""
+        """Send the job's output files to the client, if they exist yet."""
         for channel, name in _OUTPUTS.items():
             path = self.directory / "outputs" / name
             if path.exists():
@@ -178,7 +182,7 @@ class CondorJob:
             outputs=(_ENDED, *_OUTPUTS.values()),
             cpus=said.cpus,
             memory=said.memory,
-            # Once for the job's directory, and once for the tar of what has changed there.
+            # Once for the job's directory, and once for the tar of the changed files.
             disk=2 * said.disk,
             hypervisor=said.hypervisor,
             network=said.network,
@@ -192,22 +196,22 @@ class CondorJob:
 def receive_job(
     message: SubmitMessage, name: str, peer: Peer, spool: Path, messages: Iterator[protocol.Message]
 ) -> Iterator[CondorJob]:
-    """Receive a transparent job; its files are there within the context.
+    """Receive a transparent job; its files exist while the context lasts.
 
     name: of the job on this node. peer: the client.
 
     Raises:
-        InvalidRequest, PayloadTooLarge: see :meth:`CondorJob.take`; or the client is root.
+        InvalidRequest, PayloadTooLarge: see :meth:`CondorJob.receive`; or the client is root.
         StorageFull: this node has no room for the job's disk.
     """
     if peer.uid == 0:
-        raise InvalidRequest("HTCondor runs no job as root, so root cannot start one here")
+        raise InvalidRequest("root cannot start a job: HTCondor runs no job as root")
     directory = spool / uuid.uuid4().hex
     directory.mkdir(parents=True, mode=0o700)
     if (free := shutil.disk_usage(spool).free) < message.disk * MIB:
         directory.rmdir()
         raise StorageFull(
-            f"the job's disk of {message.disk} MiB is more than the {free // MIB} left here"
+            f"the job's disk needs {message.disk} MiB, and this node has {free // MIB} MiB free"
         )
     try:
         job = CondorJob(message, name, peer.uid, peer.gid, directory)
@@ -225,7 +229,7 @@ def receive_job(
 
 
 def clear(spool: Path) -> None:
-    """Remove the files that a killed agent has left."""
+    """Remove the files that a killed agent left."""
     shutil.rmtree(spool, ignore_errors=True)
 
 

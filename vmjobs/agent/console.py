@@ -1,4 +1,4 @@
-"""The serial console as a source of facts: sentinel lines, rules, a kernel panic, the last lines."""
+"""Reads a VM's serial console: sentinels, lines that match rules, panics, last lines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LAST_BYTES = 16 * 1024
 READ_AT_ONCE = 4 * 1024 * 1024
 #: The text with which every Linux kernel announces that it gives up (kernel/panic.c).
 PANIC = re.compile(rb"Kernel panic - not syncing: ?([^\r\n]*)")
-#: Its last words where it does not restart the machine after that.
+#: The last line of a kernel that panics and does not restart the VM.
 _HALTED = b"---[ end Kernel panic - not syncing"
 _HALTED_END = b"]---"
-#: Characters of the cause of a panic that are told.
+#: The most characters that are reported of a panic's cause.
 LONGEST_CAUSE = 1024
-#: Seconds after which an unfinished line is one that waits for somebody: a prompt.
+#: Seconds after which an unfinished line counts as a prompt.
 PROMPT_SECONDS = 1.0
 
 
@@ -39,8 +39,9 @@ PROMPT_SECONDS = 1.0
 class ConsoleReader:
     """Reads a growing console log and finds this run's sentinel lines in it.
 
-    rules: patterns by name; each is told of once, when a line fits it. Lines are complete, but a
-        prompt counts for the rule ``ready``, and what a machine said last is complete at its end.
+    rules: patterns by name; each is reported once, when a line matches it. Only complete lines are
+        matched, except that a prompt can match the rule ``ready``, and the last line of a VM that
+        has ended can match any rule.
     """
 
     path: Path
@@ -52,11 +53,11 @@ class ConsoleReader:
     exit: ExitStatus | None = field(default=None)
 
     def read(self) -> list[Observation]:
-        """What is new since the last call, as observations."""
+        """Return the events since the last call."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self.offset:
-                    self.offset = 0  # it was emptied, and began anew
+                    self.offset = 0  # the file was truncated
                 file.seek(self.offset)
                 data = file.read(READ_AT_ONCE)
         except FileNotFoundError:
@@ -70,12 +71,12 @@ class ConsoleReader:
         return [seen for line in lines for seen in self._look_at(line)]
 
     def finish(self) -> list[Observation]:
-        """The machine is gone: nothing will be added to its last line."""
+        """Return the events of an unfinished last line, once the VM has ended."""
         last, self._rest = self._rest, b""
         return list(self._fitting(last, tuple(self.rules))) if last else []
 
     def size(self) -> int:
-        """How many bytes the console has by now."""
+        """Return the console's present size in bytes."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -83,12 +84,12 @@ class ConsoleReader:
 
     @property
     def prompts(self) -> bool:
-        """Whether a line has begun that may turn out to be a prompt."""
+        """Whether the console ends with an unfinished line that may be a prompt."""
         return bool(self._rest) and "ready" in self.rules and self._grew < float("inf")
 
     @property
     def place(self) -> int:
-        """Up to where all lines have been looked at: who goes on there misses none."""
+        """Offset of the first line that has not been processed: reading resumes there."""
         return self.offset - len(self._rest)
 
     def _look_at(self, line: bytes) -> Iterator[Observation]:
@@ -120,7 +121,7 @@ class ConsoleReader:
                 return
 
     def _sentinel_line(self, line: bytes) -> Observation | None:
-        # The kernel may write in the middle of a line; the nonce is what makes it ours.
+        # The kernel may write in the middle of a line, so the sentinel may be anywhere in it.
         text = line.strip(b"\r ").decode("ascii", "replace")
         _, mark, said = text.partition(f"vmjobs:{self.sentinel}:")
         if not mark:
@@ -140,10 +141,10 @@ class ConsoleReader:
 
 
 def halted(line: bytes) -> str | None:
-    """The cause that a kernel gives in its last words; ``None`` where the line has none.
+    """Return the cause in a panicking kernel's last line; ``None`` for other lines.
 
-    In time linear in the line, which is a guest's and may be megabytes long: an expression that
-    looks for both ends tries each beginning with all of the rest, while every other job waits.
+    Takes time linear in the line, which comes from a guest and may be megabytes long. A regular
+    expression for both ends takes quadratic time, while every other job waits.
     """
     _, begun, rest = line.partition(_HALTED)
     cause, ended, _ = rest.partition(_HALTED_END)
@@ -173,17 +174,17 @@ def _tail(path: Path, size: int) -> bytes:
 
 
 def panic_text(path: Path) -> str | None:
-    """What the kernel said when it panicked; None if the end of the console tells of no panic."""
+    """Return the kernel's panic message; None if the end of the console has none."""
     found = PANIC.search(_tail(path, 4 * LAST_BYTES))
     return _visible(found.group(1).decode("utf-8", "replace").strip()) if found else None
 
 
 def last_lines(path: Path, count: int = LAST_LINES) -> str:
-    """The console's last lines, with anything unprintable made visible."""
+    """Return the console's last lines, with unprintable characters replaced by ``?``."""
     lines = _tail(path, LAST_BYTES).decode("utf-8", "replace").splitlines()[-count:]
     return "\n".join(map(_visible, lines))
 
 
 def _visible(line: str) -> str:
-    """A line of a console without what a terminal would obey."""
+    """Return the line without characters that control a terminal."""
     return "".join(c if c.isprintable() else "?" for c in line)

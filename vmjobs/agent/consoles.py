@@ -1,4 +1,4 @@
-"""The console of a running job's machine, for somebody who belongs to the job on its node."""
+"""Sends the console of a running job's VM to a client that belongs to the job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from vmjobs.agent import protocol
 from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
 from vmjobs.agent.protocol import ConsoleMessage
 
-#: How often a console is looked at that is followed, in seconds. The hypervisor that writes it tells
-#: nobody; the job's end is an event.
+#: Seconds between two reads of a followed console: the hypervisor that writes it sends no event.
 TICK: Final = 0.2
 
 
@@ -25,12 +24,13 @@ def show(
     message: ConsoleMessage,
     over: Callable[[float], bool],
 ) -> None:
-    """Send what a machine has said, and, if it is to be followed, what it says until its job is over.
+    """Send a VM's console; if the client follows it, go on until the job ends.
 
-    path: None where the job is not that far. over: waits, at most so many seconds, for the job's end,
-    and says whether it has come. The file goes before; what was open of it is read to its end.
+    path: None if the console does not exist yet. wait_for_end: waits at most so many seconds for the
+    job's end and returns whether the job has ended. If the file is removed before that, the open file
+    is read to its end.
 
-    Raises OSError: the other end is gone, or stands still.
+    Raises OSError: the client is gone or does not read.
     """
     with ExitStack() as held:
         console: BinaryIO | None = None
@@ -50,8 +50,9 @@ def show(
 
 
 def _send_new(connection: socket.socket, console: BinaryIO, before: int) -> int:
-    """Send what has come; the file's size by now. before: at the last look. One that was emptied since
-    begins anew.
+    """Send new bytes and return the file's size.
+
+    previous_size: at the last call; a file that has become smaller is read from its beginning.
     """
     size = os.fstat(console.fileno()).st_size
     if size < before:

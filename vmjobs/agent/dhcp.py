@@ -1,4 +1,4 @@
-"""Addresses for guests that ask for one by DHCP (RFC 2131), as stock images do. Pure."""
+"""Answers to DHCP requests (RFC 2131) of guests, which stock images send. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vmjobs.hypervisor.base import (
 from vmjobs.model import NetworkMode
 
 CLIENT_PORT: Final = 68
-#: The longest request that is looked at, in bytes.
+#: The longest request that is read, in bytes.
 LONGEST: Final = 1500
 
 # The fields before the options: RFC 2131, figure 1, and the cookie of RFC 2132, section 2.
@@ -32,7 +32,7 @@ _FOR_EVER: Final = bytes((255, 255, 255, 255))
 
 
 def answer(request: bytes, mode: NetworkMode) -> bytes | None:
-    """What to broadcast upon a request; None: nothing."""
+    """Return the reply to broadcast; None: the request gets no reply."""
     if len(request) < _HEADER.size:
         return None
     op, kind, length, _, number, _, flags, current, *_, card, _, cookie = _HEADER.unpack_from(request)

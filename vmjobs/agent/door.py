@@ -1,12 +1,13 @@
-"""A machine's door: where its guest waits for those who log in (guest contract, "The door").
+"""Relays SSH sessions into a VM over connections that its guest makes.
 
-No port is open anywhere, neither on the node nor in the guest. The guest connects to the door, says
-who it is, and waits. Whoever logs in gets that connection: the guest is told which key may come in,
-and an SSH server answers on it; or, where it has come for that (:data:`SHELL`), it is told what to run
-on it. The guest then connects anew, for the next one.
+No port is open, neither on the node nor in the guest. The guest connects to the relay, identifies
+itself, and waits (guest contract, "The door"). A client that logs in gets that connection: the relay
+sends the guest the client's key, and the guest's SSH server answers; or, if the guest connected for
+commands (:data:`SHELL`), the relay sends a command line. The guest then connects again.
 
-The door knows nothing of clusters and of the service: it is a socket that listens in the machine's
-network (:class:`vmjobs.hypervisor.base.Network`), :meth:`Door.knock` and :meth:`Door.order`.
+The relay is independent of clusters and of the service: it is a socket that listens in the VM's
+network (:class:`vmjobs.hypervisor.base.Network`), with :meth:`SshRelay.open_session` and
+:meth:`SshRelay.send_command`.
 """
 
 from __future__ import annotations
@@ -27,34 +28,35 @@ from vmjobs.agent.guest_loop import Connections, accepting, guest_loop, in_loop
 from vmjobs.agent.streams import hang_up
 from vmjobs.errors import NoLogin
 
-#: What a guest says first: version, the door's token, its SSH server's key, ``-`` or ``shell``.
+#: A guest's first line: version, the relay's token, and its SSH server's key, ``-`` or ``shell``.
 GREETING: Final = re.compile(rb"vmjobs-door 1 ([!-~]{1,128}) (-|shell|ssh-ed25519 [A-Za-z0-9+/]{68})")
 MAX_GREETING: Final = 512
 GREETING_SECONDS: Final = 10.0
-#: Connections that have not said who they are. Any program in the guest may connect; the oldest goes.
+#: The most connections that are not identified. Any program in the guest may connect; the oldest is
+#: closed.
 MAX_STRANGERS: Final = 32
-#: Connections of the guest itself that wait. It holds one; what is older was left by one that died.
+#: The most waiting connections of the guest. It holds one; a dead guest program may have left others.
 MAX_STANDBY: Final = 2
 NO_SERVER: Final = "-"
-#: Of a guest that runs what it is told, where it decides itself as whom.
+#: The mark of a guest that runs a command line, as a user of its own choice.
 SHELL: Final = "shell"
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A connection to a guest's SSH server that takes one key. host_key: the server's own."""
+    """A connection to a guest's SSH server for one key. host_key: the server's own."""
 
     connection: socket.socket
     host_key: str
 
 
 class Door:
-    """The connections of one guest. token: which its root alone knows, if it is to keep others off."""
+    """The relay of one guest. token: identifies the guest; for its root alone."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
         self.connections = Connections(self._attend, MAX_STRANGERS + MAX_STANDBY)
-        #: Those on which the guest waits, and its SSH server's key.
+        #: Connections on which the guest waits, each with its SSH server's key.
         self._standby: dict[socket.socket, str] = {}
         self._sessions = weakref.WeakSet[socket.socket]()
         self._changed = threading.Condition()
@@ -62,20 +64,18 @@ class Door:
         self._shut = False
 
     def knock(self, key: str, seconds: float) -> Visit:
-        """Have the guest let in who holds the private half of ``key``, an OpenSSH public key.
+        """Open a session for the holder of ``key``, an OpenSSH public key.
 
         Raises:
-            NoLogin: its image has no SSH server, or it does not wait at the door for ``seconds``.
+            NoLogin: the image has no SSH server, or the guest does not connect within ``seconds``.
         """
         return Visit(*self._say(f"session {key}\n", seconds, takes_orders=False))
 
     def order(self, words: str, seconds: float) -> socket.socket:
-        """Have a guest that came for it (:data:`SHELL`) do something; the connection to it.
-
-        words: what, a line.
+        """Send a command line to a guest (see :data:`SHELL`); return the connection.
 
         Raises:
-            NoLogin: it does not wait at the door for ``seconds``, or came for something else.
+            NoLogin: the guest does not connect within ``seconds``, or accepts no commands.
         """
         return self._say(f"{words}\n", seconds, takes_orders=True)[0]
 
@@ -87,7 +87,7 @@ class Door:
                 connection.settimeout(GREETING_SECONDS)
                 connection.sendall(line.encode())
                 connection.settimeout(None)
-            except OSError:  # it went away this moment, and comes again
+            except OSError:  # the guest has just disconnected, and connects again
                 connection.close()
                 continue
             return connection, host_key
@@ -97,30 +97,30 @@ class Door:
             left = deadline - time.monotonic()
             if not self._changed.wait_for(lambda: self._standby or self._closed, max(0.0, left)):
                 raise NoLogin(
-                    f"the machine's guest has not come to its door for {seconds:.0f} s",
-                    hint="machines that an earlier release of the agent started have none; restart it",
+                    f"the guest did not connect for a login within {seconds:.0f} s",
+                    hint="a VM that an earlier release of the agent started cannot: restart the VM",
                 )
             if self._closed:
-                raise NoLogin("the machine is ending, or its agent is")
+                raise NoLogin("the VM or its agent is stopping")
             connection, host_key = self._standby.popitem()  # the youngest
             if host_key == NO_SERVER or (host_key == SHELL) is not takes_orders:
                 self._standby[connection] = host_key
                 raise NoLogin(
-                    "the machine's image has no SSH server",
-                    hint="add openssh-server to its recipe, as the recipe worker has it",
+                    "the VM's image has no SSH server",
+                    hint='add openssh-server to its recipe, as the recipe "worker" does',
                 )
             self._sessions.add(connection)
         in_loop(self.connections.give(connection))
         return connection, host_key
 
     def shut(self, shut: bool) -> None:
-        """Hang up on all that wait, and on whoever comes, until it is opened again; sessions go on."""
+        """Close waiting and new connections while ``shut``; sessions go on."""
         self._shut = shut
         if shut:
             in_loop(self.connections.close())
 
     def close(self) -> None:
-        """Hang up on all that wait, and on sessions: a machine that has ended does not say so there."""
+        """Close all connections and sessions, which an ended VM does not close itself."""
         with self._changed:
             self._closed = True
             for connection in self._sessions:
@@ -129,7 +129,7 @@ class Door:
         in_loop(self.connections.close())
 
     async def _attend(self, connection: socket.socket) -> None:
-        """Hear who it is, and have it wait, if it is the guest, until it goes or is wanted."""
+        """Identify a connection; keep the guest's until it ends or becomes a session."""
         if self._closed or self._shut:
             return
         loop, said = guest_loop(), b""
@@ -152,7 +152,7 @@ class Door:
                 self.connections.hang_up(older)
             self._changed.notify_all()
         try:
-            # A guest that waits has nothing to say; so it has gone, or is none of ours.
+            # A waiting guest sends nothing: data or an end means that the connection is useless.
             await guest_loop().sock_recv(connection, 1)
         finally:
             with self._changed:
@@ -161,7 +161,7 @@ class Door:
 
 @contextmanager
 def listening(door: Door, server: socket.socket) -> Iterator[None]:
-    """Have a door take the connections of a listening socket for as long as the context lasts."""
+    """Relay the connections of a listening socket while the context lasts."""
     with accepting(server, door.connections):
         try:
             yield

@@ -1,10 +1,10 @@
-"""The endpoint: an HTTP service for one guest (guest contract, "Endpoint").
+"""The guest endpoint: an HTTP service for one VM (guest contract, "Endpoint").
 
-It listens at one address in the machine's own network. The token is good for this service only; the
-guest never sees another. It carries orders, reports and what the script prints; files travel by disk.
+It listens at one address in the VM's own network. Its token is valid for this service only; the guest
+never sees another. Signals, reports and the script's output use it; files travel by disk.
 
-One thread has the connections of all guests (:mod:`vmjobs.agent.guest_loop`). Each carries one request,
-which is answered by :func:`answer` in another thread, as that may wait for a disk or the service.
+One thread has the connections of all guests (:mod:`vmjobs.agent.guest_loop`). Each carries one request;
+:func:`answer` handles it in another thread, because it may wait for a disk or the service.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from vmjobs.model import ExitChannel, ExitStatus
 
 log = logging.getLogger(__name__)
 
-#: Seconds.
+#: The longest wait of a request for signals, in seconds.
 MAX_WAIT = 25
 MAX_LOG_CHUNK = 1024 * 1024
 #: Bytes of a request's headers: a token, and a path of full size with each byte escaped.
 MAX_HEADER = 16 * 1024
-#: Any program in the guest may connect, though it knows no token. They must not use up what the guest
-#: itself needs: at so many connections the oldest of those that have shown no token has to go.
+#: The most connections. Any program in the guest may connect without a token, and must not keep the
+#: guest out: beyond this number the oldest connection that has shown no token is closed.
 MAX_CONNECTIONS = 256
-#: Seconds that a connection lasts on which no request has come.
+#: Seconds after which a connection without a request is closed.
 SILENT_SECONDS = 30.0
-#: Requests of one guest whose bodies are in memory at a time; others wait.
+#: The most requests of one guest with bodies in memory at a time; others wait.
 MAX_BODIES: Final = 4
-#: Seconds that requests have which are under way when the endpoint closes.
+#: Seconds for requests that are in progress when the endpoint closes.
 CLOSE_SECONDS: Final = 2.0
 
 _WORKERS: Final = ThreadPoolExecutor(32, "endpoint")
@@ -55,7 +55,7 @@ Answer = tuple[int, str]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request. target: path and query as they came."""
+    """A request. target: path and query as received."""
 
     method: str
     target: str
@@ -67,7 +67,7 @@ class Asked:
         return urlsplit(self.target).path
 
     def number(self, name: str, default: int) -> int:
-        """A number of the query."""
+        """Return a number of the query."""
         try:
             return int(dict(parse_qsl(urlsplit(self.target).query))[name])
         except (KeyError, ValueError):
@@ -75,16 +75,16 @@ class Asked:
 
     @property
     def done(self) -> int | None:
-        """Of a request for orders: how many the guest has delivered; None: it does not count them."""
+        """Number of signals that the guest has delivered; None: it does not count."""
         found = self.number("done", -1)
         return None if found < 0 else found
 
 
-# ---------------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------------- actions
 
 
 def answer(link: GuestLink, asked: Asked) -> Answer:
-    """What a guest gets for its request. Takes time."""
+    """Return the answer to a guest's request. Blocks."""
     action = _ACTIONS.get((asked.method, asked.path))
     return (404, "there is no such request") if action is None else action(link, asked)
 
@@ -99,12 +99,12 @@ def _control(link: GuestLink, asked: Asked) -> Answer:
 
 
 def _renewal(_link: GuestLink, _asked: Asked) -> Answer:
-    return 204, ""  # the token that was shown is the one that is in force
+    return 204, ""  # the guest has shown the current token
 
 
 def _pool_token(link: GuestLink, _asked: Asked) -> Answer:
     if link.pool_token is None:
-        return 404, "this machine belongs to no cluster"
+        return 404, "this VM belongs to no cluster"
     try:
         return 200, link.pool_token()
     except Forbidden as refused:
@@ -139,7 +139,7 @@ def _log(name: str, link: GuestLink, asked: Asked) -> Answer:
         try:
             told = _append(link, name, offset, asked.body)
         except OSError as error:
-            link.lost[name] = error  # the guest tries again, and goes on without it some time
+            link.lost[name] = error  # the guest tries again a few times, then drops the data
             raise
         if told[0] == 204:
             link.lost.pop(name, None)
@@ -197,25 +197,25 @@ _ACTIONS: Final[dict[tuple[str, str], Callable[[GuestLink, Asked], Answer]]] = {
 }
 
 
-# ---------------------------------------------------------------------- how it is asked
+# ---------------------------------------------------------------------- HTTP
 
 
 class _Refused(Exception):
-    """A request is answered at once, with this status and text, and not read to its end."""
+    """The request gets this status and text at once; the rest of it is not read."""
 
 
 class _Exchange:
-    """One request on a connection, and its answer (HTTP/1.1, RFC 9112, as h11 reads it)."""
+    """One request on a connection, and its answer (HTTP/1.1, RFC 9112, by h11)."""
 
     def __init__(self, connection: Socket) -> None:
         self._connection = connection
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
 
     async def head(self, link: GuestLink) -> tuple[h11.Request, str]:
-        """The request without its body, and what it shows to be the guest's.
+        """Return the request without its body, and its ``Authorization`` header.
 
         Raises:
-            _Refused: it is not the guest's, or its body is too large.
+            _RequestRejected: the guest's token is missing, or the body is too large.
         """
         request = await self._next(MAX_HEADER)
         if not isinstance(request, h11.Request):
@@ -228,10 +228,10 @@ class _Exchange:
         return request, shown.decode("latin-1")
 
     async def body(self) -> bytes:
-        """What follows.
+        """Return the request's body.
 
         Raises:
-            _Refused: it is too large.
+            _RequestRejected: it is too large.
         """
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -243,7 +243,7 @@ class _Exchange:
         return bytes(body)
 
     async def respond(self, status: int, text: str) -> None:
-        """Send an answer; it is the last on this connection."""
+        """Send the answer, after which the connection ends."""
         content, headers = text.encode(), [("Connection", "close")]
         if status != 204:
             headers += [
@@ -277,7 +277,7 @@ class _Endpoint:
 
     async def _serve(self, connection: Socket) -> None:
         exchange = _Exchange(connection)
-        with suppress(OSError, TimeoutError, h11.ProtocolError):  # it asks again
+        with suppress(OSError, TimeoutError, h11.ProtocolError):  # the guest asks again
             try:
                 async with asyncio.timeout(SILENT_SECONDS):
                     request, shown = await exchange.head(self._link)
@@ -287,7 +287,7 @@ class _Endpoint:
             except _Refused as refused:
                 await exchange.respond(*refused.args)
             except h11.RemoteProtocolError as error:
-                await exchange.respond(error.error_status_hint, "this is no request")
+                await exchange.respond(error.error_status_hint, "this is not an HTTP request")
             else:
                 asked = Asked(request.method.decode(), request.target.decode("latin-1"), body)
                 await exchange.respond(*await self._answer(asked, shown))
@@ -302,13 +302,13 @@ class _Endpoint:
                 await self._orders(asked)
             return await guest_loop().run_in_executor(_WORKERS, answer, link, asked)
         except OSError as error:
-            log.error("a guest's request cannot be answered: %s", error)
-            return 500, "the node is in trouble; try again"
+            log.error("cannot answer a guest's request: %s", error)
+            return 500, "the node failed; try again"
         finally:
             link.end()
 
     async def _orders(self, asked: Asked) -> None:
-        """Wait until there are orders, or for as long as was asked."""
+        """Wait for signals, for at most the seconds of the request."""
         woken = asyncio.Event()
         wake = partial(guest_loop().call_soon_threadsafe, woken.set)
         seconds = min(max(0, asked.number("wait", 0)), MAX_WAIT, self._link.longest_wait)
@@ -318,18 +318,18 @@ class _Endpoint:
 
 
 async def _give_addresses(network: Network) -> None:
-    """By DHCP."""
+    """Answer the guest's DHCP requests."""
     network.dhcp.setblocking(False)
     while True:
         request = await guest_loop().sock_recv(network.dhcp, dhcp.LONGEST)
         if (reply := dhcp.answer(request, network.mode)) is not None:
-            with suppress(OSError):  # it asks again
+            with suppress(OSError):  # the guest asks again
                 network.dhcp.sendto(reply, ("255.255.255.255", dhcp.CLIENT_PORT))
 
 
 @contextmanager
 def serving(link: GuestLink, network: Network) -> Iterator[None]:
-    """Serve the endpoint, and DHCP, in a guest's network for as long as the context lasts."""
+    """Serve the endpoint and DHCP in a guest's network while the context lasts."""
     connections = _Endpoint(link).connections
     addresses = asyncio.run_coroutine_threadsafe(_give_addresses(network), guest_loop())
     with accepting(network.listening[ENDPOINT_PORT], connections):

@@ -1,7 +1,6 @@
-"""The ways between an unchanged job's machine and the node: who enters it, and what it says by Chirp.
+"""Interactive sessions and Chirp of a transparent job's VM.
 
-The guest makes all connections itself, to two ports of its endpoint's address; ``unchanged.sh`` is
-what does that.
+``unchanged.sh`` in the guest makes all connections, to two ports of its endpoint's address.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from vmjobs.model import NetworkMode
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which the guest is to come to its door: it has to be up, and to have done its set-up.
+#: Seconds in which the guest must connect to the relay, after it has booted and set itself up.
 KNOCK_SECONDS: Final = 15.0
-#: People in one machine at a time.
+#: The most sessions and console viewers of one VM at a time.
 MOST: Final = 8
 _PIECE: Final = 64 * 1024
 
@@ -37,10 +36,10 @@ Send = Callable[[protocol.Message], None]
 
 
 class Entrance:
-    """The doors of one job's machine. send: to whoever handed the job over. token: what its guest knows
-    already, if that was saved.
+    """Interactive sessions and Chirp of one job's VM.
 
-    console: the file of its console, as soon as it is known where that will be.
+    send: sends to the client that submitted the job. token: the SSH relay's, if a resumed guest knows
+    it already. console: the file of the VM's console, as soon as its path is known.
     """
 
     def __init__(self, message: SubmitMessage, send: Send, token: str = "") -> None:
@@ -57,12 +56,12 @@ class Entrance:
 
     @property
     def token(self) -> str:
-        """The door's secret; empty where there is none."""
+        """The SSH relay's token; empty without network."""
         return self._token if self._online else ""
 
     @property
     def doors(self) -> Mapping[int, Callable[[socket.socket], AbstractContextManager[None]]]:
-        """What listens at which port of the endpoint's address."""
+        """Services by port of the endpoint's address."""
         doors: dict[int, Callable[[socket.socket], AbstractContextManager[None]]] = {}
         if self._online:
             doors[DOOR_PORT] = partial(door.listening, self._door)
@@ -72,16 +71,16 @@ class Entrance:
 
     @property
     def key(self) -> str:
-        """What ``unchanged.sh`` needs for its door, a secret. Empty where there is none."""
+        """Address, port and token of the SSH relay for ``unchanged.sh``, or ``""``."""
         return f"{ENDPOINT_ADDRESS} {DOOR_PORT} {self._token}" if self._online else ""
 
     @property
     def chirp(self) -> str:
-        """Where ``unchanged.sh`` finds Chirp. Empty where there is none."""
+        """Address and port of Chirp for ``unchanged.sh``, or ``""``."""
         return f"{ENDPOINT_ADDRESS} {CHIRP_PORT}" if self._chirps else ""
 
     def take(self, message: DataMessage) -> None:
-        """Something from whoever handed the job over."""
+        """Pass data from the client that submitted the job to the guest."""
         if message.channel is Channel.CHIRP:
             self._streams.take(message)
 
@@ -92,14 +91,16 @@ class Entrance:
         send: Send,
         messages: Iterator[protocol.Message],
     ) -> None:
-        """Let somebody in, and return when they have left. connection, send, messages: theirs.
+        """Run an interactive session until the client ends it.
+
+        connection, send, messages: the client's.
 
         Raises:
-            NoLogin: the guest does not come to its door, or there is none.
-            Unavailable: too many are there.
+            NoLogin: the guest does not connect, or has no network.
+            Unavailable: the VM has too many sessions.
         """
         if not self._online:
-            raise NoLogin("the job's machine has no network, and so no way in")
+            raise NoLogin("cannot log in to the job's VM: it has no network")
         with self.visited(), self._door.order(_order(message), KNOCK_SECONDS) as guest:
             threads = [
                 threading.Thread(target=_pass_on, args=(messages, guest), daemon=True),
@@ -120,8 +121,9 @@ class Entrance:
 
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """The guest's connections end, and none is taken, while the context lasts: a machine that is
-        saved would wait for what comes on them wherever it goes on.
+        """End the guest's connections and take none while the context lasts.
+
+        A VM that is saved with open connections would wait for their data after it is resumed.
         """
         self._shut(True)
         try:
@@ -139,12 +141,12 @@ class Entrance:
 
     @contextmanager
     def visited(self) -> Iterator[None]:
-        """Somebody is in the machine, or looks at its console.
+        """Count a session or a console viewer while the context lasts.
 
-        Raises Unavailable: too many are there.
+        Raises Unavailable: there are too many.
         """
         if not self._free.acquire(blocking=False):
-            raise Unavailable("agent", f"{MOST} people are in the job's machine already")
+            raise Unavailable("agent", f"the job's VM has {MOST} sessions already; try again later")
         try:
             yield
         finally:
@@ -158,14 +160,14 @@ def _order(message: EnterMessage) -> str:
 
 
 def _await_leaving(connection: socket.socket) -> None:
-    """Until the other end has hung up, whatever of it is still to be read."""
+    """Wait until the peer has hung up, even if its data is still unread."""
     poller = select.poll()
     poller.register(connection, select.POLLRDHUP)
     poller.poll()
 
 
 def _pass_on(messages: Iterator[protocol.Message], guest: socket.socket) -> None:
-    """What somebody types, into the machine."""
+    """Pass the client's input to the guest."""
     try:
         for piece in messages:
             if isinstance(piece, DataMessage) and piece.channel is Channel.SHELL:
@@ -173,12 +175,12 @@ def _pass_on(messages: Iterator[protocol.Message], guest: socket.socket) -> None
                 if piece.last:
                     guest.shutdown(socket.SHUT_WR)
     except (OSError, VMJobsError) as error:
-        log.info("somebody who entered a machine is let go: %s", error)
+        log.info("an interactive session is closed: %s", error)
         streams.hang_up(guest)
 
 
 def _pass_back(guest: socket.socket, send: Send) -> None:
-    """What comes from the machine, until nothing does. Who entered hangs up then."""
+    """Pass the guest's output to the client until it ends; the client then hangs up."""
     with suppress(OSError):
         while data := guest.recv(_PIECE):
             send(DataMessage(Channel.SHELL, data))

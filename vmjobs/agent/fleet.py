@@ -1,4 +1,4 @@
-"""The hypervisors of a node: probed, then chosen from, and probed again when one is in doubt."""
+"""Probes the node's hypervisors, chooses one for a VM, probes again after failures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RESULTS = TypeAdapter(tuple[str, tuple[ProbeResult, ...]])
 
 
 class Fleet:
-    """Drivers in order of preference, and what their probes found.
+    """Drivers in order of preference, and the results of their probes.
 
     seconds: deadline of a probe.
-    cache: file that keeps findings between processes, until the machine or vmjobs changes.
+    cache: file that keeps results between processes, until the host reboots or vmjobs changes.
     """
 
     def __init__(
@@ -44,28 +44,29 @@ class Fleet:
         self._lock = threading.Lock()
         self._probed: dict[HypervisorKind, float] = {}
         self._worked: set[HypervisorKind] = set()
-        #: Called when one is found not to work any more, before whoever asked hears of it.
+        #: Called when a hypervisor has stopped working, before :meth:`reprobe` returns.
         self.on_loss: Callable[[], object] = lambda: None
 
     def probe(self) -> tuple[ProbeResult, ...]:
-        """Boot a tiny guest on each hypervisor, all at once; the results are kept."""
+        """Boot a tiny guest on each hypervisor, all at once, and keep the results."""
         with self._lock:
             self._results = self._boot_on(tuple(self.drivers))
             self._save()
         return self._results
 
     def probe_the_rest(self, *, lost: bool = False) -> None:
-        """Look again at what does not work: an image has come that brings a kernel to boot.
+        """Probe failing hypervisors again: a new image may have a kernel they can boot.
 
-        lost: only at what has worked before.
+        only_lost: only those that worked before.
         """
         with self._lock:
             failing = [result.kind for result in self._results if not result.works]
             self._look_again(kind for kind in failing if not lost or kind in self._worked)
 
     def recheck(self, kind: HypervisorKind) -> ProbeResult:
-        """Look again whether a hypervisor works by which a machine could not be started: where it does
-        not, no more jobs come here for it. Of many who ask at the same time one probes.
+        """Probe a hypervisor again that failed to start a VM.
+
+        If it fails, the node takes no more jobs for it. Of several concurrent calls one probes.
         """
         asked = time.monotonic()
         with self._lock:
@@ -89,13 +90,13 @@ class Fleet:
         with ThreadPoolExecutor(max_workers=max(1, len(kinds))) as pool:
             found = tuple(pool.map(lambda kind: self.drivers[kind].probe(self._seconds), kinds))
         self._worked |= {result.kind for result in found if result.works}
-        for result in found:  # no warning: a node has what works, and `vmjobs run` says what does not
+        for result in found:  # at info: a node needs only one that works; `vmjobs run` reports failures
             log.info("%s: %s", result.kind, result.detail)
         return found
 
     @property
     def results(self) -> tuple[ProbeResult, ...]:
-        """What the last probe found."""
+        """Results of the last probe of each hypervisor."""
         drivers = self.drivers
         return tuple(replace(one, abilities=drivers[one.kind].abilities) for one in self._results)
 
@@ -107,12 +108,12 @@ class Fleet:
         *,
         cloud_init: bool = False,
     ) -> Hypervisor:
-        """The best driver that works and can boot the image, or the demanded one.
+        """Return the first driver that can boot the image, or the demanded one.
 
-        cpus: processors of the machine. cloud_init: its guest looks for NoCloud data.
+        cpus: processors of the VM. cloud_init: its guest looks for NoCloud data.
 
         Raises:
-            NoHypervisor: there is none; the message has each probe's finding.
+            NoHypervisor: there is none; the message has each probe's result.
         """
         if not self._results:
             self._results = self._load() or self.probe()
@@ -128,7 +129,7 @@ class Fleet:
         temporary.replace(self._cache)
 
     def _load(self) -> tuple[ProbeResult, ...]:
-        """Earlier findings, if they are of this boot, this release and these drivers."""
+        """Return cached results if they are of this boot, release and list of drivers."""
         if self._cache is None:
             return ()
         try:

@@ -1,6 +1,6 @@
-"""How messages lie on the agent's socket: one JSON object a line, and bytes right behind some lines.
+"""Framing on the agent's socket: one JSON object a line, some followed by bytes.
 
-What runs beside each job of a node imports this: no module that takes long to import is needed.
+The program beside each job imports this, so it imports no module that takes long to load.
 :mod:`vmjobs.agent.protocol` has the messages themselves.
 """
 
@@ -28,12 +28,12 @@ _KEYS = frozenset({"type", "channel", "stream", "size", "last"})
 
 
 class Channel(StrEnum):
-    """What the bytes of a ``data`` message belong to.
+    """Streams to which the bytes of ``data`` messages belong.
 
-    START: how to start the job, words of a POSIX shell. INPUT: its standard input, if it has one.
-    TREE: its directory, a tar stream. OUT, ERR: what it prints. LEFT: names of all that was in its
-    directory at the end, each with a NUL behind it. CHANGED: what is new there, a tar stream. CHIRP:
-    what it says to HTCondor's Chirp service, and the answers. SHELL: of somebody who is in its machine.
+    START: a POSIX shell command that starts the job. INPUT: its standard input, if it has one.
+    TREE: its directory, a tar stream. OUT, ERR: its output. LEFT: names of all files in its directory
+    at the end, each terminated by a NUL. CHANGED: files it made or changed there, a tar stream. CHIRP:
+    traffic with HTCondor's Chirp service. SHELL: traffic of an interactive session, or a console.
     """
 
     START = "start"
@@ -48,9 +48,9 @@ class Channel(StrEnum):
 
 
 class DataMessage:
-    """Bytes of a channel. last: there are no more of it.
+    """Bytes of a channel. last: the channel ends with them.
 
-    stream: which of several connections of the channel they belong to.
+    stream: the number of a connection, where the channel has several.
     """
 
     __slots__ = ("channel", "data", "last", "stream")
@@ -64,14 +64,14 @@ class DataMessage:
         self.last = last
 
     def encoded(self) -> bytes:
-        """The line, and the bytes behind it."""
+        """Return the line, followed by the bytes."""
         words = {"type": "data", "channel": self.channel, "stream": self.stream}
         line = json.dumps({**words, "size": len(self.data), "last": self.last})
         return line.encode() + b"\n" + self.data
 
 
 def send(connection: socket.socket, message: DataMessage | Mapping[str, object]) -> None:
-    """Send one message, whole."""
+    """Send one whole message."""
     if isinstance(message, DataMessage):
         connection.sendall(message.encoded())
     else:
@@ -79,23 +79,23 @@ def send(connection: socket.socket, message: DataMessage | Mapping[str, object])
 
 
 def parts(channel: Channel, data: bytes) -> Iterator[DataMessage]:
-    """Bytes as messages; more of the channel may follow."""
+    """Yield ``data`` as messages; more of the channel may follow."""
     for at in range(0, len(data), MAX_DATA):
         yield DataMessage(channel, data[at : at + MAX_DATA])
 
 
 def pieces(channel: Channel, source: IO[bytes]) -> Iterator[DataMessage]:
-    """All that ``source`` holds, as messages."""
+    """Yield the rest of ``source`` as messages, the last of which ends the channel."""
     while data := source.read(MAX_DATA):
         yield DataMessage(channel, data)
     yield DataMessage(channel, last=True)
 
 
 def receive(connection: socket.socket) -> Iterator[DataMessage | dict[str, Any]]:
-    """The messages that come in, until the other end closes: bytes, or what an object says.
+    """Yield the messages of a connection until its peer closes it.
 
     Raises:
-        InvalidRequest: something came that is no message.
+        InvalidRequest: the peer sent something that is not a message.
     """
     with connection.makefile("rb") as lines:
         while line := lines.readline(MAX_LINE):
@@ -116,7 +116,7 @@ def receive(connection: socket.socket) -> Iterator[DataMessage | dict[str, Any]]
 
 
 def _announced(said: dict[str, Any]) -> tuple[DataMessage, int]:
-    """A message without its bytes, and how many those are."""
+    """Return a data message without its bytes, and their number."""
     size, stream, last = said.get("size"), said.get("stream", 0), said.get("last", False)
     if not said.keys() <= _KEYS:
         raise InvalidRequest(f"{NO_MESSAGE}: data has {sorted(said.keys() - _KEYS)[0][:64]}")

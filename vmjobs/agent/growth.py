@@ -1,4 +1,4 @@
-"""Tells that a file has changed, whoever writes there (inotify(7))."""
+"""Notices changes of a file by any process (inotify(7))."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Self
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _IN_MODIFY = 0x2
-#: Watch, mask, cookie, length of a name, of which there is none where files are watched.
+#: Watch, mask, cookie, length of a name, which events of watched files do not have.
 _EVENT = struct.Struct("iIII")
 
 
 class _Notifier:
-    """All watches of this process: a user may have few of what the kernel tells of them by."""
+    """All watches of this process: a user may have few inotify instances."""
 
     def __init__(self) -> None:
         self._handle = _checked(_libc.inotify_init1(os.O_CLOEXEC))
@@ -28,10 +28,10 @@ class _Notifier:
         threading.Thread(target=self._run, name="growth", daemon=True).start()
 
     def watch(self, path: Path, told: int) -> int:
-        """Add to the event ``told`` whenever the file changes; the number of the watch.
+        """Add 1 to an eventfd whenever the file changes; return the watch's number.
 
         Raises:
-            OSError: there is no such file, or no other may be watched.
+            OSError: the file does not exist, or the user may have no more watches.
         """
         with self._lock:
             watch = _checked(_libc.inotify_add_watch(self._handle, os.fsencode(path), _IN_MODIFY))
@@ -39,10 +39,10 @@ class _Notifier:
             return watch
 
     def forget(self, watch: int) -> None:
-        """Its event is not added to any more."""
+        """End a watch."""
         with self._lock:
             del self._told[watch]
-            _libc.inotify_rm_watch(self._handle, watch)  # which fails where the file is gone
+            _libc.inotify_rm_watch(self._handle, watch)  # fails if the file is gone
 
     def _run(self) -> None:
         while True:
@@ -56,7 +56,7 @@ _creating = threading.Lock()
 
 
 def _notifier() -> _Notifier:
-    with _creating:  # a cache alone may be filled twice, by two threads
+    with _creating:  # without the lock two threads could fill the cache twice
         return _only_notifier()
 
 
@@ -66,9 +66,9 @@ def _only_notifier() -> _Notifier:
 
 
 class Growth:
-    """Watches a file, which nobody else in this process does, for as long as the context lasts.
+    """Watches a file while the context lasts; a process can have one watch of a file.
 
-    A file that is not there yet, or cannot be watched, is taken for one that changes all the time.
+    A file that does not exist yet, or cannot be watched, counts as always changing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,11 +87,11 @@ class Growth:
         os.close(self._event)
 
     def fileno(self) -> int:
-        """A handle that is readable once the file has changed since :meth:`seen` was called."""
+        """Return a handle that is readable once the file has changed again."""
         return self._event
 
     def seen(self) -> bool:
-        """Whether it has changed since the last call, or may have; to be called before it is read."""
+        """Whether the file may have changed since the last call. Call before reading."""
         changed = self._watch is None
         if self._watch is None:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the endpoint and a run share about one guest: its token, its orders, when it was heard of."""
+"""The state that the guest endpoint and a run share: token, signals, last request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vmjobs.agent.inbox import Observer, Ready
 
-#: Seconds that an answer takes to its guest. One that was turned away asks again after two.
+#: Seconds for an answer to reach its guest. A guest that got a 503 asks again after two seconds.
 QUIET_SECONDS = 0.5
 
 CONTROL = "/v1/control"
@@ -23,25 +23,25 @@ NOT_YOURS = "this endpoint belongs to another guest"
 
 
 class Orders:
-    """Signals that a guest is to deliver, until it says that it has: an answer may be lost.
+    """Signals for a guest, kept until it acknowledges them, as an answer may be lost.
 
-    A guest counts what it has delivered, over agents that come and go. So a count says something only
-    beside the one before it.
+    A guest counts the signals it has delivered in its whole life, across restarts of the agent. So only
+    the difference of two counts has a meaning.
     """
 
     def __init__(self) -> None:
-        #: Not delivered yet, as far as is known.
+        #: Signals that are not acknowledged.
         self.left: list[int] = []
         self._given = 0
         self._done: int | None = None
 
     def add(self, number: int) -> None:
-        """Another one; once is enough where it waits already, and has not been told of."""
+        """Add a signal, unless it already waits to be sent."""
         if number not in self.left[self._given :]:
             self.left.append(number)
 
     def acknowledge(self, done: int | None) -> None:
-        """The guest has delivered so many in its life; None: it is one that does not count."""
+        """Note how many signals the guest has delivered; None: it does not count."""
         if done is None:
             return
         fresh = 0 if self._done is None else done - self._done
@@ -51,7 +51,7 @@ class Orders:
         self._done = done
 
     def give(self, *, certain: bool) -> list[int]:
-        """What to tell the guest. certain: it will be heard whether that arrived."""
+        """Return the signals to send. is_acknowledged: the guest acknowledges signals."""
         told = list(self.left)
         self._given = len(told)
         if not certain:
@@ -61,18 +61,18 @@ class Orders:
 
 @dataclass
 class GuestLink:
-    """What the endpoint and the run share about one guest.
+    """The state that the guest endpoint and the run share about one guest.
 
     logs: files for ``out`` and ``err``; ``max_log`` bytes are kept of each.
     on_log: called after a log has grown.
-    on_words: takes what the script prints, in place of logs, of a guest that goes on for months. What
-        it prints while no agent runs is lost.
-    pool_token: for a machine of a cluster: its token for the pool.
-    former: SHA-256 of the token that the guest of a resumed machine knows. It gets the new one for it,
-        until it has used that, and nothing else; ``""``: there is none.
-    longest_wait: that a request for orders may last, in seconds.
-    beating: the guest has begun to ask for orders, and so is heard of from now on.
-    lost: why this node could not keep what came last of ``out`` or ``err``.
+    on_output: takes the script's output in place of logs, for a cluster VM, which runs for months. Its
+        output is lost while no agent runs.
+    pool_token: for a cluster VM: returns its token for the pool.
+    former: SHA-256 of the token that a resumed guest still has, or ``""``. With it the guest can only
+        get the new token; it becomes invalid once the guest uses the new one.
+    longest_wait: the most seconds that a request for signals may wait.
+    has_heartbeat: the guest has begun to ask for signals, which is its heartbeat.
+    lost: why this node could not store the latest data of ``out`` or ``err``.
     """
 
     token: str
@@ -92,14 +92,14 @@ class GuestLink:
     words_end: dict[str, int] = field(default_factory=dict)
     writing: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
-    #: No request is answered but with "try again"; one for orders has been.
+    #: All requests get "try again"; and whether a request for signals has got it.
     hushed: bool = False
     _turned_away: bool = False
     #: When the last request came, in monotonic seconds.
     _asked: float = 0.0
-    #: Requests that are being answered.
+    #: Number of requests in progress.
     _answering: int = 0
-    #: What wakes those who wait for orders.
+    #: Callbacks that wake the requests that wait for signals.
     _waiting: list[Callable[[], object]] = field(default_factory=list)
 
     def admits(self, authorization: str) -> bool:
@@ -116,7 +116,7 @@ class GuestLink:
         return hmac.compare_digest(hashlib.sha256(shown).hexdigest(), self.former)
 
     def begin(self, authorization: str, path: str) -> tuple[int, str] | None:
-        """A request begins: the status and text to answer at once; None: go on, and :meth:`end` it."""
+        """Begin a request. Return an answer, or None: handle it, then call :meth:`end`."""
         former = self._is_former(authorization)
         if not former and not self._is_current(authorization):
             return 401, NOT_YOURS
@@ -125,7 +125,7 @@ class GuestLink:
             if self.hushed:
                 self._turned_away = self._turned_away or path == CONTROL
                 self.changed.notify_all()
-                return 503, "this machine is about to be saved; try again"
+                return 503, "this VM is about to be saved; try again"
             if former:
                 renewal = f"{self.token} {int(time.time())}\n"
                 return (200, renewal) if path == RENEWAL else (503, "take the new token first")
@@ -137,17 +137,17 @@ class GuestLink:
         return None
 
     def end(self) -> None:
-        """A request that had begun is answered."""
+        """End a request that :meth:`begin` let through."""
         with self.changed:
             self._answering -= 1
             self.changed.notify_all()
 
     def hush(self, timeout: float) -> bool:
-        """Answer nothing any more, so that what the guest was told is all that there is: for a machine
-        that is to be saved. False: a request is still being answered after ``timeout`` seconds.
+        """Turn all requests away before the VM is saved; wait for pending answers.
 
-        An answer that is on its way when the machine is saved never comes. So this waits until a
-        request for orders has been turned away, and no request has come for :data:`QUIET_SECONDS`.
+        An answer that is in transit when the VM is saved is lost. So this waits until a request for
+        signals has been turned away and no request has come for :data:`QUIET_SECONDS`. Returns false
+        if a request is still in progress after ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         with self.changed:
@@ -163,7 +163,7 @@ class GuestLink:
             return not self._answering
 
     def speak(self) -> None:
-        """Go on answering."""
+        """Answer requests again."""
         with self.changed:
             self.hushed = False
 
@@ -174,15 +174,15 @@ class GuestLink:
             self._wake()
 
     def close(self) -> None:
-        """Let waiting requests go."""
+        """Wake waiting requests, so that they end."""
         with self.changed:
             self.closed = True
             self._wake()
 
     def take_signals(self, done: int | None) -> list[int]:
-        """Signals to deliver.
+        """Return the signals to deliver.
 
-        done: how many the guest has delivered so far. What it was told without it is not told again.
+        done: how many the guest has delivered so far; None: each signal is sent once only.
         """
         with self.changed:
             self.orders.acknowledge(done)
@@ -190,9 +190,9 @@ class GuestLink:
 
     @contextmanager
     def on_orders(self, done: int | None, wake: Callable[[], object]) -> Iterator[None]:
-        """While the context lasts, ``wake`` is called, by any thread, when nothing is to be waited for.
+        """Have ``wake`` called when waiting requests must end, while the context lasts.
 
-        done: see :meth:`take_signals`.
+        Any thread may call it. done: see :meth:`take_signals`.
         """
         with self.changed:
             self.orders.acknowledge(done)

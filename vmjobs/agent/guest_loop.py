@@ -1,4 +1,4 @@
-"""One thread in which the sockets of all guests are listened to."""
+"""The event loop for the sockets of all guests, in one thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds until connections are taken again after that failed: nothing tells when files can be opened.
+#: Seconds after a failed accept(2) until the next: no event announces that files can be opened again.
 _AGAIN_SECONDS: Final = 0.1
 
 _loops: list[asyncio.AbstractEventLoop] = []
@@ -25,7 +25,7 @@ _making = threading.Lock()
 
 
 def guest_loop() -> asyncio.AbstractEventLoop:
-    """Its event loop. What is called there must not wait."""
+    """Return the event loop. Code that runs in it must not block."""
     with _making:
         if not _loops:
             _loops.append(asyncio.new_event_loop())
@@ -34,15 +34,16 @@ def guest_loop() -> asyncio.AbstractEventLoop:
 
 
 def in_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in that loop, from another thread, and return its result."""
+    """Run a coroutine in the loop, from another thread, and return its result."""
     return asyncio.run_coroutine_threadsafe(work, guest_loop()).result()
 
 
 class Connections:
-    """Connections that programs in one guest have made to one socket. For the loop's thread alone.
+    """Connections of programs in one guest to one socket. For the loop's thread only.
 
-    attend: serves one, which is closed when it returns. most: at so many the oldest has to go that is
-    not :meth:`known` to be the guest's own, so that others cannot keep the guest out.
+    serve_connection: its connection is closed when it returns. limit: beyond this number the oldest
+    unidentified connection is closed (see :meth:`mark_identified`), so that other programs cannot keep
+    the guest program out.
     """
 
     def __init__(self, attend: Callable[[Socket], Coroutine[Any, Any, None]], most: int) -> None:
@@ -63,21 +64,21 @@ class Connections:
             self._tasks[oldest].cancel()
 
     def known(self, connection: Socket) -> None:
-        """It is the guest that has connected."""
+        """Note that the connection is the guest program's own."""
         self._strangers.pop(connection, None)
 
     def hang_up(self, connection: Socket) -> None:
-        """Serve it no longer."""
+        """Close a connection."""
         self._tasks[connection].cancel()
 
     async def give(self, connection: Socket) -> None:
-        """Stop serving a connection and leave it open for the caller, unless it is closed already."""
+        """Stop serving a connection and leave it open for the caller."""
         if connection in self._tasks:
             self._given.add(connection)
             await self._cancel(connection)
 
     async def close(self, seconds: float = 0.0) -> None:
-        """Hang up on all; on those of the guest's own after so many seconds."""
+        """Close all connections; identified ones get so many seconds to end."""
         await self._cancel(*self._strangers)
         if self._tasks and seconds:
             await asyncio.wait(self._tasks.values(), timeout=seconds)
@@ -91,7 +92,7 @@ class Connections:
 
     def _ended(self, connection: Socket, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a guest's connection is closed", exc_info=error)
+            log.error("a guest's connection failed and is closed", exc_info=error)
         del self._tasks[connection]
         self.known(connection)
         if connection in self._given:
@@ -102,15 +103,15 @@ class Connections:
 
 @contextmanager
 def accepting(server: Socket, connections: Connections) -> Iterator[None]:
-    """Have a listening socket's connections taken for as long as the context lasts."""
+    """Accept a listening socket's connections while the context lasts."""
 
     async def accept() -> None:
         while True:
             try:
                 connections.take((await guest_loop().sock_accept(server))[0])
-                await asyncio.sleep(0)  # a flood of connections does not stop other guests
+                await asyncio.sleep(0)  # a flood of connections must not stop other guests
             except OSError as error:
-                log.error("a guest's connection cannot be taken: %s", error)
+                log.error("cannot accept a guest's connection: %s", error)
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     with server:

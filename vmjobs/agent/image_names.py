@@ -1,4 +1,4 @@
-"""The names by which jobs asked for images, so that a node can advertise what it has by name."""
+"""Names by which jobs requested images, for a node to advertise its cached images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ImageNames:
         return digest
 
     def of(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Names of images with these digests, the latest first; a name may have moved on since."""
+        """Return names of images with these digests, latest first; some may be stale."""
         wanted = set(digests)
         with self._lock:
             return tuple(name for name, digest in reversed(self._known.items()) if digest in wanted)

@@ -1,7 +1,7 @@
-"""What can happen to a run, as values in one queue.
+"""The events of a run, and their queue.
 
-The endpoint, the console, the machine, the lease and the repository each put observations in;
-the run alone takes them out and decides.
+The endpoint, the console, the VM, the lease and the repository put events in; only the run takes them
+out and decides.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vmjobs.model import ExitStatus
 
 @dataclass(frozen=True)
 class Ready:
-    """The guest is up and has its job."""
+    """The guest has booted and has its job."""
 
 
 @dataclass(frozen=True)
 class ScriptEnded:
-    """The script has ended; outputs are still to come. ``disk_full``: its disk was full then."""
+    """The script has ended; outputs will follow. disk_full: its disk was full then."""
 
     exit: ExitStatus
     disk_full: bool = False
@@ -30,7 +30,7 @@ class ScriptEnded:
 
 @dataclass(frozen=True)
 class ExitReported:
-    """The guest has delivered all that it could, and powers off. ``undelivered``: there was more."""
+    """The guest powers off. undelivered: it could not deliver all outputs."""
 
     exit: ExitStatus
     undelivered: bool = False
@@ -38,12 +38,12 @@ class ExitReported:
 
 @dataclass(frozen=True)
 class MachineGone:
-    """The hypervisor says that the machine is no more."""
+    """The hypervisor reports that the VM has ended."""
 
 
 @dataclass(frozen=True)
 class LineSeen:
-    """A line of the console fits a rule of the job: ``ready`` or ``exit``."""
+    """A line of the console matches a rule of the job: ``ready`` or ``exit``."""
 
     rule: str
     line: str
@@ -51,21 +51,21 @@ class LineSeen:
 
 @dataclass(frozen=True)
 class RuleFailed:
-    """A rule of the job cannot be evaluated; ``why`` says which and why."""
+    """A rule of the job cannot be evaluated; ``why`` names it and the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Panicked:
-    """The guest's kernel gave up and will never do anything again."""
+    """The guest's kernel has panicked and halted."""
 
     cause: str
 
 
 @dataclass(frozen=True)
 class GuestSilent:
-    """The guest has not been heard of for ``seconds``."""
+    """The guest has sent nothing for ``seconds``."""
 
     seconds: float
 
@@ -77,36 +77,36 @@ class ConsoleFlooded:
 
 @dataclass(frozen=True)
 class ImageLost:
-    """What the machine has not read yet of its image is not to be had; ``error`` says why."""
+    """The part of the image that the VM has not read yet is unavailable."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
 class SignalSent:
-    """Whoever runs the job sent it a signal."""
+    """The client that started the run sent a signal for the job."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class SaveWanted:
-    """The agent is about to stop: the run is to end with its machine saved, or just to end."""
+    """The agent is about to stop: the run must end, with its VM saved if possible."""
 
 
 @dataclass(frozen=True)
 class SaveOver:
-    """The machine has been saved, or could not be."""
+    """Saving the VM has succeeded or failed."""
 
 
 @dataclass(frozen=True)
 class LeaseLost:
-    """Whoever ran the job has gone."""
+    """The client that started the run has closed its connection."""
 
 
 @dataclass(frozen=True)
 class Superseded:
-    """The repository takes no more word from this attempt."""
+    """The repository accepts no more reports of this attempt."""
 
     why: str
 
@@ -131,24 +131,24 @@ Observation = (
 
 
 class Observer(Protocol):
-    """Whoever is told of observations."""
+    """Receives events."""
 
     def put(self, observation: Observation) -> None:
-        """Take an observation; callable from any thread."""
+        """Take an event; callable from any thread."""
 
 
 class Inbox:
-    """A queue of observations with deadlines (monotonic seconds)."""
+    """A queue of events with deadlines (monotonic seconds)."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Observation] = queue.Queue()
 
     def put(self, observation: Observation) -> None:
-        """Add an observation; callable from any thread."""
+        """Add an event; callable from any thread."""
         self._queue.put(observation)
 
     def next(self, deadline: float) -> Observation | None:
-        """The next observation, or None once ``deadline`` has passed; ``inf`` never does."""
+        """Wait for the next event; return None after ``deadline`` (``inf``: never)."""
         timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         try:
             return self._queue.get(timeout=timeout)

@@ -1,4 +1,4 @@
-"""The job disk: how a job is put before its guest (guest contract, "The job disk").
+"""The job disk, which gives a guest its job (guest contract, "The job disk").
 
 It is a plain tar stream, so that any OS can read it and the host never mounts anything.
 """
@@ -19,15 +19,15 @@ from typing import BinaryIO
 from vmjobs.model import InputFile, JobTicket
 
 CONTRACT_VERSION = 3
-#: Disks are a whole number of these, which every hypervisor accepts.
+#: Disk sizes are multiples of this number of bytes, which every hypervisor accepts.
 BLOCK = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Briefing:
-    """What the guest is told. ``endpoint`` is ``""`` where the guest has no network.
+    """A job as described to its guest.
 
-    keep: what the scratch disk holds is to outlive the machine.
+    endpoint: URL; ``""``: the guest has no network. keep: the scratch disk outlives the VM.
     """
 
     ticket: JobTicket
@@ -40,12 +40,12 @@ class Briefing:
 def write_job_disk(
     path: Path, briefing: Briefing, fetch: Callable[[InputFile, BinaryIO], object]
 ) -> None:
-    """Write the job disk: what the guest is told, the script if the job has one, and its inputs.
+    """Write the job disk: the job's description, its script if it has one, its inputs.
 
-    fetch: writes an input where the file that it is given stands; it may do so several times.
+    fetch: writes an input at the present position of a file; it may rewind and write it again.
 
     Raises:
-        OSError: the disk cannot be written, or an input has not the size that the job says.
+        OSError: the disk cannot be written, or an input's size differs from the job's description.
     """
     with path.open("wb") as file:
         file.write(_description(briefing))
@@ -60,13 +60,13 @@ def write_job_disk(
             file.write(bytes(-size % tarfile.BLOCKSIZE))
         file.truncate(_whole(file.tell() + 2 * tarfile.BLOCKSIZE))
         file.seek(0)
-        file.write(_description(briefing))  # the time in it is that of a disk that is complete
+        file.write(_description(briefing))  # again, with the time at which the disk is complete
         file.flush()
         os.fsync(file.fileno())
 
 
 def blank_disk(path: Path, size: int) -> None:
-    """Make a blank, sparse disk of at least ``size`` bytes."""
+    """Create a blank, sparse disk of at least ``size`` bytes."""
     with path.open("xb") as file:
         file.truncate(_whole(size))
 

@@ -1,17 +1,17 @@
-"""The agent's journal: what exists on this node on behalf of a run, written before it is made.
+"""The agent's journal of runs, from which a restarted agent cleans up.
 
-Everything a run makes lies in its own directory; only the machine itself lives outside of it.
-So one small record, durable before anything else, is enough to know what to remove:
+Everything that a run creates lies in its own directory, except its VM. So one small record, durable
+before anything else is created, is enough to know what to remove:
 
 ====================================  =======================================================
-killed after                          what a restarted agent finds and does
+killed after                          a restarted agent finds
 ====================================  =======================================================
-``mkdir``                             a directory without record: no machine was ever started
-record written                        a record: destroy the machine by name, remove the rest
-verdict written                       the same, and the verdict is kept for whoever asks again
-other machine written                 the same, with that one
-machine destroyed                     the same; destroying it again is no error
-contents removed                      record alone: the same
+``mkdir``                             a directory without record: no VM was ever started
+record written                        a record: it destroys the VM by name, removes the rest
+outcome written                       the same, and keeps the outcome for the next request
+other VM written                      the same, with the other VM
+VM destroyed                          the same; destroying it again is no error
+contents removed                      only the record: the same
 ====================================  =======================================================
 """
 
@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 RECORD = "run.json"
 VERDICT = "verdict.json"
-#: The hypervisor and the name of the run's machine, where they are not the record's.
+#: The hypervisor and the name of the run's VM, if they differ from the record's.
 MACHINE = "machine.json"
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What must be known to undo a run."""
+    """The data that is needed to undo a run."""
 
     attempt: str
     job: str
@@ -56,14 +56,14 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A run that an earlier process did not end; ``verdict`` is ``""`` if it had none yet."""
+    """A run that an earlier process did not end. verdict: ``""`` if it had none yet."""
 
     record: RunRecord
     verdict: str
 
 
 def machine_prefix(root: Path) -> str:
-    """What the names of a journal's machines begin with: no other journal's on this node do."""
+    """Return the prefix of a journal's VM names, unique among the node's journals."""
     return f"{NAME_PREFIX}{hashlib.sha256(bytes(root.resolve())).hexdigest()[:8]}-"
 
 
@@ -77,20 +77,20 @@ class Journal:
         self._reassigned: dict[str, tuple[str, Hypervisor]] = {}
 
     def machine_name(self, attempt: str) -> str:
-        """The name of an attempt's machine."""
+        """Return the name of an attempt's VM."""
         return f"{self.prefix}{attempt}"
 
     def directory(self, attempt: str) -> Path:
-        """Where an attempt's files are, as long as it runs."""
+        """Return the directory of an attempt's files, which exists while it runs."""
         return self.root / attempt
 
     @contextmanager
     def run(self, record: RunRecord, driver: Hypervisor) -> Iterator[Path]:
-        """A directory for one run; on leaving, the machine is gone and so is the directory.
+        """Create a run's directory; at the end destroy the VM and remove the directory.
 
         Raises:
-            HypervisorError: the machine could not be verified gone. The record stays, and the
-                next start of the agent tries again.
+            HypervisorError: the VM could not be verified gone. The record stays, and the next start of
+                the agent tries again.
         """
         directory = self.directory(record.attempt)
         with self._exclusive():
@@ -103,17 +103,17 @@ class Journal:
                 self._remove(directory, name, driver)
 
     def reassign(self, attempt: str, machine: str, driver: Hypervisor) -> None:
-        """The run's machine, not started yet, will be another one than its record says."""
+        """Note that the run will start another VM than its record names."""
         text = json.dumps({"machine": machine, "hypervisor": driver.kind.value})
         write_durably(self.root / attempt / MACHINE, text.encode())
         self._reassigned[attempt] = (machine, driver)
 
     def conclude(self, attempt: str, verdict: str) -> None:
-        """Keep a run's verdict (JSON): all that is left to do is to tell it."""
+        """Write a run's outcome (JSON), which only remains to be reported."""
         write_durably(self.root / attempt / VERDICT, verdict.encode())
 
     def recover(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[Leftover]:
-        """Remove what dead processes left, and say what that was. Runs of the living stay."""
+        """Undo and return the runs of dead processes; runs of live processes stay."""
         cleaned = []
         with self._exclusive():
             for directory in sorted(p for p in self.root.iterdir() if p.is_dir()):
@@ -129,7 +129,7 @@ class Journal:
     ) -> Leftover | None:
         driver = drivers.get(record.hypervisor)
         if driver is None:
-            log.error("run %s needs the %s driver to be undone", record.attempt, record.hypervisor)
+            log.error("cannot undo run %s: there is no %s driver", record.attempt, record.hypervisor)
             return None
         verdict = _text(directory / VERDICT)
         self._remove(directory, record.machine, driver)
@@ -137,7 +137,7 @@ class Journal:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One process at a time makes or undoes runs here."""
+        """Hold the lock with which one process at a time creates or undoes runs."""
         with self.root.with_name(f"{self.root.name}.lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -154,16 +154,16 @@ class Journal:
 
 
 def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
-    """Destroy machines of this journal that no record knows. Returns their names."""
+    """Destroy VMs of this journal without a record. Returns their names."""
     directories = [p for p in journal.root.iterdir() if p.is_dir()]
     known = {journal.machine_name(p.name) for p in directories}
-    # One that was saved keeps the name that it had in an earlier run.
+    # A resumed VM keeps the name that it had in an earlier run.
     known |= {record.machine for p in directories if (record := _read(p)) is not None}
     return sweep_unknown(journal.prefix, known, drivers)
 
 
 def sweep_probes(drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
-    """Destroy machines of probes whose process was killed. Returns their names."""
+    """Destroy VMs of probes whose process was killed. Returns their names."""
     swept = sweep_unknown(probe.PREFIX, probe.Wanted(), drivers)
     probe.remove_folders(Path(tempfile.gettempdir()))
     return swept
@@ -172,7 +172,7 @@ def sweep_probes(drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
 def sweep_unknown(
     prefix: str, known: Container[str], drivers: Mapping[HypervisorKind, Hypervisor]
 ) -> list[str]:
-    """Destroy machines whose names begin with ``prefix`` and are not known. Returns their names."""
+    """Destroy unknown VMs whose names begin with ``prefix``. Returns their names."""
     swept = []
     for driver in drivers.values():
         for name in _names(driver):
@@ -186,12 +186,12 @@ def _names(driver: Hypervisor) -> list[str]:
     try:
         return driver.list()
     except HypervisorError as error:
-        log.warning("cannot list machines of %s: %s", driver.kind, error)
+        log.warning("cannot list the VMs of %s: %s", driver.kind, error)
         return []
 
 
 def _held(path: Path) -> bool:
-    """Whether the process that made this record is alive: it holds a lock on it."""
+    """Whether the process that wrote this record is alive: it holds a lock on it."""
     with path.open("rb") as record:
         try:
             fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,7 +208,7 @@ def _text(path: Path) -> str:
 
 
 def _read(directory: Path) -> RunRecord | None:
-    """What is known of a run, as of now."""
+    """Return a run's record, updated by a later reassignment; None: it has none."""
     text = _text(directory / RECORD)
     if not text:
         return None
@@ -217,12 +217,12 @@ def _read(directory: Path) -> RunRecord | None:
 
 
 def _begin(directory: Path, record: RunRecord) -> BinaryIO:
-    """Make a run's directory with its record: that, held for as long as its process lives."""
+    """Create a run's directory and record; return the record, locked by this process."""
     directory.mkdir(mode=0o700)
     try:
         write_durably(directory / RECORD, json.dumps(asdict(record)).encode())
         alive = (directory / RECORD).open("rb")
-    except OSError:  # there is no room
+    except OSError:  # such as a full disk
         shutil.rmtree(directory, ignore_errors=True)
         raise
     fcntl.flock(alive, fcntl.LOCK_EX)
@@ -230,7 +230,7 @@ def _begin(directory: Path, record: RunRecord) -> BinaryIO:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file that is whole or absent, whatever happens to this process or machine."""
+    """Write a file that is whole or absent even after a crash of the process or host."""
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:

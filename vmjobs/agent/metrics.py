@@ -1,7 +1,7 @@
-"""The agent's state for Prometheus, served over HTTP. It names no job, no user and no image.
+"""The agent's metrics for Prometheus, over HTTP. They name no job, user or image.
 
-How things are now is read from the objects that know when it is asked for. How long steps took and
-what failed is counted from when this process began.
+Present values are read from the agent's objects at each scrape. Durations of steps and failures are
+counted from the start of this process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from vmjobs.model import JobState
 
 JOB: Final = "job"
 MEMBER: Final = "member"
-#: Seconds. From a step that does nothing to a job that runs for a day.
+#: Seconds, from a step that does nothing to a job that runs for a day.
 BUCKETS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
-#: Phases of a job's machine. A run of which nothing was told yet has begun to be staged; one whose
-#: end was told is still being cleared away.
+#: Phases of a job's VM. A run without a report counts as staging, a run whose end has been reported
+#: as collecting: its VM is still being removed.
 _JOB_PHASES: Final = (
     JobState.STAGING,
     JobState.BOOTING,
@@ -40,20 +40,20 @@ _JOB_PHASES: Final = (
 
 
 class CachedImages(Protocol):
-    """A node's image cache. hits, misses: machines whose image was here, or was not."""
+    """A node's image cache. hits, misses: VMs whose image was cached, or was not."""
 
     hits: int
     misses: int
 
     def used(self) -> int:
-        """Bytes of disk that images take."""
+        """Return the bytes of disk that images use."""
 
 
 class AgentMetrics(Collector):
-    """What an agent shows. The fields are where it looks; they are set before it is served.
+    """Metrics of an agent. The fields are its sources, set before metrics are served.
 
-    jobs: how many jobs are in each state; None: nothing was told yet. members: what was reported last
-    of each machine of a cluster. cache: None where images are not fetched.
+    jobs: number of jobs in each state; None: without a report yet. members: the last report of each
+    cluster VM. cache: None if images are not fetched.
     """
 
     def __init__(self) -> None:
@@ -65,28 +65,28 @@ class AgentMetrics(Collector):
         self.registry = CollectorRegistry()
         self._steps = Histogram(
             "vmjobs_agent_step_seconds",
-            "How long the steps of jobs and of machines of clusters took.",
+            "How long the steps of jobs and of cluster VMs took.",
             ["kind", "step"],
             buckets=BUCKETS,
             registry=self.registry,
         )
         self._failures = CounterMetric(
             "vmjobs_agent_member_failures",
-            "Machines of clusters that failed, by the reason's code.",
+            "Cluster VMs that failed, by the reason's code.",
             ["code"],
             registry=self.registry,
         )
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    # ------------------------------------------------------------------ what is counted
+    # ------------------------------------------------------------------ counted
 
     def job_step(self, title: str, seconds: float) -> None:
-        """A step of a job has ended."""
+        """Count a step of a job that has ended."""
         self._steps.labels(JOB, title).observe(seconds)
 
     def member(self, before: MemberReport | None, after: MemberReport) -> None:
-        """A machine of a cluster was reported; before it, this was. None: an earlier agent's."""
+        """Count a cluster VM's report. before: the last one; None: this agent has none."""
         if before is None:
             return
         known = before.seconds if before.incarnation == after.incarnation else {}
@@ -96,10 +96,10 @@ class AgentMetrics(Collector):
         if after.failures > before.failures:
             self._failures.labels(after.code).inc()
 
-    # ------------------------------------------------------------------ what is looked up
+    # ------------------------------------------------------------------ read at each scrape
 
     def collect(self) -> Iterable[Metric]:
-        """The node as it is now."""
+        """Yield the present values."""
         yield InfoMetricFamily("vmjobs_agent", "The agent's release.", {"version": __version__})
         yield self._machines()
         yield self._faults()
@@ -109,7 +109,7 @@ class AgentMetrics(Collector):
     def _machines(self) -> Metric:
         found = GaugeMetricFamily(
             "vmjobs_agent_machines",
-            "Machines by what they are for and how far they are.",
+            "VMs by kind (job or cluster member) and phase.",
             labels=["kind", "phase"],
         )
         jobs: Counter[JobState] = Counter()
@@ -125,7 +125,7 @@ class AgentMetrics(Collector):
     def _faults(self) -> Metric:
         found = GaugeMetricFamily(
             "vmjobs_agent_fault",
-            "Whether the node takes no jobs for this cause.",
+            "Whether the node takes no jobs because of this cause.",
             labels=["cause"],
         )
         present = self.faults()
@@ -150,12 +150,12 @@ class AgentMetrics(Collector):
         return works, seconds
 
     def _cache(self) -> Iterable[Metric]:
-        size = GaugeMetricFamily("vmjobs_agent_image_cache_bytes", "Bytes of disk that images take.")
+        size = GaugeMetricFamily("vmjobs_agent_image_cache_bytes", "Bytes of disk that images use.")
         hits = CounterMetricFamily(
-            "vmjobs_agent_image_cache_hits", "Machines whose image was on the node already."
+            "vmjobs_agent_image_cache_hits", "VMs whose image was already on the node."
         )
         misses = CounterMetricFamily(
-            "vmjobs_agent_image_cache_misses", "Machines whose image had to be fetched."
+            "vmjobs_agent_image_cache_misses", "VMs whose image had to be fetched."
         )
         if self.cache is not None:
             size.add_metric([], self.cache.used())
@@ -172,10 +172,10 @@ def _job_phase(state: JobState | None) -> JobState:
 
 @contextmanager
 def serving(metrics: AgentMetrics, listen: str) -> Iterator[None]:
-    """Answer scrapes at ``listen`` (HOST:PORT) while the context lasts; empty: nowhere.
+    """Serve metrics at ``listen`` (HOST:PORT) while the context lasts; ``""``: nowhere.
 
     Raises:
-        ConfigError: nothing can be served there.
+        ConfigError: the address cannot be used.
     """
     if not listen:
         yield
@@ -185,8 +185,8 @@ def serving(metrics: AgentMetrics, listen: str) -> Iterator[None]:
         server, _ = start_http_server(port, host, metrics.registry)
     except OSError as error:
         raise ConfigError(
-            f"metrics_listen: nothing can be served at {listen}: {reason_of(error)}",
-            hint="name an address of this machine and a port that nobody else has",
+            f"metrics_listen: cannot listen at {listen}: {reason_of(error)}",
+            hint="use an address of this host and a free port",
         ) from error
     try:
         yield

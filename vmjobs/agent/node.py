@@ -1,4 +1,4 @@
-"""What this node says about itself, to the API and to HTCondor."""
+"""Describes this node to the API and to HTCondor."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ANNOUNCE_SECONDS = 15.0
 
 
 class NodeRegistry(Protocol):
-    """Where nodes are announced."""
+    """The service's registry of nodes."""
 
     def put_node(self, node: Node) -> NodeWishes:
-        """Announce a node, or refresh what is known of it; what it is asked to do."""
+        """Register or update a node; return the service's requests to it."""
 
 
 def describe(
@@ -40,7 +40,7 @@ def describe(
     running: tuple[str, ...],
     image_names: tuple[str, ...] = (),
 ) -> Node:
-    """The node as it is now."""
+    """Return the present description of the node."""
     free = shutil.disk_usage(settings.state_dir).free // MIB
     networks = guest_network.modes() if _isolates(settings.isolation) else (NetworkMode.NONE,)
     return Node(
@@ -75,15 +75,15 @@ def describe(
 
 @cache
 def _isolates(isolation: str) -> bool:
-    """Whether machines are isolated, as those with networks have to be."""
+    """Whether VMs are isolated, which a network requires."""
     return isolation == "required" or not sandbox.fault()
 
 
 class Announcer:
-    """Announces the node at once, every few seconds, and whenever it is told to.
+    """Registers the node at once, every few seconds, and on request.
 
-    granted: called with what the repository wishes of the node, after each announcement.
-    refused: called with why it does not take the node's token, or with "" where it does.
+    on_wishes: called with the service's requests to the node, after each registration.
+    on_token_fault: called with why the service rejects the node's token, or with "" if it accepts it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Announcer:
         self._due = self._stopped = False
 
     def run(self) -> None:
-        """Announce until :meth:`stop` is called."""
+        """Register repeatedly until :meth:`stop` is called."""
         while not self._stopped:
             self.step()
             with self._changed:
@@ -107,11 +107,11 @@ class Announcer:
                 self._due = False
 
     def step(self) -> None:
-        """Announce once; where that fails it is logged."""
+        """Register once; log a failure."""
         try:
             wishes = self._registry.put_node(self._describe())
         except (VMJobsError, OSError, ValueError) as error:
-            log.warning("the API was not told about this node: %s", error)
+            log.warning("cannot register this node with the API: %s", error)
             if isinstance(error, Unauthenticated | Forbidden):
                 self._refused(error.message)
         else:
@@ -119,7 +119,7 @@ class Announcer:
             self._granted(wishes)
 
     def soon(self) -> None:
-        """Something changed: announce now."""
+        """Have :meth:`run` register the node now, after a change."""
         with self._changed:
             self._due = True
             self._changed.notify_all()
@@ -132,23 +132,23 @@ class Announcer:
 
 
 def member_directory(settings: Config) -> Path:
-    """Where machines of clusters have their disks."""
+    """Return the directory of the disks of cluster VMs."""
     return settings.state_dir / "members"
 
 
 def _taken_by_members(settings: Config) -> int:
-    """MiB of disk that machines of clusters take by now.
+    """Return the MiB of disk that cluster VMs use now.
 
-    Whoever counts the machines takes these off what the node offers; they are not to lessen it twice.
+    The scheduler subtracts the VMs' disks from the node's offer, so the offer includes them.
     """
     found = 0
     for directory, _, files in os.walk(member_directory(settings)):
         for name in files:
-            with suppress(OSError):  # it may go meanwhile
+            with suppress(OSError):  # it may be removed meanwhile
                 found += Path(directory, name).lstat().st_blocks * 512
     return found // MIB
 
 
 def memory_mib() -> int:
-    """MiB of the host's memory."""
+    """Return the MiB of the host's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB

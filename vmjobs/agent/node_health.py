@@ -50,7 +50,7 @@ class NodeHealth:
         self._fault = ""
 
     def note(self, verdict: Verdict) -> bool:
-        """Count a run that has ended. True: several VMs in a row did not boot; probe the hypervisor."""
+        """Count a run that has ended. True: VMs do not boot, so probe the hypervisor."""
         if verdict.unfit:
             self.failed()
         elif verdict.exit is not None:
@@ -79,8 +79,8 @@ class NodeHealth:
             self._until = self._clock() + seconds
             until = (now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
             self._fault = (
-                f"{self._failed} jobs in a row failed for the node's sake; it rests until {until} (the "
-                "agent's log says why)"
+                f"{self._failed} jobs in a row failed because of this node; it takes no jobs until "
+                f"{until} (see the agent's log)"
             )
         self.on_rest()
 

@@ -1,7 +1,7 @@
-"""What a guest delivers, and the gate it goes through.
+"""Checks and collects a guest's outputs.
 
-Outputs are a tar stream on the output disk. Each file passes :class:`OutputTray`, which checks name,
-type, count and size; what it refuses is listed, the rest is delivered from where it lies.
+Outputs are a tar stream on the output disk. :class:`OutputCollector` checks the name, type, number and
+size of each file; it lists those it rejects. Accepted files are delivered directly from the disk.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from vmjobs.tar_guard import CHUNK, MAX_REJECTED, Guarded, shown
 
 MAX_FILES = 200_000
 MAX_EXIT_JSON = 4096
-#: Bytes of what a guest says of outputs that it left out, and digits of the size of one.
+#: The most bytes of a guest's list of omitted outputs, and digits of the size of one.
 MAX_UNDELIVERED = 1024 * 1024
 MAX_DIGITS = 19
-#: What it says in place of a size, of outputs that it cannot send.
+#: Reasons by the word that replaces the size of an output that the guest cannot send.
 _LEFT_OUT = {
     "link": "not a regular file but a symbolic link",
     "fifo": "not a regular file but a FIFO",
@@ -36,7 +36,7 @@ _LEFT_OUT = {
 
 
 class Refused(Exception):
-    """One output was not taken; the text says why. ``too_large``: it did not fit."""
+    """An output was rejected; the text is the reason. too_large: it did not fit."""
 
     def __init__(self, why: str, *, too_large: bool = False) -> None:
         super().__init__(why)
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Kept:
-    """An accepted output: ``size`` bytes of ``disk`` from ``offset`` on, where it stays."""
+    """An accepted output: ``size`` bytes at ``offset`` of ``disk``, where it stays."""
 
     path: str
     disk: Path
@@ -54,7 +54,7 @@ class Kept:
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """The disk, where the output begins: what is behind it is none of it."""
+        """Open the disk at the output's beginning; the caller reads ``size`` bytes."""
         with self.disk.open("rb") as file:
             file.seek(self.offset)
             yield file
@@ -62,26 +62,23 @@ class Kept:
 
 @dataclass
 class OutputTray:
-    """Accepted outputs of one run.
-
-    limit: bytes that all outputs together may have.
-    """
+    """Accepted and rejected outputs of one run. limit: the most bytes of all together."""
 
     globs: Sequence[str]
     limit: int
     kept: dict[str, Kept] = field(default_factory=dict)
     rejected: list[RejectedEntry] = field(default_factory=list)
     too_large: bool = False
-    #: Why outputs that the job asks for did not arrive, by name.
+    #: Reasons by name for outputs that the job requests and that did not arrive.
     lacking: dict[str, str] = field(default_factory=dict)
     _bytes: int = 0
     _directories: set[str] = field(default_factory=set)
 
     def accept(self, output: Kept) -> None:
-        """Take one file, in place of an earlier one of that name.
+        """Accept a file; it replaces an earlier one of the same name.
 
         Raises:
-            Refused: it was not taken, and is listed under ``rejected``.
+            OutputRejected: it is listed under ``rejected``.
         """
         self.check(output.path, output.size)
         self._bytes += output.size - self._size_of(output.path)
@@ -94,7 +91,7 @@ class OutputTray:
         return 0 if before is None else before.size
 
     def refuse(self, name: str, why: str, place: str = "") -> None:
-        """Note something that is not taken. place: where it lay, where that is not its name."""
+        """List a rejected output. place: its path in the tar, if not its name."""
         if len(self.lacking) < MAX_REJECTED and self._is_wanted(name):
             self.lacking[shown(name)] = why
         entry = rejected_entry(place or name, why)
@@ -102,14 +99,14 @@ class OutputTray:
             self.rejected.append(entry)
 
     def missing(self) -> list[str]:
-        """The globs that nothing answered to."""
+        """Return the globs that no accepted output matches."""
         return [g for g in self.globs if not any(matches(name, g) for name in self.kept)]
 
     def check(self, name: str, size: int) -> None:
-        """Look at a file that is offered.
+        """Check the name and size of an output.
 
         Raises:
-            Refused: it is not taken, and is listed under ``rejected``.
+            OutputRejected: it is listed under ``rejected``.
         """
         try:
             self._check(name, size)
@@ -125,16 +122,16 @@ class OutputTray:
         if why := refusal(name):
             raise Refused(why)
         if not self._is_wanted(name):
-            raise Refused("no output glob of the job asks for it")
+            raise Refused("no output pattern of the job matches it")
         if other := self._in_the_way(name):
-            raise Refused(f"there is an output {other} too, and a file is no directory")
+            raise Refused(f"it conflicts with the output {other}: a file cannot be a directory too")
         if len(self.kept) >= MAX_FILES:
-            raise Refused(f"more than {MAX_FILES} files")
+            raise Refused(f"the job has more than {MAX_FILES} output files")
         if size < 0 or self._bytes - self._size_of(name) + size > self.limit:
             raise Refused(f"the outputs have more than {self.limit} bytes", too_large=True)
 
     def _in_the_way(self, name: str) -> str:
-        """An accepted output that cannot be in one directory with this; ``""``: there is none."""
+        """Return an accepted output that is below or above this name, or ``""``."""
         if name in self._directories:
             return next(path for path in self.kept if path.startswith(f"{name}/"))
         above = (str(path) for path in PurePosixPath(name).parents)
@@ -142,15 +139,15 @@ class OutputTray:
 
 
 def rejected_entry(name: str, why: str) -> RejectedEntry:
-    """The record of an output that was not taken, whatever its name is made of."""
+    """Return the record of a rejected output, with its name made printable."""
     return RejectedEntry(path=shown(name), why=shown(why)[:512])
 
 
 @dataclass(frozen=True)
 class DiskContents:
-    """What lay on an output disk.
+    """Result of reading an output disk.
 
-    complete: false if the tar stream breaks off. begun: something could be read of it.
+    complete: false if the tar stream is cut off. begun: at least one entry was read.
     """
 
     exit: ExitStatus | None
@@ -161,13 +158,12 @@ class DiskContents:
 def read_output_disk(
     disk: Path, tray: OutputTray, streams: dict[str, Path], max_stream: int
 ) -> DiskContents:
-    """Read the guest's tar stream: ``exit.json``, streams by name, outputs, and what are none.
+    """Read the guest's tar stream: ``exit.json``, streams, outputs, omitted outputs.
 
-    Nothing is extracted by its own name; every entry goes to a place we choose. Of a stream
-    ``max_stream`` bytes are kept.
+    No entry is extracted under its own name. Of each stream ``max_stream`` bytes are kept.
 
     Raises:
-        OSError: the node could not read it, or not keep what is in it.
+        OSError: the node could not read the disk, or not write a stream.
     """
     found: ExitStatus | None = None
     begun = False
@@ -188,7 +184,7 @@ def read_output_disk(
     except (tarfile.TarError, EOFError, ValueError, OverflowError):
         return DiskContents(found, False, begun)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # there is no such place in the file: its headers say so
+        if error.errno != errno.EINVAL:  # EINVAL: a header leads to an impossible offset
             raise
         return DiskContents(found, False, begun)
     return DiskContents(found, True, begun)
@@ -202,11 +198,14 @@ def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
             content = tar.extractfile(entry) if _is_plain(entry) else None
             with file.content():
                 yield entry, content
-            cast(Any, tar).members.clear()  # it would keep all of them, with all that they say
+            cast(Any, tar).members.clear()  # otherwise tarfile keeps every entry in memory
 
 
 def refuse_all(listing: bytes, tray: OutputTray) -> None:
-    """Outputs that the guest left out: size, or what it is, and percent-encoded name, one a line."""
+    """List the outputs that the guest omitted.
+
+    listing: a line for each: size or type, and percent-encoded name.
+    """
     for line in listing.decode("ascii", "replace").split("\n")[:-1]:
         what, _, name = line.partition(" ")
         name = unquote(name, errors="surrogateescape")
@@ -218,7 +217,7 @@ def refuse_all(listing: bytes, tray: OutputTray) -> None:
             tray.check(name, int(what))
         except Refused:
             continue
-        tray.refuse(name, "the guest left it out")
+        tray.refuse(name, "the guest did not send it")
 
 
 def _take(entry: tarfile.TarInfo, disk: Path, tray: OutputTray) -> None:
@@ -230,15 +229,15 @@ def _take(entry: tarfile.TarInfo, disk: Path, tray: OutputTray) -> None:
     elif name == entry.name:
         tray.refuse(entry.name, "outside of outputs/" if not refusal(name) else refusal(name))
     elif entry.offset_data + entry.size > disk.stat().st_size:
-        tray.refuse(name, "what the guest wrote to its output disk ends in the middle of it")
+        tray.refuse(name, "the output disk's data ends before the file's end")
         raise tarfile.ReadError("an entry is cut off")
     else:
-        with suppress(Refused):  # listed by the tray; the next entry may be good
+        with suppress(Refused):  # the collector lists it; the next entry may be good
             tray.accept(Kept(name, disk, entry.offset_data, entry.size))
 
 
 def _is_plain(entry: tarfile.TarInfo) -> bool:
-    """Whether its content lies there as it is: a sparse entry of a few bytes may stand for any size."""
+    """Whether it is a regular, not sparse file: a sparse entry can expand to any size."""
     return entry.isreg() and not entry.issparse()
 
 
@@ -255,7 +254,7 @@ def _type_name(entry: tarfile.TarInfo) -> str:
 
 
 def parse_exit_json(data: bytes) -> ExitStatus | None:
-    """``{"code": 3}`` or ``{"signal": 9}``; None for anything else."""
+    """Parse ``{"code": 3}`` or ``{"signal": 9}``; return None for anything else."""
     try:
         value = json.loads(data)
         return ExitStatus(

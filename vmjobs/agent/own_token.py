@@ -1,4 +1,4 @@
-"""The token by which the service knows this node: renewed once half of its life is over."""
+"""The token that authenticates this node to the service, renewed at half of its life."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from vmjobs.errors import reason_of
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a renewal that came to nothing is tried again.
+#: Seconds from a failed renewal to the next try.
 AGAIN_SECONDS: Final = 3600.0
 
 
 class OwnToken:
-    """A node's token in its file, which operators may replace, too. clock: seconds since 1970."""
+    """A node's token file, which operators may replace. clock: seconds since 1970."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
         self._not_before = 0.0
 
     def is_due(self) -> bool:
-        """Whether to ask for a new one now; it is asked for once an hour at most."""
+        """Whether to request a new token now; true once an hour at most."""
         present = self._clock()
         if present < self._not_before or present < self._half_time():
             return False
@@ -41,7 +41,7 @@ class OwnToken:
         return True
 
     def replace(self, token: str) -> None:
-        """Keep a new one. Where that fails it is logged, and tried again."""
+        """Write a new token to the file; log a failure (renewal is tried again)."""
         name = ""
         try:
             handle, name = tempfile.mkstemp(prefix=".token-", dir=self._path.parent)  # mode 0600
@@ -58,7 +58,7 @@ class OwnToken:
                 Path(name).unlink(missing_ok=True)
 
     def _half_time(self) -> float:
-        """When half of its life is over, as it says itself (RFC 7519); never, if it does not say."""
+        """Return the middle of the token's ``iat`` and ``exp`` (RFC 7519), or ``inf``."""
         with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
             part = self._path.read_text("ascii").split(".")[1]
             claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))

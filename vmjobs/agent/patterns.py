@@ -1,7 +1,7 @@
-"""Rules on the console: ``console:REGEX``, looked for in lines that a hostile guest writes.
+"""Console rules, ``console:REGEX``, searched in console lines of a hostile guest.
 
-The expression is a user's and the text a guest's; together they can keep a backtracking matcher busy
-for years. So each search has a deadline, and all of a run's searches have one together.
+The user writes the expression and the guest the text; together they can keep a backtracking matcher
+busy for years. So each search has a deadline, and all searches of a run share another one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from vmjobs.model import CONSOLE_RULE
 #: Seconds for one line, and for all lines of a run.
 LINE_SECONDS = 1.0
 ALL_SECONDS = 120.0
-#: Bytes of a line that are looked at: its last ones.
+#: Bytes at the end of a line that are searched.
 LONGEST_LINE = 4096
 
-#: What a terminal takes for a command and not for text (ECMA-48), and other control characters.
+#: Terminal control sequences (ECMA-48) and other control characters.
 _ESCAPES = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
     rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC and other strings: window titles
@@ -31,17 +31,17 @@ _ESCAPES = re.compile(
 
 
 class TooSlow(Exception):
-    """An expression was not evaluated in time; the text says which."""
+    """An expression is invalid, or its search exceeded time or memory; the text names it."""
 
 
 @dataclass
 class Pattern:
-    """One rule.
+    """One rule's expression.
 
-    line_seconds, all_seconds: how long one search and all of them together may take.
+    line_seconds, run_seconds: time limits of one search and of all searches together.
 
     Raises:
-        TooSlow: the expression cannot be compiled by the matcher that has deadlines.
+        ConsoleRuleError: the ``regex`` module, whose searches have deadlines, cannot compile it.
     """
 
     expression: str
@@ -56,39 +56,39 @@ class Pattern:
             raise TooSlow(f"the expression /{self.expression}/ cannot be used: {error}") from error
 
     def found_in(self, line: str) -> bool:
-        """Whether the expression is found in a line.
+        """Whether the line contains a match.
 
         Raises:
-            TooSlow: time is up, or memory.
+            ConsoleRuleError: the search ran out of time or memory.
         """
         began = time.monotonic()
         seconds = min(self.line_seconds, self.all_seconds)
         try:
-            # Other threads go on meanwhile: without this a search holds up the whole agent.
+            # concurrent: releases the GIL, without which a search blocks the whole agent.
             found = self._compiled.search(line, timeout=seconds, concurrent=True)
         except TimeoutError as error:
             raise TooSlow(
-                f"looking for /{self.expression}/ on the console took longer than {seconds:.3g} s; "
+                f"searching the console for /{self.expression}/ took longer than {seconds:.3g} s; "
                 "use a simpler expression"
             ) from error
         except MemoryError as error:
-            message = f"looking for /{self.expression}/ on the console takes more memory than there is"
+            message = f"searching the console for /{self.expression}/ ran out of memory"
             raise TooSlow(f"{message}; use a simpler expression") from error
         self.all_seconds = max(0.001, self.all_seconds - (time.monotonic() - began))
         return found is not None
 
 
 def pattern_of(rule: str) -> Pattern | None:
-    """The pattern of a rule ``console:REGEX``; ``None`` for any other rule.
+    """Return the console rule of ``console:REGEX``; ``None`` for any other rule.
 
     Raises:
-        TooSlow: the expression cannot be used.
+        ConsoleRuleError: the expression cannot be used.
     """
     expression = rule.removeprefix(CONSOLE_RULE)
     return None if expression == rule else Pattern(expression)
 
 
 def text_of(line: bytes) -> str:
-    """What a person would read of a console line: no escape sequences, no control characters."""
+    """Return a console line's last bytes as text, without escapes and control characters."""
     plain = _ESCAPES.sub(b"", line[-LONGEST_LINE:])
     return plain.decode("utf-8", "replace")

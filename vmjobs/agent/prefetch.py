@@ -1,4 +1,4 @@
-"""Images that the repository wishes this node to have, fetched while nobody waits for them."""
+"""Fetches images that the repository wants on this node before a job needs them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from vmjobs.wire import NodeWishes
 
 log = logging.getLogger(__name__)
 
-#: Between two tries to fetch an image, in seconds: at first, and at most.
+#: Seconds between two attempts to fetch an image: the first pause and the longest.
 FIRST_PAUSE = 60.0
 LONGEST_PAUSE = 3600.0
 
 
 class _Stopped(Exception):
-    """The agent ends."""
+    """The agent stops."""
 
 
 class Prefetcher:
-    """Fetches one image after the other, in the order in which they are wished for.
+    """Fetches one image after the other, in the order of the repository's list.
 
-    What cannot be had (the disk is full of images that are in use, the repository is away) is
-    logged and tried again later. The image source never gives up an image in use for another.
+    A failed fetch (the disk is full of images in use, the repository is down) is logged and
+    retried later. The image source never evicts an image in use for another.
     """
 
     def __init__(self, images: ImageSource) -> None:
         self._images = images
         self._changed = threading.Condition()
         self._wished: tuple[str, ...] = ()
-        #: When to try again what failed, on the monotonic clock, and the pause before that.
+        #: Of failed images: the monotonic time of the next attempt, and the pause before it.
         self._later: dict[str, tuple[float, float]] = {}
         self._stopped = False
 
     def wish(self, wishes: NodeWishes) -> None:
-        """From now on these images are wished for, and no others."""
+        """Replace the list of wanted images."""
         with self._changed:
             self._wished = wishes.prefetch
             self._later = {d: when for d, when in self._later.items() if d in wishes.prefetch}
             self._changed.notify_all()
 
     def run(self, fetched: Callable[[], object]) -> None:
-        """Fetch what is wished for until :meth:`stop` is called; tell of every image that came."""
+        """Fetch wanted images until :meth:`stop` is called; call ``fetched`` after each one."""
         while not self._stopped:
             wait = self.step(time.monotonic(), fetched)
             with self._changed:
@@ -53,13 +53,13 @@ class Prefetcher:
                     self._changed.wait(wait)
 
     def stop(self) -> None:
-        """Have :meth:`run` end soon; a fetch that is under way is kept for the next time."""
+        """Make :meth:`run` return soon; the next agent resumes a fetch that was under way."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def step(self, now: float, fetched: Callable[[], object]) -> float | None:
-        """Fetch the next image that is due; seconds until one is, ``None`` if there is none."""
+        """Fetch the next due image. Return seconds until the next one, ``None`` without one."""
         with self._changed:
             due = {d: self._later.get(d, (now, 0.0))[0] for d in self._wished}
         if not due:
@@ -72,7 +72,7 @@ class Prefetcher:
         return 0
 
     def _came(self, digest: str) -> bool:
-        """Fetch an image; whether it was not here and is now."""
+        """Fetch an image; return whether it is newly on this node."""
         try:
             here = digest in self._images.cached()
             if not here:

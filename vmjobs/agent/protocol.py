@@ -1,16 +1,17 @@
-"""The messages between ``vmjobs exec`` and the agent, over a Unix socket (:mod:`vmjobs.agent.framing`).
+"""Messages between ``vmjobs exec`` and the agent, over a Unix socket.
 
-The connection is the lease: while it is open the job is wanted. The agent knows from the kernel
-who is at the other end (``SO_PEERCRED``, unix(7)); nothing a client says about itself counts.
+The connection is the lease: while it is open the job is wanted. The agent identifies the client by
+the kernel's credentials (``SO_PEERCRED``, unix(7)), never by what the client claims.
+:mod:`vmjobs.agent.framing` has the wire format.
 
 =============  ================================================================================
 client sends   ``run``, ``hand``, ``enter``, ``console``, ``data``, ``signal``, ``taken``, ``status``
 agent sends    ``progress``, ``data``, ``end``, ``error``, ``status``
 =============  ================================================================================
 
-A ``run`` names a job of the repository. A ``hand`` brings a job along: ``data`` of all its channels
-follows at once, what the job writes comes back as ``data``, and ``taken`` answers its ``end``. The
-bytes of a ``data`` message stand right behind its line.
+A ``run`` names a job of the repository. A ``hand`` submits a transparent job: ``data`` of all its
+channels follows at once, the job's output comes back as ``data``, and ``taken`` answers its ``end``.
+The bytes of a ``data`` message directly follow its line.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from vmjobs.model import (
 
 
 class RunMessage(Frozen):
-    """Run this job for me."""
+    """Asks the agent to run a job of the repository."""
 
     type: Literal["run"] = "run"
     version: int = VERSION
@@ -48,13 +49,12 @@ class RunMessage(Frozen):
 
 
 class SubmitMessage(Frozen):
-    """Run this job of HTCondor's for me; START, INPUT and TREE follow.
+    """Submits a transparent job; START, INPUT and TREE follow.
 
-    job: what HTCondor calls it. directory: where it was to run, and will. user, group: their names.
-    memory, disk: MiB. boot_seconds: that its machine has to be ready. chirp: connections to HTCondor's
-    Chirp service will be answered, on the channel of that name. checkpoint: its machine is to be saved
-    where the job is vacated. anew: the job has come to an end since it was saved: it begins at its
-    beginning.
+    job: HTCondor's id. directory: its working directory, also in the guest. user, group: names.
+    memory, disk: MiB. boot_seconds: time limit for its VM to become ready. chirp: the client answers
+    connections to HTCondor's Chirp service, on the channel of that name. checkpoint: save the VM when
+    the job is vacated. anew: the job has ended since its checkpoint: start it from the beginning.
     """
 
     type: Literal["hand"] = "hand"
@@ -90,11 +90,11 @@ class SubmitMessage(Frozen):
 
 
 class EnterMessage(Frozen):
-    """Let me into the machine of the job that I belong to; SHELL follows, both ways.
+    """Opens a shell in the VM of the client's own job; SHELL follows, both ways.
 
-    command: what to run there, in the job's directory and as its user; empty for a shell. term: the
-    terminal's name (``TERM``), of rows and columns; empty where there is none. mark: stands at the
-    end of what comes back, with the exit status (:class:`vmjobs.enter.Tail`).
+    command: runs in the job's directory and as its user; empty: a shell. term: the terminal's type
+    (``TERM``), of rows and columns; empty: no terminal. mark: ends the output, with the exit status
+    (:class:`vmjobs.enter.Tail`).
     """
 
     type: Literal["enter"] = "enter"
@@ -107,9 +107,9 @@ class EnterMessage(Frozen):
 
 
 class ConsoleMessage(Frozen):
-    """Show me the console of the machine of the job that I belong to; SHELL comes back.
+    """Asks for the VM's console of the client's own job; SHELL comes back.
 
-    offset: the first byte. follow: go on until the job is over.
+    offset: the first byte. follow: continue until the job ends.
     """
 
     type: Literal["console"] = "console"
@@ -119,27 +119,27 @@ class ConsoleMessage(Frozen):
 
 
 class SignalMessage(Frozen):
-    """Pass this signal on to the script."""
+    """Asks the agent to deliver a signal to the script."""
 
     type: Literal["signal"] = "signal"
     number: int = Field(ge=1, le=64)
 
 
 class TakenMessage(Frozen):
-    """What the job left is mine, and it does not go on: what was saved of it is not needed any more."""
+    """Confirms receipt of the job's results, so the agent may delete the job's checkpoint."""
 
     type: Literal["taken"] = "taken"
 
 
 class StatusMessage(Frozen):
-    """How are you? In reply: the node, with those of its jobs that the asker may see."""
+    """Asks for the node's state. The reply lists the jobs that the client may see."""
 
     type: Literal["status"] = "status"
     node: Node | None = None
 
 
 class ProgressMessage(Frozen):
-    """The job has come this far, and has used so much by now."""
+    """Reports the job's state and its resource usage so far."""
 
     type: Literal["progress"] = "progress"
     node: str
@@ -147,8 +147,10 @@ class ProgressMessage(Frozen):
 
 
 class ImageNeeds(Frozen):
-    """What boots an image for a job, best first, and on what processors, as ``uname -m`` calls them;
-    empty: any. named: the image, as the job names it.
+    """What a job's image needs of a node.
+
+    named: the image, as the job names it. kinds: hypervisors that boot it, best first. architecture: of
+    processors, as ``uname -m`` prints it; empty: any.
     """
 
     named: ImageRef
@@ -157,12 +159,11 @@ class ImageNeeds(Frozen):
 
 
 class EndMessage(Frozen):
-    """The job is over, its machine gone; exit with this status.
+    """Ends the run: the job is over, its VM is gone, and the client exits with this status.
 
-    ended: of a job that was handed over: ``code=N`` or ``signal=N``, with ``starved`` behind it where
-        the machine had no memory left; or ``refused SENTENCE`` where its image cannot run it; empty
-        where it did not come to an end of its own.
-    needs: where no hypervisor of this node's boots its image.
+    ended: of a transparent job: ``code=N`` or ``signal=N``, followed by ``starved`` if the guest ran
+        out of memory; ``refused SENTENCE`` if its image cannot run it; empty for any other end.
+    needs: set if no hypervisor of this node boots its image.
     """
 
     type: Literal["end"] = "end"
@@ -174,8 +175,9 @@ class EndMessage(Frozen):
 
 
 class ErrorMessage(Frozen):
-    """The job could not be run. ``retry``: asking again later may help. ``faults``: what is wrong with
-    the message that asked for it, by field.
+    """The job could not be run. retry: a later request may succeed.
+
+    faults: errors in the request, by field.
     """
 
     type: Literal["error"] = "error"
@@ -204,9 +206,7 @@ _KINDS: Final[Mapping[str, type[Frozen]]] = {
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Send one message, whole. What says nothing is left out: the other end may be of an earlier
-    release, and know nothing of it.
-    """
+    """Send one whole message, without unset fields: an earlier release rejects new ones."""
     if isinstance(message, DataMessage):
         framing.send(connection, message)
     else:
@@ -214,24 +214,24 @@ def send(connection: socket.socket, message: Message) -> None:
 
 
 def receive(connection: socket.socket) -> Iterator[Message]:
-    """The messages that come in, until the other end closes.
+    """Yield the peer's messages until it closes the connection.
 
     Raises:
-        InvalidRequest: something came that is no message; ``faults`` says which of its fields.
+        InvalidRequest: the peer sent something that is not a message; ``faults`` names the fields.
     """
     for said in framing.receive(connection):
         yield said if isinstance(said, DataMessage) else parsed(said)
 
 
 def parsed(said: Mapping[str, object]) -> Message:
-    """What an object says.
+    """Parse a message from its decoded JSON object.
 
     Raises:
-        InvalidRequest: see :func:`receive`.
+        InvalidRequest: as :func:`receive`.
     """
     kind = _KINDS.get(str(said.get("type")))
     if kind is None:
-        raise InvalidRequest(f"{framing.NO_MESSAGE}: it is of no type that there is")
+        raise InvalidRequest(f"{framing.NO_MESSAGE}: unknown type")
     try:
         return cast("Message", kind.model_validate(said))
     except ValidationError as error:
@@ -241,7 +241,7 @@ def parsed(said: Mapping[str, object]) -> Message:
 
 
 class Peer(NamedTuple):
-    """Process, user and group id of who is at the other end."""
+    """Process, user and group id of the peer process."""
 
     pid: int
     uid: int
@@ -249,7 +249,7 @@ class Peer(NamedTuple):
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Who is at the other end, from the kernel."""
+    """Return the peer's credentials, as the kernel reports them."""
     layout = struct.Struct("3i")
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
     return Peer(*layout.unpack(data))

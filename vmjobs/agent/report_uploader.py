@@ -39,13 +39,13 @@ LONGEST_PAUSE = 15.0
 
 @contextmanager
 def _refusal_is_final(what: str) -> Iterator[None]:
-    """Drop what the repository refuses for good, so that the rest can be delivered."""
+    """Drop items that the repository rejects for good, so that the rest can be delivered."""
     try:
         yield
     except (AttemptSuperseded, JobFinal):
         raise
     except (Conflict, InvalidRequest, PayloadTooLarge) as error:
-        log.error("%s is refused and dropped: %s", what, error)
+        log.error("%s was rejected and is dropped: %s", what, error)
 
 
 class ReportSink(Protocol):
@@ -101,7 +101,7 @@ class ReportUploader:
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all is delivered. False after ``timeout`` seconds, or if no longer wanted."""
+        """Wait until all is delivered. False after ``timeout`` seconds, or if superseded."""
         self.streams_grew()
         with self._changed:
             done = self._changed.wait_for(
@@ -111,7 +111,7 @@ class ReportUploader:
         return bool(done) and not self.superseded
 
     def owes(self) -> bool:
-        """Whether the streams have bytes that are not delivered."""
+        """Whether the streams have undelivered bytes."""
         return any(stream.next() for stream in self._streams.values())
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class ReportUploader:
             except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
                 self._give_up(error.message)
             except (VMJobsError, OSError) as error:
-                # Trouble of the repository, the network or this node: try again, nothing is lost.
+                # The repository, the network or this node failed: retry, nothing is lost.
                 log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
                 self._pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -145,7 +145,7 @@ class ReportUploader:
     def _deliver(self) -> None:
         while self._reports and not self._stop:
             if self._reports[0].state.final:
-                self._deliver_streams()  # the repository takes nothing more of a job that has ended
+                self._deliver_streams()  # the repository accepts nothing after a job's final report
             with _refusal_is_final("a report"):
                 self._source.report(self._reports[0])
             self._reports.popleft()

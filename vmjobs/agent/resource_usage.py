@@ -39,7 +39,7 @@ class ResourceUsage:
             self.bytes[name] = self.bytes.get(name, 0) + amount
 
     def used(self, usage: Usage, memory: int) -> None:
-        """Add what the VM has used. memory: of the VM, in bytes: the rest belongs to the hypervisor."""
+        """Add the VM's usage. memory: of the VM, in bytes; more than that is the hypervisor's."""
         self.reached("memory", min(usage.memory, memory))
         with self._lock:
             self.cpu_seconds = max(self.cpu_seconds, usage.cpu_seconds)

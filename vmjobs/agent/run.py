@@ -1,7 +1,7 @@
-"""One run of one job: the steps of :mod:`vmjobs.agent.steps`, undone in reverse, then reported.
+"""Runs one job: takes the steps of :mod:`vmjobs.agent.steps`, undoes them, and reports.
 
-First the machine is verified gone, then everything is delivered, then the directory goes. See
-:mod:`vmjobs.agent.journal` for what a ``kill -9`` leaves at each point.
+The run verifies that its VM is gone, then delivers everything, then removes its directory. See
+:mod:`vmjobs.agent.journal` for the state that a ``kill -9`` leaves at each point.
 """
 
 from __future__ import annotations
@@ -80,28 +80,28 @@ log = logging.getLogger(__name__)
 
 
 class Untold(Unavailable):
-    """A run came to its end, and its repository could not be told. ``left`` has the verdict."""
+    """A run ended, but its repository did not receive the final report; ``left`` keeps it."""
 
     def __init__(self, left: Leftover) -> None:
-        super().__init__("api", "the job's end could not be told to its repository")
+        super().__init__("api", "the job's final report could not be delivered to its repository")
         self.left = left
 
 
 class Lease(Protocol):
-    """Whoever asked for the run and hears of its progress."""
+    """The client that started the run; receives its progress."""
 
     def progress(self, report: Report) -> None:
-        """A state was reached. Must not block for long and must not raise."""
+        """Receive a report of a new state. Must not block for long and must not raise."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
     """Limits (bytes) and deadlines (seconds) of runs.
 
-    grace_seconds: for a guest that has delivered everything, or whose script was told to stop.
-    stop_seconds: for a machine whose work is done to power off, once it is asked to.
-    patient: a signal to stop is the script's, and it ends as it ends: whoever sent it has a deadline of
-        his own, and hangs up then.
+    grace_seconds: for a guest that has delivered everything, or whose script got a stop signal.
+    stop_seconds: for a VM whose work is done to power off on request.
+    script_handles_stop: without a deadline here: the client that sends stop signals has one, and closes
+        its connection then.
     """
 
     node: str
@@ -116,7 +116,7 @@ class RunSettings:
 
 
 class Choose(Protocol):
-    """Which driver a job gets."""
+    """Chooses the driver for a job."""
 
     def __call__(
         self,
@@ -127,29 +127,29 @@ class Choose(Protocol):
         *,
         cloud_init: bool = ...,
     ) -> Hypervisor:
-        """The driver for a job that demands a hypervisor or leaves it open (None).
+        """Return the driver for a job that demands a hypervisor or leaves it open (None).
 
-        able: those that can boot its image; all where it is not known yet. cpus: of its machine.
+        able: those that can boot its image; all while the image is unknown. cpus: of its VM.
         cloud_init: its guest looks for NoCloud data.
 
         Raises:
-            NoHypervisor: there is none.
+            NoHypervisor: no driver fits.
         """
 
 
 def _unheard(_step: str, _seconds: float) -> None:
-    """Where nobody counts."""
+    """Discard a step's duration."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs on this node are made with.
+    """The services of this node that its runs share.
 
-    seeds: for images that want cloud-init data.
-    live: gives images out before they are complete; None: a machine waits for the whole image.
-    timed: hears how long each step of a run took: its title, seconds.
-    carrier: takes machines that are saved to the repository, and back; None: none is saved.
-    recheck: looks again whether a hypervisor works; None: nobody can.
+    seeds: for images that use cloud-init data.
+    live: provides images before they are complete; None: a VM waits for the whole image.
+    on_step_timed: receives the title and duration (seconds) of each step.
+    carrier: transfers VM checkpoints to and from the repository; None: no VM is saved.
+    recheck: probes again whether a hypervisor works; None: not possible.
     """
 
     images: ImageSource
@@ -165,7 +165,7 @@ class Parts:
 
 @dataclass
 class Run:
-    """A job on its way through this node. Call :meth:`execute` once."""
+    """One job's run on this node. Call :meth:`execute` once."""
 
     source: JobSource
     lease: Lease
@@ -173,52 +173,52 @@ class Run:
     job_id: str
     attempt: str
     inbox: Inbox
-    #: What takes the guest's connections to other ports of the endpoint's address.
+    #: Handlers of the guest's connections to other ports of the endpoint's address, by port.
     doors: Mapping[int, Callable[[Socket], AbstractContextManager[None]]] = field(default_factory=dict)
-    #: Ends what passes those doors, and lets nothing in, as long as its machine is about to be saved.
+    #: Closes the connections to those ports and rejects new ones while the VM is being saved.
     shut: Callable[[], AbstractContextManager[None]] = nullcontext
-    #: Hears from time to time, between states, what was used meanwhile. Must neither block nor raise.
+    #: Receives the resource usage from time to time, between states. Must neither block nor raise.
     on_usage: Callable[[Report], object] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     usage: ResourceUsage = field(default_factory=ResourceUsage)
-    #: Bytes of the image that were fetched before this run needed it; None: it has not yet.
+    #: Bytes of the image that were fetched before this run needed it; None: not needed yet.
     fetched_before: int | None = None
     sentinel: str = field(default_factory=lambda: secrets.token_hex(16))
-    #: Machine, endpoint: whatever must be gone before anything is delivered.
+    #: VM, endpoint: everything that must be gone before anything is delivered.
     resources: ExitStack = field(default_factory=ExitStack)
-    #: The driver can boot the image: it is not just the node's first choice.
+    #: The driver is known to boot the image; until then it is the node's first choice.
     settled: bool = False
-    #: The image, where nothing on this node boots it.
+    #: The image, if no hypervisor of this node boots it.
     unbootable: BootImage | None = None
     watch: Watch | None = None
     script_ended: ScriptEnded | None = None
-    #: What was seen: the status reported, the console line that ends the job, the machine's end.
+    #: Observed: the reported exit status, the console line that ends the job, the VM's end.
     reported: ExitStatus | None = None
-    #: The guest said that it could not send all there was.
+    #: The guest reported that it could not send all outputs.
     undelivered: bool = False
     matched: LineSeen | None = None
     ending: Ending | None = None
     disk: DiskContents | None = None
-    #: What to say of the next state, where its step's title is not the whole truth.
+    #: Message of the next state, where it replaces the title of its step.
     remark: str = ""
-    #: What the machine goes on from; None: it begins at the beginning.
+    #: The checkpoint that the VM resumes from; None: it boots.
     resumed: Checkpoint | None = None
-    #: What the machine can be resumed by: see ``checkpoint.platform``.
+    #: The platform that can resume the VM: see ``checkpoint.platform``.
     platform: str = ""
-    #: The repository has given the job to this run: there is a ticket.
+    #: The repository has granted the claim: there is a ticket.
     claimed: bool = False
-    #: The machine may be saved now.
+    #: The VM may be saved now.
     savable: bool = False
-    #: The job itself runs: its machine may be made to stand still now.
+    #: The job itself runs: its VM may be suspended now.
     pausable: bool = False
-    #: Seconds that it stood still, but for those since ``standing_since``, a monotonic time.
+    #: Seconds that it was suspended, without those since ``suspended_since``, a monotonic time.
     stood: float = 0.0
     standing_since: float = math.inf
     boot_begun: float = 0.0
     run_begun: float = math.inf
     stop_by: float = math.inf
     stopped_by: int = 0
-    #: What was said last of how far the run is; None: nothing, or its end.
+    #: The progress that was reported last; None: none yet, or the run has ended.
     _told: Verdict | None = None
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
@@ -230,14 +230,14 @@ class Run:
     tray: OutputTray = field(init=False)
     live: LiveImage = field(init=False)
     link: GuestLink = field(init=False)
-    #: None: the machine has none.
+    #: None: the VM has none.
     network: Network | None = None
 
     def execute(self) -> Verdict:
         """Run the job to its end, undo everything and report.
 
         Raises:
-            VMJobsError: the job could not be claimed, or the machine could not be removed.
+            VMJobsError: the job could not be claimed, or the VM could not be removed.
         """
         claim = AttemptClaim(attempt=self.attempt, node=self.parts.settings.node)
         self.ticket = self.source.claim(claim)
@@ -267,7 +267,7 @@ class Run:
         return verdict
 
     def _first_choice(self) -> Hypervisor:
-        """The driver that has saved the job's machine, if it is here, or what the job asks for."""
+        """Return the driver that saved the job's VM, if this node has it, or the one for the job."""
         spec, saved = self.ticket.spec, self.ticket.checkpoint
         if why := cannot_have(spec.hypervisor, spec.cpus):
             raise NoHypervisor(why)
@@ -277,7 +277,7 @@ class Run:
         return self.parts.choose(spec.hypervisor, spec.kinds, spec.cpus)
 
     def ran(self) -> float:
-        """Seconds that the job has run, on this node and before. While it is suspended it does not."""
+        """Return the job's run time in seconds, since its first start and without suspensions."""
         before, seen = self.resumed.ran if self.resumed else 0.0, time.monotonic()
         stood = self.stood + max(0.0, seen - self.standing_since)
         return before + max(0.0, seen - self.run_begun - stood)
@@ -289,15 +289,15 @@ class Run:
 
     @property
     def console(self) -> Path:
-        """The file of its machine's console; there is one once there is a machine."""
+        """The file of the VM's console; it exists once the VM does."""
         return self.parts.journal.directory(self.attempt) / f"stream-{StreamName.CONSOLE}"
 
     def stream(self, name: StreamName) -> Path:
-        """The file in which a stream grows."""
+        """Return the file of a stream."""
         return self.directory / f"stream-{name}"
 
     def count(self) -> None:
-        """Count what was moved and used so far."""
+        """Measure the bytes transferred and the resources used so far."""
         if self.fetched_before is not None:
             fetched = self.parts.images.fetched(self.ticket.image_digest)
             self.usage.reached("image", fetched - self.fetched_before)
@@ -306,15 +306,16 @@ class Run:
             count_files(self.usage, self.directory, self.stream)
 
     def end_machine(self) -> None:
-        """Have the machine verified gone, and what it has used counted."""
+        """Measure the VM's resource usage, then destroy it and verify that it is gone."""
         try:
             self.count()
         finally:
             self.driver.destroy(self.machine)
 
     def tell_usage(self) -> None:
-        """Count, and say it to whoever wants to hear. The repository hears of it with the next state:
-        each report is a write there.
+        """Measure the usage and pass it to ``on_usage``.
+
+        The repository gets it with the next state, because each report is a write there.
         """
         self.count()
         with self._telling:
@@ -322,13 +323,13 @@ class Run:
                 self.on_usage(self._report(self._told))
 
     def check_stop(self, wait: float = 0.0) -> None:
-        """End the run if it is not wanted any more. For steps without a machine."""
+        """End the run if it is no longer wanted. For steps before the VM starts."""
         seen = self.inbox.next(time.monotonic() + wait)
         if isinstance(seen, ImageLost):
             raise without_image(seen.error)
         unwanted = isinstance(seen, LeaseLost | Superseded)
         if unwanted or (isinstance(seen, SignalSent) and seen.number in STOPPING):
-            raise stopped("stopped before the machine was started")
+            raise stopped("stopped before the VM was started")
 
     def _refuse(self, verdict: Verdict) -> Verdict:
         for state in (JobState.STAGING, verdict.state):
@@ -366,10 +367,10 @@ class Run:
         except Exception as error:
             log.exception("job %s", self.job_id)
             return failed(ReasonCode.INTERNAL, f"the agent failed: {type(error).__name__}").verdict
-        return failed(ReasonCode.INTERNAL, "the steps ended without a verdict").verdict
+        return failed(ReasonCode.INTERNAL, "the agent failed: the run ended without an outcome").verdict
 
     def _without_hypervisor(self, error: HypervisorError) -> Verdict:
-        """The job's fault, or its image's, only where the hypervisor boots anything at all."""
+        """Blame the job or its image only if the hypervisor still boots its probe."""
         if isinstance(error, NoHypervisor) or self.parts.recheck is None:
             return _verdict_of(error)
         found = self.parts.recheck(self.driver.kind)
@@ -377,9 +378,7 @@ class Run:
             return _verdict_of(error)
         if self.settled:
             self.unbootable = self.image
-        message = (
-            f"{self.driver.kind} does not work on this node any more ({found.detail}): {error.message}"
-        )
+        message = f"{self.driver.kind} no longer works on this node ({found.detail}): {error.message}"
         return failed(ReasonCode.NO_HYPERVISOR, message).verdict
 
     def _take(self, step: Step) -> None:
@@ -416,7 +415,7 @@ class Run:
         )
 
     def _deliver(self, verdict: Verdict, record: RunRecord) -> Verdict:
-        """Hand over outputs, streams and at last the verdict. The machine is verified gone."""
+        """Verify that the VM is gone, then deliver outputs, streams and the final report."""
         self.driver.destroy(self.machine)
         patience = self.parts.settings.deliver_seconds
         if not self.uploader.superseded and verdict.state is not JobState.PREEMPTED:
@@ -427,19 +426,19 @@ class Run:
         self.count()
         report = left = self._report(verdict)
         if verdict.state is not JobState.PREEMPTED and self.uploader.owes():
-            # It goes with this run, if it is not taken now: whoever is told later has not got it.
-            message = f"what the job printed could not be delivered within {patience:.0f} s"
+            # This run's files are removed: a report delivered later must not promise this output.
+            message = f"the job's printed output could not be delivered within {patience:.0f} s"
             left = self._report(failed(ReasonCode.INTERNAL, message, verdict.exit).verdict)
         try:
             self.parts.journal.conclude(self.attempt, left.model_dump_json())
-        except OSError as error:  # a full disk may be what ended the run: it is told all the same
-            log.error("job %s: its end is not kept here: %s", self.job_id, error)
+        except OSError as error:  # a full disk may have ended the run: report it all the same
+            log.error("job %s: its final report cannot be stored here: %s", self.job_id, error)
         self.uploader.report(report)
         if self.uploader.flush(patience):
             return verdict
         if not self.uploader.superseded:
             raise Untold(Leftover(record, left.model_dump_json()))
-        log.warning("job %s: its end was not taken: %s", self.job_id, self.uploader.superseded)
+        log.warning("job %s: its final report was refused: %s", self.job_id, self.uploader.superseded)
         return verdict
 
     def _deliver_outputs(self, verdict: Verdict) -> Verdict:
@@ -470,7 +469,7 @@ class Run:
             except Unavailable:
                 if time.monotonic() + pause > deadline:
                     raise
-                time.sleep(pause)  # nothing to wait on: the repository will not call us
+                time.sleep(pause)  # no event signals that the repository is back
                 pause = min(2 * pause, 15.0)
 
 
@@ -492,7 +491,7 @@ class _Clock:
 
 
 def _verdict_of(error: VMJobsError) -> Verdict:
-    """What an error of a step means for the job."""
+    """Return the job's outcome after an error of a step."""
     if isinstance(error, Conflict):
         return stopped(error.message).verdict
     if isinstance(error, NoHypervisor):

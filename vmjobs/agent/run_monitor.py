@@ -1,7 +1,7 @@
-"""The steps of a run while its machine lives: wait until it is ready, wait for its end, collect, judge.
+"""The steps of a run while its VM runs: await readiness, await the end, collect.
 
-What is seen is noted in the run as soon as it is taken from the inbox, in whatever step that
-happens; the steps look at the notes.
+Each step records every event in the run as soon as it takes it from the queue, then examines the
+records.
 """
 
 from __future__ import annotations
@@ -64,26 +64,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one look at a job whose time is all but over to the next: it may be suspended.
+#: Seconds between checks of a job that is close to its time limit: it may be suspended.
 LAST_SECONDS = 0.1
-#: What its guest was writing then may be there in part.
+#: Endings after which the guest's last writes may be incomplete.
 _CUT_SHORT = (Ending.PANICKED, Ending.CRASHED, Ending.KILLED)
 
 # --------------------------------------------------------------------------- the steps
 
 
 def await_ready(run: Run) -> None:
-    """Wait for what the job's rule calls ready."""
+    """Wait until the guest is ready by the job's readiness rule."""
     spec = run.ticket.spec
     if run.resumed is not None:
-        run.remark = f"the machine goes on where it was saved, after {run.resumed.ran:.0f} s"
+        run.remark = f"the VM was resumed from its checkpoint, after {run.resumed.ran:.0f} s"
     if spec.readiness == STARTED:
-        run.remark = "the machine runs; no sign of readiness is awaited"
+        run.remark = "the VM runs; the job asks for no sign of readiness"
         return
     if run.resumed is not None and spec.network is NetworkMode.NONE:
-        return  # nobody is going to be told that it is there again
+        return  # a resumed guest without network cannot report that it is ready
     while not _over(run):
-        # What the guest waits for a part of its image is not its own time.
+        # Time that the guest waits for parts of its image does not count.
         deadline = run.boot_begun + spec.boot_seconds + run.live.waited()
         seen = _observe(run, deadline)
         if isinstance(seen, Ready) and spec.readiness == REPORT:
@@ -94,24 +94,24 @@ def await_ready(run: Run) -> None:
         if seen is None and run.live.waited() <= deadline - run.boot_begun - spec.boot_seconds:
             message = f"the guest was not ready within {spec.boot_seconds} s"
             raise failed(ReasonCode.BOOT_TIMED_OUT, with_console(message, _last_lines(run)))
-    # Whoever has a result was ready; a machine that ended without one was not.
+    # A guest that left a result was ready; a VM that ended without one was not.
     if run.ending is not None and (verdict := _judge(run, ready=False)).exit is None:
         raise Ended(verdict)
-    run.remark = "the job came to its end without a word of readiness"
+    run.remark = "the job ended without reporting that it was ready"
 
 
 def await_end(run: Run) -> None:
-    """Wait until the job's work is done, or its time is over."""
+    """Wait until the job's work is done, or its time limit is reached."""
     spec = run.ticket.spec
     run.live.ready()
     run.run_begun = time.monotonic()
-    # Only now is the guest heard of all the time: before and after it has deadlines of its own.
+    # Heartbeats are expected only in this step: the steps before and after have deadlines.
     run.link.heard = time.monotonic()
     if run.watch is not None:
         run.watch.listening = spec.network is not NetworkMode.NONE
     run.savable, run.pausable = bool(run.platform), True
     while not _over(run):
-        left = spec.run_seconds - run.ran()  # that stands still while the job is suspended
+        left = spec.run_seconds - run.ran()  # excludes time while the job is suspended
         seen = _observe(run, time.monotonic() + max(left, LAST_SECONDS))
         if seen is None and run.ran() >= spec.run_seconds:
             raise _overdue(run)
@@ -121,7 +121,7 @@ def await_end(run: Run) -> None:
 
 
 def collect(run: Run) -> None:
-    """Take what the guest delivers until its machine is gone, then judge."""
+    """Receive the guest's outputs until its VM is gone, then end the run with its outcome."""
     settings = run.parts.settings
     deadline = time.monotonic() + settings.collect_seconds
     if run.matched is not None:
@@ -130,7 +130,7 @@ def collect(run: Run) -> None:
     heard = False
     while run.ending is None:
         if run.reported is not None and not heard:
-            # All is delivered; a guest that does not power off now is switched off.
+            # All is delivered: a guest that does not power off in time is destroyed.
             heard, deadline = True, min(deadline, time.monotonic() + settings.grace_seconds)
         if _observe(run, deadline) is None:
             if run.reported is None and run.matched is None:
@@ -145,17 +145,17 @@ def _overdue(run: Run) -> Ended:
     text = overdue(spec.exit, spec.run_seconds, script=bool(spec.script))
     message = with_console(text, _last_lines(run))
     if spec.strategy is not Strategy.SCRIPT:
-        # Whatever it has left by now is worth having: it says how far it came.
+        # The outputs so far show how far the job came.
         run.end_machine()
         _read_output_disk(run)
     return failed(ReasonCode.TIMED_OUT, message)
 
 
 def _over(run: Run) -> bool:
-    """Whether there is nothing more to wait for but outputs."""
+    """Whether only outputs remain to be waited for."""
     if run.ending is not None or run.matched is not None:
         return True
-    # Where a line decides, a status that the guest reports does not.
+    # If a console line decides, a status that the guest reports does not.
     told = run.reported is not None or run.script_ended is not None
     return told and not run.ticket.spec.exit.startswith(CONSOLE_RULE)
 
@@ -164,14 +164,14 @@ def _ask_to_power_off(run: Run) -> None:
     try:
         run.driver.stop(run.machine)
     except HypervisorError as error:
-        log.warning("job %s: cannot ask its machine to power off: %s", run.job_id, error)
+        log.warning("job %s: cannot ask its VM to power off: %s", run.job_id, error)
 
 
-# --------------------------------------------------------------------------- the verdict
+# --------------------------------------------------------------------------- the outcome
 
 
 def _judge(run: Run, *, ready: bool) -> Verdict:
-    """The verdict once the machine is gone, or its work is done."""
+    """Return the outcome once the VM is gone, or its work is done."""
     disk = _read_output_disk(run)
     ended, spec = run.script_ended, run.ticket.spec
     if spec.exit.startswith(CONSOLE_RULE):
@@ -181,7 +181,7 @@ def _judge(run: Run, *, ready: bool) -> Verdict:
     exit = told[0] or told[1] or (ended.exit if ended else None)
     if exit is not None:
         if run.reported is None and (disk.exit is None or run.ending in _CUT_SHORT):
-            message = "the machine ended before it had delivered its outputs"
+            message = "the VM ended before it had delivered its outputs"
             return failed(ReasonCode.GUEST_LOST, message, exit).verdict
         subject = "the script" if spec.script else "the job"
         return _judge_success(run, disk, Success(exit, subject))
@@ -199,13 +199,13 @@ def _judge_by_line(run: Run, disk: DiskContents, *, ready: bool) -> Verdict:
 
 
 def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
-    """Raises OSError: the node lost some of what came."""
+    """Return the outcome of a successful end. Raises OSError if the node lost received output."""
     for error in run.link.lost.values():
         raise error
     disk_full = run.script_ended is not None and run.script_ended.disk_full
     cut_off = disk.begun and not disk.complete
     if run.undelivered and not (disk_full or cut_off or run.tray.too_large):
-        message = "the guest could not send all that the job printed and left"
+        message = "the guest could not send all of the job's printed output and files"
         return failed(ReasonCode.GUEST_LOST, message, success.exit).verdict
     run.tray.too_large = run.tray.too_large or run.undelivered or cut_off
     return judge(
@@ -221,15 +221,15 @@ def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
 
 
 def _read_output_disk(run: Run) -> DiskContents:
-    """What lies on the output disk; read once."""
+    """Read the output disk; only once."""
     if run.disk is None:
-        # What came by the endpoint has been delivered already, from these very files.
+        # Streams received through the endpoint are already in these files.
         names = {"stdout": StreamName.OUT, "stderr": StreamName.ERR}
         streams = {n: run.stream(s) for n, s in names.items() if not run.stream(s).exists()}
         disk = run.directory / "output.disk"
         run.disk = read_output_disk(disk, run.tray, streams, run.parts.settings.max_log)
         if not run.disk.complete and not run.disk.begun:
-            run.tray.refuse("(output disk)", "what the guest wrote there is no tar stream")
+            run.tray.refuse("(output disk)", "it does not contain a tar stream")
     return run.disk
 
 
@@ -247,11 +247,11 @@ def _last_lines(run: Run) -> str:
     return last_lines(run.stream(StreamName.CONSOLE))
 
 
-# --------------------------------------------------------------------------- what is seen
+# --------------------------------------------------------------------------- events
 
 
 def _observe(run: Run, deadline: float) -> Observation | None:
-    """The next observation, noted; what ends any step is dealt with here."""
+    """Record and return the next event; handle those that end any step."""
     while isinstance(seen := run.inbox.next(min(deadline, run.stop_by)), SignalSent | SaveWanted):
         if isinstance(seen, SaveWanted):
             _save_or_leave(run)
@@ -271,42 +271,43 @@ def _pass_on(run: Run, number: int) -> None:
     if number == VACATING and run.savable and not run.link.former:
         _save(run)
         if _over(run):
-            return  # it has ended meanwhile: there is nobody to stop
+            return  # it has ended meanwhile: nothing is left to stop
     run.link.send_signal(number)
     if number in STOPPING and not _is_the_scripts(run):
         run.stop_by = min(run.stop_by, time.monotonic() + run.parts.settings.grace_seconds)
         run.stopped_by = number
         if run.ticket.spec.strategy is not Strategy.SCRIPT:
-            _ask_to_power_off(run)  # there may be nobody in it who takes signals
+            _ask_to_power_off(run)  # its guest may not handle signals
 
 
 def _save_or_leave(run: Run) -> None:
-    """End the run, with its machine saved if it can be: its script is told nothing. One that is at its
-    end by itself goes on to that.
+    """End the run, with its VM saved if possible and without a signal to its script.
+
+    A job that has just ended by itself continues to its end.
     """
     if run.savable:
         _save(run)
     if not _over(run):
-        raise stopped("the agent is about to stop, and the machine could not be saved")
+        raise stopped("the agent is stopping, and the VM could not be saved")
 
 
 def _is_the_scripts(run: Run) -> bool:
-    """Whether a signal to stop is the script's to deal with: it runs, and gets signals."""
+    """Whether the script itself handles stop signals: it runs and can receive them."""
     online = run.ticket.spec.network is not NetworkMode.NONE
     return run.parts.settings.patient and online and run.run_begun < math.inf
 
 
 def _save(run: Run) -> None:
-    """End the run with its machine saved, unless it is about to end by itself, or cannot be."""
+    """Save the VM and end the run, unless the job is ending by itself or saving fails."""
     run.savable = False
     watch = run.watch
     if watch is None:
         return
-    listening, watch.listening = watch.listening, False  # it is not heard of while it is saved
+    listening, watch.listening = watch.listening, False  # it sends no heartbeat while it is saved
     run.pausable = False
-    with run.shut():  # first: the hush is long enough for the guest to see it
+    with run.shut():  # first: quiescing takes long enough for the guest to notice it
         if run.link.hush(checkpoint.HUSH_SECONDS):
-            told = watch.told  # what it says on its console from here on is read where it goes on
+            told = watch.told  # console output from here on is read where the VM resumes
             _take_in(run)
             if not _over(run) and not run.stopped_by:
                 checkpoint.save(run, told)
@@ -318,17 +319,17 @@ def _save(run: Run) -> None:
 
 
 def _leave_if_lost(run: Run) -> None:
-    """A machine that is lost while it is saved is no end of its job, which was told to leave."""
+    """End the run as stopped if its VM is lost while being saved: the job was being vacated."""
     if run.ending is None:
         return
     verdict = _judge(run, ready=True)
     lost = verdict.reason.code is ReasonCode.GUEST_LOST or run.ending is Ending.UNKNOWN
     if verdict.exit is None and lost:
-        raise stopped(f"its machine was lost while it was saved: {verdict.reason.message}")
+        raise stopped(f"its VM was lost while it was being saved: {verdict.reason.message}")
 
 
 def _take_in(run: Run) -> None:
-    """Note all that was seen by now. Of signals to stop one is enough."""
+    """Record all events so far, without further requests to vacate or save."""
     while (seen := run.inbox.next(time.monotonic())) is not None:
         if isinstance(seen, SignalSent):
             if seen.number != VACATING:
@@ -344,7 +345,7 @@ def _note(run: Run, seen: Observation | None) -> None:
     if isinstance(seen, ScriptEnded):
         run.script_ended = seen
     elif isinstance(seen, ExitReported):
-        # The guest says it twice, by its endpoint and on its console, in no certain order.
+        # The guest reports it twice, at its endpoint and on its console, in either order.
         if run.reported is None or seen.exit.channel is ExitChannel.ENDPOINT:
             run.reported = seen.exit
         run.undelivered = run.undelivered or seen.undelivered
@@ -358,12 +359,12 @@ def _ending(run: Run) -> Ending:
     try:
         return run.driver.ending(run.machine)
     except HypervisorError as error:
-        log.warning("job %s: how its machine ended is not known: %s", run.job_id, error)
+        log.warning("job %s: cannot determine how its VM ended: %s", run.job_id, error)
         return Ending.UNKNOWN
 
 
 def _give_up_on(run: Run, seen: Observation | None) -> None:
-    """End the run where going on makes no sense, whatever the step."""
+    """End the run after an event that makes any step pointless."""
     if (end := unwanted(seen)) is not None:
         raise end
     if isinstance(seen, ConsoleFlooded):
@@ -377,5 +378,5 @@ def _give_up_on(run: Run, seen: Observation | None) -> None:
         code, message = panicked(seen.cause)
         raise failed(code, with_console(message, _last_lines(run)))
     if isinstance(seen, GuestSilent):
-        message = f"the guest was not heard of for {seen.seconds:.0f} s"
+        message = f"the guest sent no heartbeat for {seen.seconds:.0f} s"
         raise failed(ReasonCode.GUEST_LOST, with_console(message, _last_lines(run)))

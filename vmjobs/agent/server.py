@@ -1,6 +1,6 @@
-"""The agent: takes jobs over its socket and runs each in a machine.
+"""The agent: accepts jobs over its socket and runs each in a VM.
 
-One thread a connection; the connection is the lease of the run it asked for.
+Each connection has a thread, and is the lease of the run that it started.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from vmjobs.ports import JobSource
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
-#: Who connects has this long to say what for.
+#: Seconds that a client has to send its request.
 FIRST_WORD_SECONDS = 30.0
-#: Connections of one user: each has a thread, and there is an end to those.
+#: Connections of one user: each takes a thread, and threads are limited.
 MOST_OF_A_USER = 1024
-#: Who watches a console, and takes nothing of it for so many seconds, is let go.
+#: A console viewer that reads nothing for so many seconds is disconnected.
 STILL_SECONDS = 60.0
-_STOPS = "this agent is about to stop"
-#: Seconds for machines that are saved when the agent stops: what HTCondor gives jobs to leave.
+_STOPS = "this agent is stopping"
+#: Seconds for saving VMs when the agent stops: as HTCondor gives jobs to vacate.
 SAVE_SECONDS = 600.0
-#: In which a machine is cleared away whose job begins again.
+#: Seconds to wait for the removal of the earlier VM of a job that starts again.
 CLEARING_SECONDS = 60.0
-#: Characters of what a node says of why it takes no jobs.
+#: Characters of the node's reason for accepting no jobs.
 MAX_FAULT = 1024
 #: Longest path that fits into ``sun_path`` (unix(7)).
 MAX_SOCKET_PATH = 107
@@ -70,7 +70,7 @@ MAX_SOCKET_PATH = 107
 
 @dataclass(eq=False)
 class SocketLease:
-    """The other end of a connection. Once it is gone nothing is sent any more."""
+    """The client's end of a connection. After the client disconnects nothing more is sent."""
 
     connection: socket.socket
     node: str
@@ -78,7 +78,7 @@ class SocketLease:
     _sending: threading.Lock = field(default_factory=threading.Lock)
 
     def progress(self, report: Report) -> None:
-        """Pass a report on. What was refused is for the repository; it may be long."""
+        """Forward a report, without its rejected outputs: a long list, only for the repository."""
         self.last = report.model_copy(update={"rejected": ()})
         self.send(protocol.ProgressMessage(node=self.node, report=self.last))
 
@@ -89,8 +89,9 @@ class SocketLease:
         needs: protocol.ImageNeeds | None = None,
         rejected: tuple[RejectedEntry, ...] = (),
     ) -> None:
-        """Tell that the job is over. ended, needs: as ``EndMessage`` has them. rejected: what does not
-        come back of a job that was handed over.
+        """Send the end of the job.
+
+        ended, needs: as in ``EndMessage``. rejected: outputs that a transparent job does not get back.
         """
         if self.last is not None:
             report, code = self.last.model_copy(update={"rejected": rejected}), verdict.exit_code
@@ -101,21 +102,21 @@ class SocketLease:
             )
 
     def send(self, message: protocol.Message) -> None:
-        """Send, unless nobody listens."""
+        """Send a message; ignore a client that has disconnected."""
         try:
-            with self._sending:  # what a job prints comes from another thread than its progress
+            with self._sending:  # different threads send the job's output and its progress
                 protocol.send(self.connection, message)
         except OSError as error:
-            log.info("the other end is gone: %s", error)
+            log.info("the client has disconnected: %s", error)
 
 
 @dataclass(frozen=True)
 class CondorJobServices:
-    """What transparent jobs need of this node.
+    """This node's services for transparent jobs.
 
     spool: directory for their files. memory: of all of them together, in MiB.
     resolve: returns the digest of a public image, from its name.
-    slot_of: returns the process that a slot's jobs descend from, from the id of one of them.
+    slot_of: returns the id of a process's starter, from the process's id.
     stores: for checkpoints; None: no VM is saved.
     """
 
@@ -126,15 +127,15 @@ class CondorJobServices:
     stores: CheckpointStores | None = None
 
     def begin(self, message: protocol.SubmitMessage, attempt: str, slot: Starter) -> StartPoint:
-        """Where a transparent job starts. slot: the process that it descends from.
+        """Return where a transparent job starts. slot: its starter.
 
         Raises:
-            Forbidden: this node has no place for checkpoints. Others: as ``condor_checkpoint.begin``.
+            Forbidden: this node stores no checkpoints. Others: as ``condor_checkpoint.begin``.
         """
         if not message.checkpoint:
             return StartPoint(message, self.resolve(message.image))
         if self.stores is None:
-            raise Forbidden("this node has no repository to which machines could be saved")
+            raise Forbidden("this node has no repository to save VMs to")
         return condor_checkpoint.begin(message, attempt, self.resolve, self.stores, slot)
 
 
@@ -142,10 +143,10 @@ class CondorJobServices:
 class Agent:
     """All runs of this node.
 
-    open_job: the repository's view of one job, from job id and job token.
-    describe: this node, with the given jobs as those that run.
-    condor_jobs: for jobs that come over the socket; None: there are none on this node.
-    health: of this node, from its recent jobs. checks: what keeps it from running any, by cause.
+    open_job: returns the repository's view of one job, from job id and job token.
+    describe: returns this node, with the given jobs as the running ones.
+    condor_jobs: for transparent jobs; None: this node runs none.
+    health: of this node, from its recent jobs. checks: returns its faults, by cause.
     """
 
     parts: Parts
@@ -161,7 +162,7 @@ class Agent:
     _memory: dict[str, int] = field(default_factory=dict)
     _leases: dict[str, SocketLease] = field(default_factory=dict)
     _entrances: dict[str, Entrance] = field(default_factory=dict)
-    #: Of jobs that were handed over: what HTCondor calls each and whose it is, and who handed it over.
+    #: Of transparent jobs: HTCondor's id and the user id of each, and its client.
     _handed: dict[str, tuple[tuple[str, int], OtherEnd]] = field(default_factory=dict)
     _followers: dict[SocketLease, int] = field(default_factory=dict)
     _guests: Counter[int] = field(default_factory=Counter)
@@ -173,23 +174,23 @@ class Agent:
         self._ended = threading.Condition(self._lock)
 
     def remember(self, leftovers: list[Leftover]) -> None:
-        """Keep verdicts of runs that an earlier process reached but may not have told."""
+        """Keep outcomes of an earlier agent's runs, which may not have been reported."""
         self.verdicts = {left.record.job: left for left in leftovers if left.verdict}
 
     def jobs(self, uid: int | None = None) -> tuple[str, ...]:
-        """Jobs that run now: all, or those that ``uid`` may see."""
+        """Return the running jobs: all, or those that ``uid`` may see."""
         everything = uid is None or uid in (0, os.getuid())
         with self._lock:
             return tuple(job for job, owner in self.running.items() if everything or owner == uid)
 
     def states(self) -> Counter[JobState | None]:
-        """How many jobs are in each state, as it was told last; None: of those nothing was told yet."""
+        """Return the number of jobs by state as last reported; None: those without any report."""
         with self._lock:
             last = [lease.last for lease in self._leases.values()]
         return Counter(report.state if report else None for report in last)
 
     def serve(self, connection: socket.socket) -> None:
-        """Talk with one client until it goes."""
+        """Serve one client until it disconnects."""
         peer = protocol.peer(connection)
         lease = SocketLease(connection, self.parts.settings.node)
         try:
@@ -202,7 +203,7 @@ class Agent:
             log.info("connection of uid %d: %s", peer.uid, error)
         finally:
             self._followers.pop(lease, None)
-            with suppress(OSError):  # the other end may be gone
+            with suppress(OSError):  # the client may have disconnected
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
@@ -210,7 +211,7 @@ class Agent:
         messages = protocol.receive(connection)
         for message in messages:
             if isinstance(message, protocol.StatusMessage):
-                if self._stopping:  # or the node would go on to attract jobs
+                if self._stopping:  # otherwise the node would continue to attract jobs
                     raise Unavailable("agent", _STOPS)
                 self._followers[lease] = peer.uid
                 self._describe_to(lease, peer.uid)
@@ -230,7 +231,7 @@ class Agent:
 
     @contextmanager
     def _among_the_guests(self, uid: int) -> Iterator[None]:
-        """No user has so many connections that there is nothing left for others."""
+        """Count a user's connection; reject it if the user has too many."""
         with self._lock:
             if self._guests[uid] >= MOST_OF_A_USER:
                 raise Unavailable("agent", f"uid {uid} has {MOST_OF_A_USER} connections already")
@@ -240,10 +241,10 @@ class Agent:
         finally:
             with self._lock:
                 self._guests[uid] -= 1
-                self._guests += Counter()  # forgets who has none
+                self._guests += Counter()  # removes users without connections
 
     def announce(self) -> None:
-        """Something about the node changed: say so at once to all who have asked before."""
+        """Send the node's changed state at once to all clients that have asked for it."""
         for lease, uid in list(self._followers.items()):
             self._describe_to(lease, uid)
 
@@ -251,22 +252,22 @@ class Agent:
         lease.send(protocol.StatusMessage(node=self.node(uid)))
 
     def node(self, uid: int | None = None) -> Node:
-        """The node as it is now; of its jobs those that ``uid`` may see, or all."""
+        """Return the node's present state, with its jobs that ``uid`` may see, or all."""
         with self._lock:
             runs = {job: run.ticket.spec.memory for job, run in self._runs.items() if run.claimed}
-            lent = sum((runs | self._memory).values())  # of a slot's job: as long as it keeps that
+            lent = sum((runs | self._memory).values())  # of a transparent job: while it is reserved
         known = {"lent": lent, "fault": "; ".join(self.faults().values())[:MAX_FAULT]}
         return self.describe(self.jobs(uid)).model_copy(update=known)
 
     def faults(self) -> dict[Cause, str]:
-        """Why the node takes no jobs now, a sentence for each cause."""
+        """Return why the node accepts no jobs now, one sentence for each cause."""
         rests = self.health.fault()
         return {**self.checks(), **({Cause.JOBS: rests} if rests else {})}
 
     def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
-        """End all runs: their machines are gone when this returns in time.
+        """End all runs; their VMs are gone on return, unless the time limits were exceeded.
 
-        patience: seconds for machines that are just stopped. saving: for those that can be saved.
+        patience: seconds for VMs that are only stopped. saving: for those that can be saved.
         """
         with self._ended:
             self._stopping = True
@@ -287,11 +288,11 @@ class Agent:
     ) -> None:
         with self._answering(message.job, lease):
             if why := self._belongs_to_no_starter(peer):
-                code = ReasonCode.NODE_FAILED.value  # it may be the settings: another node can do it
+                code = ReasonCode.NODE_FAILED.value  # perhaps the settings: another node may run it
                 lease.send(protocol.ErrorMessage(code=code, message=why, retry=False))
                 return
             source = self.open_job(message.job, message.token)
-            with suppress(Conflict):  # it has not ended; the answer itself says that the token is its
+            with suppress(Conflict):  # not ended yet; the answer itself proves that the token is valid
                 source.end()
             with self._registered(message.job, peer.uid, lease) as inbox:
                 verdict = self._told_before(message.job, source, lease)
@@ -325,11 +326,11 @@ class Agent:
                 receive_job(message, name, peer, condor_jobs.spool, messages) as job,
                 ExitStack() as stack,
             ):
-                lease.connection.settimeout(None)  # until now it had to go on, and not hold a place
+                lease.connection.settimeout(None)  # a client may stall only after the submission
                 attempt = uuid.uuid4().hex
                 try:
                     start_point = condor_jobs.begin(message, attempt, slot)
-                except Unauthenticated:  # the node's own token is meant, whoever comes next
+                except Unauthenticated:  # the node's own token is invalid: other jobs fail, too
                     self.health.failed()
                     raise
                 stack.callback(start_point.close)
@@ -353,7 +354,7 @@ class Agent:
                         verdict = run.execute()
                     self._nobody_enters(name)
                     self._judge_node(run, verdict)
-                    # An agent that stops waits for this, too.
+                    # A stopping agent waits for this, too.
                     job.send_back(lease.send)
                     lease.end(verdict, job.ended(), _needs(run, message.image), job.rejected())
                     if message.checkpoint and other_end.has_taken():
@@ -367,7 +368,7 @@ class Agent:
         messages: Iterator[protocol.Message],
     ) -> None:
         name, entrance = self._own(peer)
-        log.info("%s: uid %d enters", name, peer.uid)
+        log.info("%s: uid %d opens a shell", name, peer.uid)
         lease.connection.settimeout(None)
         entrance.enter(message, lease.connection, lease.send, messages)
 
@@ -385,66 +386,62 @@ class Agent:
             consoles.show(lease.connection, entrance.console, message, over)
 
     def _judge_node(self, run: Run, verdict: Verdict) -> None:
-        """What an end says of this node. A hypervisor has to boot its probe once several machines in a
-        row did not boot.
-        """
+        """Update the node's health; after several failed boots in a row, probe the hypervisor."""
         if verdict.reason.code is ReasonCode.NODE_FAILED and not verdict.unfit:
             self._note_lack_of_room()
         if self.health.note(verdict) and self.parts.recheck is not None:
             kind = run.driver.kind
-            log.warning("%s machines in a row did not boot: %s is probed", LIMIT, kind)
+            log.warning("%s VMs in a row did not boot: probing %s", LIMIT, kind)
             begin("recheck", self.parts.recheck, kind)
 
     def _note_lack_of_room(self) -> None:
-        """The node has failed a job, if there is no room for anybody's: how much one asked for does not
-        count.
-        """
+        """Count a node failure if the disk is too full for any job, not just for a large one."""
         if self.condor_jobs is not None and disk_usage(self.condor_jobs.spool.parent).free < LEAST_ROOM:
             self.health.failed()
 
     def _nobody_enters(self, name: str) -> None:
-        """The job's machine is gone."""
+        """End the access to a job's VM, which is gone."""
         with self._ended:
             self._entrances.pop(name, None)
             self._ended.notify_all()
 
     def _own(self, peer: protocol.Peer) -> tuple[str, Entrance]:
-        """The job that somebody belongs to, and the ways into its machine."""
+        """Return the name of the job that the client belongs to, and the access to its VM."""
         name = _name_of(self._slot(peer)[1])
         with self._lock:
             entrance = self._entrances.get(name)
             if entrance is None or self.running.get(name) != peer.uid:
-                raise Forbidden("no machine of this job's runs here now")
+                raise Forbidden("this job has no running VM on this node now")
         return name, entrance
 
     def _belongs_to_no_starter(self, peer: protocol.Peer) -> str:
-        """Why a process is not to have jobs run. Root and the agent's own user need no starter."""
+        """Return why a client may not start jobs; empty: it may, as root and the agent's user."""
         if self.condor_jobs is None or peer.uid in (0, os.getuid()):
             return ""
         try:
             self._slot(peer)
         except Forbidden as error:
-            return f"{error.message}; starters are root's or those of the setting condor_user"
+            return f"{error.message}; starters run as root or as the user of the setting condor_user"
         return ""
 
     def _slot(self, peer: protocol.Peer) -> tuple[CondorJobServices, Starter]:
-        """The process that the job of somebody descends from."""
+        """Return the services for transparent jobs, and the starter that the client descends from."""
         if self.condor_jobs is None:
-            raise Forbidden("this node takes no jobs but the repository's")
-        if owner_of(peer.pid) != peer.uid:  # it has ended, and its number is another's by now
-            raise Forbidden("whoever has connected is gone")
+            raise Forbidden("this node accepts only jobs of the repository")
+        if owner_of(peer.pid) != peer.uid:  # the process has ended, and its id may be reused
+            raise Forbidden("the peer process has exited")
         return self.condor_jobs, as_it_is(self.condor_jobs.slot_of(peer.pid))
 
     @contextmanager
     def _lent(self, name: str, memory: int, limit: int) -> Iterator[None]:
-        """A slot's job has one machine at a time, and those of all slots have what the node has."""
+        """Reserve memory for a slot's only VM, within the limit for all slots of the node."""
         with self._lock:
             if name in self._memory:
-                raise Unavailable("agent", "an earlier machine of this slot is being cleared away")
+                raise Unavailable("agent", "an earlier VM of this slot is still being removed")
             if memory > limit:
                 raise InvalidRequest(f"the job asks for {memory} MiB of memory, this node has {limit}")
             if memory + sum(self._memory.values()) > limit:
-                raise Unavailable("agent", f"the machines of this node have all of its {limit} MiB")
+                raise Unavailable("agent", f"other VMs of this node use its {limit} MiB of memory")
             self._memory[name] = memory
         try:
             yield
@@ -454,11 +451,11 @@ class Agent:
 
     @contextmanager
     def _answering(self, job: str, lease: SocketLease) -> Iterator[None]:
-        """Whoever asked for the job hears of what goes wrong with it."""
+        """Report errors of the context to the client that asked for the job."""
         try:
             yield
         except Untold as untold:
-            log.error("job %s: %s; it is told when it is asked for again", job, untold)
+            log.error("job %s: %s; the job's next run delivers it", job, untold)
             self.verdicts[job] = untold.left
             refuse(lease, untold, retry=True)
         except VMJobsError as error:
@@ -476,12 +473,12 @@ class Agent:
             refuse(lease, fault, retry=False)
 
     def _told_before(self, job: str, source: JobSource, lease: SocketLease) -> Verdict | None:
-        """The verdict that was reached earlier, and may not have been told."""
+        """Report the outcome of an earlier run, which may be undelivered; None: run the job anew."""
         left = self.verdicts.get(job)
         if left is None:
             return None
         report = Report.model_validate_json(left.verdict)
-        # What was stopped goes on here; what this node failed, elsewhere.
+        # A stopped job runs again here; one that this node failed is requeued.
         anew = report.state is JobState.PREEMPTED and report.reason.code not in GIVEN_BACK
         if not anew:
             try:
@@ -491,10 +488,10 @@ class Agent:
                 self.verdicts.pop(job, None)
                 return self._ended_before(job, source, lease)
             except AttemptSuperseded:
-                log.info("job %s: it was begun elsewhere since", job)
+                log.info("job %s: a later attempt has superseded the earlier run", job)
                 anew = True
             except Conflict:
-                log.info("job %s: its end was known already", job)
+                log.info("job %s: its final report was delivered before", job)
         self.verdicts.pop(job, None)
         if anew:
             return None
@@ -502,11 +499,11 @@ class Agent:
         return Verdict(report.state, report.reason, report.exit)
 
     def _ended_before(self, job: str, source: JobSource, lease: SocketLease) -> Verdict:
-        """The verdict of a job that its scheduler runs again, as it was not told of the end."""
+        """Return the outcome of an ended job whose scheduler missed the end, and starts it again."""
         report = source.end()
         log.info("job %s has ended before: it is %s", job, report.state)
-        if report.state is JobState.CANCELED:  # its scheduler is to remove it, not to see it end
-            raise Unavailable("agent", f"job {job} is canceled, and about to be removed")
+        if report.state is JobState.CANCELED:  # the scheduler shall remove it, not see it end
+            raise Unavailable("agent", f"job {job} is canceled and will be removed")
         lease.progress(report)
         return Verdict(report.state, report.reason, report.exit)
 
@@ -519,7 +516,7 @@ class Agent:
             if self._stopping:
                 raise Unavailable("agent", _STOPS)
             if job in self.running:
-                raise Unavailable("agent", f"an earlier run of job {job} is being cleared away")
+                raise Unavailable("agent", f"an earlier run of job {job} is still being removed")
             self.running[job], self._inboxes[job], self._leases[job] = uid, inbox, lease
             if entrance is not None:
                 self._entrances[job] = entrance
@@ -534,9 +531,9 @@ class Agent:
                 self._ended.notify_all()
 
     def _await_cleared(self, called: tuple[str, int]) -> None:
-        """Wait until a job's former machine is gone: a job whose starter died is restarted at once.
+        """Wait until a job's earlier VM is gone: if a starter dies, its job restarts at once.
 
-        A job of another schedd may have the same name; if its lease still holds, it is not waited for.
+        A job of another schedd may have the same id; while its lease is held, it is not waited for.
         """
 
         def cleared() -> bool:
@@ -545,16 +542,16 @@ class Agent:
 
         with self._ended:
             if not self._ended.wait_for(cleared, CLEARING_SECONDS):
-                raise Unavailable("agent", f"an earlier run of job {called[0]} is being cleared away")
+                raise Unavailable("agent", f"an earlier run of job {called[0]} is still being removed")
 
 
 def _name_of(slot: Starter) -> str:
-    """Of a slot's job; none that a `run` may have."""
+    """Return the agent's name for a slot's job; a ``run`` message cannot contain it."""
     return f"condor.{slot.pid}"
 
 
 def refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
-    """Tell why a job is not run, and what is wrong with the message that asked for it."""
+    """Send the reason why a job is not run, with the errors in its request."""
     faults = {fault.field: fault.message for fault in error.faults} or None
     lease.send(
         protocol.ErrorMessage(code=error.code, message=error.message, retry=retry, faults=faults)
@@ -562,9 +559,9 @@ def refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
 
 
 def _needs(run: Run, named: str) -> protocol.ImageNeeds | None:
-    """What an ended run wants of nodes for its image, where nothing here boots that. named: by its job.
+    """Return the image's requirements if no hypervisor here boots it. named: as the job does.
 
-    None, too, where no node has what boots the image and is wanted by the job: that is for its user.
+    None, too, if the job excludes all hypervisors that boot the image: only its user can correct that.
     """
     image = run.unbootable
     if image is None:
@@ -582,13 +579,13 @@ def _node_failed(error: OSError) -> protocol.ErrorMessage:
 
 @dataclass
 class OtherEnd:
-    """Whoever asked for a run."""
+    """The client that started a run."""
 
     taken: bool = False
     gone: threading.Event = field(default_factory=threading.Event)
 
     def has_taken(self) -> bool:
-        """Wait until it has gone; whether it has said before that all the job left is its own."""
+        """Wait until the client disconnects; return whether it confirmed receipt of the results."""
         self.gone.wait()
         return self.taken
 
@@ -598,7 +595,7 @@ def _listen(
     inbox: Inbox,
     take: Callable[[DataMessage], object] | None = None,
 ) -> OtherEnd:
-    """Turn what the client sends, and its going, into observations. take: what is none."""
+    """Turn the client's messages and its disconnecting into events. take: receives ``data``."""
     other_end = OtherEnd()
 
     def work() -> None:
@@ -622,7 +619,7 @@ def _listen(
 
 @contextmanager
 def listening(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
-    """Accept connections at ``path``, each in a thread of its own, while the context lasts.
+    """Accept connections at ``path``, each in a separate thread, while the context lasts.
 
     Raises:
         ConfigError: the path is too long for a socket, or another agent listens there.
@@ -633,7 +630,7 @@ def listening(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[so
     path.parent.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
-        path.chmod(0o666)  # who may do what is decided by the peer's credentials and its token
+        path.chmod(0o666)  # the peer's credentials and its token decide what a client may do
         listener.listen(BACKLOG)
         threading.Thread(target=_accept, args=(listener, serve), name="accept", daemon=True).start()
         try:
@@ -650,7 +647,7 @@ def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> 
             if listener.fileno() == -1:
                 return
             log.error("cannot accept a connection: %s", error)
-            time.sleep(0.1)  # too many open files, for one: nothing tells when that is over
+            time.sleep(0.1)  # for example too many open files; no event signals the end of that
             continue
         try:
             threading.Thread(target=serve, args=(connection,), name="run", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Which of HTCondor's starters a process belongs to: who asks for a machine must be a slot's job."""
+"""Finds the HTCondor starter of a process: only jobs of a slot may ask the agent for a VM."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from vmjobs.errors import Forbidden, Unavailable
 from vmjobs.hypervisor.procs import GONE, birth_of
 
-#: A starter, as the kernel names it (proc(5), ``comm``).
+#: A starter's process name (proc(5), ``comm``).
 COMM = "condor_starter"
-#: Longer lines of ancestors are nobody's.
+#: The search for a starter stops after so many ancestors.
 MAX_ANCESTORS = 64
 
 
 class Starter(NamedTuple):
-    """A starter, as no other process is or was. birth: see :func:`vmjobs.hypervisor.procs.birth_of`."""
+    """Identifies a starter uniquely. birth: see :func:`vmjobs.hypervisor.procs.birth_of`."""
 
     pid: int
     birth: int
@@ -25,30 +25,30 @@ class Starter(NamedTuple):
 
 @contextmanager
 def _looking() -> Iterator[None]:
-    """That nobody can look, for want of a file, say, is no fault of whom is looked at, and passes."""
+    """Turn errors of procfs other than a missing process into the transient ``Unavailable``."""
     try:
         yield
     except GONE:
         raise
     except OSError as error:
-        raise Unavailable("agent", f"this node cannot look at processes: {error.strerror}") from error
+        raise Unavailable("agent", f"this node cannot inspect processes: {error.strerror}") from error
 
 
 def as_it_is(pid: int, proc: Path = Path("/proc")) -> Starter:
-    """A process as a starter; with a birth of 0 there is none.
+    """Return a process as a starter; its birth is 0 if it does not exist.
 
     Raises:
-        Unavailable: nobody can look.
+        Unavailable: /proc cannot be read.
     """
     with _looking():
         return Starter(pid, birth_of(pid, proc))
 
 
 def owner_of(pid: int, proc: Path = Path("/proc")) -> int:
-    """The effective user id of a process, which unix(7) has for its connections; -1: there is none.
+    """Return a process's effective user id, as for unix(7) sockets; -1: there is no process.
 
     Raises:
-        Unavailable: nobody can look.
+        Unavailable: /proc cannot be read.
     """
     try:
         with _looking():
@@ -58,15 +58,14 @@ def owner_of(pid: int, proc: Path = Path("/proc")) -> int:
 
 
 def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -> int:
-    """The process id of the starter that ``pid`` descends from.
+    """Return the process id of the starter that ``pid`` descends from.
 
-    trusted: real user ids that a starter may have. Anybody can name a process of theirs as they like,
-        one that runs a set-user-id program too; its real user id stays theirs. A starter's effective
-        one changes.
+    trusted: real user ids that a starter may have. Users can name their processes freely, even those
+        of set-user-id programs, but the real user id stays theirs. A starter's effective id changes.
 
     Raises:
-        Forbidden: there is none.
-        Unavailable: nobody can look.
+        Forbidden: the process has no starter.
+        Unavailable: /proc cannot be read.
     """
     at = pid
     for _ in range(MAX_ANCESTORS):
@@ -77,16 +76,16 @@ def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -
                 status = (directory / "status").read_text("utf-8", "replace")
         except GONE:
             break
-        # pid (comm) state ppid ...; the name may hold anything.
+        # pid (comm) state ppid ...; the name may contain any character.
         comm = stat[stat.index("(") + 1 : stat.rindex(")")]
         if comm == COMM and _uids(status)[0] in trusted:
             return at
         at = int(stat[stat.rindex(")") + 2 :].split()[1])
-    raise Forbidden("only a job of HTCondor's on this node may ask for a machine to run in")
+    raise Forbidden("only an HTCondor job on this node may ask for a VM to run in")
 
 
 def _uids(status: str) -> tuple[int, int]:
-    """Real and effective user id, by the line ``Uid:``; the name above has no line break."""
+    """Return real and effective user id from ``Uid:``; the name above has no line break."""
     for line in status.splitlines():
         if line.startswith("Uid:"):
             real, effective = line.split()[1:3]

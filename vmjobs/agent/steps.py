@@ -1,4 +1,4 @@
-"""The steps of a run, in their order. Each is a function of the run; :data:`STEPS` is the list."""
+"""The steps of a run. Each is a function of the run; :data:`STEPS` lists them in order."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Room on the output disk for what is not payload: tar headers, exit.json, stdout, stderr.
+#: Bytes on the output disk for tar headers, exit.json, stdout and stderr, beside the outputs.
 OUTPUT_SLACK = 16 * MIB
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its title, the phase its time counts for, and what it does.
+    """A step: its title, the phase its time counts for, and its action.
 
     state: the job's state from this step on, where it changes.
     """
@@ -68,7 +68,7 @@ class Step:
 
 
 def fetch_image(run: Run) -> None:
-    """Have the image on this node, verified, until the machine is gone."""
+    """Lease the verified image on this node until the VM is gone."""
 
     run.fetched_before = run.parts.images.fetched(run.ticket.image_digest)
     begin = run.parts.live
@@ -101,7 +101,7 @@ def _whole(run: Run) -> LiveImage:
 
 
 def _live(run: Run, source: LiveSource) -> LiveImage:
-    """The image as soon as a machine may start of it."""
+    """Return the image as soon as a VM can start from it."""
     leased = source.live(
         run.ticket.image_digest,
         run.directory / "blocks.sock",
@@ -112,7 +112,7 @@ def _live(run: Run, source: LiveSource) -> LiveImage:
 
 
 def choose_hypervisor(run: Run) -> None:
-    """Take another hypervisor where the first choice cannot boot the image. It is journaled."""
+    """Choose another hypervisor if the first choice cannot boot the image; journal the choice."""
     run.unbootable = run.image
     here, wanted = platform.machine(), run.image.architecture
     if wanted not in {"", here}:
@@ -121,7 +121,7 @@ def choose_hypervisor(run: Run) -> None:
     able = [kind for kind in kinds if kind in spec.kinds]
     seeded = run.image.cloud_init
     if run.driver.kind not in able or (seeded and not run.driver.abilities.cloud_init):
-        # Whether a demanded one has what the job asks for is known by now: it is about the image alone.
+        # A demanded hypervisor was checked against the job earlier: only the image matters here.
         kinds = kinds if spec.hypervisor is not None else tuple(able)
         run.driver = run.parts.choose(spec.hypervisor, kinds, spec.cpus, cloud_init=seeded)
         run.parts.journal.reassign(run.attempt, run.machine, run.driver)
@@ -132,13 +132,13 @@ def choose_hypervisor(run: Run) -> None:
     run.resumed = checkpoint.resumable(run)
     if run.resumed is not None:
         run.sentinel = run.resumed.sentinel
-        # By its name a hypervisor knows what it has saved.
+        # The hypervisor identifies a saved VM by its name.
         run.parts.journal.reassign(run.attempt, run.resumed.machine, run.driver)
         run.machine = run.resumed.machine
 
 
 def patiently(run: Run, fetch: Callable[[], T]) -> T:
-    """Fetch, and again while the repository is out of reach and the job is still wanted."""
+    """Fetch, with retries while the repository is unreachable and the job is still wanted."""
     deadline = time.monotonic() + run.parts.settings.deliver_seconds
     while True:
         try:
@@ -150,7 +150,7 @@ def patiently(run: Run, fetch: Callable[[], T]) -> T:
 
 
 def fetch_inputs(run: Run) -> None:
-    """Have the job disk on this node, with verified inputs; or what was saved of the machine."""
+    """Write the job disk with verified inputs, or fetch the VM's checkpoint."""
     online = run.ticket.spec.network is not NetworkMode.NONE
     run.link = GuestLink(
         token=secrets.token_urlsafe(32),
@@ -180,7 +180,7 @@ def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
 
     def fetch() -> None:
         disk.seek(start)
-        disk.truncate()  # of what came before a connection broke
+        disk.truncate()  # remove data from before a broken connection
         run.source.fetch_input(file, disk)
 
     patiently(run, fetch)
@@ -189,9 +189,7 @@ def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
 
 
 def make_disks(run: Run) -> None:
-    """Lay out what else the guest will find: scratch disk, output disk, endpoint. A machine that was
-    saved has its disks.
-    """
+    """Make scratch disk, output disk and endpoint. A resumed VM already has its disks."""
     spec = run.ticket.spec
     if run.resumed is None:
         blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
@@ -203,7 +201,7 @@ def make_disks(run: Run) -> None:
 
 
 def boot(run: Run) -> None:
-    """Start the machine. The journal names it already."""
+    """Start the VM. The journal already names it."""
     spec, directory = run.ticket.spec, run.directory
     (directory / "machine").mkdir(exist_ok=run.resumed is not None)
     run.boot_begun, run.platform = time.monotonic(), checkpoint.platform(run)
@@ -220,12 +218,12 @@ def boot(run: Run) -> None:
     )
     run.resources.enter_context(_running(run, machine))
     if run.resumed is not None:
-        run.boot_begun = time.monotonic()  # reading its memory is no time of the guest's
-    (directory / checkpoint.MEMORY).unlink(missing_ok=True)  # it is in the machine now
+        run.boot_begun = time.monotonic()  # reading its memory does not count as boot time
+    (directory / checkpoint.MEMORY).unlink(missing_ok=True)  # it is in the VM now
 
 
 def _open_network(run: Run) -> None:
-    """Make the machine's network, and serve what its guest finds there."""
+    """Make the VM's network, and serve the guest endpoint and the other ports there."""
     mode, ports = run.ticket.spec.network, (ENDPOINT_PORT, *run.doors)
     run.network = run.driver.open_network(mode, ports)
     run.resources.callback(run.network.close)
@@ -279,9 +277,12 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
 
 
 def _heard(run: Run) -> float:
-    """When the guest was last heard of. One that never asked for orders owes nobody a word."""
+    """Return when the guest last sent a heartbeat; ``inf`` if none is expected from it.
+
+    A guest of an image job that never asked for signals sends none.
+    """
     if run.live.waiting():
-        return time.monotonic()  # it cannot be heard of: a part of its image is on its way
+        return time.monotonic()  # the guest is blocked until a part of its image arrives
     owes = run.ticket.spec.strategy is Strategy.SCRIPT or run.link.beating
     return run.link.heard if owes else math.inf
 

@@ -1,7 +1,8 @@
-"""Connections that a guest makes, carried as ``data`` messages of one channel over the agent's socket.
+"""Multiplexes a guest's connections over one channel of the agent's socket.
 
-The agent takes the connections and numbers them; whoever handed the job over answers them. Both sides
-use :class:`Streams`: a number there, a socket here.
+The agent accepts the connections, numbers them, and sends their bytes as ``data`` messages; the client
+that submitted the job serves them. Both sides use :class:`StreamMultiplexer`, which maps stream
+numbers to sockets.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
 
 log = logging.getLogger(__name__)
 
-#: Connections of one guest at a time; more are hung up on.
+#: Connections of one guest at a time; further ones are closed.
 MOST: Final = 8
-#: Bytes that wait for who does not read them; beyond that it is hung up on.
+#: Bytes that wait for a connection's reader; beyond that the connection is closed.
 MAX_WAITING: Final = 16 * 1024 * 1024
 _PIECE: Final = min(64 * 1024, MAX_DATA)
 
 
 @dataclass
 class _Connection:
-    """A socket, and what is to be written to it; None in there: no more is to come.
+    """A socket, and the data to be written to it; None in the queue marks the end.
 
-    said, heard: nothing more comes of it; nothing more is going to be written to it.
+    read_done, write_done: reading from it, writing to it has ended.
     """
 
     socket: socket.socket
@@ -43,11 +44,11 @@ class _Connection:
 
 @dataclass
 class Streams:
-    """The connections of one channel that are open.
+    """The open connections of one channel.
 
-    send: a message to the other side; safe to call from several threads.
-    answer: serves a connection of whose number nothing is known yet, in a thread of its own; None:
-        there are none but those of :meth:`begin`.
+    send: sends a message to the other side; safe to call from several threads.
+    answer: serves a connection that the other side opens, in a separate thread; None: only this side
+        opens connections, by :meth:`begin`.
     """
 
     channel: Channel
@@ -60,9 +61,9 @@ class Streams:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, connection: socket.socket) -> None:
-        """Carry a connection that somebody made. It is closed at once where there are too many.
+        """Carry an accepted connection, or close it at once if there are too many.
 
-        To be called from one thread: the other side hears of connections in the order of their numbers.
+        Call it from one thread only: the other side expects connections in the order of their numbers.
         """
         with self._lock:
             if self._closed or self._shut or len(self._open) >= MOST:
@@ -71,12 +72,12 @@ class Streams:
             self._last += 1
             number, opened = self._last, _Connection(connection)
             self._open[number] = opened
-        with suppress(OSError):  # nobody is there to be told: nothing is going to come
+        with suppress(OSError):  # the other side is gone: nothing will arrive
             self.send(self._message(number))
         self._carry(number, opened)
 
     def take(self, message: DataMessage) -> None:
-        """The other side has sent this. Never waits; of a connection that is gone, it is dropped."""
+        """Handle a message of the other side. Never waits; drops data of closed connections."""
         opened = self._open.get(message.stream) or self._answered(message.stream)
         if opened is None:
             return
@@ -84,7 +85,7 @@ class Streams:
             opened.waiting += len(message.data)
             flooded = opened.waiting > MAX_WAITING
         if flooded:
-            log.warning("%s: a connection takes nothing, and is closed", self.channel)
+            log.warning("%s: closing a connection that does not read its data", self.channel)
             hang_up(opened.socket)
             return
         if message.data:
@@ -93,7 +94,7 @@ class Streams:
             opened.queue.put(None)
 
     def shut(self, shut: bool) -> None:
-        """Hang up on all, and on whoever comes, until they are opened again."""
+        """While true, close all connections and reject new ones; false: accept them again."""
         with self._lock:
             self._shut = shut
             left = list(self._open.values()) if shut else []
@@ -101,7 +102,7 @@ class Streams:
             hang_up(opened.socket)
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections for good."""
         with self._lock:
             self._closed = True
             left = list(self._open.values())
@@ -111,12 +112,12 @@ class Streams:
 
     @property
     def closed(self) -> bool:
-        """Whether it is over."""
+        """Whether :meth:`close` was called."""
         return self._closed
 
     def _answered(self, number: int) -> _Connection | None:
         with self._lock:
-            # There is no limit here: the other side has one.
+            # No limit here: the other side enforces one.
             if self.answer is None or self._closed or number <= self._last:
                 return None
             self._last = number
@@ -140,16 +141,16 @@ class Streams:
         self._start("write", self._write, number, opened)
 
     def _read(self, number: int, opened: _Connection) -> None:
-        """Send on what comes of a connection, until nothing does."""
+        """Forward data from a connection until its end."""
         with suppress(OSError):
             while data := opened.socket.recv(_PIECE):
                 self.send(self._message(number, data))
-        with suppress(OSError):  # nobody is there to be told
+        with suppress(OSError):  # the other side is gone
             self.send(self._message(number, last=True))
         self._leave(number, opened, said=True)
 
     def _write(self, number: int, opened: _Connection) -> None:
-        """Write what the other side sends, until nothing comes, or nobody takes it."""
+        """Write the other side's data to a connection until its end, or until writing fails."""
         with suppress(OSError):
             while (data := opened.queue.get()) is not None:
                 opened.socket.sendall(data)
@@ -161,7 +162,7 @@ class Streams:
     def _leave(
         self, number: int, opened: _Connection, *, said: bool = False, heard: bool = False
     ) -> None:
-        """One direction has come to its end; after both nothing is left."""
+        """Note that one direction has ended; after both, close the connection."""
         with self._lock:
             opened.said, opened.heard = opened.said or said, opened.heard or heard
             if opened.said and opened.heard:
@@ -176,14 +177,14 @@ class Streams:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Have whoever reads or writes there come to an end. The socket is still to be closed."""
+    """End all reads and writes on a socket. The caller still closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def listening(streams: Streams, server: socket.socket) -> Iterator[None]:
-    """Take the connections of a listening socket for as long as the context lasts."""
+    """Accept connections of a listening socket while the context lasts."""
     with server:
         thread = threading.Thread(
             target=_accept, args=(server, streams), name=f"{streams.channel}-accept", daemon=True
@@ -203,5 +204,5 @@ def _accept(server: socket.socket, streams: Streams) -> None:
             streams.begin(server.accept()[0])
         except (OSError, RuntimeError) as error:  # too many open files, or threads
             if not streams.closed:
-                log.error("%s: a connection cannot be taken: %s", streams.channel, error)
-                time.sleep(0.1)  # nothing tells when that is over
+                log.error("%s: cannot accept a connection: %s", streams.channel, error)
+                time.sleep(0.1)  # no event signals the end of that

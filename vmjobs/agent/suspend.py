@@ -19,7 +19,7 @@ from vmjobs.errors import HypervisorError
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checks of the jobs' processes: no event tells that another's child has stopped.
+#: Seconds between two checks of the jobs' processes: no event reports that another's child stopped.
 TICK: Final = 0.5
 
 
@@ -81,8 +81,10 @@ def suspending(run: Run, pid: int) -> Iterator[None]:
 
 @dataclass
 class _Suspension:
-    """told: a suspend was requested; it may have happened even if the driver reported a failure.
-    stands: the VM is suspended. acting: the request that is under way.
+    """One run's suspension.
+
+    suspend_requested: it may have happened even if the driver reported a failure. is_suspended: the VM
+    is. request: the one that is under way.
     """
 
     run: Run
@@ -92,7 +94,7 @@ class _Suspension:
     acting: asyncio.Future[None] | None = None
 
     def look(self) -> None:
-        """Suspend or resume the VM as the process is; in another thread, because it may take long."""
+        """Suspend or resume the VM with the process; in another thread, because it may take long."""
         if self.told:
             self.run.link.heard = time.monotonic()  # a suspended guest sends no heartbeat
         if self.acting is not None and not self.acting.done():
@@ -120,7 +122,7 @@ class _Suspension:
         run = self.run
         run.driver.resume(run.machine)
         if self.stands:
-            run.stood += time.monotonic() - run.standing_since  # for a moment both count
+            run.stood += time.monotonic() - run.standing_since  # for a moment both fields count
             run.standing_since = math.inf
         self.told = self.stands = False
         log.info("job %s goes on", run.job_id)

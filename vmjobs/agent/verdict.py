@@ -1,4 +1,4 @@
-"""How a run ended: pure functions from what was seen to the job's outcome."""
+"""Outcomes of runs: pure functions from the observed end of a run to the job's outcome."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from vmjobs.model import (
     reason,
 )
 
-#: What HTCondor tells a job that is to leave its node (``kill_sig``), whether it is vacated, held or
-#: removed. (Where a job has a ``remove_kill_sig`` as well, HTCondor 23.9.6 sends that in any case.)
+#: The signal (``kill_sig``) that HTCondor sends to a job that is vacated, held or removed.
+#: (For a job that also has a ``remove_kill_sig``, HTCondor 23.9.6 sends that in every case.)
 VACATING = 15
-#: Signals that mean "stop": the script gets them, and then a few seconds.
+#: Signals that mean "stop": the script gets them, and a grace period after them.
 STOPPING = frozenset({2, 3, VACATING})
-#: Exit status of ``vmjobs exec`` and ``vmjobs run`` when there is none of the script to pass on.
-#: (env(1), nice(1) and their like use 125 for their own failures.)
+#: Exit status of ``vmjobs exec`` and ``vmjobs run`` if there is no script status to pass on.
+#: (Like env(1) and nice(1), which use 125 for their own failures.)
 NO_STATUS = 125
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-#: What an x86 kernel panics with that waits for a timer in vain (arch/x86/kernel/apic/io_apic.c).
+#: Panic message of an x86 kernel that gets no timer interrupt (arch/x86/kernel/apic/io_apic.c).
 NO_TIMER = "IO-APIC + timer doesn't work"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A run's end: the job's next state, why, and the script's exit status where there is one.
+    """A run's outcome: the job's next state, the reason, and the script's exit status, if any.
 
-    unfit: it was for what is wrong with this node, whatever job comes next.
+    node_at_fault: the node is at fault, and would fail any other job, too.
     """
 
     state: JobState
@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """What ``vmjobs exec`` exits with: the script's status, never 0 for a failed job."""
+        """The exit status of ``vmjobs exec``: the script's, but never 0 for a failed job."""
         if self.state is JobState.COMPLETED:
             return 0
         code = self.exit.shell_code if self.exit else NO_STATUS
@@ -68,7 +68,7 @@ class Verdict:
 
 
 class Ended(Exception):
-    """Raised inside a run to end it with a verdict."""
+    """Raised inside a run to end it with an outcome."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason.message)
@@ -78,24 +78,24 @@ class Ended(Exception):
 def failed(
     code: ReasonCode, message: str, exit: ExitStatus | None = None, *, unfit: bool = False
 ) -> Ended:
-    """The end of a run that failed."""
+    """Return the end of a run that failed."""
     return Ended(Verdict(JobState.FAILED, reason(code, message), exit, unfit))
 
 
-#: What a system says where a disk is full.
+#: Error numbers that mean a full disk.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: What a system says of itself: no room, no memory, no rights, a bad disk. (Whoever may connect to the
-#: agent can have it run out of files.)
+#: Error numbers that mean a faulty node: full or bad disk, no memory, no rights. (EMFILE is not among
+#: them: any user who can connect to the agent can make it run out of file descriptors.)
 _OF_THE_NODE = NO_ROOM | {errno.EIO, errno.EROFS, errno.ENOMEM, errno.EACCES}
 
 
 def is_of_the_node(error: BaseException | None) -> bool:
-    """Whether an error, or what it comes of, is for what is wrong with the node."""
+    """Whether an error or one of its causes shows a faulty node."""
     return comes_of(error, _OF_THE_NODE)
 
 
 def comes_of(error: BaseException | None, numbers: frozenset[int]) -> bool:
-    """Whether an error, or what it was raised from, is the system's with one of these numbers."""
+    """Whether an error or one of its causes is an ``OSError`` with one of these error numbers."""
     if error is None:
         return False
     told = isinstance(error, OSError) and error.errno in numbers
@@ -103,7 +103,7 @@ def comes_of(error: BaseException | None, numbers: frozenset[int]) -> bool:
 
 
 def without_image(error: Exception) -> Ended:
-    """The end of a run whose image could not be had, or not all of it."""
+    """Return the end of a run whose image, or a part of it, could not be fetched."""
     message = (
         error.message if isinstance(error, VMJobsError) else f"the node failed: {reason_of(error)}"
     )
@@ -112,29 +112,29 @@ def without_image(error: Exception) -> Ended:
     if isinstance(error, NotFound | Unavailable):
         return failed(ReasonCode.IMAGE_UNAVAILABLE, message)
     unfit = isinstance(error, OSError) and is_of_the_node(error)
-    # An image is fetched with the node's own token.
+    # The node fetches images with its own token.
     return failed(ReasonCode.NODE_FAILED, message, unfit=unfit or isinstance(error, Unauthenticated))
 
 
 def stopped(message: str, exit: ExitStatus | None = None) -> Ended:
-    """The end of a run that was stopped from outside; whoever stopped it knows what for."""
+    """Return the end of a run that was stopped from outside, by a caller that knows the cause."""
     return Ended(Verdict(JobState.PREEMPTED, reason(ReasonCode.EVICTED, message), exit))
 
 
 def unwanted(seen: Observation | None) -> Ended | None:
-    """The end of a run that nobody wants any more, if that is what was seen."""
+    """Return the end of the run if the event shows that the run is no longer wanted."""
     if isinstance(seen, LeaseLost):
-        return stopped("whoever had asked for this run is gone")
+        return stopped("the client that had started this run has disconnected")
     if isinstance(seen, Superseded):
-        return stopped(f"the repository takes no more word from this attempt: {seen.why}")
+        return stopped(f"the repository accepts no more reports of this attempt: {seen.why}")
     return None
 
 
 @dataclass(frozen=True)
 class Success:
-    """What counts as the job's end, and what to call it.
+    """A successful end of the job, with the words that describe it.
 
-    subject: who ended; deed: what it did well.
+    subject, achievement: of the sentence that reports it.
     """
 
     exit: ExitStatus
@@ -143,13 +143,13 @@ class Success:
 
 
 def by_rule(rule: str, ending: Ending | None, line: str | None) -> Success | None:
-    """The success that a job's ``exit`` rule makes of what was seen; ``None`` if of nothing.
+    """Return the success by the job's ``exit`` rule; ``None`` if its condition is not met.
 
-    ending: how the machine ended, if it has. line: the one that the rule looks for, if it came.
+    ending: how the VM ended, if it has. line: the console line that matches the rule, if any.
     """
     if rule == POWEROFF and ending is Ending.POWEROFF:
         exit = ExitStatus(code=0, channel=ExitChannel.POWEROFF)
-        return Success(exit, "the machine", "powered off by itself")
+        return Success(exit, "the VM", "powered off by itself")
     if line is not None:
         exit = ExitStatus(code=0, channel=ExitChannel.CONSOLE)
         return Success(exit, "the console", f"showed the line {line.strip()[:200]!r}")
@@ -167,10 +167,10 @@ def judge(
     subject: str = "the script",
     deed: str = "succeeded",
 ) -> Verdict:
-    """The outcome of a job whose status is known and whose outputs have been looked at.
+    """Return the outcome of a job whose exit status is known and whose outputs were checked.
 
-    disk: MiB that the job had; disk_full: it was used up when the script ended. missing: patterns that
-    no output answers to. lacking: outputs that did not arrive, and why.
+    disk: MiB of the job's disk; disk_full: it was full when the script ended. missing: patterns that
+    match no output. lacking: outputs that did not arrive, with the reason.
     """
     if (not exit.ok and disk_full) or too_large:
         message = f"the job wrote more than its disk of {disk} MiB; ask for more with --disk"
@@ -184,8 +184,8 @@ def judge(
     if missing or lacking:
         faults = [f"left nothing that matches {', '.join(missing)}"] if missing else []
         told = islice(lacking.items(), 3)
-        faults += [f"its output {name[:255]!r} was not taken: {why}" for name, why in told]
-        faults += [f"{len(lacking) - 3} more were not taken"] if len(lacking) > 3 else []
+        faults += [f"its output {name[:255]!r} was rejected: {why}" for name, why in told]
+        faults += [f"{len(lacking) - 3} more were rejected"] if len(lacking) > 3 else []
         message = f"{subject} {deed} but {'; '.join(faults)}"
         return Verdict(JobState.FAILED, reason(ReasonCode.OUTPUT_MISSING, message), exit)
     return Verdict(JobState.COMPLETED, reason(ReasonCode.SUCCEEDED, f"{subject} {deed}"), exit)
@@ -199,19 +199,19 @@ def judge_early_end(
     rule: str = REPORT,
     ending: Ending = Ending.UNKNOWN,
 ) -> Verdict:
-    """The outcome of a machine that ended without a word and without what its rule waits for.
+    """Return the outcome of a VM that ended without a report and without meeting its rule.
 
-    panic: what the kernel said of it on the console, if it did. rule: the job's ``exit``.
+    panic: the kernel's panic message on the console, if any. rule: the job's ``exit``.
     """
     code, message = _early_end(panic, ready, rule, ending)
     return Verdict(JobState.FAILED, reason(code, with_console(message, last_lines)))
 
 
 def panicked(cause: str | None) -> tuple[ReasonCode, str]:
-    """Why a run ended whose kernel panicked, by what it said of that.
+    """Return reason code and message for a kernel panic, from the panic message.
 
-    One that misses its timer has only waited too long for a processor of the node: that is no fault of
-    the image, and passes.
+    A kernel that misses its timer waited too long for a processor of the node: a transient condition,
+    and not the image's fault.
     """
     if cause is not None and cause.startswith(NO_TIMER):
         return ReasonCode.GUEST_LOST, f"the node was too busy for the guest's kernel to boot: {cause}"
@@ -229,28 +229,28 @@ def _early_end(panic: str | None, ready: bool, rule: str, ending: Ending) -> tup
     if rule != REPORT:
         wanted = rule.removeprefix(CONSOLE_RULE)
         return ReasonCode.NO_EXIT_REPORT, (
-            f"the machine {did} before its console had shown a line that matches /{wanted}/"
+            f"the VM {did} before its console had shown a line that matches /{wanted}/"
         )
     if not ready:
-        return ReasonCode.BOOT_FAILED, f"the machine {did} before the guest was ready"
+        return ReasonCode.BOOT_FAILED, f"the VM {did} before the guest was ready"
     did = _DID.get(ending, "powered off")
     return ReasonCode.NO_EXIT_REPORT, f"the guest {did} without reporting an exit status"
 
 
 def _no_power_off(ending: Ending) -> tuple[ReasonCode, str]:
     if ending is Ending.RESET:
-        return ReasonCode.NO_EXIT_REPORT, "the guest restarted its machine instead of powering off"
-    return ReasonCode.GUEST_LOST, "the machine is gone, and nobody knows whether it powered off"
+        return ReasonCode.NO_EXIT_REPORT, "the guest restarted its VM instead of powering off"
+    return ReasonCode.GUEST_LOST, "the VM is gone, and it is unknown whether it powered off"
 
 
 _DID = {Ending.POWEROFF: "powered off", Ending.RESET: "restarted"}
 _LOST = {
-    Ending.KILLED: "the machine was killed from outside",
-    Ending.CRASHED: "the machine crashed: its hypervisor ended with an error",
+    Ending.KILLED: "the VM was killed from outside",
+    Ending.CRASHED: "the VM crashed: its hypervisor ended with an error",
 }
 
 
-#: What a machine comes to whose disks cannot be written, too.
+#: Reasons that a full disk of the node can cause, too.
 _OF_A_FULL_DISK = {
     ReasonCode.BOOT_FAILED,
     ReasonCode.KERNEL_PANIC,
@@ -260,16 +260,18 @@ _OF_A_FULL_DISK = {
 
 
 def with_a_full_disk(verdict: Verdict) -> Verdict:
-    """The verdict on a machine that ran while its node had no room: that is not the job's fault."""
+    """Blame the node, not the job, for a failure while the node's disk was full."""
     if verdict.reason.code not in _OF_A_FULL_DISK:
         return verdict
-    message = f"the node's disk was full while the machine ran: {verdict.reason.message}"
+    message = f"the node's disk was full while the VM ran: {verdict.reason.message}"
     return failed(ReasonCode.NODE_FAILED, message, verdict.exit, unfit=True).verdict
 
 
 def mended_elsewhere(verdict: Verdict, tries_left: int) -> Verdict:
-    """The verdict on a job that its node failed: it goes back to its scheduler, as often as it may. Not
-    one that has run, where the service does not take what it left.
+    """Requeue a job that its node failed, if it has tries left.
+
+    A job with an exit status is run again only if its node failed, not if the service refused its
+    outputs.
     """
     code = verdict.reason.code
     if verdict.state is not JobState.FAILED or code not in MENDED_ELSEWHERE or not tries_left:
@@ -281,9 +283,9 @@ def mended_elsewhere(verdict: Verdict, tries_left: int) -> Verdict:
 
 
 def overdue(rule: str, seconds: int, *, script: bool) -> str:
-    """What a job did not do within its time."""
+    """Return the message for a job that exceeded its time limit."""
     if rule == POWEROFF:
-        return f"the machine had not powered off after {seconds} s"
+        return f"the VM had not powered off after {seconds} s"
     if rule != REPORT:
         wanted = rule.removeprefix(CONSOLE_RULE)
         return f"the console had not shown a line that matches /{wanted}/ after {seconds} s"
@@ -292,5 +294,5 @@ def overdue(rule: str, seconds: int, *, script: bool) -> str:
 
 
 def with_console(message: str, last_lines: str) -> str:
-    """A message with the console's last lines below it."""
+    """Return a message with the console's last lines below it."""
     return f"{message}; the console's last lines:\n{last_lines}" if last_lines else message

@@ -1,4 +1,4 @@
-"""Watches one machine: its end, its console, and whether its guest is still heard of."""
+"""Watches one VM: its end, its console, and its guest's heartbeat."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from vmjobs.hypervisor.base import Hypervisor, MachineState
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one look at a console that grows to the next.
+#: Seconds between reads of a growing console.
 TICK = 0.02
-#: Seconds from one look to the next at what nothing tells of: a full disk, a guest that is silent.
+#: Seconds between checks of conditions that no event signals: a full disk, a silent guest.
 LOOK_SECONDS = 20.0
-#: Seconds until it is time to look at what the machine has used; each time twice as many, up to the
-#: most: of a machine that ends unseen, half of what it used is known however short its life was.
+#: Seconds until the first measurement of the VM's resource usage; the interval doubles each time, up
+#: to the maximum. So at least half of the usage of a VM that ends unobserved is known.
 FIRST_LOOK = 1.0
 LOOKS_APART = 60.0
-#: A console that could not be read so many times in a row is not waited for.
+#: Failed reads of the console in a row after which it is given up.
 MOST_UNREAD = 100
-#: Bytes: a disk with less room is full to whoever writes there.
+#: Bytes: a disk with less free space counts as full.
 FULL = 1 << 20
 
 
 @dataclass
 class Watch:
-    """What a machine shows from outside.
+    """Observes one VM from outside and puts events into the queue.
 
-    heard: gives the monotonic time at which the guest was last heard of at its endpoint; ``inf``
-        for a guest from which nothing is expected.
-    listening: whether a guest that is not heard of for ``silence`` seconds counts as lost.
-    tick: seconds from one look at a console that grows to the next.
-    told: bytes of the console of which all is in the inbox that they say.
+    heard: returns the monotonic time of the guest's last request to its endpoint; ``inf`` if none are
+        expected.
+    listening: whether a guest without requests for ``silence`` seconds counts as lost.
+    tick: seconds between reads of a growing console.
+    told: bytes of the console whose events are all in the queue.
     on_time: called from time to time.
-    disk: where the machine's disks are. was_full: there was no room, at least at one look.
+    disk: directory of the VM's disks. disk_was_full: at least once.
     """
 
     driver: Hypervisor
@@ -66,20 +66,20 @@ class Watch:
     _unread: int = 0
 
     def run(self, stop: int) -> None:
-        """Look until the machine is gone or the handle ``stop`` is readable."""
+        """Watch until the VM is gone or the handle ``stop`` is readable."""
         warned, pause = False, FIRST_LOOK
         self._awake = looked = time.monotonic()
         due, told = looked + pause, True
         with Growth(self.reader.path) as growth:
             while True:
-                # A console that has just grown is left alone for a while: it may grow at every moment.
+                # After it has grown the console is not polled for a tick: it may grow all the time.
                 wait = self.tick if told else min(self._longest(), max(0.0, due - looked))
                 gone = self._wait(wait, (stop,) if told else (stop, growth.fileno()))
                 if procs.readable([stop], 0):
                     return
                 looked, before = time.monotonic(), looked
                 if looked - before > wait + self.silence / 4:
-                    self._awake = looked  # this process slept, and could not have heard anybody
+                    self._awake = looked  # this process slept, and could not receive heartbeats
                 told = growth.seen()
                 self.was_full = self.was_full or (self.disk is not None and _is_full(self.disk))
                 if not self._have_read(to_the_end=gone):
@@ -95,7 +95,7 @@ class Watch:
                     warned = self._warn()
 
     def _longest(self) -> float:
-        """Seconds until it is time to look again, though nothing has happened."""
+        """Return seconds until the next check if no event occurs."""
         return min(LOOK_SECONDS, self.silence / 4, PROMPT_SECONDS if self.reader.prompts else math.inf)
 
     def _wait(self, seconds: float, handles: tuple[int, ...]) -> bool:
@@ -107,10 +107,10 @@ class Watch:
             return False
 
     def _have_read(self, *, to_the_end: bool) -> bool:
-        """Read the console. False: it could not be read, but may be soon."""
+        """Read the console. False: it cannot be read now, but may be readable soon."""
         try:
             self._read_console(to_the_end=to_the_end)
-        except OSError as error:  # too many open files, for one: nothing tells when that is over
+        except OSError as error:  # for example too many open files; no event signals the end of that
             log.warning("cannot read the console of %s: %s", self.machine, error)
             self._unread += 1
             time.sleep(TICK)
@@ -134,11 +134,11 @@ class Watch:
                 return
 
     def _tell_time(self) -> None:
-        """Whatever goes wrong with that, the machine is looked after."""
+        """Call ``on_time``; its errors do not stop the watch."""
         try:
             self.on_time()
         except Exception:
-            log.exception("what %s uses is not known", self.machine)
+            log.exception("cannot measure the resource usage of %s", self.machine)
 
     def _warn(self) -> bool:
         if self.reader.size() > self.max_console:
@@ -152,7 +152,7 @@ class Watch:
 
 
 def _is_full(directory: Path) -> bool:
-    """Whether whoever writes there finds no room."""
+    """Whether the file system of a directory is full."""
     try:
         there = os.statvfs(directory)
     except OSError:
@@ -162,7 +162,7 @@ def _is_full(directory: Path) -> bool:
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[Watch]:
-    """Watch in a thread of its own for as long as the context lasts."""
+    """Watch in a separate thread while the context lasts."""
     stop = os.eventfd(0)
     thread = threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""``vmjobs agent``: the one process on an execute node that holds rights over its VMs."""
+"""``vmjobs agent``: the only process on an execute node that controls its VMs."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long a stopping agent waits for its machines to be gone, in seconds.
+#: Seconds that a stopping agent waits for its VMs to end.
 STOP_SECONDS = 20.0
-#: Until a hypervisor that worked before is probed again, though another one works.
+#: Seconds until a hypervisor that worked before is probed again while another one works.
 PROBE_AGAIN_SECONDS = 300.0
 
 
 @click.command()
 def agent() -> None:
-    """Run jobs for HTCondor on this node, until a signal ends it.
+    """Run jobs for HTCondor on this node until a signal stops the agent.
 
-    Jobs come from `vmjobs exec` over a Unix socket. What an earlier agent left behind is removed
-    before the socket opens.
+    Jobs come from `vmjobs exec` over a Unix socket. The agent removes what an earlier agent left
+    behind before it opens the socket.
 
-    Machines of virtual clusters do not end with the agent: the next one takes them over. To be rid of
-    them, drain or delete their clusters, or start the agent with VMJOBS_CLUSTER_MEMORY=0.
+    Cluster VMs keep running when the agent stops; the next agent takes them over. To remove them,
+    drain or delete their clusters, or start the agent with VMJOBS_CLUSTER_MEMORY=0.
     """
     settings = config("agent_token_file")
     configure_logging(settings.log_level, settings.log_format)
@@ -74,17 +74,17 @@ def agent() -> None:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """One agent at a time has what lies there: what another one finds it takes for that of a dead one.
+    """Let only one agent use ``directory``: agents clean up what they find there.
 
     Raises:
-        ConfigError: there is one already.
+        ConfigError: another agent runs.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "agent.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"state_dir: another agent runs, and has {directory}") from None
+            raise ConfigError(f"state_dir: another agent already uses {directory}") from None
         yield
 
 
@@ -97,7 +97,7 @@ def _serve(settings: Config) -> None:
     made = replace(made, timed=metrics.job_step, carrier=_carrier())
     leftovers = made.journal.recover(hypervisors.drivers)
     swept = sweep(made.journal, hypervisors.drivers) + sweep_probes(hypervisors.drivers)
-    log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
+    log.info("removed %d interrupted runs and %d unknown VMs", len(leftovers), len(swept))
     _require_one(hypervisors, machines_run=member_journal(settings).has_members())
 
     names = ImageNames(partial(_resolve, settings, images))
@@ -120,7 +120,7 @@ def _serve(settings: Config) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    # condor_master passes on a reconfiguration as SIGHUP; there is nothing to read again.
+    # condor_master sends SIGHUP when it is reconfigured; the agent has nothing to reload.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with (
         serving_metrics(metrics, settings.metrics_listen),
@@ -137,7 +137,7 @@ def _serve(settings: Config) -> None:
 
 
 def _resolve(settings: Config, images: ImageSource, ref: str) -> str:
-    """The digest of an image that everybody may use, from its name."""
+    """Resolve the name of a public image to its digest."""
     from images.store import ImageStore  # noqa: PLC0415
 
     if isinstance(images, ImageStore):
@@ -146,12 +146,12 @@ def _resolve(settings: Config, images: ImageSource, ref: str) -> str:
     with Images(settings.api_url, token, retries=RETRIES) as client:
         found = client.detail(ref)
     if found.visibility is not Visibility.PUBLIC:
-        raise NotFound(f"image: there is no {ref} that everybody may use")
+        raise NotFound(f'image "{ref}": no public image has this name')
     return found.digest
 
 
 def _condor_jobs(settings: Config, resolve: Callable[[str], str]) -> CondorJobServices:
-    """What transparent jobs need. resolve: see ``CondorJobServices``."""
+    """Build the services for transparent jobs. resolve: see ``CondorJobServices``."""
     trusted = {0, os.getuid()}
     with suppress(KeyError):
         trusted.add(pwd.getpwnam(settings.condor_user).pw_uid)
@@ -174,11 +174,11 @@ def _metrics(images: ImageSource, hypervisors: Fleet) -> AgentMetrics:
 def _members(
     settings: Config, images: ImageSource, hypervisors: Fleet, metrics: AgentMetrics
 ) -> Iterator[None]:
-    """Keep this node's share of virtual clusters; where it is to have none, remove what it had."""
+    """Run this node's cluster VMs; remove them if it offers no memory to clusters."""
     if settings.agent_token_file is None or settings.cluster_memory == 0:
         journal = member_journal(settings)
         if count := journal.clear(hypervisors.drivers):
-            log.warning("removed %d machines of clusters: this node has no memory for them", count)
+            log.warning("removed %d cluster VMs: this node offers no memory to clusters", count)
         yield
         return
     token = partial(read_token, settings.agent_token_file)
@@ -194,7 +194,7 @@ def _members(
 def _announced(
     settings: Config, images: ImageSource, describe: Callable[[], Node], checks: NodeChecks
 ) -> Iterator[None]:
-    """Tell the API about this node, and do what it asks in return."""
+    """Announce this node to the API and prefetch the images that the API asks for."""
     if settings.agent_token_file is None:
         yield
         return
@@ -211,7 +211,7 @@ def _announced(
 
 
 class _Registry:
-    """The API, where the node is announced and gets a new token in time."""
+    """Announces the node to the API and stores the token when the API renews it."""
 
     def __init__(self, url: str, token_file: Path) -> None:
         self._client = NodeClient(url, partial(read_token, token_file))
@@ -226,8 +226,10 @@ class _Registry:
 
 
 def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:
-    """Probe again what did not work: when images have come, as kvm and qemu boot a kernel that an image
-    brings; time and again while nothing works; and seldom what worked, as it may have been mended.
+    """Probe failed hypervisors again.
+
+    Probes run when images arrive (kvm and qemu boot a kernel from an image), at every check while no
+    hypervisor works, and every ``PROBE_AGAIN_SECONDS`` for those that worked before.
     """
     known = _cached(images)
     due = time.monotonic() + PROBE_AGAIN_SECONDS
@@ -242,11 +244,11 @@ def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.
 
 
 def _cached(images: ImageSource) -> list[str]:
-    """Digests of the images that are here; none where the cache cannot be read."""
+    """Return the digests of cached images; none if the cache cannot be read."""
     try:
         return images.cached()
     except OSError as error:
-        log.error("the image cache cannot be read: %s", error)
+        log.error("cannot read the image cache: %s", error)
         return []
 
 
@@ -281,7 +283,7 @@ def _images(settings: Config) -> ImageSource:
 
 
 def _live(settings: Config, images: ImageSource) -> LiveCache | None:
-    """What gives images out before they are complete, where that is wanted."""
+    """Return the cache that serves incomplete images, if ``lazy_start`` is set."""
     from images.lazy.cache import LiveCache  # noqa: PLC0415
 
     if not settings.lazy_start or not isinstance(images, LiveCache):
@@ -292,18 +294,19 @@ def _live(settings: Config, images: ImageSource) -> LiveCache | None:
 
 
 def _trust(folder: Path | None) -> Trust | None:
-    """What refuses images that nobody signed whose key is in ``folder``, as it is at that moment."""
+    """Return a check that refuses images not signed by a key then in ``folder``."""
     if folder is None:
         return None
     from images.signature import require_signed, trusted_keys  # noqa: PLC0415
 
-    trusted_keys(folder)  # a setting that cannot work is told at once
+    trusted_keys(folder)  # reports a wrong setting at once
     return lambda digest, signature: require_signed(digest, signature, trusted_keys(folder))
 
 
 def _require_one(hypervisors: Fleet, *, machines_run: bool) -> None:
-    """Probe. Where machines of clusters run, nothing that works may be due to a busy node: whoever gave
-    up then would leave them to nobody, again and again.
+    """Probe the hypervisors, and fail if none works and no cluster VMs run.
+
+    Cluster VMs can make the node too busy for a probe; an agent that exits then leaves them unmanaged.
     """
     found = hypervisors.probe()
     if _works(hypervisors):
@@ -312,7 +315,7 @@ def _require_one(hypervisors: Fleet, *, machines_run: bool) -> None:
     message = f"no hypervisor works on this node: {listing}"
     if not machines_run:
         raise NoHypervisor(message, hint="run vmjobs doctor")
-    log.error("%s; its machines are looked after, and it is probed again", message)
+    log.error("%s; the agent still manages its cluster VMs, and probes again", message)
 
 
 def _works(hypervisors: Fleet) -> bool:

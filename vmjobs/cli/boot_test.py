@@ -1,4 +1,4 @@
-"""The gate of ``vmjobs image build``: an image that does not boot and run a job gets no name."""
+"""Boot test of ``vmjobs image build``: an image that fails it gets no name."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import HypervisorKind, JobSpec, JobState, Report, StreamName
 
-#: What a probe may take of the node: MiB, MiB, seconds.
+#: Limits of a probe job: MiB, MiB, seconds.
 MEMORY, DISK, RUN_SECONDS = 1024, 512, 600
-#: Between two looks at whether the image is still wanted.
+#: Seconds between two checks whether the image is still wanted.
 CHECK_SECONDS = 1.0
 
-#: Runs each of the recipe's probes; a shell takes what has no first line that says otherwise.
+#: Runs each of the recipe's probes; the shell runs those without a ``#!`` line.
 _ALL_PROBES = """#!/bin/sh
 for probe in probe-*; do
     chmod +x "$probe"
@@ -40,7 +40,7 @@ _NO_PROBE = "#!/bin/sh\nexit 0\n"
 class BootTest:
     """Boots images of ``store`` on this node's hypervisors.
 
-    On the best of them the probes are run too; on the others it is enough that a job runs.
+    The recipe's probes run on the first hypervisor only; on the others an empty job must complete.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BootTest:
         tell: Callable[[str], None] = lambda _text: None,
         hypervisors: Fleet | None = None,
     ) -> None:
-        """hypervisors: of this node, where somebody keeps them; what they know is not asked again."""
+        """hypervisors: of this node; their known probe results are used again."""
         self._settings = settings
         self._store = store
         self._tell = tell
@@ -61,7 +61,7 @@ class BootTest:
 
         Raises:
             BuildError: it does not boot, is not ready in time, or a probe fails; with the reason.
-                And what ``place.check`` raises: its machine is gone then.
+                Also what ``place.check`` raises, after the VM has ended.
         """
         kinds = self._kinds(digest)
         for number, kind in enumerate(kinds):
@@ -76,7 +76,7 @@ class BootTest:
         kinds = _working(wanted, known) or _working(wanted, self._fleet.probe())
         if not kinds:
             raise BuildError(
-                f"nothing on this machine can boot the image: it needs one of {', '.join(wanted)}",
+                f"no hypervisor on this host boots the image: it needs one of {', '.join(wanted)}",
                 hint="`vmjobs doctor` shows what is wrong; --no-boot-test builds without the test",
             )
         return kinds
@@ -89,7 +89,7 @@ class BootTest:
         probes: tuple[str, ...],
         place: Workplace,
     ) -> None:
-        # Runs keep their directory by the journal; this one has what the job itself is given.
+        # The journal creates the run's own directory; this one has the job's input files.
         folder = place.folder / f"probe-{kind}"
         folder.mkdir()
         texts = {f"probe-{number:02}": text for number, text in enumerate(probes)}
@@ -142,7 +142,7 @@ class BootTest:
 
 @contextmanager
 def _checking(check: Check, inbox: Inbox) -> Iterator[None]:
-    """End a run when ``check`` raises, and raise that once the run has ended."""
+    """Stop the run when ``check`` raises; raise that exception once the run has ended."""
     raised: list[Exception] = []
     over = threading.Event()
 
@@ -173,4 +173,4 @@ def _working(wanted: Sequence[HypervisorKind], results: Sequence[ProbeResult]) -
 
 class _Nobody:
     def progress(self, report: Report) -> None:
-        """Nobody waits for each step."""
+        """Discard the report."""

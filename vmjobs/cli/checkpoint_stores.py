@@ -1,4 +1,4 @@
-"""Where machines of unchanged jobs are saved: at the service, for jobs that the startd vouches for."""
+"""Opens checkpoint stores of the service for transparent jobs that the startd confirms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import SAVING, NetworkMode
 
-#: One call's own patience is short: runs try again themselves, and look at their lease in between.
+#: A single call gives up soon: runs retry themselves and check their lease in between.
 RETRIES: Final = Retries(deadline=20.0, ceiling=5.0)
 
 
@@ -24,7 +24,7 @@ class ServiceCheckpointStores:
 
     def open(self, slot: Starter) -> CondorJobClient:
         """See :class:`vmjobs.agent.condor_checkpoint.CheckpointStores`."""
-        from condor.slot import job_of  # noqa: PLC0415 - jobs that are saved are few
+        from condor.slot import job_of  # noqa: PLC0415 - few jobs are checkpointed
 
         job = job_of(slot)
         return CondorJobClient(
@@ -42,10 +42,10 @@ class ServiceCheckpointStores:
             client.close()
         if not set(manifest.hypervisors) & set(SAVING):
             able = " and ".join(manifest.hypervisors)
-            return f"machines of {' and '.join(SAVING)} alone can be saved, and {able} boots the image"
+            return f"only {' and '.join(SAVING)} can checkpoint a VM, but the image boots on {able}"
         if network is not NetworkMode.NONE and not manifest.renews:
             return (
-                "the image's guest cannot be saved: it does not take another token (guest contract 3)"
+                "the image's guest cannot be checkpointed: it does not renew tokens (guest contract 3)"
             )
         return ""
 

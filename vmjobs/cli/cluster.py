@@ -1,4 +1,4 @@
-"""``vmjobs cluster``: virtual clusters, for those who operate them."""
+"""``vmjobs cluster``: commands for operators of virtual clusters."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import click
 
 from vmjobs.cli.verbs import Verbs
 
-#: verb -> (module, attribute, one line of help).
+#: subcommand -> (module, attribute, one line of help).
 VERBS = {
-    "apply": ("vmjobs.cli.cluster_apply", "apply", "Have clusters as files declare them."),
-    "diff": ("vmjobs.cli.cluster_check", "diff", "Say what apply would change."),
-    "validate": ("vmjobs.cli.cluster_check", "validate", "Say what is wrong with declarations."),
+    "apply": ("vmjobs.cli.cluster_apply", "apply", "Create or change clusters as files declare them."),
+    "diff": ("vmjobs.cli.cluster_check", "diff", "Show what apply would change."),
+    "validate": ("vmjobs.cli.cluster_check", "validate", "Check declarations for faults."),
     "list": ("vmjobs.cli.cluster_show", "list_clusters", "List clusters."),
-    "show": ("vmjobs.cli.cluster_show", "show", "Show a cluster and its machines."),
+    "show": ("vmjobs.cli.cluster_show", "show", "Show a cluster and its VMs."),
     "events": ("vmjobs.cli.cluster_watch", "events", "Show what happened to a cluster."),
-    "console": ("vmjobs.cli.cluster_watch", "console", "Print the console of a machine."),
-    "ssh": ("vmjobs.cli.cluster_ssh", "ssh", "Log in to a machine, or run a command in it."),
-    "scp": ("vmjobs.cli.cluster_ssh", "scp", "Copy files to a machine, or from it."),
+    "console": ("vmjobs.cli.cluster_watch", "console", "Print the console of a VM."),
+    "ssh": ("vmjobs.cli.cluster_ssh", "ssh", "Log in to a VM, or run a command in it."),
+    "scp": ("vmjobs.cli.cluster_ssh", "scp", "Copy files to or from a VM."),
     "connect": ("vmjobs.cli.cluster_ssh", "connect", ""),
-    "scale": ("vmjobs.cli.cluster_change", "scale", "Have another number of machines."),
-    "upgrade": ("vmjobs.cli.cluster_change", "upgrade", "Have another image, one machine at a time."),
-    "wake": ("vmjobs.cli.cluster_wake", "wake", "Have the cluster of a machine's ad wake."),
-    "drain": ("vmjobs.cli.cluster_change", "drain", "Let all machines end with their jobs."),
-    "resume": ("vmjobs.cli.cluster_change", "resume", "Start machines again after drain."),
-    "retry": ("vmjobs.cli.cluster_change", "retry", "Try again what has failed, at once."),
-    "delete": ("vmjobs.cli.cluster_change", "delete", "Have a cluster gone."),
+    "scale": ("vmjobs.cli.cluster_change", "scale", "Change the number of VMs."),
+    "upgrade": ("vmjobs.cli.cluster_change", "upgrade", "Change the image, one VM at a time."),
+    "wake": ("vmjobs.cli.cluster_wake", "wake", "Start a VM of the cluster in a machine ad."),
+    "drain": ("vmjobs.cli.cluster_change", "drain", "Stop all VMs once their jobs have ended."),
+    "resume": ("vmjobs.cli.cluster_change", "resume", "Start VMs again after drain."),
+    "retry": ("vmjobs.cli.cluster_change", "retry", "Retry failed VMs and images at once."),
+    "delete": ("vmjobs.cli.cluster_change", "delete", "Delete a cluster."),
 }
 
 
 @click.command(cls=Verbs, verbs=VERBS)
 def cluster() -> None:
-    """Operate virtual clusters: machines that stay, and are workers of an HTCondor pool.
+    """Operate virtual clusters: long-running VMs that are workers of an HTCondor pool.
 
-    FILE has declarations in YAML or JSON; - is standard input. To change clusters takes a token of
+    FILE has declarations in YAML or JSON; - is standard input. Changing clusters requires a token of
     `vmjobs token create user NAME --admin`.
     """

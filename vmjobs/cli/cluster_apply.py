@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @files_argument
-@wait_options("all machines are UP")
+@wait_options("all VMs are UP")
 @json_option
 def apply(files: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> None:
-    """Have the clusters that FILEs declare. Nothing is changed if any of them has a fault.
+    """Create or change the clusters that FILEs declare; none if any has a fault.
 
-    A cluster that is as declared stays untouched. Where its machines are declared otherwise, they
+    A cluster that is already as declared stays untouched. If the declaration of its VMs changes, they
     are replaced one at a time, each once its jobs have ended. Clusters that no FILE names stay.
     """
     declared = read(files).checked()
@@ -57,7 +57,7 @@ def apply(files: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> 
 
 
 def apply_spec(api: Clusters, spec: ClusterSpec) -> tuple[Applied, list[Change]]:
-    """Declare a cluster, and say what that changes of it."""
+    """Declare a cluster; return the answer and the changed fields."""
     try:
         before = api.get(spec.name)
     except NotFound:
@@ -69,7 +69,7 @@ def apply_spec(api: Clusters, spec: ClusterSpec) -> tuple[Applied, list[Change]]
 
 
 def tell(applied: Applied, changed: list[Change]) -> None:
-    """Say it on standard output."""
+    """Print the outcome on standard output."""
     cluster = applied.cluster
     wanted = f", {machines(cluster.target)} of {cluster.spec.image}"
     echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is Outcome.CREATED))

@@ -1,4 +1,4 @@
-"""``vmjobs cluster scale``, ``upgrade``, ``drain``, ``resume``, ``retry`` and ``delete``."""
+"""``vmjobs cluster scale``, ``upgrade``, ``drain``, ``resume``, ``retry``, ``delete``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vmjobs.cluster.wire import Cluster
 @click.command()
 @name_argument
 @click.argument("size", metavar="N", type=click.IntRange(0, MAX_SIZE))
-@wait_options("all machines are UP")
+@wait_options("all VMs are UP")
 @json_option
 def scale(name: str, size: int, wait: bool, timeout: float, as_json: bool) -> None:
-    """Have N machines in the cluster NAME. Those that are too many end with their jobs."""
+    """Change the number of VMs of the cluster NAME to N. Surplus VMs are drained."""
     with client() as api:
         before = api.clusters.get(name)
         found = api.clusters.scale(name, size)
@@ -35,12 +35,12 @@ def scale(name: str, size: int, wait: bool, timeout: float, as_json: bool) -> No
 @click.command()
 @name_argument
 @click.argument("image", metavar="IMAGE", shell_complete=complete_image)
-@wait_options("all machines are UP")
+@wait_options("all VMs are UP")
 @json_option
 def upgrade(name: str, image: str, wait: bool, timeout: float, as_json: bool) -> None:
-    """Have the machines of the cluster NAME run IMAGE.
+    """Change the image of the cluster NAME to IMAGE.
 
-    They are replaced one at a time, each once its jobs have ended.
+    The VMs are replaced one at a time, each once its jobs have ended.
     """
     with client() as api:
         declared = api.clusters.get(name).spec.model_dump(mode="json")
@@ -56,10 +56,10 @@ def upgrade(name: str, image: str, wait: bool, timeout: float, as_json: bool) ->
 
 @click.command()
 @name_argument
-@wait_options("all machines have ended")
+@wait_options("all VMs have stopped")
 @json_option
 def drain(name: str, wait: bool, timeout: float, as_json: bool) -> None:
-    """Let all machines of the cluster NAME end with their jobs. It stays declared."""
+    """Stop all VMs of the cluster NAME once their jobs have ended, but keep it."""
     with client() as api:
         found = api.clusters.drain(name)
         if not as_json:
@@ -74,31 +74,31 @@ def drain(name: str, wait: bool, timeout: float, as_json: bool) -> None:
 @name_argument
 @json_option
 def resume(name: str, as_json: bool) -> None:
-    """Start the machines of the cluster NAME again after `drain`."""
+    """Start the VMs of the cluster NAME again after `drain`."""
     with client() as api:
         found = api.clusters.resume(name)
     if as_json:
         print_json(found)
         return
-    echo(f"{name} goes on: {machines(found.target)} wanted, {found.up} UP")
+    echo(f"{name} is resumed: {machines(found.target)} wanted, {found.up} UP")
 
 
 @click.command()
 @name_argument
-@wait_options("all machines are UP")
+@wait_options("all VMs are UP")
 @json_option
 def retry(name: str, wait: bool, timeout: float, as_json: bool) -> None:
-    """Try again at once what has failed in the cluster NAME.
+    """Retry at once what failed in the cluster NAME.
 
-    Failures of its images are forgotten, machines that wait for another try are made anew, and a
-    declaration that the cluster went back from is declared again.
+    The service forgets failures of its images, restarts VMs in BACKOFF, and declares again a
+    generation that was rolled back.
     """
     with client() as api:
         before = api.clusters.get(name)
         found = api.clusters.retry(name)
         if not as_json:
             again = f"generation {before.failed.generation} is declared again" if before.failed else ""
-            echo(f"{name} tries again" + (f": {again}" if again else ""))
+            echo(f"{name} is retried" + (f": {again}" if again else ""))
         if wait:
             (found,) = wait_until_up(api.clusters, [name], timeout)
     if as_json:
@@ -108,14 +108,14 @@ def retry(name: str, wait: bool, timeout: float, as_json: bool) -> None:
 @click.command()
 @name_argument
 @click.option("--drain", "mode", flag_value="drain", help="Let running jobs end first (default).")
-@click.option("--now", "mode", flag_value="now", help="End all machines at once, with their jobs.")
+@click.option("--now", "mode", flag_value="now", help="Stop all VMs and their jobs at once.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@wait_options("the cluster and all of its machines have gone")
+@wait_options("the cluster and all of its VMs are gone")
 @json_option
 def delete(name: str, mode: str | None, yes: bool, wait: bool, timeout: float, as_json: bool) -> None:
-    """Have the cluster NAME gone, with all of its machines.
+    """Delete the cluster NAME with all of its VMs.
 
-    Where machines are up and it is not said how they are to end, this asks.
+    If VMs are up and no option says how they end, the command asks.
     """
     with client() as api:
         before = api.clusters.get(name)
@@ -126,7 +126,7 @@ def delete(name: str, mode: str | None, yes: bool, wait: bool, timeout: float, a
         if not as_json:
             ending = "at once" if mode == "now" else "once their jobs have ended"
             left = len(there(found))
-            echo(f"{name} is deleted" + (f"; {machines(left)} will go {ending}" if left else ""))
+            echo(f"{name} is deleted" + (f"; {machines(left)} will stop {ending}" if left else ""))
         if wait:
             wait_until_empty(api.clusters, found, timeout)
     if as_json:

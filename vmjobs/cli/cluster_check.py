@@ -36,17 +36,17 @@ DIFFERENT = 1
 
 @dataclass
 class Assessed:
-    """What the service says of declarations. assessments: of those that are good, by name."""
+    """The service's answers about declarations. assessments: of valid ones, by name."""
 
     assessments: dict[str, Assessment] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
 
 def assess(api: Clusters, declared: Sequence[Declaration]) -> Assessed:
-    """Ask the service about declarations.
+    """Have the service check declarations.
 
     Raises:
-        Unavailable, Unauthenticated, Forbidden: it cannot be asked.
+        Unavailable, Unauthenticated, Forbidden: the service cannot be asked.
     """
     found = Assessed()
     for declaration in declared:
@@ -65,17 +65,17 @@ def assess(api: Clusters, declared: Sequence[Declaration]) -> Assessed:
 
 @click.command()
 @files_argument
-@click.option("--capacity", is_flag=True, help="It is a fault if machines would be PENDING.")
+@click.option("--capacity", is_flag=True, help="Report VMs that would be PENDING as faults.")
 @click.option("--offline", is_flag=True, help="Do not ask the service.")
 @json_option
 def validate(files: tuple[str, ...], capacity: bool, offline: bool, as_json: bool) -> None:
-    """Say what is wrong with the clusters that FILEs declare. Nothing is changed.
+    """Check the clusters that FILEs declare. Nothing is changed.
 
-    All faults come at once, as FILE:LINE:COLUMN. The service is asked about images and pools, and
-    how many machines would run now.
+    All faults are reported at once, as FILE:LINE:COLUMN. The service checks images and pools, and
+    computes how many VMs would run now.
     """
     if capacity and offline:
-        raise click.UsageError("--capacity asks the service; not with --offline")
+        raise click.UsageError("--capacity asks the service; it cannot be used with --offline")
     declared = read(files)
     findings = list(declared.findings)
     assessed = Assessed()
@@ -101,7 +101,7 @@ def _ask(declared: Sequence[Declaration], findings: Sequence[Finding]) -> Assess
         with client() as api:
             return assess(api.clusters, declared)
     except (Unavailable, Unauthenticated, Forbidden) as error:
-        if findings:  # those are what to mend first
+        if findings:  # the user has to fix these first
             echo(f"vmjobs: the service was not asked: {error.message}", err=True)
             return Assessed()
         error.hint = error.hint or "with --offline the service is not asked"
@@ -120,7 +120,7 @@ def _outlook(assessment: Assessment | None) -> str:
 
 
 def _short_of(declared: Sequence[Declaration], assessed: Assessed) -> list[Finding]:
-    """Machines that would be PENDING as findings."""
+    """Return findings for VMs that would be PENDING."""
     found = []
     for declaration in declared:
         assessment = assessed.assessments.get(declaration.spec.name)
@@ -137,7 +137,7 @@ def _short_of(declared: Sequence[Declaration], assessed: Assessed) -> list[Findi
 @files_argument
 @json_option
 def diff(files: tuple[str, ...], as_json: bool) -> None:
-    """Say what `apply` of FILEs would change. Exits with 0 if nothing, with 1 otherwise."""
+    """Show what `apply` of FILEs would change. Exits with 0 if nothing, else with 1."""
     declared = read(files).checked()
     findings: list[Finding] = []
     with client() as api:
@@ -158,7 +158,7 @@ def diff(files: tuple[str, ...], as_json: bool) -> None:
 
 
 def _differences(api: Client, declaration: Declaration, findings: list[Finding]) -> list[Change] | None:
-    """None: there is no such cluster."""
+    """Return the changes that `apply` would make; None if the cluster does not exist."""
     spec = declaration.spec
     image = spec.image
     if not image.startswith("sha256:"):

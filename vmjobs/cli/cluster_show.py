@@ -39,7 +39,7 @@ def list_clusters(as_json: bool) -> None:
 @name_argument
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show the cluster NAME and its machines."""
+    """Show the cluster NAME and its VMs."""
     with client() as api:
         found = api.clusters.get(name)
     if as_json:
@@ -74,7 +74,7 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
         ("sha256", cluster.image.removeprefix("sha256:")),  # the prefix would not fit 80 columns
         ("generation", f"{cluster.generation}, of {ago(cluster.updated)}"),
         *_failed(cluster),
-        ("machines", f"{cluster.up} UP of {cluster.target} (size {size_text(spec.size)})"),
+        ("VMs", f"{cluster.up} UP of {cluster.target} (size {size_text(spec.size)})"),
         ("each", ", ".join(machine)),
         ("where", "; ".join(where) or "any node"),
         ("pool", spec.pool or "the service's first"),

@@ -1,4 +1,4 @@
-"""``vmjobs cluster ssh`` and ``scp``: OpenSSH's own programs, by way of the service."""
+"""``vmjobs cluster ssh`` and ``scp``: run OpenSSH's programs over the service."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from vmjobs.errors import ConfigError, InvalidRequest
 from vmjobs.relay import relay
 from vmjobs.subprocess import run
 
-#: What follows the machine's name is the command's own, whatever it looks like.
+#: Options after the VM's name belong to the command.
 _FOR_OTHERS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _OPTIONS_OF_SSH = "46AaCfGgKkMNnqsTtVvXxYy"
-#: Files of a login.
+#: Names of a login's files.
 KEY, KNOWN_HOSTS = "key", "known_hosts"
 _VALUES_OF_SSH = "BbcDEeFIiJLlmOoPpQRSWw"
 
 
 @click.command(context_settings=_FOR_OTHERS)
 @click.argument(
-    "words", metavar="[SSH-OPTIONS] MACHINE [--] [COMMAND]...", nargs=-1, type=click.UNPROCESSED
+    "words", metavar="[SSH-OPTIONS] VM-NAME [--] [COMMAND]...", nargs=-1, type=click.UNPROCESSED
 )
 def ssh(words: tuple[str, ...]) -> None:
-    """Log in to MACHINE as root, or run COMMAND in it and exit with its status.
+    """Log in to VM-NAME as root, or run COMMAND in it and exit with its status.
 
-    MACHINE is the name of a cluster's machine, such as workers-1. It takes an operator's token, and is
-    a line of the cluster's history. ssh is OpenSSH's; its options go before MACHINE: -t for a
-    terminal, -L 8080:localhost:80 for a port. rsync takes it as -e 'vmjobs cluster ssh'.
+    VM-NAME is a cluster VM, such as workers-1. The command requires an operator's token, and `vmjobs
+    cluster events` lists each login. ssh is OpenSSH's; its options go before VM-NAME: -t for a
+    terminal, -L 8080:localhost:80 for a port. rsync uses it as -e 'vmjobs cluster ssh'.
     """
     options, machine, command = split(words)
     with logging_in(machine) as login:
@@ -48,14 +48,14 @@ def ssh(words: tuple[str, ...]) -> None:
 @click.command(context_settings=_FOR_OTHERS)
 @click.argument("words", metavar="[SCP-OPTIONS] SOURCE... TARGET", nargs=-1, type=click.UNPROCESSED)
 def scp(words: tuple[str, ...]) -> None:
-    """Copy files between here and a machine of a cluster: MACHINE:PATH is there. See `ssh`."""
+    """Copy files between this host and a cluster VM (VM-NAME:PATH). See `ssh`."""
     places = [
         word.partition(":")[0] for word in words if ":" in word and "/" not in word.partition(":")[0]
     ]
     machines = sorted({place for place in places if not place.startswith("-")})
     if len(machines) != 1:
         raise InvalidRequest(
-            "one side of a copy is a machine of a cluster, as MACHINE:PATH, and the other one is here"
+            "one side of a copy must be a cluster VM, as VM-NAME:PATH, and the other a local path"
         )
     with logging_in(machines[0]) as login:
         status = run_openssh(["scp", *login, *words])
@@ -65,17 +65,17 @@ def scp(words: tuple[str, ...]) -> None:
 @click.command(hidden=True)
 @click.argument("session")
 def connect(session: str) -> None:
-    """Carry a session's bytes between the service and standard input and output: ssh runs this."""
+    """Relay a session's bytes between the service and stdin and stdout: ssh runs this."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with client() as api:
         relay(api.clusters.session(session), sys.stdin.fileno(), sys.stdout.fileno())
 
 
 def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    """Options for ssh, the machine, and the command.
+    """Split arguments into options for ssh, the VM's name, and the command.
 
     Raises:
-        InvalidRequest: there is no machine, or an option that ssh does not have.
+        InvalidRequest: the VM's name is missing, or ssh does not have an option.
     """
     left, options = list(words), []
     while left and left[0].startswith("-") and left[0] != "--":
@@ -91,8 +91,8 @@ def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
         del left[0]
     if not left:
         raise InvalidRequest(
-            "this takes the name of a machine",
-            hint="`vmjobs cluster show NAME` lists a cluster's machines",
+            "the name of a VM is missing",
+            hint="`vmjobs cluster show NAME` lists a cluster's VMs",
         )
     machine, command = left[0], left[1:]
     return options, machine, command[1:] if command[:1] == ["--"] else command
@@ -100,16 +100,16 @@ def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
 
 @contextmanager
 def logging_in(machine: str) -> Iterator[list[str]]:
-    """Options with which OpenSSH's programs reach the machine, once. The key is forgotten afterwards.
+    """Yield options with which OpenSSH reaches the VM, once; then delete the key.
 
     Raises:
-        ConfigError: there is no OpenSSH here.
-        VMJobsError: the service, or the machine's node, refuses.
+        ConfigError: OpenSSH is not installed.
+        VMJobsError: the service, or the VM's node, refuses.
     """
     cluster, dash, number = machine.rpartition("-")
     if not (cluster and dash and number.isdigit()):
         raise InvalidRequest(
-            f"{machine!r} is not the name of a cluster's machine", hint="they are like workers-1"
+            f"{machine!r} is not the name of a cluster VM", hint="names are like workers-1"
         )
     with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as name, client() as api:
         folder = Path(name)
@@ -122,14 +122,14 @@ def logging_in(machine: str) -> Iterator[list[str]]:
 
 
 def make_key(folder: Path) -> str:
-    """A key for one login; its public half.
+    """Make a key for one login; return the public key.
 
     Raises:
-        ConfigError: there is no OpenSSH here.
+        ConfigError: OpenSSH is not installed.
     """
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
-            raise ConfigError(f"there is no {program} here", hint="install OpenSSH's client")
+            raise ConfigError(f"{program} is not installed", hint="install OpenSSH's client")
     key = folder / KEY
     run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], timeout=30)
     return key.with_suffix(".pub").read_text("ascii").strip()
@@ -141,10 +141,10 @@ def _options(session: Session, folder: Path) -> list[str]:
 
 
 def options_for(machine: str, user: str, folder: Path, connect: Sequence[str]) -> list[str]:
-    """Options with which OpenSSH's programs reach a machine and ask nobody anything.
+    """Return options with which OpenSSH's programs reach a VM without any prompt.
 
-    folder: has the key, and the machine's own by the time it is asked for. connect: what this program
-    is called with to be the connection.
+    folder: has the login's key, and the VM's host key by the time that ssh reads it. connect: arguments
+    with which this program relays the connection.
     """
     settings = {
         "ProxyCommand": shlex.join([*AGAIN, *connect]).replace("%", "%%"),
@@ -173,13 +173,13 @@ def options_for(machine: str, user: str, folder: Path, connect: Sequence[str]) -
 
 
 def _quoted(path: Path) -> str:
-    """A path as OpenSSH's settings take it: spaces are kept, and % begins nothing."""
+    """Quote a path for OpenSSH's settings: spaces stay, and % is no escape."""
     return '"' + str(path).replace("%", "%%") + '"'
 
 
 def run_openssh(argv: list[str]) -> int:
-    """Run a program in the foreground; its exit status, as a shell has it."""
-    # What comes from the terminal is the program's, which gets it, too; what ends us, ends it first.
+    """Run a program in the foreground; return its exit status as a shell does."""
+    # The terminal sends its signals to the program too. Signals that end this process are passed on.
     terminal, end = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (*terminal, *end)}
     try:

@@ -1,4 +1,4 @@
-"""What the commands about clusters share: names, words, what changes."""
+"""Helpers of the cluster commands: arguments, texts, differences between declarations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def _quick_client() -> Client:
-    """A client for a shell that waits for completions."""
-    from vmjobs.client import Client, Retries  # noqa: PLC0415 - only what needs the network pays
+    """Return a client with short timeouts, for shell completion."""
+    from vmjobs.client import Client, Retries  # noqa: PLC0415 - slow import, network only
 
     settings = config()
     patience = Retries(deadline=1.5, connect=0.5, read=1.0)
@@ -32,7 +32,7 @@ def _quick_client() -> Client:
 
 
 def complete_cluster(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of clusters, for the shell; none where the service does not answer at once."""
+    """Complete names of clusters; none if the service does not answer at once."""
     try:
         with _quick_client() as api:
             found = api.clusters.list()
@@ -42,7 +42,7 @@ def complete_cluster(_ctx: click.Context, _parameter: click.Parameter, incomplet
 
 
 def complete_member(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of a cluster's machines, for the shell."""
+    """Complete names of a cluster's VMs."""
     try:
         with _quick_client() as api:
             found = api.clusters.get(ctx.params.get("name") or "")
@@ -61,29 +61,29 @@ files_argument = click.argument(
 
 
 def size_text(size: int | Size) -> str:
-    """A size as people say it."""
+    """Return a size as text, such as ``1 to 8``."""
     return f"{size.min} to {size.max}" if isinstance(size, Size) else str(size)
 
 
 def machines(count: int) -> str:
-    """A number of machines as people say it."""
-    return "1 machine" if count == 1 else f"{count} machines"
+    """Return a number of VMs as text, such as ``2 VMs``."""
+    return "1 VM" if count == 1 else f"{count} VMs"
 
 
 def short(digest: str) -> str:
-    """A digest as people compare it."""
+    """Return the first 12 hexadecimal digits of a digest."""
     return digest.removeprefix("sha256:")[:12]
 
 
 def reason(member: Member) -> str:
-    """Why a member is where it is, on one line; empty where all goes its way."""
+    """Return the reason for a cluster VM's state on one line; empty for ``PROGRESS``."""
     text = member.message.partition("\n")[0]
     return text if member.code is MemberCode.PROGRESS else f"{member.code}: {text}".removesuffix(": ")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A field of a declaration that is another than before. Values are plain."""
+    """A changed field of a declaration. Values are JSON data."""
 
     field: str
     old: Any
@@ -98,8 +98,9 @@ def _said(value: Any) -> str:
 
 
 def changes(cluster: Cluster, spec: ClusterSpec, image: str) -> list[Change]:
-    """What ``spec``, whose image is the digest ``image``, changes of a cluster as it was declared
-    last, be it that this failed: field by field.
+    """Return the fields that ``spec`` changes in the latest, even failed, declaration.
+
+    image: the digest of the image in ``spec``.
     """
     declared = cluster.failed or cluster
     old, new = dict(_flat(declared.spec)), dict(_flat(spec))
@@ -108,7 +109,7 @@ def changes(cluster: Cluster, spec: ClusterSpec, image: str) -> list[Change]:
         new["image"] = f"{new['image']} ({short(image)})"
     fields = dict.fromkeys([*new, *old])
     found = [Change(f, old.get(f), new.get(f)) for f in fields]
-    # As JSON, since to Python 1 is true.
+    # Compare as JSON: in Python 1 == True.
     return [change for change in found if json.dumps(change.old) != json.dumps(change.new)]
 
 
@@ -121,5 +122,5 @@ def _flat(spec: ClusterSpec) -> Iterator[tuple[str, Any]]:
 
 
 def try_again(cluster: Cluster) -> str:
-    """What to do about a declaration that the cluster went back from."""
-    return f"mend the declaration, or try it again: `vmjobs cluster retry {cluster.name}`"
+    """Return a hint for a declaration that failed and was rolled back."""
+    return f"fix the declaration, or retry it: `vmjobs cluster retry {cluster.name}`"

@@ -1,4 +1,4 @@
-"""Waiting for clusters: until machines are up, until they have ended. Never for ever unasked."""
+"""Waits until a cluster's VMs are up or have stopped; by default with a timeout."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: Seconds to wait where nobody says how long: an image is fetched and machines boot and join in far
-#: less, even one after the other on a slow node.
+#: Default timeout in seconds: fetching an image, booting and joining take far less, even for one VM
+#: after the other on a slow node.
 PATIENCE = 1800.0
-#: Exit status where the time was over first (timeout(1)).
+#: Exit status after a timeout, as of timeout(1).
 TIMED_OUT = 124
 FIRST_POLL = 0.5
 LAST_POLL = 2.0
 
 
 def wait_options(until: str) -> Callable[[_F], _F]:
-    """``--wait`` and ``--timeout``. until: what is waited for."""
+    """Add ``--wait`` and ``--timeout`` to a command. until: completes "Wait until"."""
 
     def add(command: _F) -> _F:
         limit = click.option(
@@ -42,8 +42,8 @@ def wait_options(until: str) -> Callable[[_F], _F]:
             default=PATIENCE,
             show_default=True,
             metavar="SECONDS",
-            help="With --wait: at most so long; then say what is missing and why, and exit with 124. "
-            "inf: for ever.",
+            help="With --wait: wait at most so long, then print the missing VMs with the reasons and "
+            "exit with 124. inf: no limit.",
         )
         return click.option("--wait", is_flag=True, help=f"Wait until {until}.")(limit(command))
 
@@ -51,7 +51,7 @@ def wait_options(until: str) -> Callable[[_F], _F]:
 
 
 def settled(cluster: Cluster) -> bool:
-    """As many machines as wanted are UP, and none is left as it was declared before."""
+    """Whether enough VMs are UP, all of them of the current generation."""
     up = [m for m in cluster.members if m.state is MemberState.UP and m.goal is Goal.RUN]
     fresh = [m for m in up if m.generation == cluster.generation]
     return len(fresh) == len(up) and len(up) >= cluster.target
@@ -60,12 +60,12 @@ def settled(cluster: Cluster) -> bool:
 def wait_until_up(
     api: Clusters, names: Sequence[str], timeout: float, *, as_declared: bool = True
 ) -> list[Cluster]:
-    """Wait until all clusters are settled, and show how far they are. Exits with 124 after ``timeout``.
+    """Wait until all clusters are settled, and show progress.
 
-    as_declared: one that went back to an earlier generation is not what is waited for.
+    Exits with 124 after ``timeout``. as_declared: a rollback to an earlier generation is an error.
 
     Raises:
-        Conflict: a cluster is draining or being deleted, or went back: it will not be up.
+        Conflict: a cluster is draining, being deleted or rolled back: its VMs will not be up.
     """
 
     def look() -> list[Cluster]:
@@ -75,7 +75,7 @@ def wait_until_up(
     late = [cluster for cluster in found if not settled(cluster)]
     for cluster in late:
         _say_late(
-            f"not all is up after {timeout:g} s: {_progress(cluster)}", _missing(cluster), cluster
+            f"not all VMs are up after {timeout:g} s: {_progress(cluster)}", _missing(cluster), cluster
         )
     if late:
         sys.exit(TIMED_OUT)
@@ -83,8 +83,9 @@ def wait_until_up(
 
 
 def wait_until_empty(api: Clusters, before: Cluster, timeout: float) -> Cluster | None:
-    """Wait until all machines of a cluster that drains or is being deleted have ended; and it, too,
-    has gone where it is to: None. Exits with 124 after ``timeout``.
+    """Wait until all VMs of a draining or deleted cluster have stopped.
+
+    Return the drained cluster, or None if it was deleted. Exits with 124 after ``timeout``.
 
     Raises:
         Conflict: the cluster was resumed meanwhile.
@@ -95,7 +96,7 @@ def wait_until_empty(api: Clusters, before: Cluster, timeout: float) -> Cluster 
             found = api.get(before.name)
         except NotFound:
             return []
-        return [_ending(found)] if found.created == before.created else []  # else: another one
+        return [_ending(found)] if found.created == before.created else []  # else a new cluster
 
     def over(found: list[Cluster]) -> bool:
         return not any(cluster.deleting or there(cluster) for cluster in found)
@@ -104,13 +105,13 @@ def wait_until_empty(api: Clusters, before: Cluster, timeout: float) -> Cluster 
     if not over(found):
         (cluster,) = found
         left = (f"{_line(m)}{' (a job runs in it)' if m.busy else ''}" for m in there(cluster))
-        _say_late(f"not all has ended after {timeout:g} s: {_ending_progress(cluster)}", left, cluster)
+        _say_late(f"VMs still run after {timeout:g} s: {_ending_progress(cluster)}", left, cluster)
         sys.exit(TIMED_OUT)
     return found[0] if found else None
 
 
 def there(cluster: Cluster) -> list[Member]:
-    """Members that are not known to be gone."""
+    """Return the cluster VMs that are not GONE."""
     return [member for member in cluster.members if member.state is not MemberState.GONE]
 
 
@@ -120,7 +121,7 @@ def _watched(
     progress: Callable[[Cluster], str],
     timeout: float,
 ) -> list[Cluster]:
-    """Look again and again, until it is over or the time is; what was seen last."""
+    """Poll until ``over`` is true or ``timeout`` has passed; return the last result."""
     end = time.monotonic() + timeout
     terminal = Console(stderr=True)
     watch = _Watch(quiet=terminal.is_terminal or is_quiet())
@@ -139,14 +140,14 @@ def _watched(
 
 
 class _Watch:
-    """Tells every new state of a member on a line, where no terminal shows them."""
+    """Prints each state change of a cluster VM as a line, unless ``quiet``."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._seen: dict[str, tuple[MemberState, str]] = {}
 
     def news(self, found: Sequence[Cluster]) -> bool:
-        """Whether anything is new."""
+        """Print changed states; return whether there are any."""
         fresh = False
         for member in (member for cluster in found for member in cluster.members):
             seen = (member.state, reason(member))
@@ -160,10 +161,10 @@ class _Watch:
 
 def _going_up(cluster: Cluster, as_declared: bool) -> Cluster:
     if cluster.deleting:
-        raise Conflict(f"{cluster.name} is being deleted: its machines will not be up")
+        raise Conflict(f"{cluster.name} is being deleted: its VMs will not be up")
     if cluster.draining:
-        hint = f"`vmjobs cluster resume {cluster.name}` has machines started again"
-        raise Conflict(f"{cluster.name} is drained: its machines will not be up", hint=hint)
+        hint = f"`vmjobs cluster resume {cluster.name}` starts VMs again"
+        raise Conflict(f"{cluster.name} is drained: its VMs will not be up", hint=hint)
     if cluster.failed and as_declared:
         raise Conflict(f"{cluster.name}: {cluster.failed.message}", hint=try_again(cluster))
     return cluster
@@ -171,7 +172,7 @@ def _going_up(cluster: Cluster, as_declared: bool) -> Cluster:
 
 def _ending(cluster: Cluster) -> Cluster:
     if not (cluster.deleting or cluster.draining):
-        raise Conflict(f"{cluster.name} was resumed: its machines do not end")
+        raise Conflict(f"{cluster.name} was resumed: its VMs do not stop")
     return cluster
 
 
@@ -193,16 +194,16 @@ def _ending_progress(cluster: Cluster) -> str:
 
 
 def _missing(cluster: Cluster) -> Iterator[str]:
-    """What is not as it is to be, and why."""
+    """Yield a line for each VM that is not UP or is of an old generation."""
     for member in cluster.members:
         if member.state is not MemberState.UP:
             yield _line(member)
         elif member.generation != cluster.generation:
-            yield f"{_line(member)} (still as it was declared before)"
+            yield f"{_line(member)} (of an earlier declaration)"
 
 
 def _say_late(what: str, lines: Iterable[str], cluster: Cluster) -> None:
     echo(f"vmjobs: {what}", err=True)
     for line in lines:
         echo(f"  {line}", err=True)
-    echo(f"it goes on without you: `vmjobs cluster show {cluster.name}`", err=True)
+    echo(f"the service continues: see `vmjobs cluster show {cluster.name}`", err=True)

@@ -1,4 +1,4 @@
-"""``vmjobs cluster wake``: what ``condor_rooster`` calls for a machine that is switched off."""
+"""``vmjobs cluster wake``: the command that ``condor_rooster`` calls for an offline ad."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vmjobs.cli.support import client
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import InvalidRequest
 
-#: An ad has some ten thousand bytes.
+#: Upper limit; an ad has about ten thousand bytes.
 MAX_AD_BYTES: Final = 1 << 20
 _LINE: Final = re.compile(rf'{names.CLUSTER}[ \t]*=[ \t]*"([^"]*)"[ \t\r]*', re.IGNORECASE | re.ASCII)
 _NAME: Final = TypeAdapter(ClusterName)
@@ -22,11 +22,11 @@ _NAME: Final = TypeAdapter(ClusterName)
 
 @click.command()
 def wake() -> None:
-    """Have a machine in the cluster of the machine ad on standard input, where it has none.
+    """Start a first VM in the cluster that the machine ad on standard input names.
 
-    condor_rooster calls this for machines that are switched off and that a job would run on. It takes a
-    token of `vmjobs token create rooster POOL`, or an operator's. Nothing changes where the cluster has
-    machines already, or is to have none.
+    condor_rooster calls this for offline ads that match a job. The command requires a token of
+    `vmjobs token create rooster POOL`, or an operator's. It changes nothing if the cluster already has
+    VMs or must not have any.
     """
     name = cluster_of(sys.stdin.buffer)
     with client() as api:
@@ -34,12 +34,12 @@ def wake() -> None:
 
 
 def cluster_of(source: BinaryIO) -> str:
-    """The cluster that a machine's ad, one attribute to a line, is of.
+    """Return the cluster that a machine ad, one attribute per line, names.
 
-    Nothing else of the ad is looked at: anybody who may advertise a machine says what stands there.
+    Other attributes are ignored: every client that may advertise machines controls them.
 
     Raises:
-        InvalidRequest: it is too long, or does not say so exactly once, with a name of a cluster.
+        InvalidRequest: the ad is too long, or does not name exactly one valid cluster.
     """
     data = source.read(MAX_AD_BYTES + 1)
     if len(data) > MAX_AD_BYTES:
@@ -49,11 +49,11 @@ def cluster_of(source: BinaryIO) -> str:
     if len(found) != 1:
         raise InvalidRequest(
             f"the machine's ad on standard input has {names.CLUSTER} {len(found)} times, not once",
-            hint="send the ad of a cluster's machine that is switched off, as condor_rooster does",
+            hint="send the offline ad of a cluster, as condor_rooster does",
         )
     try:
         return _NAME.validate_python(found[0])
     except ValidationError as error:
         raise InvalidRequest(
-            f"the machine's ad on standard input has a {names.CLUSTER} that is no name of a cluster"
+            f"the machine's ad on standard input has a {names.CLUSTER} that is not a cluster's name"
         ) from error

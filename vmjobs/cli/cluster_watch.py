@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @name_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the cluster has gone.")
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Only what came after event N.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the cluster is gone.")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Only events after number N.")
 @json_option
 def events(name: str, follow: bool, after: int, as_json: bool) -> None:
-    """Show what happened to the cluster NAME and its machines, oldest first.
+    """Show the events of the cluster NAME and its VMs, oldest first.
 
-    With --follow, --json prints an object a line.
+    With --follow, --json prints one object per line.
     """
     with client() as api:
         found = api.clusters.events(name, after)
@@ -42,7 +42,7 @@ def events(name: str, follow: bool, after: int, as_json: bool) -> None:
         elif as_json:
             print_json(found)
         else:
-            print_table(("#", "TIME", "MEMBER", "NODE", "STATE", "REASON", ""), map(_cells, found))
+            print_table(("#", "TIME", "VM", "NODE", "STATE", "REASON", ""), map(_cells, found))
 
 
 def _cells(event: ClusterEvent) -> tuple[str, ...]:
@@ -70,19 +70,18 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
 
 @click.command()
 @name_argument
-@click.argument("member", metavar="MEMBER", shell_complete=complete_member)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the machine has gone for good.")
+@click.argument("member", metavar="VM", shell_complete=complete_member)
+@click.option("-f", "--follow", is_flag=True, help="Follow until the VM is gone for good.")
 def console(name: str, member: str, follow: bool) -> None:
-    """Print the serial console of a machine of the cluster NAME, from its first byte on.
+    """Print the serial console of a VM of the cluster NAME, from its first byte on.
 
-    MEMBER is the machine's name, or its number. With --follow, the machine that takes its place
-    after a restart is followed, too.
+    VM is its name or its number. With --follow, the output continues with the VM's next start.
     """
     wanted = f"{name}-{member}" if member.isdigit() else member
     with client() as api:
         found = _member(api.clusters, name, wanted)
         if found is None:
-            raise NotFound(f"{name} has no machine {wanted}", hint=f"see `vmjobs cluster show {name}`")
+            raise NotFound(f"{name} has no VM {wanted}", hint=f"see `vmjobs cluster show {name}`")
         _print(api.clusters, name, found, follow)
 
 
@@ -104,12 +103,12 @@ def _print(api: Clusters, name: str, member: Member, follow: bool) -> None:
             return
         if found.incarnation != incarnation:
             _copy(api, name, member.name, incarnation, offset, sink)
-            echo(f"vmjobs: {member.name} is started anew ({found.incarnation})", err=True)
+            echo(f"vmjobs: {member.name} was restarted ({found.incarnation})", err=True)
             incarnation, offset = found.incarnation, 0
 
 
 def _copy(api: Clusters, name: str, member: str, incarnation: int, offset: int, sink: ByteSink) -> int:
-    """Print what there is from ``offset`` on, and say where it ends."""
+    """Print the console from ``offset`` on; return the offset of its end."""
     if not incarnation:
         return offset
     for data in api.console(name, member, offset, incarnation):
@@ -120,7 +119,7 @@ def _copy(api: Clusters, name: str, member: str, incarnation: int, offset: int, 
 
 
 def _again(api: Clusters, name: str, member: Member) -> Member | None:
-    """The same member now; None: it has gone for good."""
+    """Return the current state of the same VM; None if it is gone for good."""
     try:
         found = _member(api, name, member.name)
     except NotFound:

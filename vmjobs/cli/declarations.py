@@ -1,7 +1,7 @@
-"""Declarations of clusters and gateways as files: YAML or JSON, and for every fault its line.
+"""Reads manifests: YAML or JSON files that declare clusters or gateways.
 
-YAML as its version 1.2 has it: only ``true`` and ``false`` are truth values, so that ``no`` is text
-and ``12:30`` no number. Tags and merge keys (``<<``) have no meaning here.
+YAML is version 1.2: only ``true`` and ``false`` are booleans, so ``no`` is text, and ``12:30`` is not
+a number. Tags and merge keys (``<<``) are not supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vmjobs.gateway.spec import Gateway, GatewayMachine, parse_gateway
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 16
-#: Values of one document, where an alias counts with all that it stands for.
+#: Limit on the values of one document; an alias counts as many as its anchor has.
 MAX_VALUES: Final = 20_000
 STDIN: Final = "-"
 
@@ -31,7 +31,7 @@ _Fields = dict[str, type[BaseModel]]
 _FIELDS: Final[_Fields] = {"": ClusterSpec, "limits": Limits, "size": Size}
 #: A gateway's machines are in a mapping by name.
 _GATEWAY_FIELDS: Final[_Fields] = {"": Gateway, "machines.*": GatewayMachine}
-#: In place of a regular expression.
+#: Messages in place of a regular expression, by field.
 _PLAIN: Final = {
     "name": "must be at most 32 of a-z, 0-9 and '-', beginning with a letter and not ending with '-'",
     "image": "must be an image's name, name:tag, namespace/name:tag, or sha256:DIGEST",
@@ -49,7 +49,7 @@ _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} levels deep"
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows without being told what YAML 1.2 does; PyYAML's own rules are those of 1.1."""
+    """Resolves plain scalars by the rules of YAML 1.2; PyYAML itself follows 1.1."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
@@ -78,7 +78,7 @@ _SCALARS: Final[dict[str, Callable[[str], Any]]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is in a file. line and column count from 1."""
+    """A position in a file. line and column count from 1."""
 
     file: str
     line: int = 1
@@ -90,7 +90,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault and where it is. field: its dotted path in the declaration; empty: the whole."""
+    """A fault with its position. field: dotted path in the manifest; empty: all of it."""
 
     place: Place
     field: str
@@ -99,41 +99,41 @@ class Finding:
 
     @property
     def fault(self) -> Fault:
-        """As an error lists it."""
+        """The finding as an entry of an error's ``faults``."""
         text = f"{self.field}: {self.message}" if self.field else self.message
         return Fault(str(self.place), self.code, text)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the finding as JSON data."""
         found = asdict(self)
         return {**found.pop("place"), **found}
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """One cluster of a file."""
+    """One cluster that a file declares."""
 
     spec: ClusterSpec
     file: str
     node: yaml.Node
 
     def finding(self, fault: Fault) -> Finding:
-        """A fault of this declaration, whoever found it, with its place."""
+        """Locate a fault of this manifest in its file."""
         return _located(self.file, self.node, fault, _FIELDS)
 
 
 @dataclass(frozen=True)
 class Declarations:
-    """All clusters of some files, and everything wrong with these files."""
+    """All clusters that some files declare, and all faults of these files."""
 
     clusters: tuple[Declaration, ...]
     findings: tuple[Finding, ...]
 
     def checked(self) -> tuple[Declaration, ...]:
-        """The clusters.
+        """Return the clusters.
 
         Raises:
-            InvalidSpec: there are faults; with all of them.
+            InvalidSpec: the files have faults; lists all of them.
         """
         refuse(self.findings)
         return self.clusters
@@ -155,18 +155,18 @@ class GatewayDeclaration:
     node: yaml.Node
 
     def finding(self, fault: Fault) -> Finding:
-        """A fault of this declaration, whoever found it, with its place."""
+        """Locate a fault of this manifest in its file."""
         return _located(self.file, self.node, fault, _GATEWAY_FIELDS)
 
 
 def read_gateway(file: str) -> tuple[GatewayDeclaration | None, tuple[Finding, ...]]:
-    """The gateway that ``file`` declares, or everything that is wrong with it."""
+    """Return the gateway that ``file`` declares, or None and all faults of the file."""
     source = _Source(file)
     nodes = list(source.documents())
     if not nodes and not source.findings:
         source.fault(Place(source.name), "empty", "declares no gateway")
     for node in nodes[1:]:
-        source.fault(_place(source.name, node), "twice", "a file declares one gateway")
+        source.fault(_place(source.name, node), "twice", "only one gateway is allowed in a file")
     found = None
     for node in nodes[:1]:
         spec = source.declared(node, parse_gateway, _GATEWAY_FIELDS)
@@ -176,7 +176,7 @@ def read_gateway(file: str) -> tuple[GatewayDeclaration | None, tuple[Finding, .
 
 
 def read(files: Sequence[str]) -> Declarations:
-    """The declarations of all ``files``; ``-`` is standard input."""
+    """Read the clusters of all ``files``; ``-`` is standard input."""
     clusters: list[Declaration] = []
     findings: list[Finding] = []
     for file in files:
@@ -195,7 +195,7 @@ def read(files: Sequence[str]) -> Declarations:
 
 
 class _Source:
-    """One file: what it declares, and what is wrong with it."""
+    """One file, its YAML documents and its faults."""
 
     def __init__(self, file: str) -> None:
         self.name = "<stdin>" if file == STDIN else file
@@ -203,11 +203,11 @@ class _Source:
         self._words = self._text(file)
 
     def fault(self, place: Place, code: str, message: str) -> None:
-        """Something is wrong with the file."""
+        """Add a finding about the file."""
         self.findings.append(Finding(place, "", code, message))
 
     def _text(self, file: str) -> str:
-        """What is in it; nothing, and a finding, where that cannot be read."""
+        """Return the file's text; an empty text, with a finding, if it cannot be read."""
         data = b""
         try:
             if file == STDIN:
@@ -226,11 +226,11 @@ class _Source:
         return ""
 
     def _after(self, before: str) -> Place:
-        """The place that follows the text ``before``."""
+        """Return the position that follows the text ``before``."""
         return Place(self.name, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
     def documents(self) -> Iterator[yaml.Node]:
-        """The documents up to the first that is no YAML; empty ones are left out."""
+        """Yield the documents up to the first syntax error; skip empty ones."""
         text = self._words
         try:
             for node in yaml.compose_all(text, Loader=_Loader):
@@ -239,7 +239,7 @@ class _Source:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             place = Place(self.name, mark.line + 1, mark.column + 1) if mark else Place(self.name)
-            self.fault(place, "yaml", f"is no YAML: {error.problem or error.context}")
+            self.fault(place, "yaml", f"is not YAML: {error.problem or error.context}")
         except yaml.reader.ReaderError as error:
             place = self._after(text[: error.position])
             self.fault(place, "yaml", "has a character that YAML does not allow")
@@ -247,7 +247,7 @@ class _Source:
             self.fault(Place(self.name), "yaml", _TOO_DEEP)
 
     def declared(self, node: yaml.Node, parse: Callable[[Any], _T], fields: _Fields) -> _T | None:
-        """What a document declares; None, and findings, where it has faults."""
+        """Parse a document; return None, and add findings, if it has faults."""
         reader = _Reader(self.name)
         data = reader.value(node)
         self.findings += reader.findings
@@ -277,9 +277,9 @@ def _twice(clusters: Sequence[Declaration]) -> Iterator[Finding]:
 
 
 class _Reader:
-    """Makes plain values of nodes; what it cannot read is ``None`` and has a finding.
+    """Converts nodes to Python values; an invalid one becomes None, with a finding.
 
-    left: values that it may still make; at 0 the rest is missing.
+    left: number of values that may still be converted; at 0 the rest is missing.
     """
 
     def __init__(self, file: str) -> None:
@@ -288,7 +288,7 @@ class _Reader:
         self.findings: list[Finding] = []
 
     def value(self, node: yaml.Node, field: str = "", depth: int = 0) -> Any:
-        """The value of ``node``."""
+        """Return the value of ``node``."""
         if not self.left:
             return None
         self.left -= 1
@@ -306,8 +306,8 @@ class _Reader:
             try:
                 return _SCALARS[node.tag](node.value)
             except (KeyError, ValueError):
-                why = f"is no {node.tag.removeprefix(_CORE)} that can be read"
-        self._fault(node, field, why or f"has the tag {node.tag}, which means nothing here")
+                why = f"is not a valid {node.tag.removeprefix(_CORE)}"
+        self._fault(node, field, why or f"has the tag {node.tag}, which is not supported")
         return None
 
     def _mapping(self, node: yaml.MappingNode, field: str, depth: int) -> dict[str, Any]:
@@ -340,10 +340,10 @@ def _place(file: str, node: yaml.Node) -> Place:
 
 
 def _located(file: str, node: yaml.Node, fault: Fault, fields: _Fields) -> Finding:
-    """A fault at the key, or the item of a list, that it is about.
+    """Locate a fault at its key or its list item.
 
-    Parts of its path that are neither in the document nor of a declaration are of whoever checked:
-    ``size.range.min``.
+    Skip parts of its path that are neither in the document nor fields of the model; the validator
+    adds such parts: ``size.range.min``.
     """
     at, where = node, node
     field = ""
@@ -357,7 +357,7 @@ def _located(file: str, node: yaml.Node, fault: Fault, fields: _Fields) -> Findi
 
 
 def _step(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """Where ``part`` of a node is, and its value."""
+    """Return the node that names ``part`` of a node, and the node of its value."""
     if isinstance(node, yaml.MappingNode):
         return next(((key, item) for key, item in node.value if key.value == part), None)
     if isinstance(node, yaml.SequenceNode) and part.isascii() and part.isdigit():
@@ -367,14 +367,14 @@ def _step(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
 
 
 def _known(field: str, fields: _Fields) -> list[str]:
-    """The fields of what is declared at ``field``."""
+    """Return the names of the fields below ``field``."""
     above, _, _ = field.rpartition(".")
     model = fields.get(field) or fields.get(f"{above}.*")
     return list(model.model_fields) if model else []
 
 
 def _said(field: str, fault: Fault, fields: _Fields) -> str:
-    """A fault in words that fit a file."""
+    """Return a fault's message in terms of the file."""
     above, _, name = field.rpartition(".")
     match fault.code:
         case "missing":

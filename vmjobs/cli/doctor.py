@@ -1,4 +1,4 @@
-"""``vmjobs doctor``: what works on this machine, what does not, and what to do about it."""
+"""``vmjobs doctor``: checks this host and tells how to fix what does not work."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from vmjobs.hypervisor import sandbox as isolation
     "role",
     type=click.Choice([role.value for role in Role]),
     callback=lambda _context, _parameter, value: value and Role(value),
-    help="Exit with 1, too, if this host lacks what a node, schedd or negotiator of HTCondor needs.",
+    help="Also exit with 1 if this host lacks what a node, schedd or negotiator of HTCondor needs.",
 )
 @json_option
 def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
-    """Check this machine and say what is wrong.
+    """Check this host and report faults.
 
-    Exits with 1 if nothing here could run a VM, or if a configured API does not answer.
+    Exits with 1 if no hypervisor works here, or if a configured API does not answer.
     """
     settings = config()
     findings = [
@@ -71,50 +71,53 @@ def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
 
 
 def _tried(what: str, look: Callable[[], Iterable[Finding]], role: Role | None = None) -> list[Finding]:
-    """What a check finds. One that fails itself is a finding, and the others are made all the same."""
+    """Return the findings of a check. A check that raises becomes a finding itself."""
     found = []
     try:
         for finding in look():
-            found.append(finding)  # noqa: PERF402 - what was found before it fails counts
+            found.append(finding)  # noqa: PERF402 - findings before an exception count
     except Exception as error:
         why = error.message if isinstance(error, VMJobsError) else reason_of(error)
-        found.append(Finding(what, False, f"this could not be checked: {why}", "this report", role))
+        found.append(Finding(what, False, f"the check failed: {why}", "this report", role))
     return found
 
 
 def _no_daemon(role: Role) -> Finding:
-    detail = "DAEMON_LIST of HTCondor here has none, or there is no HTCondor (condor_config_val)"
-    return Finding(f"HTCondor: {role}", False, detail, "being one", role)
+    detail = "DAEMON_LIST of HTCondor has no such daemon, or condor_config_val is not installed"
+    return Finding(f"HTCondor: {role}", False, detail, "this role", role)
 
 
 def _node(settings: Config) -> Iterator[Finding]:
-    """What jobs need of this node beside HTCondor and a hypervisor."""
+    """Check what jobs need on this node beside HTCondor and a hypervisor."""
     use = "running VMs here"
     if settings.job_users:
         why = lacking_account(settings.job_users)
-        there = f"there is {', '.join(settings.job_users)}"
+        there = f"accounts exist: {', '.join(settings.job_users)}"
         yield Finding("account", not why, why or there, use, Role.NODE)
     else:
-        why = "job_users is not set: that an account as which jobs run is missing is not noticed"
+        why = "job_users is not set: the agent does not notice a missing account of jobs"
         yield Finding("account", False, why, "jobs of the service")
     why = lacking_room(settings.state_dir)
     yield Finding("disk", not why, why or f"{settings.state_dir} has room", use, Role.NODE)
     if settings.agent_token_file is not None:
         why = _refusal(settings, settings.agent_token_file)
-        detail = why or f"{settings.api_url} takes the token in {settings.agent_token_file}"
+        detail = why or f"{settings.api_url} accepts the token in {settings.agent_token_file}"
         yield Finding("agent's token", not why, detail, use, Role.NODE)
 
 
 def _refusal(settings: Config, file: Path) -> str:
-    """Why the service does not take a token; "" if it does: it is asked for an image that none has."""
-    from vmjobs.client import Images, Retries  # noqa: PLC0415 - only here is the network used
+    """Return why the service refuses a token; "" if it accepts it.
+
+    The check asks for an image that does not exist.
+    """
+    from vmjobs.client import Images, Retries  # noqa: PLC0415 - slow import, network only
 
     try:
         if not (token := read_token(file)):
-            return f"there is no token in {file}"
+            return f"{file} is empty"
         with Images(settings.api_url, token, retries=Retries(deadline=5.0)) as client:
             client.detail("vmjobs-doctor:none")
-    except (NotFound, Forbidden):  # it knows the token, whatever that is good for
+    except (NotFound, Forbidden):  # the token itself is valid
         return ""
     except VMJobsError as error:
         return error.message
@@ -122,11 +125,11 @@ def _refusal(settings: Config, file: Path) -> str:
 
 
 def _agent(path: Path) -> Iterator[Finding]:
-    """Whether the agent of this node answers, and what it offers."""
+    """Check that the agent of this node answers and offers a hypervisor."""
     from vmjobs.cli.node import ask_agent  # noqa: PLC0415 - the agent's extra may be missing
 
     if (said := ask_agent(path)) is None:
-        detail = f"nobody answers at {path}; its log says why: condor_config_val VMJOBS_AGENT_LOG"
+        detail = f"no agent answers at {path}; see its log: condor_config_val VMJOBS_AGENT_LOG"
         yield Finding("agent", False, detail, "running VMs here", Role.NODE)
         return
     works = [found.kind for found in said.hypervisors if found.works]
@@ -170,7 +173,7 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Whether images of other formats than raw can be opened here: it is tried."""
+    """Check, by a test run, the sandbox that opens images of other formats than raw."""
     from images import sandbox  # noqa: PLC0415 - not every role has images
 
     try:
@@ -182,11 +185,11 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _isolation(settings: Config) -> Iterator[Finding]:
-    """A sandbox for machines, and what puts QEMU into it."""
-    preferred = settings.isolation == "preferred"  # then it does without
+    """Check the sandbox of VMs, and the program that starts QEMU in it."""
+    preferred = settings.isolation == "preferred"  # then VMs also run without a sandbox
     fault = isolation.fault()
     detail = f"{fault}: {isolation.HINT}" if fault else isolation.ISOLATION
-    use = "machines that reach nothing of this node"
+    use = "VMs isolated from this node"
     yield Finding("isolation", not fault, detail, use, None if preferred else Role.NODE)
     path = confined.find()
     yield Finding(
@@ -198,18 +201,18 @@ def _isolation(settings: Config) -> Iterator[Finding]:
 
 
 def _networks() -> Iterator[Finding]:
-    """What machines' networks need."""
+    """Check what the networks of VMs need."""
     for name, fault, use in (
-        ("network", guest_network.fault(), "machines with a network"),
-        ("network outbound", guest_network.outside_fault(), "machines with a way outside"),
+        ("network", guest_network.fault(), "VMs with a network"),
+        ("network outbound", guest_network.outside_fault(), "VMs with outbound network"),
     ):
-        yield Finding(name, not fault, fault or "there is what it takes", use, Role.NODE)
+        yield Finding(name, not fault, fault or "everything needed is installed", use, Role.NODE)
 
 
 def _clusters(settings: Config) -> Iterator[Finding]:
-    """Settings for virtual clusters of which a part is missing."""
+    """Check that the settings for virtual clusters are complete."""
     for faults, use in (
-        (_faults_of_offer(settings), "machines of clusters here"),
+        (_faults_of_offer(settings), "cluster VMs here"),
         (_faults_of_pools(settings), "serving clusters"),
     ):
         yield from (Finding("settings", False, fault, use) for fault in faults)
@@ -222,21 +225,21 @@ def _faults_of_offer(settings: Config) -> Iterator[str]:
         yield f"cluster_disk is {settings.cluster_disk}, but cluster_cpus and cluster_memory are 0"
     elif given and 0 in offer.values():
         (missing,) = (name for name, value in offer.items() if not value)
-        yield f"{given[0]}, but {missing} is 0: no machine finds room here; set both"
+        yield f"{given[0]}, but {missing} is 0: no cluster VM fits here; set both"
     if settings.cluster_memory and settings.agent_token_file is None:
-        yield "cluster_memory is set, but agent_token_file is not: the agent asks for no machines"
+        yield "cluster_memory is set, but agent_token_file is not: the agent gets no cluster VMs"
 
 
 def _faults_of_pools(settings: Config) -> Iterator[str]:
     folder = settings.pool_key_dir
     if settings.pools and folder is None:
-        yield "pools is set, but pool_key_dir is not: machines get no tokens from this service"
+        yield "pools is set, but pool_key_dir is not: VMs get no tokens from this service"
     elif folder is not None and not settings.pools:
         yield "pool_key_dir is set, but pools is not: no cluster can be declared"
     elif folder is not None:
         for name in settings.pools:
             if not (folder / name).is_file():
-                yield f"the pool {name} has no key: there is no file {folder / name}"
+                yield f"the pool {name} has no key: the file {folder / name} does not exist"
 
 
 def _hypervisors(settings: Config) -> Iterator[Finding]:
@@ -251,7 +254,7 @@ def _hypervisors(settings: Config) -> Iterator[Finding]:
 def _api(settings: Config) -> Iterator[Finding]:
     if not settings.token_file.exists():
         return
-    from vmjobs.client import Client  # noqa: PLC0415 - only here is the network used
+    from vmjobs.client import Client  # noqa: PLC0415 - slow import, network only
 
     try:
         health = Client(settings.api_url, read_token(settings.token_file)).health()

@@ -1,4 +1,4 @@
-"""What `vmjobs doctor` says of HTCondor's configuration, for unchanged jobs in machines."""
+"""Checks of `vmjobs doctor` on HTCondor's configuration for transparent jobs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vmjobs import subprocess
 from vmjobs.cli.finding import Finding, Role
 from vmjobs.errors import VMJobsError
 
-#: Seconds for a question to condor_config_val.
+#: Timeout of condor_config_val in seconds.
 ASK_SECONDS = 20.0
 
 
-#: What misses it if the settings of a daemon lack something.
+#: What does not work if the settings of a daemon are incomplete.
 _USES = {
     Role.NODE: "jobs of HTCondor in VMs here",
     Role.SCHEDD: "jobs of HTCondor in VMs from here",
@@ -28,21 +28,21 @@ _USES = {
 }
 
 
-#: Settings of a node, what they have to have, and what comes of it where they have not.
+#: Settings of a node, the pattern that each must match, and the consequence if it does not.
 _NODE_SETTINGS = (
-    ("RANK", r"\S", "is not set: jobs that come back to this node are driven out by the next one"),
+    ("RANK", r"\S", "is not set: the next job preempts jobs that come back to this node"),
     (
         "MEMORY_USAGE_METRIC",
         names.VM_MEMORY_BYTES,
-        f"has no {names.VM_MEMORY_BYTES}: MemoryUsage is that of a process beside the VM",
+        f"has no {names.VM_MEMORY_BYTES}: MemoryUsage does not count the VM's memory",
     ),
 )
 
 
 def findings_of_condor() -> Iterator[Finding]:
-    """Of each daemon of HTCondor here what its settings lack, or that they lack nothing.
+    """Check the settings of each HTCondor daemon of this host.
 
-    Nothing where HTCondor is not.
+    Yield nothing if HTCondor is not installed.
     """
     tool = shutil.which("condor_config_val")
     if tool is None:
@@ -68,7 +68,7 @@ def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
     elif not transforms & {"VMJOBSROUTE", "VMJOBSLEAVES"}:
         yield (
             "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node; copy "
-            "condor/config/schedd.conf into config.d, or condor/config/submit.conf where all of them "
+            "condor/config/schedd.conf into config.d, or condor/config/submit.conf if all of them "
             "leave by Condor-C"
         )
 
@@ -85,21 +85,21 @@ def _faults_of_policy(transform: str) -> Iterator[str]:
 def _faults_of_negotiator(tool: str) -> Iterator[str]:
     if names.JOB_RANK not in _value(tool, "NEGOTIATOR_PRE_JOB_RANK"):
         yield (
-            f"NEGOTIATOR_PRE_JOB_RANK has no {names.JOB_RANK}: jobs go to the fullest node, wherever "
-            "their image is, and back to one that they were lost on; copy condor/config/negotiator.conf"
+            f"NEGOTIATOR_PRE_JOB_RANK has no {names.JOB_RANK}: jobs go to the fullest node, even if it "
+            "lacks their image or lost them before; copy condor/config/negotiator.conf"
         )
 
 
 def _faults_of_router(tool: str, daemons: set[str]) -> Iterator[str]:
-    """Of a schedd that leaves jobs to its job router (condor/config/submit-router.conf)."""
+    """Check a schedd that uses the job router (condor/config/submit-router.conf)."""
     if "JOB_ROUTER" not in daemons:
-        yield "DAEMON_LIST has no JOB_ROUTER: jobs with +VMJobImage wait here for ever"
+        yield "DAEMON_LIST has no JOB_ROUTER: jobs with +VMJobImage stay idle here"
     if "VMJOBS" not in _words(tool, "JOB_ROUTER_ROUTE_NAMES"):
-        yield "JOB_ROUTER_ROUTE_NAMES has no VMJobs: jobs with +VMJobImage wait here for ever"
+        yield "JOB_ROUTER_ROUTE_NAMES has no VMJobs: jobs with +VMJobImage stay idle here"
     if not re.fullmatch(r"condor +[^ ]+ +[^ ]+", _value(tool, "VMJOBS_ROUTE")):
-        yield "VMJOBS_ROUTE is no 'condor SCHEDD COLLECTOR': the job router has nowhere to send jobs"
+        yield "VMJOBS_ROUTE is not 'condor SCHEDD COLLECTOR': the job router cannot send jobs"
     if _value(tool, "JOB_ROUTER_RELEASE_ON_HOLD").upper() not in ("FALSE", "F", "NO", "0"):
-        yield "JOB_ROUTER_RELEASE_ON_HOLD is not FALSE: jobs that are held are sent again and again"
+        yield "JOB_ROUTER_RELEASE_ON_HOLD is not FALSE: held jobs are sent again and again"
 
 
 def _faults_of_node(tool: str) -> Iterator[str]:
@@ -112,8 +112,8 @@ def _faults_of_node(tool: str) -> Iterator[str]:
         )
     if not re.search(rf"\b{names.POLICY} *=[?]= *{names.POLICY_NOW}\b", _value(tool, "START")):
         yield (
-            f"START has no {names.POLICY} =?= {names.POLICY_NOW}: jobs come here from schedds that do "
-            "not know what to do when a VM fails; copy condor/config/node.conf"
+            f"START has no {names.POLICY} =?= {names.POLICY_NOW}: this node accepts jobs of schedds "
+            "that cannot handle a failed VM; copy condor/config/node.conf"
         )
     for name, wanted, why in _NODE_SETTINGS:
         if not re.search(wanted, _value(tool, name)):
@@ -134,12 +134,12 @@ def _faults_of_node(tool: str) -> Iterator[str]:
 
 
 def _missing_beside(wrapper: Path) -> Iterator[str]:
-    """What the job wrapper and the cron need, and is not there."""
+    """Yield a fault for each missing file that the job wrapper and the cron job need."""
     for name in ("exec-unchanged", "python3", "modules/condor"):
         if not (file := wrapper.parent / name).exists():
-            yield f"{file} is not there: no job gets a VM; install it"
+            yield f"{file} does not exist: no job gets a VM; install it"
     if not (settings := wrapper.with_name("ssh-to-job.sshd")).is_file():
-        yield f"{settings} is not there: condor_ssh_to_job leads into no VM; install it"
+        yield f"{settings} does not exist: condor_ssh_to_job cannot enter VMs; install it"
 
 
 def _is_script(path: str) -> bool:

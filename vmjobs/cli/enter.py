@@ -1,4 +1,4 @@
-"""``vmjobs enter``: what brings ``condor_ssh_to_job`` into a job's machine."""
+"""``vmjobs enter``: connects ``condor_ssh_to_job`` to a job's VM."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from vmjobs.cli.support import config
 
 @click.command()
 def enter() -> None:
-    """Open a shell in the machine of the HTCondor job that this belongs to.
+    """Open a shell in the VM of the HTCondor job that this process belongs to.
 
-    This runs on the execute node, below the job's starter: where `condor_ssh_to_job` brings you. With
-    SSH_ORIGINAL_COMMAND in the environment, as an SSH server sets it, that is run instead, and its exit
-    status is this command's. `vmjobs-console [--offset N] [-f]` is no command of the machine: it shows
-    the machine's console.
+    It runs on the execute node, below the job's starter, where `condor_ssh_to_job` starts it. If an SSH
+    server has set SSH_ORIGINAL_COMMAND, that command runs instead, and its status is the exit status.
+    `vmjobs-console [--offset N] [-f]` does not run in the VM: it prints the VM's console.
     """
     from vmjobs import enter as ways  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""``vmjobs exec``: what HTCondor's starter runs on the execute node."""
+"""``vmjobs exec``: the program that HTCondor's starter runs on the execute node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def exec_job(job: str, token_file: Path) -> None:
     """Run one job through this node's agent and exit with its script's status.
 
-    Inside of an HTCondor job, progress goes into the job ad as ChirpVM* attributes.
+    Inside an HTCondor job, progress goes into the job ad as ChirpVM* attributes.
     """
     from condor import names, outcomes, scratch  # noqa: PLC0415
     from condor.chirp import ChirpReporter  # noqa: PLC0415
@@ -45,21 +45,21 @@ def exec_job(job: str, token_file: Path) -> None:
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
         nonlocal said
         words = f"{message.node} {message.report.state}: {message.report.reason.message}"
-        if words != said:  # else it tells what was used meanwhile
+        if words != said:  # else the message only updates resource usage
             log.info("%s", words)
         said = words
         tell(reporter, message.model_dump(mode="json", exclude_none=True))
 
     def on_leave() -> None:
-        # Of its starts this one is no try.
+        # This start does not count as an attempt.
         reporter.publish_later(outcomes.vacated(scratch.times_vacated(names.JOB_AD)))
 
     token = read_token(token_file)
     try:
         sys.exit(run_job(settings.socket, job, token, on_progress, on_leave=on_leave))
     except (Unavailable, Failed) as error:
-        # Every exit status may be a script's. Only an end by a signal tells HTCondor that the job
-        # is to go back to the queue (on_exit_remove in condor/submit.py).
+        # A script may exit with any status, so only a death by signal makes HTCondor requeue the job
+        # (on_exit_remove in condor/submit.py).
         log.error("%s; the job has to run elsewhere", error.message)
         reporter.publish_later(outcomes.elsewhere(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)

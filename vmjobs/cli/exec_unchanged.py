@@ -1,4 +1,4 @@
-"""``vmjobs exec-unchanged``: what the job wrapper of an earlier release starts."""
+"""``vmjobs exec-unchanged``: the command that job wrappers of earlier releases start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 @click.option("--environment", required=True, help="File with the job's variables.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_unchanged(environment: str, command: tuple[str, ...]) -> None:
-    """Run an HTCondor job as it is; /usr/libexec/vmjobs/exec-unchanged does, in a tenth of the time."""
+    """Run a transparent job; /usr/libexec/vmjobs/exec-unchanged is ten times as fast."""
     from condor.exec_unchanged import main  # noqa: PLC0415 - only the execute node needs it
 
     main(environment, command)

@@ -1,4 +1,4 @@
-"""What `vmjobs doctor` looked at."""
+"""Findings of `vmjobs doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a host is to unchanged jobs of HTCondor's."""
+    """The role of a host for transparent jobs."""
 
     NODE = "node"
     SCHEDD = "schedd"
@@ -16,8 +16,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. ``needed_for`` says who misses it if it does not work. role: what cannot do
-    without it.
+    """The result of one check.
+
+    needed_for: what does not work without it. role: the role that requires it; None: optional.
     """
 
     what: str

@@ -51,7 +51,7 @@ _PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
 
 @contextmanager
 def _bar(total: int | None) -> Iterator[Callable[[int], object]]:
-    """Shows how many bytes of so many are done."""
+    """Show a progress bar; yield a function that advances it by a number of bytes."""
     with byte_bars() as shown:
         task = shown.add_task("copying", total=total)
         yield lambda done: shown.advance(task, done)
@@ -64,13 +64,13 @@ def _bar(total: int | None) -> Iterator[Callable[[int], object]]:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @gateway_options
 @click.option(
-    "--no-images", is_flag=True, help="Leave the images out: they must be where it is restored."
+    "--no-images", is_flag=True, help="Leave out the images: they must exist where it is restored."
 )
 def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool) -> None:
-    """Copy the whole gateway into FILE: disks, keys, images, and what was declared.
+    """Copy the whole gateway into FILE: disks, keys, images, and the declaration.
 
-    Its machines may run: their services' data is frozen, all machines stand still while their disks are
-    copied, and then go on. FILE is there once it is whole; it has the gateway's keys, so keep it safe.
+    Its machines may run: the data of their services is frozen, and all machines are paused while their
+    disks are copied. FILE appears once it is complete. It has the gateway's keys, so keep it safe.
     """
     place = place_of(name, state_dir)
     installed = place.installed()
@@ -109,7 +109,7 @@ def _size(file: Path) -> str:
 
 
 def _image_parts(installed: Installed) -> dict[str, Path]:
-    """The contents of the machines' images, each once, by their names in a backup."""
+    """Return the contents of all images, each once, by their names in a backup."""
     store = images()
     parts = {p.digest for d in installed.images.values() for p in store.manifest(d).parts()}
     return {f"contents/{p.removeprefix('tree:')}": store.content_path(p) for p in sorted(parts)}
@@ -117,24 +117,24 @@ def _image_parts(installed: Installed) -> dict[str, Path]:
 
 @contextmanager
 def _still(place: GatewayPlace) -> Iterator[list[str]]:
-    """Nothing of the gateway changes for as long as the context lasts; whose data was frozen for that.
+    """Prevent changes of the gateway's disks; yield the VMs whose data is frozen.
 
     Raises:
-        Conflict: it did change.
+        Conflict: a disk may have changed.
     """
     if at_rest(place):
         try:
             with place.alone():
                 yield []
                 return
-        except Conflict:  # a supervisor, with no machine to look after, or not yet
+        except Conflict:  # a supervisor runs that has no VM, or none yet
             pass
     with supervised(place) as control:
         before = control.ask("freeze")
         deaf = [name for name in before["paused"] if name not in before["frozen"]]
         if deaf:
             echo(
-                f"{', '.join(deaf)}: did not freeze its data, and is copied as after a power cut",
+                f"{', '.join(deaf)}: did not freeze its data; the copy is as after a power cut",
                 err=True,
             )
         yield [str(name) for name in before["frozen"]]
@@ -142,11 +142,11 @@ def _still(place: GatewayPlace) -> Iterator[list[str]]:
             after = control.ask("thaw")
         except Unavailable as error:
             raise Conflict(
-                "the supervisor went away while disks were copied, which may have changed",
+                "the supervisor ended while disks were copied; they may have changed",
                 hint="vmjobs gateway boot, then back up again",
             ) from error
     if after["faults"]:
-        echo(f"not every machine goes on: {'; '.join(after['faults'])}", err=True)
+        echo(f"not every machine was resumed: {'; '.join(after['faults'])}", err=True)
     if before["incarnations"] != after["incarnations"]:
         raise Conflict("a machine started while its disks were copied", hint="back up again")
 
@@ -156,18 +156,18 @@ def _still(place: GatewayPlace) -> Iterator[list[str]]:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--name", metavar="NAME", help="What the gateway is to be called here.")
+@click.option("--name", metavar="NAME", help="The gateway's name here.")
 @click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to keep it.")
 def restore(file: Path, name: str | None, state_dir: Path | None) -> None:
-    """Have the gateway of a backup's FILE here, stopped. One that is here already is never touched.
+    """Restore the gateway in FILE, stopped. An existing gateway is never touched.
 
-    Every byte is compared with what was written before anything has its name.
+    Every byte is verified before the gateway appears under its name.
     """
     if name is not None:
         _check_name(name)
     with file.open("rb") as source, _bar(file.stat().st_size) as count:
         counted = _Counted(source, count)
-        entries = contents(counted)  # type: ignore[arg-type]  # all that is read of it
+        entries = contents(counted)  # type: ignore[arg-type]  # it only reads
         installed = _installed(next(entries, None), name)
         place = state_dir or all_gateways() / installed.gateway.name
         with _arriving(place.absolute()) as folder:
@@ -187,13 +187,13 @@ def _check_name(name: str) -> None:
 
 @dataclass
 class _Counted:
-    """A file that says how much of it was read."""
+    """A file that reports how many bytes are read."""
 
     source: IO[bytes]
     count: Callable[[int], object]
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """Read the next bytes."""
         data = self.source.read(size)
         self.count(len(data))
         return data
@@ -201,7 +201,7 @@ class _Counted:
 
 def _installed(first: Content | None, name: str | None) -> Installed:
     if first is None or first.name != _FIRST:
-        raise InvalidRequest("this is no backup of a gateway")
+        raise InvalidRequest("the file is not a backup of a gateway")
     try:
         found = Installed.model_validate_json(first.small())
     except ValidationError as error:
@@ -215,10 +215,10 @@ def _installed(first: Content | None, name: str | None) -> Installed:
 
 @contextmanager
 def _arriving(place: Path) -> Iterator[Path]:
-    """A directory that gets its name when it is whole.
+    """Yield a temporary directory; rename it to ``place`` once it is complete.
 
     Raises:
-        Conflict: there is something of that name.
+        Conflict: ``place`` exists.
     """
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = place.with_name(f".{place.name}.restoring")
@@ -228,8 +228,8 @@ def _arriving(place: Path) -> Iterator[Path]:
         except BlockingIOError as error:
             raise Conflict(f"{place} is being restored already") from error
         if place.exists():
-            raise Conflict(f"there is {place} already", hint="--name NAME gives it another name")
-        if folder.exists():  # of one that was killed
+            raise Conflict(f"{place} exists already", hint="--name NAME gives it another name")
+        if folder.exists():  # of a restore that was killed
             shutil.rmtree(folder)
         folder.mkdir(mode=0o700)
         try:
@@ -244,7 +244,7 @@ def _arriving(place: Path) -> Iterator[Path]:
 
 @dataclass
 class _Arrived:
-    """What has come of a backup, in a directory that has no name yet."""
+    """The entries of a backup restored so far, in a temporary directory."""
 
     folder: Path
     installed: Installed
@@ -253,7 +253,7 @@ class _Arrived:
     _disks: list[tuple[str, str]] = field(default_factory=list)
 
     def take(self, content: Content) -> None:
-        """Put a file where it belongs; whatever is not expected is refused."""
+        """Store an entry of the backup; refuse unexpected names."""
         name = content.name
         if found := _SECRET.fullmatch(name):
             self._place.keep_secrets({found[1]: content.small()})
@@ -266,10 +266,10 @@ class _Arrived:
             if found[3] == "data":
                 self._disks.append((found[1], found[2]))
         else:
-            raise InvalidRequest(f"the backup has {name!r}, which is no part of a gateway")
+            raise InvalidRequest(f"the backup has {name!r}, which is not part of a gateway")
 
     def finish(self) -> None:
-        """All has come, and is what was written: images into the store, disks to their machines."""
+        """Move images into the store and disks to their VMs, after verification."""
         self._keep_images()
         for machine in self.installed.gateway.machines:
             if machine.name in self.installed.images:
@@ -304,5 +304,5 @@ class _Arrived:
         for digest, data in self._manifests.items():
             store.put_manifest(ImageManifest.parse(data, digest))
         for machine, digest in self.installed.images.items():
-            store.manifest(digest)  # or it is not here
+            store.manifest(digest)  # raises if the image is missing
             name_image(self.installed, machine)

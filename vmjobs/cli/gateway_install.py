@@ -31,7 +31,7 @@ file_argument = click.argument("file", type=click.Path(dir_okay=False, allow_das
 
 
 def checked(file: str, place: Path | None) -> tuple[GatewayDeclaration, GatewayPlace]:
-    """The gateway that ``file`` declares, and where it is kept.
+    """Return the gateway that ``file`` declares, and its directory.
 
     Raises:
         InvalidSpec: with all faults, as FILE:LINE:COLUMN.
@@ -46,7 +46,7 @@ def checked(file: str, place: Path | None) -> tuple[GatewayDeclaration, GatewayP
 
 
 def _unfit(declaration: GatewayDeclaration, place: GatewayPlace) -> Iterator[Finding]:
-    """What this computer cannot do of what is declared."""
+    """Yield findings about declared values that this host cannot provide."""
     machines = declaration.spec.machines
     try:
         kit().secrets(declaration.spec)
@@ -73,7 +73,7 @@ def _too_much(
     if wanted <= available:
         return
     largest = max(machines, key=lambda machine: int(getattr(machine, what)))
-    message = f"all machines want {wanted} MiB; this computer has {available} MiB of {where}"
+    message = f"all machines need {wanted} MiB; this host has {available} MiB of {where}"
     yield declaration.finding(Fault(f"machines.{largest.name}.{what}", "too_large", message))
 
 
@@ -85,9 +85,9 @@ def _existing(path: Path) -> Path:
 @file_argument
 @click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
 def validate(file: str, state_dir: Path | None) -> None:
-    """Say what is wrong with the gateway that FILE declares. Nothing is changed.
+    """Check the gateway that FILE declares. Nothing is changed.
 
-    All faults come at once, as FILE:LINE:COLUMN, and so does what is too large for this computer.
+    All faults are reported at once, as FILE:LINE:COLUMN, also values too large for this host.
     """
     declaration, _ = checked(file, state_dir)
     spec = declaration.spec
@@ -95,7 +95,7 @@ def validate(file: str, state_dir: Path | None) -> None:
     disk = sum(machine.disk for machine in spec.machines)
     echo(
         f"{declaration.file}: {spec.name}: valid; {len(spec.machines)} machines, "
-        f"{memory} MiB of memory, {disk} MiB of disk as far as it fills"
+        f"{memory} MiB of memory, up to {disk} MiB of disk"
     )
 
 
@@ -103,14 +103,12 @@ def validate(file: str, state_dir: Path | None) -> None:
 @file_argument
 @click.argument("machines", nargs=-1)
 @click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
-@click.option(
-    "--upgrade", is_flag=True, help="Have the images as they are now; services keep their data."
-)
+@click.option("--upgrade", is_flag=True, help="Switch to the current images; services keep their data.")
 @click.option(
     "--remove",
     metavar="MACHINE",
     multiple=True,
-    help="Remove a machine that FILE declares no more, with all that it kept.",
+    help="Remove a machine that FILE no longer declares, with its data.",
 )
 @click.option("--boot-test/--no-boot-test", default=True, help="Boot images that are built.")
 def install(
@@ -121,10 +119,10 @@ def install(
     remove: tuple[str, ...],
     boot_test: bool,
 ) -> None:
-    """Have the images, disks and keys of the gateway that FILE declares: of all its MACHINES, or some.
+    """Make images, disks and keys for all or some MACHINES of the gateway in FILE.
 
-    Images that are not here are built. Installing again changes what is declared differently, for the
-    next boot of its machines; it keeps disks, keys, and the images that machines were installed with.
+    Missing images are built. Installing again applies a changed declaration at the next boot of its
+    machines; it keeps disks, keys, and the images that machines were installed with.
     """
     declaration, place = checked(file, state_dir)
     spec = declaration.spec
@@ -155,10 +153,10 @@ def install(
 def _undeclared(
     declaration: GatewayDeclaration, place: GatewayPlace, remove: Sequence[str]
 ) -> list[str]:
-    """The machines that are to be removed: those that are kept here and not declared any more.
+    """Return the VMs to remove: those that exist here and are no longer declared.
 
     Raises:
-        InvalidRequest: one that is to be removed is declared. Conflict: one is not to be removed.
+        InvalidRequest: a VM in ``remove`` is declared. Conflict: an undeclared VM is not in ``remove``.
     """
     declared = {machine.name for machine in declaration.spec.machines}
     if both := sorted(declared & set(remove)):
@@ -173,7 +171,7 @@ def _undeclared(
 
 
 def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: bool) -> str:
-    """The digest of a machine's image, which is built where it is not here."""
+    """Return the digest of a VM's image; build the image if it is missing."""
     store = images()
     if machine.image is not None:
         with suppress(NotFound):
@@ -185,7 +183,7 @@ def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: 
 
     wanted = machine.recipe or (machine.image or "").partition(":")[0]
     if machine.recipe is None and wanted not in recipes.names():
-        message = f"there is no image {machine.image}, and no recipe of that name"
+        message = f"found neither an image nor a recipe of the name {machine.image}"
         refuse([declaration.finding(Fault(f"machines.{machine.name}.image", "not_found", message))])
     if machine.recipe is not None and "/" not in wanted and declaration.file != "<stdin>":
         beside = Path(declaration.file).parent / wanted
@@ -212,7 +210,7 @@ def _keep(
     before: Installed | None,
     gone: Sequence[str],
 ) -> None:
-    """Make what is not there; ``gateway.json`` last, so that what is installed is whole."""
+    """Make missing files; ``gateway.json`` last: it marks a complete installation."""
     spec = declaration.spec
     place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.directory.chmod(0o700)
@@ -228,7 +226,7 @@ def _keep(
         place.keep_secrets({name: data for name, data in made.items() if name not in there})
         for machine in _installed(installed, spec.machines):
             if before is not None and before.images.get(machine.name) != digests[machine.name]:
-                # An overlay is of use on the image alone that it was made for.
+                # An overlay is valid only on the image that it was made for.
                 kept_disks.forget_root(place.disks(machine.name))
             place.prepare(installed, machine)
             name_image(installed, machine.name)

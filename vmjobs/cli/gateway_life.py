@@ -32,7 +32,7 @@ from vmjobs.gateway.control import Control
 from vmjobs.gateway.place import DRAIN_SECONDS
 from vmjobs.gateway.share import Condition
 
-#: Failures in a row after which ``boot`` gives up waiting; the supervisor goes on trying.
+#: Failures in a row after which ``boot`` stops waiting; the supervisor keeps trying.
 MANY_FAILURES = 3
 
 _Machines = dict[str, dict[str, Any]]
@@ -45,10 +45,10 @@ _Machines = dict[str, dict[str, Any]]
     "--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds to wait."
 )
 def boot(machines: tuple[str, ...], name: str | None, state_dir: Path | None, timeout: int) -> None:
-    """Have MACHINES run, or all of them, and wait until their services answer.
+    """Start MACHINES, or all of them, and wait until their services answer.
 
-    What runs already is left alone. A supervisor is started in the background if there is none; it
-    starts machines again that end.
+    Running machines are left alone. If no supervisor runs, one is started in the background; it
+    restarts machines that end.
     """
     place = place_of(name, state_dir)
     wanted = chosen(place.installed(), machines)
@@ -63,7 +63,8 @@ def boot(machines: tuple[str, ...], name: str | None, state_dir: Path | None, ti
     if left:
         listing = "; ".join(f"{name} is {m['state']}: {m['message']}".rstrip(": ") for name, m in left)
         raise HypervisorError(
-            f"not up: {listing}", hint=f"the supervisor goes on; vmjobs gateway console {left[0][0]}"
+            f"not up: {listing}",
+            hint=f"the supervisor keeps trying; vmjobs gateway console {left[0][0]}",
         )
 
 
@@ -71,7 +72,7 @@ def boot(machines: tuple[str, ...], name: str | None, state_dir: Path | None, ti
 @click.argument("machines", nargs=-1)
 @gateway_options
 def stop(machines: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
-    """Shut MACHINES down, or all of them. What they keep stays."""
+    """Shut MACHINES down, or all of them. They keep their data."""
     place = place_of(name, state_dir)
     wanted = chosen(place.installed(), machines)
     with supervised(place) as control:
@@ -84,7 +85,7 @@ def stop(machines: tuple[str, ...], name: str | None, state_dir: Path | None) ->
 
 
 def _leave_if_idle(control: Control) -> None:
-    """Let a supervisor in the background go with the last machine."""
+    """Stop a background supervisor if no VM runs or is wanted."""
     machines = control.ask("show")["machines"].values()
     if any(machine["state"] != Condition.STOPPED or machine["wanted"] for machine in machines):
         return
@@ -102,7 +103,7 @@ def _wait(
     done: Callable[[dict[str, Any]], bool],
     hopeless: Callable[[dict[str, Any]], bool] = lambda _machine: False,
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Wait, and say what happens; those that did not get there."""
+    """Wait until all VMs are ``done``; print state changes; return the other VMs."""
     terminal = Console(stderr=True)
     last: dict[str, str] = {}
     machines: _Machines = {}
@@ -124,10 +125,10 @@ def _wait(
 @gateway_options
 @click.option("--background", is_flag=True, hidden=True, help="As `boot` starts it.")
 def run(name: str | None, state_dir: Path | None, background: bool) -> None:
-    """Look after the gateway's machines until a signal ends it: what a service manager runs.
+    """Supervise the gateway's machines until a signal stops it; for a service manager.
 
-    Machines that are to run are started, and started again when they end. They do not end with this
-    process: the next one takes them over.
+    The supervisor starts wanted machines, and restarts those that end. They keep running when it stops:
+    the next supervisor takes them over.
     """
     from vmjobs.gateway.supervisor import Supervisor  # noqa: PLC0415
 
@@ -149,7 +150,7 @@ def run(name: str | None, state_dir: Path | None, background: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bool) -> None:
-    """Have the gateway gone: its machines, and everything that they and it kept."""
+    """Delete the gateway: its machines and all data."""
     place = place_of(name, state_dir)
     installed = place.installed()
     if not yes:
@@ -165,4 +166,4 @@ def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bo
             forget_image(installed, machine)
         (place.directory / "gateway.json").unlink()
         shutil.rmtree(place.directory)
-    echo(f"{installed.gateway.name} is gone")
+    echo(f"{installed.gateway.name} is deleted")

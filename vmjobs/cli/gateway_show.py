@@ -18,7 +18,7 @@ from vmjobs.gateway.place import GatewayPlace, Installed
 from vmjobs.gateway.share import condition_of
 from vmjobs.terminal import guest_output
 
-#: How often a console is looked at that is followed, in seconds: files tell nobody that they grow.
+#: Seconds between two reads of a followed console file.
 TICK = 0.2
 
 
@@ -76,7 +76,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
 
 
 def _states(place: GatewayPlace, installed: Installed) -> tuple[dict[str, dict[str, Any]], bool]:
-    """How the machines are, and whether a supervisor says so."""
+    """Return the state of each VM by name, and whether it comes from a supervisor."""
     try:
         with Control(place.control) as control:
             return control.ask("show")["machines"], True
@@ -101,16 +101,16 @@ def _states(place: GatewayPlace, installed: Installed) -> tuple[dict[str, dict[s
 
 
 def _used(place: GatewayPlace, machine: str) -> int:
-    """Bytes that a machine's disks take."""
+    """Return the bytes that a VM's disks take on this host."""
     return sum(path.stat().st_blocks * 512 for path in place.disks(machine).glob("*"))
 
 
 @click.command()
 @click.argument("machine")
 @gateway_options
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the console until interrupted.")
 def console(machine: str, name: str | None, state_dir: Path | None, follow: bool) -> None:
-    """Print what MACHINE's kernel and services said since it booted last."""
+    """Print the console of MACHINE since its last boot."""
     place = place_of(name, state_dir)
     chosen(place.installed(), [machine])
     path = place.console(machine)
@@ -121,7 +121,7 @@ def console(machine: str, name: str | None, state_dir: Path | None, follow: bool
     while True:
         with path.open("rb") as file:
             if path.stat().st_size < offset:
-                offset = 0  # it was emptied, as it had grown too large
+                offset = 0  # the file was truncated at its size limit
             file.seek(offset)
             data = file.read()
         offset += len(data)

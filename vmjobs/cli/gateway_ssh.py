@@ -1,4 +1,4 @@
-"""``vmjobs gateway ssh``: OpenSSH's own program, by way of the gateway's supervisor."""
+"""``vmjobs gateway ssh``: runs OpenSSH's ssh over the gateway's supervisor."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vmjobs.gateway.place import GatewayPlace
 def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
     """Log in to MACHINE as root, or run COMMAND in it and exit with its status.
 
-    `-t ui -- su - physicist` is a shell of those who use the gateway. ssh is OpenSSH's; its options go
-    before MACHINE. No port is open for it.
+    `-t ui -- su - physicist` opens a shell of the gateway's users. ssh is OpenSSH's; its options go
+    before MACHINE. It needs no open port.
     """
     options, machine, command = split(words)
     place = place_of(name, state_dir)
     chosen(place.installed(), [machine])
-    Control(place.control).close()  # what cannot work at all is told before ssh would
+    Control(place.control).close()  # reports a missing supervisor before ssh does
     with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as folder:
         make_key(Path(folder))
         connect = ["gateway", "connect", str(place.directory), machine, folder]
@@ -44,7 +44,7 @@ def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> Non
 @click.argument("machine")
 @click.argument("folder", type=click.Path(path_type=Path))
 def connect(directory: Path, machine: str, folder: Path) -> None:
-    """Hand ssh, which runs this, a connection to the machine's SSH server."""
+    """Pass ssh, which runs this command, a connection to the VM's SSH server."""
     public = (folder / KEY).with_suffix(".pub").read_text("ascii").strip()
     with Control(GatewayPlace(directory).control) as control:
         host_key, connection = control.log_in(machine, public)

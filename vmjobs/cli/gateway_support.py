@@ -1,4 +1,4 @@
-"""What the commands about gateways share: which gateway is meant, its supervisor, its state."""
+"""Helpers of the gateway commands: finding the gateway, its supervisor, its state."""
 
 from __future__ import annotations
 
@@ -32,54 +32,56 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Seconds in which a supervisor must be ready; it probes the hypervisor first.
 READY_SECONDS = 90.0
-#: Seconds that a supervisor may take to leave its machines.
+#: Seconds that a supervisor may take to exit.
 LEAVE_SECONDS = 30.0
 READY = b"ready\n"
-#: Seconds between two looks for a supervisor that another has begun to start.
+#: Seconds between two connection attempts while another process starts the supervisor.
 TICK = 0.2
 
 
 def gateway_options(command: _F) -> _F:
-    """Which gateway is meant."""
-    named = click.option("--gateway", "name", metavar="NAME", help="Which, where there are several.")
+    """Add the options that select a gateway."""
+    named = click.option("--gateway", "name", metavar="NAME", help="Needed if there are several.")
     placed = click.option(
         "--state-dir",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Where it is kept, if not with the others.",
+        help="Directory of the gateway, if not the default.",
     )
     return named(placed(command))
 
 
 def all_gateways() -> Path:
-    """Where gateways are kept that have no place of their own."""
+    """Return the default directory for gateways."""
     return config().state_dir / "gateways"
 
 
 def place_of(name: str | None, state_dir: Path | None) -> GatewayPlace:
-    """The gateway that is meant: the only one, where nothing is said.
+    """Find the selected gateway; without a selection, the only one.
 
     Raises:
-        NotFound: there is none. InvalidRequest: there are several.
+        NotFound: there is no such gateway. InvalidRequest: there are several.
     """
     if state_dir is not None:
         return GatewayPlace(state_dir.absolute())
     there = sorted(path.parent.name for path in all_gateways().glob("*/gateway.json"))
     if name is None and len(there) > 1:
         listing = ", ".join(there)
-        raise InvalidRequest(f"there are several gateways: {listing}", hint="say --gateway NAME")
+        raise InvalidRequest(
+            f"there are several gateways: {listing}", hint="choose one: --gateway NAME"
+        )
     if name is None and not there:
         raise NotFound("no gateway is installed here", hint="vmjobs gateway install FILE")
     if name is not None and name not in there:
         listing = ", ".join(there) or "none"
-        raise NotFound(f"there is no gateway {name!r}", hint=f"gateways that are here: {listing}")
+        raise NotFound(f"there is no gateway {name!r}", hint=f"installed gateways: {listing}")
     return GatewayPlace(all_gateways() / (name or there[0]))
 
 
 def chosen(installed: Installed, names: Sequence[str]) -> list[str]:
-    """The machines that are meant: all, where none is named.
+    """Return the selected VMs of the gateway, in declared order; all if none is named.
 
     Raises:
-        NotFound: the gateway has no such machine.
+        NotFound: the gateway has no VM of that name.
     """
     known = [machine.name for machine in installed.gateway.machines]
     for name in names:
@@ -92,20 +94,20 @@ def chosen(installed: Installed, names: Sequence[str]) -> list[str]:
 
 
 def images() -> ImageStore:
-    """The local images."""
+    """Return the local image store."""
     from images.store import ImageStore  # noqa: PLC0415
 
     return ImageStore(config().images)
 
 
 def name_image(installed: Installed, machine: str) -> None:
-    """Name a machine's image as this gateway's, so that it stays when others of the name come."""
+    """Tag a VM's image for this gateway, so that it stays if other tags move."""
     digest = installed.images[machine]
     images().tag(*_image_name(installed, machine), digest)
 
 
 def forget_image(installed: Installed, machine: str) -> None:
-    """Have a machine's image stay no longer for this gateway's sake."""
+    """Remove this gateway's tag from a VM's image."""
     if machine in installed.images:
         images().untag(*_image_name(installed, machine))
 
@@ -116,14 +118,14 @@ def _image_name(installed: Installed, machine: str) -> tuple[str, str]:
 
 
 def kit() -> RoleKit:
-    """What machines run, by role."""
+    """Return the software of each role."""
     from condor.gateway import GatewayKit  # noqa: PLC0415
 
     return GatewayKit()
 
 
 def machine_parts(place: GatewayPlace) -> Callable[[GatewayShare, MachineFiles], MemberParts]:
-    """What the machines of a gateway are made with on this computer."""
+    """Return a factory for what the gateway's VMs need on this host."""
     from vmjobs.agent.members.journal import MemberJournal  # noqa: PLC0415
     from vmjobs.agent.members.parts import MemberParts, MemberSettings  # noqa: PLC0415
     from vmjobs.agent.members.telling import Reporter, Shipper  # noqa: PLC0415
@@ -133,7 +135,7 @@ def machine_parts(place: GatewayPlace) -> Callable[[GatewayShare, MachineFiles],
     settings = config()
     store = images()
     hypervisors = fleet(settings, store, settings.state_dir / "local" / "probes.json")
-    hypervisors.choose(KIND)  # what cannot work at all is told at once
+    hypervisors.choose(KIND)  # fails at once if the hypervisor does not work
 
     def make(share: GatewayShare, files: MachineFiles) -> MemberParts:
         reporter = Reporter(share)
@@ -156,10 +158,10 @@ def machine_parts(place: GatewayPlace) -> Callable[[GatewayShare, MachineFiles],
 
 
 def supervised(place: GatewayPlace) -> Control:
-    """A connection to the gateway's supervisor; one is started in the background if none runs.
+    """Connect to the gateway's supervisor; start one in the background if none runs.
 
     Raises:
-        NotFound: no gateway is installed there. HypervisorError: no supervisor comes up.
+        NotFound: no gateway is installed there. HypervisorError: the supervisor fails to start.
     """
     place.installed()
     deadline = time.monotonic() + READY_SECONDS
@@ -176,7 +178,7 @@ def supervised(place: GatewayPlace) -> Control:
 
 
 def _unattended(place: GatewayPlace) -> bool:
-    """Whether nobody is about to look after the gateway, or about to end."""
+    """Whether no supervisor runs, starts or stops."""
     try:
         with place.alone():
             return True
@@ -207,15 +209,15 @@ def _start(place: GatewayPlace) -> None:
         child.kill()
     child.wait()
     if not _unattended(place):
-        return  # another was faster
+        return  # another process was faster
     with place.log.open("rb") as log:
         log.seek(began)
-        why = log.read()[-1000:].decode("utf-8", "replace").strip() or "it said nothing"
-    raise HypervisorError(f"the gateway's supervisor does not come up: {why}")
+        why = log.read()[-1000:].decode("utf-8", "replace").strip() or "its log is empty"
+    raise HypervisorError(f"the gateway's supervisor does not start: {why}")
 
 
 def watched(control: Control, seconds: float) -> Iterator[dict[str, dict[str, Any]]]:
-    """The machines as they are, again at each change, for at most so many seconds."""
+    """Yield the state of the VMs, again at each change, for at most ``seconds``."""
     deadline, seen = time.monotonic() + seconds, -1
     while (left := deadline - time.monotonic()) > 0:
         answer = control.ask("show", seen=seen, wait=min(left, 10.0))
@@ -224,16 +226,16 @@ def watched(control: Control, seconds: float) -> Iterator[dict[str, dict[str, An
 
 
 def at_rest(place: GatewayPlace) -> bool:
-    """Whether no machine of the gateway runs, as far as is known without its supervisor."""
+    """Whether no VM of the gateway runs, by its records alone."""
     return not any(record.phase in ALIVE for record in place.records().values())
 
 
 @contextmanager
 def resting(place: GatewayPlace, what: str) -> Iterator[None]:
-    """Keep supervisors away from a gateway whose machines are all stopped.
+    """Lock out supervisors from a gateway whose VMs are all stopped.
 
     Raises:
-        Conflict: they are not; ``what`` cannot be done then.
+        Conflict: a VM runs. what: begins the message.
     """
     with place.alone(LEAVE_SECONDS):
         if not at_rest(place):

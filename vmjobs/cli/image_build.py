@@ -26,20 +26,22 @@ def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str)
 @click.argument("names", metavar="RECIPES...", nargs=-1, shell_complete=_complete)
 @click.option("--force", is_flag=True, help="Build anew even if nothing changed.")
 @click.option("--work-dir", type=click.Path(path_type=Path, file_okay=False), help="Scratch directory.")
-@click.option("--list", "and_list", is_flag=True, help="Show the recipes that there are, and end.")
-@click.option("--boot-test/--no-boot-test", default=True, help="Boot it before it gets its name.")
-@click.option("--repository", metavar="LINE", help="A site's packages: 'deb URL SUITE COMPONENT...'.")
+@click.option("--list", "and_list", is_flag=True, help="List the shipped recipes and exit.")
+@click.option(
+    "--boot-test/--no-boot-test", default=True, help="Boot the image before it gets its name."
+)
+@click.option("--repository", metavar="LINE", help="Site packages: 'deb URL SUITE COMPONENT...'.")
 @click.option(
     "--repository-key",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The key that signs the repository.",
 )
-@click.option("--remote", is_flag=True, help="Have the service build, boot and publish it.")
-@click.option("--detach", is_flag=True, help="With --remote: print the build's id, and end.")
-@click.option("--name", default="", metavar="NAME[:TAG]", help="With --remote: what to call it.")
+@click.option("--remote", is_flag=True, help="Let the service build, boot and publish it.")
+@click.option("--detach", is_flag=True, help="With --remote: print the build's id and exit.")
+@click.option("--name", default="", metavar="NAME[:TAG]", help="With --remote: the image's name.")
 @click.option("--tag", default="", help="With --remote: instead of the version and `latest`.")
-@click.option("--namespace", default="", help="With --remote: whose name it gets.")
-@click.option("--public", is_flag=True, help="With --remote: everybody may see and boot it.")
+@click.option("--namespace", default="", help="With --remote: namespace of the name.")
+@click.option("--public", is_flag=True, help="With --remote: all users may see and boot it.")
 @json_option
 def build(
     names: tuple[str, ...],
@@ -57,24 +59,24 @@ def build(
     public: bool,
     as_json: bool,
 ) -> None:
-    """Build images from RECIPES (names of shipped recipes, or files) into the image store.
+    """Build images from RECIPES (shipped ones or files) into the local image store.
 
     Needs no root rights. A recipe whose inputs did not change is not built again. An image is booted
     on every hypervisor that works here, and runs its recipe's probes, before it gets its name.
 
-    With --remote the service does all that, and the images are in its repository in the end.
+    With --remote the service does all that, and publishes the images in its repository.
     """
     if and_list:
         _list(as_json)
         return
     if not names:
-        raise click.UsageError("name a recipe; --list shows those that there are")
+        raise click.UsageError("name a recipe; --list shows the recipes")
     if (repository is None) != (repository_key is None):
         raise click.UsageError("--repository and --repository-key go together")
     if remote:
         if work_dir or repository or not boot_test:
             raise click.UsageError(
-                "--work-dir, --repository and --no-boot-test are for builds on this machine"
+                "--work-dir, --repository and --no-boot-test are for builds on this host"
             )
         wishes = Wishes(name, tag, namespace, public, force)
         build_remotely(names, wishes, detach=detach, as_json=as_json)
@@ -124,4 +126,4 @@ def _list(as_json: bool) -> None:
         print_json([recipe.model_dump(mode="json") for recipe in found])
         return
     rows = [(r.name, r.version, " + ".join(r.layers[:-1]) or "-", r.description) for r in found]
-    print_table(("RECIPE", "VERSION", "STANDS ON", "DESCRIPTION"), rows)
+    print_table(("RECIPE", "VERSION", "BASED ON", "DESCRIPTION"), rows)

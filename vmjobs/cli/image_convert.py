@@ -21,21 +21,23 @@ _BY_NAME = {".img": Format.RAW, **{f".{format_}": format_ for format_ in Format}
 @click.command("convert")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--format", "format_", default="", help="Of OUT; else its name's ending decides.")
-@click.option("--from", "from_", default="auto", help="What FILE is said to be.")
+@click.option("--format", "format_", default="", help="Format of OUT; default: by its suffix.")
+@click.option("--from", "from_", default="auto", help="Required format of FILE.")
 @click.option("--compress", is_flag=True, help="Compress (qcow2; vmdk: streamOptimized).")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def convert(file: Path, out: Path, format_: str, from_: str, compress: bool, force: bool) -> None:
     """Convert the image in FILE to OUT: raw, qcow2, vmdk, vdi or vhdx.
 
-    FILE is inspected first and refused if it names other files, is damaged or not what it is said
-    to be. Holes stay holes.
+    FILE is inspected first, and refused if it refers to other files, is damaged or has another format
+    than --from. Holes stay holes.
     """
     target = pinned(format_) or _BY_NAME.get(out.suffix.lower())
     if target is None:
-        raise InvalidRequest(f"the name {out.name!r} says no format", hint="say --format FORMAT")
+        raise InvalidRequest(
+            f"{out.name!r} has no suffix of a known format", hint="give --format FORMAT"
+        )
     if out.exists() and not force:
-        raise InvalidRequest(f"{out} is there already", hint="--force replaces it")
+        raise InvalidRequest(f"{out} exists already", hint="--force replaces it")
     if not out.parent.is_dir():
         raise InvalidRequest(f"there is no directory {out.parent}")
     description = admit(file, from_, limits_of(config()))

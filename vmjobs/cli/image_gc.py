@@ -13,13 +13,13 @@ from vmjobs.wire import GcReport
 
 
 @click.command("gc")
-@click.option("--local", is_flag=True, help="In the local image store: images without a name.")
-@click.option("--dry-run", is_flag=True, help="Remove nothing; say what would be.")
+@click.option("--local", is_flag=True, help="Remove images without a name from the local store.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing; show what would be removed.")
 @json_option
 def collect(local: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove from the service what no image, job or upload needs any more.
+    """Remove from the service the data that no image, job or upload needs.
 
-    Needs an administrator's token. The service's worker does the same by itself from time to time.
+    Needs an administrator's token. The service's worker does the same periodically.
     """
     if local:
         report = collect_local(ImageStore(config().images), dry_run=dry_run)
@@ -29,7 +29,7 @@ def collect(local: bool, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    echo(_sentence(report, "would go" if dry_run else "removed"))
+    echo(_sentence(report, "would be removed" if dry_run else "removed"))
 
 
 def _sentence(report: GcReport, what: str) -> str:

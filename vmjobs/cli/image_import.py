@@ -20,16 +20,18 @@ _PLATFORM = f"linux/{ARCHITECTURES['x86_64']}"
 @click.command("import")
 @click.argument("reference")
 @click.argument("name", metavar="[NAME[:TAG]]", required=False, default="")
-@click.option("--push", is_flag=True, help="Send it to the repository as well.")
-@click.option("--username", default="", help="At the registry; with --password-stdin.")
+@click.option("--push", is_flag=True, help="Also send it to the repository.")
+@click.option("--username", default="", help="For the registry; with --password-stdin.")
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 @click.option(
     "--authfile",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Credentials as `skopeo login` or `docker login` wrote them; default: theirs.",
 )
-@click.option("--insecure", is_flag=True, help="By HTTP, or HTTPS with any certificate.")
-@click.option("--platform", default=_PLATFORM, show_default=True, help="Which of several images.")
+@click.option("--insecure", is_flag=True, help="Allow HTTP, and HTTPS with any certificate.")
+@click.option(
+    "--platform", default=_PLATFORM, show_default=True, help="The image to choose from an index."
+)
 @json_option
 def import_image(
     reference: str,
@@ -49,16 +51,16 @@ def import_image(
     and working directory are the container's. The same container image gives the same VM image.
     """
     if platform != _PLATFORM:
-        raise InvalidRequest(f"{platform} cannot be booted: there is a kernel for {_PLATFORM} only")
+        raise InvalidRequest(f"{platform} cannot boot: only {_PLATFORM} has a kernel")
     if bool(username) != password_stdin:
         raise click.UsageError("--username and --password-stdin go together")
     if username and authfile:
-        raise click.UsageError("either --authfile, or --username and --password-stdin")
+        raise click.UsageError("give either --authfile, or --username and --password-stdin")
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else ""
     access = Access(authfile=authfile, username=username, password=password, insecure=insecure)
     wanted = parse_name(name) if name else None
     if wanted is not None and wanted.namespace and not push:
-        raise InvalidRequest(f"{name}: images of this machine have no namespace")
+        raise InvalidRequest(f"{name}: local images have no namespace")
     found = import_container(
         reference, access, wanted.name if wanted else "", wanted.tag if wanted else ""
     )

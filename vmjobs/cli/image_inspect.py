@@ -1,4 +1,4 @@
-"""``vmjobs image inspect``: what a file is, whether it is taken, and how it may boot."""
+"""``vmjobs image inspect``: shows a file's format and boot method, or its refusal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vmjobs.cli.support import config, json_option, print_json, print_table
 from vmjobs.errors import ImageRejected, Unavailable
 from vmjobs.model import MIB
 
-#: How much of a disk that is not raw is unpacked to see how it boots.
+#: Bytes of a disk that are converted to raw to find out how it boots.
 _HEAD = 2 * MIB
 
 
@@ -32,13 +32,13 @@ class _Seen:
 
 @click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--format", "format_", default="auto", help="What the file is said to be.")
+@click.option("--format", "format_", default="auto", help="Required format of FILE.")
 @click.option("--digest", is_flag=True, help="Read all of the disk and print its content digest.")
 @json_option
 def inspect(file: Path, format_: str, digest: bool, as_json: bool) -> None:
-    """Say what the image in FILE is, how it may boot, and whether it is taken.
+    """Show the format of the image in FILE, how it boots, and whether it is accepted.
 
-    Exits with 65 if it is refused. FILE is read by our own parsers first; what is not raw is
+    Exits with 65 if it is refused. The parsers of vmjobs read FILE first; other formats than raw are
     unpacked in a sandbox.
     """
     try:
@@ -68,7 +68,7 @@ def _look(file: Path, description: Description, *, digest: bool) -> _Seen:
 
 
 def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
-    """Convert to raw, with a progress bar."""
+    """Convert a disk to raw, with a progress bar."""
     with byte_bars() as shown:
         task = shown.add_task(f"unpacking {file.name}", total=description.virtual_size)
 
@@ -79,7 +79,7 @@ def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
 
 
 def digest_of(raw: Path) -> str:
-    """The content digest of a raw disk, with a progress bar."""
+    """Return the content digest of a raw disk, with a progress bar."""
     with byte_bars() as shown, raw.open("rb", buffering=0) as opened:
         size = raw.stat().st_size
         task = shown.add_task(f"reading {raw.name}", total=size)
@@ -127,7 +127,7 @@ def _print(file: Path, description: Description, seen: _Seen) -> None:
     if description.features:
         rows.append(("features", ", ".join(description.features)))
     if seen.boot is None:
-        rows.append(("boot", f"not looked at: {seen.why_not}"))
+        rows.append(("boot", f"not inspected: {seen.why_not}"))
     else:
         rows += _boot_rows(seen.boot)
     if seen.digest:

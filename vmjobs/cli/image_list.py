@@ -12,15 +12,15 @@ from vmjobs.cli.support import ago, config, json_option, print_json, print_table
 from vmjobs.model import MIB
 from vmjobs.wire import ImageDetail, ImageInfo
 
-LOCAL = click.option("--local", is_flag=True, help="The local image store instead of the service.")
+LOCAL = click.option("--local", is_flag=True, help="Use the local image store instead of the service.")
 
 
 @click.command("list")
 @LOCAL
-@click.option("--all", "everything", is_flag=True, help="Deprecated and nameless images, too.")
+@click.option("--all", "everything", is_flag=True, help="Also deprecated and nameless images.")
 @json_option
 def list_images(local: bool, everything: bool, as_json: bool) -> None:
-    """List images that you can name: your own, the library's and what is shared with you."""
+    """List images that you can use: your own, the library's and those shared with you."""
     if local:
         _list_local(as_json)
         return
@@ -61,7 +61,7 @@ def _list_local(as_json: bool) -> None:
 @LOCAL
 @json_option
 def show(image: str, local: bool, as_json: bool) -> None:
-    """Show one image: its parts, how it boots, who may see it, where it came from."""
+    """Show one image: its parts, boot method, visibility and origin."""
     if local:
         store = ImageStore(config().images)
         digest = store.resolve(image)

@@ -13,7 +13,7 @@ from vmjobs.cli.support import echo, json_option, print_json, print_table
 from vmjobs.wire import PrefetchRequest, PrefetchState
 
 POLL_SECONDS = 2.0
-#: Exit status where the time was over first (timeout(1)).
+#: Exit status after a timeout, as of timeout(1).
 TIMED_OUT = 124
 
 
@@ -21,7 +21,7 @@ TIMED_OUT = 124
 @image_argument
 @click.option("--site", default="", help="All nodes of this site.")
 @click.option("--node", "nodes", multiple=True, help="This node; may be repeated.")
-@click.option("--wait", "wait_seconds", is_flag=True, help="Until all of them have it.")
+@click.option("--wait", "wait_seconds", is_flag=True, help="Wait until all of them have it.")
 @click.option("--timeout", type=float, help="Seconds to wait at most.")
 @json_option
 def prefetch(
@@ -32,12 +32,12 @@ def prefetch(
     timeout: float | None,
     as_json: bool,
 ) -> None:
-    """Have nodes fetch IMAGE now, so that jobs need not wait for it.
+    """Make nodes fetch IMAGE now, so that jobs need not wait for it.
 
-    Nodes fetch it when they announce themselves next, within about half a minute.
+    A node fetches it at its next announcement, within about half a minute.
     """
     if not site and not nodes:
-        raise click.UsageError("which nodes? --site SITE or --node NODE")
+        raise click.UsageError("give --site SITE or --node NODE")
     request = PrefetchRequest(site=site, nodes=nodes)
     end = None if timeout is None else time.monotonic() + timeout
     with repository() as images:

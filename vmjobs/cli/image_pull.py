@@ -28,20 +28,20 @@ from vmjobs.wire import ImageDetail
     "form",
     type=click.Choice([form.value for form in Format]),
     default="raw",
-    help="Of FILE.",
+    help="Format of FILE.",
 )
-@click.option("--compress", is_flag=True, help="FILE's contents, where the format can (qcow2, vmdk).")
-@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("--compress", is_flag=True, help="Compress FILE, if the format can (qcow2, vmdk).")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @json_option
 def pull(image: str, file: Path | None, form: str, compress: bool, force: bool, as_json: bool) -> None:
     """Fetch IMAGE into the local image store, or its disk into FILE.
 
-    Every byte is checked. A pull that was broken off goes on where it was when it is repeated. A
-    kernel and an initial RAM disk that are kept with the image become FILE.kernel and FILE.initrd.
+    Every byte is verified. Repeating an interrupted pull resumes it. A kernel and an initial RAM disk
+    of the image become FILE.kernel and FILE.initrd.
     """
     began = time.monotonic()
     if file is not None and file.exists() and not force:
-        raise InvalidRequest(f"{file} is there already", hint="--force replaces it")
+        raise InvalidRequest(f"{file} exists already", hint="--force replaces it")
     settings = config()
     fetcher = ImageClient(settings.api_url, read_token(settings.token_file), retries=TRANSFER_RETRIES)
     with repository() as images:
@@ -68,7 +68,7 @@ def _into_store(fetcher: ImageClient, ref: str, found: ImageDetail, manifest: Im
     with bar(called(found, ref)[:40], manifest.size) as shown:
         pull_image(store, fetcher, found.digest, shown)
     for tag in found.tags:
-        # The library's names are plain here, as they are for jobs.
+        # Names of the library need no namespace, as for jobs.
         name = tag.name if tag.namespace == "library" else f"{tag.namespace}/{tag.name}"
         store.tag(name, tag.tag, found.digest)
 

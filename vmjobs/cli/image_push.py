@@ -34,28 +34,30 @@ _path = click.Path(path_type=Path, dir_okay=False)
 @click.argument("source", metavar="FILE|LOCALIMAGE", required=False, shell_complete=complete_local)
 @click.argument("name", metavar="[NAME[:TAG]]", required=False, default="")
 @click.option(
-    "--format", "pinned", type=click.Choice(FORMATS), help="What FILE must be; else told by its head."
+    "--format", "pinned", type=click.Choice(FORMATS), help="Required format of FILE; default: detected."
 )
 @click.option(
     "--boot",
     type=click.Choice([way.value for way in BootMethod]),
-    help="How it boots; else guessed, and told.",
+    help="Boot method; default: detected, and printed.",
 )
-@click.option("--kernel", type=_path, help="The kernel to boot it with.")
+@click.option("--kernel", type=_path, help="The kernel that boots it.")
 @click.option("--initrd", type=_path, help="The kernel's initial RAM disk.")
 @click.option("--append", default="", help="Words for the kernel's command line.")
 @click.option(
-    "--partition", type=click.IntRange(0, 128), help="Of the root file system; 0: it is the disk."
+    "--partition", type=click.IntRange(0, 128), help="Partition of the root file system; 0: the disk."
 )
-@click.option("--cloud-init", is_flag=True, help="It looks for NoCloud data when it boots.")
-@click.option("--guest", is_flag=True, help="The guest program of vmjobs is in it.")
-@click.option("--architecture", default="x86_64", show_default=True, help="Of its machine code.")
-@click.option("--public", is_flag=True, help="Everybody may see and boot it.")
-@click.option("--share", "shares", multiple=True, metavar="user:NAME|group:NAME", help="So may these.")
-@click.option("--keep-days", type=click.IntRange(0, 36500), default=0, help="0: until it is removed.")
-@click.option("--namespace", default="", help="Whose name it gets; `library` takes an admin's token.")
+@click.option("--cloud-init", is_flag=True, help="It reads NoCloud data when it boots.")
+@click.option("--guest", is_flag=True, help="It has the guest program of vmjobs.")
+@click.option("--architecture", default="x86_64", show_default=True, help="Processor architecture.")
+@click.option("--public", is_flag=True, help="All users may see and boot it.")
+@click.option(
+    "--share", "shares", multiple=True, metavar="user:NAME|group:NAME", help="Share with these."
+)
+@click.option("--keep-days", type=click.IntRange(0, 36500), default=0, help="0: until removed.")
+@click.option("--namespace", default="", help="Default: yours. `library` requires an admin's token.")
 @click.option("--sign", "key", type=_path, help="Sign it with this Ed25519 key (PEM or OpenSSH).")
-@click.option("--all-local", is_flag=True, help="All of the local store; those unchanged are skipped.")
+@click.option("--all-local", is_flag=True, help="Push all images of the local store that changed.")
 @jobs_option
 @json_option
 def push(
@@ -81,9 +83,8 @@ def push(
 ) -> None:
     """Send an image to the repository: a disk in FILE, or an image of the local store.
 
-    Only what the repository does not have is sent. A push that was broken off goes on where it was
-    when it is repeated. The image is NAME:TAG in your own namespace; without NAME, as it is called
-    here, or as the file is.
+    Only data that the repository lacks is sent. Repeating an interrupted push resumes it. The image
+    becomes NAME:TAG in your own namespace; NAME defaults to its local name or the file's name.
     """
     wishes = Wishes(
         pinned=pinned,
@@ -97,7 +98,7 @@ def push(
         architecture=architecture,
     )
     if all_local == bool(source):
-        raise click.UsageError("push what? FILE, LOCALIMAGE or --all-local")
+        raise click.UsageError("give FILE, LOCALIMAGE or --all-local")
     terms = Terms(
         visibility=Visibility.PUBLIC if public else Visibility.PRIVATE,
         shares=tuple(parse_share(text) for text in shares),
@@ -141,11 +142,11 @@ def _push_one(
 def _push_all(
     images: Images, namespace: str, terms: Terms, parallel: int, as_json: bool
 ) -> Iterator[dict[str, object]]:
-    """Every image of the local store with a plain name, under that name."""
+    """Push all images of the local store whose names have no namespace."""
     there = {(i.namespace, i.name, i.tag): i for i in images.list()}
     for entry in ImageStore(config().images).list():
         if "/" in entry.name:
-            continue  # fetched from somebody's namespace, and at home there
+            continue  # pulled from another namespace
         known = there.get((namespace, entry.name, entry.tag))
         if known and (known.digest, known.visibility) == (entry.digest, terms.visibility):
             if not as_json:
@@ -162,11 +163,11 @@ def _brought(source: str, wishes: Wishes) -> Brought:
         return from_file(path, wishes)
     if path.exists() or source.startswith((".", "/")):
         raise InvalidRequest(
-            f"{source} is not a file" if path.exists() else f"there is no file {source}"
+            f"{source} is not a file" if path.exists() else f"the file {source} does not exist"
         )
     if wishes != Wishes():
         raise InvalidRequest(
-            "how an image of the local store boots is known, and in it",
-            hint=f"there is no file {source}; is that what you meant?",
+            "boot options are for files: an image of the local store has its own",
+            hint=f"the file {source} does not exist; check its name",
         )
     return from_store(store, source)

@@ -18,7 +18,7 @@ from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was said about builds by the service on the command line. name: perhaps with a tag."""
+    """Command-line options of a remote build. name: may include a tag."""
 
     name: str
     tag: str
@@ -28,11 +28,11 @@ class Wishes:
 
 
 def build_remotely(names: Sequence[str], wishes: Wishes, *, detach: bool, as_json: bool) -> None:
-    """Have the service build, and follow it unless ``detach``.
+    """Request builds from the service, and follow them unless ``detach``.
 
     Raises:
-        BuildError: an image cannot be built, or fails its boot test; and all that can go wrong
-            where an image is published.
+        BuildError: an image cannot be built, or fails its boot test. Also the errors of publishing
+            an image.
     """
     requests = [_request(name, wishes) for name in names]
     if wishes.name and len(names) > 1:
@@ -55,7 +55,7 @@ def _request(recipe: str, wishes: Wishes) -> BuildRequest:
     namespace, name, tag = wishes.namespace, "", wishes.tag
     if wishes.name:
         if wishes.tag and ":" in wishes.name:
-            raise click.UsageError("--tag, or a tag in --name, but not both")
+            raise click.UsageError("give --tag or a tag in --name, not both")
         said = parse_name(wishes.name, wishes.namespace)
         namespace, name = said.namespace, said.name
         tag = said.tag if ":" in wishes.name else wishes.tag
@@ -70,7 +70,7 @@ def _request(recipe: str, wishes: Wishes) -> BuildRequest:
 
 
 def _follow(images: Images, builds: Sequence[Build]) -> list[Build]:
-    """Wait until all have ended. They are not stopped where whoever waits for them is."""
+    """Wait until all builds have ended. They continue when this command is interrupted."""
     with step_bars() as bars:
         tasks = {b.id: bars.add_task(f"{b.name}: {b.step}", total=1.0) for b in builds}
 
@@ -83,7 +83,7 @@ def _follow(images: Images, builds: Sequence[Build]) -> list[Build]:
             return [images.follow_build(build.id, show) for build in builds]
         except KeyboardInterrupt:
             left = " ".join(build.id for build in builds)
-            echo(f"the service goes on; see `vmjobs image builds {left}`", err=True)
+            echo(f"the service continues; see `vmjobs image builds {left}`", err=True)
             raise
 
 
@@ -97,16 +97,16 @@ def _raise_first_failure(builds: Sequence[Build]) -> None:
 
 @click.command("builds")
 @click.argument("ids", metavar="[BUILD...]", nargs=-1)
-@click.option("--cancel", is_flag=True, help="End BUILDs; what they make is not published.")
+@click.option("--cancel", is_flag=True, help="Cancel BUILDs; they publish nothing.")
 @click.option("--wait", is_flag=True, help="Wait until BUILDs have ended.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @json_option
 def builds(ids: tuple[str, ...], cancel: bool, wait: bool, limit: int, as_json: bool) -> None:
     """Show builds of images by the service: BUILDs, or your newest."""
     if (cancel or wait) and not ids:
-        raise click.UsageError("name the builds; without an option, all are shown")
+        raise click.UsageError("--cancel and --wait need the ids of builds")
     if cancel and wait:
-        raise click.UsageError("--cancel or --wait, but not both")
+        raise click.UsageError("give --cancel or --wait, not both")
     with repository() as images:
         if cancel:
             found = [images.cancel_build(build) for build in ids]

@@ -1,4 +1,4 @@
-"""What is pushed: a file, or an image of the local store, as contents on their way."""
+"""Prepares a file or an image of the local store, uploads and publishes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOTES = "push"
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was said about a file on the command line."""
+    """Command-line options about a file to push."""
 
     pinned: str | None = None
     boot: BootMethod | None = None
@@ -52,7 +52,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Terms:
-    """Who may see an image, and for how long it is kept. key: a private key to sign it with."""
+    """Visibility, retention and signature of an image. key: a private key."""
 
     visibility: Visibility = Visibility.PRIVATE
     shares: tuple[Share, ...] = ()
@@ -62,7 +62,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class _Content:
-    """A part of an image: its role, its bytes, and its layout where that is known."""
+    """A part of an image: its role, its file, and its layout if known."""
 
     role: str
     path: Path
@@ -71,7 +71,7 @@ class _Content:
 
 @dataclass
 class Brought:
-    """An image to push. source: names it on this machine. finish: makes its manifest of its parts."""
+    """An image to push. source: identifies it on this host. finish: makes the manifest."""
 
     name: str
     source: str
@@ -99,7 +99,7 @@ class Brought:
 
 @dataclass(frozen=True)
 class Sent:
-    """What was pushed. size: bytes of content; sent: of them on the wire."""
+    """A pushed image. size: bytes of content; sent: bytes transferred."""
 
     manifest: ImageManifest
     upload: UploadClient
@@ -109,14 +109,14 @@ class Sent:
     sent: int
 
 
-# --------------------------------------------------------------------------- what is brought
+# --------------------------------------------------------------------------- sources
 
 
 def from_store(store: ImageStore, ref: str) -> Brought:
-    """An image of the local store.
+    """Prepare an image of the local store.
 
     Raises:
-        NotFound: there is none. DigestMismatch: it is damaged.
+        NotFound: the image does not exist. DigestMismatch: it is damaged.
     """
     digest = store.resolve(ref)
     manifest = store.manifest(digest)
@@ -130,11 +130,11 @@ def from_store(store: ImageStore, ref: str) -> Brought:
 
 
 def from_file(path: Path, wishes: Wishes) -> Brought:
-    """A disk in a file, with what was said of it.
+    """Prepare a disk in a file.
 
     Raises:
-        ImageRejected: the file is not an image that is taken; the message says why.
-        InvalidRequest: what was said does not fit together.
+        ImageRejected: the inspection refuses the file; the message says why.
+        InvalidRequest: the options contradict each other.
     """
     described = admit(path, wishes.pinned)
     if wishes.pinned is None:
@@ -167,7 +167,7 @@ def from_file(path: Path, wishes: Wishes) -> Brought:
 
 
 def _converted(path: Path, described: Description, stack: ExitStack) -> Path:
-    """The disk in a file of another format, as raw bytes; kept until it is pushed."""
+    """Convert a disk to a raw file; keep that file until the push succeeds."""
     from images.convert import to_raw  # noqa: PLC0415 - raw files need no sandbox
 
     folder = cache_folder("converted")
@@ -187,47 +187,47 @@ def _converted(path: Path, described: Description, stack: ExitStack) -> Path:
 
 
 def _boot(disk: Path, name: str, wishes: Wishes) -> tuple[BootMethod, int]:
-    """How a disk boots, and the partition of its root file system where a kernel needs it.
+    """Return the boot method, and the root partition if a kernel boots it, else 0.
 
     Raises:
-        InvalidRequest: that cannot be seen, and was not said.
+        InvalidRequest: the boot method is neither given nor detected.
     """
     found = boot_of(disk)
     method = wishes.boot or (BootMethod.KERNEL if wishes.kernel else found.boot)
     if method is None:
-        raise InvalidRequest(f"{name}: {found.why}", hint="say how it boots: --boot")
+        raise InvalidRequest(f"{name}: {found.why}", hint="give the boot method: --boot")
     if wishes.boot is None and wishes.kernel is None:
-        say(f"{name} boots by {method} ({found.why}); --boot says otherwise")
+        say(f"{name} boots by {method} ({found.why}); --boot changes that")
     if wishes.partition is not None:
         return method, wishes.partition
     return method, found.partition if method is BootMethod.KERNEL else 0
 
 
 def _check_fits(finish: Callable[[dict[str, Part]], ImageManifest], contents: list[_Content]) -> None:
-    """Refuse before anything is sent what could not be a manifest in the end."""
+    """Check before the upload that the manifest will be valid."""
     stand_in = Part(digest="tree:" + "0" * 64, size=1)
     try:
         finish({content.role: stand_in for content in contents})
     except ValidationError as error:
         faults = faults_of(error)
         listing = "; ".join(fault.message for fault in faults)
-        raise InvalidRequest(f"this cannot be an image: {listing}", faults=faults) from error
+        raise InvalidRequest(f"the image would be invalid: {listing}", faults=faults) from error
 
 
 def _plain_name(path: Path) -> str:
-    """What an image is called after its file."""
+    """Derive an image's name from the file's name."""
     stem = re.sub(r"\.(raw|img|qcow2|vmdk|vdi|vhdx|bin|disk)$", "", path.name.lower())
     return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-")[:64]
 
 
-# --------------------------------------------------------------------------- sending it
+# --------------------------------------------------------------------------- upload
 
 
 def send(images: Images, service: str, brought: Brought, parallel: int) -> Sent:
-    """Have all contents in the repository.
+    """Upload all contents that the repository lacks.
 
     Raises:
-        InvalidRequest, Conflict: a file cannot be read, or changes. Others: what the service says.
+        InvalidRequest, Conflict: a file cannot be read, or changes. Also errors of the service.
     """
     note = UploadNote(cache_folder(NOTES), service, brought.source)
     upload = _upload(images, note, brought.size)
@@ -244,7 +244,7 @@ def send(images: Images, service: str, brought: Brought, parallel: int) -> Sent:
 
 @contextmanager
 def _giving_up(upload: UploadClient, note: UploadNote) -> Iterator[None]:
-    """Drop an upload that does not fit: what came of it would count until it is given up."""
+    """Drop an upload that exceeds a limit: its data would count until it expires."""
     try:
         yield
     except PayloadTooLarge:
@@ -255,7 +255,11 @@ def _giving_up(upload: UploadClient, note: UploadNote) -> Iterator[None]:
 
 
 def publish(images: Images, sent: Sent, wanted: Name, terms: Terms) -> ImageDetail:
-    """Make an image of what was sent. Raises what the service says: ImageRejected and others."""
+    """Publish an uploaded image.
+
+    Raises:
+        ImageRejected: the service refuses the image. Also other errors of the service.
+    """
     digest = sent.manifest.digest
     publication = Publication(
         manifest=sent.manifest.model_dump(mode="json", by_alias=True),
@@ -296,7 +300,7 @@ def _send_content(
 
 
 def _upload(images: Images, note: UploadNote, size: int) -> UploadClient:
-    """The upload of an earlier attempt, or a new one."""
+    """Resume the upload of an earlier push, or open a new one."""
     if known := note.recall():
         try:
             found = images.upload(known)
@@ -304,7 +308,7 @@ def _upload(images: Images, note: UploadNote, size: int) -> UploadClient:
                 return found
             found.drop()
         except NotFound:
-            pass  # given up meanwhile; what it brought may be there still
+            pass  # it expired; its data may still exist
     found = images.open_upload(max(1, size))
     note.remember(found.id)
     return found

@@ -1,4 +1,4 @@
-"""What the commands about images share: the service, names, completion, a progress bar."""
+"""Helpers of the image commands: the client, names, completion, a progress bar."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _REF: TypeAdapter[str] = TypeAdapter(ImageRef)
 
 
 def repository() -> Images:
-    """The service's images, with the user's token.
+    """Return a client for the service's images, with the user's token.
 
     Raises:
-        Unauthenticated: there is no token file.
+        Unauthenticated: the token file cannot be read.
     """
-    # Only what needs the network pays.
+    # A slow import that only commands with network access need.
     from vmjobs.client.images import TRANSFER_RETRIES, Images  # noqa: PLC0415
 
     settings = config()
@@ -43,7 +43,7 @@ def repository() -> Images:
 
 @dataclass(frozen=True)
 class Name:
-    """What an image is called; ``namespace`` may be empty: one's own."""
+    """An image's name and tag. namespace: empty means the user's own."""
 
     namespace: str
     name: str
@@ -54,16 +54,16 @@ class Name:
 
 
 def parse_name(text: str, namespace: str = "") -> Name:
-    """``[NAMESPACE/]NAME[:TAG]``.
+    """Parse ``[NAMESPACE/]NAME[:TAG]``.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the text is not such a name.
     """
     try:
         _REF.validate_python(text)
     except ValidationError as error:
         raise InvalidRequest(
-            f"{text!r} cannot be an image's name",
+            f"{text!r} is not a valid image name",
             hint="names are like muons:2026 or mygroup/muons:2026, in lower case",
         ) from error
     if text.startswith("sha256:"):
@@ -76,7 +76,7 @@ def parse_name(text: str, namespace: str = "") -> Name:
 
 
 def called(found: ImageDetail, ref: str | Name) -> str:
-    """An image by a name that it has, the one by which it was asked for if it can be, or its digest."""
+    """Return a name of an image, if possible the one in ``ref``, or else its digest."""
     names = [Name(tag.namespace, tag.name, tag.tag) for tag in found.tags]
     if isinstance(ref, Name) or not ref.startswith("sha256:"):
         wanted = ref if isinstance(ref, Name) else parse_name(ref)
@@ -85,7 +85,7 @@ def called(found: ImageDetail, ref: str | Name) -> str:
 
 
 def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of images in the service, for the shell; none where it does not answer at once."""
+    """Complete names of the service's images; none if it does not answer at once."""
     from vmjobs.client.images import Images  # noqa: PLC0415
     from vmjobs.client.transport import Retries  # noqa: PLC0415
     from vmjobs.errors import VMJobsError  # noqa: PLC0415
@@ -105,7 +105,7 @@ def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete:
 
 
 def complete_local(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of images in the local store, for the shell."""
+    """Complete names of images in the local store."""
     from images.store import ImageStore  # noqa: PLC0415
 
     found = [f"{entry.name}:{entry.tag}" for entry in ImageStore(config().images).list()]
@@ -119,12 +119,12 @@ jobs_option = click.option(
 
 
 def cache_folder(name: str) -> Path:
-    """A directory below the user's cache."""
+    """Return a directory below the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmjobs" / name
 
 
 class Bar:
-    """A progress bar of bytes, from several threads. sent: bytes on the wire, if that is told."""
+    """A thread-safe progress bar of bytes. sent: bytes transferred; 0: not shown."""
 
     def __init__(self, shown: Progress, text: str, total: int) -> None:
         self._shown = shown
@@ -134,7 +134,7 @@ class Bar:
         self._now = (0, 0)
 
     def next(self) -> None:
-        """What comes now counts from 0 again."""
+        """Start the next part: its bytes count from 0."""
         with self._lock:
             self._before += self._now[0]
             self._now = (0, 0)
@@ -148,11 +148,11 @@ class Bar:
 
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Bar]:
-    """A bar with rate and time left; lines where there is no terminal."""
+    """Show a bar with rate and time left; without a terminal, print lines."""
     with byte_bars(TextColumn("{task.fields[wire]}")) as shown:
         yield Bar(shown, text, total)
 
 
 def say(text: str) -> None:
-    """Tell on standard error what is being done."""
+    """Print a status line on standard error."""
     echo(text, err=True)

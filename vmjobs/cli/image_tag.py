@@ -18,9 +18,9 @@ LIBRARY = "library"
 @click.argument("name", metavar="NEWNAME[:TAG]")
 @json_option
 def tag(image: str, name: str, as_json: bool) -> None:
-    """Have NEWNAME[:TAG] mean IMAGE, whatever it meant before.
+    """Give IMAGE the name NEWNAME[:TAG]; the name moves if another image has it.
 
-    Jobs that were submitted already keep the image that they were submitted with.
+    Submitted jobs keep the image that they were submitted with.
     """
     wanted = parse_name(name)
     with repository() as images:
@@ -37,10 +37,10 @@ def tag(image: str, name: str, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Remove an image named by digest with all of its names.")
 @json_option
 def remove(names: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Take names away; an image whose last name goes is removed.
+    """Remove names; an image that loses its last name is removed.
 
-    An image named by its digest is removed with its name; --force, if it has several. One that a
-    job which has not ended needs stays, with its name.
+    A digest removes the image with its name; several names require --force. An image that an unfinished
+    job needs stays, with its name.
     """
     done = []
     with repository() as images:
@@ -48,7 +48,7 @@ def remove(names: tuple[str, ...], force: bool, as_json: bool) -> None:
             done.append(_remove(images, ref, force))
             if not as_json:
                 name, digest, gone = done[-1].values()
-                echo(f"removed {name}" if gone else f"{name} is no name of {digest} any more")
+                echo(f"removed {name}" if gone else f"{name} no longer names {digest}")
     if as_json:
         print_json(done)
 
@@ -58,12 +58,12 @@ def _remove(images: Images, ref: str, force: bool) -> dict[str, object]:
     if ref.startswith("sha256:"):
         if len(found.tags) > 1 and not force:
             listing = ", ".join(_text(one) for one in found.tags)
-            raise Conflict(f"{ref} has several names: {listing}", hint="--force removes it with all")
+            raise Conflict(f"{ref} has several names: {listing}", hint="--force removes all of them")
         images.remove(found.digest)
         return {"name": ref, "digest": found.digest, "removed": True}
     meant = _meant(found, ref)
     others = [one for one in found.tags if one != meant]
-    # What an administrator has in a namespace of his own is not what leaves the library.
+    # A library name is the last one if no namespace has another; others, if their namespace has none.
     near = (
         others if meant.namespace == LIBRARY else [o for o in others if o.namespace == meant.namespace]
     )
@@ -76,7 +76,7 @@ def _remove(images: Images, ref: str, force: bool) -> dict[str, object]:
 
 
 def _meant(found: ImageDetail, ref: str) -> ImageTag:
-    """Which of an image's names a reference stands for."""
+    """Return the name of an image that a reference means."""
     wanted = parse_name(ref)
     fitting = [
         one
@@ -84,8 +84,8 @@ def _meant(found: ImageDetail, ref: str) -> ImageTag:
         if (one.name, one.tag) == (wanted.name, wanted.tag) and wanted.namespace in {"", one.namespace}
     ]
     if not fitting:
-        raise NotFound(f"{ref} is not a name that can be taken away")
-    # A plain name means one's own before the library's.
+        raise NotFound(f"{ref} is not a name that can be removed")
+    # Without a namespace, the user's own name comes before the library's.
     return min(fitting, key=lambda one: one.namespace == LIBRARY)
 
 

@@ -19,21 +19,21 @@ from vmjobs.client.images import Images
 from vmjobs.errors import Unauthenticated, VMJobsError
 from vmjobs.wire import DamagedBlock, ImageDetail, VerifyReport
 
-#: Segments in one question: so many that an answer comes within a few seconds.
+#: Segments per request, so that the service answers within a few seconds.
 AT_ONCE = 16
-#: Exit status where something is damaged (EX_DATAERR).
+#: Exit status if anything is damaged (EX_DATAERR).
 DAMAGED = 65
 
 
 @click.command()
 @click.argument("names", metavar="[IMAGE]...", nargs=-1, shell_complete=complete_image)
-@click.option("--local", is_flag=True, help="The local image store instead of the service.")
+@click.option("--local", is_flag=True, help="Use the local image store instead of the service.")
 @json_option
 def verify(names: tuple[str, ...], local: bool, as_json: bool) -> None:
-    """Read every block of IMAGEs (all that are yours, if none is named) and name the damaged ones.
+    """Verify every chunk of IMAGEs (by default, all of yours) and list damaged ones.
 
-    A block that is damaged in the repository is asked for again by the next push that has it. Exits
-    with 65 if anything is damaged.
+    The repository requests a damaged chunk again from the next push that has it. Exits with 65 if
+    anything is damaged.
     """
     found = _local(names) if local else _remote(names)
     if as_json:
@@ -47,7 +47,7 @@ def verify(names: tuple[str, ...], local: bool, as_json: bool) -> None:
 
 
 def _sentence(one: dict[str, Any]) -> str:
-    state = f"{len(one['damaged'])} damaged blocks" if one["damaged"] else "good"
+    state = f"{len(one['damaged'])} damaged chunks" if one["damaged"] else "good"
     return f"{one['image']}: {one['checked']} segments checked, {state}"
 
 
@@ -63,7 +63,7 @@ def _remote(names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _own(images: Images) -> tuple[str, ...]:
-    """The images of the caller's own, each of them once."""
+    """Return the digests of the user's own images, each once."""
     return tuple(dict.fromkeys(entry.digest for entry in images.list() if _mine(entry.owner)))
 
 
@@ -72,7 +72,7 @@ def _mine(owner: str) -> bool:
 
 
 def _subject() -> str:
-    """Whose token it is, as the token itself says."""
+    """Return the subject that the token claims."""
     import base64  # noqa: PLC0415
     import json  # noqa: PLC0415
 
@@ -83,7 +83,7 @@ def _subject() -> str:
         return str(claims["sub"])
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise Unauthenticated(
-            f"what is in {file} is no token", hint="name the images to verify"
+            f"{file} does not contain a token", hint="name the images to verify"
         ) from error
 
 
@@ -153,7 +153,7 @@ def _verify_local(store: ImageStore, manifest: ImageManifest, shown: Bar) -> tup
 
 
 def _verify_file(store: ImageStore, content: str, layout: Layout, shown: Bar) -> Iterable[str]:
-    """A line for every segment of a content's file that is not what it should be."""
+    """Return a line for each segment of a content's file whose digest is wrong."""
     lines = []
     buffer = bytearray(SEGMENT)
     with store.folder.path(content).open("rb", buffering=0) as file:
@@ -164,12 +164,12 @@ def _verify_file(store: ImageStore, content: str, layout: Layout, shown: Bar) ->
             if actual != digest:
                 begin = number * SEGMENT
                 lines.append(
-                    f"{content} from byte {begin} to {begin + length}: other bytes than it should have"
+                    f"{content} from byte {begin} to {begin + length}: the digest does not match"
                 )
             shown(begin_after(number, layout))
     return lines
 
 
 def begin_after(number: int, layout: Layout) -> int:
-    """Bytes up to and with segment ``number``."""
+    """Return the number of bytes up to the end of segment ``number``."""
     return number * SEGMENT + layout.length(number)

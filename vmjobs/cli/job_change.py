@@ -23,6 +23,6 @@ def _command(action: JobAction, text: str) -> click.Command:
     return change
 
 
-cancel = _command(JobAction.CANCEL, "Cancel JOBs. A job is CANCELED once its VM is known to be gone.")
+cancel = _command(JobAction.CANCEL, "Cancel JOBs. A job is CANCELED once its VM is verified gone.")
 hold = _command(JobAction.HOLD, "Hold JOBs: they do not run until they are released.")
-release = _command(JobAction.RELEASE, "Let JOBs that are held go on.")
+release = _command(JobAction.RELEASE, "Release held JOBs.")

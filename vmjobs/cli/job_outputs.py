@@ -18,11 +18,11 @@ from vmjobs.errors import InvalidRequest
     "--fetch",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Fetch them into this directory, each job's into a directory of its own if there are several.",
+    help="Fetch them into this directory; with several JOBs, into a subdirectory for each.",
 )
 @json_option
 def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
-    """List the files that JOBs delivered, or fetch them."""
+    """List or fetch the output files of JOBs."""
     api = client()
     found = expand(api, jobs)
     if directory is not None:

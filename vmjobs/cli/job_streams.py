@@ -14,7 +14,7 @@ from vmjobs.model import StreamName
 from vmjobs.terminal import guest_output
 
 _job = click.argument("job")
-_follow = click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+_follow = click.option("-f", "--follow", is_flag=True, help="Follow until the job has ended.")
 _offset = click.option(
     "--offset", type=click.IntRange(0, 10**15 - 1), default=0, show_default=True, help="First byte."
 )
@@ -51,12 +51,12 @@ def err(job: str, follow: bool, offset: int) -> None:
 @_job
 @_follow
 @_offset
-@click.option("--schedd", default="", metavar="NAME", help="Of a job of HTCondor's: its schedd.")
-@click.option("--pool", default="", metavar="COLLECTOR", help="Of a job of HTCondor's: its pool.")
+@click.option("--schedd", default="", metavar="NAME", help="The schedd of an HTCondor job.")
+@click.option("--pool", default="", metavar="COLLECTOR", help="The pool of an HTCondor job.")
 def console(job: str, follow: bool, offset: int, schedd: str, pool: str) -> None:
     """Print the serial console of JOB's VM, from its first byte on.
 
-    JOB may also be a running job of HTCondor's, CLUSTER or CLUSTER.PROC, with VMJobImage.
+    JOB may also be a running HTCondor job with VMJobImage: CLUSTER or CLUSTER.PROC.
     """
     if CONDOR_ID.fullmatch(job):
         _by_condor(job, follow, offset, schedd, pool)
@@ -65,7 +65,7 @@ def console(job: str, follow: bool, offset: int, schedd: str, pool: str) -> None
 
 
 def _by_condor(job: str, follow: bool, offset: int, schedd: str, pool: str) -> NoReturn:
-    """HTCondor's own tool leads to the node, and ``vmjobs enter`` there to the console."""
+    """Run condor_ssh_to_job; on the node, ``vmjobs enter`` prints the console."""
     wanted = ["vmjobs-console", *(["--offset", str(offset)] if offset else []), *(["-f"] * follow)]
     where = [*(["-name", schedd] if schedd else []), *(["-pool", pool] if pool else [])]
     argv = ["condor_ssh_to_job", "-auto-retry", *where, job, " ".join(wanted)]
@@ -74,5 +74,5 @@ def _by_condor(job: str, follow: bool, offset: int, schedd: str, pool: str) -> N
         os.execvp(argv[0], argv)  # noqa: S606 - no shell
     except OSError as error:
         raise Unavailable(
-            "schedd", f"{argv[0]} cannot be run: {error.strerror}", hint="ask on a host of the pool"
+            "schedd", f"cannot run {argv[0]}: {error.strerror}", hint="run this on a host of the pool"
         ) from error

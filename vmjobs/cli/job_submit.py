@@ -22,17 +22,17 @@ from vmjobs.model import MAX_ARRAY
     type=click.IntRange(1, MAX_ARRAY),
     default=1,
     show_default=True,
-    help="Run it this many times.",
+    help="Number of jobs.",
 )
 @click.option(
     "--checkpoint",
     is_flag=True,
-    help="Where the job is vacated, save its machine and go on elsewhere (kvm, qemu).",
+    help="If the job is vacated, save its VM and continue on another node (kvm, qemu).",
 )
-@click.option("--route", default="", help="Where to send it; default: the service's default route.")
+@click.option("--route", default="", help="Route to a site; default: the service's default route.")
 @click.option("--accounting-group", default="", help="HTCondor accounting group.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
-@click.option("--idempotency-key", default="", help="Submitting again with the same key is harmless.")
+@click.option("--idempotency-key", default="", help="Submitting again with the same key has no effect.")
 @click.option("--wait", "and_wait", is_flag=True, help="Wait until the jobs have ended.")
 @json_option
 def submit(
@@ -47,7 +47,7 @@ def submit(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Submit SCRIPT with ARGUMENTS as a job, or an image that knows itself what to do.
+    """Submit SCRIPT with ARGUMENTS as a job, or an image that runs its own program.
 
     In the guest, VMJOBS_ARRAY_INDEX counts from 0 to one less than VMJOBS_ARRAY_COUNT.
     """

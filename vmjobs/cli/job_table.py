@@ -1,4 +1,4 @@
-"""How jobs are shown in rows."""
+"""Tables of jobs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ COLUMNS = (
 
 
 def expand(api: Client, names: Iterable[str]) -> list[Job]:
-    """Jobs by id, or how it begins; an array's id stands for all of its jobs.
+    """Return the jobs with these ids or prefixes; an array's id means all its jobs.
 
     Raises:
-        NotFound: neither a job nor an array.
-        AmbiguousId: several begin like this.
+        NotFound: neither a job nor an array has the id.
+        AmbiguousId: several ids begin with the prefix.
     """
     found: list[Job] = []
     for name in names:
@@ -46,14 +46,14 @@ def expand(api: Client, names: Iterable[str]) -> list[Job]:
 
 
 def exit_text(job: Job) -> str:
-    """The exit status as people read it."""
+    """Return the exit status as text; "-" if there is none."""
     if job.exit is None:
         return "-"
     return f"signal {job.exit.signal}" if job.exit.signal is not None else str(job.exit.code)
 
 
 def row(job: Job) -> list[str]:
-    """One line of the table."""
+    """Return a job's row of the table."""
     phases = [f"{job.seconds[p]:.1f} s" if p in job.seconds else "-" for p in PHASES]
     digest = job.outputs[0].digest.removeprefix("sha256:")[:12] if job.outputs else "-"
     more = f" +{len(job.outputs) - 1}" if len(job.outputs) > 1 else ""

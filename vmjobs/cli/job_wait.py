@@ -1,4 +1,4 @@
-"""``vmjobs job wait``, and the table of ended jobs that ``submit --wait`` shows too."""
+"""``vmjobs job wait``, and waiting for ``vmjobs job submit --wait``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vmjobs.model import Job, JobState
 if TYPE_CHECKING:
     from vmjobs.client import Client
 
-#: Exit status where a job did not complete, and where the time was over first (timeout(1)).
+#: Exit status if a job did not complete, and after a timeout (as of timeout(1)).
 NOT_ALL_COMPLETED = 1
 TIMED_OUT = 124
 
@@ -32,7 +32,7 @@ def wait(jobs: tuple[str, ...], timeout: float | None, as_json: bool) -> None:
 
 
 def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_json: bool) -> None:
-    """Wait, show the jobs, exit."""
+    """Wait for jobs, show them, and exit."""
     seen: dict[str, JobState] = {}
     terminal = Console(stderr=True)
     with terminal.status("waiting") as status:

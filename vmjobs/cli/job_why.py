@@ -1,4 +1,4 @@
-"""``vmjobs job why``: in words why a job does not run."""
+"""``vmjobs job why``: explains why a job does not run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from vmjobs.cli.job_why_show import View, as_plain, show
 from vmjobs.cli.support import CONDOR_ID, config, json_option, print_json, read_token
 from vmjobs.errors import VMJobsError
 
-#: Whoever waits for a completion waits for so many seconds.
+#: Timeout of shell completion in seconds.
 _COMPLETION_SECONDS: Final = 1.5
 
 
 def complete_job(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Ids of jobs that do not run, for the shell; none where nobody answers at once."""
+    """Complete ids of idle and held jobs; return none if nothing answers at once."""
     return [job for job in (*_service_ids(), *_condor_ids()) if job.startswith(incomplete)]
 
 
 def _service_ids() -> list[str]:
-    from vmjobs.client import Client, Retries  # noqa: PLC0415 - only what needs the network pays
+    from vmjobs.client import Client, Retries  # noqa: PLC0415 - slow import, network only
     from vmjobs.model import JobState  # noqa: PLC0415
 
     patience = Retries(deadline=_COMPLETION_SECONDS, connect=0.5, read=1.0)
@@ -52,17 +52,17 @@ def _condor_ids() -> list[str]:
 @click.command()
 @click.argument("job", metavar="ID", shell_complete=complete_job)
 @click.option(
-    "--schedd", default="", metavar="NAME", help="Of a job of HTCondor's; default: this host's."
+    "--schedd", default="", metavar="NAME", help="Schedd of an HTCondor job; default: this host's."
 )
 @click.option(
-    "--pool", default="", metavar="COLLECTOR", help="That knows the schedd; default: this host's."
+    "--pool", default="", metavar="COLLECTOR", help="Collector of the schedd; default: this host's."
 )
 @json_option
 def why(job: str, schedd: str, pool: str, as_json: bool) -> None:
-    """Say why the job ID is idle, or held, or where else it is.
+    """Explain why the job ID is idle or held, or where it is.
 
-    ID is a job's id, or CLUSTER.PROC or CLUSTER of a job of HTCondor's, whose requirements are then
-    compared with what the nodes of its pool offer, at the site if it was sent there.
+    ID is a job's id, or CLUSTER.PROC or CLUSTER of an HTCondor job. The requirements of an HTCondor job
+    are compared with the nodes of its pool, at the site if it was sent there.
     """
     if found := CONDOR_ID.fullmatch(job):
         proc = None if found[2] is None else int(found[2])

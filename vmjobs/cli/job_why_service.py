@@ -1,4 +1,4 @@
-"""What the service knows of why a job does not run: of its own jobs, and of images of others."""
+"""Findings of the service for ``vmjobs job why``: on its own jobs, and on images."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vmjobs.errors import ConfigError, NotFound, Unavailable, VMJobsError
 from vmjobs.model import Job, JobEvent, JobState
 from vmjobs.wire import Visibility
 
-#: Events of a job's that are shown, the latest ones.
+#: Number of a job's latest events that are shown.
 EVENTS = 5
 
 
 def explain(place: Place) -> Explanation:
-    """Why a job of HTCondor's is where it is.
+    """Explain the state of an HTCondor job.
 
     Raises:
-        ConfigError: this installation cannot talk to HTCondor.
+        ConfigError: the module htcondor2 is not installed.
         NotFound, Unavailable: see :meth:`condor.why_read.Reader.explain`.
     """
     if find_spec("htcondor2") is None:
@@ -35,17 +35,17 @@ def explain(place: Place) -> Explanation:
 
 
 def view_of_service_job(job_id: str, schedd: str, pool: str) -> View:
-    """Why a job of the service's is where it is. schedd, pool: to ask in place of those that are known.
+    """Explain the state of a job of the service. schedd, pool: override its own.
 
     Raises:
-        NotFound: there is no such job, or it is another's.
+        NotFound: the job does not exist, or belongs to another user.
         Unauthenticated, Unavailable: the service cannot be asked.
     """
     with client() as api:
         job = api.job(job_id)
         events = api.events(job_id)[-EVENTS:]
     facts = [*_facts(job), *map(_fact, events)]
-    message = job.reason.message.partition("\n")[0] or "nobody says why"
+    message = job.reason.message.partition("\n")[0] or "no reason is known"
     said = Finding(job.reason.code, message, _remedy(job))
     if job.state not in {JobState.QUEUED, JobState.HELD, JobState.PREEMPTED}:
         return View(job.id, job.state.value, [said], facts)
@@ -72,14 +72,14 @@ def _remedy(job: Job) -> str:
     if job.state in {JobState.COMPLETED, JobState.CANCELED}:
         return ""
     if job.state is JobState.FAILED:
-        return f"to mend by: {job.reason.actor}; docs/troubleshooting.md goes by the code"
-    return f"vmjobs job log {job.id} has its whole history"
+        return f"action needed by: {job.reason.actor}; docs/troubleshooting.md explains the code"
+    return f"vmjobs job log {job.id} shows its history"
 
 
 def _asked(job: Job, schedd: str, pool: str) -> tuple[Explanation | None, Sequence[Finding]]:
-    """What HTCondor says of a job that waits there."""
+    """Return HTCondor's explanation of a waiting job, and its findings."""
     if job.condor is None:
-        message = "the service has not put it into its schedd's queue yet"
+        message = "the service has not submitted it to its schedd yet"
         return None, [
             Finding("NOT_DISPATCHED", message, "`vmjobs doctor`; is the service's worker running?")
         ]
@@ -88,8 +88,8 @@ def _asked(job: Job, schedd: str, pool: str) -> tuple[Explanation | None, Sequen
     try:
         explanation = explain(place)
     except (ConfigError, NotFound, Unavailable) as error:
-        message = f"what HTCondor knows of it could not be read from here: {error.message}"
-        remedy = f"where HTCondor is: vmjobs job why {ref.cluster}.{ref.proc} --schedd {ref.schedd}"
+        message = f"HTCondor cannot be asked from this host: {error.message}"
+        remedy = f"on a host of the pool: vmjobs job why {ref.cluster}.{ref.proc} --schedd {ref.schedd}"
         return None, [Finding("UNREAD", message, remedy)]
     return explanation, explanation.findings
 
@@ -98,26 +98,24 @@ def _asked(job: Job, schedd: str, pool: str) -> tuple[Explanation | None, Sequen
 
 
 def of_image(explanation: Explanation) -> list[Finding]:
-    """Whether everybody may use the image that an idle job of HTCondor's asks for."""
+    """Check that the image of an idle HTCondor job is public."""
     image = explanation.job.text(names.WANTED_IMAGE)
     if not image or explanation.pool is None:
         return []
     if not config().token_file.exists():
-        message = f"nobody was asked about its image {image}, as there is no token for the service here"
-        return [Finding("IMAGE_UNCHECKED", f"{message}; its node will ask")]
+        message = f"its image {image} was not checked: this host has no token for the service"
+        return [Finding("IMAGE_UNCHECKED", f"{message}; the node checks it")]
     try:
         with client() as api:
             return _seen(api, explanation.job, image)
     except VMJobsError as error:
-        return [
-            Finding("IMAGE_UNCHECKED", f"the service was not asked about its image: {error.message}")
-        ]
+        return [Finding("IMAGE_UNCHECKED", f"its image was not checked: {error.message}")]
 
 
 def _seen(api: Client, job: JobFacts, image: str) -> list[Finding]:
     remedy = f"`vmjobs image list`; condor_qedit {job.id} {names.WANTED_IMAGE} '\"NAME\"'"
     private = False
-    # A name without a namespace is one's own image before it is the library's, which nodes get.
+    # A name without a namespace means the user's own image first, but nodes resolve it in the library.
     for ref in dict.fromkeys(
         [image, image if "/" in image or image.startswith("sha256:") else f"library/{image}"]
     ):
@@ -128,9 +126,9 @@ def _seen(api: Client, job: JobFacts, image: str) -> list[Finding]:
         except NotFound:
             continue
     if private:
-        message = f"its image {image} is not one that everybody may use, so it will be held"
+        message = f"its image {image} is not public, so the job will be held"
         return [
             Finding("IMAGE_NOT_SHARED", message, f"vmjobs image share {image} --public, or {remedy}")
         ]
-    message = f"the service shows no image {image}; without one that everybody may use it will be held"
+    message = f"the service has no public image {image}; without it the job will be held"
     return [Finding("IMAGE_MISSING", message, remedy)]

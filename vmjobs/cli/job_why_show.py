@@ -1,4 +1,4 @@
-"""How `vmjobs job why` shows why a job does not run."""
+"""Output of `vmjobs job why`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from vmjobs.cli.support import echo, print_table
 
 @dataclass(frozen=True)
 class View:
-    """What is shown of a job. state: in words. findings: at least one, the answer first. facts: names
-    and values. explanation: what HTCondor says, if it was asked.
+    """The content of a job's explanation.
+
+    state: as text. findings: at least one, the answer first. facts: names and values. explanation:
+    HTCondor's, if it was asked.
     """
 
     id: str
@@ -26,7 +28,7 @@ class View:
 
 
 def as_plain(view: View) -> dict[str, Any]:
-    """What is known of a job, for programs. The answer is the first of the findings."""
+    """Return the explanation as JSON data. The first finding is the answer."""
     explanation = view.explanation
     pool = explanation.pool if explanation else None
     return {
@@ -41,7 +43,7 @@ def as_plain(view: View) -> dict[str, Any]:
 
 
 def show(view: View) -> None:
-    """Print the answer in a sentence, what adds to it, demands that are not met, and what to do."""
+    """Print the answer, further findings and facts, unmet requirements, and remedies."""
     explanation = view.explanation
     answer, *others = view.findings
     way = explanation.way[1:] if explanation else []
@@ -55,7 +57,7 @@ def show(view: View) -> None:
         echo(f"  its cluster has {_counted(explanation.jobs)}")
     if explanation and explanation.pool and explanation.pool.clauses:
         echo()
-        print_table(("CLAUSE", "WHOSE", "FAILS ON", "VALUES"), _rows(explanation.pool))
+        print_table(("CLAUSE", "SIDE", "FAILS ON", "VALUES"), _rows(explanation.pool))
     remedies = list(dict.fromkeys(f.remedy for f in view.findings if f.remedy))
     if remedies:
         echo("\nwhat to do:")

@@ -1,4 +1,4 @@
-"""Where the log of a process goes and what its lines look like. Only commands configure it."""
+"""Configures the log of a process: destination and format. Only commands call it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-#: What a message may be about. Its template has the word before the argument: ``job %s``.
+#: Subjects of messages; a message template has the word before the argument: ``job %s``.
 SUBJECTS: Final = ("job", "array", "member", "cluster", "node", "image", "build", "pool")
 
 _SUBJECT: Final = re.compile(rf"\b({'|'.join(SUBJECTS)}) $")
@@ -23,17 +23,19 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Tells where it found keys at every start, and with DEBUG what it signs.
+    # It logs at every start where it found keys, and at DEBUG what it signs.
     logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object in a line: time (RFC 3339, UTC), level, logger, message; what it is about, by
-    :data:`SUBJECTS`; exception, with its traceback.
+    """One JSON object per line.
+
+    Keys: time (RFC 3339, UTC), level, logger, message; each of :data:`SUBJECTS` that the message names;
+    exception, with its traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line."""
+        """Return the record as one line."""
         found = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -47,7 +49,7 @@ class JsonLines(logging.Formatter):
 
 
 def _subjects(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
-    """What a record says that it is about: the arguments that its template names."""
+    """Yield a record's subjects: arguments that follow a subject in the template."""
     if not isinstance(record.msg, str) or not isinstance(record.args, tuple):
         return
     conversions = [m for m in _CONVERSION.finditer(record.msg) if m[0] != "%%"]

@@ -1,7 +1,7 @@
-"""The ``vmjobs`` command: nouns and verbs, wired together here and nowhere else.
+"""The ``vmjobs`` command, its subcommands and its error output.
 
-Sub-commands are imported when they are called, so that a client needs none of the libraries of
-a server, and ``vmjobs --help`` is quick.
+Subcommands are imported when they are called, so that a client needs none of the libraries of a
+server, and ``vmjobs --help`` is quick.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ _AS_JSON: Final = f"{__name__}.as_json"
 
 #: name -> (module, attribute, one line of help).
 COMMANDS = {
-    "job": ("vmjobs.cli.job", "job", "Submit jobs and look after them."),
-    "image": ("vmjobs.cli.image", "image", "Build images and look at them."),
+    "job": ("vmjobs.cli.job", "job", "Submit and manage jobs."),
+    "image": ("vmjobs.cli.image", "image", "Build and manage images."),
     "cluster": ("vmjobs.cli.cluster", "cluster", "Operate virtual clusters."),
-    "gateway": ("vmjobs.cli.gateway", "gateway", "Run a grid gateway on this machine."),
-    "node": ("vmjobs.cli.node", "node", "Look at execute nodes."),
+    "gateway": ("vmjobs.cli.gateway", "gateway", "Run a grid gateway on this host."),
+    "node": ("vmjobs.cli.node", "node", "Show execute nodes."),
     "token": ("vmjobs.cli.token", "token", "Make, list and revoke bearer tokens (on the API's host)."),
-    "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this machine."),
+    "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this host."),
     "agent": ("vmjobs.cli.agent", "agent", "Run jobs for HTCondor on this node."),
     "exec": ("vmjobs.cli.exec", "exec_job", "Run one job through this node's agent."),
     "exec-unchanged": (
         "vmjobs.cli.exec_unchanged",
         "exec_unchanged",
-        "Run an unchanged HTCondor job in a VM.",
+        "Run a transparent job.",
     ),
-    "enter": ("vmjobs.cli.enter", "enter", "Go into the VM of an HTCondor job, on its node."),
+    "enter": ("vmjobs.cli.enter", "enter", "Enter the VM of an HTCondor job on its node."),
     "serve": ("vmjobs.cli.serve", "serve", "Serve the REST API."),
     "worker": ("vmjobs.cli.worker", "worker", "Submit and track jobs (Celery worker and beat)."),
-    "doctor": ("vmjobs.cli.doctor", "doctor", "Check this machine and say what is wrong."),
+    "doctor": ("vmjobs.cli.doctor", "doctor", "Check this host and report faults."),
     "completion": ("vmjobs.cli.completion", "completion", "Print shell completion code."),
 }
 
 
 class _Commands(Verbs):
-    """All commands; one whose libraries are not installed says so when it is called.
+    """All commands; one with missing libraries fails with a message when it is called.
 
-    Errors are JSON where a command is asked for JSON.
+    Errors are JSON if the command line has --json.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remember whether JSON is asked for; faulty arguments are to be told as JSON, too."""
+        """Remember whether --json is given: errors in arguments are then JSON, too."""
         ctx.meta[_AS_JSON] = "--json" in takewhile(lambda word: word != "--", args)
         return super().parse_args(ctx, args)
 
@@ -75,13 +75,13 @@ class _Commands(Verbs):
 
 
 def _not_installed(name: str, text: str, module: str) -> click.Command:
-    """A command that says what is missing, in place of one that this installation lacks."""
+    """Return a stand-in for a command that lacks a module; it reports that module."""
 
     @click.command(name, help=text, context_settings={"ignore_unknown_options": True})
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def missing(arguments: tuple[str, ...]) -> None:
         raise ConfigError(
-            f"this installation cannot `vmjobs {name}`: the Python module {module} is missing",
+            f"`vmjobs {name}` cannot run: the Python module {module} is not installed",
             hint="install vmjobs[agent] on execute nodes, vmjobs[server] for the API and its worker",
         )
 
@@ -90,7 +90,7 @@ def _not_installed(name: str, text: str, module: str) -> click.Command:
 
 @click.command(cls=_Commands, verbs=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vmjobs")
-@click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")
+@click.option("-v", "--verbose", is_flag=True, help="Log details on standard error.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: bool) -> None:
     """Run grid jobs in virtual machines."""
@@ -100,7 +100,7 @@ def cli(ctx: click.Context, verbose: bool) -> None:
 
 
 class _Misused(VMJobsError):
-    """The command line is not as the command's help says."""
+    """The command line is invalid."""
 
     code = "USAGE"
 
@@ -112,7 +112,7 @@ def _misused(error: click.ClickException) -> VMJobsError:
 
 
 def _as_json(error: VMJobsError) -> dict[str, Any]:
-    """An error for programs; ``code``, ``hint`` and ``errors`` as in a problem document of the API."""
+    """Return an error as JSON data, with the keys of the API's problem documents."""
     return {
         "code": error.code,
         "message": error.message,
@@ -122,7 +122,7 @@ def _as_json(error: VMJobsError) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point. Errors of ours become one sentence and the right exit status."""
+    """Entry point. A ``VMJobsError`` becomes a message and the matching exit status."""
     try:
         return cli.main(args=arguments, standalone_mode=True)
     except VMJobsError as error:
@@ -140,7 +140,7 @@ def _tell(error: VMJobsError) -> None:
 
 
 def _place(field: str) -> str:
-    """Where a fault is, in words: ``spec.inputs.0.name`` is the name of the first of the inputs."""
+    """Format a field: ``spec.inputs.0.name`` becomes ``inputs, number 1, name``."""
     if not field:
         return "request"
     return re.sub(
@@ -151,7 +151,7 @@ def _place(field: str) -> str:
 
 
 def _print(lines: list[str]) -> None:
-    from vmjobs.cli.support import echo  # noqa: PLC0415 - only where something went wrong
+    from vmjobs.cli.support import echo  # noqa: PLC0415 - only errors need it
 
     for line in lines:
         echo(line, err=True)

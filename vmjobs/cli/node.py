@@ -1,4 +1,4 @@
-"""``vmjobs node``: execute nodes, as the API knows them and as this one describes itself."""
+"""``vmjobs node``: shows the API's execute nodes, and prints this node's machine ad."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def node() -> None:
-    """Look at execute nodes."""
+    """Show execute nodes."""
 
 
 @node.command("list")
@@ -58,7 +58,7 @@ def list_nodes(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show one node: what its probes found, what it caches and runs."""
+    """Show one node: its probe results, cached images, jobs and cluster VMs."""
     with client() as api:
         found = api.node(name)
         taken = {} if as_json else _taken(api, [found])
@@ -79,7 +79,7 @@ def show(name: str, as_json: bool) -> None:
             *([("takes no jobs", found.fault)] if found.fault else []),
             *(("image", digest) for digest in found.images),
             *(("job", job) for job in found.running),
-            *(("machine", name) for name in (taken or {}).get(found.name, _Taken()).members),
+            *(("cluster VM", name) for name in (taken or {}).get(found.name, _Taken()).members),
         ],
     )
     rows = [
@@ -95,7 +95,7 @@ def _working(of: Node) -> str:
 
 @dataclass
 class _Taken:
-    """What clusters' machines have of a node; memory in MiB. members: names of the machines."""
+    """Resources of a node that cluster VMs use; memory in MiB. members: their names."""
 
     cpus: int = 0
     memory: int = 0
@@ -103,7 +103,7 @@ class _Taken:
 
 
 def _taken(api: Client, nodes: Sequence[Node]) -> dict[str, _Taken] | None:
-    """What clusters' machines have of nodes; None for those who may not see clusters."""
+    """Return what cluster VMs use, by node; None if the user may not see clusters."""
     found: dict[str, _Taken] = defaultdict(_Taken)
     if not any(n.cluster_memory for n in nodes):
         return found
@@ -132,12 +132,12 @@ def _for_clusters(of: Node, taken: dict[str, _Taken] | None) -> str:
 
 @node.command()
 @click.option(
-    "--follow", is_flag=True, help="Print them anew whenever they may have changed, until killed."
+    "--follow", is_flag=True, help="Print them again when they may have changed, until killed."
 )
 def ad(*, follow: bool) -> None:
     """Print this node's machine ad attributes, for HTCondor's STARTD_CRON.
 
-    With --follow, that an agent is gone is told at once, and one that has come within a second.
+    --follow reports at once that an agent has ended, and within a second that one has started.
     """
     from condor.node_ad import main  # noqa: PLC0415 - only the execute node needs it
 
@@ -145,7 +145,7 @@ def ad(*, follow: bool) -> None:
 
 
 def ask_agent(path: Path) -> Node | None:
-    """What the agent says of its node now; None if none answers."""
+    """Return the agent's description of its node; None if no agent answers."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""Wires what a node needs to run jobs; shared by ``vmjobs run``, ``agent`` and ``doctor``."""
+"""Builds the parts that run VMs, for ``vmjobs run``, ``agent``, ``doctor`` and others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def fleet(settings: Config, images: ImageSource, cache: Path | None = None) -> Fleet:
-    """The node's hypervisors, not probed yet. Probes boot a kernel of an image that is here."""
+    """Return the node's hypervisors, not yet probed. Probes boot cached kernels."""
 
     def kernels() -> list[Path]:
         found = []
@@ -32,7 +32,7 @@ def fleet(settings: Config, images: ImageSource, cache: Path | None = None) -> F
             try:
                 found.append(images.prepare(digest).kernel)
             except (VMJobsError, OSError) as error:
-                log.warning("no probe boots the image %s: %s", digest, error)
+                log.warning("probes cannot use the image %s: %s", digest, error)
         return [kernel for kernel in found if kernel is not None]
 
     return Fleet(drivers(settings, kernels), settings.probe_seconds, cache)
@@ -45,7 +45,7 @@ def parts(
     runs: Path,
     live: LiveSource | None = None,
 ) -> Parts:
-    """What runs are made with."""
+    """Return the parts that runs use."""
     return Parts(
         images=images,
         choose=hypervisors.choose,
@@ -62,14 +62,14 @@ def parts(
 
 
 def member_journal(settings: Config) -> MemberJournal:
-    """What is kept on this node of the machines of clusters."""
+    """Return the journal of this node's cluster VMs."""
     return MemberJournal(member_directory(settings))
 
 
 def member_parts(
     settings: Config, source: ShareClient, images: ImageSource, hypervisors: Fleet
 ) -> MemberParts:
-    """What machines of clusters are made with."""
+    """Return the parts that cluster VMs use."""
     from condor.worker import WorkerKit  # noqa: PLC0415 - only nodes that have clusters need it
 
     reporter = Reporter(source)

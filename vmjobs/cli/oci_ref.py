@@ -1,4 +1,4 @@
-"""Container images where an image is asked for: imported, and pushed if a job needs it there."""
+"""Imports container images given as a job's image, and pushes them if needed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PARALLEL = 4
 
 
 def resolve_image(ref: str, *, push: bool = False) -> str:
-    """``ref``, or the digest of the image made of the container that it names.
+    """Return ``ref``, or the digest of the image made from the container that it names.
 
-    push: have the image in the repository too. Credentials are those that skopeo or docker keep.
+    push: also push the image to the repository. Credentials are those of skopeo or docker.
 
     Raises:
-        what :func:`images.oci.import_reference` does; what the service says.
+        The errors of :func:`images.oci.import_reference` and of the service.
     """
     if not is_reference(ref):
         return ref
-    from images.oci.fetch import Access  # noqa: PLC0415 - only who names a container pays
+    from images.oci.fetch import Access  # noqa: PLC0415 - slow import, containers only
 
     found = import_container(ref, Access())
     if push:
@@ -38,7 +38,7 @@ def resolve_image(ref: str, *, push: bool = False) -> str:
 
 
 def import_container(ref: str, access: Access, name: str = "", tag: str = "") -> ImportedImage:
-    """Import a container image into the local store, telling what is being done."""
+    """Import a container image into the local store, with a progress bar."""
     from images.oci.importer import import_reference  # noqa: PLC0415
 
     settings = config()
@@ -55,8 +55,8 @@ def import_container(ref: str, access: Access, name: str = "", tag: str = "") ->
 
 
 def push_container(found: ImportedImage, namespace: str = "") -> ImageDetail:
-    """Have an imported image in the repository, under the name that it has here."""
-    # Only this needs the network.
+    """Push an imported image to the repository under its local name."""
+    # Only this function needs the network.
     from vmjobs.cli.image_sending import Terms, from_store, publish, send  # noqa: PLC0415
     from vmjobs.cli.image_support import Name, repository  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""How far long steps are: bars on a terminal's standard error, and lines where there is none."""
+"""Progress of long steps on standard error: bars on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from rich.text import Text
 from vmjobs.cli.support import echo, is_quiet
 from vmjobs.terminal import printable
 
-#: Seconds until a step counts as long, and from then on from one line to the next.
+#: Seconds until the first line of a step, and between later lines.
 FIRST_LINE: Final = 2.0
 NEXT_LINE: Final = 10.0
 
 
 class _Label(ProgressColumn):
-    """What a bar is about: words of others, perhaps, and no markup."""
+    """A bar's description. It may be untrusted text, so rich's markup is off."""
 
     def render(self, task: Task) -> Text:
-        """The words."""
+        """Return the description."""
         return Text(printable(task.description))
 
 
 class _Lines(Progress):
-    """The same in lines, for log files: one every few seconds, and one for each step that follows.
+    """Progress as lines for log files: one every few seconds and at each further step.
 
-    amount: how much of a task is done, in words.
+    amount: returns a task's progress as text.
     """
 
     def __init__(self, amount: Callable[[Task], str]) -> None:
@@ -51,12 +51,12 @@ class _Lines(Progress):
         self._clock = threading.Thread(target=self._tell_on, daemon=True)
 
     def start(self) -> None:
-        """Begin to count the time."""
+        """Start the timer."""
         if not is_quiet():
             self._clock.start()
 
     def stop(self) -> None:
-        """Say nothing more."""
+        """Stop printing."""
         self._is_over.set()
         if self._clock.is_alive():
             self._clock.join()
@@ -83,7 +83,7 @@ class _Lines(Progress):
 
 
 def byte_bars(*more: TextColumn) -> Progress:
-    """A bar of bytes with rate and time left for each task."""
+    """Return a progress display of bytes, with rate and time left for each task."""
     terminal = Console(stderr=True)
     if not terminal.is_terminal:
         return _Lines(_megabytes)
@@ -92,7 +92,7 @@ def byte_bars(*more: TextColumn) -> Progress:
 
 
 def step_bars(*, transient: bool = False) -> Progress:
-    """A bar for each thing that is made, and the step that it is at."""
+    """Return a progress display with the current step of each task."""
     terminal = Console(stderr=True)
     if not terminal.is_terminal:
         return _Lines(lambda task: f"{task.percentage:.0f}%")

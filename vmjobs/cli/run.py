@@ -1,4 +1,4 @@
-"""``vmjobs run``: a job in a VM on this machine, in one process."""
+"""``vmjobs run``: runs a job in a VM on this host, in one process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DOING = {
 @click.option(
     "--console",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="Keep the VM's console in this file; `-`: show it.",
+    help="Write the VM's console to this file; `-`: print it.",
 )
 @json_option
 def run(
@@ -55,14 +55,14 @@ def run(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Run a job in a VM on this machine: no scheduler, no server.
+    """Run a job in a VM on this host: no scheduler, no server.
 
-    With SCRIPT, its output and exit status become this command's own. Without, the image knows
-    what to do, and --exit says how to tell that it is done.
+    With SCRIPT, its output and exit status become this command's own. Without SCRIPT, the image runs
+    its own program, and --exit sets how the end of the job is recognized.
 
     With --json, standard output has the outcome as one JSON document (state, reason, exit, outputs
-    with the file of each, ...) and nothing else: what SCRIPT prints goes to standard error.
-    The exit status is the same.
+    with the file of each, ...) and nothing else: SCRIPT's output goes to standard error. The exit
+    status is the same.
     """
     settings = config()
     files = split_inputs(inputs)
@@ -104,7 +104,7 @@ def run(
 def _execute(this_run: Run) -> Verdict:
     def stop(number: int, _frame: object) -> None:
         this_run.inbox.put(SignalSent(number))
-        signal.signal(number, signal.default_int_handler)  # the next one ends us at once
+        signal.signal(number, signal.default_int_handler)  # a second signal ends this process at once
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
@@ -117,7 +117,7 @@ class _TerminalLease:
         self.last: Report | None = None
 
     def progress(self, report: Report) -> None:
-        """Show where the job is, as long as it has nothing to say itself."""
+        """Show the job's state while its script does not run."""
         self.last = report
         if self._status is None:
             return
@@ -153,7 +153,7 @@ def _console_file(path: Path | None, printed: ByteSink) -> Iterator[ByteSink | N
 
 
 def _outcome(verdict: Verdict, job: LocalJob, report: Report | None) -> dict[str, Any]:
-    """What became of the job, for programs. path: of an output in the guest; file: where it is now."""
+    """Return the outcome as JSON data. Outputs have path: in the guest; file: here."""
     return {
         **(plain(report) if report else {}),
         "state": verdict.state,

@@ -1,4 +1,4 @@
-"""``vmjobs serve``: the REST API under a production server."""
+"""``vmjobs serve``: serves the REST API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vmjobs.cli.support import config
 
 @click.command()
 def serve() -> None:
-    """Serve the REST API until a signal ends it. The database is brought up to date first."""
+    """Serve the REST API until a signal stops it. Database migrations run first."""
     from api.serve import serve as serve_api  # noqa: PLC0415 - the server's extra
 
     settings = config("broker_ca")

@@ -1,4 +1,4 @@
-"""The options that describe a job, the same for ``vmjobs run`` and ``vmjobs job submit``."""
+"""Options that describe a job, shared by ``vmjobs run`` and ``vmjobs job submit``."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Word(click.Path):
-    """A path for the shell to complete, left as it was written: it may be another word."""
+    """A path for shell completion, kept as text: it may be an argument of --program."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The word."""
+        """Return the text unchanged."""
         return str(value)
 
 
-#: What a size's unit is in MiB; as with HTCondor's request_memory, without the B or iB it is the same.
+#: MiB per unit of a size; the suffixes B and iB are optional, as in HTCondor's request_memory.
 _UNITS: Final = {"M": 1, "G": 1024, "T": 1024 * 1024}
 _SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(?:([MGT])(?:I?B)?)?", re.ASCII)
 
 
 def mebibytes(_context: click.Context, _option: click.Parameter, value: str) -> int:
-    """A size in MiB, as it was written or with a unit: ``512``, ``2G``, ``1.5GiB``."""
+    """Parse a size in MiB, or one with a unit: ``512``, ``2G``, ``1.5GiB``."""
     found = _SIZE.fullmatch(value.upper())
     size = Decimal(found[1]) * _UNITS[found[2] or "M"] if found else None
     if size is None or size != int(size):
-        raise click.BadParameter(f"{value!r} is no size in MiB; write 512, 512M or 2G")
+        raise click.BadParameter(f"{value!r} is not a whole number of MiB; write 512, 512M or 2G")
     return int(size)
 
 
@@ -50,25 +50,25 @@ _OPTIONS = (
     click.option(
         "--program",
         is_flag=True,
-        help="Run what the image is for, a container's entry point: all words are its arguments.",
+        help="Run the image's own program, a container's entry point: all words are its arguments.",
     ),
     click.option(
         "--exit",
         "exit",
         metavar="RULE",
-        help="What says how the job ended: `report` by the guest (default), `poweroff` of the "
-        "machine, or `console:REGEX`, a line of its console.",
+        help="How the job's end is recognized: `report` by the guest (default), `poweroff` of the "
+        "VM, or `console:REGEX`, a line of its console.",
     ),
     click.option(
         "--ready",
         metavar="RULE",
-        help="What says that the guest is up: `report` by the guest, `started` (nothing is waited "
-        "for; default where --exit is not `report`), or `console:REGEX`.",
+        help="How a booted guest is recognized: `report` by the guest, `started` (no waiting; "
+        "default if --exit is not `report`), or `console:REGEX`.",
     ),
     click.option(
         "--user-data",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="cloud-init user data for the image, instead of what would run SCRIPT.",
+        help="cloud-init user data for the image, in place of the user data that runs SCRIPT.",
     ),
     click.option(
         "--strategy",
@@ -109,14 +109,14 @@ _OPTIONS = (
         help="Scratch and outputs: MiB, or with a unit.",
     ),
     click.option(
-        "--hypervisor", type=click.Choice([k.value for k in HypervisorKind]), help="Demand one."
+        "--hypervisor", type=click.Choice([k.value for k in HypervisorKind]), help="Require this one."
     ),
     click.option(
         "--network",
         type=click.Choice([m.value for m in NetworkMode]),
         default=NetworkMode.REPOSITORY.value,
         show_default=True,
-        help="What the guest can reach: nothing, its job, or also the world.",
+        help="What the guest can reach: nothing, its guest endpoint, or also outside hosts.",
     ),
     click.option(
         "--boot-seconds", type=int, default=180, show_default=True, help="Deadline to be ready."
@@ -126,14 +126,14 @@ _OPTIONS = (
 
 
 def spec_options(command: _F) -> _F:
-    """Add the options."""
+    """Add the options to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def split_inputs(inputs: tuple[str, ...]) -> dict[str, Path]:
-    """``NAME=FILE`` or ``FILE`` as name in the job's directory and path here."""
+    """Parse ``NAME=FILE`` or ``FILE`` into name in the job's directory and local path."""
     files: dict[str, Path] = {}
     for item in inputs:
         name, equals, path = item.partition("=")
@@ -141,29 +141,29 @@ def split_inputs(inputs: tuple[str, ...]) -> dict[str, Path]:
             name, path = Path(item).name, item
         if name in files:
             why = f"{path} and {files[name]} would both be called {name} in the job's directory"
-            raise InvalidSpec(why, faults=[Fault("inputs", "same_name", f"{why}; say NAME=FILE")])
+            raise InvalidSpec(why, faults=[Fault("inputs", "same_name", f"{why}; use NAME=FILE")])
         files[name] = Path(path)
     return files
 
 
 def split_pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
-    """``NAME=VALUE`` arguments as a dictionary.
+    """Return ``NAME=VALUE`` arguments as a dictionary.
 
     Raises:
-        InvalidSpec: one of them has no ``=``.
+        InvalidSpec: an argument has no ``=``.
     """
     bad = [item for item in items if "=" not in item]
     if bad:
-        why = f"{option} wants NAME=VALUE, not {', '.join(map(repr, bad))}"
+        why = f"{option} requires NAME=VALUE, not {', '.join(map(repr, bad))}"
         raise InvalidSpec(why, faults=[Fault(option, "not_a_pair", why)])
     return dict(item.split("=", 1) for item in items)
 
 
 def read_script(path: Path) -> str:
-    """The script's text.
+    """Return the script's text.
 
     Raises:
-        InvalidSpec: it cannot be read, is empty, or is not text.
+        InvalidSpec: the script cannot be read, is empty, or is not text.
     """
     text = _read_text(path, "script")
     if not text:
@@ -181,7 +181,7 @@ def _read_text(path: Path, field: str) -> str:
 
 
 def strategy_of(script: str | None, fields: Mapping[str, Any]) -> str:
-    """What is meant where ``--strategy`` does not say it."""
+    """Return the default of ``--strategy``."""
     own_rules = any(fields.get(name) is not None for name in ("exit", "ready", "user_data"))
     return Strategy.SCRIPT if script is not None and not own_rules else Strategy.IMAGE
 
@@ -193,10 +193,10 @@ def build_spec(
     environment: tuple[str, ...],
     **fields: Any,
 ) -> JobSpec:
-    """A spec from options.
+    """Build a job spec from options.
 
     Raises:
-        InvalidSpec: with every fault.
+        InvalidSpec: with all faults.
     """
     fields.pop("inputs", None)
     if fields.pop("program", False) and script is not None:

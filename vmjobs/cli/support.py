@@ -1,4 +1,4 @@
-"""What several commands share: settings, client, node parts, tables."""
+"""Helpers of all commands: settings, client, ids, tables and JSON."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: An id of HTCondor's; those of the service begin with 0, even where they are shortened.
+#: An HTCondor job id; ids of the service begin with 0, even shortened ones.
 CONDOR_ID: Final = re.compile(r"([1-9][0-9]{0,9})(?:\.([0-9]{1,10}))?")
-#: Characters of a shortened id: its 12 digits of time, and 4 by chance.
+#: Characters of a shortened id: its 12 digits of time and 4 random ones.
 SHORT_ID: Final = 16
-#: Runs this program again: as it is, wherever it is installed.
+#: Command that runs this program again, wherever it is installed.
 AGAIN: Final = (sys.executable, "-c", "from vmjobs.cli.main import main; main()")
 
 
 @lru_cache(maxsize=1)
 def config(*files: str) -> Config:
-    """The settings of this process. files: those whose files must be readable, where they are set."""
+    """Return this process's settings. files: settings whose files must be readable."""
     return load(files=files)
 
 
 def client() -> Client:
-    """A client for the API with the user's token.
+    """Return a client for the API with the user's token.
 
     Raises:
-        Unauthenticated: there is no token file.
+        Unauthenticated: the token file cannot be read.
     """
-    # Only commands that need the network pay.
+    # A slow import that only commands with network access need.
     from vmjobs.client import Client, Retries  # noqa: PLC0415
 
     settings = config()
@@ -58,13 +58,13 @@ def client() -> Client:
 
 
 def tell_wait(error: VMJobsError, seconds: float) -> None:
-    """Say why a command seems to do nothing."""
+    """Print why a command waits."""
     if not is_quiet():
         echo(f"vmjobs: {error.message}; trying again for up to {seconds:.0f} s", err=True)
 
 
 def read_token(path: Path) -> str:
-    """The token in ``path``."""
+    """Read the token in ``path``."""
     try:
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -75,24 +75,24 @@ def read_token(path: Path) -> str:
 
 
 def node_name(settings: Config) -> str:
-    """This node's name."""
+    """Return this node's name."""
     return settings.node_name or socket.getfqdn()
 
 
 def json_option(command: _F) -> _F:
-    """``--json`` beside the table. Errors are then JSON, too: see ``vmjobs.cli.main``."""
+    """Add ``--json`` to a command. Errors are then JSON, too: see ``vmjobs.cli.main``."""
     text = "Print JSON; an error as a line of JSON on standard error."
     return click.option("--json", "as_json", is_flag=True, help=text)(command)
 
 
 def is_quiet() -> bool:
-    """Whether the command prints JSON: then standard error has nothing but errors."""
+    """Whether the command prints JSON: standard error then has only errors."""
     context = click.get_current_context(silent=True)
     return bool(context and context.params.get("as_json"))
 
 
 def plain(value: Any) -> Any:
-    """Models and tuples as what JSON knows."""
+    """Convert models and tuples to JSON data."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, list | tuple):
@@ -108,14 +108,14 @@ def print_json(value: Any) -> None:
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print lines. Some of it may be what a guest or a node said, and not for the terminal to obey."""
+    """Print lines without control characters: text may come from a guest or a node."""
     click.echo(printable(text, "\n\t"), err=err)  # noqa: TID251 - this is where
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, ids: bool = False) -> None:
-    """Print a table; a terminal decides on colours, a pipe gets plain text of full width.
+    """Print a table; with colours on a terminal, as plain text of full width on a pipe.
 
-    ids: the first column has ids, which a terminal shows as short as they may be given to commands.
+    ids: the first column has ids; a terminal shows them shortened, as commands accept them.
     """
     cells = [["" if cell is None else printable(str(cell), "\n") for cell in row] for row in rows]
     console = Console()
@@ -126,7 +126,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, ids: b
         console = Console(width=200)
     table = Table(*columns, box=None, pad_edge=False)
     for row in cells:
-        # Text, and no markup of rich's, which would even be refused where it is none.
+        # Text: rich would parse a str as markup, and raise if it is invalid.
         table.add_row(*map(Text, row))
     wide = console.options.update(max_width=sys.maxsize)
     if columns[0] and Measurement.get(console, wide, table).maximum > console.width:
@@ -136,8 +136,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, ids: b
 
 
 def print_items(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose last columns say too much for a narrow terminal: as many columns as fit, and
-    what the others say below each row. A pipe gets all of them.
+    """Print a table with as many columns as fit, and the other cells below each row.
+
+    A pipe gets all columns.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     terminal = Console()
@@ -156,7 +157,7 @@ def print_items(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _rest(columns: Sequence[str], cells: Sequence[str]) -> str:
-    """Cells that have no room in their columns; figures need the column's name to be understood."""
+    """Join the cells whose columns do not fit; prefix numbers with the column's name."""
     return "; ".join(
         f"{column.lower()} {cell}" if cell[0].isdigit() else cell
         for column, cell in zip(columns, cells, strict=True)
@@ -165,7 +166,7 @@ def _rest(columns: Sequence[str], cells: Sequence[str]) -> str:
 
 
 def shortened(ids: Sequence[str]) -> list[str]:
-    """Beginnings of ids that tell them apart, and most likely from those that are not shown."""
+    """Shorten ids to prefixes that are unique among them, and most likely overall."""
     length, different = SHORT_ID, len(set(ids))
     while len({each[:length] for each in ids}) < different:
         length += 1
@@ -173,7 +174,7 @@ def shortened(ids: Sequence[str]) -> list[str]:
 
 
 def ago(moment: datetime) -> str:
-    """A time as people say it."""
+    """Return the age of a time as text, such as ``5 min ago``."""
     seconds = int((datetime.now(moment.tzinfo) - moment).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:

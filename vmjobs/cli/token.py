@@ -1,4 +1,4 @@
-"""``vmjobs token``: bearer tokens from the built-in issuer."""
+"""``vmjobs token``: bearer tokens of the built-in issuer."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def token() -> None:
 
 @token.group()
 def create() -> None:
-    """Make a token. It is printed, or written to a file, and kept nowhere else."""
+    """Make a token. It is printed or written to a file, and stored nowhere else."""
 
 
 _lifetime = click.option(
     "--days", type=click.FloatRange(min=0.0007), default=30.0, show_default=True, help="Lifetime."
 )
 _file = click.option(
-    "--file", type=click.Path(path_type=Path), help="Write it there (0600), not to stdout."
+    "--file", type=click.Path(path_type=Path), help="Write it to this file (0600), not to stdout."
 )
 _offline = click.option(
-    "--offline", is_flag=True, help="Do without the database: the token is listed once it is used."
+    "--offline", is_flag=True, help="Do not use the database: the token is listed once it is used."
 )
 
 
@@ -53,7 +53,7 @@ _offline = click.option(
 def user(
     subject: str, groups: tuple[str, ...], admin: bool, days: float, file: Path | None, offline: bool
 ) -> None:
-    """A token with which SUBJECT submits jobs and looks after them, and after images."""
+    """Make a token with which SUBJECT submits and manages jobs and images."""
     issuer = make_issuer(config())
     scopes = USER_SCOPES | {Scope.ADMIN} if admin else USER_SCOPES
     _hand_out(issuer, issuer.user_token(subject, scopes, days * 86400, groups), file, offline)
@@ -65,7 +65,7 @@ def user(
 @_file
 @_offline
 def rooster(pool: str, days: float, file: Path | None, offline: bool) -> None:
-    """A token with which the condor_rooster of POOL has clusters wake that sleep."""
+    """Make a token with which the condor_rooster of POOL wakes clusters without VMs."""
     issuer = make_issuer(config())
     _hand_out(issuer, issuer.rooster_token(pool, lifetime=days * 86400), file, offline)
 
@@ -76,23 +76,23 @@ def rooster(pool: str, days: float, file: Path | None, offline: bool) -> None:
 @_file
 @_offline
 def node(name: str, days: float, file: Path | None, offline: bool) -> None:
-    """A token with which the agent of node NAME announces itself and fetches images."""
+    """Make a token with which the agent of node NAME announces it and fetches images."""
     issuer = make_issuer(config())
     _hand_out(issuer, issuer.node_token(name, lifetime=days * 86400), file, offline)
 
 
 for _command in (user, rooster, node):
-    _former = copy.copy(_command)  # how they were spelt before there was `create`
+    _former = copy.copy(_command)  # the spelling before `create` existed
     _former.hidden = True
     token.add_command(_former)
 
 
 @token.command("list")
 @click.option("--subject", metavar="NAME", help="Only those of this user, node or pool.")
-@click.option("--all", "everything", is_flag=True, help="Expired and revoked ones, too.")
+@click.option("--all", "everything", is_flag=True, help="Also expired and revoked ones.")
 @json_option
 def list_tokens(subject: str | None, everything: bool, as_json: bool) -> None:
-    """List the tokens that work."""
+    """List the valid tokens."""
     with _register() as register:
         found = register.tokens(subject, everything=everything)
     if as_json:
@@ -107,7 +107,7 @@ def list_tokens(subject: str | None, everything: bool, as_json: bool) -> None:
 @click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="The token in this file.")
 @json_option
 def revoke(ids: tuple[str, ...], subject: str | None, file: Path | None, as_json: bool) -> None:
-    """Have tokens work no more, within 10 seconds. The beginning of an ID is enough."""
+    """Revoke tokens, within 10 seconds. A unique prefix of an ID suffices."""
     if not (ids or subject or file):
         raise InvalidRequest("no token is named", hint="give an ID, --subject NAME or --file FILE")
     with _register() as register:
@@ -119,7 +119,7 @@ def revoke(ids: tuple[str, ...], subject: str | None, file: Path | None, as_json
         if subject is not None:
             of_subject = [record.id for record in register.tokens(subject)]
             if not of_subject:
-                raise NotFound(f"{subject} has no token that works", hint="vmjobs token list --all")
+                raise NotFound(f"{subject} has no valid token", hint="vmjobs token list --all")
             chosen += of_subject
         done = register.revoke(chosen)
     if as_json:
@@ -138,7 +138,7 @@ def _hand_out(issuer: Issuer, text: str, file: Path | None, offline: bool) -> No
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as sink:
-        os.fchmod(handle, 0o600)  # it may have been there before
+        os.fchmod(handle, 0o600)  # the file may have existed
         sink.write(text + "\n")
 
 

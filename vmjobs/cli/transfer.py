@@ -20,7 +20,7 @@ def upload_all(api: Client, files: Mapping[str, Path]) -> tuple[InputFile, ...]:
     """Upload input files that the repository does not have yet.
 
     Raises:
-        InvalidSpec: with a fault for every file that is not there.
+        InvalidSpec: files do not exist; with a fault for each.
     """
     missing = [
         Fault(f"inputs.{n}", "missing_input", f"no file {p}")
@@ -45,13 +45,13 @@ def _upload(api: Client, name: str, path: Path, shown: Progress) -> InputFile:
 def download_all(
     api: Client, job_id: str, wanted: tuple[Output, ...], directory: Path
 ) -> tuple[list[Path], list[str]]:
-    """Fetch outputs of one job into a directory, each whole and verified; of others say why not."""
+    """Download and verify outputs of a job; return their paths, and error messages."""
     fetched, failed = [], []
     with byte_bars() as shown:
         for output in wanted:
             try:
                 fetched.append(_download(api, job_id, output, directory, shown))
-            except InvalidRequest as error:  # this host cannot have it; the next may be good
+            except InvalidRequest as error:  # this host cannot store it; continue with the next
                 failed.append(f"{job_id} {output.path}: {error.message}")
     return fetched, failed
 

@@ -1,4 +1,4 @@
-"""Groups of commands that are imported when they are called, so that ``--help`` is quick."""
+"""Command groups that import a command when it is called, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-#: name -> (module, attribute, one line of help); without help it is not shown. The help stands here so
-#: that listing the commands imports none of them.
+#: name -> (module, attribute, one line of help); a command without help is hidden. The help is in the
+#: table so that listing the commands imports none of them.
 Table = Mapping[str, tuple[str, str, str]]
 
 
@@ -22,11 +22,11 @@ class Verbs(click.Group):
         self.verbs = verbs
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
+        """Return the names of the commands whose modules exist."""
         return [name for name, (module, _, _) in self.verbs.items() if importlib.util.find_spec(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them, imported."""
+        """Import and return a command."""
         if cmd_name not in self.list_commands(ctx):
             return None
         module, attribute, _ = self.verbs[cmd_name]
@@ -34,7 +34,7 @@ class Verbs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List them in a help text."""
+        """Write the list of commands of a help text."""
         with formatter.section("Commands"):
             lines = [(name, self.verbs[name][2]) for name in self.list_commands(ctx)]
             formatter.write_dl([line for line in lines if line[1]])

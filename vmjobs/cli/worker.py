@@ -1,4 +1,4 @@
-"""``vmjobs worker``: takes jobs to HTCondor and hears what becomes of them, or builds images."""
+"""``vmjobs worker``: submits jobs to HTCondor and tracks them, or builds images."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 @click.command()
 @click.option("--concurrency", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--no-beat", is_flag=True, help="Leave the clock to another worker.")
+@click.option("--no-beat", is_flag=True, help="Leave Celery beat to another worker.")
 @click.option("--builds", is_flag=True, help="Build images, one at a time, and do nothing else.")
 def worker(concurrency: int, no_beat: bool, builds: bool) -> None:
-    """Submit and track jobs: a Celery worker with its clock.
+    """Submit and track jobs: a Celery worker with Celery beat.
 
-    With --builds: build images that were asked for by `vmjobs image build --remote`; needs
-    mmdebstrap and a hypervisor, and neither HTCondor nor a clock, and does not run as root.
+    With --builds, build the images requested by `vmjobs image build --remote`. This needs mmdebstrap
+    and a hypervisor, but neither HTCondor nor Celery beat, and does not run as root.
     """
     from repository.service import open_repository  # noqa: PLC0415 - the server's extra
 
@@ -65,7 +65,7 @@ def _dispatch(settings: Config, concurrency: int, *, beat: bool) -> None:
 
 
 def _pools(settings: Config) -> dict[str, Pool]:
-    """What virtual clusters may join."""
+    """Return the pools that virtual clusters may join, by name."""
     if not settings.pools:
         return {}
     from condor.pool import CondorPool  # noqa: PLC0415
@@ -77,11 +77,11 @@ def _pools(settings: Config) -> dict[str, Pool]:
 
 
 def _refuse_root() -> None:
-    """Raises ConfigError before anything is made that would be root's."""
+    """Raise ConfigError before any file is created that root would own."""
     if os.geteuid() == 0:
         raise ConfigError(
-            "a builder does not run as root: scripts of the packages that users ask for would, too",
-            hint="start it as a user of its own, who owns image_dir and state_dir: "
+            "a builder does not run as root: scripts of the packages that users request would, too",
+            hint="start it as a separate user who owns image_dir and state_dir: "
             "setpriv --reuid USER --regid GROUP --init-groups vmjobs worker --builds",
         )
 
@@ -116,21 +116,21 @@ def _build(settings: Config) -> None:
 
 
 def _check_builder(settings: Config) -> None:
-    """Raises BuildError, NoHypervisor: every build on this machine would fail."""
+    """Raise BuildError or NoHypervisor if every build on this host would fail."""
     from images.store import ImageStore  # noqa: PLC0415
     from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
 
     if shutil.which("mmdebstrap") is None:
-        raise BuildError("mmdebstrap is not installed, and images cannot be built without it")
+        raise BuildError("mmdebstrap is not installed; images cannot be built without it")
     if not any(result.works for result in fleet(settings, ImageStore(settings.images)).probe()):
         raise NoHypervisor(
-            "no hypervisor works on this machine, and images must boot before they are published",
+            "no hypervisor works on this host, and images must boot before they are published",
             hint="`vmjobs doctor` shows what is wrong",
         )
 
 
 def _take_up(settings: Config) -> None:
-    """Have builds done that were cut short; brokers that repeat messages do so, too."""
+    """Requeue interrupted builds; a broker that redelivers messages does so, too."""
     from repository.broker import Publisher  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
 
@@ -139,7 +139,7 @@ def _take_up(settings: Config) -> None:
         for build in repository.builds.abandoned():
             publisher.build_image(build)
     except Unavailable as error:
-        log.warning("builds that were cut short wait for the sweep: %s", error.message)
+        log.warning("interrupted builds wait for the periodic sweep: %s", error.message)
     finally:
         publisher.close()
         repository.close()

@@ -1,14 +1,14 @@
-"""The client library: everything that talks to the API speaks through it.
+"""The client library of the REST API.
 
-- :class:`Client` for people and their programs: submit, watch, read, cancel.
-- :class:`Images` for their images: push, publish, name, share, look after.
+- :class:`Client` for users and their programs: submit, watch, read, cancel.
+- :class:`Images` for their images: push, publish, tag, share, maintain.
 - :class:`JobAgentClient` for the agent that runs one job (a ``vmjobs.ports.JobSource``).
 - :class:`CondorJobClient` for the checkpoints of transparent jobs (a ``vmjobs.ports.CheckpointStore``).
-- :class:`ImageClient` fetches images for a node's cache, :class:`NodeClient` announces a node,
-  :class:`ShareClient` speaks for the machines of clusters on it (a ``vmjobs.ports.ShareSource``).
+- :class:`ImageClient` fetches images for a node's cache, :class:`NodeClient` registers a node,
+  :class:`AssignmentClient` serves the cluster VMs of a node (a ``vmjobs.ports.AssignmentSource``).
 
-All raise the errors of :mod:`vmjobs.errors`: what the service answered with, or
-``Unavailable("api", …)`` where it cannot be reached.
+All raise the errors of :mod:`vmjobs.errors`: the error that the service answered with, or
+``Unavailable("api", …)`` if the service is unreachable.
 """
 
 from vmjobs.client.agent import (

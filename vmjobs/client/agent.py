@@ -1,4 +1,4 @@
-"""The API as an execute node uses it: one job, its image, and the node itself."""
+"""API clients of an execute node: for a job, its image, the node, and its cluster VMs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from vmjobs.ports import ContentReceiver
 from vmjobs.wire import CondorJobClaim, CondorJobTicket, NodeWishes, UploadRequest
 from vmjobs.wire import Upload as OpenUpload
 
-#: A repository that is restarted or moved is no reason to lose a job that is running well.
+#: Long, so that running jobs survive a restart or move of the repository.
 AGENT_RETRIES: Final = Retries(deadline=300.0, ceiling=10.0)
-#: Seconds in which a repository has to say whether a machine may be saved there.
+#: Time for a repository to accept the upload of a checkpoint, in seconds.
 BRIEF_SECONDS: Final = 10.0
-#: What an agent asks about clusters it asks again soon, with what has become of them meanwhile.
+#: Short, because an agent soon repeats requests about clusters with their then current state.
 SHARE_RETRIES: Final = Retries(deadline=15.0)
-#: The service answers at the latest after so many seconds, whatever it was asked to wait.
+#: Maximum time that the service waits before it answers, in seconds.
 MAX_WAIT: Final = 30.0
-#: Seconds until the next question where the service did not wait.
+#: Seconds until the next request if the service answered without waiting.
 CROWDED_PAUSE: Final = 5.0
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 APPEND_BYTES: Final = 4 * 1024 * 1024
-#: More than this is never taken for a manifest, a content's layout, a segment; in bytes.
+#: Maximum sizes of a manifest, a content's layout and a segment, in bytes.
 MAX_MANIFEST: Final = 4 * 1024 * 1024
 MAX_LAYOUT: Final = 257 * 1024 * 1024
 MAX_SEGMENT: Final = 9 * 1024 * 1024
@@ -58,7 +58,7 @@ def encoded(model: BaseModel) -> bytes:
 
 
 class _SavedJob:
-    """A job whose machine is saved, with the job's own token. path: of the job."""
+    """Uploads and fetches a job's checkpoint, with the job's token. path: of the job."""
 
     def __init__(self, http: Transport, path: str) -> None:
         self._http = http
@@ -72,7 +72,7 @@ class _SavedJob:
     def open_upload(self, size: int) -> UploadClient:
         """See :class:`vmjobs.ports.JobSource`."""
         body = encoded(UploadRequest(size=size))
-        # A machine stands still while this is waited for. (One whose answer is lost is given up.)
+        # The VM is paused during this call. An upload whose answer is lost expires.
         answer = self._http.call(
             "POST",
             "/v1/uploads",
@@ -147,18 +147,21 @@ class JobAgentClient(_SavedJob):
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """See :class:`vmjobs.ports.JobSource`."""
         if why := refusal(path):
-            # Said here, because dots in a URL are resolved before anybody could refuse them.
+            # Checked here, because the HTTP client resolves dots in a URL before the service sees them.
             raise InvalidRequest(f"the output's name is refused: {why}")
         target = f"{self._mine()}/outputs/{quote(path)}"
         return parse(Output, self._http.call("PUT", target, body=Upload(source, size)))
 
     def _post(self, path: str, body: bytes, headers: dict[str, str]) -> requests.Response:
-        # Claims, reports and appended bytes may all be repeated: the API is made for it.
+        # The API accepts repeated claims, reports and appended bytes.
         return self._http.call("POST", path, body=body, headers=headers, repeatable=True)
 
 
 class CondorJobClient(_SavedJob):
-    """The checkpoints of a transparent job, by its node's token: a ``vmjobs.ports.CheckpointStore``."""
+    """The checkpoints of a transparent job (a ``vmjobs.ports.CheckpointStore``).
+
+    token: the node's.
+    """
 
     def __init__(
         self,
@@ -238,15 +241,15 @@ class ImageClient:
 
         Raises:
             NotFound: there is no such image.
-            DigestMismatch: what arrived is another manifest.
+            DigestMismatch: the received bytes do not match the digest.
         """
         data = self._whole(f"/v1/images/{_quoted(digest)}/manifest", MAX_MANIFEST)
         if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
-            raise DigestMismatch(f"what came as the manifest {digest} has other bytes")
+            raise DigestMismatch(f"manifest {digest}: the received bytes do not match the digest")
         return data
 
     def signature(self, digest: str) -> str:
-        """All signatures of an image, with spaces between; the caller checks them.
+        """All signatures of an image, separated by spaces; the caller checks them.
 
         Raises:
             NotFound: there is no such image.
@@ -258,7 +261,7 @@ class ImageClient:
         """The layout of a content of an image; the caller checks it.
 
         Raises:
-            NotFound: there is no such image, or the content is none of its.
+            NotFound: there is no such image, or the content does not belong to it.
         """
         path = f"/v1/images/{_quoted(image)}/contents/{_quoted(content)}/layout"
         return self._whole(path, MAX_LAYOUT)
@@ -267,7 +270,7 @@ class ImageClient:
         """A stored segment of an image; the caller checks it.
 
         Raises:
-            NotFound: there is no such image, or the segment is none of its.
+            NotFound: there is no such image, or the segment does not belong to it.
         """
         return self._whole(f"/v1/images/{_quoted(image)}/segments/{segment.hex()}", MAX_SEGMENT)
 
@@ -275,16 +278,16 @@ class ImageClient:
         """A part of a stored segment, and the size of the whole; the caller checks it.
 
         Raises:
-            NotFound: there is no such image, or the segment is none of its.
+            NotFound: there is no such image, or the segment does not belong to it.
         """
         path = f"/v1/images/{_quoted(image)}/segments/{segment.hex()}"
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"}
         answer = self._http.call("GET", path, headers=headers)
-        if answer.status_code != 206:  # somebody on the way knows of no ranges
+        if answer.status_code != 206:  # a proxy does not support ranges
             return answer.content[begin:end], len(answer.content)
         first, _, whole = answer.headers.get("Content-Range", "").partition("/")
         if not first.startswith(f"bytes {begin}-") or not whole.isdigit():
-            raise Unavailable("api", "the API answers with a range that was not asked for")
+            raise Unavailable("api", "the API answered with another range than requested")
         return answer.content[: end - begin], int(whole)
 
     def _whole(self, path: str, limit: int) -> bytes:
@@ -292,13 +295,13 @@ class ImageClient:
 
 
 def whole(http: Transport, path: str, limit: int) -> bytes:
-    """What there is at a path, of at most ``limit`` bytes.  Raises DigestMismatch if it is more."""
+    """Download at most ``limit`` bytes.  Raises DigestMismatch if the resource has more."""
     data = bytearray()
 
     def take(piece: bytes) -> None:
         data.extend(piece)
         if len(data) > limit:
-            raise DigestMismatch(f"what came from {path} has more than {limit} bytes")
+            raise DigestMismatch(f"{path} has more than {limit} bytes")
 
     http.download(path, take)
     return bytes(data)
@@ -309,7 +312,7 @@ def _quoted(digest: str) -> str:
 
 
 class NodeClient:
-    """Announces a node, with the node's token."""
+    """Registers a node, with the node's token."""
 
     def __init__(
         self,
@@ -326,8 +329,10 @@ class NodeClient:
         self._http.close()
 
     def put_node(self, node: Node, *, renew: bool = False) -> NodeWishes:
-        """Tell the API what this node has and does; what the node is asked to do. renew: ask for a new
-        token, too, which there is in the second half of the present one's life.
+        """Register the node's state; returns the service's requests to the node.
+
+        renew: also request a new token, which the service issues in the second half of the present
+        token's lifetime.
         """
         path = f"/v1/nodes/{quote(node.name, safe='')}"
         params = {"renew": "true"} if renew else {}
@@ -336,9 +341,9 @@ class NodeClient:
 
 
 class ShareClient:
-    """What a node is to have of virtual clusters, with its token: a ``vmjobs.ports.ShareSource``.
+    """The cluster VMs of a node, with its token (a ``vmjobs.ports.AssignmentSource``).
 
-    It also speaks for those who log in to machines there: a ``vmjobs.ports.SessionSource``.
+    It also carries login sessions of these VMs (a ``vmjobs.ports.SessionSource``).
     """
 
     def __init__(
@@ -351,7 +356,7 @@ class ShareClient:
         retries: Retries = SHARE_RETRIES,
     ) -> None:
         self._http = Transport(url, token, session=session, retries=retries)
-        # One try waits for as long as the service may, and there is no second one.
+        # A single try that lasts as long as the service may wait.
         patience = replace(retries, deadline=MAX_WAIT + retries.deadline)
         self._waiting = Transport(url, token, session=session, retries=patience)
         self._node = f"/v1/nodes/{quote(node, safe='')}"
@@ -384,7 +389,7 @@ class ShareClient:
             left = end - time.monotonic()
             if found.revision != seen or left <= 0:
                 return found
-            # So many nodes wait that the service lets no more of them do so.
+            # The service answered at once, because too many nodes wait already.
             self._waiting.pause(min(left, CROWDED_PAUSE))
             left = end - time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Virtual clusters as operators and their programs use them."""
+"""The API of virtual clusters, for operators and their programs."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class Clusters:
     def __init__(self, http: Transport) -> None:
         self._http = http
 
-    # -- looking
+    # -- reading
 
     def list(self) -> builtins.list[Cluster]:
-        """All clusters, by name; without their members."""
+        """All clusters, by name; without their VMs."""
         pages = self._http.pages(ClusterList, "/v1/clusters")
         return [cluster for page in pages for cluster in page.clusters]
 
     def get(self, name: str) -> Cluster:
-        """One cluster with its members."""
+        """One cluster with its VMs."""
         return self._http.get(Cluster, _cluster(name))
 
     def events(self, name: str, after: int = 0) -> builtins.list[ClusterEvent]:
-        """A cluster's history past event number ``after``: the last thousand lines are kept."""
+        """A cluster's events past number ``after``; the service keeps the last thousand."""
         path = f"{_cluster(name)}/events"
         return builtins.list(self._http.get(ClusterEvents, path, {"after": after}).events)
 
     def console(self, name: str, member: str, offset: int = 0, incarnation: int = 0) -> Iterator[bytes]:
-        """What a member's machine said on its console, from ``offset`` to where it ends now.
+        """The console of a cluster VM, from ``offset`` to its present end.
 
-        member: its name. incarnation: of which machine; 0: the last one; the one before it is kept.
+        member: the VM's name. incarnation: 0: the last one; the service also keeps the one before it.
         """
         path = f"{_cluster(name)}/members/{_part(member)}/console?incarnation={incarnation}"
         return files.read_stream(self._http, path, offset)
@@ -66,7 +66,7 @@ class Clusters:
     # -- changing
 
     def put(self, spec: ClusterSpec) -> Applied:
-        """Declare a cluster. Declaring the same again changes nothing.
+        """Declare a cluster. An identical declaration changes nothing.
 
         Raises:
             InvalidSpec: with every fault of the declaration.
@@ -76,11 +76,11 @@ class Clusters:
         return self._send(Applied, "PUT", _cluster(spec.name), spec)
 
     def assess(self, spec: ClusterSpec) -> Assessment:
-        """How much of a declaration would run now; nothing is changed.  Raises as :meth:`put`."""
+        """Ask how much of a declaration would run now.  Raises as :meth:`put`."""
         return self._send(Assessment, "POST", "/v1/cluster-assessments", spec)
 
     def scale(self, name: str, size: int) -> Cluster:
-        """Have another number of machines.
+        """Change the number of VMs.
 
         Raises:
             Conflict: the cluster is being deleted.
@@ -88,15 +88,15 @@ class Clusters:
         return self._send(Cluster, "POST", f"{_cluster(name)}/scale", Scale(size=size))
 
     def wake(self, name: str) -> None:
-        """Have a machine in a cluster that demand has left none; else nothing changes."""
+        """Start a VM in a cluster that autoscaling has scaled to zero."""
         self._http.call("POST", f"{_cluster(name)}/wake", repeatable=True)
 
     def drain(self, name: str) -> Cluster:
-        """Let all machines end with their jobs, and start none until :meth:`resume`."""
+        """Let all VMs end with their jobs, and start none until :meth:`resume`."""
         return self._send(Cluster, "POST", f"{_cluster(name)}/drain")
 
     def resume(self, name: str) -> Cluster:
-        """Start machines again after :meth:`drain`.
+        """Start VMs again after :meth:`drain`.
 
         Raises:
             Conflict: the cluster is being deleted.
@@ -104,8 +104,7 @@ class Clusters:
         return self._send(Cluster, "POST", f"{_cluster(name)}/resume")
 
     def retry(self, name: str) -> Cluster:
-        """Try again at once what has failed: nodes and images that only failed, and a declaration
-        that the cluster went back from.
+        """Retry failed nodes and images, and a rolled-back declaration, without backoff.
 
         Raises:
             Conflict: the cluster is being deleted.
@@ -113,8 +112,9 @@ class Clusters:
         return self._send(Cluster, "POST", f"{_cluster(name)}/retry")
 
     def delete(self, name: str, mode: Literal["drain", "now"] = "drain") -> Cluster:
-        """Have a cluster gone: once its jobs have ended, or now. It is there until its machines are
-        known to be gone.
+        """Delete a cluster: once its jobs have ended, or now.
+
+        The cluster exists until its VMs are known to be gone.
         """
         answer = self._http.call("DELETE", _cluster(name), params={"mode": mode})
         return parse(Cluster, answer)
@@ -122,11 +122,11 @@ class Clusters:
     # -- logging in
 
     def open_session(self, name: str, member: str, key: str) -> Session:
-        """Have a member's machine let in, once, who holds the private half of an OpenSSH public key.
+        """Open a session for one login to a cluster VM, with an OpenSSH public key.
 
         Raises:
-            NotFound: there is no such member.
-            MachineNotRunning, NoLogin: nobody can log in to its machine now.
+            NotFound: there is no such VM.
+            VmNotRunning, LoginUnavailable: logins to the VM are impossible now.
             Unavailable: its node does not answer.
         """
         path = f"{_cluster(name)}/members/{_part(member)}/sessions"
@@ -151,7 +151,7 @@ def _cluster(name: str) -> str:
 
 
 def _part(name: str) -> str:
-    """A name as a part of a path. Dots alone would be resolved before anybody could refuse them."""
+    """Quote a name for a path; refuses dots alone, which the HTTP client would resolve."""
     if not name.strip() or name in {".", ".."}:
-        raise NotFound(f"there is nothing called {name!r}")
+        raise NotFound(f"{name!r}: not found")
     return quote(name, safe="")

@@ -1,4 +1,4 @@
-"""What an HTTP failure means, as one of our errors."""
+"""Converts HTTP error responses to the errors of :mod:`vmjobs.errors`."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ _BY_STATUS: Final[dict[int, type[VMJobsError]]] = {
     413: PayloadTooLarge,
     507: StorageFull,
 }
-#: A longer problem document is not read to its end.
+#: Maximum size of a problem document.
 MAX_PROBLEM_BYTES: Final = 4 * 1024 * 1024
 
 
 class ServiceError(VMJobsError):
-    """The service failed inside. ``hint`` says what to tell its operators."""
+    """An internal error of the service. ``hint`` says what to report to its operators."""
 
     code = "INTERNAL"
     exit_code = 70
 
 
 def error_from(response: requests.Response) -> VMJobsError:
-    """The error that a response with a status of 300 or more stands for."""
+    """Convert a response with a status of 300 or more to an error."""
     status = response.status_code
     problem = _problem(response)
     if problem is None:
         if status in {429, 502, 503, 504}:
-            return Unavailable("api", f"the API at {_origin(response)} answers with {status}")
+            return Unavailable("api", f"the API at {_origin(response)} answered with HTTP {status}")
         if status < 400:
-            return Unavailable("api", f"the API at {_origin(response)} redirects elsewhere")
+            return Unavailable("api", f"the API at {_origin(response)} answered with a redirect")
         problem = Problem(title="", status=status, detail=f"the API answered with HTTP {status}")
     message = problem.detail or problem.title or f"the API answered with HTTP {status}"
     if status in {429, 503}:
@@ -57,13 +57,13 @@ def error_from(response: requests.Response) -> VMJobsError:
     faults = [Fault(f.field, f.code, f.message) for f in problem.errors]
     error = _kind(problem)(message, hint=problem.hint, faults=faults)
     if problem.code:
-        # The service may be newer and know finer codes than this client has classes for.
+        # A newer service may use codes for which this client has no classes.
         vars(error)["code"] = problem.code
     return error
 
 
 def error_of(code: str, message: str, hint: str = "") -> VMJobsError:
-    """What the service tells of a failure that is not that of a request, as an error of ours."""
+    """Convert a failure in a resource, such as a failed build, to an error."""
     kinds = [k for k in _all_kinds(VMJobsError) if k.code == code and k is not Unavailable]
     error = (kinds[0] if kinds else ServiceError)(message, hint=hint)
     vars(error)["code"] = code
@@ -90,7 +90,7 @@ def _problem(response: requests.Response) -> Problem | None:
     if response.headers.get("Content-Type", "").partition(";")[0] != "application/problem+json":
         return None
     try:
-        # The content may be there already (a plain call) or still on the wire (a download).
+        # The content has been read (a plain call), or is still to be received (a download).
         data = next(response.iter_content(MAX_PROBLEM_BYTES), b"")
         return Problem.model_validate_json(data)
     except (ValidationError, requests.RequestException):

@@ -1,4 +1,4 @@
-"""Local files on one side, the API's bytes on the other."""
+"""Transfers between local files and the API."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from vmjobs.ports import Progress
 
 
 def describe(path: Path, name: str) -> InputFile:
-    """A local file as an input called ``name``, with digest and size.
+    """Describe a local file as an input called ``name``, with digest and size.
 
     Raises:
-        InvalidRequest: it is no readable regular file, or ``name`` is no good path.
+        InvalidRequest: it is not a readable regular file, or ``name`` is not a safe path.
     """
     try:
         if not path.is_file():
-            raise InvalidRequest(f"{path} is not a file")
+            raise InvalidRequest(f"{path} is not a regular file")
         with path.open("rb") as source:
             digest = hashlib.file_digest(source, "sha256").hexdigest()
             size = source.tell()
@@ -36,13 +36,13 @@ def describe(path: Path, name: str) -> InputFile:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
         faults = faults_of(error)
-        raise InvalidRequest(f"{name!r} cannot be an input's name", faults=faults) from error
+        raise InvalidRequest(f"{name!r} is not a valid name of an input", faults=faults) from error
 
 
 def fetch(
     http: Transport, url: str, directory: Path, output: Output, progress: Progress | None
 ) -> Path:
-    """Fetch an output into ``directory``: verified, and whole or not at all."""
+    """Fetch an output into ``directory``, verified and atomically."""
     try:
         target = below(directory, output.path)
     except ValueError as error:
@@ -58,13 +58,13 @@ def fetch(
     except OSError as error:
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
     finally:
-        with suppress(OSError):  # its directory may be none
+        with suppress(OSError):  # its directory may not exist
             partial.unlink(missing_ok=True)
     return target
 
 
 def read_stream(http: Transport, url: str, offset: int) -> Iterator[bytes]:
-    """The bytes from ``offset`` to the present end; none where nothing was added."""
+    """Yield the bytes from ``offset`` to the present end; none if nothing was added."""
     headers = {"Accept-Encoding": "identity"}
     if offset:
         headers["Range"] = f"bytes={offset}-"

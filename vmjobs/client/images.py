@@ -1,4 +1,4 @@
-"""The image repository as people and their programs use it."""
+"""The API of the image repository, for users and their programs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from vmjobs.wire import (
     VerifyReport,
 )
 
-#: A repository that is restarted in the middle of a long transfer is no reason to give it up.
+#: Long, so that transfers survive a restart of the repository.
 TRANSFER_RETRIES: Final = Retries(deadline=120.0, ceiling=5.0)
-#: Seconds between two looks at a build: after a change, and at most.
+#: Poll intervals of a build in seconds: after a change, and the maximum.
 FIRST_POLL: Final = 0.3
 LAST_POLL: Final = 2.0
 
@@ -43,10 +43,11 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Images(Closing):
-    """One person's view of the images of a service.
+    """The images of a service that one user may see.
 
-    Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``QuotaExceeded``,
-    ``ImageRejected``, ``ImageInUse`` …, and ``Unavailable`` where it does not answer in time.
+    Methods raise the error that the service answers with: ``NotFound``, ``Forbidden``,
+    ``QuotaExceeded``, ``ImageRejected``, ``ImageInUse`` …, and ``Unavailable`` if it does not answer
+    in time.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class Images(Closing):
         """Give connections back; calls that wait for another try fail at once."""
         self._http.close()
 
-    # -- looking
+    # -- reading
 
     def list(self) -> list[ImageInfo]:
-        """The images that can be named, one entry for each name."""
+        """The tagged images, one entry for each tag."""
         pages = self._http.pages(ImageList, "/v1/images")
         return [image for page in pages for image in page.images]
 
@@ -77,16 +78,16 @@ class Images(Closing):
     # -- changing
 
     def publish(self, publication: Publication) -> ImageDetail:
-        """Make an image of contents that are there, and give it a name."""
+        """Make an image of uploaded contents, and tag it."""
         return self._send(ImageDetail, "POST", "/v1/images", encoded(publication))
 
     def change(self, digest: str, change: ImageChange) -> ImageDetail:
-        """Change who may see an image, how long it is kept, or what is said of it."""
+        """Change an image's visibility, lifetime, deprecation or signature."""
         body = change.model_dump_json(exclude_unset=True).encode()
         return self._send(ImageDetail, "PATCH", f"/v1/images/{part_of(digest)}", body)
 
     def remove(self, digest: str) -> None:
-        """Remove an image with all of its names.
+        """Remove an image with all of its tags.
 
         Raises:
             ImageInUse: jobs need it; the message names them.
@@ -94,12 +95,12 @@ class Images(Closing):
         self._http.call("DELETE", f"/v1/images/{part_of(digest)}")
 
     def tag(self, namespace: str, name: str, tag: str, digest: str) -> ImageTag:
-        """Have a name mean an image, whatever it meant before. namespace: empty: one's own."""
+        """Set a tag, new or existing, to an image. namespace: empty: the caller's own."""
         body = encoded(TagTarget(digest=digest))
         return self._send(ImageTag, "PUT", _tag(namespace, name, tag), body)
 
     def untag(self, namespace: str, name: str, tag: str) -> None:
-        """Take a name away."""
+        """Remove a tag."""
         self._http.call("DELETE", _tag(namespace, name, tag))
 
     def _send(self, model: type[_Model], method: str, path: str, body: bytes) -> _Model:
@@ -120,15 +121,15 @@ class Images(Closing):
         return parse(Build, answer)
 
     def builds(self, limit: int = 100) -> Sequence[Build]:
-        """One's own builds, newest first."""
+        """The caller's builds, newest first."""
         return self._http.get(BuildList, "/v1/builds", {"limit": limit}).builds
 
     def build_state(self, build: str) -> Build:
-        """How far a build is."""
+        """The state of a build."""
         return self._http.get(Build, f"/v1/builds/{part_of(build)}")
 
     def cancel_build(self, build: str) -> Build:
-        """End a build; its image is not published.
+        """Cancel a build; its image is not published.
 
         Raises:
             Conflict: it has ended, or its image is being published.
@@ -136,7 +137,7 @@ class Images(Closing):
         return parse(Build, self._http.call("DELETE", f"/v1/builds/{part_of(build)}"))
 
     def follow_build(self, build: str, on_change: Callable[[Build], None] | None = None) -> Build:
-        """Wait until a build has ended; as it is then. on_change: called whenever it has changed."""
+        """Wait for the end of a build; returns it. on_change: called whenever it changes."""
         last, pause = None, FIRST_POLL
         while True:
             found = self.build_state(build)
@@ -151,7 +152,7 @@ class Images(Closing):
     # -- uploads
 
     def open_upload(self, size: int) -> UploadClient:
-        """Room for ``size`` bytes of content."""
+        """Open an upload for ``size`` bytes of content."""
         body = encoded(UploadRequest(size=size))
         return UploadClient(self._http, self._send(Upload, "POST", "/v1/uploads", body))
 
@@ -159,27 +160,27 @@ class Images(Closing):
         """An upload that was opened earlier.
 
         Raises:
-            NotFound: there is none, or it was given up.
+            NotFound: there is no such upload, or it has expired.
         """
         found = self._http.get(Upload, f"/v1/uploads/{part_of(upload_id)}")
         return UploadClient(self._http, found)
 
-    # -- looking after them
+    # -- maintenance
 
     def verify(self, digest: str, segments: Sequence[bytes]) -> VerifyReport:
-        """Have some of an image's segments read and checked where they are stored."""
+        """Have the service read and check some stored segments of an image."""
         path = f"/v1/images/{part_of(digest)}/verify"
         body = b"".join(segments)
         answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
         return parse(VerifyReport, answer)
 
     def prefetch(self, digest: str, request: PrefetchRequest) -> PrefetchState:
-        """Have nodes fetch an image; asking again tells how far they are."""
+        """Have nodes fetch an image; repeating the call reports their progress."""
         path = f"/v1/images/{part_of(digest)}/prefetch"
         return self._send(PrefetchState, "POST", path, encoded(request))
 
     def collect(self, *, dry_run: bool = False) -> GcReport:
-        """Have removed what nothing needs any more."""
+        """Run a garbage collection, which removes unreferenced data."""
         wish = {"dry_run": str(dry_run).lower()}
         answer = self._http.call("POST", "/v1/gc", params=wish, body=b"", repeatable=True)
         return parse(GcReport, answer)

@@ -1,4 +1,4 @@
-"""One side of a session in a machine of a cluster, made up of requests."""
+"""One side of a login session of a cluster VM, carried by HTTP requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEADERS = {"Content-Type": "application/octet-stream"}
 
 
 class SessionStream:
-    """A ``vmjobs.relay.ByteStream``. path: of the session, as this side has it."""
+    """A ``vmjobs.relay.ByteStream``. path: the session's URL path for this side."""
 
     def __init__(self, http: Transport, path: str) -> None:
         self._http = http
@@ -37,7 +37,7 @@ class SessionStream:
         answer = self._http.call("GET", f"{self._path}/bytes", params=params)
         state = answer.headers.get(STREAM_HEADER)
         if state not in {STREAM_OPEN, STREAM_ENDED}:
-            raise Unavailable("api", "what answers does not speak of sessions as the vmjobs API does")
+            raise Unavailable("api", "the answer about a session is not the vmjobs API's")
         return answer.content, state == STREAM_ENDED
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""HTTP with patience: tries again where that is safe, within a deadline, and never silently."""
+"""HTTP with retries: repeats requests where that is safe, within a deadline."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Retries:
-    """How patient a client is. All times in seconds.
+    """A client's retry policy. All times in seconds.
 
-    deadline: for a call with all of its tries; a transfer gets it anew whenever bytes have moved.
-    first, ceiling: the pauses between tries grow from one to the other.
-    connect, read: how long one try may wait for a connection, and for a sign of life on it.
-    on_wait: called once in a call that has been tried for ``quiet`` seconds, with why it fails and for
-        how long it will be tried.
+    deadline: for a call with all of its tries; a transfer restarts it whenever bytes arrive.
+    first, ceiling: the pauses between tries grow from ``first`` to ``ceiling``.
+    connect, read: timeouts of one try, for the connection and for each read.
+    on_wait: called once in a call after ``quiet`` seconds of failed tries, with the error and the
+        remaining time.
     """
 
     deadline: float = 15.0
@@ -49,17 +49,17 @@ class Retries:
     quiet: float = 2.0
 
     def pause(self, tries: int) -> float:
-        """Before try number ``tries`` + 1: exponential, and random so that clients spread."""
+        """The pause after ``tries`` tries: exponential, random so that clients spread."""
         longest = min(self.ceiling, self.first * 2.0 ** min(tries - 1, 16))
         return random.uniform(longest / 2, longest)  # noqa: S311 - no secret depends on it
 
 
-#: A token, or what reads one anew for each request, as it may be replaced while a program runs.
+#: A token, or a function that reads it for each request, because it may change while a program runs.
 Token = str | Callable[[], str]
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Sends the token. As an auth object it also keeps ``~/.netrc`` from replacing it."""
+    """Sends the token. As an auth object it also overrides ``~/.netrc``."""
 
     def __init__(self, token: Token) -> None:
         self._token = token if callable(token) else _checked(token)
@@ -72,12 +72,12 @@ class _Bearer(requests.auth.AuthBase):
 
 def _checked(token: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]*", token.strip()):
-        raise Unauthenticated("what was given as token is none: it has spaces or odd characters")
+        raise Unauthenticated("the token is malformed: it has spaces or non-ASCII characters")
     return token.strip()
 
 
 class Upload:
-    """A request's body: ``size`` bytes of ``source``, from where it stands now."""
+    """A request's body: ``size`` bytes of ``source``, from its present position."""
 
     def __init__(self, source: BinaryIO, size: int, progress: Progress | None = None) -> None:
         self._source = source
@@ -99,14 +99,14 @@ class Upload:
         return data
 
     def rewind(self) -> None:
-        """Be ready to be sent again."""
+        """Go back to the start, to be sent again."""
         if self.repeatable:
             self._source.seek(self._start)
         self._left = self._size
 
 
 class Packet:
-    """A request's body that is in memory, sent in pieces: the connection's patience is for each."""
+    """A request's body in memory, sent in chunks: the timeout applies to each of them."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = data
@@ -168,7 +168,7 @@ class Transport:
         return parse(model, self.call("GET", path, params=params))
 
     def pages(self, model: type[Model], path: str) -> Iterator[Model]:
-        """GET a list that is given in pages; ``model`` says in ``next`` where the next one begins."""
+        """GET a list page by page; ``model.next`` is the cursor of the next page."""
         cursor = ""
         while True:
             found = self.get(model, path, {"cursor": cursor} if cursor else None)
@@ -190,14 +190,14 @@ class Transport:
         stream: bool = False,
         deadline: float = math.inf,
     ) -> requests.Response:
-        """Send a request until it is answered for good.
+        """Send a request, with retries, until a final answer.
 
-        repeatable: trying again does no harm; by default the methods that HTTP calls idempotent.
-        accept: statuses of 300 and more that the caller wants to see itself.
-        deadline: seconds for this call, if that is less than the transport's own.
+        repeatable: retries are harmless; default: for the methods that HTTP defines as idempotent.
+        accept: statuses of 300 and more that are returned instead of raised.
+        deadline: seconds for this call, if less than the transport's own.
 
         Raises:
-            VMJobsError: what the answer stands for.
+            VMJobsError: the error that the answer reports.
             Unavailable: no answer within the deadline.
         """
         again = method in _IDEMPOTENT if repeatable is None else repeatable
@@ -214,7 +214,7 @@ class Transport:
                 response = self._once(ask, end)
             except requests.RequestException as error:
                 failure: VMJobsError = self._unreachable(error)
-                if isinstance(error, ValueError):  # the request itself, or a proxy's URL, is bad
+                if isinstance(error, ValueError):  # the request itself, or a proxy's URL, is invalid
                     raise failure from error
             else:
                 if response.status_code < 300 or response.status_code in accept:
@@ -239,13 +239,13 @@ class Transport:
         if isinstance(ask.body, Upload):
             ask.body.rewind()
         left = max(0.5, end - time.monotonic())
-        # A body or an answer of any length takes as long as it takes; silence is what times out.
+        # A transfer has no limit on its duration, only on the time without data.
         transfer = ask.stream or isinstance(ask.body, Upload | Packet)
         read = self._retries.read if transfer else min(self._retries.read, left)
         return self._session.request(
             ask.method,
             self._base + ask.path,
-            # An upload without bytes would be sent in chunks; plain b"" has its length told.
+            # requests would send an empty upload chunked; b"" gets a Content-Length.
             data=ask.body if ask.body is None or len(ask.body) else b"",
             params=ask.params,
             headers={"User-Agent": f"vmjobs/{__version__}", **ask.headers},
@@ -259,7 +259,7 @@ class Transport:
         return Unavailable(
             "api",
             f"cannot reach the API at {self._base}: {_cause(error)}",
-            hint="check the setting api_url and the network; else ask those who run the service",
+            hint="check the setting api_url and the network, or ask the service's operators",
         )
 
     def download(
@@ -270,11 +270,11 @@ class Transport:
         digest: str = "",
         progress: Progress | None = None,
     ) -> int:
-        """GET bytes and ``write`` them; a broken transfer goes on where it broke. The size.
+        """GET bytes and ``write`` them, resuming broken transfers; returns their number.
 
         Raises:
-            DigestMismatch: the bytes are not what ``digest`` names. They were written already,
-                so whoever keeps them must do so under another name until this returns.
+            DigestMismatch: the bytes do not match ``digest``. They have been written already, so the
+                caller must use a temporary name until this returns.
         """
         state = hashlib.sha256()
         done, tries = 0, 0
@@ -308,7 +308,7 @@ class Transport:
                 raise Unavailable("api", f"cannot read {path} from {self._base}: {failure}")
             self.pause(wait)
         if digest and f"sha256:{state.hexdigest()}" != digest:
-            raise DigestMismatch(f"what came as {digest} has other bytes")
+            raise DigestMismatch(f"{digest}: the received bytes do not match the digest")
         return done
 
 
@@ -325,26 +325,26 @@ def checked_url(url: str) -> str:
         good = False
     if not good or parts.query or parts.fragment:
         raise ConfigError(
-            f"{url!r} is not the URL of an API", hint="api_url is like http://127.0.0.1:8080"
+            f"{url!r} is not the URL of an API", hint="api_url must be like http://127.0.0.1:8080"
         )
     return url.strip().rstrip("/")
 
 
 def _extent(response: requests.Response, done: int) -> tuple[int, int]:
-    """How long the whole body is, and how much of this answer is known already."""
+    """The length of the whole body, and how many bytes of this answer are known already."""
     if response.status_code == 206:
         first, _, total = response.headers.get("Content-Range", "").partition("/")
         if first.startswith(f"bytes {done}-") and total.isdigit():
             return int(total), 0
-        raise Unavailable("api", "the API answers with a range that was not asked for")
+        raise Unavailable("api", "the API answered with another range than requested")
     length = response.headers.get("Content-Length", "")
     if not length.isdigit():
-        raise Unavailable("api", "the API does not tell the length of what it sends")
+        raise Unavailable("api", "the API answered without a Content-Length")
     return int(length), done
 
 
 def retry_after(header: str | None) -> float:
-    """The seconds that a ``Retry-After`` header asks for; 0 if it is absent or unreadable."""
+    """The seconds of a ``Retry-After`` header; 0 if it is absent or malformed."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
         return float(min(int(text[:9]), 86400))
@@ -356,23 +356,23 @@ def retry_after(header: str | None) -> float:
 
 
 def parse(model: type[Model], response: requests.Response) -> Model:
-    """A JSON answer as ``model``.
+    """Parse a JSON answer as ``model``.
 
     Raises:
-        Unavailable: it is none; something else than our API answers at this address.
+        Unavailable: it does not fit; another service than the API answers at this address.
     """
     try:
         return model.model_validate_json(response.content)
     except ValidationError as error:
         raise Unavailable(
             "api",
-            f"what answers at {response.url} does not speak as the vmjobs API does",
-            hint="is api_url right, and are client and service of like versions?",
+            f"{response.url} answered in another format than the vmjobs API",
+            hint="check the setting api_url, and the versions of client and service",
         ) from error
 
 
 def _cause(error: requests.RequestException) -> str:
-    """The plain reason at the bottom of the layers of wrapped exceptions."""
+    """The reason in the innermost of the wrapped exceptions."""
     if isinstance(error, requests.Timeout):
         return "no answer in time"
     cause: BaseException = error

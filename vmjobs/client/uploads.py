@@ -1,4 +1,4 @@
-"""Open uploads: what sends the parts of images, and machines that were saved."""
+"""Open uploads, which receive the data of images and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class UploadClient:
         return self.about.id
 
     def drop(self) -> None:
-        """Give the upload up."""
+        """Discard the upload."""
         self._http.call("DELETE", self._path)
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these segments have to be sent."""
+        """For each of these segments: whether it must be sent."""
         return self._missing("segments", digests)
 
     def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks have to be sent."""
+        """For each of these chunks: whether it must be sent."""
         return self._missing("blocks", digests)
 
     def _missing(self, what: str, digests: Sequence[bytes]) -> list[bool]:
@@ -46,31 +46,31 @@ class UploadClient:
             answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
             flags += answer.content
         if len(flags) != len(digests):
-            raise Unavailable("api", "the API answers another question than the one it was asked")
+            raise Unavailable("api", "the API answered about another number of digests than requested")
         return [flag != 0 for flag in flags]
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
-        """Send a segment; whether it was new.
+        """Send a segment; returns whether it was new.
 
         Raises:
-            MissingBlocks: a block that was left out is not there; send all of them.
+            MissingChunks: the service lacks a chunk that was left out; send all of them.
         """
         path = f"{self._path}/segments/{digest.hex()}"
         answer = self._http.call("PUT", path, body=Packet(body), headers=BYTES_HEADERS)
         return answer.status_code == 201
 
     def put_content(self, digest: str, layout: bytes) -> None:
-        """Say of which segments a content consists.
+        """Send the list of a content's segments.
 
         Raises:
-            MissingBlocks: not all of them are there.
+            MissingChunks: the service lacks some of them.
         """
         path = f"{self._path}/contents/{part_of(digest)}"
         self._http.call("PUT", path, body=Packet(layout), headers=BYTES_HEADERS)
 
 
 def part_of(text: str, safe: str = ":") -> str:
-    """Text as a part of a path. Dots alone would be resolved before anybody could refuse them."""
+    """Quote text for a path; refuses dots alone, which the HTTP client would resolve."""
     if not text.strip() or any(part in {"", ".", ".."} for part in text.split("/")):
-        raise NotFound(f"there is nothing called {text!r}")
+        raise NotFound(f"{text!r}: not found")
     return quote(text, safe=safe)

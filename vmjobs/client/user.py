@@ -1,4 +1,4 @@
-"""The API as people and their programs use it."""
+"""The API of jobs, nodes and the service, for users and their programs."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ from vmjobs.wire import (
 
 FIRST_POLL: Final = 0.3
 LAST_POLL: Final = 2.0
-#: Whoever waits for very many jobs asks for about this many in a second.
+#: Maximum rate of requests while waiting for many jobs.
 POLLS_PER_SECOND: Final = 100
 
 
 class Client(Closing):
-    """One person's view of the API.
+    """The API for one user.
 
-    Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``InvalidSpec`` …,
-    and ``Unavailable`` where it, or something behind it, does not answer within the deadline.
+    Methods raise the error that the service answers with: ``NotFound``, ``Forbidden``,
+    ``InvalidSpec`` …, and ``Unavailable`` if the service, or one that it needs, does not answer
+    within the deadline.
 
-    clusters: virtual clusters, for those who operate them.
+    clusters: virtual clusters, for their operators.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Client(Closing):
     # -- jobs
 
     def submit(self, spec: JobSpec, count: int = 1, *, key: str = "") -> Submitted:
-        """Submit ``count`` jobs. ``key`` makes repeating the call harmless; one is made if unset.
+        """Submit ``count`` jobs. key: makes repeats of the call harmless; default: random.
 
         Raises:
             InvalidSpec: with every fault of the specification.
@@ -93,7 +94,7 @@ class Client(Closing):
         return self._http.get(Job, _job(job_id))
 
     def job_if_changed(self, job_id: str, etag: str = "") -> tuple[Job | None, str]:
-        """The job and its ETag; ``None`` if it still is as ``etag`` says."""
+        """The job and its ETag; ``None`` if the job still has this ``etag``."""
         headers = {"If-None-Match": etag} if etag else {}
         answer = self._http.call("GET", _job(job_id), headers=headers, accept=frozenset({304}))
         if answer.status_code == 304:
@@ -107,13 +108,13 @@ class Client(Closing):
         limit: int = 256,
         cursor: str = "",
     ) -> JobPage:
-        """Some of one's jobs, newest first, and the cursor of the next page."""
+        """A page of the caller's jobs, newest first, and the cursor of the next page."""
         wish = {"state": ",".join(states), "array": array, "cursor": cursor, "limit": str(limit)}
         params = {name: value for name, value in wish.items() if value}
         return self._http.get(JobPage, "/v1/jobs", params)
 
     def jobs(self, states: Collection[JobState] = (), array: str = "") -> Iterator[Job]:
-        """All of one's jobs, newest first, fetched page by page."""
+        """All of the caller's jobs, newest first, fetched page by page."""
         cursor = ""
         while True:
             page = self.job_page(states, array, cursor=cursor)
@@ -123,12 +124,12 @@ class Client(Closing):
                 return
 
     def events(self, job_id: str, after: int = 0) -> list[JobEvent]:
-        """A job's history past event number ``after``."""
+        """A job's events past number ``after``."""
         path = f"{_job(job_id)}/events"
         return list(self._http.get(EventList, path, {"after": after}).events)
 
     def cancel(self, job_id: str) -> Job:
-        """Ask a job to stop.
+        """Cancel a job.
 
         Raises:
             Conflict: it has ended already.
@@ -138,13 +139,13 @@ class Client(Closing):
     def change_jobs(
         self, action: JobAction, jobs: Sequence[str] = (), states: Collection[JobState] = ()
     ) -> list[JobStatus]:
-        """Cancel, hold or release many jobs by one request; the state that each of them has now.
+        """Cancel, hold or release many jobs in one request; returns their present states.
 
-        jobs: their ids, or those of arrays. states: only jobs in these. One that has ended is no error.
+        jobs: ids of jobs or arrays. states: only jobs in these. Jobs that have ended are no error.
 
         Raises:
-            NotFound: one does not exist; then nothing is done.
-            InvalidRequest: neither was given, or they are too many for one request.
+            NotFound: one does not exist; no job is changed.
+            InvalidRequest: both are empty, or too many jobs for one request.
         """
         body = encoded(JobSelection.model_construct(jobs=tuple(jobs), state=tuple(states)))
         path = f"/v1/jobs:{action.value}"
@@ -157,9 +158,9 @@ class Client(Closing):
         timeout: float | None = None,
         on_change: Callable[[Job], None] | None = None,
     ) -> list[Job]:
-        """Wait until all jobs are final or ``timeout`` seconds are over; the jobs as last seen.
+        """Wait until all jobs are final or ``timeout`` seconds pass; returns the jobs.
 
-        on_change: called with each job when it is first seen and whenever it has changed.
+        on_change: called with each job at first and whenever it has changed.
         """
         end = None if timeout is None else time.monotonic() + timeout
         seen: dict[str, Job] = {}
@@ -183,26 +184,26 @@ class Client(Closing):
         job, tags[job_id] = self.job_if_changed(job_id, tags.get(job_id, ""))
         return job
 
-    # -- what jobs leave
+    # -- streams and outputs
 
     def stream(self, job_id: str, name: StreamName, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of a stream from ``offset`` to where it ends now, piece by piece."""
+        """Yield the bytes of a stream from ``offset`` to its present end."""
         return files.read_stream(self._http, f"{_job(job_id)}/{name.value}", offset)
 
     def follow(
         self, job_id: str, name: StreamName, offset: int = 0, timeout: float | None = None
     ) -> Iterator[bytes]:
-        """The bytes of a stream as they come, until the job is final (or ``timeout`` seconds).
+        """Yield the bytes of a stream until the job is final, or for ``timeout`` seconds.
 
-        A job that is run anew writes its streams anew; then they are read from their beginning.
+        A new attempt writes its streams from the start; then this reads them from the start.
         """
         end = None if timeout is None else time.monotonic() + timeout
         pause, etag, final, attempts = FIRST_POLL, "", False, 0
         while True:
             job, etag = self.job_if_changed(job_id, etag)
             if job:
-                job_id = job.id  # where it was shortened, others may begin like it later
-                # Known before the bytes are read: what a final job wrote is complete by then.
+                job_id = job.id  # the full id: a shortened one may become ambiguous later
+                # The state is read before the bytes: the stream of a final job is complete by then.
                 final = job.state.final
                 offset = offset if attempts in {0, job.attempts} else 0
                 attempts = job.attempts
@@ -216,17 +217,17 @@ class Client(Closing):
             self._http.pause(pause if end is None else _until(end, pause))
 
     def outputs(self, job_id: str) -> OutputList:
-        """The files that a job delivered, and what was refused."""
+        """The outputs of a job, and those that were refused."""
         return self._http.get(OutputList, f"{_job(job_id)}/outputs")
 
     def download_output(
         self, job_id: str, output: Output, directory: Path, progress: Progress | None = None
     ) -> Path:
-        """Fetch one output into ``directory`` and say where it is. It appears whole or not at all.
+        """Fetch one output into ``directory``, atomically; returns its path.
 
         Raises:
             InvalidRequest: the output's path would leave ``directory``.
-            DigestMismatch: what arrived has other bytes.
+            DigestMismatch: the received bytes do not match its digest.
         """
         url = f"{_job(job_id)}/outputs/{quote(output.path)}"
         return files.fetch(self._http, url, directory, output, progress)
@@ -234,7 +235,7 @@ class Client(Closing):
     # -- input files
 
     def upload_input(self, path: Path, name: str = "", progress: Progress | None = None) -> InputFile:
-        """Have a local file in the repository; ``name`` is what the job will call it.
+        """Upload a local file, unless the repository has it. name: of the job's input.
 
         Raises:
             InvalidRequest: it cannot be read, or changed during the upload.
@@ -277,7 +278,7 @@ class Client(Closing):
         return self._http.get(ServiceInfo, "/v1/service-info")
 
     def health(self) -> Health:
-        """Whether the service and those behind it work; an unhealthy one is no error here."""
+        """Whether the service and those it needs work; does not raise if they do not."""
         return parse(Health, self._http.call("GET", "/healthz", accept=frozenset({503})))
 
 

@@ -1,1 +1,1 @@
-"""Virtual clusters: machines that stay, and join an HTCondor pool as workers of their own."""
+"""Virtual clusters: long-lived VMs that join an HTCondor pool as worker nodes."""

@@ -1,4 +1,4 @@
-"""What a plan for clusters may say is to be done. Members go by their id."""
+"""The actions of a plan for clusters. ``member`` is the id of a cluster VM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vmjobs.cluster.placement import Placement
 
 @dataclass(frozen=True)
 class Create:
-    """Make a member, of the present generation, on a node or without one."""
+    """Create a cluster VM of the present generation, on a node or without one."""
 
     cluster: str
     name: str
@@ -19,7 +19,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Place:
-    """Give a member a node."""
+    """Assign a cluster VM to a node."""
 
     member: str
     node: str
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True)
 class SetPending:
-    """Say why a member has no node."""
+    """Record why a cluster VM has no node."""
 
     member: str
     code: MemberCode
@@ -36,7 +36,7 @@ class SetPending:
 
 @dataclass(frozen=True)
 class SetGoal:
-    """Let a member's machine end: with its last job, or now."""
+    """End a cluster VM: after its last job, or now."""
 
     member: str
     goal: Goal
@@ -44,7 +44,7 @@ class SetGoal:
 
 @dataclass(frozen=True)
 class Admit:
-    """Jobs may come to this machine."""
+    """Allow jobs on this incarnation."""
 
     member: str
     incarnation: int
@@ -52,7 +52,7 @@ class Admit:
 
 @dataclass(frozen=True)
 class Condemn:
-    """This machine is to end, and another one to take its place."""
+    """End this incarnation and start another one."""
 
     member: str
     incarnation: int
@@ -62,21 +62,21 @@ class Condemn:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Have the pool forget a machine that is no more: jobs would be sent to it."""
+    """Remove the ad of an ended VM from the pool, which would send jobs to it."""
 
     member: str
 
 
 @dataclass(frozen=True)
 class Forget:
-    """The member is no more; its pool is to forget it first."""
+    """Delete a cluster VM that is over, after its ad is removed from the pool."""
 
     member: str
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Say that the replacement of machines does not go on."""
+    """Pause the replacement of VMs by the new generation."""
 
     cluster: str
     why: str
@@ -84,14 +84,14 @@ class Stall:
 
 @dataclass(frozen=True)
 class Keep:
-    """All machines are up, and of the present generation: remember what it was."""
+    """Mark the present generation as good: all VMs are of it and up."""
 
     cluster: str
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """Go back to the last generation that was fully up."""
+    """Return to the last good generation."""
 
     cluster: str
     why: str
@@ -99,7 +99,7 @@ class RollBack:
 
 @dataclass(frozen=True)
 class Remove:
-    """The cluster has no members any more, and was to go."""
+    """Delete a cluster whose deletion was requested and that has no VMs left."""
 
     cluster: str
 

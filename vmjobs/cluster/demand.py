@@ -1,10 +1,10 @@
-"""How many machines a cluster of a range of sizes is to have: a pure function of what jobs demand.
+"""Autoscaler: computes the size of a cluster from the demand of jobs. No I/O.
 
-It grows at once. It shrinks with patience: to the most that was wanted at any time within the last
-``idle_seconds``, so that a machine goes only if it was one too many all that time.
+A cluster grows at once. It shrinks to the largest size that was wanted within the last
+``idle_seconds``, so that a VM ends only if it was surplus all that time.
 
-Somebody may see jobs that nobody counts here, and wake a cluster that sleeps: it gets one machine, and
-keeps it until there is demand, or until it had time enough to come up and get a job.
+An operator may know of jobs that the service does not count, and wake an empty cluster: it gets one
+VM, and keeps it until there is demand, or until it had enough time to start and get a job.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 
 from vmjobs.cluster.spec import ClusterSpec
 
-#: Who was woken keeps a machine that nobody seems to need: it fetches its image, boots and joins
-#: meanwhile, and the pool gives it a job.
+#: A woken cluster keeps its VM so long without demand: time to fetch the image, boot, join the pool
+#: and get a job.
 AWAKE: Final = timedelta(minutes=15)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What there is to do for one cluster.
+    """The demand for one cluster's VMs.
 
-    jobs: idle ones that only this cluster can run; machines: so many they would fill, one by one.
-    busy: machines that run jobs now.
+    jobs: idle ones that only this cluster can run; machines: how many VMs they would fill.
+    busy: VMs that run jobs now.
     """
 
     jobs: int = 0
@@ -35,14 +35,14 @@ class Demand:
 
 @dataclass(frozen=True)
 class Slack:
-    """Since when fewer machines are wanted than the target says, and how many at most since then."""
+    """A pending scale-down: since when, and the most VMs that were wanted since then."""
 
     since: datetime
     most: int
 
 
 class Sizing(NamedTuple):
-    """The target, what is to be remembered, and why the target is another than before."""
+    """The target size, the pending scale-down, and the reason if the target changed."""
 
     target: int
     slack: Slack | None = None
@@ -50,12 +50,12 @@ class Sizing(NamedTuple):
 
 
 def wakes(spec: ClusterSpec, target: int) -> bool:
-    """Whether a cluster sleeps, and may have a machine."""
+    """Whether a cluster can be woken: it has no VMs, but may have some."""
     return target == 0 and spec.range.max > 0
 
 
 def held(woken: datetime | None, demand: Demand | None, present: datetime) -> datetime | None:
-    """When the cluster was woken, if that is still what it has a machine for."""
+    """Return when the cluster was woken, or None once that no longer justifies its VM."""
     seen = demand is not None and demand.busy + demand.machines > 0
     return None if woken is None or seen or present - woken >= AWAKE else woken
 
@@ -69,10 +69,10 @@ def size(
     *,
     awake: bool = False,
 ) -> Sizing:
-    """The size that a cluster is to have now.
+    """Return the wanted size of a cluster.
 
-    target, slack: what they were. demand: None: nobody can tell now, and nothing is concluded.
-    awake: a machine that it has is not the last one to go, see :func:`held`.
+    target, scale_down_delay: the previous ones. demand: None: unknown now, so nothing changes.
+    is_awake: keep the last VM of a woken cluster, see :func:`still_woken`.
     """
     if demand is None:
         return Sizing(target)
@@ -94,7 +94,7 @@ def size(
 
 def _said(wanted: int, demand: Demand) -> str:
     if not demand.jobs:
-        return f"{_counted(wanted)}: {demand.busy} run jobs, and no fewer are declared"
+        return f"{_counted(wanted)}: {demand.busy} run jobs, and the declared minimum is kept"
     jobs = "1 idle job" if demand.jobs == 1 else f"{demand.jobs} idle jobs"
     busy = f"; {demand.busy} run jobs already" if demand.busy else ""
     return f"{_counted(wanted)}: {jobs} that only this cluster can run{busy}"

@@ -1,18 +1,19 @@
-"""When no more machines are tried where they only fail. No I/O.
+"""Backoff after failed VMs: stops starting an image where it keeps failing. No I/O.
 
 Failures in a row are counted for each image on each node, and for each image on all nodes. Too many
-of them close the one or the other for new machines, for a while that doubles each time; then one
-machine at a time is tried, and one that comes up opens it again.
+of them close the pair, or the image everywhere, for a pause that doubles each time. After it one VM
+at a time is tried, and a VM that comes up opens it again. (A circuit breaker with inverted names:
+OPEN lets VMs start.)
 
 =========  =================================  ==============================================
-state      a failure                          a machine that comes up
+state      a failure                          a VM that comes up
 =========  =================================  ==============================================
-OPEN       counts; one too many: CLOSED       counts from 0 again
+OPEN       counts; one too many: CLOSED       resets the count
 CLOSED     counts                             OPEN
 HALF_OPEN  CLOSED for twice as long           OPEN
 =========  =================================  ==============================================
 
-CLOSED becomes HALF_OPEN by time alone.
+CLOSED becomes HALF_OPEN after its pause.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from vmjobs.cluster.member import MemberCode
 PAIR_LIMIT: Final = 3
 #: An image that never came up anywhere is closed everywhere after failures on so many nodes...
 IMAGE_NODES: Final = 2
-#: ... or after so many of them.
+#: ... or after so many failures.
 IMAGE_LIMIT: Final = 5
 FIRST_PAUSE: Final = timedelta(seconds=60)
 LONGEST_PAUSE: Final = timedelta(hours=1)
-#: Nodes that are remembered, and characters of a message that are said.
+#: Limits of a message: failed nodes, and characters of the last failure's message.
 NAMED: Final = 5
 _SAID: Final = 200
 
 
 class GuardState(StrEnum):
-    """OPEN: machines may come. CLOSED: none for now. HALF_OPEN: one at a time."""
+    """OPEN: VMs may start. CLOSED: none for now. HALF_OPEN: one at a time."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -47,7 +48,7 @@ class GuardState(StrEnum):
 
 
 class Blame(StrEnum):
-    """What a failed machine tells against. PAIR: this image on this node."""
+    """The suspected cause of a failed VM. PAIR: this image on this node."""
 
     NOBODY = "nobody"
     NODE = "node"
@@ -72,13 +73,13 @@ _BLAMED: Final = {
 
 
 def blame(code: MemberCode) -> Blame:
-    """Whom a machine that ended for this reason tells against."""
+    """Return the suspected cause of a VM that ended for this reason."""
     return _BLAMED.get(code, Blame.NOBODY)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Machines of an image that failed on a node: how many, and why the last one did."""
+    """Failed VMs of an image on a node: how many, and the last one's reason."""
 
     node: str
     code: MemberCode
@@ -88,11 +89,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Guard:
-    """What is known of an image on a node; node: empty: on all of them.
+    """The failures of an image on a node; node: empty: on all nodes.
 
-    failures: in a row. closures: how often it was closed since a machine came up. until: when it
-    is tried again; None: it is open. code, why: of the last failure. nodes: where it failed, if it
-    is of all nodes. proven: a machine came up some time.
+    failures: in a row. closures: since the last VM that came up. until: time of the next try; None: it
+    is open. code, why: of the last failure. nodes: where it failed, if it covers all nodes. proven: a
+    VM came up at some time.
     """
 
     image: str
@@ -106,26 +107,26 @@ class Guard:
     proven: bool = False
 
     def state(self, present: datetime) -> GuardState:
-        """Whether machines may come."""
+        """Return whether VMs may start."""
         if self.until is None:
             return GuardState.OPEN
         return GuardState.CLOSED if present < self.until else GuardState.HALF_OPEN
 
     def counts(self, failure: Failure) -> bool:
-        """Whether a failure tells against what this is about."""
+        """Whether a failure counts here."""
         whom = blame(failure.code)
         return whom is not Blame.NOBODY and not (whom is Blame.NODE and not self.node)
 
     @property
     def too_many(self) -> bool:
-        """Whether so many failures close it."""
+        """Whether the failures exceed the limit."""
         if self.node:
             return self.failures >= PAIR_LIMIT
         spread = self.failures >= IMAGE_LIMIT or len(self.nodes) >= IMAGE_NODES
         return spread and not self.proven
 
     def after_failure(self, failure: Failure, present: datetime) -> Guard:
-        """What it is once machines have failed."""
+        """Return this backoff after failed VMs."""
         if not self.counts(failure):
             return self
         nodes = self.nodes
@@ -139,24 +140,24 @@ class Guard:
         return replace(seen, closures=self.closures + 1, until=present + pause)
 
     def after_success(self) -> Guard:
-        """What it is once a machine came up."""
+        """Return this backoff after a VM came up."""
         return replace(self.cleared(), proven=True)
 
     def cleared(self) -> Guard:
-        """What it is once an operator has it forgotten."""
+        """Return this backoff after an operator has reset it."""
         return Guard(self.image, self.node, proven=self.proven)
 
     def sentence(self, present: datetime) -> str:
-        """Why it is closed, and until when."""
+        """Return a sentence: why it is closed, and until when."""
         last = f"{self.code} {self.why.partition(chr(10))[0][:_SAID]}".strip()
         image = f"{self.image[:19]}…"
         if self.node:
-            failed = f"{self.node}: {self.failures} machines of {image} failed there in a row"
+            failed = f"{self.node}: {self.failures} VMs of {image} failed there in a row"
         else:
             where = ", ".join(self.nodes)
-            failed = f"{self.failures} machines of {image} failed on {where}, and none ever came up"
+            failed = f"{self.failures} VMs of {image} failed on {where}, and none ever came up"
         if self.until is None:
-            return f"{self.node}: machines of {image} come again".removeprefix(": ")
+            return f"{self.node}: VMs of {image} may start again".removeprefix(": ")
         again = f"next try at {self.until.astimezone(UTC):%H:%M:%S} UTC"
         if self.state(present) is GuardState.HALF_OPEN:
             again = "now one is tried at a time"
@@ -164,24 +165,24 @@ class Guard:
 
 
 class Guards:
-    """All guards at one moment."""
+    """All backoffs at one moment."""
 
     def __init__(self, known: Iterable[Guard] = (), present: datetime | None = None) -> None:
         self._known = {(guard.image, guard.node): guard for guard in known}
         self.present = present or datetime.min.replace(tzinfo=UTC)
 
     def of(self, image: str, node: str = "") -> Guard:
-        """One of them."""
+        """Return the backoff of an image on a node, or on all nodes."""
         return self._known.get((image, node)) or Guard(image, node)
 
     def closed(self, image: str, node: str = "") -> bool:
-        """Whether this one lets nobody in."""
+        """Whether no VM of an image may start on a node, or on any node."""
         return self.of(image, node).state(self.present) is GuardState.CLOSED
 
     def barring(self, image: str, node: str, *, trying: bool, trying_there: bool) -> Guard | None:
-        """What keeps a new machine of an image from a node; None: it may come.
+        """Return the backoff that keeps a new VM of an image off a node; None: it may start.
 
-        trying, trying_there: a machine of the image that is not up yet is on any node, on this one.
+        trying, trying_there: a VM of the image that is not up yet is on any node, on this one.
         """
         for guard, tried in ((self.of(image), trying), (self.of(image, node), trying_there)):
             state = guard.state(self.present)

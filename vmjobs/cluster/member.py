@@ -1,7 +1,7 @@
-"""A member of a cluster: one machine on one node, and what three parties say about it.
+"""The state of a cluster VM: a pure function of the reports of three parties.
 
-The *goal* is the service's, the *phase* the word of the agent that runs the machine, and whether it is
-in the pool is the collector's word. The state that people see is a pure function of the three.
+The service sets the *goal*, the agent that runs the VM reports the *phase*, and the collector shows
+whether the VM is in the pool.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 
 
 class Goal(StrEnum):
-    """What is to become of a member. It only ever goes forward in this order.
+    """The wanted state of a cluster VM. It only moves forward in this order.
 
-    RUN: to be up, and started again whenever it ends. DRAIN: takes no new job, ends with its last one.
+    RUN: up, and restarted whenever it ends. DRAIN: accepts no new jobs, ends after its last one.
     STOP: ends now.
     """
 
@@ -23,10 +23,9 @@ class Goal(StrEnum):
 
 
 class Phase(StrEnum):
-    """What its node's agent does with a member.
+    """The phase of a cluster VM in its node's agent.
 
-    WAITING: before another try. RUNNING: its guest is ready. GONE: no machine, verified, and none to
-    come.
+    WAITING: before another try. RUNNING: its guest is ready. GONE: verified gone, for good.
     """
 
     WAITING = "waiting"
@@ -39,11 +38,11 @@ class Phase(StrEnum):
 
 
 class MemberState(StrEnum):
-    """What people see.
+    """The state of a cluster VM that users see.
 
-    PENDING: no node has room. ASSIGNED: its node has not heard of it yet. JOINING: runs, not in the
-    pool (yet). PROBING: in the pool; a probe job is to show that it works. UP: it ran, and jobs may
-    come. BACKOFF: it failed; another try follows. LOST: its node has not been heard of.
+    PENDING: no node has capacity. ASSIGNED: its node has not reported it yet. JOINING: runs, not in the
+    pool (yet). PROBING: in the pool; waits for a probe job. UP: the probe job ran, it accepts jobs.
+    BACKOFF: it failed; another try follows. LOST: its node has sent no heartbeat.
     """
 
     PENDING = "PENDING"
@@ -61,7 +60,7 @@ class MemberState(StrEnum):
 
 
 class MemberCode(StrEnum):
-    """Why a member is where it is. Stable: clients may compare with these."""
+    """Reason codes of a cluster VM's state. Stable: clients may compare with them."""
 
     PROGRESS = "PROGRESS"
     NO_NODE = "NO_NODE"
@@ -86,7 +85,7 @@ class MemberCode(StrEnum):
     INTERNAL = "INTERNAL"
 
 
-#: What a member is whose machine runs and is to go on running: by (in the pool, admitted).
+#: State of a running VM with the goal RUN: by (in the pool, admitted).
 _WANTED: Final = {
     (False, False): MemberState.JOINING,
     (False, True): MemberState.JOINING,
@@ -94,7 +93,7 @@ _WANTED: Final = {
     (True, True): MemberState.UP,
 }
 _GOING: Final = {Goal.DRAIN: MemberState.DRAINING, Goal.STOP: MemberState.STOPPING}
-#: The others say it all by themselves.
+#: Phases that determine the state alone.
 _BY_PHASE: Final = {
     None: MemberState.ASSIGNED,
     Phase.WAITING: MemberState.BACKOFF,
@@ -109,15 +108,15 @@ _BY_PHASE: Final = {
 def state_of(
     goal: Goal, phase: Phase | None, *, placed: bool, heard: bool, joined: bool, admitted: bool
 ) -> MemberState:
-    """The state that people see.
+    """Return the state that users see.
 
     Args:
         goal: the service's.
-        phase: the agent's last word, None before its first.
+        phase: of the agent's last report, None before its first.
         placed: it has a node.
-        heard: that node has been heard of of late.
-        joined: its present machine's ad is in the pool.
-        admitted: a probe job ran in that machine.
+        heard: that node has sent a recent heartbeat.
+        joined: the ad of its present incarnation is in the pool.
+        admitted: a probe job ran in that incarnation.
     """
     if phase is not Phase.GONE and not (placed and heard):
         return MemberState.LOST if placed else MemberState.PENDING

@@ -1,4 +1,4 @@
-"""Clusters and members as they are at one moment: what a plan is made of. No I/O."""
+"""Snapshots of clusters and their VMs, the input of a plan. No I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vmjobs.ports import ProbeState
 
 @dataclass(frozen=True)
 class MemberNow:
-    """A member: what was ordered, what its agent says, what its pool says.
+    """A cluster VM: its order, its agent's report, and its pool's view.
 
-    node: empty: it has none yet. generation: of the declaration that it was made by.
-    withdrawn: the last incarnation that the pool was told is no more.
-    admitted, condemned: the last incarnation that is. advertised: whose ad the collector had last;
-    0: it has none. probe: what the probe job of the present machine did; None: nobody looked.
-    waiting: since when it is waited for its ad or its probe job; None: the pool does not answer, and
-    no machine is at fault for not being in it.
+    node: empty: it has none yet. generation: of the declaration that it was created by.
+    withdrawn: the last incarnation whose ad was removed from the pool.
+    admitted, condemned: the last such incarnation. advertised: the incarnation whose ad the collector
+    has; 0: none. probe: state of the present incarnation's probe job; None: unknown.
+    waiting: since when its ad or probe job is missing; None: the pool does not answer, so the VM is
+    not to blame.
     code, why: why it has no node.
     """
 
@@ -47,37 +47,37 @@ class MemberNow:
 
     @property
     def number(self) -> int:
-        """N of its name ``CLUSTER-N``."""
+        """The number N of its name ``CLUSTER-N``."""
         return int(self.name.rpartition("-")[2])
 
     @property
     def ended(self) -> int:
-        """The last incarnation whose machine is no more; 0: none is."""
+        """The last incarnation that has ended; 0: none has."""
         over = self.phase in {Phase.WAITING, Phase.GONE}
         return self.incarnation if over else max(0, self.incarnation - 1)
 
     @property
     def joined(self) -> bool:
-        """Whether its present machine is in the pool."""
+        """Whether its present incarnation is in the pool."""
         return self.incarnation > 0 and self.advertised == self.incarnation
 
     @property
     def proven(self) -> bool:
-        """Whether a probe job ran in its present machine."""
+        """Whether a probe job ran in its present incarnation."""
         return self.incarnation > 0 and self.admitted == self.incarnation
 
     @property
     def up(self) -> bool:
-        """Whether its machine runs, and jobs may come; its node may be lost nevertheless."""
+        """Whether it runs and accepts jobs, by the last reports; its node may be lost."""
         return self.phase is Phase.RUNNING and self.joined and self.proven
 
 
 @dataclass(frozen=True)
 class ClusterNow:
-    """A cluster and its members.
+    """A cluster and its VMs.
 
-    kinds: what boots its image. deleting: how, if it is being deleted. stalled: the generation
-    whose replacement of machines was found to fail. good: the last one that was fully up; 0: none.
+    kinds: hypervisors that boot its image. deleting: the goal, if it is being deleted. stalled: the
+    generation whose rollout is paused. good: the last generation that was fully up; 0: none.
     """
 
     name: str

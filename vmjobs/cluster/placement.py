@@ -1,4 +1,4 @@
-"""Which node a machine of a cluster goes to, and what is said where none has room. No I/O."""
+"""Places cluster VMs on nodes, and explains why no node fits. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED: Final = 5
 
 @dataclass(frozen=True)
 class Need:
-    """What one machine takes of its node. memory, disk: MiB."""
+    """The resources of one VM on its node. memory, disk: MiB."""
 
     cpus: int
     memory: int
@@ -30,8 +30,8 @@ class Need:
 class NodeNow:
     """A node as the service knows it.
 
-    heard: when it was last heard of. alive: that is not too long ago. kinds: hypervisors that work.
-    cpus, memory, disk: what it offers to machines of clusters, whether taken or not.
+    heard: time of its last heartbeat. alive: that is recent. kinds: hypervisors that work.
+    cpus, memory, disk: its total offer to cluster VMs, used or not.
     """
 
     name: str
@@ -46,9 +46,9 @@ class NodeNow:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A machine that looks for a node. kinds: any of them can boot its image, and is asked for.
+    """A VM to be placed. kinds: hypervisors that boot its image and that its cluster allows.
 
-    image: its digest; empty: nobody guards it.
+    image: its digest; empty: no backoff applies.
     """
 
     cluster: str
@@ -60,7 +60,7 @@ class Wanted:
 
 
 class Placement(NamedTuple):
-    """A node, or why there is none."""
+    """A node, or the reason why none fits."""
 
     node: str = ""
     code: MemberCode = MemberCode.PROGRESS
@@ -75,7 +75,7 @@ class _Left:
 
 
 class Room:
-    """What is left on all nodes, while machines are being placed."""
+    """The free capacity of all nodes, while VMs are being placed."""
 
     def __init__(self, nodes: Iterable[NodeNow], guards: Guards | None = None) -> None:
         self._guards = guards or Guards()
@@ -83,11 +83,11 @@ class Room:
         self._nodes = sorted(nodes, key=lambda node: node.name)
         self._left = {n.name: _Left(n.cpus, n.memory, n.disk) for n in self._nodes}
         self._here: Counter[tuple[str, str]] = Counter()
-        #: What found no place since room was last taken: it finds none now.
+        #: Requests that failed since capacity was last reserved: they would fail again.
         self._refused: dict[Wanted, Placement] = {}
 
     def take(self, node: str, need: Need) -> None:
-        """A machine holds this on a node; the node may offer less by now, or be unknown."""
+        """Reserve a VM's resources on a node, which may offer less by now, or be unknown."""
         self._refused.clear()
         if left := self._left.get(node):
             left.cpus -= need.cpus
@@ -95,16 +95,16 @@ class Room:
             left.disk -= need.disk
 
     def settle(self, node: str, cluster: str) -> None:
-        """A machine of the cluster is there to stay: others of it rather go elsewhere."""
+        """Count a cluster's VM on a node: other VMs of the cluster prefer other nodes."""
         self._here[node, cluster] += 1
 
     def try_there(self, node: str, image: str) -> None:
-        """A machine of the image that is not up yet is on a node that lives."""
+        """Note that a VM of the image on a live node is not up yet."""
         self._refused.clear()
         self._tried |= {(image, node), (image, "")}
 
     def place(self, wanted: Wanted) -> Placement:
-        """Find a node, and take its room: where the cluster has fewest machines, then most memory."""
+        """Find and reserve the node with the fewest VMs of the cluster, then most free memory."""
         if refused := self._refused.get(wanted):
             return refused
         place = self._search(wanted)
@@ -114,7 +114,7 @@ class Room:
 
     def _search(self, wanted: Wanted) -> Placement:
         if not self._nodes:
-            return Placement(code=MemberCode.NO_NODE, why="no node has announced itself to the service")
+            return Placement(code=MemberCode.NO_NODE, why="no node has registered with the service")
         named = [node for node in self._nodes if _matches(node, wanted)]
         if not named:
             return Placement(code=MemberCode.NO_NODE, why=_nobody(wanted, self._nodes))
@@ -166,7 +166,7 @@ class Room:
     def _too_full(self, able: Sequence[NodeNow], need: Need) -> str:
         if all(node.memory == 0 for node in able):
             return (
-                f"no node offers room for machines of clusters: the setting cluster_memory is 0 on "
+                f"no node offers room for cluster VMs: the setting cluster_memory is 0 on "
                 f"{_listed([node.name for node in able])}"
             )
         lacking = [f"{node.name} lacks {' and '.join(self._lacks(node, need))}" for node in able]
@@ -193,7 +193,7 @@ def _nobody(wanted: Wanted, nodes: Sequence[NodeNow]) -> str:
 
 def _unfit(node: NodeNow, wanted: Wanted) -> str:
     if not node.alive:
-        return "has not been heard of lately"
+        return "has sent no recent heartbeat"
     there = ", ".join(sorted(node.kinds)) or "none"
     return f"has no hypervisor for it ({', '.join(sorted(wanted.kinds))}; working there: {there})"
 

@@ -1,6 +1,6 @@
-"""What is to be done about virtual clusters: a pure function of what is wanted and what is there.
+"""Plans actions for virtual clusters: a pure function of wanted and actual state.
 
-Nothing here does I/O. ``repository/clusters/`` gathers what is there and carries the actions out.
+Nothing here does I/O. ``repository/clusters/`` makes the snapshots and takes the actions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.model import HypervisorKind, with_cpus
 from vmjobs.ports import ProbeState
 
-#: A replacement whose machines ended so often before they were admitted has failed.
+#: A generation whose VM ended so often before it was admitted has failed.
 FAILED: Final = 3
-#: A collector drops an ad that was not renewed for so long; a restarted one knows it again by then.
+#: A collector drops ads that are older; a restarted collector has received them again by then.
 AD_LIFETIME: Final = timedelta(minutes=15)
-#: A node that is not back after so long is taken for gone with all that it had.
+#: A node that is lost for longer counts as gone, with all its VMs.
 GIVEN_UP: Final = timedelta(days=1)
 
 
@@ -47,7 +47,7 @@ def plan(
     present: datetime,
     guards: Guards | None = None,
 ) -> list[Action]:
-    """What is to be done now; doing it changes the next answer."""
+    """Return the actions to take now; the next plan depends on their effects."""
     guards = guards or Guards()
     known = sorted(clusters, key=lambda cluster: cluster.name)
     room = room_on(nodes.values(), known, guards)
@@ -60,7 +60,7 @@ def plan(
 def room_on(
     nodes: Collection[NodeNow], clusters: Iterable[ClusterNow], guards: Guards | None = None
 ) -> Room:
-    """What the clusters' machines leave of the nodes; those that end still hold what they have."""
+    """Return what the clusters' VMs leave free on the nodes; ending VMs still use resources."""
     room = Room(nodes, guards)
     alive = {node.name for node in nodes if node.alive}
     for cluster in clusters:
@@ -75,19 +75,19 @@ def room_on(
 
 
 def need_of(spec: ClusterSpec) -> Need:
-    """What one machine of a cluster takes."""
+    """Return the resources of one VM of a cluster."""
     return Need(spec.cpus, spec.memory, spec.disk)
 
 
 def wanted_by(spec: ClusterSpec, kinds: frozenset[HypervisorKind], image: str) -> Wanted:
-    """A machine of a cluster whose image, a digest, ``kinds`` can boot."""
+    """Return the request for one VM. image: its digest; kinds: hypervisors that boot it."""
     can = with_cpus(spec.cpus, shared=True)
     able = frozenset(kind for kind in kinds if kind in can and spec.hypervisor in {None, kind})
     return Wanted(spec.name, need_of(spec), able, spec.nodes, spec.site, image)
 
 
 class _Planner:
-    """One cluster's part of a plan. ``_over``: members that are dealt with for this time."""
+    """Plans the actions for one cluster. ``_over``: VMs that this plan has ended."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Planner:
         self._names = (name for name in names if name not in taken)
 
     def actions(self) -> Iterator[Action]:
-        """All of them."""
+        """Yield all actions for the cluster."""
         cluster = self._cluster
         if cluster.deleting and not cluster.members:
             yield Remove(cluster.name)
@@ -125,7 +125,7 @@ class _Planner:
         return [m for m in self._cluster.members if m.id not in self._over]
 
     def _lost_for(self, member: MemberNow) -> timedelta | None:
-        """For how long its node has not been heard of; None: it has, or there is none."""
+        """Return for how long its node has sent no heartbeat; None: it is alive, or there is none."""
         if not member.node:
             return None
         node = self._nodes.get(member.node)
@@ -133,7 +133,7 @@ class _Planner:
             return GIVEN_UP
         return None if node.alive else self._present - node.heard
 
-    # -- members that are no more
+    # -- VMs that have ended
 
     def _endings(self) -> Iterator[Action]:
         for member in self._cluster.members:
@@ -149,12 +149,12 @@ class _Planner:
         lost = self._lost_for(member)
         if lost is None or member.goal is Goal.RUN:
             return False
-        # Nobody can tell that machine to end. Its node, should it be back, is told so at once.
+        # The order cannot reach the VM now. If its node returns, it gets the order at once.
         drained = lost > timedelta(seconds=self._cluster.spec.drain_seconds)
         return member.goal is Goal.STOP or drained
 
     def _end(self, members: Iterable[MemberNow], goal: Goal) -> Iterator[Action]:
-        """Let members end; those that nobody has heard of are simply forgotten."""
+        """End VMs; delete those without a node at once."""
         later = list(Goal)
         for member in members:
             self._over.add(member.id)
@@ -163,7 +163,7 @@ class _Planner:
             elif later.index(member.goal) < later.index(goal):
                 yield SetGoal(member.id, goal)
 
-    # -- members whose machine runs
+    # -- VMs that run
 
     def _admissions(self) -> Iterator[Action]:
         for member in self._left():
@@ -173,7 +173,7 @@ class _Planner:
             if member.joined and member.probe is ProbeState.RAN:
                 yield Admit(member.id, member.incarnation)
             elif member.joined and member.probe is ProbeState.FAILED:
-                why = "its probe job failed: the machine is in the pool and runs no jobs"
+                why = "its probe job failed: the VM is in the pool but runs no jobs"
                 yield Condemn(member.id, member.incarnation, MemberCode.PROBE_FAILED, why)
             elif member.waiting is not None:
                 yield from self._too_late(member, self._present - member.waiting)
@@ -186,11 +186,11 @@ class _Planner:
             return
         seconds = int(limit.total_seconds())
         if member.proven:
-            why = f"its machine has not been in the pool for {seconds} s"
+            why = f"the VM has been missing from the pool for {seconds} s"
         elif member.joined:
             why = f"its probe job did not run within {seconds} s"
         else:
-            why = f"its machine did not join the pool within {seconds} s"
+            why = f"the VM did not join the pool within {seconds} s"
         yield Condemn(member.id, member.incarnation, MemberCode.JOIN_TIMED_OUT, why)
 
     # -- how many, where, and of which generation
@@ -217,7 +217,7 @@ class _Planner:
             yield from self._replacement(there, lost)
 
     def _expendable(self, member: MemberNow) -> tuple[bool, bool, bool, bool, bool, int]:
-        """Sorts first what a cluster can best do without."""
+        """Return a sort key: the most expendable VM comes first."""
         return (
             bool(member.node),
             member.phase is not Phase.WAITING,
@@ -236,7 +236,7 @@ class _Planner:
                 yield SetPending(member.id, place.code, place.why)
 
     def _creations(self, missing: int, lost: int) -> Iterator[Action]:
-        """Members that are missing; in place of lost ones only such as find room at once."""
+        """Create missing VMs; replace lost ones only if a node has capacity now."""
         for made in range(missing):
             place = self._room.place(self._wanted)
             if not place.node and made >= missing - lost:
@@ -244,7 +244,7 @@ class _Planner:
             yield Create(self._cluster.name, next(self._names), place)
 
     def _moves(self, there: Sequence[MemberNow]) -> Iterator[Action]:
-        """In place of members that only fail where they are, others where there is room."""
+        """Replace VMs that keep failing on their node by new ones on other nodes with capacity."""
         for member in there:
             closed = self._guards.closed(member.image, member.node)
             if member.phase is not Phase.WAITING or not closed or not self._movable(member, there):
@@ -254,7 +254,7 @@ class _Planner:
                 yield Create(self._cluster.name, next(self._names), place)
 
     def _movable(self, member: MemberNow, there: Sequence[MemberNow]) -> bool:
-        """Whether the node may be at fault, rather than what was declared anew."""
+        """Whether the node may be at fault, rather than a changed declaration."""
         generation = self._cluster.generation
         if member.generation != generation:
             return False
@@ -266,7 +266,7 @@ class _Planner:
         return untried or proven or whom is Blame.NODE
 
     def _replacement(self, there: Sequence[MemberNow], lost: Sequence[MemberNow]) -> Iterator[Action]:
-        """Let one member of an old generation end, if all others are well: its successor follows."""
+        """End one VM of an old generation if all others are up; a new one replaces it."""
         cluster = self._cluster
         old = [m for m in there if m.generation != cluster.generation]
         new = [m for m in there if m.generation == cluster.generation]
@@ -292,15 +292,17 @@ class _Planner:
             and self._lost_for(m) is None
         ]
         once_up = [m for m in (*old, *lost) if m.admitted]
-        # Those that never were up cannot hold up what may mend them.
+        # VMs that never were up do not block a rollout that may repair them.
         if ending or not all(m.up and m not in lost for m in (*new, *once_up)):
             return
         yield from self._end([min(old, key=self._expendable)], Goal.DRAIN)
 
 
 def _stale_ad(member: MemberNow) -> bool:
-    """Whether the pool knows a machine of a member that is gone. One may also join before its agent
-    has said that it runs."""
+    """Whether the pool has the ad of an ended incarnation.
+
+    A VM may also join the pool before its agent has reported it as running.
+    """
     return member.phase is not None and 0 < member.advertised <= member.ended
 
 
@@ -317,7 +319,7 @@ def _failed(member: MemberNow) -> str:
 
 def _stalled(member: MemberNow, generation: int, old: int) -> str:
     return (
-        f"machines are not replaced any further: {member.name} of generation {generation} failed "
+        f"the rollout is paused: {member.name} of generation {generation} failed "
         f"{member.failures} times ({member.code}{': ' if member.why else ''}{member.why}); "
-        f"{old} of earlier generations stay. Mend the declaration, or apply the earlier one again"
+        f"{old} of earlier generations stay. Correct the declaration, or apply the earlier one again"
     )

@@ -1,4 +1,4 @@
-"""Logging in to a machine of a cluster: what travels about it between operators, service and agents."""
+"""Wire models of SSH sessions in cluster VMs, between operators, service and agents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Field, StringConstraints
 from vmjobs.model import Frozen
 from vmjobs.wire import Envelope
 
-#: An OpenSSH public key, as it stands in an ``authorized_keys``; without a comment.
+#: An OpenSSH public key, as in an ``authorized_keys`` file, without a comment.
 PublicKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/]{68}$")]
 SessionId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
-#: Bytes that may be sent at once, and that wait for a reader in each direction at most.
+#: Maximum bytes of one request, and of those that wait for a reader in each direction.
 MAX_PIECE: Final = 256 * 1024
 MAX_WAITING: Final = 1024 * 1024
-#: Seconds that a request for bytes waits for some at most.
+#: Maximum seconds that a request for bytes waits for some.
 MAX_WAIT: Final = 10.0
 #: The answer's header that says whether more bytes may follow, and its values.
 STREAM_HEADER: Final = "Vmjobs-Stream"
@@ -27,11 +27,11 @@ STREAM_ENDED: Final = "ended"
 class SessionRequest(Frozen):
     """The body of ``POST /v1/clusters/{cluster}/members/{member}/sessions``."""
 
-    key: PublicKey = Field(description="whose private half logs in, once; OpenSSH's ed25519")
+    key: PublicKey = Field(description="OpenSSH ed25519 public key; its holder may log in once")
 
 
 class Session(Envelope):
-    """A session that the machine's node has taken. host_key: of the machine's SSH server."""
+    """A session that the VM's node has accepted. host_key: of the VM's SSH server."""
 
     id: SessionId
     cluster: str
@@ -42,7 +42,7 @@ class Session(Envelope):
 
 
 class SessionCall(Envelope):
-    """A session that waits for the agent of the machine's node."""
+    """A session that waits for the agent of the VM's node."""
 
     id: SessionId
     member: str
@@ -51,13 +51,13 @@ class SessionCall(Envelope):
 
 
 class SessionAnswer(Frozen):
-    """The body of ``POST /v1/nodes/{node}/sessions/{session}``. refused: why nobody can log in."""
+    """The body of ``POST /v1/nodes/{node}/sessions/{session}``. refused: why the login failed."""
 
     host_key: PublicKey | None = None
     refused: str = Field(default="", max_length=1000)
 
 
 class Accepted(Envelope):
-    """The answer to appended bytes: the offset of the first that is not there yet."""
+    """The answer to appended bytes. offset: of the next byte to send."""
 
     offset: int

@@ -1,4 +1,4 @@
-"""What an operator declares: one virtual cluster. Nothing here does I/O."""
+"""The declaration of a virtual cluster, as an operator writes it. No I/O."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from pydantic import (
 from vmjobs.errors import InvalidSpec
 from vmjobs.model import Frozen, HypervisorKind, ImageRef, NetworkMode, faults_of
 
-#: Machines in one cluster.
+#: Maximum VMs of one cluster, and characters of a START expression.
 MAX_SIZE: Final = 1000
 MAX_START: Final = 4096
 
-#: A cluster's name is part of its machines' host names (RFC 1123): ``NAME-0``, ``NAME-1``, ...
+#: A cluster's name is part of its VMs' host names (RFC 1123): ``NAME-0``, ``NAME-1``, ...
 ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
-#: A shell pattern for names of nodes.
+#: A shell pattern for node names.
 NodePattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9*?][A-Za-z0-9._*?\[\]-]{0,254}$")]
-#: As the setting ``pools`` names them; empty: its first.
+#: A pool's name in the setting ``pools``; empty: the first pool.
 PoolName = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,254})?$")]
 
 
 def _one_fault(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """One fault, where each of the types would find its own."""
+    """Report one error instead of one for each type of the union."""
     try:
         return validate(value)
     except ValidationError as error:
         raise ValueError("must be true, false, a number, or at most 1024 characters of text") from error
 
 
-#: What a machine-ad attribute of an operator's may be.
+#: The value of an operator's machine-ad attribute.
 AttributeValue = Annotated[
     bool | int | float | Annotated[str, StringConstraints(max_length=1024)], WrapValidator(_one_fault)
 ]
@@ -50,7 +50,7 @@ _ATTRIBUTE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 class Lifecycle(StrEnum):
-    """Whether a machine's disks outlive a restart of it."""
+    """Whether a VM's disks persist over its restarts."""
 
     THROWAWAY = "throwaway"
     PERSISTENT = "persistent"
@@ -68,17 +68,17 @@ def _attributes(value: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
         if not _ATTRIBUTE.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a ClassAd attribute")
         if name.lower() in seen:
-            raise ValueError(f"{name} is there twice: attribute names know no upper and lower case")
+            raise ValueError(f"{name} is repeated: attribute names ignore upper and lower case")
         seen.add(name.lower())
         if isinstance(content, str):
             _one_line(content)
         if isinstance(content, float) and content - content != 0:
-            raise ValueError(f"{name}: {content} is not a number that a ClassAd has")
+            raise ValueError(f"{name}: {content} is not a ClassAd number")
     return value
 
 
 class Size(Frozen):
-    """How many machines: between ``min`` and ``max``, as idle jobs demand."""
+    """A range of sizes: between ``min`` and ``max`` VMs, by the demand of idle jobs."""
 
     min: int = Field(ge=0, le=MAX_SIZE, strict=True)
     max: int = Field(ge=0, le=MAX_SIZE, strict=True)
@@ -95,11 +95,11 @@ def _kind_of_size(value: Any) -> str:
 
 
 class Limits(Frozen):
-    """What one machine of the cluster may use of its node at most; unset: as much as it can.
+    """Maximum resources of its node that one VM of the cluster may use; unset: no limit.
 
-    cpu_percent: of one processor, per processor of the machine. cpu_weight: share of the processors
-    where several machines want them (cgroup v2's ``cpu.weight``). disk_mib_s: MiB a second, read and
-    written. network_mbit_s: Mbit a second, each way.
+    cpu_percent: of one processor, per processor of the VM. cpu_weight: share of the processors if
+    several VMs compete (cgroup v2's ``cpu.weight``). disk_mib_s: MiB a second, read and written.
+    network_mbit_s: Mbit a second, each way.
     """
 
     cpu_percent: int | None = Field(default=None, ge=1, le=100, strict=True)
@@ -111,17 +111,16 @@ class Limits(Frozen):
 class ClusterSpec(Frozen):
     """One virtual cluster, as its operator declares it.
 
-    size: machines, or a range of them. nodes: shell patterns, any of which a node's name must match;
-    site: the site that nodes must belong to. pool: of the service's pools; empty: its first.
-    attributes: for the machine ads of all machines. start: a ClassAd expression; jobs that it is not
-    true for are not taken. boot_seconds: until the guest speaks; join_seconds: from then until a probe
-    job ran in it; drain_seconds: that running jobs may still take when their machine is to go.
-    idle_seconds: that a machine of a range of sizes is kept without need.
+    size: number of VMs, or a range. nodes: shell patterns, any of which a node's name must match;
+    site: of its nodes. pool: one of the service's pools; empty: the first. attributes: for the machine
+    ads of all VMs. start: a ClassAd expression; VMs run only jobs for which it is true. boot_seconds:
+    until the guest is ready; join_seconds: from then until its probe job has run; drain_seconds: for
+    running jobs of a VM that drains. idle_seconds: that a surplus VM of a range of sizes is kept.
     """
 
     name: ClusterName
     image: ImageRef
-    # Told apart by hand, so that a fault is told of what was meant alone.
+    # An explicit discriminator, so that errors concern only the intended type.
     size: Annotated[
         Annotated[int, Field(ge=0, le=MAX_SIZE, strict=True), Tag("machines")]
         | Annotated[Size, Tag("range")],
@@ -153,10 +152,10 @@ class ClusterSpec(Frozen):
 
 
 def parse_cluster(data: Any) -> ClusterSpec:
-    """A validated declaration from decoded JSON or YAML.
+    """Validate a declaration from decoded JSON or YAML.
 
     Raises:
-        InvalidSpec: with every fault, not only the first.
+        InvalidSpec: with all errors, not only the first.
     """
     try:
         return ClusterSpec.model_validate(data)

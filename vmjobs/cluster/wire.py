@@ -1,4 +1,4 @@
-"""What travels about clusters: between operators, the service, and agents."""
+"""Wire models of clusters, between operators, the service, and agents."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from vmjobs.wire import Envelope
 
 MemberId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
-#: What a database's integer holds, and one more.
+#: One less than the largest 32-bit integer of a database: a count may still be incremented.
 MAX_COUNT: Final = 2**31 - 2
 
 # --------------------------------------------------------------------------- service and agents
 
 
 def _known_limits(value: Any) -> Any:
-    """What an operator declares is taken to the letter; what a newer service orders is not."""
+    """Drop unknown limits of an order: the service may be newer than the agent."""
     if not isinstance(value, dict):
         return value
     return {name: content for name, content in value.items() if name in Limits.model_fields}
 
 
 class PoolAddress(Envelope):
-    """A pool as its members see it.
+    """A pool as its cluster VMs see it.
 
-    collector: ``host`` or ``host:port``. trust_domain: the issuer of its tokens. user: whose jobs
-    probes are.
+    collector: ``host`` or ``host:port``. trust_domain: the issuer of its tokens. user: owner of probe
+    jobs.
     """
 
     name: str
@@ -44,11 +44,11 @@ class PoolAddress(Envelope):
 
 
 class MemberOrder(Envelope):
-    """One machine that a node is to have. All but goal, admitted and condemned never changes.
+    """One cluster VM of a node's assignment. Only goal, admitted and condemned change.
 
-    name: host name of the machine, unique in its pool (``CLUSTER-N``); it keeps it over restarts.
-    admitted: the incarnation that has passed its probe and may take jobs; 0: none has.
-    condemned: incarnations up to this one are to end, for ``why``; the next one is a new try.
+    name: host name, unique in its pool (``CLUSTER-N``) and the same over restarts.
+    admitted: the incarnation that has passed its probe and may run jobs; 0: none has.
+    condemned: incarnations up to this one must end, because of ``why``; the next one is a new try.
     """
 
     id: MemberId
@@ -75,9 +75,9 @@ class MemberOrder(Envelope):
 
 
 class NodeShare(Envelope):
-    """All machines that a node is to have. revision: grows with every change of it.
+    """All cluster VMs that a node must run. revision: grows with every change.
 
-    sessions: that wait for the node; each is there until it is answered.
+    sessions: those that wait for the node; each stays in the list until it is answered.
     """
 
     revision: int = Field(ge=0)
@@ -86,9 +86,9 @@ class NodeShare(Envelope):
 
 
 class MemberReport(Frozen):
-    """What an agent says of one member. incarnation: counts its machines, from 1; 0: none yet.
+    """An agent's report of one cluster VM. incarnation: counts from 1; 0: none yet.
 
-    failures: machines in a row that ended before they were admitted. retry: when WAITING ends.
+    failures: incarnations in a row that ended before they were admitted. retry: when WAITING ends.
     """
 
     id: MemberId
@@ -106,7 +106,7 @@ class MemberReport(Frozen):
 class MemberReports(Frozen):
     """The body of ``POST /v1/nodes/{node}/members``.
 
-    complete: members that are not in it are not on the node.
+    complete: cluster VMs that are missing here are not on the node.
     """
 
     reports: tuple[MemberReport, ...] = Field(max_length=10000)
@@ -120,7 +120,7 @@ class TokenRequest(Frozen):
 
 
 class PoolToken(Envelope):
-    """An IDTOKEN for one machine, good for advertising its startd until it expires."""
+    """An IDTOKEN with which one VM may advertise its startd until it expires."""
 
     token: str
     identity: str
@@ -131,10 +131,10 @@ class PoolToken(Envelope):
 
 
 class Member(Envelope):
-    """A member as operators see it. since: when the state began. up_since: None unless UP.
+    """A cluster VM as operators see it. since: when the state began. up_since: None unless UP.
 
-    jobs: that it has run, as its machine ad told last. busy: it runs one now. system: name and version
-    of its operating system, as its machine ad told last; empty: it has had none yet.
+    jobs: number that it has run, by its last machine ad. busy: it runs one now. system: name and
+    version of its operating system, by its last machine ad; empty: no ad yet.
     """
 
     id: str
@@ -158,10 +158,10 @@ class Member(Envelope):
 
 
 class ClusterGuard(Envelope):
-    """Where an image is not tried for now, because it only failed there.
+    """A backoff: an image is not started on a node for now, because it kept failing there.
 
-    node: empty: on all nodes. failures: in a row. code: of the last one. until: when it is tried
-    again; HALF_OPEN since then.
+    node: empty: on all nodes. failures: in a row. code: of the last one. until: time of the next try;
+    HALF_OPEN since then.
     """
 
     image: Digest
@@ -174,7 +174,7 @@ class ClusterGuard(Envelope):
 
 
 class FailedGeneration(Envelope):
-    """What was declared last, and failed: the cluster went back to what it was before."""
+    """The last declaration, which failed, so that the cluster was rolled back."""
 
     generation: int
     spec: ClusterSpec
@@ -184,18 +184,18 @@ class FailedGeneration(Envelope):
 
 
 class Cluster(Envelope):
-    """A cluster as it is: what was declared, what is there.
+    """A cluster: its declaration and its present state.
 
-    generation: grows with every change of the declaration. target: machines wanted now.
-    draining: the whole cluster is. deleting: it goes once its machines have gone.
-    guards: that keep machines of it from nodes. failed: what was declared last, if the cluster went
-    back from it; ``spec``, ``image`` and ``generation`` are those that it went back to.
+    generation: grows with every change of the declaration. target: VMs wanted now.
+    draining: the whole cluster is. deleting: it is deleted once its VMs have ended.
+    guards: backoffs that keep its VMs off nodes. failed: the last declaration, if it was rolled back;
+    ``spec``, ``image`` and ``generation`` are then those of the earlier one.
     """
 
     name: str
     owner: str
     spec: ClusterSpec
-    image: Digest = Field(description="what the image's name means for this generation")
+    image: Digest = Field(description="digest of the image's name for this generation")
     generation: int
     target: int
     draining: bool = False
@@ -209,7 +209,7 @@ class Cluster(Envelope):
 
 
 class Outcome(StrEnum):
-    """What applying a declaration did."""
+    """The effect of applying a declaration."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -224,14 +224,14 @@ class Applied(Envelope):
 
 
 class ClusterList(Envelope):
-    """Some clusters, by name, without their members. next: cursor of the next page, if any."""
+    """A page of clusters, by name, without their VMs. next: cursor of the next page, if any."""
 
     clusters: tuple[Cluster, ...]
     next: str = ""
 
 
 class ClusterEvent(Envelope):
-    """Something that happened to a cluster or a member of it. seq: counts from 1 in the cluster."""
+    """An event of a cluster or one of its VMs. seq: counts from 1 in the cluster."""
 
     seq: int
     time: datetime
@@ -255,9 +255,9 @@ class Scale(Frozen):
 
 
 class Assessment(Envelope):
-    """How much of a declaration would run now: the answer to ``POST /v1/cluster-assessments``.
+    """The answer to ``POST /v1/cluster-assessments``: how much of a declaration would run now.
 
-    placed: machines, by node. pending: those that no node has room for. why: what they lack.
+    placed: number of VMs, by node. pending: number without a node. why: what they lack.
     """
 
     placed: dict[str, int]

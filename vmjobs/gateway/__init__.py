@@ -1,1 +1,1 @@
-"""A grid gateway: a small site's servers as machines of one computer, on a network of their own."""
+"""A grid gateway: the servers of a small site as VMs of one host, on a private network."""

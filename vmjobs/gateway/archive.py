@@ -2,10 +2,10 @@
 
 A disk is two files: ``NAME.map``, a JSON list of [offset, length] and the size, and ``NAME.data``, the
 bytes of these extents, so that holes stay holes. The last file is ``manifest.json``, with the size and
-SHA-256 of each before it: without it the archive is not whole.
+SHA-256 of all other files: an archive without it is incomplete.
 
-What is read is hostile: headers are looked at one by one, and nothing but plain files of expected names
-is taken.
+The reader does not trust archives: it checks each header, and accepts only plain files with expected
+names.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from vmjobs.paths import refusal
 MANIFEST: Final = "manifest.json"
 BLOCK: Final = 512
 CHUNK: Final = 1024 * 1024
-#: Bytes of a file that is read whole.
+#: Maximum bytes of a file that is read into memory.
 MAX_SMALL: Final = 32 * 1024 * 1024
-#: Files in a backup.
+#: Maximum number of files in a backup.
 MAX_FILES: Final = 2000
-#: Bytes of a disk, as it would be with its holes.
+#: Maximum bytes of a disk, holes included.
 MAX_DISK: Final = 1 << 46
-#: Memory that decompression may take, in bytes.
+#: Maximum memory for decompression, in bytes.
 MAX_WINDOW: Final = 128 * 1024 * 1024
-#: Left free where a backup is unpacked, in bytes.
+#: Bytes that restoring a backup leaves free on the file system.
 KEEP_FREE: Final = 64 * 1024 * 1024
 
 Count = Callable[[int], object]
 
 
 class Extents(Frozen):
-    """What of a sparse file is not a hole: (offset, length) in ascending order; size: of all of it."""
+    """The data ranges of a sparse file: (offset, length), ascending. size: of the file."""
 
     size: int
     extents: tuple[tuple[int, int], ...]
 
     @property
     def data(self) -> int:
-        """Bytes that are not in holes."""
+        """Bytes of data, without holes."""
         return sum(length for _, length in self.extents)
 
     def checked(self) -> Extents:
-        """These extents.
+        """Validate and return these extents.
 
         Raises:
-            ValueError: they are none of a file.
+            ValueError: no file can have them.
         """
         end = 0
         for offset, length in self.extents:
@@ -68,7 +68,7 @@ class Extents(Frozen):
                 raise ValueError("extents overlap")
             end = offset + length
         if not end <= self.size <= MAX_DISK:
-            raise ValueError("a disk is absurdly large, or its extents are beyond its end")
+            raise ValueError("the disk is too large, or an extent lies beyond its end")
         return self
 
 
@@ -86,7 +86,7 @@ class Manifest(Frozen):
 
 
 def extents_of(path: Path) -> Extents:
-    """Where a file has data."""
+    """The data ranges of a file."""
     found: list[tuple[int, int]] = []
     with path.open("rb") as file:
         size, offset = os.fstat(file.fileno()).st_size, 0
@@ -102,7 +102,7 @@ def extents_of(path: Path) -> Extents:
 
 
 class ArchiveWriter:
-    """Writes a backup to ``file``. count: is told of bytes of disks as they are done."""
+    """Writes a backup to ``file``. count: called with the number of disk bytes just written."""
 
     def __init__(self, file: BinaryIO, count: Count = lambda _bytes: None) -> None:
         self._sink = zstandard.ZstdCompressor(level=3, threads=-1).stream_writer(file, closefd=False)
@@ -117,7 +117,7 @@ class ArchiveWriter:
         """Add a sparse file, which must not change meanwhile.
 
         Raises:
-            Conflict: it did.
+            Conflict: it changed.
         """
         extents = extents_of(path)
         self.add(f"{name}.map", extents.model_dump_json().encode())
@@ -127,7 +127,7 @@ class ArchiveWriter:
                 raise Conflict(f"{path} changed while it was copied")
 
     def finish(self) -> None:
-        """Write the list of files, and end."""
+        """Write the manifest and the end of the archive."""
         data = Manifest(files=self._files).model_dump_json().encode()
         self._put(MANIFEST, len(data), io.BytesIO(data))
         self._sink.write(b"\0" * (2 * BLOCK))
@@ -153,7 +153,7 @@ class ArchiveWriter:
 
 
 class _Extracted:
-    """The data of a sparse file, one extent after the other."""
+    """Reads the data of a sparse file, extent by extent."""
 
     def __init__(self, file: BinaryIO, extents: Extents, count: Count) -> None:
         self._pieces = self._read(file, extents)
@@ -184,7 +184,7 @@ class _Extracted:
 
 
 class Content:
-    """A file of a backup, to be read once, in order."""
+    """A file of a backup, which the caller reads once, in order."""
 
     def __init__(self, name: str, size: int, source: IO[bytes]) -> None:
         self.name, self.size = name, size
@@ -200,27 +200,27 @@ class Content:
         return data
 
     def small(self) -> bytes:
-        """All of it.
+        """Read the whole file.
 
         Raises:
-            InvalidRequest: it is absurdly large.
+            InvalidRequest: it is too large.
         """
         if self.size > MAX_SMALL:
-            raise InvalidRequest(f"{self.name} in the backup is absurdly large")
+            raise InvalidRequest(f"{self.name} in the backup is too large")
         return self.read()
 
     def finish(self) -> Noted:
-        """Read over what was not read; what it was."""
+        """Skip the rest of the file; returns its size and digest."""
         while self._left:
             self.read(CHUNK)
         return Noted(size=self.size, sha256=self._digest.hexdigest())
 
 
 def contents(file: BinaryIO) -> Iterator[Content]:
-    """The files of a backup. After the last all of them are known to be what was written.
+    """Yield the files of a backup; after the last one, verifies all of them.
 
     Raises:
-        InvalidRequest: it is no backup, or not a whole one. DigestMismatch: it is damaged.
+        InvalidRequest: it is not a backup, or incomplete. DigestMismatch: it is damaged.
     """
     seen: dict[str, Noted] = {}
     try:
@@ -236,8 +236,8 @@ def contents(file: BinaryIO) -> Iterator[Content]:
                 yield content
                 seen[content.name] = content.finish()
     except (zstandard.ZstdError, tarfile.TarError, EOFError, ValueError) as error:
-        raise InvalidRequest(f"this is no backup of a gateway: {error}") from error
-    raise InvalidRequest("the backup is not whole: it breaks off")
+        raise InvalidRequest(f"this is not a backup of a gateway: {error}") from error
+    raise InvalidRequest("the backup is incomplete: its manifest is missing")
 
 
 def _entries(source: IO[bytes]) -> Iterator[Content]:
@@ -247,9 +247,9 @@ def _entries(source: IO[bytes]) -> Iterator[Content]:
             return
         info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         if info.type != tarfile.REGTYPE or info.size < 0:
-            raise InvalidRequest(f"the backup has something that is no plain file: {info.name!r}")
+            raise InvalidRequest(f"the backup has an entry that is not a plain file: {info.name!r}")
         if why := refusal(info.name):
-            raise InvalidRequest(f"the backup has a file of a bad name, {info.name!r}: {why}")
+            raise InvalidRequest(f"the backup has a file with a bad name, {info.name!r}: {why}")
         content = Content(info.name, info.size, source)
         yield content
         content.finish()
@@ -261,7 +261,7 @@ def _exactly(source: IO[bytes], size: int) -> bytes:
     while size:
         part = source.read(size)
         if not part:
-            raise EOFError("it breaks off")
+            raise EOFError("it is truncated")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
@@ -270,29 +270,29 @@ def _exactly(source: IO[bytes], size: int) -> bytes:
 def _compare(manifest: Manifest, seen: dict[str, Noted]) -> None:
     for name in sorted(manifest.files.keys() | seen.keys()):
         if manifest.files.get(name) != seen.get(name):
-            raise DigestMismatch(f"the backup is damaged: {name} is not what was written")
+            raise DigestMismatch(f"the backup is damaged: {name} does not match its digest")
 
 
 def parse_extents(content: Content) -> Extents:
-    """The map of a disk.
+    """Parse the map of a disk.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: it is malformed.
     """
     try:
         return Extents.model_validate_json(content.small()).checked()
     except (ValidationError, ValueError, json.JSONDecodeError) as error:
-        raise InvalidRequest(f"{content.name} in the backup is no map of a disk") from error
+        raise InvalidRequest(f"{content.name} in the backup is not a map of a disk") from error
 
 
 def write_disk(content: Content, extents: Extents, path: Path) -> None:
-    """Unpack a disk, which is durable then.
+    """Restore a disk; it is durable when this returns.
 
     Raises:
-        InvalidRequest: map and data do not belong together. StorageFull: it does not fit.
+        InvalidRequest: map and data differ in size. StorageFull: it does not fit.
     """
     if extents.data != content.size:
-        raise InvalidRequest(f"{content.name} in the backup is not what its map says")
+        raise InvalidRequest(f"{content.name} in the backup has another size than its map")
     there = os.statvfs(path.parent)
     if there.f_bavail * there.f_frsize < content.size + KEEP_FREE:
         raise StorageFull(f"{path.parent} has no room for {content.size} bytes of {content.name}")
@@ -310,14 +310,14 @@ def write_disk(content: Content, extents: Extents, path: Path) -> None:
 
 
 class Replacing:
-    """Writes a file that is whole or as it was before, and nobody else's to read."""
+    """Replaces a file atomically; only its owner can read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.part")
 
     def __enter__(self) -> BinaryIO:
-        self._part.unlink(missing_ok=True)  # of one that was killed
+        self._part.unlink(missing_ok=True)  # left by a killed process
         handle = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._file = os.fdopen(handle, "wb")
         return self._file

@@ -1,7 +1,7 @@
-"""How commands speak with a gateway's supervisor: a Unix socket, a line of JSON each way.
+"""Control socket of a gateway's supervisor: a Unix socket, one line of JSON each way.
 
-Only the operator's own processes reach it: it lies in a directory that nobody else can enter. What a
-connection has frozen is thawed when it ends.
+Only the operator's own processes reach it, because its directory is closed to other users. When a
+connection ends, the supervisor thaws the VMs that it froze.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 LONGEST = 1024 * 1024
-#: Seconds that a supervisor has for an answer, beside what it is asked to wait.
+#: Timeout for an answer in seconds, besides the time that the supervisor is asked to wait.
 ANSWER_SECONDS = 120.0
 
 
 class Control:
-    """A connection to a supervisor. Raises ``Unavailable("agent", …)`` once there is none."""
+    """A connection to a supervisor. Raises ``Unavailable("agent", …)`` if none runs."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -41,11 +41,11 @@ class Control:
         self._file = self._socket.makefile("rb")
 
     def ask(self, do: str, **fields: object) -> Message:
-        """Ask, and wait for the answer."""
+        """Send a request, and wait for the answer."""
         return self._ask({"do": do, **fields}, lambda: self._file.readline(LONGEST))
 
     def log_in(self, machine: str, key: str) -> tuple[str, socket.socket]:
-        """Have the machine let in who holds ``key``: its SSH server's key, and the connection to it."""
+        """Open an SSH connection to a VM that accepts ``key``; returns its host key, too."""
         handles: list[int] = []
 
         def read() -> bytes:
@@ -55,7 +55,7 @@ class Control:
 
         answer = self._ask({"do": "log in", "machine": machine, "key": key}, read)
         if not handles:
-            raise Unavailable("agent", "the supervisor went away")
+            raise Unavailable("agent", "the supervisor closed the connection")
         return str(answer["host_key"]), socket.socket(fileno=handles[0])
 
     def _ask(self, asked: Message, read: Callable[[], bytes]) -> Message:
@@ -65,14 +65,14 @@ class Control:
         except OSError as error:
             raise Unavailable("agent", f"the supervisor does not answer: {reason_of(error)}") from error
         if not line.endswith(b"\n"):
-            raise Unavailable("agent", "the supervisor went away")
+            raise Unavailable("agent", "the supervisor closed the connection")
         answer: Message = json.loads(line)
         if "error" in answer:
             raise Unavailable("agent", str(answer["error"]))
         return answer
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 
@@ -87,9 +87,10 @@ class Control:
 def answering(
     path: Path, handle: Callable[[Message], Message], hung_up: Callable[[Message], object]
 ) -> Iterator[None]:
-    """Answer for as long as the context lasts. A ``connection`` in an answer is a socket, handed over.
+    """Serve requests while the context lasts.
 
-    hung_up: called with the last ``freeze`` of a connection that ended without ``thaw``.
+    handle: takes a request, returns the answer; a ``connection`` in it is a socket to pass on.
+    on_disconnect: called with the last ``freeze`` of a connection that ended without ``thaw``.
     """
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, short_path(path) as address:
@@ -145,6 +146,6 @@ def _answer(handle: Callable[[Message], Message], asked: Message) -> Message:
         return handle(asked)
     except (VMJobsError, OSError) as error:
         return {"error": str(error)}
-    except Exception as error:  # whatever it is, the one who asks is not to wait for ever
-        log.exception("cannot do %s", asked.get("do"))
+    except Exception as error:  # the client must get an answer in any case
+        log.exception("request %s failed", asked.get("do"))
         return {"error": f"the supervisor failed: {type(error).__name__}"}

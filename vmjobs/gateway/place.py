@@ -1,11 +1,11 @@
-"""What is kept of one gateway: a directory of its own, which nobody else can look into.
+"""The directory of one gateway, which only its operator can read.
 
 ====================  ===========================================================================
-``gateway.json``      what was installed: declaration, images' digests, hypervisor; written last
+``gateway.json``      the installed declaration, image digests and hypervisor; written last
 ``secrets/``          its keys, one file each
-``members/``          its machines: records, disks, consoles (:mod:`vmjobs.agent.members.journal`)
-``wanted.json``       the machines that are to run
-``control``           socket of the supervisor; ``supervisor.lock`` is held while there is one
+``members/``          its VMs: records, disks, consoles (:mod:`vmjobs.agent.cluster_vms.journal`)
+``wanted.json``       names of the VMs that should run
+``control``           socket of the supervisor, which holds ``supervisor.lock`` while it runs
 ====================  ===========================================================================
 """
 
@@ -42,7 +42,7 @@ _NAMES: TypeAdapter[set[str]] = TypeAdapter(set[str])
 
 
 class Installed(Frozen):
-    """A gateway as it was installed. images: digests, by machine. kind: what runs its machines."""
+    """An installed gateway. images: digests, by VM name. kind: the hypervisor of its VMs."""
 
     schema_: int = Field(default=1, alias="schema")
     gateway: Gateway
@@ -51,12 +51,12 @@ class Installed(Frozen):
 
 
 def member_of(machine: str) -> str:
-    """The id by which a machine of a gateway is kept."""
+    """The id of a gateway's VM, made from its name."""
     return hashlib.sha256(machine.encode()).hexdigest()[:32]
 
 
 class GatewayPlace:
-    """Where the things of one gateway are."""
+    """The directory of one gateway."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -64,13 +64,13 @@ class GatewayPlace:
         self.members = directory / "members"
         self.log = directory / "supervisor.log"
 
-    # ------------------------------------------------------------------ what was installed
+    # ------------------------------------------------------------------ installation
 
     def installed(self) -> Installed:
-        """What was installed here.
+        """The gateway that is installed here.
 
         Raises:
-            NotFound: nothing was. Conflict: it cannot be read.
+            NotFound: none is installed. Conflict: ``gateway.json`` is damaged.
         """
         try:
             return Installed.model_validate_json((self.directory / "gateway.json").read_bytes())
@@ -82,7 +82,7 @@ class GatewayPlace:
             raise Conflict(f"{self.directory}/gateway.json is damaged: {error}") from error
 
     def keep(self, installed: Installed) -> None:
-        """Remember what is installed; it is durable when this returns."""
+        """Store the installed gateway; it is durable when this returns."""
         write_durably(
             self.directory / "gateway.json", installed.model_dump_json(by_alias=True).encode()
         )
@@ -93,14 +93,14 @@ class GatewayPlace:
         return {path.name: path.read_bytes() for path in files if path.suffix != ".tmp"}
 
     def keep_secrets(self, secrets: Mapping[str, bytes]) -> None:
-        """Keep keys: no other user can read them."""
+        """Store keys, unreadable for other users."""
         folder = self.directory / "secrets"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, data in secrets.items():
             write_durably(below(folder, name), data)
 
     def prepare(self, installed: Installed, machine: GatewayMachine) -> None:
-        """Have room for a machine that has none yet: an empty disk, and a record of one at rest."""
+        """Create a VM's empty disk, and its record as stopped, unless it has a record."""
         journal = MemberJournal(self.members)
         member = journal.place(member_of(machine.name))
         if member.record.exists():
@@ -111,14 +111,14 @@ class GatewayPlace:
         kept_disks.make(member.kept, member_of(machine.name), machine.disk * MIB)
 
     def remove(self, machine: str) -> None:
-        """Have nothing of a machine left that is not running; repeating it is no error."""
+        """Remove all files of a stopped VM; repeated calls are harmless."""
         shutil.rmtree(self.members / member_of(machine), ignore_errors=True)
         self.keep_wanted(self.wanted() - {machine})
 
-    # ------------------------------------------------------------------ what is
+    # ------------------------------------------------------------------ state
 
     def records(self) -> dict[str, Record]:
-        """The machines' records, by machine's name. Damaged ones are left out."""
+        """The VMs' records, by VM name, without damaged ones."""
         found = {}
         for path in sorted(self.members.glob(f"*/{RECORD}")):
             try:
@@ -129,42 +129,42 @@ class GatewayPlace:
         return found
 
     def disks(self, machine: str) -> Path:
-        """The directory of a machine's disks."""
+        """The directory of a VM's disks."""
         return self.members / member_of(machine) / "disks"
 
     def console(self, machine: str) -> Path | None:
-        """The console of a machine's last incarnation; None: it never had one."""
+        """The console of a VM's last incarnation; None: the VM never started."""
         record = self.records().get(machine)
         if record is None or record.incarnation == 0:
             return None
         return self.members / member_of(machine) / f"console-{record.incarnation}"
 
     def wanted(self) -> set[str]:
-        """The machines that are to run."""
+        """Names of the VMs that should run."""
         try:
             return _NAMES.validate_json((self.directory / "wanted.json").read_bytes())
         except (FileNotFoundError, ValidationError):
             return set()
 
     def keep_wanted(self, names: set[str]) -> None:
-        """Remember the machines that are to run."""
+        """Store the names of the VMs that should run."""
         write_durably(self.directory / "wanted.json", _NAMES.dump_json(names))
 
     @contextmanager
     def alone(self, patience: float = 0.0) -> Iterator[None]:
-        """Be the only one who looks after the gateway's machines.
+        """Hold the supervisor lock while the context lasts.
 
-        patience: seconds that one who is about to end may take for that.
+        patience: seconds to wait for the lock, for another supervisor that is about to end.
 
         Raises:
-            Conflict: somebody does already.
+            Conflict: another supervisor holds it.
         """
         deadline = time.monotonic() + patience
         with (self.directory / "supervisor.lock").open("w") as lock:
             while not _locked(lock):
                 if time.monotonic() >= deadline:
-                    raise Conflict(f"a supervisor looks after {self.directory} already")
-                time.sleep(0.1)  # a lock that becomes free tells nobody who has a deadline
+                    raise Conflict(f"a supervisor of {self.directory} runs already")
+                time.sleep(0.1)  # flock(2) has no timeout
             yield
 
 
@@ -179,7 +179,7 @@ def _locked(lock: IO[str]) -> bool:
 def order_of(
     installed: Installed, machine: GatewayMachine, goal: Goal, admitted: int = 0
 ) -> MemberOrder:
-    """A machine of a gateway as an order to the agent's keeper of machines."""
+    """A gateway's VM as an order to the agent's reconciler."""
     return MemberOrder(
         id=member_of(machine.name),
         cluster=installed.gateway.name,
@@ -200,15 +200,15 @@ def order_of(
 
 
 def mac_of(machine: GatewayMachine) -> str:
-    """The hardware address of a machine's card on the private network, which goes with its IP address.
+    """The MAC address of a VM on the private network, made from its IP address.
 
-    It is of those that anybody may give out (RFC 7042, section 2.1).
+    It is locally administered (RFC 7042, section 2.1).
     """
     return "02:76:" + machine.address.packed.hex(":")
 
 
 def network_files(gateway: Gateway, machine: GatewayMachine) -> dict[str, bytes]:
-    """What every machine is told of the private network (:class:`vmjobs.ports.RoleKit`)."""
+    """Files that describe the private network to a guest (:class:`vmjobs.ports.RoleFiles`)."""
     hosts = [f"{m.address} {gateway.fqdn(m)} {m.name}\n" for m in gateway.machines]
     return {
         "address": f"{machine.address}/{gateway.network.prefixlen}\n".encode(),

@@ -1,6 +1,6 @@
-"""What a gateway's machines are to be, where no service says so: files and commands of its operator do.
+"""The assignments of a gateway's VMs, from its operator's files and commands.
 
-It is an :class:`vmjobs.ports.ShareSource`, and knows of each machine what its script said last.
+It is a :class:`vmjobs.ports.AssignmentSource`, and tracks the last status that each script printed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 LONGEST_LINE = 1024
 _LINE = re.compile(rb"vmjobs-gateway: (.*?)\r?$")
-#: Phases in which there may be a machine.
+#: Phases in which a VM may exist.
 ALIVE = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING})
 
 
 class Condition(StrEnum):
-    """How a machine of a gateway is. STARTING: its guest runs, its service does not answer yet."""
+    """The state of a gateway's VM. STARTING: its guest runs, its service does not answer yet."""
 
     STOPPED = "stopped"
     WAITING = "waiting"
@@ -39,7 +39,7 @@ class Condition(StrEnum):
 
 
 def condition_of(phase: Phase, up: bool | None) -> Condition:
-    """up: what its script said last; None: nothing yet."""
+    """The state of a VM. up: the last status of its script; None: it reported none yet."""
     if phase is Phase.RUNNING:
         return {None: Condition.STARTING, True: Condition.UP, False: Condition.DOWN}[up]
     return {
@@ -52,7 +52,7 @@ def condition_of(phase: Phase, up: bool | None) -> Condition:
 
 @dataclass
 class Heard:
-    """What one incarnation's script has said. frozen: None until it answers; then whether it is."""
+    """The status that an incarnation's script printed. frozen: None until the script answers."""
 
     incarnation: int = 0
     up: bool | None = None
@@ -61,7 +61,7 @@ class Heard:
     rest: bytes = b""
 
     def take(self, words: bytes) -> bool:
-        """Take in what was printed; whether anything was said that counts."""
+        """Parse console output; returns whether it had a status line."""
         *lines, self.rest = (self.rest + words).split(b"\n")
         self.rest = self.rest[-LONGEST_LINE:]
         said = [self._line(line) for line in lines]
@@ -86,10 +86,10 @@ class Heard:
 
 @dataclass
 class GatewayShare:
-    """The machines of one gateway. Every method may be called from any thread.
+    """The VMs of one gateway. Every method may be called from any thread.
 
-    again: called with member and incarnation of a machine that was stopped and is to run again. mint:
-    makes a token for the machine of a name.
+    on_restart: called with id and incarnation of a stopped VM that should run again. mint: issues a
+    token for the VM with this name.
     """
 
     place: GatewayPlace
@@ -106,10 +106,10 @@ class GatewayShare:
     def __post_init__(self) -> None:
         self._wanted = self.place.wanted()
         for name, record in self.place.records().items():
-            if record.admitted:  # it was up; whether it still is, it will say
+            if record.admitted:  # it was up; its script will report whether it still is
                 self._heard[member_of(name)] = Heard(record.incarnation, up=True)
 
-    # ------------------------------------------------------------------ as the service of an agent
+    # ------------------------------------------------------------------ AssignmentSource
 
     def share(self, seen: int, wait: float) -> NodeShare:
         """See :meth:`vmjobs.ports.ShareSource.share`."""
@@ -128,36 +128,36 @@ class GatewayShare:
         """See :meth:`vmjobs.ports.ShareSource.token`."""
         names = (m.name for m in self.installed.gateway.machines if member_of(m.name) == member)
         if self.mint is None or (name := next(names, None)) is None:
-            raise Forbidden("there is no token for this machine")
+            raise Forbidden("there is no token for this VM")
         return self.mint(name)
 
     def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
-        """Consoles stay where they are."""
+        """Do nothing: consoles stay on this host."""
 
-    # ------------------------------------------------------------------ what is heard and wanted
+    # ------------------------------------------------------------------ status and commands
 
     def words(self, member: str, incarnation: int, data: bytes) -> None:
-        """A machine's script has printed something."""
+        """Process console output of a VM's script."""
         with self._changed:
             heard = self._heard_of(member, incarnation)
             if heard.take(data):
                 self._touch()
 
     def want(self, run: set[str], stop: set[str]) -> None:
-        """Have these machines run and those stop."""
+        """Start and stop VMs, by name."""
         with self._changed:
             self._wanted = (self._wanted | run) - stop
             self.place.keep_wanted(self._wanted)
             self._touch()
 
     def ask_frozen(self, member: str) -> None:
-        """Forget whether a machine's data is frozen: it is about to be asked."""
+        """Clear a VM's frozen status, before a request to freeze its data."""
         with self._changed:
             if (heard := self._heard.get(member)) is not None:
                 heard.frozen = None
 
     def is_frozen(self, member: str, timeout: float) -> bool:
-        """Whether a machine says within ``timeout`` seconds that its data is frozen."""
+        """Whether the VM's script reports within ``timeout`` seconds that its data is frozen."""
 
         def answered() -> bool:
             heard = self._heard.get(member)
@@ -169,13 +169,13 @@ class GatewayShare:
             return heard is not None and heard.frozen is True
 
     def close(self) -> None:
-        """Let go of all who wait."""
+        """Wake all waiting threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def show(self, seen: int, wait: float) -> dict[str, object]:
-        """How the machines are; waits for another revision than ``seen``."""
+        """The states of the VMs; waits for another revision than ``seen``."""
         with self._changed:
             self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)
             machines = {m.name: self._shown(m.name) for m in self.installed.gateway.machines}
@@ -219,7 +219,7 @@ class GatewayShare:
             message = heard.reason
         return {
             "state": condition,
-            # That it was shut down is no news; how it ended that was to run is.
+            # A requested shutdown needs no message; an unexpected end does.
             "message": ""
             if condition is Condition.UP or report.code is MemberCode.DRAINED
             else message,

@@ -1,4 +1,4 @@
-"""What an operator declares: a gateway, its private network, its machines. Nothing here does I/O."""
+"""An operator's declaration of a gateway, its private network and its VMs. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
 from vmjobs.model import Frozen, HypervisorKind, ImageRef, cannot_have, faults_of
 
-#: What a gateway's machines run on: all others lack private networks.
+#: The hypervisor of all gateway VMs: the other drivers lack private networks.
 KIND: Final = HypervisorKind.UML
 MAX_MACHINES: Final = 32
-#: Addresses in a private network: from so many prefix bits to so many.
+#: Prefix bits of a private network: minimum and maximum.
 WIDEST: Final = 16
 NARROWEST: Final = 29
 
-#: Of every machine's first card: behind it are its endpoint and the way out.
+#: The network of every VM's first interface, with its guest endpoint and its way to the internet.
 OUTSIDE: Final = IPv4Interface(f"{GUEST_ADDRESS}/{GUEST_NETMASK_BITS}").network
 
 #: One label of a host name (RFC 1123).
@@ -36,7 +36,7 @@ Domain = Annotated[
 
 
 class Role(StrEnum):
-    """What a machine of a gateway is there for."""
+    """The role of a gateway's VM."""
 
     COMPUTING_ELEMENT = "computing-element"
     STORAGE_ELEMENT = "storage-element"
@@ -45,11 +45,11 @@ class Role(StrEnum):
 
 
 class GatewayMachine(Frozen):
-    """One machine. Its name is its host name in the gateway's domain.
+    """One VM. Its name is its host name in the gateway's domain.
 
-    image: of the local store; built by the recipe of that name if it is not there, or by ``recipe``,
-    a recipe's file, where that is given. address: in the gateway's network. memory, disk: MiB; disk is
-    what its services keep, and outlives restarts.
+    image: in the local store; if missing, built by the recipe of that name. recipe: a recipe's file,
+    instead of ``image``. address: in the gateway's network. memory, disk: MiB; disk: for the data of
+    its services, which survives restarts.
     """
 
     name: MachineName
@@ -64,9 +64,9 @@ class GatewayMachine(Frozen):
 
 
 class Gateway(Frozen):
-    """One gateway. Machines are in the order in which they were declared.
+    """One gateway, with its VMs in the declared order.
 
-    domain: of its machines' host names. network: that they share, and nobody else is on.
+    domain: of the VMs' host names. network: private network of the VMs alone.
     """
 
     name: ClusterName
@@ -75,25 +75,25 @@ class Gateway(Frozen):
     machines: tuple[GatewayMachine, ...] = Field(min_length=1, max_length=MAX_MACHINES)
 
     def machine(self, name: str) -> GatewayMachine | None:
-        """The machine of that name."""
+        """The VM of that name."""
         return next((machine for machine in self.machines if machine.name == name), None)
 
     def fqdn(self, machine: GatewayMachine) -> str:
-        """The machine's full host name."""
+        """The VM's full host name."""
         return f"{machine.name}.{self.domain}"
 
     def of_role(self, role: Role) -> tuple[GatewayMachine, ...]:
-        """The machines that are there for this."""
+        """The VMs of this role."""
         return tuple(machine for machine in self.machines if machine.role is role)
 
 
 def parse_gateway(data: Any) -> Gateway:
-    """A validated declaration from decoded JSON or YAML.
+    """Validate a declaration from decoded JSON or YAML.
 
-    There ``gateway`` is its name, and ``machines`` a mapping by name.
+    In it ``gateway`` is the gateway's name, and ``machines`` a mapping by name.
 
     Raises:
-        InvalidSpec: with every fault; fields are named as they are declared.
+        InvalidSpec: with every fault, by the declaration's names of fields.
     """
     faults: list[Fault] = []
     gateway = None
@@ -101,7 +101,7 @@ def parse_gateway(data: Any) -> Gateway:
         gateway = Gateway.model_validate(_as_model(data))
     except ValidationError as error:
         found = [_as_declared(fault, data) for fault in faults_of(error)]
-        # Of machines with faults none is left, which is no fault of its own.
+        # VMs with faults are dropped; the resulting empty list is not a further fault.
         inner = any(fault.field.startswith("machines.") for fault in found)
         faults += [fault for fault in found if not (inner and fault.code == "too_short")]
     told = {fault.field for fault in faults}
@@ -114,7 +114,7 @@ def parse_gateway(data: Any) -> Gateway:
 
 
 def declared(gateway: Gateway) -> dict[str, Any]:
-    """The gateway as it would be declared: what :func:`parse_gateway` takes."""
+    """The gateway as a declaration, in the form that :func:`parse_gateway` accepts."""
     plain = gateway.model_dump(mode="json", exclude_defaults=True)
     machines = {machine.pop("name"): machine for machine in plain["machines"]}
     return {"gateway": plain["name"], **{k: v for k, v in plain.items() if k != "name"}} | {
@@ -122,7 +122,7 @@ def declared(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-#: A key that is none of a declaration, but a field's name, must not be taken for that.
+#: Declared keys and model fields. A declared "name" maps to an unknown field, so that it is a fault.
 _MODEL_KEYS: Final = {"gateway": "name", "name": "name?"}
 _DECLARED_KEYS: Final = {model: key for key, model in _MODEL_KEYS.items()}
 
@@ -135,7 +135,7 @@ def _too_large(gateway: Gateway) -> Iterator[Fault]:
 
 
 def _as_model(data: Any) -> Any:
-    """The same with the names where the models have them."""
+    """Convert a declaration to the structure of the models."""
     if not isinstance(data, Mapping):
         return data
     found = {_MODEL_KEYS.get(key, str(key)): value for key, value in data.items()}
@@ -153,7 +153,7 @@ def _named(name: Any, machine: Any) -> Any:
 
 
 def _as_declared(fault: Fault, data: Any) -> Fault:
-    """A fault of the models, at what was declared."""
+    """Convert a fault's field from the models' structure to the declaration's."""
     first, *rest = fault.field.split(".")
     first = _DECLARED_KEYS.get(first, first)
     machines = data.get("machines") if isinstance(data, Mapping) else None
@@ -163,11 +163,11 @@ def _as_declared(fault: Fault, data: Any) -> Fault:
     return Fault(".".join([first, *rest]), fault.code, fault.message)
 
 
-# --------------------------------------------------------------------------- what does not go together
+# --------------------------------------------------------------------------- faults between fields
 
 
 def _contradictions(data: Any) -> Iterator[Fault]:
-    """Faults between fields, as far as these can be read."""
+    """Yield faults between fields, as far as the fields are valid."""
     if not isinstance(data, Mapping):
         return
     network = _network(data.get("network"))
@@ -197,12 +197,10 @@ def _network_faults(network: IPv4Network) -> Iterator[Fault]:
     if not WIDEST <= network.prefixlen <= NARROWEST:
         yield Fault("network", "size", f"must have between {WIDEST} and {NARROWEST} bits of prefix")
     if not network.is_private:
-        yield Fault(
-            "network", "public", "must be of the addresses for private networks, like 10.77.0.0/24"
-        )
+        yield Fault("network", "public", "must be a private network, like 10.77.0.0/24")
     if network.overlaps(OUTSIDE):
         yield Fault(
-            "network", "outside", f"must not overlap {OUTSIDE}: each machine's way out has that"
+            "network", "outside", f"must not overlap {OUTSIDE}, the network of VMs' first interfaces"
         )
 
 
@@ -210,7 +208,7 @@ def _machine_faults(where: str, machine: Mapping[str, Any]) -> Iterator[Fault]:
     if "image" not in machine and "recipe" not in machine:
         yield Fault(f"{where}.image", "missing", "is missing, and so is recipe")
     if "image" in machine and "recipe" in machine:
-        yield Fault(f"{where}.recipe", "twice", "a machine has an image or a recipe, not both")
+        yield Fault(f"{where}.recipe", "twice", "a VM must have an image or a recipe, not both")
 
 
 def _address_faults(
@@ -225,11 +223,11 @@ def _address_faults(
     except ValueError:
         return
     if address in taken:
-        yield Fault(where, "twice", f"is the address of {taken[address]} as well")
+        yield Fault(where, "twice", f"is also the address of {taken[address]}")
     taken.setdefault(address, name)
     if network is None:
         return
     if address not in network:
         yield Fault(where, "outside", f"is not in the network {network}")
     elif address in {network.network_address, network.broadcast_address}:
-        yield Fault(where, "reserved", f"is not for a machine: it means all of {network}")
+        yield Fault(where, "reserved", f"is reserved in the network {network}")

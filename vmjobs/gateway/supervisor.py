@@ -1,6 +1,6 @@
-"""Looks after the machines of one gateway: the agent's keeper of machines, told by its operator.
+"""Supervises the VMs of one gateway: the agent's reconciler, controlled by the operator.
 
-Machines and their private network go on without a supervisor, and the next one adopts them.
+VMs and their private network keep running without a supervisor, and the next one adopts them.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ log = logging.getLogger(__name__)
 _KEY: TypeAdapter[str] = TypeAdapter(PublicKey)
 
 FREEZE = signal.SIGUSR1
-#: Also has the script say how it is and take a new token, and is harmless at any time.
+#: Also makes the script report its status and request a new token; harmless at any time.
 THAW = signal.SIGUSR2
-#: Seconds that a machine has to freeze its data.
+#: Time for a guest to freeze its data, in seconds.
 FREEZE_SECONDS = 20.0
-#: Seconds in which a guest is to come to its door.
+#: Time for a guest to open an SSH connection, in seconds.
 KNOCK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class MachineFiles:
-    """What a machine is given to run (:class:`vmjobs.ports.GuestKit`): by its role."""
+    """The files for each VM's guest, by its role (a :class:`vmjobs.ports.GuestFiles`)."""
 
     installed: Installed
     kit: RoleKit
@@ -55,21 +55,21 @@ class MachineFiles:
         return {**self.kit.files(gateway, machine, self.secrets), **network_files(gateway, machine)}
 
     def token(self, name: str) -> PoolToken:
-        """A new token for a machine. Raises as :meth:`vmjobs.ports.RoleKit.token`."""
+        """A new token for a VM. Raises as :meth:`vmjobs.ports.RoleFiles.token`."""
         return self.kit.token(self.installed.gateway, self._machine(name), self.secrets)
 
     def _machine(self, name: str) -> GatewayMachine:
         machine = self.installed.gateway.machine(name)
         if machine is None:
-            raise InvalidRequest(f"the gateway {self.installed.gateway.name} has no machine {name}")
+            raise InvalidRequest(f"gateway {self.installed.gateway.name}: there is no VM {name}")
         return machine
 
 
 class Supervisor:
-    """The machines of a gateway, while this process looks after them.
+    """Supervises the VMs of a gateway.
 
-    make: makes the parts of machines around a share and what these machines run. leaves: it ends when
-    it is told that nothing is left to look after.
+    make: creates the reconciler's parts from the assignments and the guests' files.
+    exits_when_idle: the command ``idle``, which reports that no VM is left, ends the supervisor.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Supervisor:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Look after the machines, and answer commands, for as long as the context lasts."""
+        """Supervise the VMs, and answer commands, while the context lasts."""
         with closing(self._open_network()) as network, self._keeping(network) as keeper:
             self._keeper = keeper
             self.share.again = lambda member, number: keeper.hear(member, number, Again())
@@ -107,7 +107,7 @@ class Supervisor:
     # ------------------------------------------------------------------ commands
 
     def handle(self, asked: Message) -> Message:
-        """Do what a command asks."""
+        """Execute a command; returns the answer."""
         match asked.get("do"):
             case "show":
                 return self.share.show(int(asked.get("seen", -1)), float(asked.get("wait", 0)))
@@ -122,13 +122,13 @@ class Supervisor:
                 if word == "quit" or self._leaves:
                     self.stop.set()
                 return {}
-        return {"error": f"a supervisor knows no {asked.get('do')!r}"}
+        return {"error": f"unknown command {asked.get('do')!r}"}
 
     def _log_in(self, name: str, key: str) -> Message:
-        """A connection to the machine's SSH server, which lets in who holds the key."""
+        """Open a connection to the VM's SSH server, which accepts the key."""
         machine = dict(self._machines()).get(name)
         if machine is None:
-            raise InvalidRequest(f"{name} does not run", hint=f"vmjobs gateway boot {name}")
+            raise InvalidRequest(f"{name} is not running", hint=f"vmjobs gateway boot {name}")
         visit = machine.knock(_KEY.validate_python(key), KNOCK_SECONDS)
         return {"host_key": visit.host_key, "connection": visit.connection}
 
@@ -141,7 +141,7 @@ class Supervisor:
         return [(name, machine) for name, machine in found if machine is not None]
 
     def _freeze(self) -> Message:
-        """Have every machine's data at rest, and then the machines."""
+        """Freeze every VM's data, and then pause the VMs."""
         machines = self._machines()
         for _, machine in machines:
             self.share.ask_frozen(machine.order.id)
@@ -166,7 +166,7 @@ class Supervisor:
                 machine.resume()
                 machine.signal(THAW)
             except VMJobsError as error:
-                log.error("%s does not go on: %s", name, error)
+                log.error("cannot resume %s: %s", name, error)
                 faults.append(f"{name}: {error.message}")
         return {"faults": faults, "incarnations": self._incarnations()}
 
@@ -174,7 +174,7 @@ class Supervisor:
         return {name: record.incarnation for name, record in self.place.records().items()}
 
     def _open_network(self) -> PrivateNetwork:
-        """The private network of the VMs that run, or a new one."""
+        """Open the private network of the running VMs, or a new one."""
         driver = self._parts.drivers[self.installed.kind]
         running = [record.machine for record in self.place.records().values() if record.machine]
         return driver.open_private_network(running)

@@ -1,8 +1,8 @@
-"""What every hypervisor driver offers, and the values that go in and out.
+"""The interface of every hypervisor driver, and the values that go in and out.
 
-Drivers hold no policy: no retries, no time-outs of their own making, no names, no knowledge of
-jobs. The agent decides; a driver does. ``tests/contract/test_hypervisor.py`` runs one body of
-tests over every driver.
+Drivers hold no policy: they make no retries and choose no timeouts or names, and know nothing of
+jobs. The agent decides; a driver acts. ``tests/contract/test_hypervisor.py`` runs the same tests
+on every driver.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Protocol
 
 from vmjobs.model import Abilities, BootMethod, HypervisorKind, NetworkMode
 
-#: Every machine's name starts with this; drivers list no other machine.
+#: Every VM's name starts with this prefix; drivers list only VMs that have it.
 NAME_PREFIX = "vmjobs-"
 
-#: Addresses in a VM's network. The gateway leads outside in mode ``outbound`` alone, and the name
-#: server answers there alone.
+#: Addresses in a VM's network. Only in mode ``outbound`` does the gateway lead to the node's network
+#: and the name server answer.
 GUEST_ADDRESS = "10.0.2.15"
 GUEST_NETMASK_BITS = 24
 GATEWAY_ADDRESS = "10.0.2.2"
 NAMESERVER_ADDRESS = "10.0.2.3"
-#: Where a guest finds its job endpoint, in every network mode but ``none``.
+#: Address of the job endpoint in the guest's network, in every network mode but ``none``.
 ENDPOINT_ADDRESS = "10.0.2.100"
 ENDPOINT_PORT = 80
-#: Ports of the endpoint's address: where a guest waits for those who log in, and where it finds
+#: Ports of the endpoint's address: the SSH relay that the guest connects to for logins, and
 #: HTCondor's Chirp service of its job.
 DOOR_PORT = 22
 CHIRP_PORT = 9094
@@ -37,10 +37,10 @@ CHIRP_PORT = 9094
 
 @dataclass(frozen=True)
 class LiveDisk:
-    """A root disk that is still on its way to this node: its blocks come when they are read.
+    """A root disk that this node does not have completely: reads fetch missing chunks.
 
-    socket: Unix socket where a read is announced, and answered once its blocks are in the file
-        (:mod:`vmjobs.hypervisor.nbd_plugin` says how).
+    socket: Unix socket of the agent, which is asked before each read and answers once the chunks are in
+        the file (:mod:`vmjobs.hypervisor.nbd_plugin` defines the protocol).
     size: of the disk, in bytes.
     """
 
@@ -50,17 +50,17 @@ class LiveDisk:
 
 @dataclass(frozen=True)
 class BootImage:
-    """An image as it lies on this node, verified: what to boot.
+    """A verified image on this node, ready to boot.
 
     root: raw root disk, never written to.
     boot: by the kernel below, or by what the firmware finds on the root disk.
     partition: of the root file system, for a kernel's ``root=``; 0: the disk itself.
-    kernel, initrd: for direct boot by kvm and qemu; a UML machine brings its own kernel.
+    kernel, initrd: for direct boot by kvm and qemu; UML brings its own kernel.
     cmdline: kernel parameters that the image asks for.
     cloud_init: the image looks for NoCloud data.
-    kinds: what can boot it.
+    kinds: hypervisors that can boot it.
     architecture: of its machine code, as ``uname -m`` calls it; "": the node's own.
-    live: where the root disk comes from while ``root`` is not complete; None: it is.
+    live: source of the root disk while ``root`` is incomplete; None: ``root`` is complete.
     """
 
     digest: str
@@ -78,7 +78,7 @@ class BootImage:
 
 @dataclass(frozen=True)
 class DataDisk:
-    """A raw disk besides the root disk. The order of disks is the order in the guest."""
+    """A raw disk besides the root disk. Their order is the order in the guest."""
 
     path: Path
     read_only: bool = False
@@ -86,11 +86,11 @@ class DataDisk:
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a VM: a namespace that has nothing but the VM's tap device, and sockets there.
+    """The network of a VM: a namespace with only its tap device, and sockets there.
 
-    namespaces: handles of the user namespace and the network namespace, to be closed by :meth:`close`.
-    listening: TCP sockets that listen at :data:`ENDPOINT_ADDRESS`, by port. dhcp: UDP socket to which
-    requests for an address come. What serves a socket closes it.
+    namespaces: handles of the user namespace and the network namespace; :meth:`close` closes them.
+    listening: TCP sockets that listen at :data:`ENDPOINT_ADDRESS`, by port. dhcp: UDP socket that
+    receives DHCP requests. The server of a socket closes it.
     """
 
     mode: NetworkMode
@@ -100,21 +100,21 @@ class Network:
 
     @property
     def namespace_files(self) -> list[str]:
-        """Paths by which processes of this user can open the namespaces while this one lives."""
+        """Paths of the namespaces, valid for this user while this process lives."""
         return [f"/proc/{os.getpid()}/fd/{handle}" for handle in self.namespaces]
 
     def close(self) -> None:
-        """Close the namespaces' handles: they last as long as the VM and the sockets do."""
+        """Close the handles; the namespaces last as long as the VM and the sockets."""
         for handle in self.namespaces:
             os.close(handle)
 
 
 @dataclass(frozen=True)
 class PrivateNetwork:
-    """A network between VMs of one node, which leads nowhere else.
+    """A network between VMs of one node, without a connection to any other network.
 
-    namespaces: handles of the user namespace and the network namespace that it is in, to be closed by
-    :meth:`close`. It lasts as long as these handles, and as any VM that has a card on it.
+    namespaces: handles of its user namespace and its network namespace; :meth:`close` closes them. The
+    network lasts as long as these handles, and as any VM that has a card on it.
     """
 
     namespaces: tuple[int, int]
@@ -127,7 +127,7 @@ class PrivateNetwork:
 
 @dataclass(frozen=True)
 class PrivateCard:
-    """A network card besides the VM's own. mac: its hardware address, the only one it may send from."""
+    """A second network card. mac: the only hardware address it may send from."""
 
     network: PrivateNetwork
     mac: str
@@ -135,11 +135,11 @@ class PrivateCard:
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """What a machine may use of its node at most; None: as much as it can.
+    """Upper limits of a VM's use of its node; None: unlimited.
 
-    cpu_percent: of one processor, per processor of the machine, on average. cpu_weight: its share where
-    several want the processors, as cgroup v2's ``cpu.weight``: 1 to 10000, 100 is that of others.
-    disk_bytes: read and written, a second. network_bits: a second, each way.
+    cpu_percent: of one processor, per processor of the VM, on average. cpu_weight: its share when
+    several VMs want the processors, as cgroup v2's ``cpu.weight``: 1 to 10000, default 100.
+    disk_bytes: read and written, per second. network_bits: per second, each way.
     """
 
     cpu_percent: int | None = None
@@ -150,19 +150,19 @@ class MachineLimits:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine to start.
+    """A VM to start.
 
     name: unique on the node, begins with :data:`NAME_PREFIX`.
     workdir: an empty directory that the driver may fill (overlay, sockets); the caller removes it
         after :meth:`Hypervisor.destroy`.
-    console: file to which the serial console is appended, every byte of it.
-    overlay: the root disk's copy-on-write overlay, where it is to outlive the machine; made unless it
-        is there. The next machine needs the same image and the same workdir. None: it is thrown away.
-    limits: held to as far as :meth:`Hypervisor.unenforced` does not say otherwise.
-    card: on a private network; the guest has it after the VM's own card.
-    saved: what :meth:`Hypervisor.save` has written of a machine of this name: it goes on from there,
-        with its disks, and its overlay in ``workdir``, as they were then. None: it begins anew.
-    shared: several users share its guest, whose kernel has to keep them apart.
+    console: file to which the whole output of the serial console is appended.
+    overlay: the root disk's copy-on-write overlay, if it shall outlive the VM; created unless it
+        exists. The next VM needs the same image and the same workdir. None: it is discarded.
+    limits: enforced, except for what :meth:`Hypervisor.unenforced` lists.
+    card: on a private network; the guest sees it after the VM's own card.
+    saved: file that :meth:`Hypervisor.save` wrote of a VM of this name: the VM resumes from it, with
+        its disks and its overlay in ``workdir`` as they were then. None: it boots.
+    shared: several users share its guest, whose kernel must isolate them from each other.
     """
 
     name: str
@@ -182,7 +182,7 @@ class Machine:
 
 
 class MachineState(StrEnum):
-    """What a hypervisor says about a machine."""
+    """The state of a VM, as its hypervisor reports it."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -190,11 +190,11 @@ class MachineState(StrEnum):
 
 
 class Ending(StrEnum):
-    """How a machine came to its end.
+    """Why a VM ended.
 
-    POWEROFF: its guest switched it off. RESET: its guest restarted it, which ends a machine.
-    PANICKED: its guest's kernel gave up, and the hypervisor knows. CRASHED: the hypervisor failed.
-    KILLED: somebody outside of it ended it.
+    POWEROFF: its guest powered off. RESET: its guest restarted, which ends a VM. PANICKED: its guest's
+    kernel panicked, and the hypervisor noticed. CRASHED: the hypervisor failed. KILLED: a process
+    outside the VM ended it.
     """
 
     POWEROFF = "poweroff"
@@ -207,10 +207,10 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a machine has used so far.
+    """Resources that a VM has used so far.
 
-    cpu_seconds: of its node's processors, by all of its processes, and those of its way outside.
-    memory: bytes that its hypervisor's process had in memory at most, with what that needs itself.
+    cpu_seconds: of the node's processors, by all of its processes, including its slirp4netns.
+    memory: peak resident bytes of its hypervisor's process, with the hypervisor's own overhead.
     """
 
     cpu_seconds: float = 0.0
@@ -219,9 +219,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found. ``works`` is true only if a kernel really booted.
+    """The result of a probe. ``works`` is true only if a kernel really booted.
 
-    abilities: as of the driver.
+    abilities: of the driver.
     """
 
     kind: HypervisorKind
@@ -233,82 +233,86 @@ class ProbeResult:
 
 
 class Hypervisor(Protocol):
-    """A way to run machines. All methods are safe to call from several threads.
+    """A way to run VMs. All methods are safe to call from several threads.
 
-    Every method raises :class:`vmjobs.errors.HypervisorError` where the hypervisor fails.
+    Every method raises :class:`vmjobs.errors.HypervisorError` if the hypervisor fails.
     """
 
     @property
     def kind(self) -> HypervisorKind:
-        """Which hypervisor this is."""
+        """The kind of hypervisor."""
 
     @property
     def platform(self) -> str:
-        """What a machine that is saved here can be resumed by: a driver that says the same words.
-        Empty: no machine of this one can be saved.
+        """Drivers with the same value can resume a VM that was saved here.
+
+        Empty: this driver cannot save VMs.
         """
 
     @property
     def abilities(self) -> Abilities:
-        """What machines can have here."""
+        """The features that VMs can have here."""
 
     def probe(self, deadline: float) -> ProbeResult:
-        """Boot a tiny guest and hear it speak within ``deadline`` seconds; never raises."""
+        """Boot a tiny guest and read its console; never raises. deadline: seconds."""
 
     def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
-        """What of these limits no machine is held to here, each in a sentence that names it.
+        """Return a sentence for each of these limits that the node cannot enforce.
 
-        directory: where the machine's disks are going to lie.
+        directory: the future location of the VM's disks.
         """
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
-        """The network of the machine ``running``, or else one for a machine that is about to start,
-        with sockets that listen at these ports.
+        """Open a VM's network, with sockets that listen at these TCP ports.
+
+        running: name of a running VM; empty: create the network, for a new VM.
         """
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
-        """The private network that any of these VMs has a card on, or else a new one."""
+        """Open the private network that one of these VMs is on, or create one."""
 
     def start(self, machine: Machine) -> None:
-        """Make the copy-on-write overlay and start; returns once the machine runs."""
+        """Create the copy-on-write overlay and start; return once the VM runs."""
 
     def stop(self, name: str) -> None:
-        """Ask the guest to power off. Returns at once; a machine that is gone is no error."""
+        """Ask the guest to power off, and do not wait. A missing VM is no error."""
 
     def destroy(self, name: str) -> None:
-        """Kill the machine and return when it is verified gone. Repeating it is no error."""
+        """Kill the VM and return when it is verified gone. Repeating it is no error."""
 
     def pause(self, name: str) -> None:
-        """Stop the machine's processors. Where that fails they may stop all the same, and later."""
+        """Stop the VM's processors. If this fails, they may still stop, even later."""
 
     def resume(self, name: str) -> None:
-        """Let a machine go on that is paused, or was to be; one that runs is left as it is."""
+        """Resume a VM after :meth:`pause`, failed or not; a running VM stays as is."""
 
     def save(self, name: str, path: Path) -> None:
-        """Write the machine's memory and processors to a file, and end the machine.
+        """Write the VM's memory and processor state to a file, and end the VM.
 
-        Where that fails the machine goes on, unless it is gone.
+        If this fails, the VM keeps running, unless it is gone.
         """
 
     def state(self, name: str) -> MachineState:
-        """What the machine does now; ``GONE`` for a name never seen."""
+        """The present state; ``GONE`` for an unknown name."""
 
     def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
-        """Block until the machine is gone, one of the handles ``beside`` is readable, or ``timeout``
-        seconds passed.
+        """Block until the VM is gone, or for ``timeout`` seconds; return its state.
+
+        beside: handles; return also when one of them is readable.
         """
 
     def ending(self, name: str) -> Ending:
-        """How a machine ended that this process started; to be asked between its end and
-        :meth:`destroy`, which forgets it. ``UNKNOWN`` for any other. Never ``POWEROFF`` by a guess.
+        """Return why a VM ended that this process started; ``UNKNOWN`` for any other.
+
+        Call it before :meth:`destroy`, which discards the cause. Never returns ``POWEROFF`` by a guess.
         """
 
     def usage(self, name: str) -> Usage:
-        """What a machine has used; to be asked before :meth:`destroy`, which forgets it.
+        """Return a VM's resource usage; zero for an unknown name.
 
-        Of one that has ended: all of it where the kernel told (uml, started by this process), else what
-        was seen when this was asked last. Nothing for a name never seen.
+        Call it before :meth:`destroy`, which discards it. After the VM's end: its final usage if the
+        kernel reports it (uml, started by this process), else the result of the last call.
         """
 
     def list(self) -> list[str]:
-        """Names of this user's machines that run or are paused, whoever started them."""
+        """Names of this user's running and paused VMs, also of other processes."""

@@ -1,7 +1,7 @@
-"""Starting and finding the processes that serve root disks which are still on their way, by NBD.
+"""Starts and finds the NBD servers of root disks that are not complete on this node.
 
-One nbdkit for each machine, with :mod:`vmjobs.hypervisor.nbd_plugin`; it ends with the machine,
-and with whoever fills the disk.
+One nbdkit for each VM, with :mod:`vmjobs.hypervisor.nbd_plugin`; it ends with the VM, and with the
+process that fetches the disk.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PLUGIN = nbd_plugin.__file__
 
 #: Seconds in which a server must be ready.
 READY_SECONDS = 30.0
-#: Reads of one machine that may wait for their blocks at once.
+#: Reads of one VM that may wait for their chunks at once.
 THREADS = 4
 
 
 def missing() -> str:
-    """Why no disk can be served on this node; empty: it can."""
+    """Return why this node cannot serve disks; empty if it can."""
     if shutil.which(PROGRAM) is None:
         return f"{PROGRAM} is not installed"
     try:
@@ -39,10 +39,10 @@ def missing() -> str:
 
 
 def start(name: str, disk: LiveDisk, workdir: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """Serve a machine's root disk; the process, and its NBD socket.
+    """Serve a VM's root disk; return the process and its NBD socket.
 
     Raises:
-        HypervisorError: it does not come up, with its own words. It is gone then.
+        HypervisorError: the server did not become ready, with its output. It is gone then.
     """
     listen = workdir.absolute() / "nbd.sock"
     inner, outer = os.pipe()  # nbdkit closes its standard output
@@ -78,12 +78,12 @@ def start(name: str, disk: LiveDisk, workdir: Path) -> tuple[subprocess.Popen[by
 
 
 def find(name: str, among: Iterable[procs.Process] | None = None) -> list[procs.Process]:
-    """The servers of a machine. among: all processes, where somebody has just looked."""
+    """Return the servers of a VM. among: all processes; None: scan them now."""
     return [one for one in (procs.scan() if among is None else among) if machine_of(one) == name]
 
 
 def machine_of(process: procs.Process) -> str:
-    """Whose disk the process serves; ``""`` if it serves none."""
+    """The name of the VM whose disk the process serves; ``""`` if it serves none."""
     if PLUGIN not in process.argv:
         return ""
     found = [word.removeprefix("machine=") for word in process.argv if word.startswith("machine=")]
@@ -96,4 +96,4 @@ def _wait_ready(ready: int, log: Path) -> None:
     words = ""
     with suppress(OSError):
         words = log.read_text("utf-8", "replace").strip()[-1000:]
-    raise HypervisorError(f"{PROGRAM} does not come up: {words or 'it said nothing'}")
+    raise HypervisorError(f"{PROGRAM} did not start: {words or 'it printed nothing'}")

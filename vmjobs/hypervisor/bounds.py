@@ -1,11 +1,11 @@
-"""What a machine may take of its node, whoever has it by then: bounds that no sound one exceeds.
+"""Limits that contain a VM whose guest broke out; a sound VM never reaches them.
 
 ================  =========================================  ================================
-what              by a delegated cgroup (``limits``)         by rlimits, in its sandbox
+what              by a delegated cgroup                      by rlimits, in its sandbox
 ================  =========================================  ================================
 memory            all of it (``memory.max``)                 each process's address space
 processes         threads too (``pids.max``)                 the same (its user namespace's)
-disk              --                                         each file, and it has no others
+disk              --                                         each file; it can write no others
 processor time    all of it (``cpu.max``)                    --
 ================  =========================================  ================================
 """
@@ -20,35 +20,35 @@ from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.model import MIB, HypervisorKind
 
 GIB: Final = 1024 * MIB
-#: As many as Linux lets a guest make: one for each 32 pages (``set_max_threads`` in kernel/fork.c).
+#: As many as Linux lets a guest create: one for each 32 pages (``set_max_threads`` in kernel/fork.c).
 PROCESSES_OF_A_MIB: Final = 8
-#: What comes on top of them: threads of QEMU, processes of the network.
+#: Added to those: threads of QEMU, processes of the network.
 OWN_PROCESSES: Final = 512
-#: What pids.max takes at most (``PID_MAX_LIMIT`` in include/linux/threads.h).
+#: The maximum of pids.max (``PID_MAX_LIMIT`` in include/linux/threads.h).
 MOST_PROCESSES: Final = 4 * 1024 * 1024
-#: Bytes that QEMU keeps of code that it has translated, at most (``tb-size``), and of what each of its
-#: processors finds where (its TLB).
+#: Bytes of QEMU's cache of translated code, at most (``tb-size``), and of the translation lookaside
+#: buffer (TLB) of each of its virtual processors.
 TRANSLATED: Final = GIB
 FOUND: Final = 512 * MIB
-#: Bytes for whatever carries the network, for tables, for libraries, and for what the node keeps in
-#: memory of a machine's disks: that counts, and is given back when it is too much.
+#: Bytes for the network's processes, tables, libraries, and the page cache of the VM's disks, which
+#: counts as memory and is reclaimed when the limit is reached.
 OWN_MEMORY: Final = 2 * GIB
-#: Processors for what is not the guest's: its disks, its network.
+#: Processors beside the guest's own: for its disks and its network.
 OWN_CPUS: Final = 1
-#: Bytes of address space that a process has of which it uses little: stacks of 64 threads, arenas,
+#: Bytes of address space that a process reserves and hardly uses: stacks of 64 threads, arenas,
 #: libraries.
 OWN_ADDRESSES: Final = 4 * GIB
-#: The same for each request to a disk, a MiB, of which each processor may have 256 at each disk.
+#: Also for disk requests: 1 MiB each, of which each processor may have 256 at each disk.
 REQUESTS: Final = 256 * MIB
-#: Bytes by which a file outgrows what the guest sees of it, beside a tenth: an overlay's tables.
+#: Bytes, added to a tenth, by which a file outgrows the guest's view of it: an overlay's tables.
 OWN_FILE: Final = GIB
 
 
 def bounds_of(machine: Machine, kind: HypervisorKind) -> Bounds:
-    """The bounds of a machine.
+    """Return the resource limits of a VM.
 
     Raises:
-        HypervisorError: its disks are not there.
+        HypervisorError: one of its disks is missing.
     """
     memory, cpus = machine.memory * MIB, machine.cpus
     translated = TRANSLATED + cpus * FOUND if kind is HypervisorKind.QEMU else 0

@@ -1,7 +1,7 @@
-"""How much of something may be used in a time: the arithmetic of limits, without any I/O.
+"""Token bucket: limits the average rate of something, without any I/O.
 
-A bucket fills at its rate, up to what fits, and what is used is taken out. It may be overdrawn by
-what cannot be had in parts, a frame or a slice of processor time: the debt is paid before more is had.
+A bucket fills at its rate up to its capacity, and use is taken out. Something indivisible, such as a
+frame or a slice of processor time, may overdraw it: the debt is paid before more may be used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class Bucket:
     """A token bucket, full at first.
 
-    rate: units a second. burst: seconds' worth that fits into it, to be used at once after a rest.
-    clock: seconds, never set back.
+    rate: units per second. burst: capacity, in seconds' worth, which may be used at once after a rest.
+    clock: monotonic seconds.
     """
 
     rate: float
@@ -28,21 +28,21 @@ class Bucket:
 
     @property
     def most(self) -> float:
-        """What fits into it."""
+        """The capacity, in units."""
         return self.rate * self.burst
 
     @property
     def level(self) -> float:
-        """What may be used now; below zero: a debt."""
+        """Units that may be used now; negative: a debt."""
         now = self.clock()
         self._level = min(self.most, self._level + (now - self._seen) * self.rate)
         self._seen = now
         return self._level
 
     def take(self, amount: float) -> None:
-        """Use some; more than there is becomes a debt."""
+        """Use ``amount`` units; what exceeds the level becomes a debt."""
         self._level = self.level - amount
 
     def wait(self, level: float = 0.0) -> float:
-        """Seconds until more than ``level`` is in it; 0: it is."""
+        """Seconds until the level exceeds ``level``; 0: it does already."""
         return max(0.0, (level - self.level) / self.rate)

@@ -1,11 +1,11 @@
-"""Control groups (v2) for machines, beside this process's own, below one that was delegated.
+"""Control groups (v2) for VMs, siblings of this process's own group in a delegated one.
 
-Delegated is a group that is marked so: systemd puts ``user.delegate`` on the groups of units with
-``Delegate=`` (its version 251 and later). Nothing is done in any other, whoever may write there.
+A delegated group is marked: systemd sets the attribute ``user.delegate`` on the groups of units with
+``Delegate=`` (version 251 and later). No other group is touched, even if it is writable.
 
-A group has either processes or groups with controllers below it, so this process must be in a group
-below the delegated one already (``DelegateSubgroup=``, systemd 254 and later). It does not move there
-by itself: whoever starts its successor would find the group closed while machines run.
+A group has either processes, or child groups with controllers, so this process must already run in a
+child of the delegated group (``DelegateSubgroup=``, systemd 254 and later). It does not move itself
+there: the supervisor could not start its successor in the delegated group while VMs run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 from vmjobs.errors import HypervisorError, reason_of
 
 MARK = "user.delegate"
-#: What machines are held by; memory also so that written pages count for their writer (io.max).
+#: Controllers used for VMs; memory also because io.max then charges writeback to the writer.
 CONTROLLERS = ("cpu", "io", "memory", "pids")
-#: Seconds until all processes of a machine are in its group, and until a group can be removed.
+#: Seconds until all processes of a VM are in its group, and until a group can be removed.
 PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
 class Delegation:
-    """A delegated group, and the controllers that it may hand on."""
+    """A delegated group, and the controllers that it can pass on."""
 
     root: Path
     controllers: frozenset[str]
@@ -37,14 +37,14 @@ class Delegation:
     def hold(
         self, name: str, settings: Iterable[tuple[str, str]], find: Callable[[], list[int]]
     ) -> None:
-        """Make a machine's group and move the machine's processes there, and what they start meanwhile.
+        """Create a VM's group and move its processes there, including new ones.
 
         Args:
-            settings: files of the group, and what is written there.
-            find: the machine's processes.
+            settings: files of the group, and their contents to write.
+            find: returns the VM's processes.
 
         Raises:
-            HypervisorError: it cannot be done.
+            HypervisorError: the group cannot be made or filled.
         """
         group = self.root / name
         try:
@@ -60,7 +60,7 @@ class Delegation:
             ) from error
 
     def release(self, name: str) -> None:
-        """Remove a machine's group, once its processes are gone. Repeating it is no error."""
+        """Remove a VM's group after its processes ended. Repeating it is no error."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -68,7 +68,7 @@ class Delegation:
             except FileNotFoundError:
                 return
             except OSError as error:
-                # A process that has ended stays in its group until somebody has asked how it ended.
+                # A process that has ended stays in its group until its parent reaps it.
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
                     raise HypervisorError(
                         f"the cgroup of {name} cannot be removed: {reason_of(error)}"
@@ -79,7 +79,7 @@ class Delegation:
 
 
 def delegated(proc: Path = Path("/proc/self")) -> Delegation | None:
-    """The delegated group that this process's own is in; None: none was delegated."""
+    """Return the delegated group above this process's own; None: none was delegated."""
     own = _own_group(proc)
     if own is None:
         return None
@@ -91,7 +91,7 @@ def delegated(proc: Path = Path("/proc/self")) -> Delegation | None:
 
 
 def block_device(path: Path) -> str:
-    """The disk that a file lies on, as io.max names it; empty: none that can be named."""
+    """The disk that holds a file, as io.max names it; empty: no block device."""
     number = path.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     with suppress(OSError):
@@ -102,7 +102,7 @@ def block_device(path: Path) -> str:
 
 
 def _own_group(proc: Path) -> Path | None:
-    """Where this process's own group shows; None: cgroup v2 is not mounted here."""
+    """Return the directory of this process's group; None: cgroup v2 is not mounted."""
     with suppress(OSError, StopIteration):
         lines = (proc / "cgroup").read_text().splitlines()
         group = Path(next(line for line in lines if line.startswith("0::")).removeprefix("0::"))
@@ -120,7 +120,7 @@ def _members(group: Path) -> set[int]:
 
 
 def _move_all(find: Callable[[], set[int]], group: Path) -> None:
-    """Move processes until none is found any more: they may start others meanwhile."""
+    """Move processes until ``find`` finds none: they may start others meanwhile."""
     deadline = time.monotonic() + PATIENCE
     while pids := find():
         if time.monotonic() > deadline:

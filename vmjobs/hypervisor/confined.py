@@ -1,4 +1,4 @@
-"""What libvirt is told to run in QEMU's place: :mod:`vmjobs.hypervisor.in_place_of_qemu`."""
+"""Has libvirt start QEMU in a sandbox, by :mod:`vmjobs.hypervisor.qemu_wrapper`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from vmjobs.hypervisor.in_place_of_qemu import HAS, PROGRAM, QEMU
 from vmjobs.hypervisor.namespaces import TUN_DEVICE
 from vmjobs.hypervisor.sandbox import Bind, Bounds
 
-#: What to do where it is missing.
+#: What to do if it is not installed.
 HINT: Final = f"copy {PROGRAM}, which is beside vmjobs where that was installed, to /usr/bin"
 
 
 @dataclass(frozen=True)
 class Emulator:
-    """What libvirt runs for QEMU. env: variables that it gets for one machine."""
+    """The program that libvirt runs as QEMU. env: its extra variables for one VM."""
 
     path: Path
     env: dict[str, str]
 
 
 def find() -> Path | None:
-    """Where :data:`PROGRAM` is: on the path, or with this Python."""
+    """The path of :data:`PROGRAM`: found on the path, or beside this Python."""
     path = f"{os.environ.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
     found = shutil.which(PROGRAM, path=path)
     return Path(found) if found else None
@@ -40,16 +40,16 @@ def find() -> Path | None:
 def emulator(
     files: Sequence[Bind], bounds: Bounds, qemu: str, *, kvm: bool, network: Network | None
 ) -> Emulator:
-    """What runs a machine that has these files, and nothing else of its node.
+    """Return the emulator for a VM that has these files, and nothing else of its node.
 
-    qemu: the program that it is in the end.
+    qemu: the program that it finally runs.
 
     Raises:
-        HypervisorError: it is not installed.
+        HypervisorError: the wrapper is not installed.
     """
     found = find()
     if found is None:
-        raise HypervisorError(f"no machine is isolated here: {PROGRAM} is not installed", hint=HINT)
+        raise HypervisorError(f"cannot isolate VMs here: {PROGRAM} is not installed", hint=HINT)
     devices = ["/dev/urandom", *(["/dev/kvm"] if kvm else []), *([TUN_DEVICE] if network else [])]
     has = {
         "files": [(str(file.source), file.name, file.read_only) for file in files],
@@ -66,7 +66,7 @@ def files(
     uefi: Firmware | None,
     nbd: Path | None,
 ) -> Iterator[Bind]:
-    """The files of a machine, by the names that its domain has for them (``domain_xml``)."""
+    """Yield the files of a VM, by the names in its domain XML (``domain_xml``)."""
     image = machine.image
     fixed = [image.kernel, image.initrd, None if nbd else image.root, uefi.code if uefi else None]
     own = [overlay, machine.console, nbd, uefi.variables if uefi else None]

@@ -1,8 +1,8 @@
-"""Processes that outlive this one, and that nobody takes for its descendants.
+"""Starts processes that outlive this one, and are not its descendants.
 
-They are started by a small process of their own (:mod:`vmjobs.hypervisor.launcher`): one for each
-:class:`Launcher`, from its first use until this process and all that was started have ended. Should it
-be killed, what it started goes on, but nobody learns how that ends; the next start makes another one.
+A small process (:mod:`vmjobs.hypervisor.launcher`) starts them: one for each :class:`Launcher`, from
+its first use until this process and all that it started have ended. If it is killed, the processes it
+started continue, but their exit status is lost; the next start creates another one.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from vmjobs.hypervisor import launcher, procs
 from vmjobs.hypervisor.base import Usage
 from vmjobs.subprocess import environment
 
-#: Seconds in which a process must have been started.
+#: Seconds in which the launcher must have started a process.
 START_SECONDS = 30.0
 
 
 def program_of(module: str) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of a module of ours that needs the standard library alone."""
+    """Return command line and environment of a module that needs no other package."""
     env = environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])})
     return [sys.executable, "-S", "-P", "-m", module], env
 
 
 class Detached:
-    """A process that was started; its end is told as long as the launcher lives.
+    """A process that was started; its end is reported as long as the launcher lives.
 
-    report: where its fate is told; closed by :meth:`close`.
+    report: pipe on which the launcher reports the end; :meth:`close` closes it.
     """
 
     def __init__(self, pid: int, report: int) -> None:
@@ -48,9 +48,9 @@ class Detached:
         self._lock = threading.Lock()
 
     def status(self, timeout: float) -> int | None:
-        """How it ended: its exit status, or a signal's number below 0.
+        """Return its exit status, or the negative number of the signal that ended it.
 
-        None: it did not within ``timeout`` seconds, or nobody knows.
+        None: it did not end within ``timeout`` seconds, or its status is lost.
         """
         with self._lock:
             if self._report >= 0 and self._status is None:
@@ -61,17 +61,17 @@ class Detached:
             return self._status
 
     def used(self, timeout: float) -> Usage | None:
-        """What it, and all below it that were waited for, have used; None where its end is not known.
+        """Return the usage of it and its reaped descendants; None: its end is unknown.
 
-        timeout: as of :meth:`status`.
+        timeout: as for :meth:`status`.
         """
         self.status(timeout)
         return self._used
 
     def kill(self) -> None:
-        """End it; returns once it has ended."""
+        """Kill it; return once it has ended."""
         if self.status(0.0) is not None:
-            return  # its number may be another one's by now
+            return  # another process may have its number by now
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(self.pid)
             try:
@@ -81,7 +81,7 @@ class Detached:
                 os.close(handle)
 
     def close(self) -> None:
-        """Nobody will ask how it ended."""
+        """Stop listening for its end."""
         with self._lock:
             if self._report >= 0:
                 os.close(self._report)
@@ -89,7 +89,7 @@ class Detached:
 
 
 class Launcher:
-    """Starts detached processes. Safe to use from several threads."""
+    """Starts processes that outlive this one. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -97,8 +97,8 @@ class Launcher:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Have it come up beside whatever the caller does until it starts something."""
-        with self._lock, suppress(OSError):  # told then
+        """Start the launcher in the background, so that :meth:`start` need not wait."""
+        with self._lock, suppress(OSError):  # the first start raises it again
             if self._control is None:
                 self._begin()
 
@@ -111,15 +111,15 @@ class Launcher:
         namespaces: tuple[int, int] | None = None,
         forward: Sequence[str] = (),
     ) -> Detached:
-        """Start a process in a session of its own; it runs the program when this returns.
+        """Start a process in a new session; it runs the program when this returns.
 
         handles: become its handles 0, 1, 2 and so on; it gets no other.
-        namespaces: handles of the user namespace and the network namespace that it is to be in.
-        forward: interfaces there between which packets are to be forwarded.
+        namespaces: handles of the user namespace and the network namespace that it enters.
+        forward: interfaces there between which to forward packets.
 
         Raises:
             OSError: the program cannot be run.
-            HypervisorError: nothing can be started.
+            HypervisorError: the launcher does not work.
         """
         where = str(cwd.absolute()) if cwd else ""
         request = launcher.pack_program(
@@ -130,15 +130,15 @@ class Launcher:
     def take_steps(
         self, steps: launcher.Steps, namespaces: tuple[int, int] | None = None
     ) -> tuple[tuple[int, int], list[socket.socket]]:
-        """Have steps taken in a network namespace; handles of what it is in then, and sockets made.
+        """Run steps in a network namespace; return its handles, and the sockets made.
 
         Args:
-            steps: as of :func:`launcher.pack_steps`.
-            namespaces: handles of the user namespace and the network namespace; None: they are made.
+            steps: as for :func:`launcher.pack_steps`.
+            namespaces: handles of the user namespace and the network namespace; None: make both.
 
         Raises:
             OSError: the kernel does not allow it.
-            HypervisorError: nothing can be started.
+            HypervisorError: the launcher does not work.
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with mine:
@@ -162,8 +162,8 @@ class Launcher:
                 raise OSError(int(words[1]), os.strerror(int(words[1])), what)
             if words[:1] != [b"started"]:
                 raise HypervisorError(
-                    f"{what} was not started: what starts machines has ended, "
-                    f"or does not answer for {START_SECONDS:g} s"
+                    f"cannot start {what}: the process launcher has ended, "
+                    f"or did not answer within {START_SECONDS:g} s"
                 )
         except BaseException:
             os.close(reader)
@@ -175,16 +175,16 @@ class Launcher:
             try:
                 try:
                     socket.send_fds(self._ready(), [request], handles)
-                except ConnectionError:  # it was killed
+                except ConnectionError:  # the launcher was killed
                     self._begin()
                     socket.send_fds(self._ready(), [request], handles)
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise HypervisorError(f"no machine can be started: {reason_of(error)}") from error
+                raise HypervisorError(f"the process launcher failed: {reason_of(error)}") from error
 
     def _ready(self) -> socket.socket:
         control = self._control or self._begin()
         if self._first is not None:
-            self._first.wait(START_SECONDS)  # it ends at once, and leaves a child that is nobody's
+            self._first.wait(START_SECONDS)  # it exits at once, and leaves an orphan: the launcher
             self._first = None
         return control
 
@@ -209,7 +209,7 @@ class Launcher:
 
 
 def _read_line(handle: int, timeout: float) -> bytes:
-    """The next line of a pipe in which each is written at once; what there is of it in time."""
+    """Read a line from a pipe of whole lines; return the part that arrives in time."""
     deadline, line = time.monotonic() + timeout, b""
     while not line.endswith(b"\n") and procs.readable([handle], max(0.0, deadline - time.monotonic())):
         byte = os.read(handle, 1)

@@ -1,8 +1,7 @@
-"""A machine as libvirt's domain XML. Pure functions: values in, text out.
+"""Writes libvirt's domain XML for a VM. Pure functions: values in, text out.
 
-The console and the network card are given to QEMU directly. libvirt would hand a console file to
-virtlogd, which cuts it off and rotates it at 2 MiB; and it would open the tap device in its own network
-namespace.
+QEMU gets the console and the network card directly. libvirt would give a console file to virtlogd,
+which truncates and rotates it at 2 MiB, and would open the tap device in its own network namespace.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 VMJOBS_NAMESPACE = "urn:vmjobs:machine:1"
 
 _UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, VMJOBS_NAMESPACE)
-#: Slot of the network card: behind everything that libvirt places by itself.
+#: PCI slot of the network card: behind everything that libvirt places by itself.
 _NETWORK_SLOT = "0x1e"
 
 
 @dataclass(frozen=True)
 class Board:
-    """What a computer of an architecture is called, and where its serial console is.
+    """An architecture's QEMU machine type, and its serial console.
 
-    kernel: what kernels are told there.
+    kernel: parameters that its kernels get.
     """
 
     architecture: str
@@ -45,21 +44,21 @@ class Board:
 
 
 _BOARDS = {
-    # An emulator that waits for a processor makes a kernel believe that its timer does not work, and
-    # panic (check_timer in arch/x86/kernel/apic/io_apic.c).
+    # If the emulator has to wait for a processor, a kernel finds that its timer does not work, and
+    # panics (check_timer in arch/x86/kernel/apic/io_apic.c).
     "x86_64": Board("x86_64", "q35", "ttyS0", "isa-serial", ("no_timer_check",)),
 }
 
 
 def board(architecture: str = "") -> Board:
-    """The board for an architecture, the node's own if none is named.
+    """Return the board for an architecture; empty: the node's own.
 
     Raises:
-        HypervisorError: no board is known for it.
+        HypervisorError: the architecture is not supported.
     """
     wanted = architecture or platform.machine()
     if wanted not in _BOARDS:
-        raise HypervisorError(f"no virtual computer is known for the architecture {wanted}")
+        raise HypervisorError(f"cannot run VMs of the architecture {wanted}")
     return _BOARDS[wanted]
 
 
@@ -72,22 +71,22 @@ def domain_xml(
     nbd: Path | None = None,
     emulator: Emulator | None = None,
 ) -> str:
-    """The domain for a machine.
+    """Return the domain XML of a VM.
 
     Args:
         domain_type: ``kvm``, ``qemu``, or ``test`` for libvirt's own test driver.
-        overlay: qcow2 file over the machine's root disk.
-        on: the board.
-        uefi: firmware of the machine's own, where it boots by UEFI.
-        nbd: Unix socket where the root disk is served, if it is not all on this node.
-        emulator: what runs it; none: libvirt's own choice.
+        overlay: qcow2 file over the VM's root disk.
+        board_model: as from :func:`board`.
+        uefi: the VM's own firmware, if it boots by UEFI.
+        nbd: Unix socket of the root disk's NBD server, if the disk is incomplete on this node.
+        emulator: the program that runs it; None: libvirt's own choice.
 
     Raises:
-        HypervisorError: the image has no kernel, and is not to be booted without one.
+        HypervisorError: the image boots by a kernel, and has none.
     """
     domain = ET.Element("domain", {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
     _text(domain, "name", machine.name)
-    _text(domain, "uuid", str(uuid.uuid5(_UUIDS, machine.name)))  # a saved one is known by both
+    _text(domain, "uuid", str(uuid.uuid5(_UUIDS, machine.name)))  # both identify a saved VM
     metadata = ET.SubElement(domain, "metadata")
     ET.SubElement(metadata, "vmjobs:machine", {"xmlns:vmjobs": VMJOBS_NAMESPACE, "name": machine.name})
     ET.SubElement(domain, "memory", {"unit": "MiB"}).text = str(machine.memory)
@@ -105,7 +104,7 @@ def domain_xml(
 
 
 def kernel_parameters(image: BootImage, on: Board, more: Iterable[str] = ()) -> list[str]:
-    """The kernel's command line, word by word; ours come last, and so hold. more: of the machine."""
+    """Return the kernel's parameters, ours last, so that they win. more: of the VM."""
     return [
         *image.cmdline,
         *more,
@@ -156,7 +155,7 @@ def _devices(
     ET.SubElement(devices, "controller", {"type": "usb", "model": "none"})
     ET.SubElement(devices, "memballoon", {"model": "none"})
     if machine.image.boot is not BootMethod.KERNEL:
-        # Nobody looks at it, but boot loaders and installers expect one.
+        # Boot loaders and installers expect a screen.
         ET.SubElement(ET.SubElement(devices, "video"), "model", {"type": "vga"})
     rng = ET.SubElement(devices, "rng", {"model": "virtio"})
     ET.SubElement(rng, "backend", {"model": "random"}).text = "/dev/urandom"
@@ -165,7 +164,7 @@ def _devices(
 
 
 def _backing(machine: Machine, nbd: Path | None) -> ET.Element:
-    """What is below the overlay, said so that nothing is ever read out of the image to find out."""
+    """The layer below the overlay, so that libvirt never reads the image to find it."""
     backing = ET.Element("backingStore", {"type": "file" if nbd is None else "network"})
     ET.SubElement(backing, "format", {"type": "raw"})
     if nbd is None:
@@ -178,8 +177,8 @@ def _backing(machine: Machine, nbd: Path | None) -> ET.Element:
 
 def _disk(path: Path, kind: str, target: str, cache: str, *, read_only: bool) -> ET.Element:
     disk = ET.Element("disk", {"type": "file", "device": "disk"})
-    # Of disks that are thrown away with their machine nothing needs to reach the platter. Errors go
-    # to the guest; pausing it instead would leave it hanging.
+    # Disks that are discarded with their VM need not be synced. Errors go to the guest; pausing it
+    # instead would leave it hanging.
     driver = {"name": "qemu", "type": kind, "cache": cache, "discard": "unmap"}
     ET.SubElement(disk, "driver", {**driver, "error_policy": "report"})
     ET.SubElement(disk, "source", {"file": str(path)})
@@ -190,7 +189,7 @@ def _disk(path: Path, kind: str, target: str, cache: str, *, read_only: bool) ->
 
 
 def _throttle(disk: ET.Element, machine: Machine) -> None:
-    """All disks of a machine share one limit, which QEMU keeps by itself: no cgroup is needed."""
+    """All disks of a VM share one limit, which QEMU enforces: no cgroup is needed."""
     if machine.limits is not None and machine.limits.disk_bytes is not None:
         throttle = ET.SubElement(disk, "iotune")
         _text(throttle, "total_bytes_sec", str(machine.limits.disk_bytes))
@@ -201,7 +200,7 @@ def _qemu_arguments(machine: Machine, on: Board, emulator: Emulator | None) -> E
     console = f"file,id=console0,path={_escaped(machine.console.absolute())},append=on"
     arguments = ["-chardev", console, "-device", f"{on.serial},chardev=console0"]
     if machine.image.boot is BootMethod.BIOS:
-        # The BIOS shows on the serial console what it shows on the screen: boot loaders use it.
+        # The BIOS copies the screen to the serial console, where boot loaders write to the screen.
         arguments += ["-machine", "graphics=off"]
     if machine.network is not None:
         netdev = f"tap,id=net0,ifname={TAP},script=no,downscript=no"
@@ -217,7 +216,7 @@ def _qemu_arguments(machine: Machine, on: Board, emulator: Emulator | None) -> E
 
 
 def _escaped(path: Path) -> str:
-    """In QEMU's options a comma ends a value, and two stand for one."""
+    """In QEMU's options a comma ends a value, and two commas stand for one."""
     return str(path).replace(",", ",,")
 
 

@@ -1,4 +1,4 @@
-"""Where an embedded libvirt driver keeps its things: one directory for each process that has one."""
+"""Directories of embedded libvirt drivers: one for each process that has one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vmjobs.errors import HypervisorError, reason_of
 
-#: Embedded drivers that root may have on one node at a time, one for each process.
+#: Embedded drivers that root may have on one node at a time, one per process.
 MAX_EMBEDDED = 16
 
 _CONF = """\
@@ -25,7 +25,7 @@ stdio_handler = "file"
 
 
 class EmbeddedRoot:
-    """Directories below ``parent``, of which this process takes one, for as long as it lives."""
+    """Directories below ``parent``; this process locks one for as long as it lives."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
@@ -33,10 +33,10 @@ class EmbeddedRoot:
         self._taken: Path | None = None
 
     def uri(self) -> str:
-        """The URI of a driver in a directory that no other process uses, the same every time.
+        """Return the URI of a driver in this process's directory, the same every time.
 
         Raises:
-            HypervisorError: there is none, or it cannot be set up.
+            HypervisorError: all directories are in use, or it cannot be set up.
         """
         with self._lock:
             try:
@@ -48,7 +48,7 @@ class EmbeddedRoot:
         return f"qemu:///embed?root={self._taken}"
 
     def logs(self, name: str) -> list[Path]:
-        """What the drivers of all processes have noted of a machine."""
+        """The log files of a VM, from the drivers of all processes."""
         return list(self._parent.glob(f"libvirt-*/log/qemu/{name}.log*"))
 
     def _take(self) -> Path:
@@ -62,7 +62,7 @@ class EmbeddedRoot:
 
 
 def _lock_file(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; ``None`` if another one has it."""
+    """Lock a file for as long as this process lives; None if another one holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

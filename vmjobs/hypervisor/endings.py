@@ -1,6 +1,6 @@
-"""How machines ended: what is heard of each, until somebody asks.
+"""Records why VMs ended.
 
-The first cause that is heard of a machine stands: what follows is how its process is cleared away.
+The first cause reported for a VM counts: later ones only show how its process was cleaned up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vmjobs.hypervisor.base import Ending
 
-#: What QEMU calls the causes of a shutdown (``ShutdownCause`` in its QMP reference).
+#: QEMU's causes of a shutdown (``ShutdownCause`` in its QMP reference).
 _CAUSES = {
     "guest-shutdown": Ending.POWEROFF,
     "guest-reset": Ending.RESET,
@@ -29,14 +29,14 @@ _CAUSES = {
 
 
 def of_cause(cause: str) -> Ending:
-    """The ending that QEMU means by a cause of shutdown."""
+    """Return the cause that one of QEMU's shutdown causes means."""
     return _CAUSES.get(cause, Ending.UNKNOWN)
 
 
 def of_kernel(status: int, console: Path) -> Ending:
-    """How a UML kernel ended, from its exit status and from what it said last.
+    """Return why a UML kernel ended, from its exit status and its last console lines.
 
-    A panic ends it by SIGABRT; power-off and restart both by 0, but not without saying which.
+    A panic ends it by SIGABRT. Power-off and restart both end it with 0; the console tells which.
     """
     if status == -signal.SIGABRT:
         return Ending.PANICKED
@@ -51,7 +51,7 @@ def of_kernel(status: int, console: Path) -> Ending:
 
 
 def tail(console: Path, began: int = 0) -> bytes:
-    """The end of what was added to a console after its first ``began`` bytes."""
+    """The end of the console output after its first ``began`` bytes."""
     try:
         with console.open("rb") as file:
             file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
@@ -67,31 +67,31 @@ class _Entry:
 
 
 class Endings:
-    """The endings of the machines that this process started. Safe to use from several threads."""
+    """Why the VMs of this process ended. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._changed = threading.Condition()
 
     def expect(self, name: str) -> None:
-        """A machine is about to start: listen for its end."""
+        """Start recording for a VM that is about to start."""
         with self._changed:
             self._entries[name] = _Entry()
 
     def forget(self, name: str) -> None:
-        """Nobody will ask for this machine any more."""
+        """Discard the record of a VM."""
         with self._changed:
             self._entries.pop(name, None)
 
     def heard(self, name: str, cause: Ending) -> None:
-        """A machine is about to end, for this cause."""
+        """Record the cause of a VM's coming end; only the first one counts."""
         with self._changed:
             entry = self._entries.get(name)
             if entry is not None and entry.cause is None:
                 entry.cause = cause
 
     def over(self, name: str, otherwise: Ending) -> None:
-        """A machine has ended; ``otherwise`` says how, where no cause was heard before."""
+        """Record that a VM has ended. otherwise: its cause, if none is recorded yet."""
         self.heard(name, otherwise)
         with self._changed:
             if entry := self._entries.get(name):
@@ -99,7 +99,7 @@ class Endings:
                 self._changed.notify_all()
 
     def of(self, name: str, timeout: float) -> Ending:
-        """How a machine ended; waits for the word, which may come after the end itself."""
+        """Return why a VM ended; wait ``timeout`` seconds for the end's record."""
         deadline = time.monotonic() + timeout
         with self._changed:
             entry = self._entries.get(name)

@@ -1,6 +1,6 @@
-"""UEFI firmware for machines that boot by it: EDK II's OVMF, as distributions ship it.
+"""UEFI firmware for VMs: EDK II's OVMF, as distributions package it.
 
-Without Secure Boot: what an image boots is decided by its digest, not by somebody's key.
+Without Secure Boot: an image's digest decides what boots, not a vendor's key.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vmjobs.errors import HypervisorError, NoHypervisor
 
-#: Code, and the variables that each machine gets a copy of: Debian and Ubuntu; Fedora and RHEL;
-#: Arch; openSUSE.
+#: Code, and the template of the variables that each VM gets a copy of: Debian and Ubuntu; Fedora
+#: and RHEL; Arch; openSUSE.
 PLACES = (
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
     ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
@@ -25,14 +25,14 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Firmware:
-    """Where the firmware's code is, and its variables (a template, or one machine's own)."""
+    """Paths of the firmware's code and of its variables (a template, or a VM's own)."""
 
     code: Path
     variables: Path
 
 
 def find(places: Iterable[tuple[str, str]] = PLACES) -> Firmware | None:
-    """The node's UEFI firmware, if it has one."""
+    """Return the node's UEFI firmware; None if it has none."""
     for code, variables in places:
         if Path(code).is_file() and Path(variables).is_file():
             return Firmware(Path(code), Path(variables))
@@ -40,11 +40,13 @@ def find(places: Iterable[tuple[str, str]] = PLACES) -> Firmware | None:
 
 
 def lay_out(workdir: Path, found: Firmware | None, *, resumed: bool = False) -> Firmware:
-    """Firmware for one machine, with variables of its own in ``workdir``. resumed: it has left some.
+    """Return firmware for one VM, with its own variables in ``workdir``.
+
+    resumed: the variables are there already.
 
     Raises:
         NoHypervisor: the node has no firmware.
-        HypervisorError: the copy cannot be made.
+        HypervisorError: the variables cannot be copied.
     """
     if found is None:
         raise NoHypervisor(

@@ -1,14 +1,13 @@
-"""Networks of VMs: a network namespace for each, with a tap device that UML and QEMU both use.
+"""Networks of VMs: a network namespace for each, with a tap device for UML or QEMU.
 
 ::
 
     guest 10.0.2.15 ── tap0 ┬ endpoint 10.0.2.100: sockets of the agent
                             └ out0 ── 10.0.2.2, slirp4netns ── the node's network (mode outbound alone)
 
-In mode ``repository`` there is nothing else in the namespace that a guest could reach. In mode
-``outbound`` packets are routed to slirp4netns, which makes connections of them; rules of nftables
-say where to (:mod:`vmjobs.hypervisor.outbound`). The namespace is gone with its VM and the last
-connection in it.
+In mode ``repository`` a guest can reach nothing else in the namespace. In mode ``outbound`` packets are
+routed to slirp4netns, which turns them into connections; nftables rules limit the destinations
+(:mod:`vmjobs.hypervisor.outbound`). The namespace ends with its VM and the last connection in it.
 """
 
 from __future__ import annotations
@@ -41,22 +40,21 @@ from vmjobs.model import NetworkMode
 from vmjobs.subprocess import environment
 
 MAC: Final = "52:54:00:12:34:56"
-#: The same on every node: a guest that was saved knows it.
+#: The same on every node: a guest that is resumed on another node knows it.
 _TAP_MAC: Final = "52:55:0a:00:02:02"
 #: Bytes in an IP packet. Long ones cost slirp4netns as much processor time as short ones.
 MTU: Final = 32000
 
 _PROGRAM: Final = "slirp4netns"
-#: What its parent is called in its command line.
+#: Name of slirp4netns's parent in its command line.
 MARK: Final = "vmjobs-outside"
 _PARENT: Final = 'shift; "$@"; exit $?'
 _NETMASK: Final = str(IPv4Network((0, GUEST_NETMASK_BITS)).netmask)
-#: Where a guest's packets wait, if its network is limited.
+#: Interface where a guest's packets wait, if its network is limited.
 _INCOMING: Final = "in0"
-#: Seconds in which a program that sets up a network must have ended, and slirp4netns be ready.
+#: Seconds in which a program that sets up a network must end, and slirp4netns be ready.
 _SETUP_SECONDS: Final = 10.0
-#: What may go at once after a rest, of a VM whose network is limited: milliseconds' worth, and bytes at
-#: least.
+#: Burst of a VM whose network is limited: milliseconds' worth, and bytes at least.
 _BURST_MILLISECONDS: Final = 100
 _LEAST_BURST: Final = 128 * 1024
 _LOG_BYTES: Final = 16 * 1024
@@ -66,12 +64,12 @@ _HINT: Final = "run vmjobs doctor on the node, which says what is missing"
 def open_network(
     launcher: Launcher, mode: NetworkMode, ports: Sequence[int], process: procs.Process | None
 ) -> Network:
-    """The network for a VM, with sockets that listen at these ports of the endpoint's address.
+    """Return a VM's network, with sockets that listen at these ports of the endpoint.
 
-    process: of a VM that runs, whose network it is; None: it is made.
+    process: of a running VM, to open its network; None: create a network.
 
     Raises:
-        HypervisorError: this node can give no VM a network, and why.
+        HypervisorError: this node cannot give VMs a network, and why.
     """
     tap = {"address": ENDPOINT_ADDRESS, "mask": _NETMASK, "mac": _TAP_MAC, "mtu": MTU}
     try:
@@ -93,7 +91,7 @@ def open_network(
 
 
 def fault() -> str:
-    """Why no VM can have a network on this node, in a few words; ``""``: none is known."""
+    """Return why VMs cannot have a network on this node; ``""``: no known reason."""
     try:
         os.close(os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -106,7 +104,7 @@ def fault() -> str:
 
 
 def outside_fault() -> str:
-    """What mode ``outbound`` needs that this node has not, in a few words; ``""``: nothing."""
+    """Return what mode ``outbound`` lacks on this node; ``""`` if nothing."""
     missing = [name for name in (_PROGRAM, "nft", "ip") if _found(name) is None]
     if not missing:
         return ""
@@ -114,7 +112,7 @@ def outside_fault() -> str:
 
 
 def modes() -> tuple[NetworkMode, ...]:
-    """The network modes that VMs can have on this node."""
+    """Return the network modes that VMs can have on this node."""
     if fault():
         return (NetworkMode.NONE,)
     return tuple(
@@ -123,13 +121,13 @@ def modes() -> tuple[NetworkMode, ...]:
 
 
 def set_up(launcher: Launcher, machine: Machine, policy: OutboundPolicy) -> int | None:
-    """Give a VM that is about to start its way outside, and its limits, where it is to have them.
+    """Set up the limits and the outbound connection that a new VM's network has.
 
     Returns:
-        The process that is the way outside.
+        The number of the slirp4netns process's parent; None if there is none.
 
     Raises:
-        HypervisorError: it cannot be done, with the words of the program that failed.
+        HypervisorError: a step failed, with the output of the program that failed.
     """
     network = machine.network
     if network is None:
@@ -142,7 +140,7 @@ def set_up(launcher: Launcher, machine: Machine, policy: OutboundPolicy) -> int 
 
 
 def _limit(launcher: Launcher, network: Network, bits: int) -> None:
-    """Shape both ways. Packets from the guest go through an interface of their own, where they wait."""
+    """Shape both directions. Packets from the guest queue in a separate interface."""
     burst = max(_LEAST_BURST, bits // 8 * _BURST_MILLISECONDS // 1000)
     shaper = f"tbf rate {bits}bit burst {burst} latency 1s"
     made = f"link add {_INCOMING} type ifb\nlink set {_INCOMING} up mtu {MTU}\n"
@@ -161,7 +159,7 @@ def _connect_outside(
     launcher: Launcher, machine: Machine, network: Network, policy: OutboundPolicy
 ) -> int:
     if missing := outside_fault():
-        raise HypervisorError(f"no VM can reach the outside from this node: {missing}")
+        raise HypervisorError(f"VMs cannot have an outbound network on this node: {missing}")
     outside = _start_outside(launcher, machine, network)
     run_there(launcher, network.namespaces, ["nft", "-f", "-"], rules(policy, node_addresses()))
     routes = (
@@ -169,7 +167,7 @@ def _connect_outside(
         f"route add {GATEWAY_ADDRESS} dev {OUTSIDE}\n"
         f"route add {NAMESERVER_ADDRESS} dev {OUTSIDE}\n"
         f"route add default via {GATEWAY_ADDRESS}\n"
-        # Each side takes the other one's addresses for neighbours, and is answered at once.
+        # Each side takes the other one's addresses for neighbors; the kernel answers at once.
         f"neighbour add proxy {GATEWAY_ADDRESS} dev {TAP}\n"
         f"neighbour add proxy {NAMESERVER_ADDRESS} dev {TAP}\n"
         f"neighbour add proxy {GUEST_ADDRESS} dev {OUTSIDE}\n"
@@ -181,11 +179,11 @@ def _connect_outside(
 
 
 def _start_outside(launcher: Launcher, machine: Machine, network: Network) -> int:
-    """Start the program that makes connections of packets; its parent's number, once it is ready."""
+    """Start slirp4netns and wait until it is ready; return its parent's number."""
     user, net, ready = 3, 4, 5  # numbers of its handles
     argv = [
         *("sh", "-c", _PARENT, MARK, machine.name),
-        # As root of that namespace it may have a sandbox for itself, and then gives up all rights.
+        # As root of that namespace it can create its own sandbox; it then gives up all rights.
         *("nsenter", "--preserve-credentials", f"--user=/proc/self/fd/{user}", "--"),
         *(_PROGRAM, "--enable-sandbox", "--enable-seccomp", "--disable-host-loopback"),
         *(f"--mtu={MTU}", f"--ready-fd={ready}", "--netns-type=path", f"/proc/self/fd/{net}", OUTSIDE),
@@ -202,8 +200,8 @@ def _start_outside(launcher: Launcher, machine: Machine, network: Network) -> in
             os.close(writer)
         process.close()
         if not procs.readable([reader], _SETUP_SECONDS) or not os.read(reader, 1):
-            why = _content(said) or "it says nothing"
-            raise HypervisorError(f"{_PROGRAM} gives {machine.name} no way outside: {why}")
+            why = _content(said) or "it printed nothing"
+            raise HypervisorError(f"{_PROGRAM} cannot connect {machine.name}: {why}")
     return process.pid
 
 
@@ -218,10 +216,10 @@ def run_there(
 ) -> None:
     """Run a program that sets up a network, in its namespaces.
 
-    words: that it reads. forward: as of :meth:`Launcher.start`. given: its handles from 3 on.
+    program_input: text. forward: as for :meth:`Launcher.start`. passed_handles: its handles from 3 on.
 
     Raises:
-        HypervisorError: it cannot be run, or fails, with its own words.
+        HypervisorError: the program cannot be run or fails, with its output.
     """
     with ExitStack() as closing:
         told, said = os.memfd_create("told", os.MFD_CLOEXEC), _log()
@@ -243,7 +241,7 @@ def run_there(
 
 
 def _log() -> int:
-    """A file in memory for what a program says. What does not fit is lost, and harms neither side."""
+    """Create a file in memory for a program's output. It silently drops any excess."""
     said = os.memfd_create("said", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(said, _LOG_BYTES)
     fcntl.fcntl(said, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
@@ -255,16 +253,16 @@ def _content(said: int) -> str:
 
 
 def _namespaces_of(sandbox: int) -> tuple[int, int]:
-    """Handles of the namespaces of a VM. sandbox: its first process, whose child is in them."""
+    """Open a VM's namespaces. sandbox: its first process, whose child is in them."""
     there = Path(f"/proc/{next(iter(procs.children(sandbox)), 0)}/ns")
     return open_namespaces(there / "user", there / "net")
 
 
 def open_namespaces(user: Path, network: Path) -> tuple[int, int]:
-    """Handles of a user namespace and a network namespace, by their files, to be closed.
+    """Open a user namespace and a network namespace by their files.
 
     Raises:
-        OSError: one of them cannot be opened; then none is.
+        OSError: one of them cannot be opened; then both handles are closed.
     """
     first = os.open(user, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -279,7 +277,8 @@ def _found(program: str) -> str | None:
 
 
 def machine_of(process: procs.Process) -> str:
-    """The VM whose way outside a process is; ``""``: of none. That is the program's parent: the program
-    itself is in the VM's user namespace.
+    """Return the VM that a slirp4netns process serves; ``""`` if the process is none.
+
+    process: the parent of slirp4netns, which itself is in the VM's user namespace.
     """
     return process.argv[4] if process.argv[3:4] == (MARK,) and len(process.argv) > 4 else ""

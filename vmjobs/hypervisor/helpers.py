@@ -1,4 +1,4 @@
-"""Processes beside a VM's own without which it must not go on: its way outside, and its regulator."""
+"""Helper processes that a VM must not run without: slirp4netns and CPU throttle."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Processes = list[procs.Process]
 
 
 def machine_of(process: procs.Process) -> str:
-    """The VM that a process helps; ``""``: none."""
+    """Return the VM that a process helps; ``""``: none."""
     return guest_network.machine_of(process) or regulated_by(process)
 
 
 def regulated_by(process: procs.Process) -> str:
-    """The VM that a process holds to a share of the processors; ``""``: none."""
+    """Return the VM whose CPU use a process throttles; ``""``: none."""
     argv = process.argv
     if REGULATOR not in argv or "--machine" not in argv[:-1]:
         return ""
@@ -31,7 +31,7 @@ def regulated_by(process: procs.Process) -> str:
 
 
 def find(name: str, among: Iterable[procs.Process] | None = None) -> _Processes:
-    """The helpers of a VM and their children. among: all processes, if they are known already."""
+    """Find a VM's helpers and their children. among: all processes; None: scan now."""
     found = _first(name, among)
     return [*found, *sandbox.within(found)]
 
@@ -43,7 +43,7 @@ def _first(name: str, among: Iterable[procs.Process] | None = None) -> _Processe
 class Helpers:
     """The helpers of a driver's VMs.
 
-    launcher: what starts them. policy: where guests may go. isolated: whether the VMs run in a sandbox.
+    policy: for network mode ``outbound``. isolated: whether the VMs run in a sandbox.
     """
 
     def __init__(self, launcher: Launcher, policy: OutboundPolicy | None, *, isolated: bool) -> None:
@@ -52,19 +52,19 @@ class Helpers:
         self._pids: dict[str, list[int]] = {}
 
     def connect(self, machine: Machine) -> None:
-        """Give a VM that is about to start its way outside, and the limits of its network.
+        """Set up the limits and the outbound connection that a new VM's network has.
 
         Raises:
-            HypervisorError: it cannot be done, and why.
+            HypervisorError: a step failed, and why.
         """
         if machine.network is not None and not self._isolated:
-            message = f"{machine.name} has a network, and machines with one run in a sandbox only"
+            message = f"{machine.name} has a network, and VMs with a network run only in a sandbox"
             raise HypervisorError(message, hint=sandbox.HINT)
         outside = guest_network.set_up(self._launcher, machine, self._policy)
         self._pids[machine.name] = [] if outside is None else [outside]
 
     def regulate(self, machine: Machine, pid: int, share: float) -> None:
-        """Have a process hold a VM, whose process is ``pid``, to ``share`` processors.
+        """Start a process that throttles ``pid`` of a VM to ``share`` processors.
 
         Raises:
             HypervisorError: it cannot be started.
@@ -82,7 +82,7 @@ class Helpers:
         self._pids.setdefault(machine.name, []).append(process.pid)
 
     def of(self, name: str) -> _Processes:
-        """Those of a VM that live. Of one that an earlier agent has started they are searched once."""
+        """Return a VM's living helpers; scan once if an earlier agent started it."""
         if name not in self._pids:
             found = _first(name)
             self._pids[name] = [process.pid for process in found]
@@ -91,14 +91,14 @@ class Helpers:
         return [one for one in living if one is not None and machine_of(one) == name]
 
     def all_of(self, name: str) -> _Processes | None:
-        """Those of a VM; None: one of them has ended."""
+        """The helpers of a VM; None: one of them has ended."""
         living = self.of(name)
         return living if len(living) == len(self._pids[name]) else None
 
     def regulators(self, name: str) -> _Processes:
-        """The one that holds a VM to its share, if there is one."""
+        """The CPU throttle of a VM, if it has one."""
         return [one for one in self.of(name) if regulated_by(one)]
 
     def forget(self, name: str) -> None:
-        """The VM is gone."""
+        """Discard what is known of a VM that is gone."""
         self._pids.pop(name, None)

@@ -1,9 +1,9 @@
-"""QEMU in a sandbox of its own (:mod:`vmjobs.hypervisor.sandbox`), though libvirt starts it.
+"""Runs QEMU in a sandbox (:mod:`vmjobs.hypervisor.sandbox`) when libvirt starts it.
 
-libvirt is told that :data:`PROGRAM` is QEMU (``<emulator>`` of the domain), and what the machine has,
-by a variable of its environment (``<qemu:env>``). Without it libvirt only asks what QEMU can do: it
-gets QEMU itself. Handles that libvirt gives to QEMU, its monitor's and those of saved machines, go
-through bubblewrap as they are. It runs at each start: little is imported.
+libvirt takes :data:`PROGRAM` for QEMU (``<emulator>`` of the domain), and passes the VM's files and
+limits in an environment variable (``<qemu:env>``). Without this variable libvirt only asks for QEMU's
+capabilities, and gets QEMU itself. bubblewrap passes on the handles that libvirt gives to QEMU: its
+monitor's and those of saved VMs. It runs at each start, so it imports little.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import sandbox
 from vmjobs.hypervisor.sandbox import Bind, Bounds
 
-#: What this is called where it is installed.
+#: Name of the installed program.
 PROGRAM: Final = "vmjobs-qemu"
-#: Variables: what the machine has, and which QEMU is to run it.
+#: Environment variables: the VM's files and limits, and the QEMU to run.
 HAS: Final = "VMJOBS_MACHINE_HAS"
 QEMU: Final = "VMJOBS_QEMU"
-#: Where Red Hat's distributions have it.
+#: Paths of QEMU on Red Hat's distributions.
 _ELSEWHERE: Final = ("/usr/libexec/qemu-kvm", "/usr/bin/qemu-kvm")
-#: Each arena of glibc's is 64 MiB of address space, and it makes eight for each processor of the node.
+#: glibc reserves 64 MiB of address space per arena, and makes eight arenas per processor of the node.
 _ENV: Final = {"MALLOC_ARENA_MAX": "4"}
 
 
 def qemu() -> str:
-    """This node's QEMU for machines of its own architecture."""
+    """This node's QEMU for VMs of its own architecture."""
     usual = f"qemu-system-{platform.machine()}"
     return shutil.which(usual) or next((p for p in _ELSEWHERE if os.access(p, os.X_OK)), usual)
 
 
 def main() -> NoReturn:
-    """Be QEMU, for libvirt."""
+    """Run QEMU, in a sandbox if libvirt starts a VM."""
     argv = [os.environ.get(QEMU) or qemu(), *sys.argv[1:]]
     has = os.environ.get(HAS)
     try:
@@ -68,7 +68,7 @@ def _isolated(argv: Sequence[str], has: dict[str, Any]) -> list[str]:
 
 
 def secrets_of(argv: Sequence[str]) -> Iterator[Path]:
-    """Files of libvirt's own that QEMU reads: the key with which it gets secrets (there are none)."""
+    """Yield libvirt's files that QEMU reads: the key for secrets (there are none)."""
     for option, word in pairwise(argv):
         if option == "-object" and word.startswith("{"):
             about = json.loads(word)

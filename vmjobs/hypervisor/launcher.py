@@ -1,14 +1,13 @@
-"""Starts processes that outlive whoever asked for them, and tells how each of them ended.
+"""Starts processes that outlive the caller, and reports how each of them ended.
 
-Run as a program of its own, with one end of a SEQPACKET pair (see :mod:`vmjobs.hypervisor.detached`).
-Supervisors take a daemon's descendants along when it dies: HTCondor's master looks time and again at
-who is whose child, and remembers it. So this process is nobody's child before it starts anything, and
-has an environment that names no ancestor; what it starts is its own child, and then that of init. It
-goes on while there is anything of which to tell the end, whether or not anybody still listens.
+Runs as a program of its own, with one end of a SEQPACKET pair (:mod:`vmjobs.hypervisor.detached`).
+Supervisors kill a daemon's descendants when it dies: HTCondor's master records again and again which
+process is a child of which. So this process orphans itself before it starts anything, and its
+environment names no ancestor; its children are later adopted by init. It runs until all processes that
+it started have ended and the caller is gone.
 
-It also makes the namespaces that virtual machines have their networks in, and starts processes in them.
-
-It imports little and from the standard library alone: the first machine waits for it.
+It also creates the network namespaces of VMs, and starts processes in them. It imports little, and from
+the standard library alone, because the first VM waits for it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from typing import Any
 
 from vmjobs.hypervisor import namespaces
 
-#: Bytes of a request, and how many handles a process may be given.
+#: Bytes of a request, and the most handles that a process may get.
 LONGEST = 128 * 1024
 MOST_HANDLES = 32
-#: Above all numbers that a process's handles are given.
+#: Above all handle numbers that a process may get.
 _OUT_OF_THE_WAY = 2 * MOST_HANDLES
 
-#: The handle on which a process's fate is told, by its number.
+#: The handle of the pipe on which to report a process's end, by its number.
 _Reports = dict[int, int]
 
 #: Names of functions, with their arguments.
@@ -42,19 +41,21 @@ Steps = list[tuple[str, dict[str, Any]]]
 def pack_program(
     argv: list[str], env: dict[str, str], cwd: str, *, enters: bool, forward: list[str]
 ) -> bytes:
-    """A request to start a program.
+    """Return a request to start a program.
 
-    enters: the last two handles are those of the user namespace and the network namespace that it is to
-    be in; the program does not get them. forward: as of :func:`namespaces.forward`, in there.
+    enters: the last two handles are those of the user namespace and the network namespace that it
+    enters; the program does not get them. forward: as for :func:`namespaces.forward`, in there.
     """
     words = {"argv": argv, "env": env, "cwd": cwd, "enters": enters, "forward": forward}
     return json.dumps(words).encode()
 
 
 def pack_steps(steps: Steps) -> bytes:
-    """A request to take steps in a network namespace. The first handle is a SEQPACKET socket: one
-    message comes back on it, with the handles of user namespace and network namespace, and of the
-    sockets made. The other two handles are those of the namespaces; without them, both are made.
+    """Return a request to run steps in a network namespace.
+
+    The first handle is a SEQPACKET socket that receives one message, with the handles of user namespace
+    and network namespace, and of the sockets made. The other two handles are those of the namespaces;
+    without them, both are created.
 
     steps: functions of :mod:`namespaces`, by name, each with its arguments.
     """
@@ -62,11 +63,11 @@ def pack_steps(steps: Steps) -> bytes:
 
 
 def main() -> None:
-    """Leave the family, then serve."""
+    """Leave the caller's process tree, then serve."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     _become_orphan()
-    if os.fork():  # whoever saw this process while it had a parent has not seen its child
+    if os.fork():  # a supervisor that saw this process as a child has not seen its child
         os._exit(0)
     serve(control)
 
@@ -77,14 +78,14 @@ def _become_orphan() -> None:
     if os.fork():
         os._exit(0)
     os.close(writer)
-    os.read(reader, 1)  # until the parent is about to be gone
+    os.read(reader, 1)  # returns when the parent ends
     os.close(reader)
     while os.getppid() == parent:
         os.sched_yield()
 
 
 def serve(control: socket.socket) -> None:
-    """Start what is asked for until nobody can ask any more, and all that was started has ended."""
+    """Handle requests until the caller is gone and all started processes have ended."""
     reports: _Reports = {}
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -109,14 +110,14 @@ def _tell_ends(reports: _Reports) -> None:
             pid, status, used = ended
             report = reports.pop(pid, None)
             if report is not None:
-                # Only whoever reaps a process learns what it and those that it reaped have used.
+                # Only a process's parent learns its usage, with that of its reaped children.
                 spent = f"{used.ru_utime + used.ru_stime:.2f} {used.ru_maxrss}"
                 _tell(report, f"ended {os.waitstatus_to_exitcode(status)} {spent}")
                 os.close(report)
 
 
 def _answer(control: socket.socket, reports: _Reports) -> bool:
-    """Start what the next request asks for; false where there is none to come."""
+    """Handle the next request; return False if the caller is gone."""
     try:
         request, handles, flags, _ = socket.recv_fds(control, LONGEST, MOST_HANDLES)
     except ConnectionError:
@@ -124,7 +125,7 @@ def _answer(control: socket.socket, reports: _Reports) -> bool:
     if not request:
         return False
     if not handles:
-        return True  # there was no room for any; whoever asked sees that nobody answers
+        return True  # no handle fitted; the caller sees that no answer comes
     for handle in handles:
         os.set_inheritable(handle, False)
     report, *given = handles
@@ -142,7 +143,7 @@ def _answer(control: socket.socket, reports: _Reports) -> bool:
     if pid and _tell(report, f"started {pid}"):
         reports[pid] = report
         return True
-    if pid:  # nobody knows of it, nor of what it may have started by now
+    if pid:  # the caller is gone; end it with all that it started
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     os.close(report)
@@ -150,7 +151,7 @@ def _answer(control: socket.socket, reports: _Reports) -> bool:
 
 
 def _is_read(report: int) -> bool:
-    """Whether whoever asked still waits for the answer."""
+    """Whether the caller still waits for the answer."""
     poller = select.poll()
     poller.register(report, 0)
     return not poller.poll(0)
@@ -165,7 +166,7 @@ def _tell(report: int, words: str) -> bool:
 
 
 def _start(request: bytes, given: list[int]) -> int:
-    """The process's number. Raises ``OSError`` where it cannot do what it is to do."""
+    """Start a process and return its number. Raises ``OSError`` if that fails."""
     asked = json.loads(request)
     reader, writer = os.pipe()
     pid = os.fork()
@@ -183,7 +184,7 @@ def _start(request: bytes, given: list[int]) -> int:
 
 
 def _run(asked: dict[str, Any], given: list[int], failed: int) -> None:
-    """Do what is asked, and never return."""
+    """Do what the request says, and never return."""
     code = 0
     try:
         failed, *given = (
@@ -202,12 +203,12 @@ def _run(asked: dict[str, Any], given: list[int], failed: int) -> None:
 
 
 def _become(asked: dict[str, Any], given: list[int]) -> None:
-    """Be the program, with the handles given as 0, 1, 2 and so on."""
+    """Execute the program, with the handles given as 0, 1, 2 and so on."""
     if asked["enters"]:
         *given, user, network = given
         namespaces.enter(user, network)
         namespaces.forward(asked["forward"])
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
         signal.signal(ignored, signal.SIG_DFL)
     if asked["cwd"]:
         os.chdir(asked["cwd"])

@@ -1,8 +1,8 @@
-"""kvm and qemu through libvirt; the only module that imports it.
+"""The kvm and qemu drivers, through libvirt; the only module that imports it.
 
-Domains are transient: what libvirt knows of a machine ends with it. Nothing needs privilege: an
-ordinary user's daemon (``qemu:///session``) starts by itself. For root, whom a session daemon
-does not serve, the driver runs inside this process (``qemu:///embed``).
+Domains are transient: libvirt forgets a VM when it ends. No privilege is needed: an ordinary
+user's daemon (``qemu:///session``) starts by itself. A session daemon does not serve root, so for
+root the driver runs inside this process (``qemu:///embed``).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from vmjobs.hypervisor.usage import Meter, family
 from vmjobs.model import ABILITIES, Abilities, BootMethod, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
-# Errors are raised here; an embedded driver would print them on the terminal as well, and a warning
-# for every machine. The library looks at this once, while it is loaded.
+# libvirt's errors are raised here; an embedded driver would also print them on the terminal, and a
+# warning for every VM. The library reads this variable once, while it is loaded.
 os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", f"4:file:{os.devnull}")
 try:
     import libvirt
     import libvirt_qemu
-except ImportError:  # a node without libvirt: probes say so
+except ImportError:  # a node without libvirt: probes report it
     libvirt = None
 
 log = logging.getLogger(__name__)
@@ -75,24 +75,24 @@ _Paths = list[Path]
 _Argv = list[str | Path]
 _Processes = list[procs.Process]
 
-#: Of libvirt's log of a machine, where its QEMU crashed.
+#: Lines of libvirt's log of a VM that are logged if its QEMU crashed.
 LAST_LINES = 5
-#: Seconds that a daemon may take to be back after it went away.
+#: Seconds that a daemon may take to come back after it went away.
 RECONNECT_SECONDS = 15.0
 #: Seconds that a killed QEMU may take to end.
 KILL_SECONDS = 30.0
-#: Seconds that libvirt may take to say how a machine ended, once it is gone.
+#: Seconds that libvirt may take to report why a VM ended, once it is gone.
 ENDING_SECONDS = 5.0
 
 
 def default_uri() -> str:
-    """Where this user's machines are."""
+    """libvirt's URI for this user's VMs."""
     return "qemu:///session" if os.geteuid() else "qemu:///embed"
 
 
 @functools.cache
 def _event_loop() -> None:
-    """Run libvirt's event loop, of which a process can have one, in a thread."""
+    """Run libvirt's event loop in a thread; a process can have only one."""
     libvirt.registerErrorHandler(lambda _context, _error: None, None)  # errors are raised as well
     libvirt.virEventRegisterDefaultImpl()
 
@@ -104,22 +104,22 @@ def _event_loop() -> None:
 
 
 def node_connection() -> Connection:
-    """The connection to this user's machines on this node, one for the whole process.
+    """Return the connection to this user's VMs on this node, one for the whole process.
 
-    Each opening of an embedded driver registers it anew, and libvirt has room for 21 (``MAX_DRIVERS``
-    in its src/libvirt.c): a process that opened it more often could neither start nor end machines.
+    Each opening of an embedded driver registers it again, and libvirt has room for 21 (``MAX_DRIVERS``
+    in its src/libvirt.c): a process that opened it more often could neither start nor end VMs.
     """
     return _connection_of(os.getpid())
 
 
 @functools.cache
 def _connection_of(_process: int) -> Connection:
-    """One that was open when this process was forked is its parent's, and answers to that alone."""
+    """One per process: a fork of this process cannot use its parent's connection."""
     return Connection(default_uri())
 
 
 class Connection:
-    """A connection that is made when it is needed, and again when the daemon went away.
+    """A connection that opens on first use, and again after the daemon went away.
 
     uri: libvirt's; ``qemu:///embed`` stands for an embedded driver below ``embedded``, of which a
         process has one (:func:`node_connection`).
@@ -133,14 +133,14 @@ class Connection:
         self._changes = 0
         self._open: Any = None
         self._says_causes = False
-        #: How this connection's machines ended.
+        #: Why this connection's VMs ended.
         self.endings = Endings()
 
     def call(self, what: str, action: Callable[[Any], T]) -> T:
-        """Do something with the open connection; once more if it was found broken.
+        """Call ``action`` with the open connection; retry once if that was broken.
 
         Raises:
-            HypervisorError: libvirt fails, or is not there.
+            HypervisorError: libvirt fails, or is not installed.
         """
         if libvirt is None:
             raise HypervisorError("libvirt's Python module is not installed")
@@ -158,16 +158,16 @@ class Connection:
 
     @property
     def changes(self) -> int:
-        """Grows whenever a machine changes its state, or the connection breaks."""
+        """Grows whenever a VM changes its state, or the connection breaks."""
         return self._changes
 
     def wait_change(self, seen: int, timeout: float) -> None:
-        """Block until :attr:`changes` is no longer ``seen``, or ``timeout`` seconds passed."""
+        """Block until :attr:`changes` is not ``seen``, or for ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._changes != seen, timeout)
 
     def logs(self, name: str) -> _Paths:
-        """Where libvirt notes what a machine's QEMU says. It takes none of these away by itself."""
+        """libvirt's logs of a VM's QEMU output; libvirt never removes them."""
         if self.uri == "qemu:///embed":
             return self._embedded.logs(name)
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -181,7 +181,7 @@ class Connection:
                 fresh = libvirt.open(uri)
                 kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
                 fresh.domainEventRegisterAny(None, kind, self._on_lifecycle, None)
-                with suppress(libvirt.libvirtError):  # libvirt alone takes a reset for a power-off
+                with suppress(libvirt.libvirtError):  # libvirt itself reports a reset as a power-off
                     libvirt_qemu.qemuMonitorEventRegister(fresh, None, None, self._on_monitor, None, 0)
                     self._says_causes = True
                 with suppress(libvirt.libvirtError):  # drivers without a daemon have neither
@@ -192,7 +192,7 @@ class Connection:
             return self._open
 
     def _reconnect(self) -> Any:
-        """Connect to a daemon that has just gone: its successor may take a moment."""
+        """Connect again after a daemon went away; its successor may take a moment."""
         deadline = time.monotonic() + RECONNECT_SECONDS
         while True:
             try:
@@ -217,7 +217,7 @@ class Connection:
         self, connection: Any, domain: Any, event: int, detail: int, _opaque: object
     ) -> None:
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
-            # Without causes from QEMU nobody knows whether a guest ended or restarted its machine.
+            # Without QEMU's causes, libvirt does not tell a power-off from a restart.
             told = self._says_causes or connection.getType().lower() == "test"
             self.endings.over(domain.name(), _stopped(detail) if told else Ending.UNKNOWN)
         self._on_event()
@@ -232,7 +232,7 @@ class Connection:
 
 
 def _stopped(detail: int) -> Ending:
-    """What libvirt means by the detail of a machine's last event."""
+    """Return the cause that the detail of libvirt's event STOPPED means."""
     return {
         libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: Ending.POWEROFF,
         libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: Ending.KILLED,
@@ -244,13 +244,12 @@ def _stopped(detail: int) -> Ending:
 class Libvirt:
     """The driver of one kind of domain.
 
-    kernels: what a probe may boot, the best first.
-    domain_type: libvirt's, where it is not the name of the kind.
-    launcher: what starts processes that are to last as long as a machine.
-    isolated: whether machines run in a sandbox (:mod:`vmjobs.hypervisor.confined`); none starts without
-        it then.
-    program: QEMU, where that is not what libvirt takes.
-    policy: where guests may go in network mode ``outbound``.
+    kernels: kernels that a probe may boot, the best first.
+    domain_type: libvirt's, if it differs from the name of the kind.
+    launcher: starts processes that shall last as long as a VM.
+    isolated: run VMs in a sandbox (:mod:`vmjobs.hypervisor.sandboxed`), or refuse to start them.
+    program: QEMU, if not libvirt's default.
+    policy: destinations that guests may reach in network mode ``outbound``.
     """
 
     def __init__(
@@ -281,8 +280,8 @@ class Libvirt:
 
     @property
     def platform(self) -> str:
-        """See :attr:`Hypervisor.platform`: QEMU, the board, and the processor that a guest sees."""
-        # Not kept: it may be another QEMU the next time.
+        """See :attr:`Hypervisor.platform`: QEMU, board, and the guest's processor."""
+        # Not cached: a later call may find another QEMU.
         qemu = self._connection.call("ask for QEMU's version", _qemu_version)
         processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor()
         return f"qemu {qemu}, {board().machine}, {processor}"
@@ -299,11 +298,10 @@ class Libvirt:
         if device is not None and (fault := _fault(device)):
             return ProbeResult(self.kind, False, fault, time.monotonic() - began)
         kernel = first_kernel(self._kernels())
-        # A processor that is emulated runs a kernel as it runs a boot sector; one that is lent by
-        # the host's kernel may not.
+        # An emulated processor runs a kernel if it runs a boot sector; a virtualized one may not.
         by_bios = kernel is None and self.kind is HypervisorKind.QEMU
         if kernel is None and not by_bios:
-            detail = "there is no kernel to boot: none comes with the node or with an image on it"
+            detail = "no kernel to boot: neither the node nor an image on it has one"
             return ProbeResult(self.kind, False, detail, time.monotonic() - began)
         return boot_probe(
             self,
@@ -365,7 +363,7 @@ class Libvirt:
             undo.pop_all()
 
     def stop(self, name: str) -> None:
-        """See :meth:`Hypervisor.stop`: the guest's power button."""
+        """See :meth:`Hypervisor.stop`. Presses the guest's power button."""
         self._domain(name, "stop", lambda domain: domain.shutdown())
 
     def destroy(self, name: str) -> None:
@@ -374,20 +372,20 @@ class Libvirt:
             try:
                 self._domain(name, "destroy", lambda domain: domain.destroy())
             finally:
-                # Whatever libvirt says: the machine is gone when its processes are.
+                # Whatever libvirt reports, the VM is gone only when its processes are.
                 procs.kill_held(processes, KILL_SECONDS, name)
                 procs.kill_all(lambda: self._all_of(name), KILL_SECONDS, name)
                 self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """Clear away what is left of a machine that is gone."""
+        """Clean up after a VM that is gone."""
         for server in self._disk_servers.pop(name, ()):
             server.wait()
         crashed = self._connection.endings.of(name, 0.0) is Ending.CRASHED
         for path in self._connection.logs(name):
             if crashed:
                 words = tail(path).decode("utf-8", "replace").splitlines()[-LAST_LINES:]
-                log.warning("QEMU of %s crashed; libvirt's log of it ends: %s", name, "; ".join(words))
+                log.warning("QEMU of %s crashed; its libvirt log ends with: %s", name, "; ".join(words))
             with suppress(OSError):
                 path.unlink()
         self._holder.release(name)
@@ -405,7 +403,7 @@ class Libvirt:
         self._must(name, "resume", _resume)
 
     def save(self, name: str, path: Path) -> None:
-        """See :meth:`Hypervisor.save`. One that was paused goes on when it is resumed."""
+        """See :meth:`Hypervisor.save`. Also a paused VM runs once it is resumed."""
         running = libvirt.VIR_DOMAIN_SAVE_RUNNING if libvirt is not None else 0
         self._must(name, "save", lambda domain: domain.saveFlags(str(path), None, running))
 
@@ -415,7 +413,7 @@ class Libvirt:
         """See :meth:`Hypervisor.state`."""
         found = self._domain(name, "look at", lambda domain: domain.state()[0])
         if found is None:
-            # A machine of another process's embedded driver shows only as a process.
+            # A VM of another process's embedded driver shows only as a process.
             return MachineState.RUNNING if self._main(name) else MachineState.GONE
         if found in {libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED}:
             return MachineState.PAUSED
@@ -432,7 +430,7 @@ class Libvirt:
             if state is MachineState.GONE or not left:
                 return state
             look = min(left, procs.LOOK_SECONDS)
-            if main is None:  # it ends, or is none: that libvirt says
+            if main is None:  # QEMU ends, or was never there: libvirt tells which
                 self._connection.wait_change(seen, look)
                 continue
             needed = self._needed(name)
@@ -444,13 +442,13 @@ class Libvirt:
         return self._connection.endings.of(name, ENDING_SECONDS)
 
     def usage(self, name: str) -> Usage:
-        """See :meth:`Hypervisor.usage`. QEMU is nobody's child who would learn what it has used."""
+        """See :meth:`Hypervisor.usage`. QEMU's final usage cannot be learned."""
         main = self._main(name)
         return self._meter.look(name, Usage() if main is None else family(main.pid))
 
     def list(self) -> _Names:
         """See :meth:`Hypervisor.list`."""
-        known = self._connection.call("list machines", self._known)
+        known = self._connection.call("list VMs", self._known)
         return sorted({*known, *(self._name_of(process) for process in procs.scan())} - {""})
 
     # ----------------------------------------------------------------- inside
@@ -465,7 +463,7 @@ class Libvirt:
         return names
 
     def _domain(self, name: str, verb: str, action: Callable[[Any], T]) -> T | None:
-        """What ``action`` returns for the domain; ``None`` if there is none (any more)."""
+        """Return ``action``'s result for the domain; None: there is no active one."""
 
         def found(connection: Any) -> T | None:
             try:
@@ -525,16 +523,17 @@ class Libvirt:
         return self._helpers.of(name) + blockserver.find(name)
 
     def _needed(self, name: str) -> _Processes | None:
-        """The processes without which a guest would wait for ever: a QEMU that has lost one is killed.
-        None: they are not all there.
+        """The processes without which a guest would hang; None: one is missing.
+
+        A QEMU that has lost one is killed.
         """
         servers = self._disk_servers.get(name, ())
-        # One that ends by itself has told whoever fills the disk.
+        # A server that ends by itself has reported to the process that fetches the disk.
         killed = any((server.poll() or 0) < 0 for server in servers)
         beside = self._helpers.all_of(name)
         if killed or beside is None:
-            what = "the process of its root disk" if killed else "a process that helps it"
-            log.warning("%s has lost %s", name, what)
+            what = "the NBD server of its root disk" if killed else "a helper process"
+            log.warning("%s lost %s; killing its QEMU", name, what)
             self._connection.endings.heard(name, Ending.KILLED)
             with suppress(ProcessLookupError, HypervisorError):
                 os.kill(self._qemu(name).pid, signal.SIGKILL)
@@ -542,10 +541,10 @@ class Libvirt:
         return [*beside, *(one for server in servers if (one := procs.read(server.pid)))]
 
     def _main(self, name: str) -> procs.Process | None:
-        """The first of the machine's processes: QEMU, or its sandbox's first."""
+        """The VM's first process: QEMU, or its sandbox's first."""
         known = self._mains.get(name)
         if known is not None:
-            process = procs.read(known)  # a look at one process, not at all of them
+            process = procs.read(known)  # cheaper than a scan
             return process if process is not None and self._name_of(process) == name else None
         for process in self._processes(name):
             self._mains[name] = process.pid
@@ -553,7 +552,7 @@ class Libvirt:
         return None
 
     def _qemu(self, name: str) -> procs.Process:
-        """The machine's QEMU itself."""
+        """The VM's QEMU itself."""
         for process in self._processes(name):
             if sandbox.leads(process):
                 return next(iter(sandbox.innermost(process)), process)
@@ -565,7 +564,7 @@ class Libvirt:
         return [process for process in procs.scan() if self._name_of(process) == name]
 
     def _name_of(self, process: procs.Process) -> str:
-        """Which of our machines a process is, ``""`` if none."""
+        """The name of our VM that a process belongs to; ``""`` if none."""
         argv = process.argv
         if "-name" not in argv[:-1] or not (sandbox.outside(process) or "qemu" in argv[0]):
             return ""
@@ -584,12 +583,12 @@ class Libvirt:
 
 
 def _resume(domain: Any) -> None:
-    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # libvirt takes that for a fault
+    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # else libvirt raises an error
         domain.resume()
 
 
 def _begin(saved: Path | None, text: str, connection: Any) -> object:
-    """Start a machine; one that was saved with the files and sockets of its domain as it is now."""
+    """Start or resume a VM. text: domain XML, with the files and sockets of now."""
     if saved is None:
         return connection.createXML(text)
     return connection.restoreFlags(str(saved), text, libvirt.VIR_DOMAIN_SAVE_RUNNING)
@@ -600,14 +599,14 @@ def _qemu_version(connection: Any) -> str:
 
 
 def _processor() -> str:
-    """The processor that is lent to guests: its name and what it can do, as a digest."""
+    """The node's processor as guests see it: a digest of its model and features."""
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0].splitlines()
     told = [line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags"))]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def _make_overlay(machine: Machine, overlay: Path) -> None:
-    """Make the overlay, whole or not at all, unless an earlier machine has left it."""
+    """Create the overlay atomically, unless an earlier VM has left it."""
     if machine.overlay is None or not overlay.exists():
         fresh = overlay.with_name(f"{overlay.name}.new")
         run(_overlay(machine, fresh), timeout=60, error=HypervisorError)
@@ -615,11 +614,11 @@ def _make_overlay(machine: Machine, overlay: Path) -> None:
 
 
 def _overlay(machine: Machine, overlay: Path) -> _Argv:
-    """The command that makes a machine's overlay. What is below it is said by the domain as well."""
+    """The command that creates an overlay. The domain XML repeats its backing image."""
     make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
     if machine.image.live is None:
         return [*make, machine.image.root.absolute(), overlay]
-    # Not opened now: it would be asked for its size, which is known.
+    # -u: qemu-img does not open the backing image to learn its size, which is known.
     return [*make, "nbd:", "-u", overlay, str(machine.image.live.size)]
 
 
@@ -635,7 +634,7 @@ def _dotted(number: int) -> str:
 
 
 def _fault(device: Path) -> str:
-    """Why a device cannot be opened, ``""`` if it can."""
+    """Return why a device cannot be opened; ``""`` if it can."""
     try:
         with device.open("r+b", buffering=0):
             return ""

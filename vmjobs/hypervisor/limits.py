@@ -1,10 +1,10 @@
-"""What a machine is held to its limits by on this node: a delegated cgroup, or else what there is.
+"""Enforces VMs' limits on this node: by a delegated cgroup, or else by other means.
 
 ================  ==========================  ======================================================
 limit             with a delegated cgroup     without
 ================  ==========================  ======================================================
-cpu_percent       cpu.max                     a process halts it at times (``regulator``)
-cpu_weight        cpu.weight                  nice levels, as far as they go
+cpu_percent       cpu.max                     a process that stops it at times (``cpu_throttle``)
+cpu_weight        cpu.weight                  nice levels, as far as permitted
 disk_bytes (UML)  io.max, each way            not at all
 disk_bytes        libvirt's iotune, read and written together
 network_bits      the VM's network namespace, each way (``guest_network``)
@@ -30,13 +30,13 @@ from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.model import HypervisorKind
 
-#: cpu.weight of who asks for none. A nice level more or less is a quarter more or less of the rest.
+#: Default cpu.weight. A nice level more or less is a quarter more or less of the rest.
 NORMAL_WEIGHT = 100
 WEIGHT_OF_A_LEVEL = 1.25
 LOWEST_NICE, HIGHEST_NICE = -20, 19
-#: Microseconds that cpu.max counts processor time in.
+#: Period of cpu.max, in microseconds.
 CPU_PERIOD = 100_000
-#: Seconds in which the kernel must take the priority of a session: it takes a few a second.
+#: Seconds in which the kernel must accept the priority of a session: it accepts a few per second.
 PATIENCE = 5.0
 _CAP_SYS_NICE = 23
 _AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
@@ -44,9 +44,9 @@ _AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 @dataclass(frozen=True)
 class Node:
-    """What this node has for holding machines to limits.
+    """The means of this node to enforce limits.
 
-    nice: this process's level, to which machines' are relative. lowest: that it may set.
+    nice: level of this process, to which VMs' levels are relative. lowest: that it may set.
     """
 
     groups: cgroup.Delegation | None
@@ -54,16 +54,16 @@ class Node:
     lowest: int
 
     def has(self, controller: str) -> bool:
-        """Whether machines can be held by a controller of cgroup v2."""
+        """Whether a controller of cgroup v2 is available for VMs."""
         return self.groups is not None and controller in self.groups.controllers
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a machine is held. settings: files of its cgroup and what is written there, in this order.
+    """How to limit a VM. settings: its cgroup's files and their contents, in order.
 
-    processors: that a process holds it to (``regulator``). unenforced: a sentence for each limit, or
-    part of one, that nothing holds it to.
+    processors: average that a process throttles it to (``cpu_throttle``). unenforced: a sentence for
+    each limit, or part of one, that this node cannot enforce.
     """
 
     settings: tuple[tuple[str, str], ...] = ()
@@ -73,7 +73,7 @@ class Plan:
 
 
 def bounded(bounds: Bounds, node: Node) -> tuple[tuple[str, str], ...]:
-    """How a machine is kept within its bounds by a cgroup; without one its sandbox does it. Pure."""
+    """Return cgroup settings for resource limits; else its sandbox sets them. Pure."""
     settings = (
         ("memory.max", str(bounds.memory)),
         ("pids.max", str(bounds.processes)),
@@ -83,11 +83,11 @@ def bounded(bounds: Bounds, node: Node) -> tuple[tuple[str, str], ...]:
 
 
 def plan(limits: MachineLimits, processors: int, node: Node, devices: Iterable[str] | None) -> Plan:
-    """How a machine is held to its limits. Pure.
+    """Return how to enforce a VM's limits. Pure.
 
     Args:
-        processors: that the machine has.
-        devices: where its disks lie, as io.max names them, or empty; None: its hypervisor limits them.
+        processors: of the VM.
+        devices: of its disks, as io.max names them, or empty; None: its hypervisor limits them.
     """
     settings: list[tuple[str, str]] = []
     nice, share, said = None, None, []
@@ -118,7 +118,7 @@ _NO_IO = "uml needs a delegated cgroup with the controller io for that, and the 
 
 
 def nice_step(weight: int) -> int:
-    """Nice levels that a weight is apart from the normal one; above zero: it gets less."""
+    """Nice levels of a weight, relative to the default weight; positive: less time."""
     step = round(math.log(NORMAL_WEIGHT / weight, WEIGHT_OF_A_LEVEL))
     return min(max(step, LOWEST_NICE), HIGHEST_NICE)
 
@@ -134,7 +134,7 @@ def _nice(weight: int, node: Node) -> tuple[int, str]:
 
 
 def this_node() -> Node:
-    """What there is here."""
+    """Return the means of this node."""
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     lowest = 20 - min(resource.getrlimit(resource.RLIMIT_NICE)[0] % 2**64, 40)
     return Node(cgroup.delegated(), nice, LOWEST_NICE if _may_raise() else min(nice, lowest))
@@ -148,9 +148,9 @@ def _may_raise() -> bool:
 
 
 class Holder:
-    """Holds a driver's machines to their limits.
+    """Enforces the limits of a driver's VMs.
 
-    throttles_disks: the hypervisor does that itself.
+    throttles_disks: the hypervisor limits the disks itself.
     """
 
     def __init__(self, kind: HypervisorKind, *, throttles_disks: bool) -> None:
@@ -162,7 +162,7 @@ class Holder:
         return self._plan(limits, 1, [directory]).unenforced
 
     def plan(self, machine: Machine) -> Plan:
-        """How a machine is going to be held."""
+        """Return how to limit a VM."""
         kept = bounded(bounds_of(machine, self._kind), this_node())
         if machine.limits is None:
             return Plan(kept)
@@ -171,27 +171,25 @@ class Holder:
         return replace(found, settings=kept + found.settings)
 
     def hold(self, held: Plan, name: str, find: Callable[[], list[int]]) -> None:
-        """Hold a machine that runs. find: its processes.
+        """Limit a running VM. find: returns its processes.
 
         Raises:
-            HypervisorError: it cannot be held.
+            HypervisorError: a limit cannot be set.
         """
         if held.nice is not None:
             done: set[int] = set()
-            while fresh := set(find()) - done:  # some were started before their parent's turn came
+            while fresh := set(find()) - done:  # some were started before their parent was reniced
                 for pid in fresh:
                     _renice(pid, held.nice)
                 done |= fresh
         if held.settings:
             groups = cgroup.delegated()
             if groups is None:
-                raise HypervisorError(
-                    f"{name} cannot be held to its limits: the agent's cgroup is gone"
-                )
+                raise HypervisorError(f"cannot limit {name}: the agent's cgroup is gone")
             groups.hold(name, held.settings, find)
 
     def release(self, name: str) -> None:
-        """Remove what is left of holding a machine that is gone."""
+        """Remove the cgroup of a VM that is gone."""
         groups = cgroup.delegated()
         if groups is not None:
             groups.release(name)
@@ -202,7 +200,7 @@ class Holder:
 
 
 def _renice(pid: int, level: int) -> None:
-    """Set the priority of a process, and of its session where the kernel weighs sessions."""
+    """Set the priority of a process, and of its session if autogroups are enabled."""
     try:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -229,8 +227,6 @@ def _renice_session(file: Path, level: int) -> None:
         except OSError as error:
             if error.errno != errno.EAGAIN or time.monotonic() > deadline:
                 raise
-            time.sleep(
-                0.02
-            )  # the kernel takes no more than ten a second of all users, and tells nobody
+            time.sleep(0.02)  # the kernel accepts at most ten per second from all users
         else:
             return

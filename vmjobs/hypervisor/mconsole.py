@@ -32,7 +32,7 @@ _REPLY = struct.Struct("=III")
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """The path of a Unix socket in at most 107 bytes, however deep its directory lies."""
+    """Yield a path of a Unix socket of at most 107 bytes, however deep it lies."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -41,12 +41,12 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def command(pid: int, name: str, words: str, timeout: float, *, already: str = "") -> str:
-    """Send a command to the console of machine ``name``, whose kernel is ``pid``; the answer's text.
+    """Send a command to a VM's console; return the answer's text.
 
-    already: the refusal that says that all is as it was to become.
+    name, pid: of the VM and of its kernel. already: the refusal if the wanted state holds already.
 
     Raises:
-        HypervisorError: nobody listens there, the command was refused, or no answer came within
+        HypervisorError: the kernel does not listen, refused the command, or did not answer within
             ``timeout`` seconds.
     """
     data = words.encode()
@@ -79,9 +79,10 @@ def _directory(path: str) -> Iterator[int]:
 
 @contextmanager
 def _console(home: int, name: str) -> Iterator[str]:
-    """A machine's console in its kernel's working directory, of which the guest may have made anything.
+    """Yield the path of a VM's console, in its kernel's working directory.
 
-    No link of it is followed: none leads us to another machine's console, or out of a sandbox.
+    The guest may control that directory. No link there is followed, so that none leads to another
+    VM's console, or out of a sandbox.
     """
     own = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=home)
     try:
@@ -98,9 +99,9 @@ def _console(home: int, name: str) -> Iterator[str]:
 
 @contextmanager
 def _address(peer: socket.socket, pid: int, home: int) -> Iterator[None]:
-    """Have a socket where the answer comes to: an abstract name, which the kernel gives it.
+    """Bind a socket to an abstract name that the node's kernel chooses, for the answer.
 
-    One in another network namespace knows no such name; but a file's in its own directory.
+    A UML kernel in another network namespace cannot reach that: it gets a file in its own directory.
     """
     if Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
         peer.bind("")
@@ -116,9 +117,9 @@ def _address(peer: socket.socket, pid: int, home: int) -> Iterator[None]:
 
 
 def _bind_in(directory: int, peer: socket.socket, name: str) -> None:
-    """Bind a socket to a name without a directory: whoever answers looks for it where it is itself.
+    """Bind a socket to a file name alone, which the peer resolves in its own directory.
 
-    That takes a thread that is in ``directory`` while the others stay where they are.
+    This needs a thread whose working directory is ``directory``, separate from all other threads'.
     """
     failed: list[OSError] = []
 
@@ -149,7 +150,7 @@ def _answer(peer: socket.socket, deadline: float, words: str, already: str) -> s
         failed, more, length = _REPLY.unpack_from(reply)
         parts.append(reply[_REPLY.size : _REPLY.size + length])
         if len(parts) > _MOST_PARTS:
-            raise HypervisorError(f"the guest kernel's answer to '{words}' has no end")
+            raise HypervisorError(f"the guest kernel's answer to '{words}' is too long")
         if not more:
             text = b"".join(parts).rstrip(b"\0").decode("utf-8", "replace")
             if failed and not (already and text == already):

@@ -1,9 +1,9 @@
-"""Network namespaces for VMs, made and entered without privilege.
+"""Network namespaces for VMs, created and entered without privilege.
 
-Runs in the forked children of :mod:`vmjobs.hypervisor.launcher`, which have one thread, as the kernel
-asks of a process that enters a user namespace. It imports from the standard library alone.
+Runs in the forked children of :mod:`vmjobs.hypervisor.launcher`: they have one thread, which the kernel
+requires of a process that enters a user namespace. It imports from the standard library alone.
 
-Each network namespace belongs to a user namespace of its own (user_namespaces(7)), whose root has all
+Each network namespace belongs to its own user namespace (user_namespaces(7)), whose root has all
 capabilities over it. The VM's process has none of them: its sandbox is a user namespace within it.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 TAP: Final = "tap0"
-#: The end of a card on a private network that its VM has.
+#: The VM's end of a card on a private network.
 CARD: Final = "card"
 TUN_DEVICE: Final = "/dev/net/tun"
 
@@ -59,9 +59,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def create() -> None:
-    """Move this process into a new network namespace, and into the new user namespace that owns it.
+    """Move this process into a new network namespace, owned by a new user namespace.
 
-    There it is root, whose programs keep their capabilities over the network.
+    It is root there, and its programs keep their capabilities over the network.
 
     Raises:
         OSError: the kernel does not allow it.
@@ -78,12 +78,12 @@ def create() -> None:
 
 
 def handles() -> list[int]:
-    """Open handles of this process's user namespace and network namespace."""
+    """Open this process's user namespace and network namespace."""
     return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net")]
 
 
 def enter(user_handle: int, network_handle: int) -> None:
-    """Move this process into a user namespace, and into a network namespace that this owns.
+    """Move this process into a user namespace and a network namespace that this owns.
 
     Raises:
         OSError: they belong to another user.
@@ -93,7 +93,7 @@ def enter(user_handle: int, network_handle: int) -> None:
 
 
 def leave_network() -> None:
-    """Move this process into a new network namespace of the user namespace that it is in.
+    """Move this process into a new network namespace within its user namespace.
 
     Raises:
         OSError: the kernel does not allow it.
@@ -102,9 +102,9 @@ def leave_network() -> None:
 
 
 def add_tap(address: str, mask: str, mac: str, mtu: int) -> None:
-    """Make the device through which a VM is connected, which this process's user may open.
+    """Create the tap device of a VM, which this process's user may open.
 
-    It outlives its last user, so that a VM can put its card out of service and in again.
+    It outlives its last user, so that a VM can take its card down and up again.
 
     Args:
         address, mask, mac: of this namespace's end.
@@ -134,12 +134,12 @@ def add_tap(address: str, mask: str, mac: str, mtu: int) -> None:
 
 
 def forward(interfaces: Sequence[str]) -> None:
-    """Let packets that come in by these interfaces go on to others.
+    """Forward packets that arrive at these interfaces.
 
-    Over netlink (rtnetlink(7)), as /proc/sys is read-only in containers.
+    Uses netlink (rtnetlink(7)), because /proc/sys is read-only in containers.
 
     Raises:
-        OSError: there is no such interface.
+        OSError: an interface is missing.
     """
     for name in interfaces:
         setting = _attribute(_IFLA_INET_CONF, _attribute(_IPV4_DEVCONF_FORWARDING, struct.pack("I", 1)))
@@ -158,7 +158,7 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 
 def open_card() -> list[socket.socket]:
-    """A socket whose datagrams are the frames of :data:`CARD`."""
+    """Return a socket whose datagrams are the frames of :data:`CARD`."""
     card = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
     card.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     card.bind((CARD, _ETH_P_ALL))
@@ -166,12 +166,12 @@ def open_card() -> list[socket.socket]:
 
 
 def listen(address: str, ports: Sequence[int]) -> list[socket.socket]:
-    """TCP sockets that listen at ports of an address, where an earlier agent may still have its own."""
+    """Return TCP sockets that listen at these ports, shared with an earlier agent's."""
     return [socket.create_server((address, port), backlog=_BACKLOG, reuse_port=True) for port in ports]
 
 
 def listen_for_dhcp() -> list[socket.socket]:
-    """A UDP socket for DHCP's requests, whose answers may be broadcast."""
+    """Return a UDP socket for DHCP requests, which may broadcast answers."""
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -181,7 +181,7 @@ def listen_for_dhcp() -> list[socket.socket]:
 
 
 def _named(name: str, value: bytes) -> bytes:
-    """A ``struct ifreq`` (netdevice(7))."""
+    """Return a ``struct ifreq`` (netdevice(7))."""
     return struct.pack("16s24s", name.encode(), value)
 
 

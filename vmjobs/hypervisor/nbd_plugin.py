@@ -1,15 +1,15 @@
-"""nbdkit's plugin for a root disk that is still on its way (see docs/lazy-start.md).
+"""nbdkit plugin for a root disk that is incomplete on this node (docs/lazy-start.md).
 
-nbdkit runs it in the system's Python, so it needs nothing but the standard library, and it never
-fetches anything: before it reads the disk's file it asks whoever fills it, over a Unix socket::
+nbdkit runs it in the system's Python, so it needs only the standard library. It never fetches
+anything: before it reads the disk's file it asks the agent, over a Unix socket::
 
-    on connecting     size of the disk (u64, big-endian), and with it a descriptor of the file
-    a question        offset (u64), length (u32): are these bytes there? Asked before they are read
-    the answer        1 byte: 0 they cannot be had, 1 they are there, 2 all of the disk is there
+    on connecting     size of the disk (u64, big-endian), with a descriptor of the file
+    request           offset (u64), length (u32): the bytes about to be read
+    answer            1 byte: 0 they are unavailable, 1 they are present, 2 the whole disk is present
 
-Several questions at once take several connections. On the first there are none: when it ends,
-nobody fills the disk any more, and the process ends at once, whoever reads. Module state is what
-nbdkit's interface asks for.
+Concurrent requests take several connections. The first connection carries none: when it ends, the
+agent no longer fetches the disk, and this process ends at once, even during reads. nbdkit's interface
+requires module state.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from contextlib import suppress
 
 try:
     import nbdkit  # type: ignore[import-not-found]
-except ImportError:  # looked at by a Python that nbdkit does not run
+except ImportError:  # imported outside of nbdkit
     nbdkit = None
 
 API_VERSION = 2
 HEAD = struct.Struct(">Q")
 QUESTION = struct.Struct(">QI")
 REFUSED, THERE, COMPLETE = b"\0", b"\1", b"\2"
-#: What is remembered as being there, in bytes.
+#: Bytes per flag of the map of present chunks.
 PIECE = 64 * 1024
 
 
 class Disk:
-    """The disk: its file, and the connections to whoever fills it."""
+    """The disk: its file, and the connections to the agent that fetches it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -47,12 +47,12 @@ class Disk:
         self._there = bytearray(-(-self.size // PIECE))
 
     def wait_for_end(self) -> None:
-        """Return when whoever fills the disk is gone."""
+        """Return when the agent no longer fetches the disk."""
         while self._first.recv(1):
             pass
 
     def read(self, buffer: bytearray, offset: int) -> None:
-        """Fill the buffer with the disk's bytes from ``offset`` on. Raises OSError."""
+        """Fill the buffer with the disk's bytes from ``offset``. Raises OSError."""
         self._have(offset, len(buffer))
         view = memoryview(buffer)
         while view:
@@ -67,9 +67,9 @@ class Disk:
             return
         answer = self._ask(QUESTION.pack(offset, length))
         if answer not in {THERE, COMPLETE}:
-            raise OSError(errno.EIO, "the image's bytes cannot be had")
+            raise OSError(errno.EIO, "the image's data is unavailable")
         self._complete = answer == COMPLETE
-        # Blocks come whole, so what was asked for a part of is there.
+        # Chunks arrive whole, so a requested part means that all of its chunk is present.
         for piece in pieces:
             self._there[piece] = 1
 
@@ -90,7 +90,7 @@ class Disk:
         connection.connect(self._path)
         head, descriptors, _, _ = socket.recv_fds(connection, HEAD.size, 1)
         if len(head) != HEAD.size or len(descriptors) != 1:
-            raise OSError(errno.EIO, "whoever fills the disk does not speak as expected")
+            raise OSError(errno.EIO, "the agent does not answer as expected")
         return connection, HEAD.unpack(head)[0], descriptors[0]
 
 
@@ -101,24 +101,24 @@ _disks: list[Disk] = []
 
 
 def config(key: str, value: str) -> None:
-    """``ask=SOCKET``; ``ready=FD``, where to say so; ``machine=NAME``, to find the process by."""
+    """``ask=SOCKET``; ``ready=FD``: report readiness; ``machine=NAME``: its VM."""
     _config[key] = value
 
 
 def config_complete() -> None:
-    """All settings are known."""
+    """Check the settings, once all are known."""
     if not {"ask", "ready"} <= set(_config):
         raise ValueError("ask=SOCKET or ready=FD is missing")
 
 
 def thread_model() -> int:
-    """Reads of several blocks at once: one that waits must not keep the others waiting."""
+    """Serve reads in parallel: one that waits must not delay the others."""
     model: int = nbdkit.THREAD_MODEL_PARALLEL
     return model
 
 
 def after_fork() -> None:
-    """The server listens; say so once the disk is there as well."""
+    """Connect to the agent, then report that the server is ready."""
     _disks.append(Disk(_config["ask"]))
     threading.Thread(target=_end, args=(_disks[0],), daemon=True).start()
     ready = int(_config["ready"])
@@ -129,27 +129,27 @@ def after_fork() -> None:
 def _end(disk: Disk) -> None:
     with suppress(OSError):
         disk.wait_for_end()
-    # nbdkit would wait for its clients.
+    # A normal exit of nbdkit would wait for its clients.
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def open(readonly: bool) -> Disk:
-    """A client connects."""
+    """Handle a client's connection."""
     return _disks[0]
 
 
 def can_multi_conn(_handle: Disk) -> bool:
-    """All clients see the same."""
+    """Allow several connections: all clients see the same data."""
     return True
 
 
 def get_size(handle: Disk) -> int:
-    """Bytes of the disk."""
+    """Return the disk's size in bytes."""
     return handle.size
 
 
 def pread(handle: Disk, buffer: bytearray, offset: int, _flags: int) -> None:
-    """Read."""
+    """Read from the disk."""
     try:
         handle.read(buffer, offset)
     except OSError:

@@ -1,7 +1,6 @@
-"""Where guests may go in mode ``outbound``: public addresses, and what the site adds or takes away.
+"""Destinations of guests in mode ``outbound``: public addresses, adjusted by the site.
 
-Pure but for :func:`node_addresses` and the resolution of names; the rules are those of nftables
-(nft(8)).
+Pure but for :func:`node_addresses` and the resolution of names; the rules are for nftables (nft(8)).
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from vmjobs.hypervisor.base import NAMESERVER_ADDRESS
 from vmjobs.hypervisor.namespaces import TAP
 from vmjobs.subprocess import run
 
-#: The interface of a VM's network namespace that leads outside.
+#: The interface of a VM's network namespace that leads to the node's network.
 OUTSIDE: Final = "out0"
-#: What is no public address: IANA's registry of special-purpose addresses (RFC 6890), and multicast.
+#: Non-public addresses: IANA's registry of special-purpose addresses (RFC 6890), and multicast.
 NOT_PUBLIC: Final = tuple(
     map(
         IPv4Network,
@@ -36,10 +35,9 @@ _SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class OutboundPolicy:
-    """What a site adds and takes away: IPv4 addresses, networks such as ``192.0.2.0/24``, and host
-    names.
+    """A site's exceptions: IPv4 addresses, networks (``192.0.2.0/24``), host names.
 
-    allow: in spite of being private, or the node's own. deny: whatever else is said.
+    allow: even if private, or the node's own. deny: overrides everything else.
     """
 
     allow: tuple[str, ...] = ()
@@ -47,7 +45,7 @@ class OutboundPolicy:
 
 
 def rules(policy: OutboundPolicy, own: Iterable[IPv4Network]) -> str:
-    """The rules for a VM's network namespace. own: addresses of the node."""
+    """Return the rules of a VM's network namespace. own: addresses of the node."""
     return f"""
 table ip outbound {{
   {_set("denied", networks(policy.deny))}
@@ -77,10 +75,10 @@ def _set(name: str, members: Iterable[IPv4Network]) -> str:
 
 
 def networks(words: Iterable[str]) -> Iterator[IPv4Network]:
-    """The networks that are meant by addresses, networks and host names.
+    """Yield the networks of addresses, networks and host names.
 
     Raises:
-        HypervisorError: a host name is not known.
+        HypervisorError: a host name cannot be resolved.
     """
     for word in words:
         try:
@@ -96,6 +94,6 @@ def networks(words: Iterable[str]) -> Iterator[IPv4Network]:
 
 
 def node_addresses() -> list[IPv4Network]:
-    """The node's own addresses."""
+    """Return the node's own addresses."""
     told = run(["ip", "-json", "-4", "address"], timeout=_SECONDS, error=HypervisorError).text
     return [IPv4Network(one["local"]) for link in json.loads(told) for one in link.get("addr_info", ())]

@@ -1,4 +1,4 @@
-"""The overlay of a machine: a qcow2 file, which is to refer to nothing but what its domain says.
+"""Checks a VM's qcow2 overlay: it may refer to no files beyond those of its domain.
 
 The header's layout: https://www.qemu.org/docs/master/interop/qcow2.html
 """
@@ -12,20 +12,19 @@ from typing import Final
 from vmjobs.errors import HypervisorError
 
 _MAGIC: Final = b"QFI\xfb"
-#: Of the incompatible features: it was not closed properly; its clusters may be compressed otherwise;
-#: its tables have larger entries. Not: its data lie in another file, which would be opened
-#: (CVE-2024-32498).
+#: Allowed incompatible features: not closed properly; another compression of clusters; larger table
+#: entries. Not allowed: data in another file, which QEMU would open (CVE-2024-32498).
 _HARMLESS: Final = 1 << 0 | 1 << 3 | 1 << 4
 _FEATURES_AT: Final = 72
 
 
 def check(path: Path) -> None:
-    """Refuse one that would have QEMU open other files than its domain says, or that is none.
+    """Refuse a file that makes QEMU open files beyond the domain's, or is no overlay.
 
-    What it says of its backing file is not looked at: the domain says that.
+    The header's backing file is not checked: the domain XML overrides it.
 
     Raises:
-        HypervisorError: it is such a one, or cannot be read.
+        HypervisorError: the file is refused, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -38,4 +37,4 @@ def check(path: Path) -> None:
     (features,) = struct.unpack_from(">Q", header, _FEATURES_AT)
     if version != 3 or features & ~_HARMLESS:
         message = f"{path} is a qcow2 file of version {version} with features {features:#x}"
-        raise HypervisorError(f"{message}, which no overlay of a machine has")
+        raise HypervisorError(f"{message}, which VM overlays never have")

@@ -1,7 +1,7 @@
-"""The smallest things that can be booted: a file system of one program, and a boot sector.
+"""The smallest bootable payloads: a file system with one program, and a boot sector.
 
-Each says one line on the console and powers the machine off. They are put together here,
-instruction by instruction, so that a probe needs neither a compiler nor busybox.
+Each prints one line on the console and powers off. They are assembled here, instruction by
+instruction, so that a probe needs neither a compiler nor busybox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def supported() -> bool:
 
 
 def initramfs(line: str) -> bytes:
-    """An uncompressed cpio archive with ``/init``, which says ``line`` and powers off."""
+    """An uncompressed cpio archive; its ``/init`` prints ``line`` and powers off."""
     return b"".join(
         [
             _entry("dev", 0o040755),
@@ -37,7 +37,7 @@ def initramfs(line: str) -> bytes:
 
 
 def boot_sector(line: str) -> bytes:
-    """A disk of one sector for a PC with an ICH9, which says ``line`` and powers off."""
+    """A one-sector disk for a PC with an ICH9, which prints ``line`` and powers off."""
     end = b"\xba\x04\x06\xb8\x00\x20\xef"  # mov dx, 0604h; mov ax, 2000h; out dx, ax
     end += b"\xf4\xeb\xfd"  # hlt; jmp to it
     say = b"\xba\xf8\x03\xac\x08\xc0\x74\x03\xee\xeb\xf8"  # mov dx, 03f8h; lodsb, out, until 0

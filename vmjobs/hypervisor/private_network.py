@@ -6,9 +6,9 @@
     lan (bridge) ┬ p7f3a09c1 ─────────── card ───── packet socket ───── vec1
                  └ p0b44e2d7 ─────────── card ───── packet socket ───── vec1 of another VM
 
-A VM gets only the socket. The namespace of its card has no other device than the card and a loopback
-that is down, and ends with the VM, which also takes the card off the bridge. The network ends with the
-last VM on it and the last handle of its namespace: no process has to stay for it.
+A VM gets only the socket. The namespace of its card has only the card and a loopback device that is
+down. It ends with the VM, which also removes the card from the bridge. The network ends with the last
+VM on it and the last handle of its namespace: it needs no process of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vmjobs.hypervisor.namespaces import CARD
 #: Bytes in an IP packet.
 MTU: Final = 1500
 
-# The bridge passes frames on and sends none of its own.
+# The bridge forwards frames and sends none of its own.
 _BRIDGE: Final = """\
 link add lan type bridge mcast_snooping 0
 link set lan addrgenmode none
@@ -38,17 +38,17 @@ _PORT: Final = """\
 link add {port} mtu {mtu} type veth peer name {card} address {mac} mtu {mtu} netns /proc/self/fd/3
 link set {port} addrgenmode none
 """
-#: Its kernel sends nothing through it: it is the VM's.
+#: The node's kernel sends nothing through the card: it is the VM's.
 _CARD: Final = """\
 link set {card} addrgenmode none
 link set {card} up
 """
-#: Once both ends are in service: the bridge would wait for news of it otherwise.
+#: After both ends are up: the bridge would wait for link events otherwise.
 _JOIN: Final = """\
 link set {port} up
 link set {port} master lan
 """
-#: No VM speaks for another. The chain is gone with its device.
+#: A VM cannot use another VM's address. The chain ends with its device.
 _FILTER: Final = """\
 table netdev lan {{
     chain {port} {{
@@ -60,10 +60,10 @@ table netdev lan {{
 
 
 def create(launcher: Launcher) -> PrivateNetwork:
-    """A new network, with nothing on it.
+    """Create a network.
 
     Raises:
-        HypervisorError: there can be none on this node, and why.
+        HypervisorError: this node cannot create it, and why.
     """
     there, _ = _take_steps(launcher, [])
     with ExitStack() as undo:
@@ -75,10 +75,12 @@ def create(launcher: Launcher) -> PrivateNetwork:
 
 
 def plug_in(launcher: Launcher, card: PrivateCard) -> socket.socket:
-    """A socket whose datagrams are the frames of a card, which is there until the last of it is closed.
+    """Create a card; return a socket of its frames.
+
+    The card exists until the last copy of the socket is closed.
 
     Raises:
-        HypervisorError: the card cannot be made, and why.
+        HypervisorError: the card cannot be created, and why.
     """
     there = card.network.namespaces
     alone, _ = _take_steps(launcher, [("leave_network", {})], there)

@@ -1,7 +1,7 @@
-"""Does a kernel really boot? One way to find out, for every driver.
+"""Finds out whether a hypervisor really boots a kernel, the same way for all drivers.
 
-A device that opens proves nothing: there are hosts whose ``/dev/kvm`` opens, creates processors
-and never gets a kernel through its first second. So a probe boots one and waits for it to speak.
+A device that opens proves nothing: on some hosts ``/dev/kvm`` opens and creates processors, but a
+kernel hangs within its first second. So a probe boots one and waits for its console output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vmjobs.model import MIB, BootMethod
 #: MiB; enough for a distribution's kernel without its modules.
 MEMORY = 256
 
-#: Where distributions put kernels.
+#: Directories and names of distributions' kernels.
 _KERNEL_PATTERNS = (
     ("/boot", "vmlinuz-*"),
     ("/boot", "vmlinuz"),
@@ -36,7 +36,7 @@ _KERNEL_PATTERNS = (
 )
 
 
-#: Of machines and folders of probes. The process that made them stands in their names.
+#: Prefix of the names of probes' VMs and folders. The creating process is part of these names.
 PREFIX: Final = f"{NAME_PREFIX}probe-"
 _MARKED: Final = re.compile(rf"{PREFIX}([0-9]{{1,10}})-([0-9]{{1,20}})-.*")
 
@@ -46,7 +46,7 @@ def _mark() -> str:
 
 
 class Wanted:
-    """Names of probes' machines and folders that are still looked after."""
+    """Names of VMs and folders of probes whose process still runs."""
 
     def __contains__(self, name: object) -> bool:
         found = _MARKED.fullmatch(str(name))
@@ -54,7 +54,7 @@ class Wanted:
 
 
 def remove_folders(directory: Path) -> None:
-    """Remove folders of probes whose process was killed. Their machines are gone by now."""
+    """Remove folders of probes whose process was killed. Their VMs are gone by now."""
     for folder in directory.glob(f"{PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
             found = folder.lstat()
@@ -64,7 +64,7 @@ def remove_folders(directory: Path) -> None:
 
 
 def node_kernels() -> list[Path]:
-    """Kernels of the node's own distribution that we may read, newest name first."""
+    """Readable kernels of the node's own distribution, newest name first."""
     found: list[Path] = []
     for directory, pattern in _KERNEL_PATTERNS:
         found += sorted(Path(directory).glob(pattern), reverse=True)
@@ -72,7 +72,7 @@ def node_kernels() -> list[Path]:
 
 
 def readable_file(path: Path) -> bool:
-    """Whether ``path`` is a file whose bytes we may read."""
+    """Whether ``path`` is a file that we may read, and not empty."""
     try:
         with path.open("rb") as file:
             return bool(file.read(1))
@@ -81,7 +81,7 @@ def readable_file(path: Path) -> bool:
 
 
 def first_kernel(kernels: Iterable[Path]) -> Path | None:
-    """The first kernel that can be read."""
+    """The first readable kernel."""
     return next((path for path in kernels if readable_file(path)), None)
 
 
@@ -96,16 +96,16 @@ def boot_probe(
     by_bios: bool = False,
     isolation: str = "",
 ) -> ProbeResult:
-    """Boot a kernel whose first program speaks and powers off.
+    """Boot a kernel whose first program prints a line and powers off.
 
     Args:
-        version: names the hypervisor's version; raises HypervisorError where there is none.
-        deadline: seconds for all of it.
-        kernel: what to boot, where the hypervisor brings none.
-        by_bios: boot a disk of one sector instead.
-        cmdline: parameters of the kernel.
-        isolation: what its machines have of it, in a few words.
-        where: what a failure is blamed on, e.g. ``/dev/kvm``.
+        version: returns the hypervisor's version; raises HypervisorError if there is none.
+        deadline: seconds for the whole probe.
+        kernel: to boot, if the hypervisor brings none.
+        by_bios: boot a one-sector disk instead.
+        cmdline: kernel parameters.
+        isolation: a few words about the isolation of its VMs.
+        where: the device to name in a failure, e.g. ``/dev/kvm``.
     """
     began = time.monotonic()
 
@@ -120,7 +120,7 @@ def boot_probe(
             image = partial(_image, Path(scratch), kernel, by_bios)
             heard = _boot(driver, Path(scratch), deadline, image, cmdline)
     except (VMJobsError, OSError) as error:
-        subject = f"{where} opens, but no machine starts on it: " if where else ""
+        subject = f"{where} opens, but no VM starts on it: " if where else ""
         remedy = f" ({error.hint})" if isinstance(error, VMJobsError) and error.hint else ""
         return result(False, subject + " ".join(str(error).split()) + remedy)
     if heard is None:
@@ -136,7 +136,7 @@ _Prepare = Callable[[str], BootImage]
 def _boot(
     driver: Hypervisor, scratch: Path, deadline: float, prepare: _Prepare, cmdline: tuple[str, ...]
 ) -> str | None:
-    """``None`` if the kernel was heard, else what was heard instead."""
+    """Return None if the guest printed its line, else a description of its output."""
     until = time.monotonic() + deadline
     secret = secrets.token_hex(8)
     line = f"vmjobs-probe:{secret}"
@@ -165,7 +165,7 @@ def _image(scratch: Path, kernel: Path | None, by_bios: bool, line: str) -> Boot
     if by_bios:
         return BootImage(digest="", root=root, boot=BootMethod.BIOS)
     (scratch / "machine").mkdir()
-    initrd = scratch / "machine" / "initrd"  # where UML, told a relative name, looks for it
+    initrd = scratch / "machine" / "initrd"  # UML looks up its relative name here
     initrd.write_bytes(payload.initramfs(line))
     return BootImage(digest="", root=root, kernel=kernel, initrd=initrd)
 

@@ -1,10 +1,10 @@
-"""Finding and ending processes of this user, whoever started them.
+"""Finds and ends processes of this user, whichever process started them.
 
-A machine may outlive the agent that started it, so nothing here relies on being the parent.
-Processes are held by pidfd, so that a number used again is never taken for the old process.
+A VM may outlive the agent that started it, so nothing here relies on being the parent. Processes
+are identified by pidfd, so that a reused number is never mistaken for the old process.
 """
 
-# There may be thousands of processes, and each machine's end means a look at all of them. Path takes
+# There may be thousands of processes, and each VM's end means a scan of all of them. Path takes
 # five times as long for that.
 # ruff: noqa: PTH115, PTH116, PTH208
 
@@ -24,23 +24,23 @@ from typing import Final
 
 from vmjobs.errors import HypervisorError
 
-#: Seconds from one try to look at processes to the next.
+#: Seconds from one try to read processes to the next.
 TICK = 0.1
-#: Seconds from one look at a machine to the next, until all of its processes are known.
+#: Seconds from one look at a VM to the next, until all of its processes are known.
 LOOK_SECONDS = 0.3
-#: What tells that a process has ended, or is none of ours. That this process cannot look, as it has no
-#: file or memory left, says nothing of anybody.
+#: Errors that mean that a process has ended, or belongs to another user. Other errors, such as too
+#: many open files, say nothing about the process.
 GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 class _Looking:
-    """Whoever is gone is not found."""
+    """Ignores that a process is gone; turns other errors into HypervisorError."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Raises HypervisorError: it cannot."""
+        """Raise HypervisorError if the processes cannot be read."""
         if isinstance(error, GONE):
             return True
         if isinstance(error, OSError):
@@ -50,9 +50,9 @@ class _Looking:
 
 @dataclass(frozen=True)
 class Process:
-    """A living process: one that has ended but was not reaped yet does not count.
+    """A living process; a process that has ended and is not reaped yet is not living.
 
-    argv: empty where it shows none: it is about to end, or wants to pass for that.
+    argv: empty if it shows none: it is about to end, or pretends to be.
     """
 
     pid: int
@@ -62,19 +62,19 @@ class Process:
 
     @property
     def program(self) -> str:
-        """What it is called where it shows a command line, without its directory."""
+        """Name of its program in its command line, without the directory."""
         return self.argv[0].rpartition("/")[2] if self.argv else ""
 
     @property
     def leads(self) -> bool:
-        """True for the first process of its session."""
+        """Whether it is the first process of its session."""
         return self.pid == self.session
 
 
 class _Scans:
-    """The last scan. It serves all callers that asked before it began: many VMs may end at once.
+    """The last scan. It serves all callers that asked before it began.
 
-    began: when, in seconds of the monotonic clock.
+    This saves scans when many VMs end at once. began: its start, in monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Scans:
         self._found: tuple[Process, ...] = ()
 
     def get(self) -> tuple[Process, ...]:
-        """The processes at a moment after this call."""
+        """Return the processes at a moment after this call."""
         asked = time.monotonic()
         with self._lock:
             if self._began < asked:
@@ -96,10 +96,10 @@ _SCANS: Final = _Scans()
 
 
 def scan() -> tuple[Process, ...]:
-    """All living processes of this user that show a command line, but for other user namespaces.
+    """List this user's living processes with a command line, in this user namespace.
 
-    A guest may control the processes in such a namespace and give them any command line. They are found
-    as descendants of the process that started them.
+    A guest may control the processes in another user namespace and give them any command line. They
+    are found as descendants of the process that started them.
 
     Raises:
         HypervisorError: the processes cannot be read.
@@ -121,7 +121,7 @@ def _scan() -> Iterator[Process]:
 
 
 def read(pid: int) -> Process | None:
-    """What ``/proc`` says about a process; ``None`` if it has ended. Raises as :func:`scan`."""
+    """Read a process from ``/proc``; None if it has ended. Raises as :func:`scan`."""
     stat = None
     with _Looking():
         words = _content(f"/proc/{pid}/cmdline")
@@ -150,7 +150,7 @@ def _content(path: str) -> bytes:
 
 
 def children(pid: int) -> list[int]:
-    """The living children of a process, of all of its threads. Raises as :func:`scan`."""
+    """The living children of all threads of a process. Raises as :func:`scan`."""
     found: list[int] = []
     with _Looking():
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -160,14 +160,14 @@ def children(pid: int) -> list[int]:
 
 
 def threads(pid: int) -> int:
-    """How many threads a process has; 0: it has ended. Raises as :func:`scan`."""
+    """The number of threads of a process; 0: it has ended. Raises as :func:`scan`."""
     with _Looking():
         return len(os.listdir(f"/proc/{pid}/task"))
     return 0
 
 
 def is_traced(pid: int) -> bool | None:
-    """Whether another process traces this one (proc(5), ``TracerPid``); None: it has ended.
+    """Whether another process traces it (proc(5), ``TracerPid``); None: it has ended.
 
     Raises as :func:`scan`.
     """
@@ -180,10 +180,10 @@ def is_traced(pid: int) -> bool | None:
 
 
 def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
-    """When a process began, in ticks since the node did (proc(5), ``starttime``); 0: there is none.
+    """Start time of a process in ticks since boot (proc(5), ``starttime``); 0: none.
 
     Raises:
-        OSError: nobody can look.
+        OSError: the process cannot be read.
     """
     try:
         stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
@@ -193,10 +193,10 @@ def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
 
 
 def wait_for_any(processes: Sequence[Process], beside: Sequence[int], timeout: float) -> bool:
-    """Block until one of these processes has ended, or one of the handles is readable.
+    """Block until a process has ended or a handle of ``beside`` is readable.
 
     Returns:
-        Whether one of the handles is.
+        Whether one of the handles is readable.
     """
     with held(list(processes)) as handles:
         if len(handles) < len(processes):
@@ -207,10 +207,10 @@ def wait_for_any(processes: Sequence[Process], beside: Sequence[int], timeout: f
 def wait_stopped(pid: int, timeout: float) -> None:
     """Return once a process that was sent SIGSTOP has stopped (or ended).
 
-    The kernel tells a parent only, which we need not be; it is a matter of microseconds.
+    Only its parent is notified, which need not be this process; stopping takes microseconds.
 
     Raises:
-        HypervisorError: it goes on after ``timeout`` seconds.
+        HypervisorError: it still runs after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while (process := read(pid)) and not process.stopped:
@@ -220,7 +220,7 @@ def wait_stopped(pid: int, timeout: float) -> None:
 
 
 def readable(handles: list[int], timeout: float) -> list[int]:
-    """Those of ``handles`` that are readable (for a pidfd: ended) within ``timeout`` seconds."""
+    """Return handles that become readable (pidfds: end) within ``timeout`` seconds."""
     poller = select.poll()
     for handle in handles:
         poller.register(handle, select.POLLIN)
@@ -229,9 +229,7 @@ def readable(handles: list[int], timeout: float) -> list[int]:
 
 @contextmanager
 def held(processes: list[Process]) -> Iterator[list[int]]:
-    """Handles (pidfds) of those that live, by which they are known whatever they do. Raises as
-    :func:`scan`.
-    """
+    """Yield pidfds of the processes that live. Raises as :func:`scan`."""
     with ExitStack() as stack:
         handles = []
         for process in processes:
@@ -244,17 +242,17 @@ def held(processes: list[Process]) -> Iterator[list[int]]:
 
 
 def kill_held(handles: list[int], timeout: float, what: str) -> None:
-    """Kill them, and wait until they have ended.
+    """Kill processes by their pidfds, and wait until they have ended.
 
     Raises:
-        HypervisorError: if one is still there after ``timeout`` seconds.
+        HypervisorError: one still lives after ``timeout`` seconds.
     """
     if not _kill(handles, time.monotonic() + timeout):
         raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL")
 
 
 def _kill(handles: list[int], deadline: float) -> bool:
-    """Kill them; whether all have ended by then."""
+    """Kill processes; return whether all have ended by the deadline."""
     for handle in handles:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -262,7 +260,7 @@ def _kill(handles: list[int], deadline: float) -> bool:
 
 
 def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> None:
-    """Kill the processes that ``find`` finds, until it finds none.
+    """Kill the processes that ``find`` returns, until it returns none.
 
     Raises:
         HypervisorError: a search that began after ``timeout`` seconds found one, or failed.
@@ -278,6 +276,6 @@ def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> No
             left = "pid " + ", ".join(str(process.pid) for process in found)
         except HypervisorError as error:
             left = error.message
-            time.sleep(TICK)  # too many open files, for one: nothing tells when that is over
+            time.sleep(TICK)  # no event tells when, say, files can be opened again
         if late:
             raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: {left}")

@@ -1,4 +1,4 @@
-"""The drivers of a node, from its settings."""
+"""Creates the hypervisor drivers of a node, from its settings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
 
-_NOT = "%s are NOT ISOLATED: %s; a guest that breaks out of its own has the agent's rights"
+_NOT = "%s are NOT ISOLATED: %s; a guest that breaks out of its VM has the agent's rights"
 
 
 def drivers(
     config: Config, kernels: Callable[[], Iterable[Path]] = tuple
 ) -> dict[HypervisorKind, Hypervisor]:
-    """The drivers that are set up, best first. What starts machines comes up meanwhile.
+    """Return the configured drivers, best first; the process launcher starts meanwhile.
 
     Args:
-        kernels: kernels of images that are on this node, for probes; the node's own are tried
-            after them.
+        kernels: kernels of images on this node, for probes; the node's own are tried after them.
     """
     connection, launcher = node_connection(), Launcher()
     launcher.prepare()
@@ -59,18 +58,18 @@ def drivers(
 
 
 def _isolated(config: Config) -> bool:
-    """Whether machines are isolated: always, but where the operator does without if need be."""
+    """Whether VMs are isolated; if the operator prefers that only: if possible."""
     if config.isolation == "required":
         return True
     fault = sandbox.fault()
     if fault:
-        log.warning(_NOT, "machines", fault)
+        log.warning(_NOT, "VMs", fault)
     return not fault
 
 
 def _isolated_by_libvirt(config: Config) -> bool:
-    """The same of what libvirt starts, which takes one more thing."""
+    """The same for VMs that libvirt starts, which need one more program."""
     missing = confined.find() is None and config.isolation == "preferred"
     if missing:
-        log.warning(_NOT, "qemu and kvm machines", f"{in_place_of_qemu.PROGRAM} is not installed")
+        log.warning(_NOT, "qemu and kvm VMs", f"{in_place_of_qemu.PROGRAM} is not installed")
     return not missing

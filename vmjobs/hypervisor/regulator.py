@@ -1,14 +1,14 @@
-"""Holds a machine to a share of the processors where no cgroup does: halts it, and lets it go on.
+"""Throttles a VM to a share of the processors without a cgroup: stops it at times.
 
-It is a process of its own, which needs no agent, and no packages; a machine that loses it is ended. ::
+It runs as a process of its own, without agent or packages; a VM that loses it is killed. ::
 
-    python -m vmjobs.hypervisor.regulator --machine NAME --pid PID --processors SHARE
+    python -m vmjobs.hypervisor.cpu_throttle --machine NAME --pid PID --processors SHARE
 
-The process is stopped and continued by signals. A UML kernel runs its guest's programs as processes
-that it traces, or that have been told to wait for it (``seccomp=on``). Those must not be stopped like
-that: the kernel takes a signal that it did not send for a fault of its own. But it sends them SIGALRM
-when a program's time is over, and so one that got this while its kernel is stopped waits for it; the
-kernel goes on with another, or with the same.
+Signals stop and continue the VM's main process. A UML kernel runs its guest's programs as child
+processes that it traces, or that wait for it (``seccomp=on``). SIGSTOP must not stop those: the kernel
+takes a signal that it did not send for a fault of its own. But it sends them SIGALRM when a program's
+time slice is over. So a child that gets SIGALRM while its kernel is stopped waits for it, and the
+kernel then continues with another child, or the same.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.bucket import Bucket
 
-#: Seconds that a machine rests at a time, or longer while it is in debt; it is looked at as often.
+#: Seconds that a VM rests at a time, or longer while it is in debt; also the interval of checks.
 PERIOD = 0.1
-#: What it may save up, in seconds' worth: more than a rest's, as a busy node does nothing at once.
+#: Capacity of the bucket, in seconds' worth: more than one rest, as a busy node reacts late.
 BURST_SECONDS = 0.5
-#: A machine runs for at least so many seconds at a time: halting one takes up to a tick of its clock.
+#: Least seconds that a VM runs at a time: stopping it takes up to one tick of its clock.
 SHORTEST_RUN = 0.005
 #: Seconds in which a process must stop.
 HALT_SECONDS = 10.0
@@ -40,14 +40,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Turn:
-    """What the machine is to do, and for how many seconds until it is looked at again."""
+    """Whether the VM is to run, and the seconds until the next check."""
 
     runs: bool
     seconds: float
 
 
 class Allowance:
-    """When a machine is to run, by what it has used. Pure but for the clock.
+    """Decides when a VM may run, from its usage. Pure but for the clock.
 
     share: processors that it may use on average.
     """
@@ -57,7 +57,7 @@ class Allowance:
         self._used: float | None = None
 
     def turn(self, used: float) -> Turn:
-        """What to do now. used: processor seconds, of all its life; what it begins with is free."""
+        """Return the next step. used: processor seconds; the first call's are free."""
         before = used if self._used is None else self._used
         self._used = max(used, before)
         self._bucket.take(self._used - before)
@@ -68,17 +68,17 @@ class Allowance:
 
 
 class Machine:
-    """A machine's main process. Raises ``OSError`` or ``HypervisorError`` where it cannot be held."""
+    """A VM's main process. Raises ``OSError`` or ``HypervisorError`` on failure."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.handle = os.pidfd_open(pid)
 
     def halt(self) -> None:
-        """Have it use no processor from now on."""
+        """Stop it, and its guest's programs."""
         deadline = time.monotonic() + HALT_SECONDS
         while True:
-            # Time and again: it may be paused and resumed by others while this process is stopped here.
+            # Repeatedly: others may pause and resume it while it is stopped here.
             signal.pidfd_send_signal(self.handle, signal.SIGSTOP)
             process = procs.read(self.pid)
             if process is None or process.stopped:
@@ -93,18 +93,18 @@ class Machine:
                     os.kill(child, signal.SIGALRM)
 
     def go(self) -> None:
-        """Let it go on."""
+        """Continue it."""
         signal.pidfd_send_signal(self.handle, signal.SIGCONT)
 
     def gone(self, timeout: float) -> bool:
-        """Whether it has ended; waits for that so many seconds."""
+        """Whether it has ended; wait up to ``timeout`` seconds for that."""
         return procs.readable([self.handle], timeout) != []
 
 
 def _runs_for(pid: int, tracer: int) -> bool:
-    """Whether a program of the guest's runs, and has not stopped to tell its kernel something.
+    """Whether a process runs the guest's code, instead of reporting to its kernel.
 
-    tracer: 0: it is not traced, and sleeps while it waits for the kernel.
+    tracer: the tracing process; 0: it is not traced, and sleeps while it waits for the kernel.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
@@ -116,17 +116,17 @@ def _runs_for(pid: int, tracer: int) -> bool:
 
 
 def regulate(pid: int, share: float) -> None:
-    """Hold process ``pid`` and its children to ``share`` processors until it is gone.
+    """Throttle process ``pid`` and its children to ``share`` processors until it ends.
 
     Raises:
-        OSError, HypervisorError: it could not be halted, or not be made to go on.
+        OSError, HypervisorError: it cannot be stopped or continued.
     """
     machine, allowance, runs = Machine(pid), Allowance(share), True
     while True:
         turn = allowance.turn(processor_seconds(pid) + time.process_time())
         try:
             if not turn.runs:
-                machine.halt()  # again, if need be: it may have been paused and resumed meanwhile
+                machine.halt()  # even if stopped: others may have resumed it meanwhile
             elif not runs:
                 machine.go()
         except (OSError, HypervisorError):
@@ -138,13 +138,13 @@ def regulate(pid: int, share: float) -> None:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process, its children and those that it has outlived have used."""
+    """Processor seconds of a process, its children, and its reaped children."""
     return _own(pid) + sum(_own(child) for child in procs.children(pid)) + _outlived(pid)
 
 
 def _own(pid: int) -> float:
     with suppress(OSError):  # it has ended
-        return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3) makes it the same way
+        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) computes it
     return 0.0
 
 
@@ -161,11 +161,11 @@ def _outlived(pid: int) -> float:
 
 
 def main() -> None:
-    """Hold one machine to its share until it is gone."""
-    parser = argparse.ArgumentParser(description="Holds a machine to a share of the processors.")
-    parser.add_argument("--machine", required=True, help="its name")
-    parser.add_argument("--pid", type=int, required=True, help="its process")
-    parser.add_argument("--processors", type=float, required=True, help="that it may use on average")
+    """Throttle one VM until it ends."""
+    parser = argparse.ArgumentParser(description="Throttles a VM to a share of the processors.")
+    parser.add_argument("--machine", required=True, help="name of the VM")
+    parser.add_argument("--pid", type=int, required=True, help="process of the VM")
+    parser.add_argument("--processors", type=float, required=True, help="average that it may use")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     regulate(options.pid, options.processors)

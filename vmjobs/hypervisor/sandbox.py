@@ -1,21 +1,21 @@
-"""Where a machine's process runs: it is one of the host's, and its guest may have broken it.
+"""Sandbox of a VM's process, which its guest may have taken over.
 
-bubblewrap gives it a user, mount, pid, network, IPC and UTS namespace of its own. It sees ``/usr``
-read-only, :data:`HOME` with its disks and nothing else; of ``/proc`` two names that its start asks for,
-so that no procfs is needed, which containers do not let anybody mount. It has no capability, gains
-none, and a seccomp filter keeps it from namespaces, mounts, kernel interfaces with a history of holes
-and all sockets but Unix ones.
+bubblewrap gives it its own user, mount, pid, network, IPC and UTS namespaces. It sees ``/usr``
+read-only, :data:`HOME` with its disks, and of ``/proc`` only two names that its start needs; a procfs
+is not needed, which containers do not allow to mount. It has no capability and gains none, and a
+seccomp filter denies it namespaces, mounts, kernel interfaces with a history of holes and all sockets
+but Unix ones.
 
 The processes, from the outside::
 
-    sh (MARK)    ends when bubblewrap has ended, with its status; SIGTERM is the kernel's, or QEMU's
-      bwrap      ends with the next, and takes it along when the first has died (--die-with-parent)
-        sh       the first process of the pid namespace: when it ends, nothing of it is left
+    sh (MARK)    ends after bubblewrap, with its status; passes SIGTERM on to the kernel or QEMU
+      bwrap      ends after the next, and kills it when the first has died (--die-with-parent)
+        sh       first process of the pid namespace: when it ends, all processes there are killed
           kernel, or QEMU
 
-The first two are outside: the guest reaches neither them nor their command lines, by which a machine
-is found. A death by signal comes out as 128 + its number. bubblewrap's own first process would not do
-in the third's place: it waits for whatever the kernel has left behind.
+The first two are outside: the guest reaches neither them nor their command lines, which identify the
+VM. Death by a signal becomes status 128 + its number. bubblewrap's own first process cannot replace the
+third: it would wait for all processes that the kernel left behind.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.subprocess import environment
 
-#: What the first process of a sandbox is called in its command line.
+#: Name of a sandbox's first process in its command line.
 MARK: Final = "vmjobs-sandbox"
-#: bubblewrap, which shows as that in its command line.
+#: bubblewrap's name in its command line.
 PROGRAM: Final = "bwrap"
-#: What a status is above that tells of a death by signal.
+#: Above this, a status means death by a signal.
 BY_SIGNAL: Final = 128
 #: The kernel's working directory.
 HOME: Final = Path("/vm")
-#: What machines that run in it are told to have.
+#: Description of the isolation, for operators.
 ISOLATION: Final = "own namespaces, no capabilities, seccomp"
-#: What to do where it does not work.
+#: What to do if the sandbox does not work.
 HINT: Final = (
     "apt-get install bubblewrap, and let it make user namespaces (docs/operators.md says how, for "
     "hosts and for containers); or set isolation to preferred, and trust every guest with all that "
     "the agent may do"
 )
 
-#: Neither shell may become what it starts. The outer one is there until all is gone: libvirt takes it
-#: for QEMU, and ends it by SIGTERM first. The inner one has nothing to say on a machine's console.
+#: Neither shell may replace itself with its child. The outer one lives until all is gone: libvirt takes
+#: it for QEMU, and ends it by SIGTERM first. The inner one must print nothing on the VM's console.
 _OUTER: Final = """
 "$@" %s& child=$!
 children() {
@@ -72,7 +72,7 @@ while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
 exit $status
 """
 _INNER: Final = 'ulimit -c 0; exec 2>/dev/null; "$@" 2>&1; exit $?'
-#: Bytes that its directory and the rest of its tmpfs may have beside disks and memory.
+#: Bytes of its working directory's tmpfs, and of /dev/shm beyond a UML kernel's memory.
 ROOM: Final = 1 << 20
 _TRIAL_SECONDS: Final = 20.0
 _BIND: Final = ("lib", "lib64", "lib32", "bin", "sbin")
@@ -89,9 +89,9 @@ _FORBIDDEN: Final = (
 
 @dataclass(frozen=True)
 class Bind:
-    """A file, or a directory, that a program is to have.
+    """A file or directory that a sandboxed program gets.
 
-    name: what it is called there: below :data:`HOME`, or anywhere if that is a whole path.
+    name: its path there: below :data:`HOME`, unless absolute.
     """
 
     source: Path
@@ -101,9 +101,10 @@ class Bind:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the processes of a machine may take. memory, address, file: bytes. processes: threads too.
+    """Limits of a VM's processes. memory, address, file: in bytes.
 
-    memory, cpus: of all together, which takes a cgroup. address: of each.
+    memory, cpus: of all together, enforced by a cgroup. address: of each process. processes: including
+    threads.
     """
 
     memory: int
@@ -114,7 +115,7 @@ class Bounds:
 
 
 def filter_file() -> int:
-    """An open file with the seccomp filter, for ``--seccomp``; to be closed."""
+    """Open a file with the seccomp filter, for ``--seccomp``; the caller closes it."""
     handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
     rules = seccomp.forbidding(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=[socket.AF_UNIX])
     os.write(handle, rules)
@@ -134,18 +135,17 @@ def command(
     filtered: int,
     env: dict[str, str],
 ) -> list[str]:
-    """The command line of a program in the sandbox; it is to lead a session.
+    """Return the command line of a program in the sandbox; it must lead a session.
 
     Args:
-        argv: the program, and what it is told.
-        devices: of the node's that it may open, beside ``/dev/null``.
+        argv: the program and its arguments.
+        devices: of the node that it may open, beside ``/dev/null``.
         memory: bytes of its own ``/dev/shm``.
-        bounds: what its processes may take.
-        namespaces: files that are the user namespace and the network namespace that it is to be within;
-            none: it has no network.
-        held: numbers of handles below 10 that its first process, outside, has and nothing else.
-        filtered: the number by which bubblewrap gets :func:`filter_file`.
-        env: all that the program gets of an environment.
+        bounds: limits of its processes.
+        namespaces: files of the user namespace and the network namespace to enter; none: no network.
+        held: numbers of handles below 10 that only its first process, outside, keeps open.
+        filtered: handle of :func:`open_seccomp_filter`, for bubblewrap.
+        env: the program's whole environment.
 
     Raises:
         HypervisorError: the program or bubblewrap is not installed.
@@ -162,7 +162,7 @@ def command(
             words += ["--symlink", f"usr/{name}", f"/{name}"]
     if not program.is_relative_to("/usr"):
         words += ["--ro-bind", str(program), str(program)]
-    # The kernel starts itself again by this name, and reads its processor's flags.
+    # The kernel executes itself again by this name, and reads its processor's flags.
     words += ["--dir", "/proc/self", "--symlink", str(program), "/proc/self/exe"]
     words += ["--ro-bind-try", "/proc/cpuinfo", "/proc/cpuinfo"]
     for device in ("/dev/null", *devices):
@@ -177,7 +177,7 @@ def command(
 
 
 def _bounded(bounds: Bounds | None) -> list[str]:
-    """Inside, as processes count for the namespace that the limit was set in (since Linux 5.14)."""
+    """Set inside, as processes count for the limit's namespace (since Linux 5.14)."""
     if bounds is None:
         return []
     wanted = {
@@ -189,15 +189,15 @@ def _bounded(bounds: Bounds | None) -> list[str]:
 
 
 def _at_most(which: int, wanted: int) -> int:
-    """A limit that may be set: nobody in there may raise one."""
+    """Return ``wanted``, or the hard limit if lower: the sandbox cannot raise it."""
     hard = resource.getrlimit(which)[1]
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def entering(namespaces: Sequence[str]) -> list[str]:
-    """The words that put a program into a user namespace and a network namespace, by their files.
+    """Return a command that enters a user and a network namespace, by their files.
 
-    They stand behind the outer shell, which stays outside: processes in there are not searched.
+    It follows the outer shell, which stays outside: scans skip processes in other namespaces.
     """
     if not namespaces:
         return []
@@ -214,12 +214,12 @@ def _unsharing(filtered: int, *, has_network: bool) -> list[str]:
 
 
 def refused(words: str) -> HypervisorError:
-    """What there is to say where no sandbox can be made."""
-    return HypervisorError(f"no machine is isolated here: {words}", hint=HINT)
+    """Return the error for a sandbox that cannot be created."""
+    return HypervisorError(f"cannot isolate VMs here: {words}", hint=HINT)
 
 
 def described(*, isolated: bool) -> str:
-    """What a node's machines have of it, for its operators."""
+    """Describe the isolation of a node's VMs, for operators."""
     return f"isolated: {ISOLATION}" if isolated else "NOT ISOLATED"
 
 
@@ -238,7 +238,7 @@ def _program(name: str) -> Path:
 
 
 def fault() -> str:
-    """Why nothing can be isolated here, in a few words; ``""`` if it can: it is tried."""
+    """Try the sandbox; return in a few words why it fails, ``""`` if it works."""
     handle = filter_file()
     try:
         argv = command(["true"], binds=(), filtered=handle, env={})
@@ -266,7 +266,7 @@ def leads(process: procs.Process) -> bool:
 
 
 def outside(process: procs.Process) -> bool:
-    """Whether a process is one of the two of a sandbox that are outside of it."""
+    """Whether a process is one of a sandbox's two processes outside of it."""
     return leads(process) or process.program == PROGRAM
 
 
@@ -282,7 +282,7 @@ def within(processes: Iterable[procs.Process]) -> list[procs.Process]:
 
 
 def innermost(process: procs.Process) -> list[procs.Process]:
-    """What the first process of a sandbox's pid namespace has started, by the sandbox's first one."""
+    """Return the children of a sandbox's inner shell. process: the sandbox's first."""
     level = [process.pid]
     for _ in ("bwrap", "sh", "kernel"):
         level = [child for pid in level for child in procs.children(pid)]

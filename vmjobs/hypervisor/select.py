@@ -1,4 +1,4 @@
-"""Which hypervisor a job gets."""
+"""Selects the hypervisor of a job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def choose(
     *,
     cloud_init: bool = False,
 ) -> HypervisorKind:
-    """The first of ``kinds`` whose probe was a success, or the demanded one.
+    """Return the first of ``kinds`` that works for the job, or the demanded one.
 
-    able: those that can boot the image, and have what the job asks for.
-    cpus: processors of its machine. cloud_init: its guest looks for NoCloud data.
+    able: those that can boot the image and have the features that the job needs.
+    cpus: processors of its VM. cloud_init: its guest looks for NoCloud data.
 
     Raises:
-        NoHypervisor: there is none; the message has what each probe found.
+        NoHypervisor: none works; the message has the result of each probe.
     """
     if demanded is not None and demanded not in able:
         why = f"its image boots by {' or '.join(able)} only" if able else "nothing can run its image"
@@ -52,13 +52,13 @@ def _either(able: Sequence[HypervisorKind]) -> str:
 
 
 def _lacking(result: ProbeResult, cpus: int, *, cloud_init: bool) -> str:
-    """Why the machine cannot run by this hypervisor, or ``""``."""
+    """Return why this hypervisor cannot run the VM; ``""`` if it can."""
     can = result.abilities
     if not result.works:
         return result.detail or "its probe failed"
     if can.cpus < cpus:
         plural = "s" * (can.cpus > 1)
-        return f"a machine has {can.cpus} processor{plural} here, and {cpus} are asked for"
+        return f"a VM has {can.cpus} processor{plural} here, and the job needs {cpus}"
     if cloud_init and not can.cloud_init:
         return "its kernel here cannot read cloud-init data"
     return ""

@@ -1,9 +1,9 @@
-"""User-mode Linux: a guest kernel that is an ordinary process of this user.
+"""The User-mode Linux driver: a guest kernel that is an ordinary process of this user.
 
-Nothing is needed: no privilege, no device, no daemon.
+It needs no privilege, no device and no daemon.
 
-The kernel runs inside the machine's working directory and is told relative names only: a guest
-reads its own command line, and learns nothing there of how the node is laid out.
+The kernel runs in the VM's working directory and gets relative names only: a guest can read its own
+command line, which must not show the node's directories.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _Kernels = dict[str, tuple[Detached, Path]]
 _UMID = re.compile(r"umid=([\w.-]+)")
 #: Seconds in which the guest's kernel must answer its console.
 ANSWER_SECONDS = 5.0
-#: Seconds that a kernel which has ended may take to have an exit status.
+#: Seconds that a kernel may take to have an exit status once it has ended.
 ENDING_SECONDS = 5.0
 #: Seconds that a killed process may take to end.
 KILL_SECONDS = 30.0
@@ -67,13 +67,13 @@ KILL_SECONDS = 30.0
 class UserModeLinux:
     """The UML driver.
 
-    program: the UML kernel; empty: vmjobs' own where it is installed, or else Debian's.
-    isolated: whether machines run in a sandbox (:mod:`vmjobs.hypervisor.sandbox`); none starts without
-        it then. Machines that were started otherwise are found and ended all the same.
-    launcher: what starts machines, so that they outlive this process, whoever supervises it.
+    program: the UML kernel; empty: vmjobs' own if installed, or else Debian's.
+    isolated: run VMs in a sandbox (:mod:`vmjobs.hypervisor.sandbox`), or refuse to start them. VMs
+        that were started without one are still found and ended.
+    launcher: starts VMs, so that they outlive this process and its supervisor.
     kill_seconds: how long :meth:`destroy` waits for killed processes.
-    system_calls: how the kernel catches those of its guest, see :func:`uml_boot.catching`.
-    policy: where guests may go in network mode ``outbound``.
+    system_calls: how the kernel catches its guest's, see :func:`uml_boot.system_call_parameters`.
+    policy: destinations that guests may reach in network mode ``outbound``.
     """
 
     kind = HypervisorKind.UML
@@ -106,7 +106,7 @@ class UserModeLinux:
 
     @property
     def platform(self) -> str:
-        """See :attr:`Hypervisor.platform`. A kernel that is a process cannot be moved."""
+        """See :attr:`Hypervisor.platform`. A kernel's process cannot be saved."""
         return ""
 
     @property
@@ -116,7 +116,7 @@ class UserModeLinux:
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
-        # A UML kernel takes the initial file system as a parameter of its own.
+        # A UML kernel gets the initial file system by a parameter of its own.
         return boot_probe(
             self,
             version=self._version,
@@ -147,9 +147,9 @@ class UserModeLinux:
         uml_boot.check(machine, self._program, self._system_calls)
         held = self._holder.plan(machine)
         if machine.saved is not None:
-            raise HypervisorError(f"{machine.name} cannot be resumed: no machine of uml can")
+            raise HypervisorError(f"cannot resume {machine.name}: UML VMs cannot be saved")
         if machine.image.live is not None:
-            raise HypervisorError("a UML machine starts of a complete image only")
+            raise HypervisorError("a UML VM starts only from a complete image")
         if self._find(machine.name):
             raise HypervisorError(f"{machine.name} runs already")
         with ExitStack() as undo:
@@ -170,13 +170,13 @@ class UserModeLinux:
             undo.pop_all()
 
     def stop(self, name: str) -> None:
-        """See :meth:`Hypervisor.stop`. The guest's init decides what Ctrl-Alt-Del means."""
-        with contextlib.suppress(HypervisorError):  # gone, or deaf: the caller's deadline decides
+        """See :meth:`Hypervisor.stop`. The guest's init handles Ctrl-Alt-Del."""
+        with contextlib.suppress(HypervisorError):  # gone, or no answer: the caller has a deadline
             self._tell(name, "cad")
 
     def destroy(self, name: str) -> None:
         """See :meth:`Hypervisor.destroy`."""
-        # The kernel's processes live on, and spin, when only their leader is killed.
+        # If only their leader is killed, the kernel's processes live on, and spin.
         procs.kill_all(lambda: self._find(name), self._kill_seconds, name)
         self._holder.release(name)
         self._meter.forget(name)
@@ -195,14 +195,14 @@ class UserModeLinux:
             raise HypervisorError(f"{name} does not run")
         if self._paused(kernel, name):
             return
-        # What halts it and lets it go on at times must not do so now.
+        # The throttle must not stop and continue it now.
         for process in self._helpers.regulators(name):
             _signal(process.pid, signal.SIGSTOP)
             procs.wait_stopped(process.pid, ANSWER_SECONDS)
             _signal(kernel.pid, signal.SIGCONT)
-        # First the guest is halted at a point of the kernel's choice, with no process of it
-        # running; only then can the kernel itself be stopped, which shows from outside.
-        # It may obey long after nobody waited for its answer any more.
+        # First the kernel halts the guest, at a point of its choice where no guest process runs;
+        # then the kernel itself can be stopped, which is visible from outside. It may obey long
+        # after this call stopped waiting for its answer.
         mconsole.command(kernel.pid, name, "stop", ANSWER_SECONDS, already="Already stopped")
         _signal(kernel.pid, signal.SIGSTOP)
         procs.wait_stopped(kernel.pid, ANSWER_SECONDS)
@@ -219,7 +219,7 @@ class UserModeLinux:
 
     def save(self, name: str, path: Path) -> None:
         """See :meth:`Hypervisor.save`."""
-        raise HypervisorError(f"{name} cannot be saved in {path}: no machine of uml can")
+        raise HypervisorError(f"cannot save {name} to {path}: UML VMs cannot be saved")
 
     # ----------------------------------------------------------------- what there is
 
@@ -249,14 +249,14 @@ class UserModeLinux:
         if kernel is None:
             return Ending.UNKNOWN
         process, console = kernel
-        # A process that is about to end shows no command line any more, but has no status yet.
+        # A process that is about to end shows no command line, but has no exit status yet.
         status = process.status(ENDING_SECONDS)
         if status is not None and status > sandbox.BY_SIGNAL:
             status = sandbox.BY_SIGNAL - status
         return Ending.UNKNOWN if status is None else of_kernel(status, console)
 
     def usage(self, name: str) -> Usage:
-        """See :meth:`Hypervisor.usage`. The guest's processes are children of its kernel."""
+        """See :meth:`Hypervisor.usage`. Guest processes are the kernel's children."""
         with self._lock:
             kernel = self._kernels.get(name)
         if (main := self._main(name)) is not None:
@@ -266,7 +266,7 @@ class UserModeLinux:
         return self._meter.look(name, seen)
 
     def list(self) -> list[str]:
-        """See :meth:`Hypervisor.list`; also machines of which only remains are left."""
+        """See :meth:`Hypervisor.list`; includes VMs of which only parts are left."""
         return sorted({name for process in procs.scan() if (name := self._name_of(process))})
 
     # ----------------------------------------------------------------- inside
@@ -277,39 +277,39 @@ class UserModeLinux:
             mconsole.command(kernel.pid, name, words, ANSWER_SECONDS)
 
     def _name_of(self, process: procs.Process) -> str:
-        """The machine that a process belongs to, ``""`` if to none."""
+        """The VM that a process belongs to, ``""`` if none."""
         if process.program != self._name and not sandbox.outside(process):
             return ""
-        # Of QEMU one word is all of the kernel's parameters, and an image may say something there.
+        # QEMU has all kernel parameters in one word, where an image may write anything.
         names = [found[1] for word in process.argv if (found := _UMID.fullmatch(word))]
         return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
 
     def _find(self, name: str) -> _Processes:
-        """All of a machine's processes."""
+        """Return all processes of a VM."""
         everyone = list(procs.scan())
         ours = [process for process in everyone if self._name_of(process) == name]
-        # A session with another leader is not one that start() made: leave the rest of it alone.
+        # A session with another leader was not made by start(): leave the rest of it alone.
         foreign = {process.pid for process in everyone if process.leads and process not in ours}
         sessions = {process.session for process in ours} - foreign
         found = {p.pid: p for p in everyone if p in ours or p.session in sessions}
-        # Of a sandbox's inner processes nothing but their parents is to be believed.
+        # Only the parents of a sandbox's inner processes can be trusted.
         within = [p for p in sandbox.within(ours) if p.pid not in found]
         return [*found.values(), *within, *helpers.find(name, everyone)]
 
     def _paused(self, kernel: procs.Process, name: str) -> bool:
-        """Whether it is stopped until it is resumed, and not for having used its share."""
+        """Whether it is paused until :meth:`resume`, not merely throttled."""
         if not kernel.stopped or self._helpers.all_of(name) is None:
-            return False  # what would let it go on may have died: it is lost, and must not look well
+            return False  # the throttle may have died while it was stopped: not paused, but lost
         return all(process.stopped for process in self._helpers.regulators(name))
 
     def _pids(self, name: str) -> _Pids:
         return [process.pid for process in self._find(name)]
 
     def _main(self, name: str) -> procs.Process | None:
-        """The first of its processes, which leads its session: the kernel, or its sandbox's first."""
+        """The VM's session leader: the kernel, or the first process of its sandbox."""
         known = self._mains.get(name)
         if known is not None:
-            process = procs.read(known)  # a look at one process, not at all of them
+            process = procs.read(known)  # cheaper than a scan
             still = process is not None and process.leads and self._name_of(process) == name
             return process if still else None
         for process in procs.scan():
@@ -323,22 +323,23 @@ class UserModeLinux:
         return None if main is None else self._kernel_of(main, name)
 
     def _kernel_of(self, main: procs.Process, name: str) -> procs.Process | None:
-        """The guest's kernel itself; None: it has not begun, or has ended."""
+        """The guest's kernel itself; None: it has not started, or has ended."""
         if not sandbox.leads(main):
             return main
         inner = sandbox.innermost(main)
         return next((process for process in inner if f"umid={name}" in process.argv), None)
 
     def _needed(self, main: procs.Process, name: str) -> _Processes | None:
-        """The processes without which a guest would wait for ever: a kernel that has lost one is
-        killed. None: they are not all known yet, or it ends.
+        """The processes without which a guest would hang; None: some are unknown.
+
+        This is so while the kernel starts or ends. A kernel that has lost one is killed.
         """
         kernel = self._kernel_of(main, name)
         if kernel is None:
             return None
         beside = self._helpers.all_of(name)
         if beside is None:
-            log.warning("%s has lost a process that helps it", name)
+            log.warning("%s lost a helper process; killing its kernel", name)
             _signal(kernel.pid, signal.SIGKILL)
             return None
         disks = _disk_processes(kernel.pid)
@@ -346,9 +347,9 @@ class UserModeLinux:
             self._halved.discard(name)
             return [*disks, *beside]
         if _has_guests(kernel.pid) and name in self._halved:
-            log.warning("%s has lost the process that reads and writes its disks", name)
+            log.warning("%s lost the process that reads and writes its disks; killing its kernel", name)
             _signal(kernel.pid, signal.SIGKILL)
-        self._halved.add(name)  # one that ends may be without it for one look
+        self._halved.add(name)  # while a kernel ends, it may be missing in one check
         return None
 
     def _version(self) -> str:
@@ -357,11 +358,11 @@ class UserModeLinux:
 
 
 def _disk_processes(kernel: int) -> _Processes | None:
-    """The process that reads and writes a kernel's disks, where that is one; None: there is none (yet).
+    """Return the process that reads and writes a kernel's disks; None: none (yet).
 
-    Up to Linux 6.15 it is the kernel's child, as the guest's are, but it is not traced
-    (``arch/um/os-Linux/skas/process.c``); it is started before any of them
-    (``arch/um/drivers/ubd_kern.c``). Later kernels have threads for their disks, and end with them.
+    Up to Linux 6.15 it is the kernel's child, as the guest's are, but not traced
+    (``arch/um/os-Linux/skas/process.c``), and it starts before any of them
+    (``arch/um/drivers/ubd_kern.c``). Later kernels use threads, which end with them: empty.
     """
     if procs.threads(kernel) > 1:
         return []
@@ -370,7 +371,7 @@ def _disk_processes(kernel: int) -> _Processes | None:
 
 
 def _has_guests(kernel: int) -> bool:
-    """Whether a kernel runs processes of its guest's by tracing them."""
+    """Whether a kernel traces processes of its guest."""
     return any(procs.is_traced(child) for child in procs.children(kernel))
 
 

@@ -1,4 +1,4 @@
-"""How a UML kernel is started: its command line, its devices, and the wait until it is up."""
+"""Starts UML kernels: command lines, devices, and the wait until they are up."""
 
 from __future__ import annotations
 
@@ -34,47 +34,47 @@ MAX_WORKDIR = 240
 MAX_NAME = 63
 #: UML numbers its disks 0 to 7; the root disk is one of them.
 MAX_DATA_DISKS = 7
-#: Seconds in which the kernel must be up so far that it has a console.
+#: Seconds in which the kernel must have opened its management console.
 START_SECONDS = 120.0
-#: Bytes beside a machine's memory for what else its kernel keeps there.
+#: Bytes beside a VM's memory for the kernel's other data.
 MEMORY_ROOM = 4 * MIB
-#: The kernel's handle that is its card on a private network. Those of the network's namespaces are
-#: the next two, which the first process of its sandbox holds.
+#: The kernel's handle of its card on a private network. The next two handles are those of the network's
+#: namespaces, which the first process of its sandbox keeps open.
 CARD_HANDLE = 3
 _HELD = (CARD_HANDLE + 1, CARD_HANDLE + 2)
 
-#: What an image may ask for. UML takes its devices from the same command line, any file of this
-#: user among them, so that nothing but names known to be harmless gets through.
+#: Kernel parameters that an image may set. UML takes its devices, and so any file of this user, from
+#: the same command line, so only names known to be harmless pass.
 _HARMLESS = re.compile(
     r"(init|rootfstype|rootflags|rootwait|rootdelay|ro|rw|loglevel|selinux|apparmor|audit|security"
     r"|systemd\.[\w.-]+|rd\.[\w.-]+|net\.ifnames|random\.trust_cpu|vmjobs(\.[\w.-]+)?)(=[\w./,:@%+-]*)?"
 )
 
 
-#: The kernel that ``images/uml/build.sh`` makes.
+#: The kernel that ``images/uml/build.sh`` builds.
 OWN_KERNEL = Path(vmjobs.__file__).with_name("kernel") / "linux.uml"
-#: The way to catch system calls that suits each machine.
+#: Catches each VM's system calls in the suitable way.
 AUTO = "auto"
-#: Debian's, from the package user-mode-linux.
+#: Debian's kernel, from the package user-mode-linux.
 DEBIAN_KERNEL = "linux.uml"
 
 # --------------------------------------------------------------------------- before the start
 
 
 def kernel() -> str:
-    """The UML kernel of this node: a path, or a name to look up."""
+    """Return this node's UML kernel: a path, or a name to look up."""
     return str(OWN_KERNEL) if OWN_KERNEL.exists() else DEBIAN_KERNEL
 
 
 def catching(program: str, machine: Machine, system_calls: str) -> tuple[str, ...]:
-    """How a kernel is told to catch its guest's system calls; Debian's knows one way only.
+    """Return parameters that select how a kernel catches its guest's system calls.
 
-    By seccomp they cost less, but what runs in the guest as any user can then write to all of
-    its memory (Linux, ``seccomp=`` in ``arch/um/os-Linux/start_up.c``): a guest that several
-    users share is run by ptrace.
+    Debian's kernel knows one way only. seccomp costs less than ptrace, but then any user's code in
+    the guest can write to all of its memory (Linux, ``seccomp=`` in
+    ``arch/um/os-Linux/start_up.c``): a guest that several users share runs by ptrace.
 
     Args:
-        system_calls: :data:`AUTO`, or ``ptrace`` or ``seccomp`` for every machine.
+        system_calls: :data:`AUTO`, or ``ptrace`` or ``seccomp`` for every VM.
     """
     if Path(program) != OWN_KERNEL:
         return ()
@@ -88,20 +88,20 @@ def _by_seccomp(machine: Machine, system_calls: str) -> bool:
 
 
 def abilities(program: str, system_calls: str) -> Abilities:
-    """What machines can have: ISO 9660, and by seccomp several processors, by our kernel."""
+    """Features of VMs: our kernel has ISO 9660 and, by seccomp, several processors."""
     own, can = Path(program) == OWN_KERNEL, ABILITIES[HypervisorKind.UML]
     return replace(can, cpus=can.cpus if own and system_calls != "ptrace" else 1, cloud_init=own)
 
 
 def command(program: str, machine: Machine, system_calls: str = AUTO) -> list[str]:
-    """What a machine's kernel is told but for its devices."""
+    """Return the command line of a VM's kernel, without its devices."""
     return [
         program,
         f"mem={machine.memory}M",
         f"umid={machine.name}",
         "uml_dir=.",
         "mconsole=notify:notify",
-        # Without this a guest's root could mount any directory of ours; with it, none.
+        # Without this, a guest's root could mount any of our directories; with it, none.
         "hostfs=/dev/null",
         "con=null",
         "con0=null,fd:1",
@@ -117,13 +117,13 @@ def command(program: str, machine: Machine, system_calls: str = AUTO) -> list[st
 
 
 def check(machine: Machine, program: str, system_calls: str) -> None:
-    """Whether UML can run such a machine. program, system_calls: as of :func:`catching`.
+    """Check that UML can run a VM. system_calls: as for :func:`system_call_parameters`.
 
     Raises:
-        HypervisorError: it cannot, and why.
+        HypervisorError: UML cannot run it, and why.
     """
     if not machine.name.startswith(NAME_PREFIX) or not re.fullmatch(r"[\w.-]+", machine.name):
-        raise HypervisorError(f"{machine.name!r} is not a machine's name")
+        raise HypervisorError(f"{machine.name!r} is not a VM's name")
     if len(machine.name) > MAX_NAME:
         raise HypervisorError(f"the name {machine.name} has more than {MAX_NAME} characters")
     if machine.image.boot is not BootMethod.KERNEL:
@@ -133,7 +133,7 @@ def check(machine: Machine, program: str, system_calls: str) -> None:
     most = abilities(program, system_calls).cpus if _by_seccomp(machine, system_calls) else 1
     if machine.cpus > most:
         raise HypervisorError(
-            f"{machine.name} is to have {machine.cpus} processors, and UML has {most} for it here"
+            f"{machine.name} needs {machine.cpus} processors, and UML has {most} for it here"
         )
     where = machine.workdir.resolve()
     if len(os.fsencode(where)) > MAX_WORKDIR:
@@ -144,7 +144,7 @@ def check(machine: Machine, program: str, system_calls: str) -> None:
 
 
 def allowed_parameters(words: Sequence[str]) -> list[str]:
-    """Those of an image's kernel parameters that cannot name anything of the node."""
+    """Return the image's kernel parameters that cannot name anything of the node."""
     allowed = [word for word in words if _HARMLESS.fullmatch(word)]
     for word in set(words) - set(allowed):
         log.info("UML is not given the image's kernel parameter %r", word)
@@ -153,22 +153,22 @@ def allowed_parameters(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Layout:
-    """A machine's disks: what the kernel is told, and which files are to be there under which names."""
+    """A VM's disks: kernel parameters, and files with their names in the sandbox."""
 
     devices: tuple[str, ...]
     binds: tuple[sandbox.Bind, ...] = ()
 
 
 def lay_out(machine: Machine, *, isolated: bool) -> Layout:
-    """Have the disks be found in the kernel's working directory.
+    """Provide the disks in the kernel's working directory.
 
-    That is the machine's own, with links to them; or, isolated, one that nobody else has, with the
-    files themselves: then the kernel cannot make the overlay, which is made here.
+    Without isolation that is the VM's own, and gets links to them. With isolation it is one of the
+    sandbox, which gets the files; the kernel cannot create the overlay there, so it is created here.
 
-    The flag ``d`` says "data": without it UML looks for a copy-on-write header in what a user
-    may have written, and would open the file that is named there.
+    The flag ``d`` means "data": without it UML looks for a copy-on-write header in bytes that a user
+    may have written, and would open the file that the header names.
     """
-    # c: no locks. A lock on the base would keep QEMU from using the same image.
+    # c: no locks. A lock on the base would prevent QEMU from using the same image.
     devices = ["ubd0c=overlay,base"]
     overlay = machine.overlay or machine.workdir / "overlay"
     home = sandbox.HOME if isolated else machine.workdir.absolute()
@@ -185,7 +185,7 @@ def lay_out(machine: Machine, *, isolated: bool) -> Layout:
             create(overlay, machine.image.root, home / "base")
     except OSError as error:
         raise HypervisorError(f"cannot lay out {machine.workdir}: {reason_of(error)}") from error
-    if (machine.workdir / "initrd").exists():  # a probe's
+    if (machine.workdir / "initrd").exists():  # only of a probe
         binds.append(sandbox.Bind(machine.workdir / "initrd", "initrd", read_only=True))
     return Layout(tuple(devices), tuple(binds))
 
@@ -197,7 +197,7 @@ def _link(workdir: Path, files: Sequence[sandbox.Bind]) -> None:
 
 
 def _memory_directory(machine: Machine) -> Path:
-    """Where the file that is the guest's memory lies: in memory where that can be."""
+    """Return a directory for the guest's memory file: a tmpfs if it has the space."""
     shared = Path("/dev/shm")  # noqa: S108
     with contextlib.suppress(OSError):
         there = os.statvfs(shared)
@@ -208,7 +208,7 @@ def _memory_directory(machine: Machine) -> Path:
 
 
 def network_devices(machine: Machine) -> list[str]:
-    """The VM's own card, if it has a network, and its private one."""
+    """Return the parameters of the VM's network cards: its own and its private one."""
     own = [] if machine.network is None else [f"transport=tap,ifname={TAP},gro=1,mac={MAC},mtu={MTU}"]
     if machine.card is not None:
         own += [f"transport=fd,fd={CARD_HANDLE},mac={machine.card.mac},mtu={private_network.MTU}"]
@@ -216,7 +216,7 @@ def network_devices(machine: Machine) -> list[str]:
 
 
 def private_network_of(pid: int) -> PrivateNetwork | None:
-    """The private network on which a VM has a card; None: on none. pid: of the VM's first process."""
+    """Open a VM's private network; None: it has none. pid: its first process."""
     user, network = (Path(f"/proc/{pid}/fd/{handle}") for handle in _HELD)
     try:
         kinds = [str(path.readlink()).partition(":")[0] for path in (user, network)]
@@ -236,12 +236,12 @@ def boot(
     argv: Sequence[str],
     binds: Sequence[sandbox.Bind],
 ) -> Detached:
-    """Start the kernel; returns once it is up.
+    """Start the kernel; return once it is up.
 
-    binds: the files that it is to see, in a sandbox; none: it runs without one.
+    binds: the files that it gets in a sandbox; none: it runs without one.
 
     Raises:
-        HypervisorError: it cannot be started, or does not come up; it may be there all the same.
+        HypervisorError: it cannot be started, or is not up in time; it may still run.
     """
     with ExitStack() as stack:
         ready = stack.enter_context(_notify_socket(machine.workdir))
@@ -275,7 +275,7 @@ def boot(
 def _isolated(
     machine: Machine, argv: Sequence[str], binds: Sequence[sandbox.Bind], filtered: int
 ) -> list[str]:
-    # The kernel's memory is one file, of a whole number of pages; others of its files are small.
+    # The kernel's memory is one file of whole pages; its other files are small.
     memory = machine.memory * MIB + MEMORY_ROOM
     seen = [*binds, sandbox.Bind(machine.workdir / "notify", "notify")]
     env = {"TMPDIR": "/dev/shm"}  # noqa: S108 - the sandbox's own
@@ -295,7 +295,7 @@ def _isolated(
 
 @contextmanager
 def _notify_socket(workdir: Path) -> Iterator[socket.socket]:
-    """Where the kernel says that its management console is up."""
+    """Yield a socket on which the kernel reports that its management console is up."""
     path = workdir / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         with mconsole.short_path(path) as address:
@@ -321,4 +321,4 @@ def _wait_up(pid: int, ready: socket.socket, console: Path, began: int) -> None:
 
 def _last_words(console: Path, began: int) -> str:
     lines = tail(console, began).decode("utf-8", "replace").split("\n")
-    return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it said nothing"
+    return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it printed nothing"

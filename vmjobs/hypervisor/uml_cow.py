@@ -1,4 +1,4 @@
-"""The header of UML's copy-on-write files (``arch/um/drivers/cow_user.c``, version 3)."""
+"""Header of UML's copy-on-write files (``arch/um/drivers/cow_user.c``, version 3)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from vmjobs.errors import HypervisorError
 
 _MAGIC, _VERSION = 0x4F4F4F4D, 3
 _SECTOR, _PAGE = 512, 4096
-#: Magic, version, the base's time of modification, its size.
+#: Magic, version, the base's modification time, its size.
 _HEADER = struct.Struct(">IIIQ")
-#: Bytes of a sector, alignment of what follows, format: one that the kernel knows.
+#: Bytes of a sector, alignment of the data, format: one that the kernel knows.
 _SHAPE = struct.Struct(">III")
 #: The base's path, as the kernel sees it.
 _NAME = struct.Struct(">4096s")
 
 
 def create(overlay: Path, base: Path, name: Path) -> None:
-    """Make an overlay with nothing in it, as the kernel would; whole or not at all.
+    """Create an empty overlay as the kernel would, atomically.
 
     Args:
-        name: absolute path by which the kernel sees the base.
+        name: absolute path of the base for the kernel.
     """
     found = base.stat()
     head = _HEADER.pack(_MAGIC, _VERSION, int(found.st_mtime) & 0xFFFFFFFF, found.st_size)
@@ -37,17 +37,16 @@ def create(overlay: Path, base: Path, name: Path) -> None:
 
 
 def follow(overlay: Path, base: Path, name: Path) -> None:
-    """Have an overlay go with its base as it lies here now, if there is an overlay yet.
+    """Adapt an overlay, if any, to its base's present path and modification time.
 
-    The kernel takes a base of another time for another one, and looks at the one that the overlay
-    names. But images go by their digests: one that was fetched again, or came with a backup, is the
-    same.
+    The kernel refuses a base with another modification time, and opens the path in the overlay. But an
+    image's digest identifies it: one that was fetched again or restored from a backup is the same.
 
     Args:
-        name: absolute path by which the kernel sees the base.
+        name: absolute path of the base for the kernel.
 
     Raises:
-        HypervisorError: it is no overlay of UML's, or was made for something of another size.
+        HypervisorError: it is no overlay of UML's, or its base has another size.
     """
     try:
         file = overlay.open("r+b")

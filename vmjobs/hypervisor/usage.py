@@ -1,4 +1,4 @@
-"""What processes have used of their node, and the most that was seen of each machine's."""
+"""Resource usage of processes on their node, and the peak seen of each VM's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Processes = list[procs.Process]
 
 
 def family(pid: int) -> Usage:
-    """What a process, its descendants, and those of them that were reaped have used.
+    """Return the usage of a process, its descendants, and their reaped children.
 
-    A parent is looked at before its children: one that is reaped in between is missed until somebody
-    looks again, and never counted twice.
+    Parents are read before their children: one that is reaped in between is missed until the next call,
+    and never counted twice.
     """
     cpu, memory, left = 0.0, 0, [pid]
     while left:
@@ -31,24 +31,24 @@ def family(pid: int) -> Usage:
 
 
 class Meter:
-    """The most that was seen of machines. Safe to use from several threads.
+    """The highest usage seen of VMs. Safe to use from several threads.
 
-    helpers: finds the processes that serve a machine; they are there before it runs, and may end first.
+    helpers: finds a VM's helper processes; they start before it runs, and may end first.
     """
 
     def __init__(self, helpers: Callable[[str], _Processes]) -> None:
         self._find = helpers
         self._helpers: dict[str, _Processes] = {}
-        #: By process; the machine itself is 0.
+        #: By process number; 0 is the VM itself.
         self._seen: dict[str, dict[int, Usage]] = {}
         self._lock = threading.Lock()
 
     def look(self, name: str, machine: Usage) -> Usage:
-        """All that a machine has used, its helpers included. machine: what is seen of it now."""
+        """Return the usage of a VM and its helpers. vm: the VM's present usage."""
         with self._lock:
             if machine == Usage() and name not in self._seen:
-                return machine  # there is none, and nobody would say that it is to be forgotten
-            if name not in self._helpers:  # looking for them means a look at every process
+                return machine  # no such VM: an entry would never be removed
+            if name not in self._helpers:  # this scans all processes
                 self._helpers[name] = self._find(name)
             seen = self._seen.setdefault(name, {})
             _note(seen, 0, machine)
@@ -58,14 +58,14 @@ class Meter:
             return Usage(sum(used.cpu_seconds for used in seen.values()), seen[0].memory)
 
     def forget(self, name: str) -> None:
-        """The machine is gone, and its name may be used again."""
+        """Remove the entry of a VM that is gone: its name may be used again."""
         with self._lock:
             self._helpers.pop(name, None)
             self._seen.pop(name, None)
 
 
 def _same(process: procs.Process) -> bool:
-    """Whether it still is what it was; it may stand still meanwhile, or go on."""
+    """Whether the process is still the same; ``stopped`` may differ."""
     found = procs.read(process.pid)
     return found is not None and found.argv == process.argv
 
@@ -77,7 +77,7 @@ def _note(seen: dict[int, Usage], which: int, used: Usage) -> None:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of a process and of its children that it has waited for (proc(5): utime to cstime)."""
+    """Of a process and of its reaped children (proc(5): utime to cstime)."""
     with suppress(OSError):  # it has ended
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         return sum(int(field) for field in stat.rpartition(")")[2].split()[11:15]) / _TICKS
@@ -85,7 +85,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def _peak_memory(pid: int) -> int:
-    """Bytes that a process had in memory at most."""
+    """Peak resident memory of a process, in bytes."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
             if line.startswith("VmHWM:"):

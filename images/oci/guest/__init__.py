@@ -1,1 +1,1 @@
-"""What container images get besides the guest program: how a job runs in one."""
+"""Additions to the guest program for container images."""

@@ -1,22 +1,22 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # variables of base.sh, of job.env and of the image's program file
 # shellcheck disable=SC2034 # used by the other parts
-# The guest program in a container image. Everything it needs is in a directory of its own: nothing is
-# asked of the image, which may have no shell at all, and what it has stays as it is.
+# The guest program in a container image. All its files are in its own directory: it needs nothing from the
+# image, which may lack even a shell, and it changes nothing in the image.
 
 container=1
 lib=/.vmjobs
 run=/.vmjobs/run/guest
 job=/.vmjobs/job
-memory=tmpfs:/.vmjobs/run:mode=755 # and nothing over the image's own /run and /tmp
+memory=tmpfs:/.vmjobs/run:mode=755 # nothing is mounted over the image's own /run and /tmp
 busybox=/.vmjobs/busybox
 # shellcheck disable=SC2123
-PATH=/.vmjobs/none # busybox's shell knows all of its tools itself
+PATH=/.vmjobs/none # busybox's shell has all of its tools built in
 
 # shellcheck source=/dev/null
 . "$lib/program"
 
-# tool NAME ARGUMENT...: one of those that are not busybox's, with the libraries it was built for.
+# tool NAME ARGUMENT...: run a tool that busybox lacks, with the libraries it was built for.
 tool() {
     tool_name=$1
     shift
@@ -35,8 +35,8 @@ dd() {
     tool dd "$@"
 }
 
-# spread_scratch: directories for temporary files, which are empty in the image, have the room of the
-# scratch disk.
+# spread_scratch: mount directories of the scratch disk over the image's empty directories for temporary
+# files.
 spread_scratch() {
     for place in $program_temporary; do
         mkdir -m 1777 "$job/tmp$(printf '%s' "$place" | tr / -)"
@@ -44,8 +44,8 @@ spread_scratch() {
     done
 }
 
-# take_program: no script came along, so the job is what the image is for. It runs where the image says,
-# finds the inputs there, and its outputs are looked for there.
+# take_program: without a script, the job is the image's program. It runs in the image's working directory,
+# which gets the inputs, and from which the outputs are collected.
 take_program() {
     work=$program_directory
     if [ -d "$job/inputs" ]; then
@@ -56,18 +56,18 @@ take_program() {
             bb cp "$path" "$work/$path" || fail "no room for the input ${path#./} in $work"
             bb chown "$program_uid:$program_gid" "$work/$path"
         done <"$run/inputs.list"
-        cd / || fail 'cannot go to /'
+        cd / || fail 'cannot change to /'
         rm -rf "$job/inputs"
     fi
 }
 
-# own_job: the script's directory belongs to the image's user.
+# own_job: give the script's directory to the image's user.
 own_job() {
     bb chown -R "$program_uid:$program_gid" "$work" "$job/home"
 }
 
-# start_in_container: the script or the image's program, in place of this process. What it prints goes to
-# files that it may open again (/dev/stdout), whoever it runs as.
+# start_in_container: replace this process by the script or the image's program. Its output goes to files
+# that its user can open again (as /dev/stdout).
 start_in_container() {
     bb chown "$program_uid" "$script_out" "$script_err"
     exec setsid env -i VMJOBS_JOB_ID="$VMJOBS_JOB_ID" VMJOBS_ARRAY_INDEX="$VMJOBS_ARRAY_INDEX" \

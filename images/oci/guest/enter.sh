@@ -1,9 +1,9 @@
 #!/bin/sh
 # shellcheck disable=SC2154 # variables of the image's program file
-# enter.sh script|program: becomes one or the other, as the image's user and with its environment. Started
-# with an empty environment, so that nothing of the guest program's own (least of all the token) is in it.
+# enter.sh script|program: run one or the other, as the image's user and with its environment. Started with
+# an empty environment, so that it contains nothing of the guest program (above all not the token).
 #
-# The image's variables may have any name, so they are set last, when no variable here is needed any more.
+# The image's variables may have any name, so they are set last, when this script needs no more variables.
 echo 0 >/proc/self/oom_score_adj 2>/dev/null
 # shellcheck source=/dev/null
 . /.vmjobs/program
@@ -19,7 +19,7 @@ if [ $# = 0 ]; then
     exit 127
 fi
 
-# A shell starts background commands with SIGINT and SIGQUIT ignored, for good; env undoes it.
+# A shell starts background commands with SIGINT and SIGQUIT ignored permanently; env restores them.
 set -- /.vmjobs/lib/ld.so --inhibit-cache --library-path /.vmjobs/lib /.vmjobs/bin/env \
     --default-signal=INT,QUIT,PIPE \
     /.vmjobs/lib/ld.so --inhibit-cache --library-path /.vmjobs/lib /.vmjobs/bin/setpriv \

@@ -11,7 +11,7 @@ branch_labels = None
 depends_on = None
 
 BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-#: In an order in which each can be dropped.
+#: In an order in which the tables can be dropped.
 TABLES = (
     "image_tags",
     "image_shares",

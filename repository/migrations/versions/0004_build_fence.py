@@ -1,4 +1,4 @@
-"""Builds: a fence against builders of earlier days, and a point after which none is canceled"""
+"""Builds: a generation that fences off earlier builders, and a mark that forbids canceling"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns. A build that was begun keeps the number that its builder knows."""
+    """Add the columns. A build that was begun keeps the number that its builder has."""
     with op.batch_alter_table("builds") as table:
         table.add_column(sa.Column("generation", sa.Integer(), nullable=False, server_default="0"))
         table.add_column(sa.Column("naming", sa.Boolean(), nullable=False, server_default=sa.false()))

@@ -1,4 +1,4 @@
-"""Where machines of clusters are not tried for now, and declarations to go back to"""
+"""Failure backoff of cluster VMs, and generations for rollbacks"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the tables. Images that have come up already are known to."""
+    """Make the tables. Images whose VMs have come up before are marked as proven."""
     guards = op.create_table(
         "cluster_guards",
         sa.Column("image", sa.String(length=71), nullable=False),

@@ -1,4 +1,4 @@
-"""Sizes of clusters by demand"""
+"""Autoscaling of clusters by demand"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operating systems of cluster machines, as they say"""
+"""Operating systems of cluster VMs, as they report them"""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the column; a machine that is there says it again within seconds."""
+    """Add the column; a running VM reports its system again within seconds."""
     with op.batch_alter_table("cluster_members") as batch:
         batch.add_column(sa.Column("system", sa.String(length=128), nullable=False, server_default=""))
-    # Apart: SQLite would copy the rows that are there without a value for what has no default.
+    # Separately: SQLite would copy existing rows without a value for a column without a default.
     with op.batch_alter_table("cluster_members") as batch:
         batch.alter_column("system", server_default=None)
 

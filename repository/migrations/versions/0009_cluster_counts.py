@@ -1,4 +1,4 @@
-"""What happened to clusters, and tokens for their machines, counted"""
+"""Counts of cluster events, and of tokens for cluster VMs"""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Begin to count."""
+    """Add the columns."""
     with op.batch_alter_table("clusters") as batch:
         batch.add_column(sa.Column("happened", sa.JSON(), nullable=False, server_default="{}"))
     with op.batch_alter_table("node_shares") as batch:
         for name in ("tokens", "refusals"):
             batch.add_column(sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
-    # Apart: SQLite would copy the rows that are there without a value for what has no default.
+    # Separately: SQLite would copy existing rows without a value for a column without a default.
     with op.batch_alter_table("clusters") as batch:
         batch.alter_column("happened", server_default=None)
     with op.batch_alter_table("node_shares") as batch:
@@ -27,7 +27,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget what was counted."""
+    """Drop the columns."""
     with op.batch_alter_table("node_shares") as batch:
         batch.drop_column("refusals")
         batch.drop_column("tokens")

@@ -1,4 +1,4 @@
-"""Machines of clusters that their pool was told are no more"""
+"""Withdrawn ads of cluster VMs"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def upgrade() -> None:
     """Add the column."""
     with op.batch_alter_table("cluster_members") as batch:
         batch.add_column(sa.Column("withdrawn", sa.Integer(), nullable=False, server_default="0"))
-    # Apart: SQLite would copy the rows that are there without a value for what has no default.
+    # Separately: SQLite would copy existing rows without a value for a column without a default.
     with op.batch_alter_table("cluster_members") as batch:
         batch.alter_column("withdrawn", server_default=None)
 

@@ -1,4 +1,4 @@
-"""Clusters that somebody had wake"""
+"""Wake requests of clusters"""
 
 from __future__ import annotations
 

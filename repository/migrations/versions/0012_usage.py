@@ -1,4 +1,4 @@
-"""What attempts moved and used"""
+"""Bytes transferred and CPU time used by attempts"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns. Of earlier attempts nothing is known."""
+    """Add the columns, without data for earlier attempts."""
     with op.batch_alter_table("attempts") as batch:
         batch.add_column(sa.Column("bytes", sa.JSON(), nullable=False, server_default="{}"))
         batch.add_column(sa.Column("cpu_seconds", sa.Double(), nullable=False, server_default="0"))
-    # Apart: SQLite would copy the rows that are there without a value for what has no default.
+    # Separately: SQLite would copy existing rows without a value for a column without a default.
     with op.batch_alter_table("attempts") as batch:
         batch.alter_column("bytes", server_default=None)
         batch.alter_column("cpu_seconds", server_default=None)

@@ -1,4 +1,4 @@
-"""Machines of jobs that were saved"""
+"""Checkpoints of jobs"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop the tables."""
     op.drop_index(op.f("ix_uploads_job_id"), "uploads")
     op.drop_column("uploads", "job_id")
     op.drop_table("checkpoint_contents")

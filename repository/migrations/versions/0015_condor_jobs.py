@@ -1,4 +1,4 @@
-"""Machines of jobs that HTCondor alone knows"""
+"""Checkpoints of transparent jobs"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """A checkpoint may be of a job that is none of the service's."""
+    """Make the table, and allow checkpoints of transparent jobs."""
     op.create_table(
         "condor_jobs",
         sa.Column("id", sa.String(length=32), nullable=False),
@@ -29,15 +29,16 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The others' are gone."""
+    """Delete the checkpoints of transparent jobs, and drop the table."""
     op.execute("DELETE FROM checkpoints WHERE job_id IN (SELECT id FROM condor_jobs)")
     _make_checkpoints(of_the_services=True)
     op.drop_table("condor_jobs")
 
 
 def _make_checkpoints(*, of_the_services: bool) -> None:
-    """Make both tables anew, with what is in them: SQLite drops no constraint, and a table that others
-    refer to takes their rows along.
+    """Recreate both tables with their rows, since SQLite cannot drop a constraint.
+
+    Dropping a referenced table alone would delete the rows that refer to it.
     """
     for table, column in (("checkpoints", "owner"), ("checkpoint_contents", "content")):
         op.drop_index(op.f(f"ix_{table}_{column}"), table)

@@ -1,4 +1,4 @@
-"""Whose bytes are whose"""
+"""Owners of blobs"""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ branch_labels = None
 depends_on = None
 
 BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-#: Submissions whose inputs are looked at together.
+#: Submissions whose inputs are read together.
 MANY = 500
 
 
 def upgrade() -> None:
-    """Owners have the inputs and outputs of their jobs. What a running upload asked for is no proof
-    that its owner has it: such uploads begin anew.
+    """Make the table, with the inputs and outputs of jobs for their owners.
+
+    Delete running uploads: what they asked for does not prove that their owners have the bytes.
     """
     op.execute("DELETE FROM uploads")
     _make_blocks("digest", "segment")
@@ -53,7 +54,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """A block has one place again."""
+    """Drop the table, and keep one location for each chunk."""
     op.drop_table("blob_owners")
     op.execute(
         "DELETE FROM blocks WHERE segment <> "
@@ -63,7 +64,7 @@ def downgrade() -> None:
 
 
 def _inputs(bind: sa.Connection) -> Iterator[tuple[str, str, int]]:
-    """Owner, digest and size of each input of each submission."""
+    """Yield owner, digest and size of each input of each submission."""
     query = sa.text("SELECT id, owner, spec FROM submissions WHERE id > :last ORDER BY id LIMIT :many")
     last = ""
     while rows := bind.execute(query, {"last": last, "many": MANY}).all():
@@ -75,7 +76,7 @@ def _inputs(bind: sa.Connection) -> Iterator[tuple[str, str, int]]:
 
 
 def _make_blocks(*key: str) -> None:
-    """Make the table anew, with what is in it: SQLite changes no primary key."""
+    """Recreate the table with its rows: SQLite cannot change a primary key."""
     op.drop_index(op.f("ix_blocks_segment"), "blocks")
     op.rename_table("blocks", "old_blocks")
     if op.get_bind().dialect.name == "postgresql":

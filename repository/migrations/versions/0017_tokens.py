@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Tokens that were made before are noted when they are used next."""
+    """Make the table. Tokens that were issued before are recorded at their next use."""
     op.create_table(
         "api_tokens",
         sa.Column("id", sa.String(length=255), nullable=False),
@@ -28,5 +28,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What was revoked is good again until it expires: an earlier release cannot know better."""
+    """Drop the table. Revoked tokens become valid again until they expire."""
     op.drop_table("api_tokens")

@@ -1,9 +1,9 @@
 #!/bin/sh
-# condor_chirp for a machine without HTCondor in it: the commands that jobs use, over the Chirp service that
-# the job's starter offers. Where the image has a condor_chirp of its own, that is used.
+# condor_chirp for a VM whose image has none: the commands that jobs use, over the Chirp service of the job's
+# starter.
 #
-# Protocol: one line a command, words apart by spaces; the answer is a number, less than 0 for a failure, and
-# for some commands as many bytes behind it.
+# Protocol: a command is one line of words separated by spaces. The answer is a number, less than 0 for a
+# failure; for some commands that many bytes follow.
 
 usage() {
     cat >&2 <<'END'
@@ -25,7 +25,7 @@ give_up() {
     exit 1
 }
 
-# quoted WORD: as the protocol has it, in $quoted.
+# quoted WORD: sets $quoted to the word, escaped for the protocol.
 quoted() {
     case $1 in
     *[!A-Za-z0-9_./=:,+-]*) quoted=$(printf '%s.' "$1" | sed ':a; $!{N; ba}; s/[\\[:space:]]/\\&/g') quoted=${quoted%.} ;;
@@ -33,7 +33,7 @@ quoted() {
     esac
 }
 
-# ask WORD...: one command; the number that is its answer, in $answer. False if it is less than 0.
+# ask WORD...: sends a command; sets $answer to the number in its answer. False if that is less than 0.
 ask() {
     line=
     for word in "$@"; do
@@ -45,12 +45,12 @@ ask() {
     [ "$answer" -ge 0 ]
 }
 
-# must WORD...: the same, and no failure.
+# must WORD...: the same, but exits on a failure.
 must() {
     ask "$@" || give_up "$1 $2: $(meaning)"
 }
 
-# meaning: of a negative answer.
+# meaning: prints what a negative answer means.
 meaning() {
     case $answer in
     -1) echo 'not authenticated' ;;
@@ -64,11 +64,11 @@ meaning() {
     esac
 }
 
-# open_file NAME MODE BITS: its number, in $file.
+# open_file NAME MODE BITS: sets $file to the number of the opened file.
 open_file() {
     must open "$@"
     file=$answer
-    read -r _ || give_up 'the Chirp service hung up' # what stat(2) has to say of it
+    read -r _ || give_up 'the Chirp service hung up' # the file's stat(2) fields
 }
 
 fetch() {
@@ -105,14 +105,15 @@ put() {
     must close "$file"
 }
 
-# value COMMAND NAME: an attribute, on a line of its own.
+# value COMMAND NAME: prints an attribute, on a line of its own.
 value() {
     [ $# = 2 ] || usage
     must "$@"
     { head -c "$answer" && echo; } >&4
 }
 
-# talk COMMAND ARGUMENT...: on a connection to the service, which is input and output; the caller's are 3 and 4.
+# talk COMMAND ARGUMENT...: runs a command. Standard input and output are the connection to the service;
+# descriptors 3 and 4 are the caller's.
 talk() {
     read -r _ _ cookie <"$config"
     must cookie "$cookie"
@@ -137,7 +138,7 @@ case $1 in
 fetch | put | remove | get_job_attr | set_job_attr | get_job_attr_delayed | set_job_attr_delayed | ulog) ;;
 *) usage ;;
 esac
-read -r address port _ <"$config" || give_up "cannot read $config; this is no job of HTCondor's"
+read -r address port _ <"$config" || give_up "cannot read $config: this is not an HTCondor job"
 exec 3<&0 4>&1
 busybox=$(command -v busybox)
 if [ -n "$busybox" ] && "$busybox" nc -h 2>&1 | grep -q -e '-e PROG'; then

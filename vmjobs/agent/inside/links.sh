@@ -1,16 +1,16 @@
 #!/bin/sh
-# Has all that a job left be what can go back to its node, where HTCondor follows links: links to files of the
-# guest's outside of the job's directory become those files, other links stay in it, and what is neither goes.
-# Runs in that directory:
+# Prepares the job's directory for its transfer to the node, where HTCondor follows links. Links to files of
+# the guest outside the directory are replaced by those files; links inside stay; other entries that are
+# neither files nor directories are removed. Runs in that directory:
 #
-# links.sh copy NAME...      links that lead out, to files that the job may read
-# links.sh settle NAME...    whatever is no file and no directory, after that; notes what it removes
+# links.sh copy NAME...      replaces links that lead out, to files that the job may read
+# links.sh settle NAME...    then handles what is neither a file nor a directory; records removed entries
 #
 # shellcheck disable=SC2154 # variables of unchanged.sh
 pass=$1 top=$(pwd -P)
 shift
 
-# lead: in $real, where a link leads in the end. (A name may end with a newline.)
+# lead: sets $real to a link's final target. (A name may end with a newline.)
 lead() {
     real=$(readlink -f "$name" && echo x) || real=/
     real=${real%?x}
@@ -22,7 +22,7 @@ leads_out() {
     esac
 }
 
-# copy: as the job's user, who cannot read all that there is.
+# copy: reads as the job's user, who cannot read every file of the guest.
 copy() {
     if [ ! -f "$name" ] || ! lead || ! leads_out; then
         return
@@ -39,9 +39,9 @@ settle() {
     if [ ! -L "$name" ]; then
         drop 'neither a file nor a directory'
     elif [ ! -f "$name" ] && [ ! -d "$name" ]; then
-        drop 'a link to nothing that is a file or a directory'
+        drop 'a link whose target is neither a file nor a directory'
     elif lead && leads_out; then
-        drop "a link out of the job's directory to no file that the job can read"
+        drop "a link out of the job's directory whose target the job cannot read"
     else
         stay
     fi
@@ -53,7 +53,8 @@ drop() {
     printf '%s\0%s\0' "${name#./}" "$1" >>"$here/rejected"
 }
 
-# stay: by a way that goes through no other link, and never up again: one beside it has no other.
+# stay: rewrites a link relative, along a path without other links or `..` after its start. A link to a name
+# in the same directory already is.
 stay() {
     text=$(readlink "$name" && echo x)
     text=${text%?x}

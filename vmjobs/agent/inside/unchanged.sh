@@ -1,18 +1,18 @@
 #!/bin/sh
-# Runs a job of HTCondor's in a guest as it would run on the node:
+# Runs a transparent job in a guest as it would run on the node:
 # unchanged.sh USER UID GROUP GID DIRECTORY CHIRP
 #
-# Beside this script's directory lie, as inputs: `start`, words of a shell that become the job; `tree.tar`,
-# its directory; perhaps `input`, what it reads; perhaps `door`, address, port and token of the host's door;
-# programs for it. CHIRP is address and port of the job's Chirp service, empty where there is none. As outputs it
-# leaves: `ended`, how the job ended, and below that what cannot go back, and why; `left`, all names in its
-# directory; `changed.tar`, what the job made or changed there.
+# Inputs, in the working directory: `start`, a shell command that starts the job; `tree.tar`, its directory;
+# optionally `input`, its standard input, and `door`, address, port and token of the host's SSH relay;
+# programs for it. CHIRP is address and port of the job's Chirp service, or empty. Outputs: `ended`, how the job
+# ended, followed by files that cannot go back, and why; `left`, all names in the job's directory;
+# `changed.tar`, the files that the job made or changed there.
 #
 # shellcheck disable=SC1091,SC2034,SC2154 # parts of the guest program, and their variables
 here=$PWD
 user=$1 uid=$2 group=$3 gid=$4 directory=$5 chirp=$6 door=
 
-# The token is for root alone, and the job's user is not there yet.
+# Only root may read the token; the job's user has no process yet.
 if [ -f "$here/door" ]; then
     read -r door <"$here/door"
     rm "$here/door"
@@ -26,7 +26,7 @@ give_up() {
     exit 0
 }
 
-# account TABLE NAME ID REST: in a table of users or groups; who has the name or the number goes.
+# account TABLE NAME ID REST: adds a user or group to a table; entries with its name or number are removed.
 account() {
     grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" >"$here/table" 2>/dev/null
     echo "$2:x:$3:$4" >>"$here/table"
@@ -34,29 +34,29 @@ account() {
 }
 
 for tool in setpriv tar find grep; do
-    command -v $tool >/dev/null || give_up "the image has no $tool, which a job of HTCondor needs in it"
+    command -v $tool >/dev/null || give_up "the image has no $tool, which HTCondor jobs need"
 done
-[ -r /usr/lib/vmjobs/script.sh ] || give_up 'the image does not have the guest program of vmjobs'
+[ -r /usr/lib/vmjobs/script.sh ] || give_up 'the image has no guest program of vmjobs'
 run=/run/vmjobs-unchanged # in memory: a job may use up its disk
 mkdir -m 0700 "$run" || exit
 . /usr/lib/vmjobs/base.sh
 . /usr/lib/vmjobs/script.sh
-# What busybox has by these names knows too little.
+# busybox's versions of these programs lack options that are used below.
 find / -maxdepth 0 -cnewer / -printf '' >/dev/null 2>&1 || give_up 'the find of this image is not GNU'
 tar -cf /dev/null --numeric-owner --null --no-recursion -T /dev/null 2>/dev/null ||
     give_up 'the tar of this image is not GNU'
 setpriv --reuid 0 --regid 0 --clear-groups true 2>/dev/null ||
-    give_up 'the setpriv of this image is not that of util-linux'
+    give_up 'the setpriv of this image is not from util-linux'
 
 account /etc/group "$group" "$gid" ''
 account /etc/passwd "$user" "$uid" "$gid::$directory:/bin/sh"
-mkdir -p "$directory" "$here/tree" || give_up "the image cannot have the directory $directory"
-bb mount --bind "$here/tree" "$directory" || give_up "the image cannot have the directory $directory"
-cd "$directory" || give_up "the image cannot have the directory $directory"
+mkdir -p "$directory" "$here/tree" || give_up "cannot create the directory $directory in this image"
+bb mount --bind "$here/tree" "$directory" || give_up "cannot mount the directory $directory in this image"
+cd "$directory" || give_up "cannot enter the directory $directory in this image"
 tar -xpf "$here/tree.tar" --numeric-owner -C . || exit
 rm "$here/tree.tar"
 
-# HTCondor's Chirp service, as it is reached from here.
+# The address of HTCondor's Chirp service for the guest.
 if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
     read -r _ _ cookie <.chirp.config
     echo "$chirp $cookie" >.chirp.config
@@ -65,17 +65,17 @@ if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
     [ -e /usr/bin/condor_chirp ] || bb ln -s $program /usr/bin/condor_chirp
 fi
 
-# directories: inode and name of each, with a NUL behind it. One that is moved keeps what it holds as it was.
+# directories: inode and name of each, terminated by a NUL. The files of a moved directory do not change.
 directories() {
     find . -mindepth 1 -type d -printf '%i %p\0' | LC_ALL=C sort -z
 }
 directories >"$here/directories"
 
-# Whatever changes from now on is newer than the mark, whose time the clock has left behind.
+# Files that change from now on are newer than the mark: the clock has moved past its time.
 : >"$here/mark"
 until : >"$here/now" && [ -n "$(find "$here/now" -newer "$here/mark")" ]; do :; done
 
-# For `start`. A shell begins background commands with SIGINT and SIGQUIT ignored; env can undo it.
+# For `start`: a shell starts background commands with SIGINT and SIGQUIT ignored, which env can undo.
 setpriv=$(command -v setpriv)
 defaults=
 ! env --default-signal=INT --version >/dev/null 2>&1 || defaults=--default-signal=INT,QUIT,PIPE
@@ -83,15 +83,15 @@ defaults=
 input=/dev/null
 [ ! -e "$here/input" ] || input=$here/input
 
-# starved: how often the kernel has killed something, as there was no memory left (proc_vmstat(5)).
+# starved: the number of processes that the kernel killed for lack of memory (proc_vmstat(5)).
 starved() {
     grep -s '^oom_kill ' /proc/vmstat
 }
 before=$(starved)
 
-# The guest program's own way to tell `exit 137` from SIGKILL.
+# Variables of the guest program, which tells `exit 137` from SIGKILL.
 ended='' running=' ' status=255
-# Signals reach the whole session: they are the job's. One that comes before the job is there is told again.
+# Signals reach the whole session and are for the job. One that arrives before it starts is sent again.
 told=
 for signal in HUP INT QUIT TERM USR1 USR2; do
     # shellcheck disable=SC2064 # the name as it is now
@@ -117,18 +117,18 @@ while :; do
     status=$?
 done
 trap - CHLD
-trap '' HUP INT QUIT TERM USR1 USR2 # the job has ended: what is left to do is not to be ended by its signals
+trap '' HUP INT QUIT TERM USR1 USR2 # the job has ended: its signals must not stop the rest of this script
 outcome
 [ "$(starved)" = "$before" ] || result="$result starved"
 
-: >"$here/over" # nobody enters any more
-# What is killed while it forks takes the kernel of User Mode Linux along (6.12 was seen to fault where the new
-# process's memory is given back), so that whatever is left is stopped before: that ends no fork early.
+: >"$here/over" # no new sessions
+# A process that is killed while it forks can crash the User Mode Linux kernel (6.12 was seen to fault when it
+# frees the new process's memory). So remaining processes are stopped first, which interrupts no fork.
 setpriv --reuid "$uid" --regid "$gid" --clear-groups \
     sh -c 'kill -s STOP -1 && sleep 0.2; kill -s KILL -1' 2>/dev/null
 cd "$directory" || give_up "the directory $directory is gone"
 
-# changes WHICH...: names of what the job made or changed, each with a NUL behind it. WHICH: as `find` has it.
+# changes TEST...: names of files that the job made or changed, each terminated by a NUL. TEST: of `find`.
 changes() {
     {
         find . -mindepth 1 -cnewer "$here/mark" "$@" -print0

@@ -1,10 +1,10 @@
 #!/bin/sh
-# The way into a machine while its job runs, with no port open anywhere: a connection to the host's door that
-# waits there. Whoever comes in gets a shell as the job's user, in the job's directory and environment.
+# Interactive sessions in a guest while its job runs, without an open port: the guest keeps a waiting connection
+# to the host's SSH relay. A session is a shell as the job's user, in the job's directory and environment.
 #
-# visit.sh keep          connects, again and again; started by unchanged.sh, whose variables it has
-# visit.sh answer        on such a connection: waits for somebody, and serves them
-# visit.sh inside        on their terminal
+# visit.sh keep          connects repeatedly; started by unchanged.sh, whose variables it has
+# visit.sh answer        on such a connection: waits for a session, and serves it
+# visit.sh inside        on the session's terminal
 #
 # shellcheck disable=SC2154 # variables of unchanged.sh
 
@@ -13,7 +13,7 @@ keep() {
     set -- $door
     token=$3 pause=1 netcat=
     export token
-    sleep 1 # a job that is over by then needs none of this
+    sleep 1 # a job that has ended by then needs no sessions
     [ ! -x "$busybox" ] || ! "$busybox" nc -h 2>&1 | grep -q -e '-e PROG' || netcat="$busybox nc"
     while [ ! -e "$here/over" ]; do
         begun=$(date +%s)
@@ -21,14 +21,14 @@ keep() {
             pause=1
             continue
         fi
-        # It was there, and has gone a moment ago.
+        # The relay answered until a moment ago.
         [ $(($(date +%s) - begun)) -le 15 ] || pause=1
         sleep $pause
         pause=$((pause * 2 < 15 ? pause * 2 : 15))
     done
 }
 
-# connect ADDRESS PORT: false if nobody came.
+# connect ADDRESS PORT: false if there was no session.
 connect() {
     if [ -n "$netcat" ]; then
         $netcat "$1" "$2" -e /bin/sh "$here/visit.sh" answer 2>/dev/null
@@ -44,7 +44,7 @@ answer() {
     read -r verb mark term rows columns command && [ "$verb" = shell ] || exit 1
     export term rows columns command
     exec 3<&0 4>&1
-    # A background command of a shell reads nothing, unless it is told to.
+    # Without redirection a shell's background command reads from /dev/null.
     serve <&3 >&4 2>&1 3>&- 4>&- &
 }
 
@@ -55,13 +55,13 @@ serve() {
     elif command -v script >/dev/null; then
         script -q -e -c "exec /bin/sh '$here/visit.sh' inside" /dev/null
     else
-        echo 'the image has no script(1), of bsdutils or util-linux, which makes a terminal'
+        echo 'the image has no script(1) of bsdutils or util-linux, which interactive sessions need'
         false
     fi
     printf '\036vmjobs %s %s\n' "$mark" $?
 }
 
-# inside: becomes what is to run.
+# inside: runs the session's command or a shell.
 inside() {
     [ ! -e "$here/over" ] || exit
     if [ "$term" != - ]; then

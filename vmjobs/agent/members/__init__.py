@@ -1,1 +1,1 @@
-"""A node's share of the machines of virtual clusters, and what keeps them alive."""
+"""Runs the cluster VMs that the service assigns to this node."""

@@ -1,4 +1,4 @@
-"""Those who log in to machines of this node: from the service's call to the machine's door and back."""
+"""Connects operators' SSH sessions that wait at the service with cluster VMs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from vmjobs.relay import relay
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which the guest is to come to its door; it may be on its way from an agent that died.
+#: Seconds for the guest to connect to the SSH relay; it may still be connected to an earlier agent.
 KNOCK_SECONDS: Final = 15.0
-#: Calls that are remembered, so that none is answered twice: the service may be unable to tell of them
-#: once, and tell of the same ones again.
+#: Sessions that are remembered, so that none is answered twice: the service may repeat them after a
+#: failed request.
 REMEMBERED: Final = 1000
 
-#: Has a member's machine let somebody in: its id, incarnation, the key, seconds. Raises NoLogin.
+#: Opens an SSH session in a cluster VM: its id, incarnation, the key, seconds. Raises NoLogin.
 Knock = Callable[[str, int, str, float], Visit]
 
 
@@ -37,7 +37,7 @@ class Callers:
         self._calls: dict[str, None] = {}
 
     def take(self, calls: Sequence[SessionCall]) -> None:
-        """The service says which sessions wait. One that is told again is not taken again."""
+        """Serve the sessions that wait at the service; ignore those seen before."""
         with self._lock:
             fresh = [call for call in calls if call.id not in self._calls]
             self._calls |= dict.fromkeys(call.id for call in fresh)
@@ -76,9 +76,7 @@ class Callers:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-        log.info(
-            "session %s: logged in to machine %d of %s", call.id[:8], call.incarnation, call.member
-        )
+        log.info("session %s: logged in to VM %d of %s", call.id[:8], call.incarnation, call.member)
         with connection, suppress(OSError):
             relay(self._source.stream(call.id), connection.fileno(), connection.fileno(), hang_up)
         log.info("session %s: over", call.id[:8])

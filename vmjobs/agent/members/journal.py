@@ -1,23 +1,24 @@
-"""Members on this node, on disk: one directory each, with its record; and the share as last heard.
+"""Stores on disk the records of this node's cluster VMs, and the node's assignment.
 
-A record is durable before what it speaks of is made. A ``kill -9`` leaves:
+Each cluster VM has a directory. Its record is durable before anything it names is made. A ``kill -9``
+leaves:
 
 ====================================  =======================================================
 killed after                          what a restarted agent finds and does
 ====================================  =======================================================
 ``mkdir``                             a directory without record: removed
-record written, STAGING               no machine; the image is fetched again
-record written, BOOTING               perhaps a machine: watched if there is one, else a failure
-machine started, RUNNING, DRAINING    the machine: its endpoint is served again, it is watched on;
-                                      the guest is told again what it may not have heard
-record written, STOPPING              the machine or its remains: destroyed
-machine destroyed                     the same; destroying it again is no error
-record written, WAITING or GONE       disks of the last machine, perhaps: removed
-forgotten, contents removed           record alone: no machine; removed if the service agrees
+record written, STAGING               no VM; the image is fetched again
+record written, BOOTING               perhaps a VM: watched if there is one, else a failure
+VM started, RUNNING, DRAINING         the VM: its endpoint is served again, it is watched further;
+                                      signals that the guest may have missed are sent again
+record written, STOPPING              the VM or its remains: destroyed
+VM destroyed                          the same; destroying it again is no error
+record written, WAITING or GONE       perhaps disks of the last VM: removed
+forgotten, contents removed           record alone: no VM; removed if the service agrees
 ====================================  =======================================================
 
-A machine whose name is not in any record was started by nobody: it is destroyed. A record that another
-release has written, and this one does not understand, stays as it is, and so does its machine.
+The agent destroys VMs that no record names. A record of another release that this one cannot parse
+stays as it is, and so does its VM.
 """
 
 from __future__ import annotations
@@ -46,27 +47,27 @@ KEPT = "disks"
 
 
 class MemberPlace:
-    """Where things of one member are."""
+    """Paths of one cluster VM."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        #: The present machine's disks, and what else goes with it.
+        #: Disks and other files of the present incarnation, removed with it.
         self.machine = directory / MACHINE
         self.record = directory / RECORD
-        #: Disks that outlive machines, where the member's do (:mod:`vmjobs.agent.members.kept_disks`).
+        #: Disks that persist over incarnations, if any (:mod:`vmjobs.agent.members.kept_disks`).
         self.kept = directory / KEPT
 
     def console(self, incarnation: int) -> Path:
-        """The serial console of one of its machines, and what its script prints."""
+        """Return the file of an incarnation's serial console and its script's output."""
         return self.directory / f"console-{incarnation}"
 
     def clear(self) -> None:
-        """Remove what goes with a machine. The consoles of the last stay."""
+        """Remove the files of the present incarnation, but not its console."""
         if self.machine.exists():
             shutil.rmtree(self.machine)
 
     def begin(self, incarnation: int) -> None:
-        """Make room for a new machine; of the consoles the last one before stays."""
+        """Prepare the directory of a new incarnation; keep only the previous one's console."""
         self.clear()
         kept = self.console(incarnation - 1).name
         for path in self.directory.glob("console-*"):
@@ -76,7 +77,7 @@ class MemberPlace:
 
 
 class MemberJournal:
-    """The members below one root."""
+    """The cluster VMs below one root directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -84,21 +85,21 @@ class MemberJournal:
         self.prefix = machine_prefix(root)
 
     def machine_name(self, member: str, incarnation: int) -> str:
-        """The name of one of a member's machines: at most 63 characters."""
+        """Return the hypervisor's name for an incarnation: at most 63 characters."""
         return f"{self.prefix}{member}-{incarnation}"
 
     def place(self, member: str) -> MemberPlace:
-        """Where the things of a member are."""
+        """Return the paths of a cluster VM."""
         return MemberPlace(self.root / member)
 
     def write(self, record: Record) -> None:
-        """Keep a record; it is durable when this returns."""
+        """Store a record; it is durable on return."""
         place = self.place(record.order.id)
         place.directory.mkdir(mode=0o700, exist_ok=True)
         write_durably(place.record, record.model_dump_json().encode())
 
     def forget(self, member: str) -> None:
-        """Remove all that is left of a member, its record last."""
+        """Remove all files of a cluster VM, its record last."""
         place = self.place(member)
         if not place.directory.exists():
             return
@@ -111,11 +112,11 @@ class MemberJournal:
         place.directory.rmdir()
 
     def has_members(self) -> bool:
-        """Whether anything is kept of any, be it understood or not."""
+        """Whether there is any record, readable or not."""
         return any(self.root.glob(f"*/{RECORD}"))
 
     def load(self) -> list[Record]:
-        """The records that are understood. A directory without one is removed."""
+        """Return the readable records. Remove directories without one."""
         found = []
         for directory in sorted(path for path in self.root.iterdir() if path.is_dir()):
             record = _read(directory / RECORD)
@@ -126,12 +127,12 @@ class MemberJournal:
         return found
 
     def aside(self) -> list[Aside]:
-        """What is known of the other records."""
+        """Return the known fields of records written by other releases."""
         paths = sorted(self.root.glob(f"*/{RECORD}"))
         return [record for path in paths if isinstance(record := _read(path), Aside)]
 
     def clear(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> int:
-        """Remove all members and their machines; how many there were."""
+        """Remove all cluster VMs and their files; return how many there were."""
         sweep_unknown(self.prefix, (), drivers)
         directories = [path for path in self.root.iterdir() if path.is_dir()]
         for directory in directories:
@@ -140,21 +141,21 @@ class MemberJournal:
         return len(directories)
 
     def keep_share(self, share: NodeShare) -> None:
-        """Remember the share, for a time without the service."""
+        """Store the assignment, for times when the service is unreachable."""
         write_durably(self.root / SHARE, share.model_dump_json().encode())
 
     def last_share(self) -> NodeShare | None:
-        """The share as it was heard last; None: never, or it cannot be read any more."""
+        """Return the assignment that was stored last; None: none, or an unreadable one."""
         try:
             return NodeShare.model_validate_json((self.root / SHARE).read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            log.error("%s is not a node's share; the service is asked: %s", self.root / SHARE, error)
+            log.error("%s is ignored, it is not a node's assignment: %s", self.root / SHARE, error)
             return None
 
     def sweep(self, records: list[Record], drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
-        """Destroy machines that no record names. Returns their names."""
+        """Destroy VMs that no record names. Return their names."""
         left_alone = tuple(f"{self.prefix}{record.id}-" for record in self.aside())
         return sweep_unknown(
             self.prefix, _Known({record.machine for record in records}, left_alone), drivers
@@ -163,7 +164,7 @@ class MemberJournal:
 
 @dataclass(frozen=True)
 class _Known:
-    """Names of machines: these, and those that begin like that."""
+    """A set of VM names: these names, and all names with these prefixes."""
 
     names: set[str]
     beginnings: tuple[str, ...]
@@ -185,8 +186,8 @@ def _read(path: Path) -> Record | Aside | None:
     except ValueError:
         data = None
     if not isinstance(data, dict) or "order" not in data:
-        # No release has written that. Its machine has no record then, and is destroyed.
+        # No release writes that. Without a record the VM is destroyed.
         log.error("%s cannot be read and is removed: %s", path, fault)
         return None
-    log.error("%s is not understood; it and its machine are left alone: %s", path, fault)
+    log.error("%s has another release's format; it and its VM are left alone: %s", path, fault)
     return Aside.model_validate({**data, "id": path.parent.name})

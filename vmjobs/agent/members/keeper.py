@@ -1,8 +1,8 @@
-"""Keeps a node's share of cluster machines alive.
+"""Reconciles the cluster VMs of this node with the service's assignment.
 
-One thread decides (:meth:`Keeper.step`, by :mod:`vmjobs.agent.members.plan`); what takes time, each
-machine's fetching, booting and destroying, has threads of its own and comes back as news. Machines do
-not need the agent, nor the agent the service: both may go and come back.
+One thread plans (:meth:`Reconciler.step`, by :mod:`vmjobs.agent.cluster_vms.plan`). Slow actions
+(fetching an image, booting, destroying) run in separate threads and return as events. VMs run on
+without the agent, and the agent without the service: both may stop and return.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a member is looked at again whose record could not be kept.
+#: Seconds until the next step of a cluster VM whose record could not be stored.
 TROUBLE_SECONDS = 10.0
-#: Phases in which there may be a machine.
+#: Phases in which a VM may exist.
 _ALIVE = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING})
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The image is here, and this is what will run it; and what it will not do, in sentences."""
+    """The image is on this node. kind: the chosen hypervisor; unenforced: limits it ignores."""
 
     kind: HypervisorKind
     unenforced: str = ""
@@ -50,26 +50,26 @@ class Staged:
 
 @dataclass(frozen=True)
 class Done:
-    """A thread has come to the end of what it was at. ``failed``: in vain."""
+    """A thread has finished its action. failed: why it failed."""
 
     failed: End | None = None
 
 
 @dataclass(frozen=True)
 class Destroyed:
-    """Nothing of the machine is left. ``failed``: it may be, for this reason."""
+    """The VM is verified gone. failed: why it could not be verified."""
 
     failed: End | None = None
 
 
 @dataclass(frozen=True)
 class Again:
-    """A member that is GONE is to have a machine again, with the disks that it kept."""
+    """Starts a cluster VM that is GONE again, with its persistent disks."""
 
 
 @dataclass
 class Member:
-    """A member while this process looks after it. troubled: it was told that this node hinders it."""
+    """A cluster VM in memory. blocked: its last report is that of an error."""
 
     record: Record
     facts: Facts = field(default_factory=Facts)
@@ -82,9 +82,9 @@ _Work = Callable[[], _Heard | None]
 
 
 class Keeper:
-    """The members of a node. All but :meth:`step` may be called from any thread.
+    """Reconciles a node's cluster VMs. All but :meth:`step` may be called from any thread.
 
-    clock: seconds since 1970, never set back while the process lives.
+    clock: returns seconds since 1970, monotonic while the process lives.
     """
 
     def __init__(self, parts: MemberParts, clock: Callable[[], float] | None = None) -> None:
@@ -92,10 +92,10 @@ class Keeper:
         self._reporter = parts.reporter
         self._clock = clock or steady_clock()
         self._members: dict[str, Member] = {}
-        #: Those whose records are not understood: nothing is done about them.
+        #: Cluster VMs with records of another release: left alone.
         self._aside: set[str] = set()
         self._share: NodeShare | None = None
-        #: Whether the share is the service's word, and not only what is remembered of it.
+        #: Whether the assignment came from the service since the start, not only from disk.
         self._confirmed = False
         self._heard: queue.SimpleQueue[tuple[str, int, _Heard]] = queue.SimpleQueue()
         self._offered: queue.SimpleQueue[NodeShare] = queue.SimpleQueue()
@@ -106,37 +106,37 @@ class Keeper:
 
     @property
     def seen(self) -> int:
-        """The revision of the share that is known here."""
+        """The revision of the present assignment."""
         return self._share.revision if self._share is not None else 0
 
     def take(self, share: NodeShare) -> None:
-        """The service says what this node is to have."""
+        """Accept an assignment of the service."""
         self._offered.put(share)
         self._wake()
 
     def hear(self, member: str, incarnation: int, news: _Heard) -> None:
-        """Something happened to a machine."""
+        """Accept an event of a cluster VM."""
         self._heard.put((member, incarnation, news))
         self._wake()
 
     def knock(self, member: str, incarnation: int, key: str, seconds: float) -> Visit:
-        """Have a member's machine let in who holds the private half of ``key``, an OpenSSH public key.
+        """Open an SSH session in a cluster VM for the holder of ``key``, an OpenSSH public key.
 
         Raises:
-            NoLogin: it does not.
+            NoLogin: the guest does not open one.
         """
         found = self._members.get(member)
         if found is None or found.machine is None or found.record.incarnation != incarnation:
-            raise NoLogin(f"its node has no machine {incarnation} of it")
+            raise NoLogin(f"its node does not run VM {incarnation} of it")
         return found.machine.knock(key, seconds)
 
     def machine(self, member: str) -> MemberMachine | None:
-        """A member's present machine; None: it has none, or is not known here."""
+        """Return a cluster VM's present instance; None: it has none, or is unknown here."""
         found = self._members.get(member)
         return found.machine if found is not None and found.record.phase in _ALIVE else None
 
     def stop(self) -> None:
-        """Have :meth:`run` end. Machines go on."""
+        """Make :meth:`run` return. The VMs run on."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -149,7 +149,7 @@ class Keeper:
     # ------------------------------------------------------------------ the loop
 
     def recover(self) -> None:
-        """Take over what an earlier agent kept, and remove machines that nobody knows of."""
+        """Adopt the cluster VMs of an earlier agent, and destroy unknown VMs."""
         journal, now = self._parts.journal, self._clock()
         records = journal.load()
         for record in records:
@@ -160,7 +160,7 @@ class Keeper:
             self._reporter.tell(aside.report(journal.place(aside.id).record, now))
         swept = journal.sweep(records, self._parts.drivers)
         self._share = journal.last_share()
-        log.info("%d members of clusters, %d unknown machines removed", len(records), len(swept))
+        log.info("%d cluster VMs, %d unknown VMs removed", len(records), len(swept))
 
     def run(self) -> None:
         """Step until :meth:`stop` is called."""
@@ -175,7 +175,7 @@ class Keeper:
             list(pool.map(MemberMachine.leave, machines))
 
     def step(self, now: float) -> float:
-        """Take in what was heard, do what is to be done; when to look again. Never sleeps."""
+        """Process events, plan and act; return the time of the next step. Never sleeps."""
         self._take_share()
         self._take_news()
         orders = self._orders(now)
@@ -183,10 +183,10 @@ class Keeper:
         for name in list(self._members):
             try:
                 until = min(until, self._decide(name, orders.get(name), now))
-            except Exception as error:  # what goes wrong with one member is no other's trouble
+            except Exception as error:  # an error of one cluster VM must not affect the others
                 full = isinstance(error, OSError)
                 log.error(
-                    "member %s: again in %g s: %s", name, TROUBLE_SECONDS, error, exc_info=not full
+                    "member %s: retry in %g s: %s", name, TROUBLE_SECONDS, error, exc_info=not full
                 )
                 self._tell_trouble(self._members[name], error)
                 until = min(until, now + TROUBLE_SECONDS)
@@ -195,10 +195,10 @@ class Keeper:
         return until
 
     def _tell_trouble(self, member: Member, error: Exception) -> None:
-        """Say what keeps a member from going on: of what is not kept its record says nothing."""
+        """Report an error that blocks a cluster VM; its record cannot contain it."""
         end = why_not(error)
         if isinstance(error, OSError):
-            end = End(code=MemberCode.NODE_FAILED, message=f"the agent cannot keep its record: {error}")
+            end = End(code=MemberCode.NODE_FAILED, message=f"its record cannot be stored: {error}")
         self._reporter.tell(member.record.troubled(end))
         member.troubled = True
 
@@ -219,8 +219,8 @@ class Keeper:
     def _keep_share(self, share: NodeShare) -> None:
         try:
             self._parts.journal.keep_share(share)
-        except OSError as error:  # it is known now, and will be told again after a restart
-            log.error("the share of this node cannot be kept: %s", error)
+        except OSError as error:  # it is in memory, and the service sends it again after a restart
+            log.error("the assignment of this node cannot be stored: %s", error)
 
     def _take_news(self) -> None:
         with suppress(queue.Empty):
@@ -231,7 +231,7 @@ class Keeper:
                     member.facts = _noted(member.facts, news, self._clock())
 
     def _orders(self, now: float) -> dict[str, MemberOrder]:
-        """What each member is to be; one that was never heard of before begins here."""
+        """Return the order of each cluster VM, and add new ones to the reconciler."""
         share = self._share.members if self._share else ()
         orders = {order.id: order for order in share if order.id not in self._aside}
         for name, order in orders.items():
@@ -255,7 +255,7 @@ class Keeper:
             return math.inf
         if record != member.record:
             self._keep(member, record)
-        member.facts = member.facts.but(renewed=0.0)  # not before it is kept
+        member.facts = member.facts.but(renewed=0.0)  # only after it was stored
         if member.facts.destroyed:
             member.facts, member.machine = Facts(), None
         for effect in decision.effects:
@@ -263,7 +263,7 @@ class Keeper:
         return decision.until
 
     def _begin(self, member: Member, record: Record) -> Record:
-        """A new machine: what its guest is to know, and nobody else."""
+        """Prepare a new incarnation: its name, and the secrets of its guest."""
         member.facts, member.machine = Facts(), None
         return record.but(
             machine=self._parts.journal.machine_name(record.order.id, record.incarnation),
@@ -325,14 +325,14 @@ class Keeper:
     def _work(
         self, member: Member, what: str, action: _Work, failed: Callable[[End], _Heard] = Done
     ) -> None:
-        """Do something in a thread of its own; its result is news of the machine."""
+        """Run an action in a separate thread; its result becomes an event of the VM."""
         record = member.record
         name, incarnation = record.order.id, record.incarnation
 
         def work() -> None:
             try:
                 result = action()
-            except Exception as error:  # whatever it is, the member is tried again
+            except Exception as error:  # of any kind: the cluster VM is tried again
                 known = isinstance(error, VMJobsError | OSError)
                 log.warning("member %s: %s: %s", record.order.name, what, error, exc_info=not known)
                 self.hear(name, incarnation, failed(why_not(error)))
@@ -340,7 +340,7 @@ class Keeper:
             self.hear(name, incarnation, result or Done())
 
         begin(f"{what}-{record.order.name}", work)
-        member.facts = member.facts.but(working=True)  # its news is not heard before this step is over
+        member.facts = member.facts.but(working=True)  # its event is processed only in a later step
 
     # ------------------------------------------------------------------ after a restart
 
@@ -354,7 +354,7 @@ class Keeper:
         machine.name = record.machine
         driver = self._parts.drivers.get(record.hypervisor) if record.hypervisor else None
         if driver is None:
-            message = f"the hypervisor {record.hypervisor} is not set up here any more"
+            message = f"the hypervisor {record.hypervisor} is no longer set up on this node"
             member.facts = Facts(end=End(code=MemberCode.NO_HYPERVISOR, message=message))
             return member
         machine.driver = driver
@@ -365,7 +365,7 @@ class Keeper:
         try:
             machine.adopt(record, driver)
         except (VMJobsError, OSError) as error:
-            log.error("member %s cannot be taken over: %s", record.order.name, error)
+            log.error("member %s cannot be adopted: %s", record.order.name, error)
             member.facts = Facts(end=why_not(error))
             return member
         begin(f"hold-{record.order.name}", machine.hold_image)
@@ -373,7 +373,7 @@ class Keeper:
         return member
 
     def _tell_again(self, machine: MemberMachine, record: Record) -> None:
-        """What the guest may not have heard, because the agent went away while it was told."""
+        """Send signals again that the guest may have missed when the earlier agent ended."""
         if record.phase is not Phase.BOOTING:
             machine.listen()
         if record.admitted:
@@ -383,7 +383,7 @@ class Keeper:
 
 
 def _noted(facts: Facts, news: _Heard, now: float) -> Facts:
-    """The facts, and what was heard of a member's present machine."""
+    """Return the observed state, updated with an event."""
     if isinstance(news, Staged):
         facts = facts.but(working=False, staged=news.kind, unenforced=news.unenforced)
     elif isinstance(news, Done):
@@ -410,20 +410,20 @@ def _renew(machine: MemberMachine) -> None:
     try:
         machine.renew()
     except (VMJobsError, OSError) as error:
-        log.warning("the token of %s is not renewed yet: %s", machine.name, error)
+        log.warning("the token of %s could not be renewed: %s", machine.name, error)
     else:
         machine.signal(NEW_TOKEN)
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since 1970 as of now, and from then on as time passes, however the clock is set."""
+    """Return a clock of seconds since 1970 that ignores changes of the system clock."""
     epoch = time.time() - time.monotonic()
     return lambda: epoch + time.monotonic()
 
 
 @contextmanager
 def keeping(parts: MemberParts) -> Iterator[Keeper]:
-    """Look after this node's members for as long as the context lasts; their machines last longer."""
+    """Run this node's reconciler while the context lasts. The cluster VMs run on after it."""
     keeper = Keeper(parts)
     keeper.recover()
     callers = Callers(parts.sessions, keeper.knock) if parts.sessions is not None else None

@@ -1,12 +1,12 @@
-"""The disks that outlive the VMs of one cluster member, or of one machine of a gateway.
+"""Persistent disks of one cluster VM, or of one machine of a gateway.
 
-Their directory appears whole, with a formatted scratch disk, and what is in it is never formatted
-again. A ``kill -9`` before that leaves a directory of another name, which is made anew. So a scratch
-disk that is missing later is lost, and is never silently replaced by an empty one.
+The directory is renamed into place with a formatted scratch disk, which is never formatted again. A
+``kill -9`` before that leaves a directory of another name, which is made anew. So a scratch disk that
+is missing later is lost, and is never silently replaced by an empty one.
 
-The root overlay is made by the driver, when the VM boots for the first time. That there is one is noted
-beside it: before each boot at the latest, so also of one that an earlier release has made. From then on
-one that is missing is lost as well.
+The driver makes the root overlay when the VM first boots. A marker file beside it records that it
+exists: before each boot at the latest, so also for an overlay of an earlier release. From then on a
+missing overlay is lost as well.
 
 Superblock: Linux ``Documentation/filesystems/ext4/super.rst``. UUID: RFC 9562, section 5.8.
 """
@@ -25,13 +25,13 @@ from vmjobs.durable import sync_directory
 from vmjobs.errors import HypervisorError
 from vmjobs.subprocess import run
 
-#: The scratch disk, and what the VM has written to its root file system.
+#: The scratch disk, and the overlay of the VM's root file system.
 SCRATCH: Final = "scratch.disk"
 ROOT: Final = "root.overlay"
-#: An empty file: there was an overlay with something in it.
+#: An empty file: a non-empty overlay existed.
 ROOT_MADE: Final = "root.made"
 
-#: Features of ext4 that kernels before 5.15, or their tools, do not know.
+#: ext4 features that kernels before 5.15, or their tools, do not support.
 _TOO_NEW: Final = "^metadata_csum_seed,^orphan_file"
 _FORMAT_SECONDS: Final = 60.0
 _SUPERBLOCK_AT, _SUPERBLOCK_SIZE = 1024, 1024
@@ -41,11 +41,11 @@ _OURS: Final = b"vmjobs"
 
 
 def make(directory: Path, owner: str, size: int) -> None:
-    """Make the directory with an empty ext4 scratch disk in it, unless it is there.
+    """Make the directory with an empty ext4 scratch disk in it, unless it exists.
 
     Args:
-        owner: the id of whom the disks belong to.
-        size: bytes that the scratch disk has at least.
+        owner: the id of the VM that the disks belong to.
+        size: minimum size of the scratch disk in bytes.
 
     Raises:
         HypervisorError: mke2fs is not installed, or fails.
@@ -70,42 +70,42 @@ def make(directory: Path, owner: str, size: int) -> None:
 
 
 def check(directory: Path, owner: str) -> None:
-    """Refuse a disk that is lost, or a scratch disk that is cut short or another VM's; all stay as is.
+    """Reject a lost disk, and a truncated or foreign scratch disk; change nothing.
 
-    A file system that was not made here (by an earlier release, or by the guest's administrator) is for
-    the guest to judge.
+    A file system that was not made here (by an earlier release, or by the guest's administrator) is
+    left to the guest to check.
 
     Raises:
-        HypervisorError: what is wrong with it, and what to do.
+        HypervisorError: a disk is rejected; names the fault and the remedy.
     """
     note_root(directory)
     if (noted := directory / ROOT_MADE).exists() and not _size(overlay := directory / ROOT):
-        remedy = f"restore it from a backup, or remove {noted} to begin with that of the image"
-        raise HypervisorError(f"the kept disk {overlay} is missing or empty: {remedy}")
+        remedy = f"restore it from a backup, or remove {noted} to start again from the image"
+        raise HypervisorError(f"the persistent disk {overlay} is missing or empty: {remedy}")
     disk = directory / SCRATCH
-    remedy = f"restore it from a backup, or remove {directory} to begin with an empty one"
+    remedy = f"restore it from a backup, or remove {directory} to start with an empty one"
     try:
         with disk.open("rb") as file:
             actual = os.fstat(file.fileno()).st_size
             file.seek(_SUPERBLOCK_AT)
             superblock = file.read(_SUPERBLOCK_SIZE)
     except FileNotFoundError:
-        raise HypervisorError(f"the kept disk {disk} is missing: {remedy}") from None
+        raise HypervisorError(f"the persistent disk {disk} is missing: {remedy}") from None
     if len(superblock) < _SUPERBLOCK_SIZE or superblock[0x38:0x3A] != _MAGIC:
         return
     uuid = superblock[0x68:0x78]
     if uuid.startswith(_OURS) and uuid != _uuid(owner).bytes:
-        raise HypervisorError(f"the kept disk {disk} is another VM's: {remedy}")
+        raise HypervisorError(f"the persistent disk {disk} is another VM's: {remedy}")
     if actual < (expected := _file_system_size(superblock)):
         raise HypervisorError(
-            f"the kept disk {disk} was cut short to {actual} of {expected} bytes: {remedy}"
+            f"the persistent disk {disk} was truncated to {actual} of {expected} bytes: {remedy}"
         )
 
 
 def note_root(directory: Path) -> None:
-    """Note durably that the VM has a root overlay, if it has: it is never made anew from then on.
+    """Record durably that the VM has a root overlay, if it has: it is never made anew then.
 
-    One that is empty is none: a kernel was killed before it had written anything.
+    An empty overlay does not count: its kernel was killed before the first write.
     """
     overlay, noted = directory / ROOT, directory / ROOT_MADE
     if noted.exists() or not _size(overlay):
@@ -117,13 +117,13 @@ def note_root(directory: Path) -> None:
 
 
 def forget_root(directory: Path) -> None:
-    """Have the VM begin with a new root overlay."""
-    for name in (ROOT_MADE, ROOT):  # in between there is one, as before
+    """Remove the root overlay, so that the VM starts with a new one."""
+    for name in (ROOT_MADE, ROOT):  # marker first: a kill in between leaves the overlay as it was
         (directory / name).unlink(missing_ok=True)
 
 
 def _size(file: Path) -> int:
-    """Bytes of a file; 0: there is none."""
+    """Return the size of a file in bytes; 0: there is none."""
     return file.stat().st_size if file.exists() else 0
 
 
@@ -137,7 +137,7 @@ def _file_system_size(superblock: bytes) -> int:
 
 
 def _uuid(owner: str) -> UUID:
-    """The UUID of an owner's file system: version 8, of our own making."""
+    """Return the UUID of an owner's file system: version 8, in a format of our own."""
     value = bytearray(_OURS + hashlib.sha256(owner.encode()).digest()[:10])
     value[6] = value[6] & 0x0F | 0x80
     value[8] = value[8] & 0x3F | 0x80

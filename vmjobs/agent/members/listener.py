@@ -1,4 +1,4 @@
-"""What the service says that a node is to have."""
+"""Polls the service for this node's assignment of cluster VMs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LONGEST_PAUSE = 30.0
 
 
 class Listener:
-    """Asks the service for this node's share, again and again.
+    """Polls the service for this node's assignment, by long polling.
 
-    seen: the revision that is known already. take: is told of each answer; the first comes at once.
+    seen: the revision known so far. accept: receives each answer; the first one comes at once.
     """
 
     def __init__(self, source: ShareSource, seen: int, take: Callable[[NodeShare], object]) -> None:
@@ -28,19 +28,19 @@ class Listener:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Ask until :meth:`stop` is called."""
+        """Poll until :meth:`stop` is called."""
         pause, wait, seen = 0.0, 0.0, self._seen
         while not self._stop.is_set():
             try:
                 share = self._source.share(seen, wait)
             except VMJobsError as error:
                 pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
-                log.warning("the share of this node is asked for again in %.0f s: %s", pause, error)
+                log.warning("no assignment of this node, next request in %.0f s: %s", pause, error)
                 self._stop.wait(pause)
                 continue
             pause, wait, seen = 0.0, POLL_SECONDS, share.revision
             self._take(share)
 
     def stop(self) -> None:
-        """Have :meth:`run` end, after the request that is under way."""
+        """Make :meth:`run` return after the current request."""
         self._stop.set()

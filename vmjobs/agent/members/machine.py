@@ -1,4 +1,4 @@
-"""One machine of a member: what it is made of, how it is started, watched, adopted and removed."""
+"""One incarnation of a cluster VM: starts, watches, adopts and removes the VM."""
 
 from __future__ import annotations
 
@@ -70,46 +70,46 @@ from vmjobs.model import (
 
 log = logging.getLogger(__name__)
 
-#: How often a console is looked at, in seconds. A machine's end is an event and known at once.
+#: Seconds between reads of a console. The end of a VM is an event, without delay.
 CONSOLE_TICK = 1.0
-#: Seconds in which the service is to hear of a machine before that asks for its token.
+#: Seconds for the report of a VM to reach the service, before its token is requested.
 TOLD_SECONDS = 10.0
 
 
 class Unwanted(VMJobsError):
-    """A machine is not wanted any more before it was made."""
+    """The VM's end was requested before it was started."""
 
 
 @dataclass(frozen=True)
 class Renewed:
-    """A guest's token was replaced; the next one is due at this time."""
+    """A guest's token was replaced; the next one is due then (seconds since 1970)."""
 
     due: float
 
 
 @dataclass(frozen=True)
 class TokenRefused:
-    """The guest was given no token, and never had one; this is why."""
+    """The service refused the guest its first token."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Over:
-    """The machine has ended, or is as good as that."""
+    """The VM has ended, or its guest is lost."""
 
     end: End
 
 
-#: What is told of a machine while it lives.
+#: The events of a running VM.
 News = Observation | Renewed | TokenRefused | Over
 
 
 @dataclass
 class MemberMachine:
-    """The machine of a record. What takes time is called from a thread of its own.
+    """The VM of a record. Slow methods are called from separate threads.
 
-    tell: takes news, from any thread. unenforced: the limits that it will not be held to, in sentences.
+    tell: receives events, from any thread. unenforced: the limits that its hypervisor cannot enforce.
     """
 
     parts: MemberParts
@@ -127,20 +127,20 @@ class MemberMachine:
     _watch: Watch | None = None
     _tokens: PoolTokens | None = None
     _door: door.Door | None = None
-    #: The image's lease lasts longer than endpoint and watch: until nothing of the machine is left.
+    #: The image's lease lasts longer than endpoint and watch: until the VM is destroyed.
     _lease: ExitStack = field(default_factory=ExitStack)
     _around: ExitStack = field(default_factory=ExitStack)
 
-    # ------------------------------------------------------------------ from nothing
+    # ------------------------------------------------------------------ starting
 
     def stage(self) -> HypervisorKind:
-        """Have the image on this node, and know what will run the machine."""
+        """Fetch the image and choose the hypervisor."""
         if self.order.network is NetworkMode.NONE:
-            raise HypervisorError("a machine of a cluster needs a network, and the order says none")
+            raise HypervisorError('a cluster VM needs a network: found mode "none"')
         if why := cannot_have(self.order.hypervisor, self.order.cpus, shared=True):
             raise NoHypervisor(why)
         able = with_cpus(self.order.cpus, shared=True)
-        self.parts.choose(self.order.hypervisor, able)  # before anything is fetched in vain
+        self.parts.choose(self.order.hypervisor, able)  # fails before the image is fetched
         leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
         self._image = self._lease.enter_context(leased)
         kinds = [kind for kind in self._image.kinds if kind in able]
@@ -151,9 +151,9 @@ class MemberMachine:
         return self.driver.kind
 
     def boot(self, record: Record) -> None:
-        """Make the disks, serve the endpoint and start the machine. The journal names it already."""
+        """Make the disks, serve the endpoint and start the VM. The journal already names it."""
         if self._image is None or self.driver is None:
-            raise HypervisorError("there is nothing to boot: the image was not fetched")
+            raise HypervisorError("cannot boot: the image was not fetched")
         place = self._place
         place.begin(self.incarnation)
         self.name = record.machine
@@ -180,50 +180,50 @@ class MemberMachine:
         self._note_root()
         self._look(place, record)
 
-    # ------------------------------------------------------------------ from an earlier agent
+    # ------------------------------------------------------------------ adopting
 
     def adopt(self, record: Record, driver: Hypervisor) -> None:
-        """Go on with a machine that may still run: serve its endpoint, watch it, tell of its end."""
+        """Take over an earlier agent's VM, which may still run: serve its endpoint and watch it."""
         self.driver, self.name = driver, record.machine
         self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
         self._note_root()
         self._serve(self._place, record, driver, running=self.name)
-        if driver.state(self.name) is MachineState.PAUSED:  # whoever paused it is gone
+        if driver.state(self.name) is MachineState.PAUSED:  # by the earlier agent
             driver.resume(self.name)
         self._look(self._place, record)
 
     def hold_image(self) -> None:
-        """Keep the image of an adopted machine on this node. Takes time; failing is logged."""
+        """Lease the image of an adopted VM. Takes time; logs a failure."""
         try:
             leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
             self._image = self._lease.enter_context(leased)
         except (VMJobsError, OSError) as error:
-            log.warning("the image of %s is not held: %s", self.name, error)
+            log.warning("cannot lease the image of %s: %s", self.name, error)
         if self.unwanted.is_set():
             self._lease.close()
 
-    # ------------------------------------------------------------------ while it lives
+    # ------------------------------------------------------------------ running
 
     def listen(self) -> None:
-        """From now on a guest that is not heard of is lost."""
+        """Expect heartbeats from now on: a silent guest counts as lost."""
         if self._link is not None and self._watch is not None:
             self._link.heard = time.monotonic()
             self._watch.listening = True
 
     def signal(self, number: int) -> None:
-        """Have the guest deliver a signal to its script."""
+        """Deliver a signal to the guest's script."""
         if self._link is not None:
             self._link.send_signal(number)
 
     def pause(self) -> None:
-        """Stop its processors; a guest that is silent then is not lost. Raises as the driver."""
+        """Suspend the VM, and expect no heartbeats while it is. Raises as the driver."""
         if self.driver is not None:
             if self._watch is not None:
                 self._watch.listening = False
             self.driver.pause(self.name)
 
     def resume(self) -> None:
-        """Let it go on. Raises as the driver."""
+        """Resume the VM. Raises as the driver."""
         if self.driver is not None:
             self.driver.resume(self.name)
             if self.ready:
@@ -235,30 +235,30 @@ class MemberMachine:
             self._tokens.renew()
 
     def knock(self, key: str, seconds: float) -> door.Visit:
-        """Have the guest let in who holds the private half of ``key``.  Raises NoLogin."""
+        """Open an SSH session for the holder of ``key``. Raises NoLogin."""
         if self._door is None:
-            raise NoLogin("the machine does not run")
+            raise NoLogin("the VM is not running")
         return self._door.knock(key, seconds)
 
-    # ------------------------------------------------------------------ to nothing
+    # ------------------------------------------------------------------ removing
 
     def destroy(self) -> None:
-        """Remove the machine and what was made for it.
+        """Remove the VM and its files.
 
         Raises:
-            HypervisorError: it could not be verified gone.
+            HypervisorError: the VM could not be verified gone.
         """
         self.unwanted.set()
         if self.name:
             if self.driver is None:
-                raise HypervisorError(f"{self.name} needs a hypervisor that is not set up here")
+                raise HypervisorError(f"{self.name} needs a hypervisor that this node does not have")
             self.driver.destroy(self.name)
         self.leave()
         self._lease.close()
         self._place.clear()
 
     def leave(self) -> None:
-        """Stop watching and serving; the machine goes on."""
+        """Stop watching and serving; the VM runs on."""
         if self._tokens is not None:
             self._tokens.close()
         self._around.close()
@@ -278,7 +278,7 @@ class MemberMachine:
 
     def _check(self) -> None:
         if self.unwanted.is_set():
-            raise Unwanted("it is not wanted any more")
+            raise Unwanted("the VM is no longer wanted")
 
     def _lay_out(self, place: MemberPlace, record: Record) -> JobTicket:
         folder, order = place.machine, self.order
@@ -309,8 +309,8 @@ class MemberMachine:
         if self._persistent:
             try:
                 kept_disks.note_root(self._place.kept)
-            except OSError as error:  # it will be, before the next boot
-                log.warning("the root disk of %s is not noted: %s", self.name, reason_of(error))
+            except OSError as error:  # retried before the next boot
+                log.warning("cannot record the root disk of %s: %s", self.name, reason_of(error))
 
     def _disks(self, place: MemberPlace, ticket: JobTicket) -> list[DataDisk]:
         folder = place.machine
@@ -357,7 +357,7 @@ class MemberMachine:
 
     def _fetch_token(self) -> PoolToken:
         if not self.parts.reporter.has_told(self.order.id, self.incarnation, TOLD_SECONDS):
-            raise Unavailable("api", "the service has not been told of the machine yet")
+            raise Unavailable("api", "the service has no report of the VM yet")
         return self.parts.source.token(self.order.id, self.incarnation)
 
     def _look(self, place: MemberPlace, record: Record) -> None:
@@ -371,7 +371,7 @@ class MemberMachine:
             machine=self.name,
             inbox=self,
             reader=ConsoleReader(console, record.sentinel),
-            max_console=sys.maxsize,  # it is emptied before, time and again
+            max_console=sys.maxsize,  # unreachable: the uploader truncates the file before
             silence=settings.silence_seconds,
             heard=lambda: link.heard,
             on_console=self.parts.shipper.follow(shipped),
@@ -380,10 +380,10 @@ class MemberMachine:
         self._around.enter_context(watching(self._watch))
 
     def put(self, seen: Observation) -> None:
-        """What endpoint and watch have seen; what ends the machine is told as that."""
+        """Forward an event of endpoint or watch; one that ends the VM becomes ``InstanceEnded``."""
         if isinstance(seen, Ready):
             self.ready = True
-            self._note_root()  # a kernel of UML makes it after its start
+            self._note_root()  # a UML kernel makes the overlay after its start
         if isinstance(seen, ExitReported):
             self._exit = self._exit or seen.exit
         console = self._place.console(self.incarnation)
@@ -393,7 +393,7 @@ class MemberMachine:
             code, message = panicked(seen.cause)
             self.tell(Over(_end(_CODES[code], with_console(message, last_lines(console)))))
         elif isinstance(seen, GuestSilent):
-            message = f"the guest was not heard of for {seen.seconds:.0f} s"
+            message = f"the guest sent no heartbeat for {seen.seconds:.0f} s"
             self.tell(Over(_end(MemberCode.GUEST_LOST, with_console(message, last_lines(console)))))
         else:
             self.tell(seen)
@@ -404,7 +404,7 @@ class MemberMachine:
             return _end(MemberCode.GUEST_ENDED, message)
         ending, panic = self._ending(), panic_text(console)
         if ending is Ending.UNKNOWN and panic is None:
-            message = "the machine is gone, and nobody knows how it ended"
+            message = "the VM is gone, and it is unknown how it ended"
             return _end(MemberCode.GUEST_LOST, with_console(message, last_lines(console)))
         verdict = judge_early_end(
             panic=panic, ready=self.ready, last_lines=last_lines(console), ending=ending
@@ -416,11 +416,11 @@ class MemberMachine:
         try:
             return self.driver.ending(self.name) if self.driver else Ending.UNKNOWN
         except HypervisorError as error:
-            log.warning("how %s ended is not known: %s", self.name, error)
+            log.warning("cannot determine how %s ended: %s", self.name, error)
             return Ending.UNKNOWN
 
 
-#: Reasons of jobs that are those of members, too.
+#: Reason codes of jobs with equal codes of cluster VMs.
 _CODES = {
     ReasonCode.KERNEL_PANIC: MemberCode.KERNEL_PANIC,
     ReasonCode.GUEST_LOST: MemberCode.GUEST_LOST,
@@ -432,7 +432,7 @@ _CODES = {
 
 
 def _append(console: Path, words: bytes) -> None:
-    """What the script prints stands on the console, among what its machine says."""
+    """Add output of the script to the file of the VM's console."""
     with console.open("ab") as file:
         file.write(words)
 
@@ -442,7 +442,7 @@ def _end(code: MemberCode, message: str) -> End:
 
 
 def why_not(error: Exception) -> End:
-    """What an error of :meth:`MemberMachine.stage` or :meth:`MemberMachine.boot` means."""
+    """Return why a VM ends after an error of staging or booting."""
     if isinstance(error, Unwanted):
         return _end(MemberCode.STOPPED, error.message)
     if isinstance(error, NoHypervisor):

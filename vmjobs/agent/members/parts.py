@@ -1,4 +1,4 @@
-"""What machines of clusters are made with, and what their guests are given to run."""
+"""The services that cluster VMs of a node share, and the job that their guests run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MEGABIT = 1_000_000
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """Limits (bytes) and deadlines (seconds) of members.
+    """Limits (bytes) and deadlines (seconds) of cluster VMs.
 
-    admit: signal that tells a guest's script that it is admitted.
+    admit_signal: signal that tells a guest's script that it may accept jobs.
     """
 
     max_console: int
@@ -35,11 +35,11 @@ class MemberSettings:
 
 @dataclass(frozen=True)
 class MemberParts:
-    """What machines of clusters are made with on this node.
+    """The services of this node that its cluster VMs share.
 
-    sessions: None: nobody logs in to them.
-    card: the card on a private network that an order's machine gets, asked for whenever it boots.
-    words: is told what a machine's script prints, by member and incarnation, from any thread.
+    sessions: None: no SSH sessions.
+    card: returns the private network card of an order's VM; called at each boot.
+    words: receives the output of a VM's script with id and incarnation, from any thread.
     """
 
     images: ImageSource
@@ -58,7 +58,7 @@ class MemberParts:
 
 
 def limits_of(order: MemberOrder) -> MachineLimits:
-    """The order's limits in a driver's units."""
+    """Return the order's limits in a driver's units."""
     disk, network = order.limits.disk_mib_s, order.limits.network_mbit_s
     return MachineLimits(
         cpu_percent=order.limits.cpu_percent,
@@ -69,7 +69,7 @@ def limits_of(order: MemberOrder) -> MachineLimits:
 
 
 def ticket_of(order: MemberOrder, incarnation: int, kit: GuestKit, inputs: Path) -> JobTicket:
-    """What the guest runs, as a job of its; the files beside the script are put into ``inputs``."""
+    """Return the guest's script as a job; write the files beside the script to ``inputs``."""
     contents = dict(kit.files(order, incarnation))
     script = contents.pop(SCRIPT)
     files = {}

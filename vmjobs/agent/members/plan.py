@@ -1,18 +1,18 @@
-"""What is to be done with a member now: a pure function of its order, its record and what is seen.
+"""Plans actions for a cluster VM: a pure function of order, record and observed state.
 
 ====================  =====================================  ====================================
 phase                 goal RUN                               otherwise
 ====================  =====================================  ====================================
-WAITING               staged once its pause is over          GONE at once
-STAGING, BOOTING      goes on to RUNNING, in time            destroyed: it has no job
-RUNNING               told once that it is admitted          DRAIN: told once, then DRAINING
+WAITING               staged after its pause                 GONE at once
+STAGING, BOOTING      becomes RUNNING before its deadline    destroyed: it has no job
+RUNNING               signalled once when it is admitted     DRAIN: signalled once, then DRAINING
 DRAINING              (goals only go forward)                destroyed at its deadline
 STOPPING              destroyed, then WAITING                destroyed, then GONE
-GONE                  as WAITING, if it is to begin again    until the service takes it out
+GONE                  as WAITING, if a restart is requested  until it is removed from the assignment
 ====================  =====================================  ====================================
 
-A machine that ended or is condemned, and any machine with the goal STOP, is STOPPING, whatever it was.
-A member that the service does not know any more is destroyed and forgotten.
+A VM that ended or is condemned, and any VM with the goal STOP, becomes STOPPING from every phase. A
+cluster VM that is missing from the assignment is destroyed and forgotten.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from vmjobs.model import ExitStatus
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 300.0
-#: Seconds that a guest whose script has ended has for powering off.
+#: Seconds for a guest to power off after its script has ended.
 POWER_OFF_SECONDS = 15.0
-#: Seconds until a token that could not be had is asked for again.
+#: Seconds between attempts to renew a token.
 RENEW_AGAIN_SECONDS = 30.0
-#: Seconds at least until a machine is tried again that the service had no token for.
+#: Minimum seconds until the next incarnation after the service has refused a token.
 REFUSED_PAUSE = 30.0
-#: Seconds until a machine that could not be destroyed is tried again.
+#: Seconds between attempts to destroy a VM.
 DESTROY_AGAIN_SECONDS = 10.0
 
 ADMIT = signal.SIGUSR1
@@ -44,11 +44,11 @@ DRAIN = signal.SIGTERM
 
 
 class Effect(Enum):
-    """What the keeper is to do, once the record is kept.
+    """An action of the reconciler, taken after the record is stored.
 
-    STAGE: fetch the image, choose a hypervisor. BOOT: make and start the machine. ABORT: give up
-    what STAGE or BOOT is at. DESTROY: the machine, verified. TELL_ADMITTED, TELL_DRAIN: the guest.
-    RENEW: get a new token, then tell the guest. FORGET: the member and all that is left of it.
+    STAGE: fetch the image, choose a hypervisor. BOOT: make and start the VM. ABORT: cancel STAGE or
+    BOOT. DESTROY: destroy the VM, and verify it. TELL_ADMITTED, TELL_DRAIN: signal the guest.
+    RENEW: get a new token, then signal the guest. FORGET: remove the cluster VM and all its files.
     """
 
     STAGE = auto()
@@ -63,7 +63,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The member's next record, what to do about it, and when to look again (seconds since 1970)."""
+    """The next record, the actions, and the time of the next planning (seconds since 1970)."""
 
     record: Record
     effects: tuple[Effect, ...] = ()
@@ -71,16 +71,16 @@ class Decision:
 
 
 def pause_after(failures: int) -> float:
-    """Seconds between the end of a machine and the next, after so many failures in a row."""
+    """Return seconds between two incarnations after so many failures in a row."""
     if failures == 0:
         return 0.0
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 30))
 
 
 def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) -> Decision:
-    """What is to be done with a member now.
+    """Plan the next actions for a cluster VM.
 
-    order: its order; None: the service does not want it on this node any more.
+    order: None: the assignment of this node no longer contains it.
     """
     if order is not None and order != record.order:
         record = record.but(order=order)
@@ -94,7 +94,7 @@ def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) 
     if record.phase is Phase.STOPPING:
         return _stopping(record, facts, now)
     if record.phase is Phase.BOOTING and facts.ready:
-        # What its machine is not held to stays to be seen; that it runs, the phase says.
+        # Keep the message: it lists the limits that are not enforced.
         record = _timed(record, now).enter(Phase.RUNNING, MemberCode.PROGRESS, record.message, now)
     end = _ordered_end(record, facts, wanted=wanted) or _seen_end(record, facts, now)
     if end is None:
@@ -102,7 +102,7 @@ def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) 
     return Decision(record, (Effect.ABORT,)) if facts.working else _stop(record, end, now)
 
 
-# --------------------------------------------------------------------------- without a machine
+# --------------------------------------------------------------------------- without a VM
 
 
 def _without_machine(record: Record, now: float, *, wanted: bool, again: bool) -> Decision:
@@ -114,10 +114,10 @@ def _without_machine(record: Record, now: float, *, wanted: bool, again: bool) -
         return Decision(_gone(record, now))
     if record.phase is Phase.GONE:
         record = record.but(failures=0)
-    # A clock that was set back is no reason to wait for longer than anybody is ever to wait.
+    # Never wait longer than the longest pause, even if the clock was set back.
     if now < record.retry <= now + LONGEST_PAUSE:
         return Decision(record, until=record.retry)
-    # An agent that lost its records goes on behind what the service has seen.
+    # After a loss of records, continue with numbers that the service has not seen yet.
     last = max(record.incarnation, record.order.admitted, record.order.condemned)
     fresh = record.enter(Phase.STAGING, MemberCode.PROGRESS, "", now).but(
         incarnation=last + 1,
@@ -133,12 +133,12 @@ def _without_machine(record: Record, now: float, *, wanted: bool, again: bool) -
 
 
 def _gone(record: Record, now: float) -> Record:
-    """No machine, and none to come. What ended a drained machine stays to be seen."""
+    """Return the record in the phase GONE; keep the reason that ended a drained VM."""
     code, message = record.code, record.message
     if record.order.goal is Goal.STOP:
         code, message = MemberCode.STOPPED, "stopped"
     elif record.phase is Phase.WAITING:
-        code, message = MemberCode.DRAINED, "it had no machine"
+        code, message = MemberCode.DRAINED, "it had no VM"
     return record.enter(Phase.GONE, code, message, now).but(retry=0.0, machine="")
 
 
@@ -148,7 +148,7 @@ def _destroyed(record: Record, now: float, *, wanted: bool) -> Decision:
     if record.order.goal is not Goal.RUN:
         return Decision(_gone(record, now))
     failures = record.failures + record.failing
-    # A token that is refused is no failure of the machine: it only makes a pause.
+    # A refused token is no failure of the VM: it only causes a pause.
     pause = REFUSED_PAUSE if record.code is MemberCode.TOKEN_REFUSED else 0.0
     retry = now + max(pause_after(failures), pause)
     waiting = record.enter(Phase.WAITING, record.code, record.message, now)
@@ -158,7 +158,7 @@ def _destroyed(record: Record, now: float, *, wanted: bool) -> Decision:
     )
 
 
-# --------------------------------------------------------------------------- with a machine
+# --------------------------------------------------------------------------- with a VM
 
 
 def _stop(record: Record, end: End, now: float) -> Decision:
@@ -181,23 +181,23 @@ def _stopping(record: Record, facts: Facts, now: float) -> Decision:
 
 
 def _ordered_end(record: Record, facts: Facts, *, wanted: bool) -> End | None:
-    """Why the service has the machine destroyed now, if it does."""
+    """Return why the service orders the VM's end now, if it does."""
     order = record.order
     if not wanted:
-        return End(code=MemberCode.STOPPED, message="the service does not know of it any more")
+        return End(code=MemberCode.STOPPED, message="the service has removed it from this node")
     if order.goal is Goal.STOP:
         return End(code=MemberCode.STOPPED, message="stopped")
     if order.goal is Goal.DRAIN and record.phase in {Phase.STAGING, Phase.BOOTING}:
-        return End(code=MemberCode.DRAINED, message="it had not begun to take jobs")
+        return End(code=MemberCode.DRAINED, message="it had not started to run jobs")
     if order.condemned >= record.incarnation:
-        # Without a token it could not join: that it did not is no second reason.
+        # Without a token it could not join the pool: the refusal is the cause of the timeout.
         late = order.why is MemberCode.JOIN_TIMED_OUT and facts.refused and not record.admitted
         return _untokened(facts) if late else End(code=order.why, message=order.why_message)
     return None
 
 
 def _seen_end(record: Record, facts: Facts, now: float) -> End | None:
-    """Why the machine is to be destroyed now for what it did, or did not do in time."""
+    """Return why the VM must be destroyed now: it ended, or exceeded a deadline."""
     if facts.end is not None:
         return _drained(record, facts) or _refused(facts) or facts.end
     if facts.exit is not None and now >= facts.exit_at + POWER_OFF_SECONDS:
@@ -215,7 +215,7 @@ def _drained(record: Record, facts: Facts) -> End | None:
 
 
 def _refused(facts: Facts) -> End | None:
-    """Whether the script ended for want of a token: the service's fault, and not the image's."""
+    """Return the end of a VM whose script ended without a token: not the image's fault."""
     return _untokened(facts) if facts.exit is not None and facts.refused else None
 
 
@@ -225,7 +225,7 @@ def _untokened(facts: Facts) -> End:
 
 
 def ended(exit: ExitStatus) -> str:
-    """How the guest's script ended, as a sentence."""
+    """Return a sentence that says how the guest's script ended."""
     if exit.signal is not None:
         return f"the guest's script was killed by signal {exit.signal}"
     return f"the guest's script ended with status {exit.code}"
@@ -256,7 +256,7 @@ def _go_on(record: Record, facts: Facts, now: float) -> Decision:
 def _staging(record: Record, facts: Facts, now: float) -> Decision:
     if facts.working:
         return Decision(record)
-    if facts.staged is None:  # whoever was at it is no more
+    if facts.staged is None:  # the thread ended with an earlier agent
         return Decision(record, (Effect.STAGE,))
     booting = _timed(record, now).enter(Phase.BOOTING, MemberCode.PROGRESS, facts.unenforced, now)
     deadline = now + record.order.boot_seconds
@@ -266,7 +266,7 @@ def _staging(record: Record, facts: Facts, now: float) -> Decision:
 
 
 def _timed(record: Record, now: float) -> Record:
-    """The record, and how long its phase took."""
+    """Return the record with the duration of its phase added."""
     took = round(max(0.0, now - record.since), 3)
     return record.but(seconds={**record.seconds, record.phase.value: took})
 
@@ -280,7 +280,7 @@ def _running(record: Record, now: float) -> tuple[Record, list[Effect]]:
         record = record.but(admitted=True, failures=0)
         effects.append(Effect.TELL_ADMITTED)
     if order.goal is Goal.DRAIN:
-        draining = record.enter(Phase.DRAINING, MemberCode.PROGRESS, "it takes no new job", now)
+        draining = record.enter(Phase.DRAINING, MemberCode.PROGRESS, "it accepts no new jobs", now)
         record = draining.but(deadline=now + order.drain_seconds)
         effects.append(Effect.TELL_DRAIN)
     return record, effects

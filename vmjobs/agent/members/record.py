@@ -1,4 +1,4 @@
-"""What a node keeps of one member over restarts of its agent. Times are seconds since 1970."""
+"""The state of one cluster VM over restarts of its agent. Times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_MESSAGE = 8192
 
 
 def _or(otherwise: object) -> WrapValidator:
-    """Takes a value that is not understood for another one."""
+    """Replace an invalid value by another one."""
 
     def check(value: object, understood: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -35,13 +35,13 @@ def _or(otherwise: object) -> WrapValidator:
 
 
 class Record(Frozen):
-    """One member: its order as it was heard last, and how far its present machine is.
+    """One cluster VM: its last order, and the state of its present incarnation.
 
-    machine: the name of that machine; empty: there is none. token, sentinel: what its guest knows.
-    admitted: that machine may take jobs. failing: its end counts as a failure.
+    machine: name of the VM; empty: there is none. token, sentinel: secrets of its guest.
+    admitted: the VM may run jobs. failing: its end counts as a failure.
     retry: when WAITING ends, or STOPPING is tried again. deadline: of BOOTING and of DRAINING.
-    renew: when its pool token is to be replaced. A time of 0 is none.
-    undestroyed: why the machine of a member that is STOPPING could not be destroyed yet.
+    renew: when its pool token must be replaced. A time of 0 is none.
+    undestroyed: why a VM that is STOPPING could not be destroyed yet.
     """
 
     order: MemberOrder
@@ -64,15 +64,15 @@ class Record(Frozen):
     seconds: dict[str, float] = Field(default_factory=dict)
 
     def but(self, **changes: object) -> Record:
-        """This record with some fields changed."""
+        """Return this record with some fields changed."""
         return self.model_copy(update=changes)
 
     def enter(self, phase: Phase, code: MemberCode, message: str, now: float) -> Record:
-        """This record in another phase, from now on."""
+        """Return this record in another phase, beginning now."""
         return self.but(phase=phase, code=code, message=message[:LONGEST_MESSAGE], since=now)
 
     def report(self) -> MemberReport:
-        """What the service is told."""
+        """Return the report for the service."""
         waiting = self.phase is Phase.WAITING and self.retry > 0
         message = self.message
         if self.phase is Phase.STOPPING and self.undestroyed:
@@ -91,15 +91,15 @@ class Record(Frozen):
         )
 
     def troubled(self, end: End) -> MemberReport:
-        """What the service is told while the next record cannot be kept."""
+        """Return the report for the service while the next record cannot be stored."""
         message = end.message[:LONGEST_MESSAGE]
         return self.report().model_copy(update={"code": end.code, "message": message})
 
 
 class Aside(BaseModel):
-    """What can be told of a record that this release does not understand: another one's, most likely.
+    """The readable fields of an incompatible record, most likely of another release.
 
-    Nothing is done about it, nor about its machine: an agent that understands it goes on with both.
+    It and its VM are left alone: an agent that can read it continues with both.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -110,11 +110,11 @@ class Aside(BaseModel):
     hypervisor: Annotated[HypervisorKind | None, _or(None)] = None
 
     def report(self, path: Path, now: float) -> MemberReport:
-        """What the service is told."""
+        """Return the report for the service."""
         message = (
-            f"this agent does not understand {path}, which another release has written: its machine is "
+            f"this agent cannot read {path}, which another release has written: its VM is "
             "left alone. Install that release again; or remove its directory and restart the agent, "
-            "which ends the machine"
+            "which ends the VM"
         )
         return MemberReport(
             id=self.id,
@@ -128,22 +128,22 @@ class Aside(BaseModel):
 
 
 class End(Frozen):
-    """Why a machine cannot or must not go on."""
+    """Why a VM ends."""
 
     code: MemberCode
     message: str
 
 
 class Facts(Frozen):
-    """What is known of a member's present machine beside its record, and goes with this process.
+    """The observed state of a cluster VM's present incarnation, in memory only.
 
-    working: a thread fetches its image, boots it or destroys it. staged: what will run it;
-    unenforced: the limits that this will not hold it to, in sentences.
-    ready: its guest said so. exit: how the guest's script ended, told at ``exit_at``.
-    end: it has ended, or could not be started. destroyed: verified, nothing of it is left.
-    renewed: its pool token was replaced; this is when the next is due.
-    refused: why it has had no token yet, though it asked. undestroyed: why it could not be destroyed.
-    again: though it was GONE, it is to have a machine again.
+    working: a thread fetches its image, boots it or destroys it. staged: its hypervisor;
+    unenforced: the limits that this hypervisor cannot enforce, in sentences.
+    ready: its guest reported so. exit: exit status of the guest's script, reported at ``exit_at``.
+    end: it has ended, or could not be started. destroyed: it is verified gone.
+    renewed: its pool token was replaced, and must be again at this time.
+    refused: why the service refused it its first token. undestroyed: why it could not be destroyed.
+    again: start it again although it was GONE.
     """
 
     working: bool = False
@@ -160,7 +160,7 @@ class Facts(Frozen):
     again: bool = False
 
     def but(self, **changes: object) -> Facts:
-        """These facts with some fields changed."""
+        """Return this state with some fields changed."""
         return self.model_copy(update=changes)
 
 

@@ -1,5 +1,6 @@
-"""What goes to the service about members: reports and consoles. Each has a thread of its own, and
-nobody ever waits for either.
+"""Sends reports and consoles of cluster VMs to the service, each in a separate thread.
+
+No caller waits for either.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vmjobs.ports import ShareSource
 
 log = logging.getLogger(__name__)
 
-#: A member's id and the number of its machine.
+#: A cluster VM's id and incarnation.
 _Machine = tuple[str, int]
 _Heard = Callable[[MemberReport | None, MemberReport], object]
 
@@ -25,14 +26,14 @@ HEARTBEAT_SECONDS = 15.0
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
 CHUNK = 512 * 1024
-#: Seconds in which the service usually hears of a machine; until then it takes no console of it.
+#: Seconds in which a report usually reaches the service; it rejects consoles of unreported VMs.
 TOLD_SECONDS = 2.0
 
 
 class Reporter:
-    """Tells of each member what is true last, at once, and of all of them every few seconds.
+    """Sends each changed report at once, and all reports at every heartbeat.
 
-    heard: called with what was said of a member before (None: nothing) and what is said now.
+    on_change: called with a cluster VM's previous report (None: there was none) and its new one.
     """
 
     def __init__(self, source: ShareSource, heartbeat: float = HEARTBEAT_SECONDS) -> None:
@@ -46,7 +47,7 @@ class Reporter:
         self._stopped = False
 
     def tell(self, report: MemberReport) -> None:
-        """This is how a member is now."""
+        """Accept the present report of a cluster VM."""
         with self._changed:
             before = self._known.get(report.id)
             self._known[report.id] = report
@@ -56,19 +57,19 @@ class Reporter:
             self.heard(before, report)
 
     def known(self) -> tuple[MemberReport, ...]:
-        """What was said last of each member."""
+        """Return the last report of each cluster VM."""
         with self._changed:
             return tuple(self._known.values())
 
     def forget(self, member: str) -> None:
-        """A member is no more."""
+        """Remove a cluster VM."""
         with self._changed:
             self._known.pop(member, None)
             self._told.pop(member, None)
             self._news.discard(member)
 
     def has_told(self, member: str, incarnation: int, timeout: float = 0.0) -> bool:
-        """Whether the service knows this machine, within ``timeout`` seconds; else it refuses it."""
+        """Whether the service has a report of this incarnation; waits up to ``timeout`` seconds."""
 
         def told() -> bool:
             return self._told.get(member, 0) >= incarnation
@@ -77,13 +78,13 @@ class Reporter:
             return self._changed.wait_for(told, timeout)
 
     def stop(self) -> None:
-        """Have :meth:`run` end."""
+        """Make :meth:`run` return."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Tell until :meth:`stop` is called. The first word is of all members."""
+        """Send reports until :meth:`stop` is called. The first request has those of all VMs."""
         pause, whole = 0.0, True
         while not self._stopped:
             reports = self._take(whole=whole)
@@ -91,7 +92,7 @@ class Reporter:
                 self._source.report(reports)
             except VMJobsError as error:
                 pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
-                log.warning("members are told of again in %.1f s: %s", pause, error)
+                log.warning("cluster VMs not reported, next attempt in %.1f s: %s", pause, error)
                 whole = True
                 self._rest(pause)
             else:
@@ -112,7 +113,7 @@ class Reporter:
             self._changed.notify_all()
 
     def _wait(self) -> bool:
-        """Wait for news; false if there are none and it is time for all."""
+        """Wait for changes; return false if the heartbeat of all VMs is due instead."""
         with self._changed:
             self._changed.wait_for(lambda: self._news or self._stopped, self._heartbeat)
             return bool(self._news)
@@ -124,10 +125,10 @@ class Reporter:
 
 @dataclass
 class Console:
-    """The console of one machine: a file that its hypervisor appends to.
+    """The console of one incarnation: a file that its hypervisor appends to.
 
-    Beyond ``limit`` bytes the file is emptied and begins anew. ``limit`` bytes of a machine's console
-    go to the service; what comes then is on the node only.
+    Beyond ``limit`` bytes the file is truncated and starts again. The service gets the first ``limit``
+    bytes of a console; later bytes are on the node only.
     """
 
     member: str
@@ -140,16 +141,16 @@ class Console:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        with suppress(OSError, ValueError):  # it was never emptied
+        with suppress(OSError, ValueError):  # it was never truncated
             self._base = int(self._note.read_text("ascii"))
 
     @property
     def _note(self) -> Path:
-        """How many bytes had been told when the file was emptied last."""
+        """The file with the number of bytes sent before the last truncation."""
         return self.path.with_name(f"{self.path.name}.base")
 
     def trim(self) -> None:
-        """Empty the file if it has grown too large."""
+        """Truncate the file if it has grown too large."""
         with suppress(FileNotFoundError), self._lock:
             if self.path.stat().st_size > self.limit:
                 self._base += self._sent
@@ -173,10 +174,10 @@ class Console:
         except Unavailable:
             raise
         except VMJobsError as error:
-            log.warning("the console of %s is not wanted any more: %s", self.member, error)
+            log.warning("the service rejects the console of %s: %s", self.member, error)
             self._refused = True
         with self._lock:
-            if offset == self._base + self._sent:  # it was not emptied meanwhile
+            if offset == self._base + self._sent:  # it was not truncated meanwhile
                 self._sent += len(data)
         return True
 
@@ -193,7 +194,7 @@ class Console:
 
 
 class Shipper:
-    """Sends consoles as they grow."""
+    """Sends consoles to the service as they grow."""
 
     def __init__(self, source: ShareSource, reporter: Reporter) -> None:
         self._source = source
@@ -204,17 +205,17 @@ class Shipper:
         self._stopped = False
 
     def follow(self, console: Console) -> Callable[[], None]:
-        """Send this console from now on; to be called whenever it has grown.
+        """Send this console from now on. Return a function to call whenever it has grown.
 
-        What is left to be sent of the machine before is sent, too.
+        The rest of the previous incarnation's console is sent, too.
         """
         machine = (console.member, console.incarnation)
 
         def grew() -> None:
             try:
                 console.trim()
-            except OSError as error:  # no reason to lose sight of the machine
-                log.warning("the console of %s is not emptied: %s", console.member, error)
+            except OSError as error:  # must not end the watch of the VM
+                log.warning("cannot truncate the console of %s: %s", console.member, error)
             with self._changed:
                 self._grown[machine] = None
                 self._changed.notify_all()
@@ -228,13 +229,13 @@ class Shipper:
         return grew
 
     def forget(self, member: str) -> None:
-        """A member is no more."""
+        """Remove a cluster VM."""
         with self._changed:
             for machine in [machine for machine in self._consoles if machine[0] == member]:
                 del self._consoles[machine]
 
     def stop(self) -> None:
-        """Have :meth:`run` end."""
+        """Make :meth:`run` return."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -248,7 +249,7 @@ class Shipper:
                 pause = 0.0
             except (VMJobsError, OSError) as error:
                 pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
-                log.warning("consoles are sent again in %.1f s: %s", pause, error)
+                log.warning("console not sent, next attempt in %.1f s: %s", pause, error)
                 with self._changed:
                     self._grown[machine] = None
                     self._changed.wait_for(lambda: self._stopped, pause)
@@ -268,7 +269,7 @@ class Shipper:
         if console is None:
             return
         if not self._reporter.has_told(*machine, timeout=TOLD_SECONDS):
-            raise Unavailable("api", "the service has not been told of the machine yet")
+            raise Unavailable("api", "the service has no report of the VM yet")
         if console.ship(self._source):
-            with self._changed:  # the others come first
+            with self._changed:  # after the other consoles
                 self._grown[machine] = None

@@ -1,4 +1,4 @@
-"""The token with which one machine joins its pool: asked for when its guest asks, and then renewed."""
+"""Gets a cluster VM's token for its pool when the guest asks for it, and renews it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from vmjobs.errors import Unavailable, VMJobsError
 
 log = logging.getLogger(__name__)
 
-#: A token is not replaced more often than this, whatever the clocks say; in seconds.
+#: Minimum seconds until a token is replaced, even with wrong clocks.
 SHORTEST_LIFE = 10.0
 
 
 @dataclass
 class PoolTokens:
-    """What a machine's endpoint gives out. Safe to use from several threads.
+    """Caches a cluster VM's pool token for the guest endpoint. Thread-safe.
 
-    fetch: gets a new token from the service. That may take its time: it is done in a thread of its own,
-        so that nobody needs to wait for it once this is closed.
-    fetched: called after that with the time at which half of its life is over (seconds since 1970).
-    had: the machine has had a token, be it from an earlier agent.
-    refused: called with the reason each time that a machine gets none that never had one.
+    fetch: gets a new token from the service. Slow, so it runs in a separate thread: :meth:`close` ends
+        all waiting for it.
+    on_renewed: called after that with the time at which half of the token's life is over (epoch).
+    had: the VM has had a token, perhaps from an earlier agent.
+    on_refused: called with the reason of each refusal, until the VM has had a token.
     """
 
     fetch: Callable[[], PoolToken]
@@ -40,11 +40,11 @@ class PoolTokens:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def get(self) -> str:
-        """The token, a new one if half of the last one's life is over.
+        """Return the token, a new one if half of the last one's life is over.
 
         Raises:
-            Forbidden: the service gives this machine none.
-            Unavailable: it cannot be asked, and the last token is no good any more.
+            Forbidden: the service refuses this VM a token.
+            Unavailable: the service cannot be reached, and the last token has expired.
         """
         with self._changed:
             if self._token is not None and time.time() < self._due:
@@ -57,12 +57,12 @@ class PoolTokens:
             return self._token.token if self._token is not None else ""
 
     def renew(self) -> None:
-        """Have a new token. Raises as :meth:`get`."""
+        """Get a new token. Raises as :meth:`get`."""
         with self._changed:
             self._replace()
 
     def close(self) -> None:
-        """Let go of all who wait."""
+        """Release all waiting threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -73,7 +73,7 @@ class PoolTokens:
             threading.Thread(target=self._ask, name="pool-token", daemon=True).start()
         self._changed.wait_for(lambda: self._closed or not self._asking)
         if self._closed:
-            raise Unavailable("agent", "this agent is leaving the machine")
+            raise Unavailable("agent", "this agent no longer serves the VM")
         if self._fault is not None:
             raise self._fault
 
@@ -83,8 +83,8 @@ class PoolTokens:
             token = self.fetch()
         except VMJobsError as error:
             fault = error
-        except Exception as error:  # or those who wait would wait for ever
-            log.exception("no token")
+        except Exception as error:  # otherwise the waiting threads would never return
+            log.exception("cannot get a pool token")
             fault = Unavailable("api", f"the agent failed: {type(error).__name__}")
         with self._changed:
             self._asking, self._fault = False, fault
