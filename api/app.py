@@ -25,16 +25,16 @@ from api import (
     sessions,
     uploads,
 )
-from api.services import Dispatcher, HealthCheck, Services, attach
-from api.session_link import Sessions
-from api.share_watch import ShareWatch
-from api.tokens import Issuer
+from api.assignment_stream import AssignmentWatch
+from api.services import Dispatcher, HealthCheck, Services, attach_services
+from api.session_link import SessionClient
+from api.tokens import ApiTokenIssuer
 from repository.service import Repository
-from repository.tokens import TokenGate, TokenRegister
+from repository.tokens import TokenChecker, TokenRegister
 from vmjobs.config import Config
-from vmjobs.ports import Minter
+from vmjobs.ports import TokenIssuer
 
-PARTS: Final = (
+VIEW_MODULES: Final = (
     jobs,
     attempts,
     condor_jobs,
@@ -50,7 +50,7 @@ PARTS: Final = (
     metrics,
 )
 #: Requests that may wait at once, unless the caller knows the number of threads.
-WAITERS: Final = 4
+MAX_WAITING_REQUESTS: Final = 4
 
 
 def create_app(
@@ -58,10 +58,10 @@ def create_app(
     repository: Repository,
     *,
     dispatcher: Dispatcher,
-    issuer: Issuer,
+    issuer: ApiTokenIssuer,
     checks: Mapping[str, HealthCheck] | None = None,
-    minter: Minter | None = None,
-    waiters: int = WAITERS,
+    token_issuer: TokenIssuer | None = None,
+    max_waiting_requests: int = MAX_WAITING_REQUESTS,
 ) -> Flask:
     """Create the API as a WSGI application.
 
@@ -77,25 +77,34 @@ def create_app(
         "storage": repository.objects.check,
         **(checks or {}),
     }
-    shares = ShareWatch(repository.clusters.revisions, waiters)
-    logins = Sessions(config.data_dir / "run", waiters)
+    assignments = AssignmentWatch(repository.clusters.revisions, max_waiting_requests)
+    sessions_client = SessionClient(config.data_dir / "run", max_waiting_requests)
     images_of = repository.images
-    gate = TokenGate(TokenRegister(repository.database))
+    gate = TokenChecker(TokenRegister(repository.database))
     parts = Services(
-        config, repository, images_of, dispatcher, issuer, shares, logins, gate, minter, known
+        config,
+        repository,
+        images_of,
+        dispatcher,
+        issuer,
+        assignments,
+        sessions_client,
+        gate,
+        token_issuer,
+        known,
     )
-    attach(app, parts)
+    attach_services(app, parts)
     converters.install(app)
     problems.install(app)
-    for part in PARTS:
+    for part in VIEW_MODULES:
         app.register_blueprint(part.blueprint)
     app.register_blueprint(jobs.sets)
-    app.after_request(_harden)
+    app.after_request(_add_security_headers)
     image_bytes.install(app)
     return app
 
 
-def _harden(response: Response) -> Response:
+def _add_security_headers(response: Response) -> Response:
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers.setdefault("Referrer-Policy", "no-referrer")
     return response

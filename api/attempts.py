@@ -9,10 +9,10 @@ from pydantic import Field
 from werkzeug.wrappers import Response
 
 from api.operation import (
-    Access,
-    Binary,
+    AccessRule,
+    BinaryBody,
     Reply,
-    Strict,
+    StrictQuery,
     backend,
     body_stream,
     empty_reply,
@@ -27,9 +27,9 @@ from api.ranges import (
     BYTES,
     IF_NONE_MATCH,
     RANGE_HEADERS,
-    Cut,
     MemorySource,
     ObjectSource,
+    RangeReader,
     send,
 )
 from vmjobs.errors import Conflict, JobFinal
@@ -38,17 +38,17 @@ from vmjobs.model import AttemptClaim, Checkpoint, Job, JobTicket, Output, Repor
 blueprint = Blueprint("attempts", __name__, url_prefix="/v1/jobs/<id:job>")
 
 TAG: Final = "attempts"
-AGENT: Final = Access(job=True)
+AGENT: Final = AccessRule(job=True)
 MAX_APPEND_BYTES: Final = 8 * 1024 * 1024
 
 
-class AppendQuery(Strict):
+class AppendQuery(StrictQuery):
     """Position of an append."""
 
     offset: int = Field(ge=0, le=2**53, description="position in the stream, from 0")
 
 
-def require_open(job_id: str) -> Job:
+def require_unfinished(job_id: str) -> Job:
     """Return the job, unless it has ended, which makes its token worthless.
 
     Raises:
@@ -101,7 +101,7 @@ def report(job: str, attempt: str) -> Response:
     tag=TAG,
     access=AGENT,
     query=AppendQuery,
-    body=Binary("the bytes to append, 8 MiB at most"),
+    body=BinaryBody("the bytes to append, 8 MiB at most"),
     replies={204: Reply("appended")},
     errors=(404, 409, 413),
 )
@@ -122,7 +122,7 @@ def append(job: str, attempt: str, name: str) -> Response:
     "putOutput",
     tag=TAG,
     access=AGENT,
-    body=Binary("the file"),
+    body=BinaryBody("the file"),
     replies={201: Reply("stored", Output)},
     errors=(404, 409, 411, 413, 422, 507),
 )
@@ -135,7 +135,7 @@ def put_output(job: str, attempt: str, path: str) -> Response:
     return json_reply(stored, 201)
 
 
-class KeepQuery(Strict):
+class CheckpointQuery(StrictQuery):
     """The upload that holds the checkpoint's files."""
 
     upload: str = Field(max_length=64, description="the upload with the files")
@@ -146,14 +146,14 @@ class KeepQuery(Strict):
     "keepCheckpoint",
     tag=TAG,
     access=AGENT,
-    query=KeepQuery,
+    query=CheckpointQuery,
     body=Checkpoint,
     replies={204: Reply("the next attempt resumes from it")},
     errors=(404, 409, 422, 507),
 )
 def keep(job: str, attempt: str) -> Response:
     """Store the job's checkpoint, in place of an earlier one."""
-    upload = read_query(KeepQuery).upload
+    upload = read_query(CheckpointQuery).upload
     backend().repository.keep(job, attempt, upload, read_body(Checkpoint))
     return empty_reply()
 
@@ -169,7 +169,7 @@ def keep(job: str, attempt: str) -> Response:
 )
 def checkpoint_layout(job: str, content: str) -> Response:
     """Read the layout of a file of the job's checkpoint."""
-    require_open(job)
+    require_unfinished(job)
     return send_checkpoint_layout(job, content)
 
 
@@ -184,7 +184,7 @@ def checkpoint_layout(job: str, content: str) -> Response:
 )
 def checkpoint_segment(job: str, segment: str) -> Response:
     """Read a segment of the job's checkpoint as it is stored."""
-    require_open(job)
+    require_unfinished(job)
     return send_checkpoint_segment(job, segment)
 
 
@@ -241,6 +241,6 @@ def end(job: str) -> Response:
 )
 def read_input(job: str, name: str) -> Response:
     """Read one of the job's input files. Its ETag is the file's digest."""
-    require_open(job)
+    require_unfinished(job)
     blob = backend().repository.open_input(job, name)
-    return send(Cut(blob), etag=blob.digest, close=blob.close)
+    return send(RangeReader(blob), etag=blob.digest, close=blob.close)

@@ -8,16 +8,16 @@ from flask import Blueprint
 from werkzeug.wrappers import Response
 
 from api.operation import (
-    Binary,
+    BinaryBody,
     Reply,
-    anyone_with,
+    access_for,
     backend,
     body_stream,
     caller,
     empty_reply,
     operation,
 )
-from api.problems import BadBlob
+from api.problems import BlobDigestMismatch
 from api.tokens import Scope
 from vmjobs.errors import DigestMismatch, NotFound
 
@@ -30,7 +30,7 @@ TAG: Final = "blobs"
 @operation(
     "haveBlob",
     tag=TAG,
-    access=anyone_with(Scope.STORAGE_CREATE, Scope.STORAGE_READ),
+    access=access_for(Scope.STORAGE_CREATE, Scope.STORAGE_READ),
     replies={200: Reply("the blob exists")},
     errors=(404, 422),
 )
@@ -48,8 +48,8 @@ def have(digest: str) -> Response:
 @operation(
     "putBlob",
     tag=TAG,
-    access=anyone_with(Scope.STORAGE_CREATE),
-    body=Binary("the bytes that the digest names"),
+    access=access_for(Scope.STORAGE_CREATE),
+    body=BinaryBody("the bytes that the digest names"),
     replies={201: Reply("stored"), 200: Reply("you had stored it before")},
     errors=(413, 422, 507),
 )
@@ -61,5 +61,7 @@ def put(digest: str) -> Response:
     try:
         new = backend().repository.put_blob(caller().subject, digest, body_stream())
     except DigestMismatch as error:
-        raise BadBlob(error.message, hint="the file may have changed during upload") from error
+        raise BlobDigestMismatch(
+            error.message, hint="the file may have changed during upload"
+        ) from error
     return empty_reply(201 if new else 200)

@@ -8,12 +8,12 @@ from flask import Blueprint
 from pydantic import Field
 from werkzeug.wrappers import Response
 
-from api.images import CREATE, viewer
+from api.images import CREATE, current_viewer
 from api.jobs import IDEMPOTENCY_KEY, idempotency_key
 from api.operation import (
     Reply,
-    Strict,
-    anyone_with,
+    StrictQuery,
+    access_for,
     backend,
     caller,
     json_reply,
@@ -28,10 +28,10 @@ from vmjobs.wire import Build, BuildList, BuildRequest
 blueprint = Blueprint("builds", __name__, url_prefix="/v1/builds")
 
 TAG: Final = "builds"
-READ: Final = anyone_with(Scope.STORAGE_READ, Scope.STORAGE_CREATE)
+READ: Final = access_for(Scope.STORAGE_READ, Scope.STORAGE_CREATE)
 
 
-class BuildQuery(Strict):
+class BuildQuery(StrictQuery):
     """The builds to list."""
 
     limit: int = Field(100, ge=1, le=MAX_LIST, description="the most builds to list")
@@ -55,7 +55,7 @@ def create() -> Response:
     key = idempotency_key()
     parts = backend()
     found = parts.repository.builds.create(
-        viewer(), read_body(BuildRequest), key, parts.dispatcher.build_image
+        current_viewer(), read_body(BuildRequest), key, parts.dispatcher.build_image
     )
     return json_reply(found, 202, {"Location": f"/v1/builds/{found.id}"})
 
@@ -74,7 +74,7 @@ def index() -> Response:
 @operation("getBuild", tag=TAG, access=READ, replies={200: Reply("the build", Build)}, errors=(404,))
 def show(build: str) -> Response:
     """Show a build's progress or failure: the caller's own; administrators: any."""
-    who = viewer()
+    who = current_viewer()
     return json_reply(backend().repository.builds.get(build, None if who.admin else who.user))
 
 
@@ -92,4 +92,4 @@ def cancel(build: str) -> Response:
     Its builder ends all that it started within seconds. 409 if the build has ended already, or its
     image is being published.
     """
-    return json_reply(backend().repository.builds.cancel(build, viewer()))
+    return json_reply(backend().repository.builds.cancel(build, current_viewer()))

@@ -10,14 +10,14 @@ from flask import Blueprint
 from pydantic import Field
 from werkzeug.wrappers import Response
 
-from api.images import viewer
+from api.images import current_viewer
 from api.operation import (
     Reply,
-    Strict,
-    anyone_with,
+    StrictQuery,
+    access_for,
     backend,
     caller,
-    count_of,
+    describe_fault_count,
     empty_reply,
     json_reply,
     operation,
@@ -26,21 +26,21 @@ from api.operation import (
     read_json,
     read_query,
 )
-from api.paging import PageQuery, window
+from api.paging import PageQuery, requested_window
 from api.ranges import BYTES, RANGE_HEADERS, send
 from api.tokens import Scope
 from condor.cluster_ads import faults as advertised_faults
 from repository.clusters.service import Clusters
-from vmjobs.cluster.member import Goal
 from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.vm_state import Goal
 from vmjobs.cluster.wire import (
-    Applied,
+    ApplyOutcome,
+    ApplyResult,
     Assessment,
     Cluster,
     ClusterEvents,
     ClusterList,
-    Outcome,
-    Scale,
+    ScaleRequest,
 )
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, Unavailable
 
@@ -48,18 +48,18 @@ log = logging.getLogger(__name__)
 blueprint = Blueprint("clusters", __name__, url_prefix="/v1")
 
 TAG: Final = "clusters"
-READ: Final = anyone_with(Scope.COMPUTE_READ)
-CHANGE: Final = anyone_with(Scope.ADMIN)
+READ: Final = access_for(Scope.COMPUTE_READ)
+CHANGE: Final = access_for(Scope.ADMIN)
 _GOALS: Final = {"drain": Goal.DRAIN, "now": Goal.STOP}
 
 
-class EventQuery(Strict):
+class EventQuery(StrictQuery):
     """The events to list."""
 
     after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
 
 
-class ConsoleQuery(Strict):
+class ConsoleQuery(StrictQuery):
     """The console to read."""
 
     incarnation: int = Field(
@@ -67,7 +67,7 @@ class ConsoleQuery(Strict):
     )
 
 
-class DeleteQuery(Strict):
+class DeleteQuery(StrictQuery):
     """How the VMs are to end."""
 
     mode: Literal["drain", "now"] = Field("drain", description="after their jobs, or now")
@@ -86,7 +86,7 @@ class DeleteQuery(Strict):
 )
 def index() -> Response:
     """List the virtual clusters by name, without their worker VMs."""
-    found, cursor = _clusters().page(window())
+    found, cursor = _clusters().page(requested_window())
     return json_reply(ClusterList(clusters=tuple(found), next=cursor))
 
 
@@ -138,7 +138,7 @@ def console(name: str, member: str) -> Response:
 @operation(
     "assessCluster",
     tag=TAG,
-    access=anyone_with(Scope.COMPUTE_READ, Scope.ADMIN),
+    access=access_for(Scope.COMPUTE_READ, Scope.ADMIN),
     body=ClusterSpec,
     replies={200: Reply("how much of it would run", Assessment)},
 )
@@ -147,8 +147,8 @@ def assess() -> Response:
 
     The resources of an existing cluster of the same name count as free.
     """
-    spec = _declaration()
-    return json_reply(_clusters().assess(viewer(), spec))
+    spec = _read_spec()
+    return json_reply(_clusters().assess(current_viewer(), spec))
 
 
 # --------------------------------------------------------------------------- changing
@@ -161,8 +161,8 @@ def assess() -> Response:
     access=CHANGE,
     body=ClusterSpec,
     replies={
-        200: Reply("the cluster is as specified, perhaps unchanged", Applied),
-        201: Reply("created", Applied, {"Location": "the cluster"}),
+        200: Reply("the cluster is as specified, perhaps unchanged", ApplyResult),
+        201: Reply("created", ApplyResult, {"Location": "the cluster"}),
     },
     errors=(409,),
 )
@@ -172,12 +172,12 @@ def put(name: str) -> Response:
     A tag of the image is resolved to a digest now. VMs of an earlier specification are replaced one at
     a time, after their jobs.
     """
-    spec = _declaration(name)
-    done = _clusters().apply(viewer(), spec)
-    if done.outcome is Outcome.UNCHANGED:
+    spec = _read_spec(name)
+    done = _clusters().apply(current_viewer(), spec)
+    if done.outcome is ApplyOutcome.UNCHANGED:
         return json_reply(done)
-    _soon()
-    if done.outcome is Outcome.CREATED:
+    _trigger_reconciler()
+    if done.outcome is ApplyOutcome.CREATED:
         return json_reply(done, 201, {"Location": f"/v1/clusters/{name}"})
     return json_reply(done)
 
@@ -187,21 +187,21 @@ def put(name: str) -> Response:
     "scaleCluster",
     tag=TAG,
     access=CHANGE,
-    body=Scale,
+    body=ScaleRequest,
     replies={200: Reply("the cluster", Cluster)},
     errors=(404, 409),
 )
 def scale(name: str) -> Response:
     """Change the number of worker VMs, and nothing else."""
-    size = read_body(Scale).size
-    return _done(lambda clusters: clusters.scale(name, size, caller().subject))
+    size = read_body(ScaleRequest).size
+    return _change_cluster(lambda clusters: clusters.scale(name, size, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/wake")
 @operation(
     "wakeCluster",
     tag=TAG,
-    access=anyone_with(Scope.WAKE, Scope.ADMIN),
+    access=access_for(Scope.WAKE, Scope.ADMIN),
     replies={204: Reply("it has a VM, gets one, or may have none")},
     errors=(404, 422),
 )
@@ -212,7 +212,7 @@ def wake(name: str) -> Response:
     if the cluster has VMs already, is drained or deleted, or is specified for none.
     """
     if _clusters().wake(name, caller().subject):
-        _soon()
+        _trigger_reconciler()
     return empty_reply()
 
 
@@ -226,7 +226,7 @@ def wake(name: str) -> Response:
 )
 def drain(name: str) -> Response:
     """End all VMs after their jobs, and start none until the cluster is resumed."""
-    return _done(lambda clusters: clusters.drain(name, caller().subject))
+    return _change_cluster(lambda clusters: clusters.drain(name, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/resume")
@@ -239,7 +239,7 @@ def drain(name: str) -> Response:
 )
 def resume(name: str) -> Response:
     """Start VMs again after a drain."""
-    return _done(lambda clusters: clusters.resume(name, caller().subject))
+    return _change_cluster(lambda clusters: clusters.resume(name, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/retry")
@@ -256,7 +256,7 @@ def retry(name: str) -> Response:
     These are nodes and images on which VMs only failed, VMs that wait for another try, and a
     specification that the cluster rolled back.
     """
-    return _done(lambda clusters: clusters.retry(name, caller().subject))
+    return _change_cluster(lambda clusters: clusters.retry(name, caller().subject))
 
 
 @blueprint.delete("/clusters/<cluster:name>")
@@ -271,20 +271,20 @@ def retry(name: str) -> Response:
 def delete(name: str) -> Response:
     """Delete a cluster, after its jobs or now. Repeating the call is no error."""
     goal = _GOALS[read_query(DeleteQuery).mode]
-    return _done(lambda clusters: clusters.delete(name, goal, caller().subject), 202)
+    return _change_cluster(lambda clusters: clusters.delete(name, goal, caller().subject), 202)
 
 
 def _clusters() -> Clusters:
     return backend().repository.clusters
 
 
-def _done(change: Callable[[Clusters], Cluster], status: int = 200) -> Response:
+def _change_cluster(change: Callable[[Clusters], Cluster], status: int = 200) -> Response:
     found = change(_clusters())
-    _soon()
+    _trigger_reconciler()
     return json_reply(found, status)
 
 
-def _soon() -> None:
+def _trigger_reconciler() -> None:
     """Trigger the reconciler; without a broker, it runs by itself within seconds."""
     try:
         backend().dispatcher.clusters()
@@ -292,7 +292,7 @@ def _soon() -> None:
         log.warning("a change of a cluster waits for the next run of the reconciler: %s", error.message)
 
 
-def _declaration(name: str | None = None) -> ClusterSpec:
+def _read_spec(name: str | None = None) -> ClusterSpec:
     """Return the cluster specification in the request's body.
 
     Raises:
@@ -302,10 +302,12 @@ def _declaration(name: str | None = None) -> ClusterSpec:
     try:
         spec = parse_body(ClusterSpec, body)
     except InvalidRequest as error:
-        raise InvalidSpec(count_of("the specification", error.faults), faults=error.faults) from error
-    faults = [*advertised_faults(spec), *_clusters().faults(viewer(), spec)]
+        raise InvalidSpec(
+            describe_fault_count("the specification", error.faults), faults=error.faults
+        ) from error
+    faults = [*advertised_faults(spec), *_clusters().faults(current_viewer(), spec)]
     if name is not None and spec.name != name:
         faults.insert(0, Fault("name", "mismatch", "differs from the name in the URL"))
     if faults:
-        raise InvalidSpec(count_of("the specification", faults), faults=faults)
+        raise InvalidSpec(describe_fault_count("the specification", faults), faults=faults)
     return spec

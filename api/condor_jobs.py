@@ -7,11 +7,11 @@ from typing import Final
 from flask import Blueprint
 from werkzeug.wrappers import Response
 
-from api.attempts import KeepQuery, send_checkpoint_layout, send_checkpoint_segment
+from api.attempts import CheckpointQuery, send_checkpoint_layout, send_checkpoint_segment
 from api.operation import (
-    Access,
+    AccessRule,
     Reply,
-    anyone_with,
+    access_for,
     backend,
     empty_reply,
     json_reply,
@@ -28,8 +28,8 @@ from vmjobs.wire import CondorJobClaim, CondorJobTicket
 blueprint = Blueprint("condor_jobs", __name__, url_prefix="/v1/condor-jobs/<condor_job:job>")
 
 TAG: Final = "attempts"
-NODE: Final = anyone_with(Scope.NODE)
-AGENT: Final = Access(job=True)
+NODE: Final = access_for(Scope.NODE)
+AGENT: Final = AccessRule(job=True)
 
 
 @blueprint.post("/attempts")
@@ -56,14 +56,14 @@ def claim(job: str) -> Response:
     "keepCondorCheckpoint",
     tag=TAG,
     access=AGENT,
-    query=KeepQuery,
+    query=CheckpointQuery,
     body=Checkpoint,
     replies={204: Reply("the next attempt resumes from it")},
     errors=(404, 409, 422, 507),
 )
 def keep(job: str, attempt: str) -> Response:
     """Store the job's checkpoint, in place of an earlier one."""
-    upload = read_query(KeepQuery).upload
+    upload = read_query(CheckpointQuery).upload
     backend().repository.keep_condor_job(job, attempt, upload, read_body(Checkpoint))
     return empty_reply()
 

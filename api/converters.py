@@ -8,9 +8,9 @@ from flask import Flask
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from werkzeug.routing import BaseConverter
 
-from api.problems import RefusedInRouting
+from api.problems import RoutingError
 from vmjobs.cluster.spec import ClusterName
-from vmjobs.cluster.wire import MemberId
+from vmjobs.cluster.wire import ClusterVmId
 from vmjobs.errors import Fault, InvalidRequest
 from vmjobs.model import (
     ContentDigest,
@@ -29,11 +29,11 @@ TaggedName = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"),
 ]
-MemberName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}-[0-9]{1,9}$")]
+ClusterVmName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}-[0-9]{1,9}$")]
 SegmentDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Checked(BaseConverter):
+class _ModelConverter(BaseConverter):
     """A part that must be valid for a model type; others are refused with 422."""
 
     regex = r"[^/]+"
@@ -47,7 +47,7 @@ class _Checked(BaseConverter):
             message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
             fault = Fault(self.what, "bad_path", message)
             refusal = InvalidRequest(f"the URL has no valid {self.what}", faults=[fault])
-            raise RefusedInRouting(refusal) from error
+            raise RoutingError(refusal) from error
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class _Checked(BaseConverter):
         return {**cls.kind.json_schema(), "description": cls.__doc__}
 
 
-class RelativeConverter(_Checked):
+class RelativeConverter(_ModelConverter):
     """A relative path without '..'. It may hold slashes, which need no escaping."""
 
     regex = r"[\s\S]+"
@@ -64,14 +64,14 @@ class RelativeConverter(_Checked):
     kind = TypeAdapter(RelativePath)
 
 
-class DigestConverter(_Checked):
+class DigestConverter(_ModelConverter):
     """A digest: 'sha256:' and 64 hexadecimal digits."""
 
     what = "digest"
     kind = TypeAdapter(Digest)
 
 
-class ImageConverter(_Checked):
+class ImageConverter(_ModelConverter):
     """An image: name, name:tag or digest."""
 
     what = "image"
@@ -85,7 +85,7 @@ class ImageDigestConverter(DigestConverter):
     regex = r"sha256:[^/]*"
 
 
-class NamespaceConverter(_Checked):
+class NamespaceConverter(_ModelConverter):
     """The namespace of an image's name; 'library' is the service's own."""
 
     regex = r"[^/:]+"
@@ -106,7 +106,7 @@ class OwnNamespaceConverter(NamespaceConverter):
         return {"type": "string", "anyOf": kinds, "description": cls.__doc__}
 
 
-class NameConverter(_Checked):
+class NameConverter(_ModelConverter):
     """An image's name within a namespace."""
 
     regex = r"[^/:]+"
@@ -114,14 +114,14 @@ class NameConverter(_Checked):
     kind = TypeAdapter(ImageName)
 
 
-class TaggedConverter(_Checked):
+class TaggedConverter(_ModelConverter):
     """An image's name within a namespace: name or name:tag."""
 
     what = "image name"
     kind = TypeAdapter(TaggedName)
 
 
-class TagConverter(_Checked):
+class TagConverter(_ModelConverter):
     """A tag of a name."""
 
     regex = r"[^/:]+"
@@ -129,7 +129,7 @@ class TagConverter(_Checked):
     kind = TypeAdapter(Tag)
 
 
-class ContentConverter(_Checked):
+class ContentConverter(_ModelConverter):
     """The digest of a content: 'tree:' and 64 hexadecimal digits."""
 
     regex = r"tree:[^/]*"
@@ -137,39 +137,39 @@ class ContentConverter(_Checked):
     kind = TypeAdapter(ContentDigest)
 
 
-class SegmentConverter(_Checked):
+class SegmentConverter(_ModelConverter):
     """The digest of a segment: 64 hexadecimal digits."""
 
     what = "segment digest"
     kind = TypeAdapter(SegmentDigest)
 
 
-class NodeConverter(_Checked):
+class NodeConverter(_ModelConverter):
     """The name of an execute node."""
 
     what = "node name"
     kind = TypeAdapter(NodeName)
 
 
-class ClusterConverter(_Checked):
+class ClusterConverter(_ModelConverter):
     """The name of a virtual cluster."""
 
     what = "cluster name"
     kind = TypeAdapter(ClusterName)
 
 
-class MemberConverter(_Checked):
+class ClusterVmConverter(_ModelConverter):
     """The name of a VM of a virtual cluster: the cluster's, and a number."""
 
     what = "member name"
-    kind = TypeAdapter(MemberName)
+    kind = TypeAdapter(ClusterVmName)
 
 
-class MemberIdConverter(_Checked):
+class ClusterVmIdConverter(_ModelConverter):
     """The identifier of a worker VM: 32 hexadecimal digits."""
 
     what = "member id"
-    kind = TypeAdapter(MemberId)
+    kind = TypeAdapter(ClusterVmId)
 
 
 class IdConverter(BaseConverter):
@@ -183,7 +183,7 @@ class IdConverter(BaseConverter):
         return {"type": "string", "pattern": f"^{cls.regex}$", "description": cls.__doc__}
 
 
-class CondorJobConverter(_Checked):
+class CondorJobConverter(_ModelConverter):
     """A transparent job: 'htc' and 29 hexadecimal digits, chosen by the agent."""
 
     what = "id of a transparent job"
@@ -231,8 +231,8 @@ def install(app: Flask) -> None:
         segment=SegmentConverter,
         node=NodeConverter,
         cluster=ClusterConverter,
-        member=MemberConverter,
-        member_id=MemberIdConverter,
+        member=ClusterVmConverter,
+        member_id=ClusterVmIdConverter,
         id=IdConverter,
         attempt=AttemptConverter,
         condor_job=CondorJobConverter,

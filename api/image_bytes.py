@@ -7,28 +7,28 @@ from typing import Final
 from flask import Blueprint, Flask
 from werkzeug.wrappers import Response
 
-from api.images import viewer
-from api.operation import anyone_with, backend, operation
+from api.images import current_viewer
+from api.operation import access_for, backend, operation
 from api.ranges import (
     BYTES,
     IF_NONE_MATCH,
     RANGE_HEADERS,
+    ComputedSource,
     MemorySource,
     ObjectSource,
-    PartSource,
     send,
 )
-from api.segments import ShortWay
+from api.segment_fast_path import SegmentFastPath
 from api.services import services
 from api.tokens import Scope
-from images.content import Layout
+from images.content import ContentLayout
 from repository.images import Viewer
 from vmjobs.wire import Visibility
 
 blueprint = Blueprint("image_bytes", __name__, url_prefix="/v1/images/<image_digest:digest>")
 
 TAG: Final = "images"
-FETCH: Final = anyone_with(Scope.STORAGE_READ, Scope.NODE, job=True)
+FETCH: Final = access_for(Scope.STORAGE_READ, Scope.NODE, job=True)
 HEADERS: Final = (*RANGE_HEADERS, IF_NONE_MATCH)
 ERRORS: Final = (404, 409, 416, 422)
 
@@ -37,7 +37,7 @@ def install(app: Flask) -> None:
     """Answer requests for segments before the framework, if these are local files."""
     parts = services(app)
     if parts.images.objects.local:  # other stores have no files to send
-        app.wsgi_app = ShortWay(app.wsgi_app, parts, FETCH)  # type: ignore[method-assign]
+        app.wsgi_app = SegmentFastPath(app.wsgi_app, parts, FETCH)  # type: ignore[method-assign]
 
 
 def _public(who: Viewer, digest: str) -> bool:
@@ -48,7 +48,7 @@ def _public(who: Viewer, digest: str) -> bool:
 @operation("readManifest", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def manifest(digest: str) -> Response:
     """Read an image's manifest: the bytes that its digest covers."""
-    who = viewer()
+    who = current_viewer()
     data = backend().images.manifest(who, digest)
     return send(MemorySource(data), etag=digest, immutable=True, public=_public(who, digest))
 
@@ -60,14 +60,16 @@ def signature(digest: str) -> Response:
 
     The node that boots the image verifies them with its own keys.
     """
-    return send(MemorySource(backend().images.signature(viewer(), digest).encode("ascii", "ignore")))
+    return send(
+        MemorySource(backend().images.signature(current_viewer(), digest).encode("ascii", "ignore"))
+    )
 
 
 @blueprint.get("/contents/<content:content>/layout")
 @operation("readLayout", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def layout(digest: str, content: str) -> Response:
     """Read a content's layout: the bytes of its digest, with its segments' digests."""
-    who = viewer()
+    who = current_viewer()
     data = backend().images.layout(who, digest, content)
     etag = f"{content}/layout"
     return send(MemorySource(data), etag=etag, immutable=True, public=_public(who, digest))
@@ -80,9 +82,11 @@ def content(digest: str, content: str) -> Response:
 
     Clients that support segments should fetch those: they are compressed and cost the service less.
     """
-    who, images = viewer(), backend().images
-    size = Layout.parse(images.layout(who, digest, content), content).size
-    source = PartSource(size, lambda at, length: images.read_content(who, digest, content, at, length))
+    who, images = current_viewer(), backend().images
+    size = ContentLayout.parse(images.layout(who, digest, content), content).size
+    source = ComputedSource(
+        size, lambda at, length: images.read_content(who, digest, content, at, length)
+    )
     return send(source, etag=content, immutable=True, public=_public(who, digest))
 
 
@@ -91,7 +95,7 @@ def content(digest: str, content: str) -> Response:
 def segment(digest: str, segment: str) -> Response:
     """Read a segment as stored: a header with each chunk's digest, then the chunks."""
     images = backend().images
-    reader, seen_by = images.serve_segment(viewer(), digest, bytes.fromhex(segment))
+    reader, seen_by = images.serve_segment(current_viewer(), digest, bytes.fromhex(segment))
     source = ObjectSource(reader)
     public = seen_by is Visibility.PUBLIC
     return send(source, etag=segment, immutable=True, public=public, close=source.close)

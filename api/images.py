@@ -9,12 +9,12 @@ from flask import Blueprint
 from pydantic import Field, ValidationError
 from werkzeug.wrappers import Response
 
-from api.attempts import require_open
+from api.attempts import require_unfinished
 from api.operation import (
-    Binary,
+    BinaryBody,
     Reply,
-    Strict,
-    anyone_with,
+    StrictQuery,
+    access_for,
     backend,
     caller,
     empty_reply,
@@ -24,7 +24,7 @@ from api.operation import (
     read_limited,
     read_query,
 )
-from api.paging import PageQuery, window
+from api.paging import PageQuery, requested_window
 from api.tokens import Principal, Scope
 from images.manifest import ImageManifest
 from repository.images import Viewer
@@ -47,23 +47,23 @@ from vmjobs.wire import (
 blueprint = Blueprint("images", __name__, url_prefix="/v1")
 
 TAG: Final = "images"
-LOOK: Final = anyone_with(Scope.COMPUTE_READ, Scope.STORAGE_READ, Scope.NODE)
-CREATE: Final = anyone_with(Scope.STORAGE_CREATE)
-MODIFY: Final = anyone_with(Scope.STORAGE_MODIFY)
+READ: Final = access_for(Scope.COMPUTE_READ, Scope.STORAGE_READ, Scope.NODE)
+CREATE: Final = access_for(Scope.STORAGE_CREATE)
+MODIFY: Final = access_for(Scope.STORAGE_MODIFY)
 #: Size of a digest, in bytes.
 DIGEST_BYTES: Final = 32
 #: Segments that one request can verify: half a GiB.
 MAX_VERIFIED: Final = 64
-DIGESTS: Final = Binary(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_DIGESTS}")
+DIGESTS: Final = BinaryBody(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_DIGESTS}")
 
 
-class GcQuery(Strict):
+class GcQuery(StrictQuery):
     """Options of a garbage collection."""
 
     dry_run: bool = Field(False, description="remove nothing; report what would be removed")
 
 
-def viewer() -> Viewer:
+def current_viewer() -> Viewer:
     """Return the caller, for permissions on images; a transparent job has no image.
 
     Raises:
@@ -71,17 +71,17 @@ def viewer() -> Viewer:
     """
     who = caller()
     if who.job_id is None:
-        return viewer_of(who)
+        return viewer_for(who)
     if not who.job_id.startswith(CONDOR_JOB):
-        own = require_open(who.job_id).image_digest
+        own = require_unfinished(who.job_id).image_digest
     elif backend().repository.has_condor_job(who.job_id):
         own = ""
     else:
         raise NotFound(f"there is no job {who.job_id}, or it is over")
-    return replace(viewer_of(who, own), job=who.job_id)
+    return replace(viewer_for(who, own), job=who.job_id)
 
 
-def viewer_of(who: Principal, own: str | None = None) -> Viewer:
+def viewer_for(who: Principal, own: str | None = None) -> Viewer:
     """Return a principal, for permissions on images. own: image of its token's job."""
     return Viewer(
         user=who.subject,
@@ -112,13 +112,13 @@ def read_digests(limit: int = MAX_DIGESTS) -> list[bytes]:
 @operation(
     "listImages",
     tag=TAG,
-    access=LOOK,
+    access=READ,
     query=PageQuery,
     replies={200: Reply("a page of images", ImageList)},
 )
 def index() -> Response:
     """List the images that the caller may name, one entry for each name."""
-    found, cursor = backend().images.page(viewer(), window())
+    found, cursor = backend().images.page(current_viewer(), requested_window())
     return json_reply(ImageList(images=tuple(found), next=cursor))
 
 
@@ -126,7 +126,7 @@ def index() -> Response:
 @operation(
     "getImage",
     tag=TAG,
-    access=LOOK,
+    access=READ,
     replies={200: Reply("the image", ImageDetail)},
     errors=(404, 422),
 )
@@ -135,20 +135,20 @@ def show(ref: str) -> Response:
 
     A name is looked for in the caller's own namespace and then in `library`.
     """
-    return json_reply(backend().images.detail(viewer(), ref))
+    return json_reply(backend().images.detail(current_viewer(), ref))
 
 
 @blueprint.get("/images/<namespace:namespace>/<tagged:name>")
 @operation(
     "getNamedImage",
     tag=TAG,
-    access=LOOK,
+    access=READ,
     replies={200: Reply("the image", ImageDetail)},
     errors=(404, 422),
 )
 def show_named(namespace: str, name: str) -> Response:
     """Show one image of a namespace, by name or name:tag."""
-    return json_reply(backend().images.detail(viewer(), f"{namespace}/{name}"))
+    return json_reply(backend().images.detail(current_viewer(), f"{namespace}/{name}"))
 
 
 # --------------------------------------------------------------------------- publishing and changing
@@ -173,14 +173,14 @@ def publish() -> Response:
     IMAGE_REJECTED.
     """
     wish = read_body(Publication)
-    who = viewer()
+    who = current_viewer()
     images = backend().images
-    there = _is_there(who, wish)
+    there = _exists(who, wish)
     found = images.publish(who, wish)
     return json_reply(found, 200 if there else 201, {"Location": f"/v1/images/{found.digest}"})
 
 
-def _is_there(who: Viewer, wish: Publication) -> bool:
+def _exists(who: Viewer, wish: Publication) -> bool:
     try:
         backend().images.detail(who, ImageManifest.model_validate(wish.manifest).digest)
     except (ValidationError, NotFound):
@@ -199,7 +199,7 @@ def _is_there(who: Viewer, wish: Publication) -> bool:
 )
 def change(digest: str) -> Response:
     """Change who may see an image, how long it is kept, or its description."""
-    return json_reply(backend().images.change(viewer(), digest, read_body(ImageChange)))
+    return json_reply(backend().images.change(current_viewer(), digest, read_body(ImageChange)))
 
 
 @blueprint.delete("/images/<image_digest:digest>")
@@ -212,7 +212,7 @@ def change(digest: str) -> Response:
 )
 def remove(digest: str) -> Response:
     """Remove an image. One that a job needs stays: IMAGE_IN_USE names the jobs."""
-    backend().images.remove(viewer(), digest)
+    backend().images.remove(current_viewer(), digest)
     return empty_reply()
 
 
@@ -227,7 +227,7 @@ def remove(digest: str) -> Response:
 )
 def set_tag(namespace: str, name: str, tag: str) -> Response:
     """Set a name, in place of its earlier meaning."""
-    who = viewer()
+    who = current_viewer()
     backend().images.tag(who, namespace, name, tag, read_body(TagTarget).digest)
     return json_reply(ImageTag(namespace=namespace or who.namespace, name=name, tag=tag))
 
@@ -242,7 +242,7 @@ def set_tag(namespace: str, name: str, tag: str) -> Response:
 )
 def drop_tag(namespace: str, name: str, tag: str) -> Response:
     """Remove a name. The image stays."""
-    backend().images.untag(viewer(), namespace, name, tag)
+    backend().images.untag(current_viewer(), namespace, name, tag)
     return empty_reply()
 
 
@@ -253,35 +253,35 @@ def drop_tag(namespace: str, name: str, tag: str) -> Response:
 @operation(
     "verifySegments",
     tag=TAG,
-    access=anyone_with(Scope.STORAGE_READ),
-    body=Binary(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_VERIFIED}"),
+    access=access_for(Scope.STORAGE_READ),
+    body=BinaryBody(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_VERIFIED}"),
     replies={200: Reply("the damaged segments, if any", VerifyReport)},
     errors=(404, 413, 422),
 )
 def verify(digest: str) -> Response:
     """Read some of an image's segments and verify every chunk."""
-    return json_reply(backend().images.verify(viewer(), digest, read_digests(MAX_VERIFIED)))
+    return json_reply(backend().images.verify(current_viewer(), digest, read_digests(MAX_VERIFIED)))
 
 
 @blueprint.post("/images/<image_digest:digest>/prefetch")
 @operation(
     "prefetchImage",
     tag=TAG,
-    access=anyone_with(Scope.COMPUTE_CREATE),
+    access=access_for(Scope.COMPUTE_CREATE),
     body=PrefetchRequest,
     replies={200: Reply("the nodes that shall have it, and those that do", PrefetchState)},
     errors=(404,),
 )
 def prefetch(digest: str) -> Response:
     """Have nodes fetch an image in advance. Repeating the call shows their progress."""
-    return json_reply(backend().images.prefetch(viewer(), digest, read_body(PrefetchRequest)))
+    return json_reply(backend().images.prefetch(current_viewer(), digest, read_body(PrefetchRequest)))
 
 
 @blueprint.post("/gc")
 @operation(
     "collectGarbage",
     tag=TAG,
-    access=anyone_with(Scope.ADMIN),
+    access=access_for(Scope.ADMIN),
     query=GcQuery,
     replies={200: Reply("the removed objects", GcReport)},
 )

@@ -10,13 +10,13 @@ from pydantic import BeforeValidator, Field
 from werkzeug.wrappers import Response
 
 from api.operation import (
-    Header,
     Reply,
-    Strict,
-    anyone_with,
+    RequestHeader,
+    StrictQuery,
+    access_for,
     backend,
     caller,
-    count_of,
+    describe_fault_count,
     json_reply,
     operation,
     parse_body,
@@ -24,8 +24,8 @@ from api.operation import (
     read_json,
     read_query,
 )
-from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, Cut, send
-from api.submission import remaining_faults, with_prefix
+from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, RangeReader, send
+from api.submission import prefix_faults, repository_faults
 from api.tokens import Scope
 from repository.images import Viewer
 from repository.service import Repository
@@ -41,8 +41,8 @@ sets = Blueprint("job_sets", __name__, url_prefix="/v1")
 TAG: Final = "jobs"
 MAX_PAGE: Final = 2000
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-READ: Final = anyone_with(Scope.COMPUTE_READ)
-IDEMPOTENCY_KEY: Final = Header(
+READ: Final = access_for(Scope.COMPUTE_READ)
+IDEMPOTENCY_KEY: Final = RequestHeader(
     "Idempotency-Key",
     "repeating a request with the same key and body starts nothing new",
     {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
@@ -53,7 +53,7 @@ def _words(value: Any) -> Any:
     return [word for word in value.split(",") if word] if isinstance(value, str) else value
 
 
-class JobQuery(Strict):
+class JobQuery(StrictQuery):
     """The jobs to list."""
 
     state: Annotated[tuple[JobState, ...], BeforeValidator(_words)] = Field(
@@ -64,7 +64,7 @@ class JobQuery(Strict):
     cursor: str = Field("", max_length=512, description="`next` of the page before")
 
 
-class EventQuery(Strict):
+class EventQuery(StrictQuery):
     """The events to list."""
 
     after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
@@ -74,7 +74,7 @@ class EventQuery(Strict):
 @operation(
     "submitJobs",
     tag=TAG,
-    access=anyone_with(Scope.COMPUTE_CREATE),
+    access=access_for(Scope.COMPUTE_CREATE),
     body=Submission,
     headers=(IDEMPOTENCY_KEY,),
     replies={
@@ -97,7 +97,7 @@ def submit() -> Response:
             who.subject, submission, key, parts.dispatcher.submit_array, who.groups
         )
     except InvalidSpec as error:
-        faults = with_prefix(error.faults)
+        faults = prefix_faults(error.faults)
         raise InvalidSpec(error.message, hint=error.hint, faults=faults) from error
     body = Submitted(array=done.array, jobs=tuple(done.jobs))
     location = url_for("jobs.show", job=done.jobs[0].id)
@@ -108,8 +108,8 @@ def _submission(body: bytes, repository: Repository, viewer: Viewer) -> Submissi
     try:
         return parse_body(Submission, body)
     except InvalidRequest as error:
-        faults = [*error.faults, *remaining_faults(body, error.faults, repository, viewer)]
-        raise InvalidSpec(count_of("the submission", faults), faults=faults) from error
+        faults = [*error.faults, *repository_faults(body, error.faults, repository, viewer)]
+        raise InvalidSpec(describe_fault_count("the submission", faults), faults=faults) from error
 
 
 def idempotency_key() -> str:
@@ -219,7 +219,7 @@ def outputs(job: str) -> Response:
 @operation(
     "readOutput",
     tag=TAG,
-    access=anyone_with(Scope.STORAGE_READ),
+    access=access_for(Scope.STORAGE_READ),
     headers=(*RANGE_HEADERS, IF_NONE_MATCH),
     replies=BYTES,
     errors=(404, 416, 422),
@@ -227,14 +227,14 @@ def outputs(job: str) -> Response:
 def output(job: str, path: str) -> Response:
     """Read a file that a job delivered. Its ETag is the file's digest."""
     blob = backend().repository.open_output(job, path, caller().subject)
-    return send(Cut(blob), etag=blob.digest, close=blob.close)
+    return send(RangeReader(blob), etag=blob.digest, close=blob.close)
 
 
 @blueprint.delete("/<id:job>")
 @operation(
     "cancelJob",
     tag=TAG,
-    access=anyone_with(Scope.COMPUTE_CANCEL),
+    access=access_for(Scope.COMPUTE_CANCEL),
     replies={202: Reply("the job is being stopped", Job)},
     errors=(404, 409),
 )
@@ -251,7 +251,7 @@ def cancel(job: str) -> Response:
 @operation(
     "changeJobs",
     tag=TAG,
-    access=anyone_with(Scope.COMPUTE_CANCEL),
+    access=access_for(Scope.COMPUTE_CANCEL),
     body=JobSelection,
     replies={202: Reply("the present states; the change is under way", JobStatusList)},
     errors=(404, 409),

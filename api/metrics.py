@@ -15,20 +15,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from werkzeug.wrappers import Response
 
-from api.operation import Binary, Reply, anyone_with, backend, operation
+from api.operation import BinaryBody, Reply, access_for, backend, operation
 from api.tokens import Scope
-from repository.clusters.history import Happened
-from repository.metrics import ClusterFigures, Figures, GuardFigures, SiteFigures, figures
+from repository.clusters.history import ClusterEventKind
+from repository.metrics import BackoffFigures, ClusterFigures, Figures, SiteFigures, figures
 from vmjobs import __version__
-from vmjobs.cluster.guard import GuardState
-from vmjobs.cluster.member import MemberState
+from vmjobs.cluster.failure_backoff import BackoffState
+from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.model import MIB, JobState, now
 from vmjobs.wire import BuildState
 
 blueprint = Blueprint("metrics", __name__)
 
 TAG: Final = "service"
-READ: Final = anyone_with(Scope.COMPUTE_READ, Scope.ADMIN)
+READ: Final = access_for(Scope.COMPUTE_READ, Scope.ADMIN)
 MEDIA: Final = "text/plain"
 #: The format that every release of Prometheus reads, whatever the library's own default is.
 CONTENT_TYPE: Final = f"{MEDIA}; version=0.0.4; charset=utf-8"
@@ -42,7 +42,7 @@ _State = TypeVar("_State", bound=StrEnum)
     "getMetrics",
     tag=TAG,
     access=READ,
-    replies={200: Reply("the metrics", Binary("Prometheus' text format", MEDIA))},
+    replies={200: Reply("the metrics", BinaryBody("Prometheus' text format", MEDIA))},
 )
 def metrics() -> Response:
     """Show the service's state to Prometheus.
@@ -77,9 +77,9 @@ class ServiceMetrics(Collector):
             [],
             {(): found.stored_bytes},
         )
-        yield from _of_clusters(found.clusters)
-        yield from _of_guards(found.guards)
-        yield from _of_sites(found.sites)
+        yield from _cluster_metrics(found.clusters)
+        yield from _backoff_metrics(found.guards)
+        yield from _site_metrics(found.sites)
         yield _gauge(
             "vmjobs_pool_up",
             "Whether the pool answered when it was asked last.",
@@ -88,7 +88,7 @@ class ServiceMetrics(Collector):
         )
 
 
-def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
+def _cluster_metrics(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
     yield _gauge(
         "vmjobs_cluster_target_members",
         "VMs that the cluster shall have; 0 while it drains or is being deleted.",
@@ -102,7 +102,7 @@ def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
         {
             (name, state): cluster.members[state]
             for name, cluster in clusters.items()
-            for state in MemberState
+            for state in ClusterVmState
         },
     )
     yield _gauge(
@@ -128,9 +128,9 @@ def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
         "Changes of the cluster: updated, drained, rolled back and so on.",
         ["cluster", "change"],
         {
-            (name, what.value.lower()): cluster.happened[what]
+            (name, what.value.lower()): cluster.event_count[what]
             for name, cluster in clusters.items()
-            for what in Happened
+            for what in ClusterEventKind
         },
     )
     yield _counter(
@@ -140,13 +140,13 @@ def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
         {
             (name, state): cluster.states[state]
             for name, cluster in clusters.items()
-            for state in MemberState
+            for state in ClusterVmState
         },
     )
 
 
-def _of_guards(guards: Sequence[GuardFigures]) -> Iterable[Metric]:
-    shut = [state for state in GuardState if state is not GuardState.OPEN]
+def _backoff_metrics(guards: Sequence[BackoffFigures]) -> Iterable[Metric]:
+    shut = [state for state in BackoffState if state is not BackoffState.OPEN]
     yield _gauge(
         "vmjobs_cluster_guards",
         "Failure backoffs in force: images that no node, or one node, does not try for now.",
@@ -161,8 +161,8 @@ def _of_guards(guards: Sequence[GuardFigures]) -> Iterable[Metric]:
     )
 
 
-def _of_sites(sites: Mapping[str, SiteFigures]) -> Iterable[Metric]:
-    def room(name: str, what: str, values: Mapping[str, int]) -> Metric:
+def _site_metrics(sites: Mapping[str, SiteFigures]) -> Iterable[Metric]:
+    def site_gauge(name: str, what: str, values: Mapping[str, int]) -> Metric:
         return _gauge(name, what, ["site"], {(site,): value for site, value in values.items()})
 
     tokens = {(name, "given"): site.tokens for name, site in sites.items()}
@@ -176,22 +176,22 @@ def _of_sites(sites: Mapping[str, SiteFigures]) -> Iterable[Metric]:
     nodes = {(name, "alive"): site.alive for name, site in sites.items()}
     nodes |= {(name, "lost"): site.lost for name, site in sites.items()}
     yield _gauge("vmjobs_nodes", "Execute nodes, by whether they report.", ["site", "state"], nodes)
-    yield room(
+    yield site_gauge(
         "vmjobs_cluster_offered_cpus",
         "Processors that nodes offer to VMs of clusters.",
         {name: site.offered_cpus for name, site in sites.items()},
     )
-    yield room(
+    yield site_gauge(
         "vmjobs_cluster_taken_cpus",
         "Processors that VMs of clusters use.",
         {name: site.taken_cpus for name, site in sites.items()},
     )
-    yield room(
+    yield site_gauge(
         "vmjobs_cluster_offered_memory_bytes",
         "Memory that nodes offer to VMs of clusters.",
         {name: site.offered_memory * MIB for name, site in sites.items()},
     )
-    yield room(
+    yield site_gauge(
         "vmjobs_cluster_taken_memory_bytes",
         "Memory that VMs of clusters use.",
         {name: site.taken_memory * MIB for name, site in sites.items()},

@@ -11,12 +11,12 @@ from pydantic import Field
 from werkzeug.wrappers import Response
 
 from api.attempts import MAX_APPEND_BYTES
-from api.images import viewer
+from api.images import current_viewer
 from api.operation import (
-    Binary,
+    BinaryBody,
     Reply,
-    Strict,
-    anyone_with,
+    StrictQuery,
+    access_for,
     backend,
     caller,
     empty_reply,
@@ -25,40 +25,40 @@ from api.operation import (
     read_body,
     read_limited,
     read_query,
-    require_own,
+    require_own_node,
 )
-from api.paging import PageQuery, window
+from api.paging import PageQuery, requested_window
 from api.tokens import Scope
-from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken, TokenRequest
+from vmjobs.cluster.wire import Assignment, ClusterVmReports, PoolToken, TokenRequest
 from vmjobs.errors import Fault, Forbidden, InvalidRequest, Unavailable
 from vmjobs.model import Node
-from vmjobs.ports import PoolMachine
+from vmjobs.ports import PoolVm
 from vmjobs.wire import NodeList, NodeWishes
 
 log = logging.getLogger(__name__)
 blueprint = Blueprint("nodes", __name__, url_prefix="/v1/nodes")
 
 TAG: Final = "nodes"
-READ: Final = anyone_with(Scope.COMPUTE_READ, Scope.NODE)
-AGENT: Final = anyone_with(Scope.NODE)
+READ: Final = access_for(Scope.COMPUTE_READ, Scope.NODE)
+AGENT: Final = access_for(Scope.NODE)
 #: Longest wait of a request, in seconds: shorter than a stopping server's wait for it.
 MAX_WAIT: Final = 25.0
 
 
-class ShareQuery(Strict):
+class AssignmentQuery(StrictQuery):
     """The assignment that the agent has."""
 
     seen: int = Field(-1, ge=-1, le=2**53, description="the revision of the last answer; -1: none")
     wait: float = Field(0, ge=0, le=30, description="seconds to wait for a new one, 25 at most")
 
 
-class AnnouncementQuery(Strict):
+class AnnouncementQuery(StrictQuery):
     """Additional wishes of the agent."""
 
     renew: bool = Field(False, description="renew the token, if it is in the second half of its life")
 
 
-class ConsoleQuery(Strict):
+class ConsoleQuery(StrictQuery):
     """The VM, and the position of an append."""
 
     incarnation: int = Field(ge=1, le=2**31 - 2, description="number of the VM")
@@ -78,20 +78,20 @@ def index() -> Response:
 
     `images` has the cached images that the caller may read; `image_names` is for operators.
     """
-    found, cursor = backend().repository.node_page(window())
-    return json_reply(NodeList(nodes=_shown(found), next=cursor))
+    found, cursor = backend().repository.node_page(requested_window())
+    return json_reply(NodeList(nodes=_visible_nodes(found), next=cursor))
 
 
 @blueprint.get("/<node:name>")
 @operation("getNode", tag=TAG, access=READ, replies={200: Reply("the node", Node)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one execute node."""
-    return json_reply(_shown([backend().repository.node(name)])[0])
+    return json_reply(_visible_nodes([backend().repository.node(name)])[0])
 
 
-def _shown(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def _visible_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return nodes without images that the caller may not read."""
-    who = viewer()
+    who = current_viewer()
     if who.sees_all:
         return tuple(nodes)
     readable = backend().images.readable(who, {digest for node in nodes for digest in node.images})
@@ -117,17 +117,17 @@ def _shown(nodes: Sequence[Node]) -> tuple[Node, ...]:
 )
 def put(name: str) -> Response:
     """Announce a node. A node's token is valid for that node only."""
-    require_own(name)
+    require_own_node(name)
     node = read_body(Node)
     if node.name != name:
         fault = Fault("name", "mismatch", "differs from the name in the URL")
         raise InvalidRequest("the body is about another node than the URL", faults=[fault])
     backend().repository.put_node(node)
-    wishes = backend().images.wishes(node)
+    prefetch_requests = backend().images.prefetch_requests(node)
     if read_query(AnnouncementQuery).renew:
         token = backend().issuer.renewed_node_token(caller())
-        wishes = wishes.model_copy(update={"token": token})
-    return json_reply(wishes)
+        prefetch_requests = prefetch_requests.model_copy(update={"token": token})
+    return json_reply(prefetch_requests)
 
 
 # --------------------------------------------------------------------------- virtual clusters
@@ -138,8 +138,8 @@ def put(name: str) -> Response:
     "getNodeShare",
     tag=TAG,
     access=AGENT,
-    query=ShareQuery,
-    replies={200: Reply("all VMs that the node shall run", NodeShare)},
+    query=AssignmentQuery,
+    replies={200: Reply("all VMs that the node shall run", Assignment)},
 )
 def share(name: str) -> Response:
     """Show the worker VMs that are assigned to a node.
@@ -147,11 +147,11 @@ def share(name: str) -> Response:
     With `wait` the answer comes when its revision differs from `seen`, or when the time is over. A
     busy service answers at once.
     """
-    require_own(name)
-    query, clusters = read_query(ShareQuery), backend().repository.clusters
+    require_own_node(name)
+    query, clusters = read_query(AssignmentQuery), backend().repository.clusters
     found = clusters.share(name)
     if found.revision == query.seen and query.wait:
-        backend().shares.wait(name, query.seen, min(query.wait, MAX_WAIT))
+        backend().assignments.wait(name, query.seen, min(query.wait, MAX_WAIT))
         found = clusters.share(name)
     calls = tuple(backend().sessions.calls(name))
     return json_reply(found.model_copy(update={"sessions": calls}))
@@ -162,13 +162,13 @@ def share(name: str) -> Response:
     "reportMembers",
     tag=TAG,
     access=AGENT,
-    body=MemberReports,
+    body=ClusterVmReports,
     replies={204: Reply("accepted")},
 )
 def report(name: str) -> Response:
     """Report the state of a node's worker VMs. Repeating a report is no error."""
-    require_own(name)
-    backend().repository.clusters.take_reports(name, read_body(MemberReports))
+    require_own_node(name)
+    backend().repository.clusters.store_reports(name, read_body(ClusterVmReports))
     return empty_reply()
 
 
@@ -188,7 +188,7 @@ def token(name: str, member_id: str) -> Response:
     parts = backend()
     incarnation = read_body(TokenRequest).incarnation
     try:
-        require_own(name)
+        require_own_node(name)
         order = parts.repository.clusters.order_for(name, member_id, incarnation)
     except Forbidden as error:
         log.warning(
@@ -201,14 +201,14 @@ def token(name: str, member_id: str) -> Response:
         )
         parts.repository.clusters.count_token(caller().subject, given=False)
         raise
-    if parts.minter is None:
+    if parts.token_issuer is None:
         raise Unavailable(
             "pool",
             "this service issues no tokens for worker VMs",
             hint="set pool_key_dir to the directory with the pools' signing keys",
         )
-    machine = PoolMachine(order.name, incarnation, order.id)
-    made = parts.minter.mint(order.pool.name, machine, parts.config.pool_token_seconds)
+    machine = PoolVm(order.name, incarnation, order.id)
+    made = parts.token_issuer.mint(order.pool.name, machine, parts.config.pool_token_seconds)
     parts.repository.clusters.count_token(name, given=True)
     return json_reply(made, headers={"Cache-Control": "no-store"})
 
@@ -219,7 +219,7 @@ def token(name: str, member_id: str) -> Response:
     tag=TAG,
     access=AGENT,
     query=ConsoleQuery,
-    body=Binary("the bytes to append, 8 MiB at most"),
+    body=BinaryBody("the bytes to append, 8 MiB at most"),
     replies={204: Reply("appended")},
     errors=(409, 413),
 )
@@ -229,7 +229,7 @@ def console(name: str, member_id: str) -> Response:
     Bytes that are there already stay as they are, so that a call may be repeated; an offset beyond the
     end is refused with 409.
     """
-    require_own(name)
+    require_own_node(name)
     query = read_query(ConsoleQuery)
     data = read_limited(MAX_APPEND_BYTES)
     clusters = backend().repository.clusters

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from werkzeug.routing import Rule
 
-from api.operation import JSON, Access, Binary, Operation, Reply, operation_of
+from api.operation import JSON, AccessRule, BinaryBody, Operation, Reply, operation_of
 from api.problems import CONTENT_TYPE, title
 from api.tokens import Scope
 from vmjobs import __version__
@@ -127,7 +127,7 @@ def _query_parameters(record: Operation) -> Iterator[dict[str, Any]]:
     schema = record.query.model_json_schema()
     definitions = schema.get("$defs", {})
     for name, field in schema.get("properties", {}).items():
-        shape = _inlined({k: v for k, v in field.items() if k != "title"}, definitions)
+        shape = _resolve_references({k: v for k, v in field.items() if k != "title"}, definitions)
         parameter = {
             "name": name,
             "in": "query",
@@ -140,14 +140,14 @@ def _query_parameters(record: Operation) -> Iterator[dict[str, Any]]:
         yield parameter
 
 
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+def _resolve_references(schema: Any, definitions: Mapping[str, Any]) -> Any:
     """Return ``schema`` with its references resolved."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             return dict(definitions[schema["$ref"].rsplit("/", 1)[1]])
-        return {key: _inlined(value, definitions) for key, value in schema.items()}
+        return {key: _resolve_references(value, definitions) for key, value in schema.items()}
     if isinstance(schema, list):
-        return [_inlined(value, definitions) for value in schema]
+        return [_resolve_references(value, definitions) for value in schema]
     return schema
 
 
@@ -183,18 +183,20 @@ def _error_statuses(record: Operation) -> set[int]:
 def _reply(reply: Reply, schemas: _Keys) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": reply.description}
     if reply.headers:
-        answer["headers"] = _described(reply.headers)
+        answer["headers"] = _header_descriptions(reply.headers)
     if reply.body is not None:
         answer["content"] = _content(reply.body, "serialization", schemas)
     return answer
 
 
-def _described(headers: Mapping[str, str]) -> dict[str, Any]:
+def _header_descriptions(headers: Mapping[str, str]) -> dict[str, Any]:
     return {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
 
 
-def _content(body: type[BaseModel] | Binary, mode: JsonSchemaMode, schemas: _Keys) -> dict[str, Any]:
-    if isinstance(body, Binary):
+def _content(
+    body: type[BaseModel] | BinaryBody, mode: JsonSchemaMode, schemas: _Keys
+) -> dict[str, Any]:
+    if isinstance(body, BinaryBody):
         return {body.media: {"schema": {"type": "string", "contentMediaType": body.media}}}
     return {JSON: {"schema": schemas[body, mode]}}
 
@@ -204,7 +206,9 @@ def _problem() -> dict[str, Any]:
     names = ", ".join(f"{status} {title(status)}" for status in statuses)
     return {
         "description": f"A problem document (RFC 9457). The status is one of: {names}.",
-        "headers": _described(_RETRY | {"WWW-Authenticate": "how to authenticate (401, 403)"}),
+        "headers": _header_descriptions(
+            _RETRY | {"WWW-Authenticate": "how to authenticate (401, 403)"}
+        ),
         "content": {CONTENT_TYPE: {"schema": {"$ref": REF.format(model="Problem")}}},
     }
 
@@ -218,6 +222,6 @@ def _bearer() -> dict[str, Any]:
     }
 
 
-def _security(access: Access) -> list[dict[str, list[str]]]:
+def _security(access: AccessRule) -> list[dict[str, list[str]]]:
     """Return alternatives: one of them is enough."""
     return [{"bearer": [name]} for name in access.names()]

@@ -28,14 +28,14 @@ View = Callable[..., Response]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Strict(BaseModel):
+class StrictQuery(BaseModel):
     """Base of query parameters: undeclared ones are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True)
-class Binary:
+class BinaryBody:
     """A body of plain bytes."""
 
     description: str
@@ -47,12 +47,12 @@ class Reply:
     """A possible answer: its meaning, body and headers (name to description)."""
 
     description: str
-    body: type[BaseModel] | Binary | None = None
+    body: type[BaseModel] | BinaryBody | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Header:
+class RequestHeader:
     """A request header that the endpoint uses."""
 
     name: str
@@ -61,7 +61,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessRule:
     """Permission: one of the scopes or, with ``job``, the token of the URL's job."""
 
     scopes: frozenset[Scope] = frozenset()
@@ -84,32 +84,32 @@ class Operation:
     id: str
     summary: str
     description: str
-    access: Access
+    access: AccessRule
     replies: Mapping[int, Reply]
-    body: type[BaseModel] | Binary | None
+    body: type[BaseModel] | BinaryBody | None
     query: type[BaseModel] | None
-    headers: tuple[Header, ...]
+    headers: tuple[RequestHeader, ...]
     errors: tuple[int, ...]
     tag: str
 
 
-PUBLIC: Final = Access()
+PUBLIC: Final = AccessRule()
 
 
-def anyone_with(*scopes: Scope, job: bool = False) -> Access:
+def access_for(*scopes: Scope, job: bool = False) -> AccessRule:
     """Permit tokens with one of the scopes; ``job``: also that of the URL's job."""
-    return Access(frozenset(scopes), job)
+    return AccessRule(frozenset(scopes), job)
 
 
 def operation(
     name: str,
     *,
     tag: str,
-    access: Access,
+    access: AccessRule,
     replies: Mapping[int, Reply],
-    body: type[BaseModel] | Binary | None = None,
+    body: type[BaseModel] | BinaryBody | None = None,
     query: type[BaseModel] | None = None,
-    headers: tuple[Header, ...] = (),
+    headers: tuple[RequestHeader, ...] = (),
     errors: tuple[int, ...] = (),
 ) -> Callable[[View], View]:
     """Declare a view. Its docstring has summary (first line) and description."""
@@ -144,7 +144,7 @@ def operation_of(view: object) -> Operation | None:
 # --------------------------------------------------------------------------- who asks
 
 
-def authorize(access: Access, job_id: str | None) -> Principal:
+def authorize(access: AccessRule, job_id: str | None) -> Principal:
     """Verify the request's token and its permission.
 
     Raises:
@@ -172,18 +172,18 @@ def _complete_ids(arguments: dict[str, Any], principal: Principal) -> None:
         arguments["build"] = repository.builds.full_id(build, None if everyone else owner)
 
 
-def require(access: Access, principal: Principal, job_id: str | None = None) -> None:
+def require(access: AccessRule, principal: Principal, job_id: str | None = None) -> None:
     """Raise Forbidden unless the token has the permission."""
     if principal.job_id is not None:
         if not access.job:
-            raise InsufficientScope("a job's token does not permit this", _needed(access))
+            raise InsufficientScope("a job's token does not permit this", _scope_names(access))
         if job_id is not None and principal.job_id != job_id:
             raise Forbidden("this token belongs to another job")
     elif not principal.scopes & access.scopes:
-        raise InsufficientScope("the token does not permit this", _needed(access))
+        raise InsufficientScope("the token does not permit this", _scope_names(access))
 
 
-def _needed(access: Access) -> str:
+def _scope_names(access: AccessRule) -> str:
     return " ".join(sorted(access.scopes))
 
 
@@ -194,7 +194,7 @@ def caller() -> Principal:
     return principal
 
 
-def require_own(node: str) -> None:
+def require_own_node(node: str) -> None:
     """Raise Forbidden unless the token is of this node."""
     if caller().subject != node:
         raise Forbidden("this token belongs to another node")
@@ -242,10 +242,10 @@ def parse_body(model: type[Model], data: bytes) -> Model:
         faults = faults_of(error)
         if any(fault.code == "json_invalid" for fault in faults):
             raise MalformedBody("the body is not well-formed JSON", faults=faults) from error
-        raise InvalidRequest(count_of("the body", faults), faults=faults) from error
+        raise InvalidRequest(describe_fault_count("the body", faults), faults=faults) from error
 
 
-class _Body:
+class _RequestBody:
     """The request's body as a stream. A client that disconnects is not our failure."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -263,7 +263,7 @@ def body_stream() -> BinaryIO:
 
     Reads raise BrokenBody if the client is silent or disconnects.
     """
-    return cast(BinaryIO, _Body(request.stream))
+    return cast(BinaryIO, _RequestBody(request.stream))
 
 
 def read_limited(limit: int) -> bytes:
@@ -292,10 +292,10 @@ def read_query(model: type[Model]) -> Model:
         return model.model_validate(pairs)
     except ValidationError as error:
         faults = faults_of(error)
-        raise InvalidRequest(count_of("the query", faults), faults=faults) from error
+        raise InvalidRequest(describe_fault_count("the query", faults), faults=faults) from error
 
 
-def count_of(what: str, faults: Sequence[Fault]) -> str:
+def describe_fault_count(what: str, faults: Sequence[Fault]) -> str:
     """Return a sentence with the number of faults of ``what``."""
     return f"{what} has {len(faults)} fault{'' if len(faults) == 1 else 's'}"
 

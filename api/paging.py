@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from api.operation import Strict, read_query
-from repository.paging import MAX_PAGE, Window
+from api.operation import StrictQuery, read_query
+from repository.paging import MAX_PAGE, PageRequest
 
 
-class PageQuery(Strict):
+class PageQuery(StrictQuery):
     """The requested part of a list."""
 
     limit: int = Field(MAX_PAGE, ge=1, le=MAX_PAGE, description="entries in a page")
@@ -18,7 +18,7 @@ class PageQuery(Strict):
     )
 
 
-def window() -> Window:
+def requested_window() -> PageRequest:
     """Return the requested part.  Raises InvalidRequest."""
     query = read_query(PageQuery)
-    return Window(query.limit, query.cursor)
+    return PageRequest(query.limit, query.cursor)

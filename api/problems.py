@@ -45,7 +45,7 @@ _HTTP_SENTENCES: Final = {
 }
 
 
-class RefusedInRouting(HTTPException):
+class RoutingError(HTTPException):
     """One of our errors while a URL is matched; only HTTP exceptions pass there."""
 
     def __init__(self, error: VMJobsError) -> None:
@@ -97,7 +97,7 @@ class RangeNotSatisfiable(VMJobsError):
         self.size = size
 
 
-class BadBlob(InvalidRequest):
+class BlobDigestMismatch(InvalidRequest):
     """The bytes that a client sent do not match the digest in the URL."""
 
     code = "DIGEST_MISMATCH"
@@ -106,14 +106,14 @@ class BadBlob(InvalidRequest):
 def install(app: Flask) -> None:
     """Answer every failure of ``app`` with a problem document."""
     app.register_error_handler(VMJobsError, on_error)
-    app.register_error_handler(HTTPException, on_http)
-    app.register_error_handler(Exception, on_surprise)
+    app.register_error_handler(HTTPException, on_http_error)
+    app.register_error_handler(Exception, on_unexpected_error)
 
 
 def on_error(error: VMJobsError) -> Response:
     """Answer one of our own errors; internal ones become an incident."""
     if error.http_status == 500:
-        return on_surprise(error)
+        return on_unexpected_error(error)
     if error.http_status >= 500:
         log.warning("%s: %s", error.code, error.message)
     document = Problem(
@@ -136,9 +136,9 @@ def on_error(error: VMJobsError) -> Response:
     return response
 
 
-def on_http(error: HTTPException) -> Response:
+def on_http_error(error: HTTPException) -> Response:
     """Answer a failure that HTTP, routing or the framework raised."""
-    if isinstance(error, RefusedInRouting):
+    if isinstance(error, RoutingError):
         return on_error(error.error)
     status = error.code or 500
     if status < 400:
@@ -158,7 +158,7 @@ def on_http(error: HTTPException) -> Response:
     return response
 
 
-def on_surprise(error: Exception) -> Response:
+def on_unexpected_error(error: Exception) -> Response:
     """Log an unexpected error in full, and answer with an incident number to quote."""
     incident = secrets.token_hex(8)
     log.error("incident %s", incident, exc_info=error)

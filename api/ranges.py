@@ -15,25 +15,25 @@ from flask import request
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import wrap_file
 
-from api.operation import Binary, Header, Reply
+from api.operation import BinaryBody, Reply, RequestHeader
 from api.problems import RangeNotSatisfiable
 from repository.objects.base import ObjectReader
 
-PIECE: Final = 256 * 1024
-OCTETS: Final = "application/octet-stream"
+READ_BYTES: Final = 256 * 1024
+OCTET_STREAM: Final = "application/octet-stream"
 #: With this WSGI extension the server copies files to sockets (sendfile).
-KERNEL_COPIES: Final = "wsgi.file_wrapper"
+FILE_WRAPPER: Final = "wsgi.file_wrapper"
 _ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 
 
-IF_NONE_MATCH: Final = Header("If-None-Match", "the ETag of an earlier answer")
+IF_NONE_MATCH: Final = RequestHeader("If-None-Match", "the ETag of an earlier answer")
 RANGE_HEADERS: Final = (
-    Header("Range", "one range of bytes: bytes=0-99, bytes=100- or bytes=-50"),
-    Header("If-Range", "an ETag: use Range only if the body still has it"),
+    RequestHeader("Range", "one range of bytes: bytes=0-99, bytes=100- or bytes=-50"),
+    RequestHeader("If-Range", "an ETag: use Range only if the body still has it"),
 )
 BYTES: Final = {
-    200: Reply("all bytes", Binary("the bytes"), {"Accept-Ranges": "bytes", "ETag": "a digest"}),
-    206: Reply("the requested range", Binary("the bytes"), {"Content-Range": "the range"}),
+    200: Reply("all bytes", BinaryBody("the bytes"), {"Accept-Ranges": "bytes", "ETag": "a digest"}),
+    206: Reply("the requested range", BinaryBody("the bytes"), {"Content-Range": "the range"}),
     304: Reply("unchanged: If-None-Match has the present ETag"),
 }
 
@@ -57,7 +57,7 @@ class Source(Protocol):
         """Yield the bytes from ``start`` up to, not including, ``stop``."""
 
 
-class Whole(Protocol):
+class SequentialSource(Protocol):
     """Bytes that can be read only from the beginning, because reading verifies them."""
 
     size: int
@@ -65,22 +65,22 @@ class Whole(Protocol):
     def __iter__(self) -> Iterator[bytes]: ...
 
 
-class Cut:
+class RangeReader:
     """A :class:`Source` of a :class:`SequentialSource`; skips what precedes a range."""
 
-    def __init__(self, whole: Whole) -> None:
-        self._whole = whole
+    def __init__(self, whole: SequentialSource) -> None:
+        self._source = whole
 
     @property
     def size(self) -> int:
         """The number of bytes."""
-        return self._whole.size
+        return self._source.size
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """See :class:`Source`."""
         end = self.size if stop is None else stop
         place = 0
-        for chunk in self._whole:
+        for chunk in self._source:
             piece = chunk[max(0, start - place) : max(0, end - place)]
             place += len(chunk)
             if piece:
@@ -138,7 +138,7 @@ class ObjectSource:
         """See :class:`Source`."""
         self._reader.seek(start)
         left = (self.size if stop is None else stop) - start
-        while left > 0 and (data := self._reader.read(min(PIECE, left))):
+        while left > 0 and (data := self._reader.read(min(READ_BYTES, left))):
             left -= len(data)
             yield data
 
@@ -147,7 +147,7 @@ class ObjectSource:
         (self.file or self._reader).close()
 
 
-class PartSource:
+class ComputedSource:
     """A :class:`Source` of bytes that a function makes, by offset and length."""
 
     def __init__(self, size: int, read: Callable[[int, int], Iterator[bytes]]) -> None:
@@ -203,13 +203,13 @@ def send(
     may keep it if it is immutable.
     """
     try:
-        headers = headers_of(etag, immutable, public)
+        headers = response_headers(etag, immutable, public)
         if etag and request.if_none_match.contains(etag):
             close()
             return Response(status=304, headers=headers)
-        chosen, status = choose(_range_in_force(etag), source.size, headers)
-        if (file := getattr(source, "file", None)) is not None and KERNEL_COPIES in request.environ:
-            return _by_the_kernel(file, chosen, status, headers)
+        chosen, status = select_range(_effective_range(etag), source.size, headers)
+        if (file := getattr(source, "file", None)) is not None and FILE_WRAPPER in request.environ:
+            return _sendfile_response(file, chosen, status, headers)
         pieces = source.chunks(chosen.start, chosen.stop)
         # Read before the headers are sent: a small damaged file is answered with its problem document.
         # A large one breaks off, and the client notices by its digest.
@@ -221,13 +221,13 @@ def send(
         chain([first], pieces),
         status,
         headers,
-        content_type=OCTETS,
+        content_type=OCTET_STREAM,
     )
     response.call_on_close(close)
     return response
 
 
-def choose(header: str | None, size: int, headers: dict[str, str]) -> tuple[Span, int]:
+def select_range(header: str | None, size: int, headers: dict[str, str]) -> tuple[Span, int]:
     """Return the span to send of ``size`` bytes, and the status; add range headers.
 
     Raises RangeNotSatisfiable.
@@ -240,19 +240,19 @@ def choose(header: str | None, size: int, headers: dict[str, str]) -> tuple[Span
     return chosen, 206 if span else 200
 
 
-def _by_the_kernel(file: _ObjectFile, span: Span, status: int, headers: dict[str, str]) -> Response:
+def _sendfile_response(file: _ObjectFile, span: Span, status: int, headers: dict[str, str]) -> Response:
     """Answer with bytes that the kernel copies; the server closes ``file``."""
     file.seek(span.start)
     return Response(
         wrap_file(request.environ, cast(IO[bytes], file)),
         status,
         headers,
-        content_type=OCTETS,
+        content_type=OCTET_STREAM,
         direct_passthrough=True,
     )
 
 
-def _range_in_force(etag: str) -> str | None:
+def _effective_range(etag: str) -> str | None:
     """Return the ``Range`` header, unless ``If-Range`` names another version."""
     condition = request.headers.get("If-Range")
     if condition is not None and condition.strip() != f'"{etag}"':
@@ -260,7 +260,7 @@ def _range_in_force(etag: str) -> str | None:
     return request.headers.get("Range")
 
 
-def headers_of(etag: str, immutable: bool, public: bool = False) -> dict[str, str]:
+def response_headers(etag: str, immutable: bool, public: bool = False) -> dict[str, str]:
     """Return the headers that all such answers have."""
     whose = "public" if public else "private"
     headers = {

@@ -15,12 +15,12 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 
 from api.app import create_app
-from api.tokens import Issuer
-from api.worker import Worker
-from repository.broker import Publisher
+from api.tokens import ApiTokenIssuer
+from api.worker import ApiWorker
+from repository.broker import TaskPublisher
 from repository.service import open_repository
 from vmjobs.config import Config
-from vmjobs.ports import Minter
+from vmjobs.ports import TokenIssuer
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,13 @@ def key_file(config: Config) -> Path:
     return config.data_dir / "keys" / "issuer.pem"
 
 
-def make_issuer(config: Config) -> Issuer:
+def make_issuer(config: Config) -> ApiTokenIssuer:
     """Create the issuer of this service's tokens; its key is created on first use.
 
     Raises:
         ConfigError: the key cannot be read or created.
     """
-    return Issuer(key_file(config), config.issuer)
+    return ApiTokenIssuer(key_file(config), config.issuer)
 
 
 def make_app(config: Config) -> Flask:
@@ -57,7 +57,7 @@ def make_app(config: Config) -> Flask:
     Raises:
         ConfigError: a setting does not fit the installation.
     """
-    publisher = Publisher(config)
+    publisher = TaskPublisher(config)
     repository = open_repository(config, migrate=False)
     return create_app(
         config,
@@ -65,18 +65,18 @@ def make_app(config: Config) -> Flask:
         dispatcher=publisher,
         issuer=make_issuer(config),
         checks={"broker": publisher.ping},
-        minter=_minter(config),
-        waiters=THREADS // 3,
+        token_issuer=_token_issuer(config),
+        max_waiting_requests=THREADS // 3,
     )
 
 
-def _minter(config: Config) -> Minter | None:
+def _token_issuer(config: Config) -> TokenIssuer | None:
     """Return the issuer of IDTOKENs for worker VMs, if this service has the keys."""
     if config.pool_key_dir is None:
         return None
-    from condor.pool_tokens import CondorMinter  # noqa: PLC0415 - only if it is used
+    from condor.pool_tokens import CondorTokenIssuer  # noqa: PLC0415 - only if it is used
 
-    return CondorMinter(
+    return CondorTokenIssuer(
         config.pool_key_dir, {name: config.pool(name).trust_domain for name in config.pools}
     )
 
@@ -92,7 +92,7 @@ def serve(config: Config) -> None:
     open_repository(config, migrate=True).close()
     make_issuer(config)
     log.info("serving on %s with %d processes", config.listen, config.api_workers)
-    Server(settings(config), lambda: make_app(config)).run()
+    GunicornServer(settings(config), lambda: make_app(config)).run()
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {
         "bind": config.listen,
         "workers": config.api_workers,
-        "worker_class": Worker,
+        "worker_class": ApiWorker,
         "threads": THREADS,
         "keepalive": KEEPALIVE_SECONDS,
         "graceful_timeout": GRACEFUL_SECONDS,
@@ -110,11 +110,11 @@ def settings(config: Config) -> dict[str, Any]:
         "limit_request_fields": 64,
         # Requests are not logged: their paths contain names of users' files.
         "accesslog": None,
-        "logger_class": Log,
+        "logger_class": GunicornLogger,
         "loglevel": "warning" if config.log_level == "INFO" else config.log_level.lower(),
         "proc_name": "vmjobs serve",
         "worker_tmp_dir": _memory_directory(),
-        "when_ready": _limit_stalls,
+        "when_ready": _set_socket_timeouts,
         # Newer releases offer remote control over a socket in the user's home.
         "control_socket_disable": True,
     }
@@ -126,7 +126,7 @@ def _memory_directory() -> str:
     return str(shared) if shared.is_dir() else tempfile.gettempdir()
 
 
-def _limit_stalls(server: Any) -> None:
+def _set_socket_timeouts(server: Any) -> None:
     """Set timeouts on the listening sockets, for every connection (Linux)."""
     limit = struct.pack("ll", STALL_SECONDS, 0)
     for listener in server.LISTENERS:
@@ -136,7 +136,7 @@ def _limit_stalls(server: Any) -> None:
             listener.sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
-class Log(Logger):  # type: ignore[misc]
+class GunicornLogger(Logger):  # type: ignore[misc]
     """Sends gunicorn's own log lines to the common log."""
 
     def setup(self, cfg: Any) -> None:
@@ -146,7 +146,7 @@ class Log(Logger):  # type: ignore[misc]
         self.error_log.propagate = True
 
 
-class Server(BaseApplication):  # type: ignore[misc]
+class GunicornServer(BaseApplication):  # type: ignore[misc]
     """Gunicorn with these settings alone: no command line, files or environment."""
 
     def __init__(self, options: dict[str, Any], make: Callable[[], Flask]) -> None:

@@ -8,15 +8,15 @@ from typing import Final, Protocol
 
 from flask import Flask, current_app
 
-from api.session_link import Sessions
-from api.share_watch import ShareWatch
-from api.tokens import Issuer, Principal, bearer
+from api.assignment_stream import AssignmentWatch
+from api.session_link import SessionClient
+from api.tokens import ApiTokenIssuer, Principal, bearer_token
 from repository.images import Images
 from repository.service import Repository
-from repository.tokens import TokenGate
+from repository.tokens import TokenChecker
 from vmjobs.config import Config
 from vmjobs.model import JobAction
-from vmjobs.ports import Minter
+from vmjobs.ports import TokenIssuer
 
 _KEY: Final = "vmjobs"
 
@@ -52,11 +52,11 @@ class Services:
     repository: Repository
     images: Images
     dispatcher: Dispatcher
-    issuer: Issuer
-    shares: ShareWatch
-    sessions: Sessions
-    gate: TokenGate
-    minter: Minter | None = None
+    issuer: ApiTokenIssuer
+    assignments: AssignmentWatch
+    sessions: SessionClient
+    gate: TokenChecker
+    token_issuer: TokenIssuer | None = None
     checks: Mapping[str, HealthCheck] = field(default_factory=dict)
 
     def principal(self, authorization: str | None) -> Principal:
@@ -66,13 +66,13 @@ class Services:
             Unauthenticated: no token, or no valid one.
             Unavailable: the check for revocation failed.
         """
-        found = self.issuer.verify(bearer(authorization))
+        found = self.issuer.verify(bearer_token(authorization))
         if found.job_id is None:
-            self.gate.admit(found.record)
+            self.gate.check(found.record)
         return found
 
 
-def attach(app: Flask, parts: Services) -> None:
+def attach_services(app: Flask, parts: Services) -> None:
     """Store ``parts`` in ``app``."""
     app.extensions[_KEY] = parts
 

@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from api.session_hub import Hub, Side
-from vmjobs.cluster.session import MAX_PIECE, SessionAnswer, SessionCall
-from vmjobs.errors import Conflict, SessionOver, Unavailable, VMJobsError
+from api.session_hub import SessionHub, Side
+from vmjobs.cluster.ssh_session import MAX_PIECE_BYTES, PendingSession, SessionAnswer
+from vmjobs.errors import Conflict, SessionEnded, Unavailable, VMJobsError
 from vmjobs.hypervisor.mconsole import short_path
 
 log = logging.getLogger(__name__)
@@ -30,17 +30,17 @@ log = logging.getLogger(__name__)
 #: Seconds to find the hub, or to start it.
 FIND_SECONDS: Final = 5.0
 #: Seconds that the hub may take beyond the requested wait.
-PATIENCE_SECONDS: Final = 15.0
+ANSWER_MARGIN_SECONDS: Final = 15.0
 #: Seconds that a request waits for buffer space, and longest wait while too many requests wait.
-ROOM_SECONDS: Final = 5.0
-CROWDED_SECONDS: Final = 0.1
+BUFFER_WAIT_SECONDS: Final = 5.0
+CROWDED_WAIT_SECONDS: Final = 0.1
 _LENGTHS: Final = struct.Struct("!II")
-_ERRORS: Final = (SessionOver, Conflict)
+_ERRORS: Final = (SessionEnded, Conflict)
 
 _Words = dict[str, Any]
 
 
-class Sessions:
+class SessionClient:
     """The service's sessions, usable in any of its processes.
 
     Methods raise as those of the hub, and ``Unavailable`` if they cannot reach it.
@@ -52,23 +52,23 @@ class Sessions:
     def __init__(self, directory: Path, limit: int) -> None:
         self._socket, self._lock = directory / "sessions.sock", directory / "sessions.lock"
         self._waiting = threading.BoundedSemaphore(limit)
-        self._electing = threading.Lock()
-        self._held: IO[bytes] | None = None
+        self._election_lock = threading.Lock()
+        self._hub_lock: IO[bytes] | None = None
 
     def open(self, operator: str, node: str, member: str, incarnation: int, key: str) -> str:
         """See :meth:`SessionHub.open`."""
         words, _ = self._ask("open", [operator, node, member, incarnation, key])
         return str(words["id"])
 
-    def calls(self, node: str) -> list[SessionCall]:
+    def calls(self, node: str) -> list[PendingSession]:
         """See :meth:`SessionHub.calls`. Without a hub no session waits."""
         if not self._socket.exists():
             return []
         try:
-            words, _ = self._ask("calls", [node], elect=False)
+            words, _ = self._ask("calls", [node], may_start_hub=False)
         except Unavailable:
             return []
-        return [SessionCall.model_validate(call) for call in words["calls"]]
+        return [PendingSession.model_validate(call) for call in words["calls"]]
 
     def answer(self, node: str, session: str, answer: SessionAnswer) -> None:
         """See :meth:`SessionHub.answer`."""
@@ -86,7 +86,7 @@ class Sessions:
 
     def send(self, side: Side, who: str, session: str, offset: int, data: bytes, end: bool) -> int:
         """See :meth:`SessionHub.send`."""
-        with self._patience(ROOM_SECONDS) as wait:
+        with self._limited_wait(BUFFER_WAIT_SECONDS) as wait:
             words, _ = self._ask("send", [side, who, session, offset, end, wait], data, wait)
         return int(words["offset"])
 
@@ -94,16 +94,16 @@ class Sessions:
         self, side: Side, who: str, session: str, offset: int, seconds: float
     ) -> tuple[bytes, bool]:
         """See :meth:`SessionHub.receive`."""
-        with self._patience(seconds) as wait:
+        with self._limited_wait(seconds) as wait:
             words, data = self._ask("receive", [side, who, session, offset, wait], wait=wait)
         return data, bool(words["ended"])
 
     @contextmanager
-    def _patience(self, wanted: float) -> Iterator[float]:
+    def _limited_wait(self, wanted: float) -> Iterator[float]:
         """Limit the wait of a request, in seconds, if too many wait already."""
-        long = wanted > CROWDED_SECONDS and self._waiting.acquire(blocking=False)
+        long = wanted > CROWDED_WAIT_SECONDS and self._waiting.acquire(blocking=False)
         try:
-            yield wanted if long else min(wanted, CROWDED_SECONDS)
+            yield wanted if long else min(wanted, CROWDED_WAIT_SECONDS)
         finally:
             if long:
                 self._waiting.release()
@@ -111,11 +111,16 @@ class Sessions:
     # ------------------------------------------------------------------ a call
 
     def _ask(
-        self, verb: str, words: list[Any], data: bytes = b"", wait: float = 0.0, elect: bool = True
+        self,
+        verb: str,
+        words: list[Any],
+        data: bytes = b"",
+        wait: float = 0.0,
+        may_start_hub: bool = True,
     ) -> tuple[_Words, bytes]:
         try:
-            with self._connected(elect) as connection:
-                connection.settimeout(wait + PATIENCE_SECONDS)
+            with self._connect(may_start_hub) as connection:
+                connection.settimeout(wait + ANSWER_MARGIN_SECONDS)
                 _write(connection, {"verb": verb, "words": words}, data)
                 with connection.makefile("rb") as answers:
                     answer = _read(answers)
@@ -133,7 +138,7 @@ class Sessions:
             raise Unavailable("api", found["message"], hint=found["hint"])
         return found, body
 
-    def _connected(self, elect: bool) -> socket.socket:
+    def _connect(self, may_start_hub: bool) -> socket.socket:
         deadline = time.monotonic() + FIND_SECONDS
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -143,15 +148,15 @@ class Sessions:
                 return connection
             except (FileNotFoundError, ConnectionRefusedError):
                 connection.close()
-                if not elect or time.monotonic() > deadline:
+                if not may_start_hub or time.monotonic() > deadline:
                     raise
-            if not self._elected():
+            if not self._start_hub():
                 time.sleep(0.02)  # the process that holds the lock is about to listen
 
-    def _elected(self) -> bool:
+    def _start_hub(self) -> bool:
         """Start the hub in this process, unless another one has it."""
-        with self._electing:
-            if self._held is not None:
+        with self._election_lock:
+            if self._hub_lock is not None:
                 return True
             self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = self._lock.open("wb")
@@ -165,7 +170,7 @@ class Sessions:
                 server = _Server(address, _Handler)
             self._socket.chmod(0o600)
             threading.Thread(target=server.serve_forever, name="session-hub", daemon=True).start()
-            self._held = lock
+            self._hub_lock = lock
             return True
 
 
@@ -177,7 +182,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     request_queue_size = 64
 
     def __init__(self, address: str, handler: type[_Handler]) -> None:
-        self.hub = Hub()
+        self.hub = SessionHub()
         super().__init__(address, handler)
 
 
@@ -199,39 +204,39 @@ class _Handler(socketserver.StreamRequestHandler):
             _write(self.connection, answer, body)
 
 
-def _open(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+def _open(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
     return {"id": hub.open(*words)}, b""
 
 
-def _calls(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+def _calls(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
     return {"calls": [call.model_dump(mode="json") for call in hub.calls(*words)]}, b""
 
 
-def _answer(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+def _answer(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
     node, session, answer = words
     hub.answer(node, session, SessionAnswer.model_validate(answer))
     return {}, b""
 
 
-def _await_answer(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+def _await_answer(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
     found = hub.await_answer(*words)
     return {"answer": None if found is None else found.model_dump(mode="json")}, b""
 
 
-def _close(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+def _close(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
     side, who, session = words
     hub.close(Side(side), who, session)
     return {}, b""
 
 
-def _send(hub: Hub, words: list[Any], data: bytes) -> tuple[_Words, bytes]:
+def _send(hub: SessionHub, words: list[Any], data: bytes) -> tuple[_Words, bytes]:
     side, who, session, offset, end, wait = words
     return {"offset": hub.send(Side(side), who, session, offset, data, end, wait)}, b""
 
 
-def _receive(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+def _receive(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
     side, who, session, offset, wait = words
-    data, ended = hub.receive(Side(side), who, session, offset, MAX_PIECE, wait)
+    data, ended = hub.receive(Side(side), who, session, offset, MAX_PIECE_BYTES, wait)
     return {"ended": ended}, data
 
 

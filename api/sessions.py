@@ -10,10 +10,10 @@ from pydantic import Field
 from werkzeug.wrappers import Response
 
 from api.operation import (
-    Binary,
+    BinaryBody,
     Reply,
-    Strict,
-    anyone_with,
+    StrictQuery,
+    access_for,
     backend,
     caller,
     empty_reply,
@@ -22,43 +22,43 @@ from api.operation import (
     read_body,
     read_limited,
     read_query,
-    require_own,
+    require_own_node,
 )
 from api.session_hub import Side
 from api.tokens import Scope
-from vmjobs.cluster.session import (
-    MAX_PIECE,
-    MAX_WAIT,
+from vmjobs.cluster.ssh_session import (
+    MAX_PIECE_BYTES,
+    MAX_WAIT_SECONDS,
     STREAM_ENDED,
     STREAM_HEADER,
     STREAM_OPEN,
-    Accepted,
-    Session,
+    AppendResult,
+    ClusterSshSession,
     SessionAnswer,
     SessionRequest,
 )
-from vmjobs.errors import NoLogin, NotFound, Unavailable
+from vmjobs.errors import LoginUnavailable, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 blueprint = Blueprint("sessions", __name__, url_prefix="/v1")
 
 TAG: Final = "sessions"
-OPERATORS: Final = anyone_with(Scope.ADMIN)
-AGENTS: Final = anyone_with(Scope.NODE)
+OPERATORS: Final = access_for(Scope.ADMIN)
+AGENTS: Final = access_for(Scope.NODE)
 #: Seconds for the node to answer; meanwhile the guest may still be connecting to the SSH relay.
 ANSWER_SECONDS: Final = 20.0
-_BYTES: Final = Binary("bytes of the session; empty: none came in time, or it has ended")
-_SAID: Final = {STREAM_HEADER: "`open`, or `ended`: these are the last bytes"}
+_BYTES: Final = BinaryBody("bytes of the session; empty: none came in time, or it has ended")
+_STREAM_HEADERS: Final = {STREAM_HEADER: "`open`, or `ended`: these are the last bytes"}
 
 
-class SendQuery(Strict):
+class SendQuery(StrictQuery):
     """Position of the bytes."""
 
     offset: int = Field(ge=0, le=2**53, description="of the first byte, from 0")
     end: bool = Field(False, description="these are the last bytes")
 
 
-class ReceiveQuery(Strict):
+class ReceiveQuery(StrictQuery):
     """The bytes to receive."""
 
     offset: int = Field(ge=0, le=2**53, description="earlier bytes have been received")
@@ -74,7 +74,7 @@ class ReceiveQuery(Strict):
     tag=TAG,
     access=OPERATORS,
     body=SessionRequest,
-    replies={201: Reply("the VM waits for an SSH client", Session)},
+    replies={201: Reply("the VM waits for an SSH client", ClusterSshSession)},
     errors=(404, 409),
 )
 def begin(name: str, member: str) -> Response:
@@ -85,20 +85,26 @@ def begin(name: str, member: str) -> Response:
     """
     key, who, parts = read_body(SessionRequest).key, caller().subject, backend()
     clusters = parts.repository.clusters
-    door = clusters.door_of(name, member)
-    session = parts.sessions.open(who, door.node, door.member, door.incarnation, key)
+    target = clusters.login_target(name, member)
+    session = parts.sessions.open(who, target.node, target.member, target.incarnation, key)
     try:
-        clusters.call(door.node)
+        clusters.notify_node(target.node)
         answer = parts.sessions.await_answer(who, session, ANSWER_SECONDS)
         if answer is None or answer.host_key is None:
-            raise _silent(door.node) if answer is None else NoLogin(f"{member}: {answer.refused}")
-        clusters.note_login(door, who)
+            raise (
+                _no_answer_error(target.node)
+                if answer is None
+                else LoginUnavailable(f"{member}: {answer.refused}")
+            )
+        clusters.record_login(target, who)
     except Exception as error:
         parts.sessions.close(Side.OPERATOR, who, session)
         log.warning("%s could not log in to %s: %s", who, member, error)
         raise
-    log.info("%s logs in to %s on %s: session %s", who, member, door.node, session[:8])
-    made = Session(id=session, cluster=name, machine=member, node=door.node, host_key=answer.host_key)
+    log.info("%s logs in to %s on %s: session %s", who, member, target.node, session[:8])
+    made = ClusterSshSession(
+        id=session, cluster=name, machine=member, node=target.node, host_key=answer.host_key
+    )
     return json_reply(made, 201)
 
 
@@ -108,8 +114,8 @@ def begin(name: str, member: str) -> Response:
     tag=TAG,
     access=OPERATORS,
     query=SendQuery,
-    body=Binary("the client's bytes, 256 KiB at most"),
-    replies={200: Reply("the offset of the first byte that was not accepted", Accepted)},
+    body=BinaryBody("the client's bytes, 256 KiB at most"),
+    replies={200: Reply("the offset of the first byte that was not accepted", AppendResult)},
     errors=(404, 409, 413),
 )
 def send(session: str) -> Response:
@@ -127,7 +133,7 @@ def send(session: str) -> Response:
     tag=TAG,
     access=OPERATORS,
     query=ReceiveQuery,
-    replies={200: Reply("the VM's bytes", _BYTES, _SAID)},
+    replies={200: Reply("the VM's bytes", _BYTES, _STREAM_HEADERS)},
     errors=(404, 409),
 )
 def receive(session: str) -> Response:
@@ -157,7 +163,7 @@ def leave(session: str) -> Response:
 )
 def answer(name: str, session: str) -> Response:
     """Report whether a VM accepts a login. Waiting logins are in the assignment."""
-    require_own(name)
+    require_own_node(name)
     backend().sessions.answer(name, session, read_body(SessionAnswer))
     return empty_reply()
 
@@ -168,13 +174,13 @@ def answer(name: str, session: str) -> Response:
     tag=TAG,
     access=AGENTS,
     query=SendQuery,
-    body=Binary("the VM's bytes, 256 KiB at most"),
-    replies={200: Reply("the offset of the first byte that was not accepted", Accepted)},
+    body=BinaryBody("the VM's bytes, 256 KiB at most"),
+    replies={200: Reply("the offset of the first byte that was not accepted", AppendResult)},
     errors=(404, 409, 413),
 )
 def node_send(name: str, session: str) -> Response:
     """Send a VM's bytes to the operator; as `sendToMachine`."""
-    require_own(name)
+    require_own_node(name)
     return _send(Side.NODE, session)
 
 
@@ -184,12 +190,12 @@ def node_send(name: str, session: str) -> Response:
     tag=TAG,
     access=AGENTS,
     query=ReceiveQuery,
-    replies={200: Reply("the operator's bytes", _BYTES, _SAID)},
+    replies={200: Reply("the operator's bytes", _BYTES, _STREAM_HEADERS)},
     errors=(404, 409),
 )
 def node_receive(name: str, session: str) -> Response:
     """Receive bytes for a VM, as soon as there are any."""
-    require_own(name)
+    require_own_node(name)
     return _receive(Side.NODE, session)
 
 
@@ -197,7 +203,7 @@ def node_receive(name: str, session: str) -> Response:
 @operation("endSession", tag=TAG, access=AGENTS, replies={204: Reply("ended")}, errors=(422,))
 def node_leave(name: str, session: str) -> Response:
     """End a session on behalf of its VM. Repeating the call is no error."""
-    require_own(name)
+    require_own_node(name)
     backend().sessions.close(Side.NODE, name, session)
     return empty_reply()
 
@@ -207,14 +213,14 @@ def node_leave(name: str, session: str) -> Response:
 
 def _send(side: Side, session: str) -> Response:
     query, who = read_query(SendQuery), caller().subject
-    data = read_limited(MAX_PIECE)
+    data = read_limited(MAX_PIECE_BYTES)
     reached = backend().sessions.send(side, who, session, query.offset, data, query.end)
-    return json_reply(Accepted(offset=reached))
+    return json_reply(AppendResult(offset=reached))
 
 
 def _receive(side: Side, session: str) -> Response:
     query, who = read_query(ReceiveQuery), caller().subject
-    wait = min(query.wait, MAX_WAIT)
+    wait = min(query.wait, MAX_WAIT_SECONDS)
     data, ended = backend().sessions.receive(side, who, session, query.offset, wait)
     response = Response(data, content_type="application/octet-stream")
     response.headers["Cache-Control"] = "no-store"
@@ -222,7 +228,7 @@ def _receive(side: Side, session: str) -> Response:
     return response
 
 
-def _silent(node: str) -> Unavailable:
+def _no_answer_error(node: str) -> Unavailable:
     try:
         version = backend().repository.node(node).version
     except NotFound:

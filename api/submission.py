@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from repository.images import Viewer
 from repository.service import Repository
-from repository.validation import check
+from repository.validation import validate_job
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.model import JobSpec
 
@@ -22,12 +22,12 @@ PREFIX = "spec."
 _PLACEHOLDERS = {"image": "sha256:" + "0" * 64, "script": "true"}
 
 
-def with_prefix(faults: tuple[Fault, ...]) -> list[Fault]:
+def prefix_faults(faults: tuple[Fault, ...]) -> list[Fault]:
     """Return faults of a spec as faults of the body that contains it."""
     return [Fault((PREFIX + f.field).rstrip("."), f.code, f.message) for f in faults]
 
 
-def remaining_faults(
+def repository_faults(
     body: bytes, known: tuple[Fault, ...], repository: Repository, viewer: Viewer
 ) -> list[Fault]:
     """Return the repository's faults in the fields that are valid for the model.
@@ -41,12 +41,14 @@ def remaining_faults(
     try:
         candidate = JobSpec.model_validate_json(json.dumps({**good, **stand_ins}))
         nodes = repository.live_nodes()
-        check(candidate, repository.config, nodes, repository.images, viewer, repository.blob_size)
+        validate_job(
+            candidate, repository.config, nodes, repository.images, viewer, repository.blob_size
+        )
     except ValidationError:
         return []  # a fault of several fields together, known already
     except InvalidSpec as error:
         names = {*bad, *stand_ins}
-        return with_prefix(tuple(f for f in error.faults if f.field.split(".")[0] not in names))
+        return prefix_faults(tuple(f for f in error.faults if f.field.split(".")[0] not in names))
     return []
 
 

@@ -105,7 +105,7 @@ class InsufficientScope(Forbidden):
         self.scope = scope
 
 
-def bearer(header: str | None) -> str:
+def bearer_token(header: str | None) -> str:
     """Return the token in an ``Authorization`` header.
 
     Raises:
@@ -138,7 +138,7 @@ def _quotable(text: str) -> str:
     return "".join(c if " " <= c <= "~" and c not in '"\\' else "'" for c in text)
 
 
-class Issuer:
+class ApiTokenIssuer:
     """Issues tokens and verifies them, with the key in ``key_file``.
 
     ``issuer`` is the ``iss`` claim; tokens of any other issuer are refused.
@@ -147,13 +147,13 @@ class Issuer:
     def __init__(self, key_file: Path, issuer: str, clock: Callable[[], float] = time.time) -> None:
         self.issuer = issuer
         self._clock = clock
-        key = load_or_make_key(key_file)
+        key = load_or_create_key(key_file)
         # Any: PyJWT's older releases annotate keys as str, though they take key objects.
         self._key: Any = key
         self._public: Any = key.public_key()
         self._kid = thumbprint(key.public_key())
         # Pollers send one token thousands of times; only its times need another check.
-        self._claims = lru_cache(maxsize=CACHED_TOKENS)(self._verified)
+        self._claims = lru_cache(maxsize=CACHED_TOKENS)(self._verified_claims)
 
     def user_token(
         self,
@@ -213,7 +213,7 @@ class Issuer:
         self._check_times(claims)
         return _principal(claims)
 
-    def _verified(self, token: str) -> dict[str, Any]:
+    def _verified_claims(self, token: str) -> dict[str, Any]:
         """Return the claims of a token that we signed, without a check of its times."""
         self._check_shape(token)
         try:
@@ -235,7 +235,7 @@ class Issuer:
         except jwt.InvalidAudienceError as error:
             raise Unauthenticated("the token is meant for another service") from error
         except jwt.InvalidIssuerError as error:
-            raise _foreign() from error
+            raise _foreign_issuer() from error
         except jwt.MissingRequiredClaimError as error:
             raise Unauthenticated(f"the token has no claim {error.claim}") from error
         except (jwt.InvalidTokenError, ValueError) as error:
@@ -252,7 +252,7 @@ class Issuer:
         except (jwt.InvalidTokenError, ValueError, RecursionError) as error:
             raise _malformed() from error
         if claims.get("iss") != self.issuer:
-            raise _foreign()
+            raise _foreign_issuer()
         if header.get("alg") != ALGORITHM:
             raise Unauthenticated(f"the token is not signed with {ALGORITHM}")
 
@@ -271,7 +271,7 @@ def _malformed() -> Unauthenticated:
     return Unauthenticated("the token is malformed: it is not a JSON web token")
 
 
-def _foreign() -> Unauthenticated:
+def _foreign_issuer() -> Unauthenticated:
     return Unauthenticated("the token is from an issuer that this service does not trust")
 
 
@@ -302,7 +302,7 @@ def _groups(value: Any) -> frozenset[str]:
 # --------------------------------------------------------------------------- the key
 
 
-def load_or_make_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def load_or_create_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the P-256 key in ``path``; if missing, create it, readable by its owner.
 
     Raises:

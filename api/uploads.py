@@ -9,12 +9,12 @@ from typing import Final
 from flask import Blueprint
 from werkzeug.wrappers import Response
 
-from api.attempts import require_open
-from api.images import DIGESTS, read_digests, viewer
+from api.attempts import require_unfinished
+from api.images import DIGESTS, current_viewer, read_digests
 from api.operation import (
-    Binary,
+    BinaryBody,
     Reply,
-    anyone_with,
+    access_for,
     backend,
     empty_reply,
     json_reply,
@@ -22,10 +22,10 @@ from api.operation import (
     read_body,
     read_limited,
 )
-from api.problems import BadBlob
+from api.problems import BlobDigestMismatch
 from api.tokens import Scope
 from images.content import layout_size
-from images.segment import MAX_STORED
+from images.segment import MAX_STORED_BYTES
 from vmjobs.errors import Conflict, DigestMismatch, Forbidden
 from vmjobs.model import MIB, Job, JobState
 from vmjobs.wire import CONDOR_JOB, Upload, UploadRequest
@@ -34,8 +34,8 @@ blueprint = Blueprint("uploads", __name__, url_prefix="/v1/uploads")
 
 TAG: Final = "uploads"
 #: A job's token permits to upload a checkpoint of its VM, but not to create an image.
-UPLOAD: Final = anyone_with(Scope.STORAGE_CREATE, job=True)
-MISSING: Final = Binary("a byte for each digest: 0 it is stored, 1 it is missing")
+UPLOAD: Final = access_for(Scope.STORAGE_CREATE, job=True)
+MISSING: Final = BinaryBody("a byte for each digest: 0 it is stored, 1 it is missing")
 
 
 @blueprint.post("")
@@ -52,14 +52,14 @@ def open_upload() -> Response:
     It is dropped if nothing is added to it for a while. A job has one at a time, and only if it has
     checkpoints.
     """
-    who = viewer()
+    who = current_viewer()
     if who.job and not who.job.startswith(CONDOR_JOB):
-        _require_savable(require_open(who.job))
+        _require_checkpointable(require_unfinished(who.job))
     found = backend().images.open_upload(who, read_body(UploadRequest).size)
     return json_reply(found, 201, {"Location": f"/v1/uploads/{found.id}"})
 
 
-def _require_savable(job: Job) -> None:
+def _require_checkpointable(job: Job) -> None:
     if not job.spec.checkpoint:
         raise Forbidden(f"job {job.id} has no checkpoints", hint="submit it with checkpoint")
     if job.state is JobState.CANCELING:
@@ -72,14 +72,14 @@ def _require_savable(job: Job) -> None:
 )
 def show(upload: str) -> Response:
     """Show an upload of the caller's."""
-    return json_reply(backend().images.upload(viewer(), upload))
+    return json_reply(backend().images.upload(current_viewer(), upload))
 
 
 @blueprint.delete("/<id:upload>")
 @operation("dropUpload", tag=TAG, access=UPLOAD, replies={204: Reply("dropped")}, errors=(404,))
 def drop(upload: str) -> Response:
     """Drop an upload. The next garbage collection removes data that only it holds."""
-    backend().images.drop_upload(viewer(), upload)
+    backend().images.drop_upload(current_viewer(), upload)
     return empty_reply()
 
 
@@ -94,7 +94,7 @@ def drop(upload: str) -> Response:
 )
 def missing_segments(upload: str) -> Response:
     """Find out which segments to send. The upload keeps those that are stored."""
-    return _flags(backend().images.missing_segments(viewer(), upload, read_digests()))
+    return _flags(backend().images.missing_segments(current_viewer(), upload, read_digests()))
 
 
 @blueprint.post("/<id:upload>/missing-blocks")
@@ -106,9 +106,9 @@ def missing_segments(upload: str) -> Response:
     replies={200: Reply("the missing ones", MISSING)},
     errors=(404, 413, 422),
 )
-def missing_blocks(upload: str) -> Response:
+def missing_chunks(upload: str) -> Response:
     """Find out which 64 KiB chunks to send with a missing segment."""
-    return _flags(backend().images.missing_blocks(viewer(), upload, read_digests()))
+    return _flags(backend().images.missing_chunks(current_viewer(), upload, read_digests()))
 
 
 def _flags(missing: list[bool]) -> Response:
@@ -122,7 +122,7 @@ def _flags(missing: list[bool]) -> Response:
     "putSegment",
     tag=TAG,
     access=UPLOAD,
-    body=Binary("the segment; chunks that are stored may be omitted"),
+    body=BinaryBody("the segment; chunks that are stored may be omitted"),
     replies={201: Reply("stored"), 200: Reply("it was stored already")},
     errors=(404, 409, 413, 422, 507),
 )
@@ -132,9 +132,9 @@ def put_segment(upload: str, segment: str) -> Response:
     Every chunk is verified. MISSING_BLOCKS: an omitted chunk is not stored (any more); send the
     segment again with all of them.
     """
-    body = read_limited(MAX_STORED)
-    with _refusing():
-        new = backend().images.put_segment(viewer(), upload, bytes.fromhex(segment), body)
+    body = read_limited(MAX_STORED_BYTES)
+    with _blob_errors():
+        new = backend().images.put_segment(current_viewer(), upload, bytes.fromhex(segment), body)
     return empty_reply(201 if new else 200)
 
 
@@ -143,7 +143,7 @@ def put_segment(upload: str, segment: str) -> Response:
     "putContent",
     tag=TAG,
     access=UPLOAD,
-    body=Binary("the content's layout"),
+    body=BinaryBody("the content's layout"),
     replies={201: Reply("all of it is stored")},
     errors=(404, 409, 413, 422),
 )
@@ -151,15 +151,17 @@ def put_content(upload: str, content: str) -> Response:
     """Declare the segments of a content. MISSING_BLOCKS: some are not stored."""
     parts = backend()
     body = read_limited(layout_size(parts.config.max_image_size * MIB))
-    with _refusing():
-        parts.images.put_content(viewer(), upload, content, body)
+    with _blob_errors():
+        parts.images.put_content(current_viewer(), upload, content, body)
     return empty_reply(201)
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _blob_errors() -> Iterator[None]:
     """Report damaged data as a fault of the upload."""
     try:
         yield
     except DigestMismatch as error:
-        raise BadBlob(error.message, hint="the file may have changed during upload") from error
+        raise BlobDigestMismatch(
+            error.message, hint="the file may have changed during upload"
+        ) from error

@@ -39,10 +39,10 @@ BODY_RATE: Final = 16384
 #: How long the rest of a body that was refused is read, so that its sender sees the answer.
 DRAIN_SECONDS: Final = 0.2
 #: Connections of one address without complete headers, per process; beyond that the oldest ends.
-UNFINISHED: Final = 64
+MAX_INCOMPLETE_CONNECTIONS: Final = 64
 
 
-class Worker(ThreadWorker):  # type: ignore[misc]
+class ApiWorker(ThreadWorker):  # type: ignore[misc]
     """A worker; up to half of its threads wait for their connection's next request.
 
     They wait only a moment. Requests that wait for a thread go first: then a connection gives up its
@@ -51,68 +51,68 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._line_lock = threading.Lock()
-        self._in_line = 0
-        self._unfinished: dict[Any, float] = {}  # deadlines, the oldest first
-        self._may_linger = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
+        self._queue_lock = threading.Lock()
+        self._queued = 0
+        self._incomplete: dict[Any, float] = {}  # deadlines, the oldest first
+        self._linger_slots = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
 
     def handle_exit(self, sig: Any, frame: Any) -> None:
         """Stop quickly: requests that wait for a change are answered at once."""
         super().handle_exit(sig, frame)
         app = getattr(self, "wsgi", None)
         if app is not None:
-            services(app).shares.close()
+            services(app).assignments.close()
 
     def enqueue_req(self, conn: Any) -> None:
         """Queue the connection's next request for a thread, with complete headers."""
-        missing = _missing(conn)
+        missing = _missing_header_bytes(conn)
         if not missing:
-            self._finish(conn)
+            self._enqueue(conn)
             return
-        self._unfinished.setdefault(conn, time.monotonic() + HEADER_SECONDS)
+        self._incomplete.setdefault(conn, time.monotonic() + HEADER_SECONDS)
         # The kernel reports when there are more bytes than now, and not before (socket(7)).
         conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
-        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._more_came, conn))
-        mine = [each for each in self._unfinished if _address(each) == _address(conn)]
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._on_more_data, conn))
+        mine = [each for each in self._incomplete if _address(each) == _address(conn)]
         if missing > MAX_HEADERS:
-            self._give_up(conn)
-        elif len(mine) > UNFINISHED:
-            self._give_up(mine[0])
+            self._abort(conn)
+        elif len(mine) > MAX_INCOMPLETE_CONNECTIONS:
+            self._abort(mine[0])
 
-    def _more_came(self, conn: Any, client: Any) -> None:
-        if conn not in self._unfinished:
+    def _on_more_data(self, conn: Any, client: Any) -> None:
+        if conn not in self._incomplete:
             return  # aborted just now
         self.poller.unregister(client)
-        if _missing(conn) > conn.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
+        if _missing_header_bytes(conn) > conn.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             self.enqueue_req(conn)
         else:  # complete, or the client closed early
-            self._finish(conn)
+            self._enqueue(conn)
 
-    def _finish(self, conn: Any) -> None:
-        if self._unfinished.pop(conn, None) is not None:
+    def _enqueue(self, conn: Any) -> None:
+        if self._incomplete.pop(conn, None) is not None:
             conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        self._count(1)
+        self._add_queued(1)
         super().enqueue_req(conn)
 
-    def _give_up(self, conn: Any) -> None:
+    def _abort(self, conn: Any) -> None:
         """Let a thread find the connection closed, and clean up."""
         self.poller.unregister(conn.sock)
         with suppress(OSError):
             conn.sock.shutdown(socket.SHUT_RDWR)
-        self._finish(conn)
+        self._enqueue(conn)
 
     def murder_keepalived(self, *arguments: Any, **more: Any) -> None:
         """Abort connections silent for too long; gunicorn calls this every second."""
         super().murder_keepalived(*arguments, **more)
         now = math.inf if not self.alive else time.monotonic()
-        for conn in [conn for conn, until in self._unfinished.items() if until <= now]:
-            self._give_up(conn)
+        for conn in [conn for conn, until in self._incomplete.items() if until <= now]:
+            self._abort(conn)
 
     def handle(self, conn: Any) -> Any:
         """Handle requests while they follow at once; return gunicorn's last result."""
-        self._count(-1)
+        self._add_queued(-1)
         answered = self._handle_one(conn)
-        while _is_kept(answered) and self._next_is_here(conn):
+        while _is_kept(answered) and self._has_next_request(conn):
             answered = self._handle_one(conn)
         return answered
 
@@ -133,20 +133,24 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         deadline = time.monotonic() + DRAIN_SECONDS
         return bool(keepalive and conn.parser.finish_body(deadline=deadline))
 
-    def _count(self, more: int) -> None:
-        with self._line_lock:
-            self._in_line += more
+    def _add_queued(self, more: int) -> None:
+        with self._queue_lock:
+            self._queued += more
 
-    def _next_is_here(self, conn: Any) -> bool:
+    def _has_next_request(self, conn: Any) -> bool:
         """Whether the next request has arrived, and this thread may handle it."""
-        if not self.alive or self._in_line or not self._may_linger.acquire(blocking=False):
+        if not self.alive or self._queued or not self._linger_slots.acquire(blocking=False):
             return False
         try:
             poll = select.poll()
             poll.register(conn.sock, select.POLLIN)
-            return bool(poll.poll(LINGER_MILLISECONDS)) and not self._in_line and not _missing(conn)
+            return (
+                bool(poll.poll(LINGER_MILLISECONDS))
+                and not self._queued
+                and not _missing_header_bytes(conn)
+            )
         finally:
-            self._may_linger.release()
+            self._linger_slots.release()
 
 
 def _drain(client: socket.socket) -> None:
@@ -175,7 +179,7 @@ class _BodyDeadline:
         return data
 
 
-def _missing(conn: Any) -> int:
+def _missing_header_bytes(conn: Any) -> int:
     """Return how many bytes to wait for; 0: the next request's headers are complete."""
     parser = getattr(conn, "parser", None)
     if parser is not None and parser.unreader.buf.getvalue():

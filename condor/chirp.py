@@ -33,7 +33,7 @@ VALUE_MAX: Final = 990
 _ATTRIBUTE: Final = re.compile(r"Chirp[A-Za-z0-9_]{1,60}")
 
 
-class Expression:
+class ClassAdExpression:
     """A ClassAd expression made by vmjobs; strings from elsewhere are literals in it."""
 
     __slots__ = ("text",)
@@ -42,7 +42,7 @@ class Expression:
         self.text = text
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Expression) and other.text == self.text
+        return isinstance(other, ClassAdExpression) and other.text == self.text
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -50,7 +50,7 @@ class Expression:
 
 if TYPE_CHECKING:
     #: A value that may be written into a job ad.
-    Told = ClassAdValue | Expression
+    AttributeValue = ClassAdValue | ClassAdExpression
 
 
 class ChirpReporter:
@@ -71,22 +71,22 @@ class ChirpReporter:
         self._config = config or os.environ.get("_CONDOR_CHIRP_CONFIG") or names.CHIRP_CONFIG
         self._warn = warn
         self._timeout = timeout
-        self._told: dict[str, Told] = {}
-        self._told_later: dict[str, Told] = {}
+        self._published: dict[str, AttributeValue] = {}
+        self._published_later: dict[str, AttributeValue] = {}
 
-    def publish(self, attributes: Mapping[str, Told]) -> bool:
+    def publish(self, attributes: Mapping[str, AttributeValue]) -> bool:
         """Write attributes into the job ad. Return False if that fails; raise nothing.
 
         Writes only values that have changed: each attribute is an event in the job's log.
         """
         try:
-            self._tell(attributes, self._told, b"set_job_attr")
+            self._send_changes(attributes, self._published, b"set_job_attr")
         except (OSError, ValueError) as error:
             self._warn(f"progress did not get into the job ad: {error}")
             return False
         return True
 
-    def publish_later(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
+    def publish_later(self, attributes: Mapping[str, AttributeValue], *, last: bool = False) -> bool:
         """Write attributes with the starter's next update or the job's end, without events.
 
         The ad has them before the schedd evaluates the job's policy.
@@ -94,29 +94,36 @@ class ChirpReporter:
         last: write unchanged values too. An update may have been lost with its connection.
         """
         try:
-            self._tell(attributes, {} if last else self._told_later, b"set_job_attr_delayed")
+            self._send_changes(
+                attributes, {} if last else self._published_later, b"set_job_attr_delayed"
+            )
         except (OSError, ValueError):
             # A node may be configured to accept no delayed updates; every node accepts at most a
             # hundred names, and those of the job itself count too.
             return self.publish(attributes)
         return True
 
-    def publish_state(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
+    def publish_state(self, attributes: Mapping[str, AttributeValue], *, last: bool = False) -> bool:
         """Write the state now and the rest later: one event in the job's log for each state."""
         state = {name: value for name, value in attributes.items() if name == names.VM_STATE}
         rest = {name: value for name, value in attributes.items() if name not in state}
         return self.publish_later(rest, last=last) & self.publish(state)
 
-    def _tell(self, attributes: Mapping[str, Told], told: dict[str, Told], command: bytes) -> None:
+    def _send_changes(
+        self,
+        attributes: Mapping[str, AttributeValue],
+        published: dict[str, AttributeValue],
+        command: bytes,
+    ) -> None:
         unset = object()
-        fresh = {n: value for n, value in attributes.items() if told.get(n, unset) != value}
+        fresh = {n: value for n, value in attributes.items() if published.get(n, unset) != value}
         if not fresh or not os.path.isfile(self._config):
             return
         self._send([set_command(name, value, command) for name, value in fresh.items()])
-        told.update(fresh)
+        published.update(fresh)
 
     def _send(self, commands: Sequence[bytes]) -> None:
-        host, port, cookie = service(self._config)
+        host, port, cookie = read_chirp_config(self._config)
         lines = [b"cookie " + quote(cookie) + b"\n", *commands]
         with socket.create_connection((host, int(port)), self._timeout) as connection:
             connection.settimeout(self._timeout)
@@ -130,7 +137,7 @@ class ChirpReporter:
                         raise ValueError(f"the starter answered {answer!r} to {what}")
 
 
-def service(config: str | Path) -> tuple[str, str, str]:
+def read_chirp_config(config: str | Path) -> tuple[str, str, str]:
     """Read host, port and cookie of the starter's Chirp service.
 
     Raises:
@@ -141,7 +148,7 @@ def service(config: str | Path) -> tuple[str, str, str]:
     return host, port, cookie
 
 
-def set_command(name: str, value: Told, command: bytes = b"set_job_attr") -> bytes:
+def set_command(name: str, value: AttributeValue, command: bytes = b"set_job_attr") -> bytes:
     """The line that sets an attribute. command: ``set_job_attr`` or ``set_job_attr_delayed``.
 
     Raises:
@@ -149,7 +156,7 @@ def set_command(name: str, value: Told, command: bytes = b"set_job_attr") -> byt
     """
     if not _ATTRIBUTE.fullmatch(name):
         raise ValueError(f"attribute {name!r}: not sent back to the submit host (expected Chirp...)")
-    text = value.text if isinstance(value, Expression) else literal(value)
+    text = value.text if isinstance(value, ClassAdExpression) else literal(value)
     line = command + b" " + quote(name) + b" " + quote(text) + b"\n"
     if len(line) > LINE_MAX:
         raise ValueError(f"the value of {name} is too long")

@@ -12,11 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from condor.chirp import LINE_MAX, quote, service
+from condor.chirp import LINE_MAX, quote, read_chirp_config
 
 #: Commands that every job may use: on attributes that begin with ``Chirp``, except ``ChirpVM*``, which
 #: the job's policy uses. (HTCondor itself returns any attribute, and ignores the case of names.)
-_GRANTED: Final = re.compile(
+_ALLOWED_COMMAND: Final = re.compile(
     rb"cookie |(?:get|set)_job_attr_delayed (?!ChirpVM)Chirp\w{0,100}[ \n]", re.IGNORECASE
 )
 #: The longest value of an attribute that is sent to a job, in bytes.
@@ -38,8 +38,8 @@ class ChirpRelay:
     """
 
     config: str | Path
-    everything: bool
-    moves: bool = False
+    has_full_access: bool
+    is_checkpointable: bool = False
     timeout: float = 5.0
 
     def __call__(self, job: socket.socket) -> None:
@@ -48,22 +48,22 @@ class ChirpRelay:
         Raises:
             OSError: the Chirp service is gone.
         """
-        host, port, cookie = service(self.config)
+        host, port, cookie = read_chirp_config(self.config)
         with socket.create_connection((host, int(port)), self.timeout) as starter:
             starter.settimeout(None)
             with job.makefile("rb", buffering=0) as first:
-                line = _line_of(first)
-            if self.moves and line.startswith(b"cookie "):
+                line = _read_line(first)
+            if self.is_checkpointable and line.startswith(b"cookie "):
                 # A restored VM sends the cookie of the starter that it ran under before.
                 line = b"cookie " + quote(cookie) + b"\n"
-            if self.everything:
+            if self.has_full_access:
                 starter.sendall(line)
-                _join(job, starter)
+                _copy_both_ways(job, starter)
             else:
-                _carry_granted(job, starter, line)
+                _relay_allowed_commands(job, starter, line)
 
 
-def _join(one: socket.socket, other: socket.socket) -> None:
+def _copy_both_ways(one: socket.socket, other: socket.socket) -> None:
     """Copy bytes both ways until both ends have closed."""
 
     def carry(source: socket.socket, sink: socket.socket) -> None:
@@ -79,7 +79,7 @@ def _join(one: socket.socket, other: socket.socket) -> None:
     back.join()
 
 
-def _line_of(stream: io.RawIOBase) -> bytes:
+def _read_line(stream: io.RawIOBase) -> bytes:
     """Read the first line of a connection, and no byte after it."""
     line = b""
     while not line.endswith(b"\n") and len(line) < LINE_MAX and (byte := stream.read(1)):
@@ -87,13 +87,13 @@ def _line_of(stream: io.RawIOBase) -> bytes:
     return line
 
 
-def _carry_granted(job: socket.socket, starter: socket.socket, first: bytes) -> None:
+def _relay_allowed_commands(job: socket.socket, starter: socket.socket, first: bytes) -> None:
     """Relay the commands that every job may use, with their answers. first: the first command."""
     with job.makefile("rb") as commands, starter.makefile("rb") as answers:
         for line in chain((first,), iter(lambda: commands.readline(LINE_MAX), b"")):
             if not line.endswith(b"\n"):
                 return
-            if not _GRANTED.match(line):
+            if not _ALLOWED_COMMAND.match(line):
                 job.sendall(NOT_AUTHORIZED)
                 continue
             starter.sendall(line)

@@ -15,15 +15,15 @@ from vmjobs.errors import Fault
 
 #: Attributes of machine and daemon ads that HTCondor sets or uses, in lower case: the manual's list of
 #: machine attributes, and others that daemons of 23.9 and 25.14 send.
-HTCONDOR: Final = frozenset(
+HTCONDOR_ATTRIBUTES: Final = frozenset(
     (resources.files("condor") / "machine_attributes.txt").read_text("ascii").split()
 )
 #: More of them, by prefix: a partitionable slot's attributes of its dynamic slots, assigned resources.
-_FAMILIES: Final = re.compile(r"child|assigned|slot\d+_|condor", re.I)
-_OURS: Final = re.compile(r"vmjobs|hasvmjobs", re.I)
+_HTCONDOR_PREFIX: Final = re.compile(r"child|assigned|slot\d+_|condor", re.I)
+_VMJOBS_PREFIX: Final = re.compile(r"vmjobs|hasvmjobs", re.I)
 _LITERAL: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
 #: Patterns that may not occur outside of literals, and the messages for them.
-_NO_PLACE: Final = {
+_FORBIDDEN_PATTERNS: Final = {
     r"[\"']": "a quotation mark is not closed",
     r"^\s*$": "it is empty",
     r"//|/\*": "comments have no place in it",
@@ -41,9 +41,9 @@ def faults(spec: ClusterSpec) -> list[Fault]:
 def _attribute_faults(spec: ClusterSpec) -> Iterator[Fault]:
     for name, value in spec.attributes.items():
         field = f"attributes.{name}"
-        if _OURS.match(name):
+        if _VMJOBS_PREFIX.match(name):
             yield Fault(field, "reserved", f"{name} is reserved for vmjobs; choose another name")
-        elif name.lower() in HTCONDOR or _FAMILIES.match(name):
+        elif name.lower() in HTCONDOR_ATTRIBUTES or _HTCONDOR_PREFIX.match(name):
             text = f"{name} is HTCondor's own attribute of machines; choose another name"
             yield Fault(field, "reserved", text)
         elif name.lower() in _RESERVED_WORDS:
@@ -61,11 +61,11 @@ _RESERVED_WORDS: Final = frozenset(
 def _start_faults(start: str) -> Iterator[Fault]:
     if "$$" in start:
         yield Fault("start", "bad_expression", "start has '$$', which HTCondor reads as a macro")
-    elif what := _wrong(start):
+    elif what := _syntax_fault(start):
         yield Fault("start", "bad_expression", f"start is not a ClassAd expression: {what}")
 
 
-def _wrong(expression: str) -> str:
+def _syntax_fault(expression: str) -> str:
     """Why this is no valid expression; empty if no fault is found."""
     if what := _unbalanced(expression):
         return what  # the parser would stop there and ignore the rest
@@ -91,7 +91,7 @@ def _wrong(expression: str) -> str:
 
 def _unbalanced(expression: str) -> str:
     rest = _LITERAL.sub("0", expression)
-    for pattern, what in _NO_PLACE.items():
+    for pattern, what in _FORBIDDEN_PATTERNS.items():
         if re.search(pattern, rest):
             return what
     stack: list[str] = []

@@ -46,9 +46,9 @@ def _ask_schedd(htcondor2: Any, verb: Verb | None, request: Request) -> dict[str
         if verb is None:
             _submit(ad, request)
         return verb(htcondor2, htcondor2.Schedd(ad), request)
-    except _failures(htcondor2) as error:
+    except _binding_errors(htcondor2) as error:
         where = f"schedd {ad.get('Name', '')} at {address.partition('?')[0].strip('<>')}"
-        raise CallFailedError(f"{where}: {_sentence(error)}") from error
+        raise CallFailedError(f"{where}: {_error_text(error)}") from error
 
 
 def _ask_collector(htcondor2: Any, verb: Verb, request: Request) -> dict[str, Any]:
@@ -56,11 +56,13 @@ def _ask_collector(htcondor2: Any, verb: Verb, request: Request) -> dict[str, An
     try:
         collector = htcondor2.Collector(pool) if pool else htcondor2.Collector()
         return verb(htcondor2, collector, request)
-    except _failures(htcondor2) as error:
-        raise CallFailedError(f"collector {_pool(htcondor2, pool)}: {_sentence(error)}") from error
+    except _binding_errors(htcondor2) as error:
+        raise CallFailedError(
+            f"collector {_collector_name(htcondor2, pool)}: {_error_text(error)}"
+        ) from error
 
 
-def _failures(htcondor2: Any) -> tuple[type[Exception], ...]:
+def _binding_errors(htcondor2: Any) -> tuple[type[Exception], ...]:
     """Exceptions of the bindings: built-in ones up to version 23, their own since."""
     own = getattr(htcondor2, "HTCondorException", None)
     common = (OSError, RuntimeError, ValueError, TypeError, LookupError)
@@ -68,7 +70,7 @@ def _failures(htcondor2: Any) -> tuple[type[Exception], ...]:
 
 
 def _locate(htcondor2: Any, name: str, pool: str) -> Any:
-    where = f"collector {_pool(htcondor2, pool)}"
+    where = f"collector {_collector_name(htcondor2, pool)}"
     try:
         collector = htcondor2.Collector(pool) if pool else htcondor2.Collector()
         if name:
@@ -78,18 +80,18 @@ def _locate(htcondor2: Any, name: str, pool: str) -> Any:
             ad = ads[0] if len(ads) == 1 else None
         else:
             ad = collector.locate(htcondor2.DaemonType.Schedd)
-    except _failures(htcondor2) as error:
-        raise CallFailedError(f"{where}: {_sentence(error)}") from error
+    except _binding_errors(htcondor2) as error:
+        raise CallFailedError(f"{where}: {_error_text(error)}") from error
     if ad is None or ad.get("MyAddress") is None:
         raise CallFailedError(f"{where} does not know schedd {name or '(the only one)'}")
     return ad
 
 
-def _pool(htcondor2: Any, named: str) -> str:
+def _collector_name(htcondor2: Any, named: str) -> str:
     return named or str(htcondor2.param.get("COLLECTOR_HOST", "")) or "of this host"
 
 
-def _sentence(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -120,7 +122,7 @@ def _act(htcondor2: Any, schedd: Any, request: Request) -> dict[str, Any]:
 
 
 def _query(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
-    return {"ads": _plain(schedd.query(request["constraint"], list(request["projection"])))}
+    return {"ads": _literals(schedd.query(request["constraint"], list(request["projection"])))}
 
 
 def _history(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
@@ -130,13 +132,13 @@ def _history(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
     # Newest first, up to the first job that `until` is true for.
     until = classad2.ExprTree(request["until"]) if request["until"] else None
     limit = int(request["limit"])
-    return {"ads": _plain(schedd.history(request["constraint"], projection, limit, until))}
+    return {"ads": _literals(schedd.history(request["constraint"], projection, limit, until))}
 
 
 def _startds(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
     kind = htcondor2.AdType.Startd
     projection = list(request["projection"])
-    return {"ads": _plain(collector.query(kind, request["constraint"], projection))}
+    return {"ads": _literals(collector.query(kind, request["constraint"], projection))}
 
 
 def _withdraw(_: Any, collector: Any, request: Request) -> dict[str, Any]:
@@ -168,16 +170,16 @@ def _revoke(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
 
 
 def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
-    from condor import matching  # noqa: PLC0415  only this verb needs it
+    from condor import idle_jobs  # noqa: PLC0415  only this verb needs it
 
-    kinds = [matching.Kind(str(k["cluster"]), _ad(k["ad"])) for k in request["kinds"]]
+    kinds = [idle_jobs.ClusterAd(str(k["cluster"]), _ad(k["ad"])) for k in request["kinds"]]
     groups, problems = [], []
     named = str(request["schedd"])
-    for ad in matching.schedds(htcondor2, collector, named):
+    for ad in idle_jobs.schedds(htcondor2, collector, named):
         try:
-            groups += list(matching.idle_groups(htcondor2.Schedd(ad)))
-        except _failures(htcondor2) as error:
-            problem = f"schedd {ad.get('Name', '')}: {_sentence(error)}"
+            groups += list(idle_jobs.idle_job_groups(htcondor2.Schedd(ad)))
+        except _binding_errors(htcondor2) as error:
+            problem = f"schedd {ad.get('Name', '')}: {_error_text(error)}"
             if ad.get("Name") == named:
                 raise CallFailedError(problem) from error
             problems.append(problem)
@@ -186,21 +188,23 @@ def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
     if not groups:
         constraint += f" && stringListMember(VMJobsMember, {json.dumps(','.join(learn))}) =?= true"
     slots = collector.query(htcondor2.AdType.Startd, constraint) if groups or learn else []
-    known = {ad["VMJobsMember"]: _plain([ad])[0] for ad in slots if ad.get("VMJobsMember") in learn}
-    waiting = matching.waiting(groups, kinds, [matching.whole(ad) for ad in slots])
+    known = {ad["VMJobsMember"]: _literals([ad])[0] for ad in slots if ad.get("VMJobsMember") in learn}
+    waiting = idle_jobs.count_idle_jobs(
+        groups, kinds, [idle_jobs.with_full_capacity(ad) for ad in slots]
+    )
     return {"waiting": waiting, "known": known, "problems": problems}
 
 
 def _find(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
-    from condor import why_call  # noqa: PLC0415  only these verbs need it
+    from condor.diagnose import daemon_queries  # noqa: PLC0415  only these verbs need it
 
-    return why_call.find(schedd, int(request["cluster"]), request["proc"])
+    return daemon_queries.find(schedd, int(request["cluster"]), request["proc"])
 
 
 def _explain(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
-    from condor import why_call  # noqa: PLC0415  only these verbs need it
+    from condor.diagnose import daemon_queries  # noqa: PLC0415  only these verbs need it
 
-    return why_call.explain(htcondor2, collector, str(request["ad"]))
+    return daemon_queries.explain(htcondor2, collector, str(request["ad"]))
 
 
 def _offer(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
@@ -234,7 +238,7 @@ def _ad(expressions: Mapping[str, str]) -> Any:
     return ad
 
 
-def _plain(ads: Any) -> list[dict[str, Any]]:
+def _literals(ads: Any) -> list[dict[str, Any]]:
     """The literals of ads; undefined values and expressions are left out."""
     kinds = (bool, int, float, str)
     return [{str(k): v for k, v in ad.items() if type(v) in kinds} for ad in ads]

@@ -65,30 +65,30 @@ _STATUS: Final[Mapping[int, tuple[BatchStatus, str]]] = {
 _FINAL: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.REMOVED})
 
 
-def fold(known: dict[Key, Observation], kind: int, event: Event, schedd: str) -> None:
+def apply_event(observations: dict[Key, Observation], kind: int, event: Event, schedd: str) -> None:
     """Update ``observations`` with one event; ignore jobs that vmjobs did not submit."""
     key = (int(event.get("Cluster", -1)), int(event.get("Proc", -1)))
     if kind == SUBMIT:
         job_id = _job_of(event)
         if job_id:
             ref = CondorRef(schedd=schedd, cluster=key[0], proc=key[1])
-            known[key] = Observation(job_id, BatchStatus.IDLE, ref)
+            observations[key] = Observation(job_id, BatchStatus.IDLE, ref)
         return
-    seen = known.get(key)
+    seen = observations.get(key)
     if seen is None or seen.status in _FINAL:
         return
     if kind == GRID_SUBMIT:
         grid_job_id = str(event.get("GridJobId", ""))
-        known[key] = replace(seen, ref=seen.ref.model_copy(update={"grid_job_id": grid_job_id}))
+        observations[key] = replace(seen, ref=seen.ref.model_copy(update={"grid_job_id": grid_job_id}))
     elif kind == GRID_RESOURCE_DOWN:
-        known[key] = replace(seen, reason=f"{_resource(event)} does not answer")
+        observations[key] = replace(seen, reason=f"{_resource(event)} does not answer")
     elif kind == GRID_RESOURCE_UP:
-        known[key] = replace(seen, reason="")
+        observations[key] = replace(seen, reason="")
     elif kind in _STATUS:
-        known[key] = _advanced(seen, kind, event)
+        observations[key] = _with_event(seen, kind, event)
 
 
-def _advanced(seen: Observation, kind: int, event: Event) -> Observation:
+def _with_event(seen: Observation, kind: int, event: Event) -> Observation:
     status, attribute = _STATUS[kind]
     reason = " ".join(str(event.get(attribute, "")).split()) if attribute else ""
     changed = replace(seen, status=status, reason=reason, exit_code=None, exit_signal=None)
@@ -117,16 +117,16 @@ def _number(event: Event, name: str) -> int | None:
 
 
 @dataclass
-class _Log:
+class _LogRecord:
     """The position up to which a log was read, and its observations."""
 
     seen: tuple[int, int, int] = (0, 0, 0)  # inode, size, mtime in ns
     state: Any = None
-    known: dict[Key, Observation] = field(default_factory=dict)
+    observations: dict[Key, Observation] = field(default_factory=dict)
 
 
-def _in_order(record: _Log) -> list[tuple[Key, Observation]]:
-    return sorted(record.known.items(), key=lambda item: item[0])
+def _sorted_observations(record: _LogRecord) -> list[tuple[Key, Observation]]:
+    return sorted(record.observations.items(), key=lambda item: item[0])
 
 
 class EventLogs:
@@ -139,7 +139,7 @@ class EventLogs:
     def __init__(self, path_of: Callable[[str], Path], schedd: str) -> None:
         self._path_of = path_of
         self._schedd = schedd
-        self._logs: dict[str, _Log] = {}
+        self._logs: dict[str, _LogRecord] = {}
 
     def latest(self, arrays: Iterable[str]) -> list[Observation]:
         """The latest observation of each job of these arrays; none for an array without a log.
@@ -149,8 +149,8 @@ class EventLogs:
         found: dict[str, Observation] = {}
         for array in arrays:
             self._read(array)
-            record = self._logs.get(array, _Log())
-            found |= {seen.job_id: seen for _, seen in _in_order(record)}
+            record = self._logs.get(array, _LogRecord())
+            found |= {seen.job_id: seen for _, seen in _sorted_observations(record)}
         return list(found.values())
 
     def forget(self, array: str) -> None:
@@ -167,17 +167,17 @@ class EventLogs:
         seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         record = self._logs.get(array)
         if record is None or record.seen[0] != seen[0] or seen[1] < record.seen[1]:
-            record = self._logs[array] = _Log()
+            record = self._logs[array] = _LogRecord()
         try:
             # An incomplete event is left for the next time: given a part of one, the bindings wait a
             # second for the rest, and may lose their position.
-            if record.seen != seen and _whole_until(path, status.st_size):
+            if record.seen != seen and _ends_with_event(path, status.st_size):
                 self._advance(path, record)
                 record.seen = seen
         except OSError as error:
             log.warning("cannot read event log %s: %s", path, error)
 
-    def _advance(self, path: Path, record: _Log) -> None:
+    def _advance(self, path: Path, record: _LogRecord) -> None:
         """Apply the events after the remembered position, and remember the new one."""
         reader = htcondor2.JobEventLog(str(path))
         try:
@@ -185,16 +185,16 @@ class EventLogs:
                 # As unpickling does; a closed reader keeps its position without a file handle.
                 reader.__setstate__(record.state)
             for event in reader.events(stop_after=0):
-                fold(record.known, int(event["EventTypeNumber"]), event, self._schedd)
+                apply_event(record.observations, int(event["EventTypeNumber"]), event, self._schedd)
             state = reader.__getstate__()
         finally:
             reader.close()
         # Otherwise the same events are applied again next time, which changes nothing.
-        if _whole_until(path, int(state[1])):
+        if _ends_with_event(path, int(state[1])):
             record.state = state
 
 
-def _whole_until(path: Path, offset: int) -> bool:
+def _ends_with_event(path: Path, offset: int) -> bool:
     """Whether the file's first ``offset`` bytes end with the end of an event."""
     with path.open("rb") as file:
         file.seek(max(0, offset - len(_END)))

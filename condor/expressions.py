@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 #: The deepest nesting of conjunctions that is split, which is deeper than people write.
-DEPTH: Final = 30
+MAX_DEPTH: Final = 30
 
 _TOKEN: Final = re.compile(
     r"""
@@ -32,14 +32,14 @@ _KEYWORDS: Final = frozenset({"true", "false", "undefined", "error", "is", "isnt
 _SCOPES: Final = {"my": "MY", "target": "TARGET"}
 
 
-class Name(NamedTuple):
+class AttributeReference(NamedTuple):
     """A reference to an attribute. scope: ``MY``, ``TARGET`` or ``""``."""
 
     scope: str
     attribute: str
 
 
-def conjuncts(text: str, depth: int = DEPTH) -> list[str]:
+def conjuncts(text: str, depth: int = MAX_DEPTH) -> list[str]:
     """The clauses of an expression: it is split at its outermost ``&&``, repeatedly."""
     text = _unwrapped(text.strip())
     parts, start, level = [], 0, 0
@@ -59,7 +59,7 @@ def conjuncts(text: str, depth: int = DEPTH) -> list[str]:
 
 def _unwrapped(text: str) -> str:
     """The text without parentheses around all of it."""
-    closes = _closing(text)
+    closes = _matching_parentheses(text)
     first, last = 0, len(text) - 1
     while first < last and closes.get(first) == last:
         first, last = first + 1, last - 1
@@ -70,7 +70,7 @@ def _unwrapped(text: str) -> str:
     return text[first : last + 1]
 
 
-def _closing(text: str) -> dict[int, int]:
+def _matching_parentheses(text: str) -> dict[int, int]:
     """Positions of opening parentheses, and of those that close them."""
     found, opened = {}, []
     for token in _TOKEN.finditer(text):
@@ -83,7 +83,7 @@ def _closing(text: str) -> dict[int, int]:
     return found
 
 
-def usual(text: str) -> str:
+def format_expression(text: str) -> str:
     """An expression on one line, with ``=?=`` and ``=!=`` as people write them."""
     operators = {"is": "=?=", "isnt": "=!="}
     found = _TOKEN.finditer(text)
@@ -98,15 +98,15 @@ def usual(text: str) -> str:
     return "".join(words).strip()
 
 
-def attributes(text: str) -> list[Name]:
+def attribute_references(text: str) -> list[AttributeReference]:
     """The attributes in an expression, each once, in their order, without function names."""
-    found: dict[tuple[str, str], Name] = {}
-    for name in _named(text):
+    found: dict[tuple[str, str], AttributeReference] = {}
+    for name in _iterate_references(text):
         found.setdefault((name.scope, name.attribute.lower()), name)
     return list(found.values())
 
 
-def _named(text: str) -> Iterator[Name]:
+def _iterate_references(text: str) -> Iterator[AttributeReference]:
     tokens = [token for token in _TOKEN.finditer(text) if token.lastgroup != "space"]
     words = [token[0] for token in tokens]
     for number, token in enumerate(tokens):
@@ -119,4 +119,4 @@ def _named(text: str) -> Iterator[Name]:
             scope = _SCOPES.get(words[number - 2].lower(), "") if number > 1 else ""
             if not scope:  # a part of another attribute
                 continue
-        yield Name(scope, token[0])
+        yield AttributeReference(scope, token[0])

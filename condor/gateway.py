@@ -14,18 +14,18 @@ from importlib import resources
 from typing import Final
 
 from condor import names
-from condor.idtoken import mint
+from condor.idtoken import create_token
 from condor.worker import ACCOUNTS_PER_CPU, escaped
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Fault, Forbidden, InvalidSpec
-from vmjobs.gateway.spec import Gateway, GatewayMachine, Role
+from vmjobs.gateway.spec import Gateway, GatewayRole, GatewayVm
 
 #: The users' account, on the user interface and wherever their jobs and files are.
-PERSON: Final = "physicist"
+USER_ACCOUNT: Final = "physicist"
 #: The account that the storage element's own check uses.
-CHECK: Final = "check"
+CHECK_ACCOUNT: Final = "check"
 #: The user name in a worker's token is this and the VM's name.
-WORKER_USER: Final = "worker-"
+WORKER_USER_PREFIX: Final = "worker-"
 #: File name of the pool's signing key, in HTCondor's directory of keys.
 KEY_NAME: Final = "gateway"
 #: Tokens are renewed whenever a VM starts, and once half of this is over. They are valid on the private
@@ -43,7 +43,7 @@ _Files = dict[str, bytes]
 
 
 class GatewayKit:
-    """Implements :class:`vmjobs.ports.RoleKit`."""
+    """Implements :class:`vmjobs.ports.RoleFiles`."""
 
     def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class GatewayKit:
         Raises:
             InvalidSpec: the declared VMs do not form a gateway.
         """
-        check(gateway)
+        check_roles(gateway)
         return {
             POOL_KEY: base64.b64encode(randomness.token_bytes(48)),
             STORAGE_KEY: randomness.token_hex(32).encode(),
@@ -62,19 +62,19 @@ class GatewayKit:
         }
 
     def files(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them. A VM gets only the keys that it needs.
 
         Raises:
             InvalidSpec: the declared VMs do not form a gateway.
         """
-        check(gateway)
+        check_roles(gateway)
         own = {
-            Role.COMPUTING_ELEMENT: self._computing_element,
-            Role.STORAGE_ELEMENT: _storage_element,
-            Role.USER_INTERFACE: self._user_interface,
-            Role.WORKER: self._worker,
+            GatewayRole.COMPUTING_ELEMENT: self._computing_element,
+            GatewayRole.STORAGE_ELEMENT: _storage_element,
+            GatewayRole.USER_INTERFACE: self._user_interface,
+            GatewayRole.WORKER: self._worker,
         }[machine.role]
         return {
             "script": _shipped("gateway", f"{machine.role}.sh"),
@@ -83,24 +83,22 @@ class GatewayKit:
             **own(gateway, machine, secrets),
         }
 
-    def token(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
-    ) -> PoolToken:
+    def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
         """A new token for a VM, to replace the one among its files.
 
         Raises:
             Forbidden: VMs of this role have none.
         """
-        users: Mapping[Role, tuple[str, ...]] = {
-            Role.COMPUTING_ELEMENT: ("condor",),
-            Role.USER_INTERFACE: (PERSON, "READ", "WRITE"),
-            Role.WORKER: (WORKER_USER + machine.name, "ADVERTISE_STARTD", "READ"),
+        users: Mapping[GatewayRole, tuple[str, ...]] = {
+            GatewayRole.COMPUTING_ELEMENT: ("condor",),
+            GatewayRole.USER_INTERFACE: (USER_ACCOUNT, "READ", "WRITE"),
+            GatewayRole.WORKER: (WORKER_USER_PREFIX + machine.name, "ADVERTISE_STARTD", "READ"),
         }
         if machine.role not in users:
             raise Forbidden(f"a {machine.role} needs no token")
         user, *authorizations = users[machine.role]
         begin, identity = self._clock() - CLOCK_SLACK, f"{user}@{gateway.domain}"
-        token = mint(
+        token = create_token(
             secrets[POOL_KEY],
             KEY_NAME,
             identity,
@@ -113,31 +111,29 @@ class GatewayKit:
     # ----------------------------------------------------------------- roles
 
     def _computing_element(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
     ) -> _Files:
         return {
             **_condor(gateway, machine, "90-gateway-condor.conf", "92-gateway-ce.conf"),
             "91-gateway-site.conf": _shipped("config", "site.conf"),
-            "person": _lines(PERSON),
+            "person": _lines(USER_ACCOUNT),
             "pool-key": secrets[POOL_KEY],
             "token": self._token(gateway, machine, secrets),
         }
 
     def _user_interface(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
     ) -> _Files:
         return {
             **_condor(gateway, machine, "90-gateway-condor.conf", "93-gateway-ui.conf"),
             "91-gateway-submit.conf": _shipped("config", "submit.conf"),
-            "person": _lines(PERSON),
+            "person": _lines(USER_ACCOUNT),
             "token": self._token(gateway, machine, secrets),
-            "storage-keytab": _keytab(PERSON, secrets[STORAGE_KEY]),
+            "storage-keytab": _keytab(USER_ACCOUNT, secrets[STORAGE_KEY]),
             "example.sub": _example(gateway),
         }
 
-    def _worker(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
-    ) -> _Files:
+    def _worker(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
         accounts = [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * machine.cpus + 1)]
         # Its own domain: its accounts have no meaning on other hosts.
         slots = {f"SLOT1_{n}_USER": account for n, account in enumerate(accounts, 1)}
@@ -149,18 +145,20 @@ class GatewayKit:
             "token": self._token(gateway, machine, secrets),
         }
 
-    def _token(self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]) -> bytes:
+    def _token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> bytes:
         return _lines(self.token(gateway, machine, secrets).token)
 
 
-def check(gateway: Gateway) -> None:
+def check_roles(gateway: Gateway) -> None:
     """Check that these VMs form a gateway.
 
     Raises:
         InvalidSpec: with every fault.
     """
-    elements = gateway.of_role(Role.COMPUTING_ELEMENT)
-    needing = [m for m in gateway.machines if m.role in (Role.USER_INTERFACE, Role.WORKER)]
+    elements = gateway.of_role(GatewayRole.COMPUTING_ELEMENT)
+    needing = [
+        m for m in gateway.machines if m.role in (GatewayRole.USER_INTERFACE, GatewayRole.WORKER)
+    ]
     faults = [
         Fault(f"machines.{extra.name}.role", "twice", f"{elements[0].name} is the computing element")
         for extra in elements[1:]
@@ -179,9 +177,9 @@ def check(gateway: Gateway) -> None:
 # --------------------------------------------------------------------------- parts of them
 
 
-def _condor(gateway: Gateway, machine: GatewayMachine, *shipped: str, **settings: str) -> _Files:
+def _condor(gateway: Gateway, machine: GatewayVm, *shipped: str, **settings: str) -> _Files:
     """HTCondor's configuration: the files that such VMs share, and the one of this VM."""
-    element = gateway.fqdn(gateway.of_role(Role.COMPUTING_ELEMENT)[0])
+    element = gateway.fqdn(gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0])
     own = {
         "CONDOR_HOST": element,
         "COLLECTOR_HOST": element,
@@ -190,7 +188,7 @@ def _condor(gateway: Gateway, machine: GatewayMachine, *shipped: str, **settings
         "FILESYSTEM_DOMAIN": gateway.fqdn(machine),
         "NETWORK_HOSTNAME": gateway.fqdn(machine),
         "NETWORK_INTERFACE": str(machine.address),
-        "GATEWAY_PEOPLE": f"{PERSON}@{gateway.domain}",
+        "GATEWAY_PEOPLE": f"{USER_ACCOUNT}@{gateway.domain}",
         **settings,
     }
     return {
@@ -200,14 +198,15 @@ def _condor(gateway: Gateway, machine: GatewayMachine, *shipped: str, **settings
     }
 
 
-def _storage_element(
-    _gateway: Gateway, _machine: GatewayMachine, secrets: Mapping[str, bytes]
-) -> _Files:
-    person, own = _keytab(PERSON, secrets[STORAGE_KEY]), _keytab(CHECK, secrets[CHECK_KEY])
+def _storage_element(_gateway: Gateway, _machine: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
+    person, own = (
+        _keytab(USER_ACCOUNT, secrets[STORAGE_KEY]),
+        _keytab(CHECK_ACCOUNT, secrets[CHECK_KEY]),
+    )
     return {
         "xrootd.cfg": _shipped("gateway", "xrootd.cfg"),
         # a: everything; l: look up names. XRootD's acc.authdb.
-        "authdb": _lines(f"u {PERSON} /store a", f"u {CHECK} /store l"),
+        "authdb": _lines(f"u {USER_ACCOUNT} /store a", f"u {CHECK_ACCOUNT} /store l"),
         "storage-keytab": person + own,
         "check-keytab": own,
     }
@@ -215,12 +214,12 @@ def _storage_element(
 
 def _keytab(user: str, key: bytes) -> bytes:
     """A user's key for XRootD's Simple Shared Secret, as ``xrdsssadmin`` writes it."""
-    number = {PERSON: 1, CHECK: 2}[user]
+    number = {USER_ACCOUNT: 1, CHECK_ACCOUNT: 2}[user]
     return _lines(f"0 u:{user} g:{user} n:{user} N:{number} c:1 e:0 k:{key.decode()}")
 
 
 def _example(gateway: Gateway) -> bytes:
-    element = gateway.fqdn(gateway.of_role(Role.COMPUTING_ELEMENT)[0])
+    element = gateway.fqdn(gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0])
     text = _shipped("gateway", "example.sub").decode()
     return text.replace("@COMPUTING_ELEMENT@", element).encode()
 

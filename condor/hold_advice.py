@@ -14,7 +14,7 @@ POLICY: Final = 3
 SPOOLING: Final = 16
 
 #: By the failure's code (:mod:`condor.outcomes`). ``{id}`` stands for the job.
-_OURS: Final[Mapping[str, str]] = MappingProxyType(
+_BY_FAILURE_CODE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "NOT_FOUND": "name an image that everybody may use (`vmjobs image list`): "
         "condor_qedit {id} VMJobImage '\"NAME\"' && condor_release {id}",
@@ -36,12 +36,12 @@ _OURS: Final[Mapping[str, str]] = MappingProxyType(
         "an image that its hypervisors boot (`vmjobs node list`)",
     }
 )
-_AGAIN: Final = (
+_RETRY_ADVICE: Final = (
     "`vmjobs doctor` on that node shows the fault; for another attempt: "
     "condor_qedit {id} VMJobMaxStarts {more} && condor_release {id}"
 )
 #: By HTCondor's own code.
-_HTCONDOR: Final[Mapping[int, str]] = MappingProxyType(
+_BY_HOLD_CODE: Final[Mapping[int, str]] = MappingProxyType(
     {
         1: "condor_release {id}",
         3: "its own policy (on_exit_hold, periodic_hold) held it; correct the cause, then "
@@ -61,27 +61,27 @@ _BY_SUBCODE: Final = {
 }
 
 
-def meaning(code: int, subcode: int) -> str:
+def hold_reason(code: int, subcode: int) -> str:
     """The reason of a hold by vmjobs, in words; ``""`` for other holds."""
     found = _BY_SUBCODE.get(subcode) if code == POLICY else None
     return found[1].why if found else ""
 
 
-def remedy(code: int, subcode: int, job: str, *, starts: int = 0, remote: bool = False) -> str:
+def remedy(code: int, subcode: int, job: str, *, starts: int = 0, is_remote: bool = False) -> str:
     """What the user can do about a held job; ``""`` if there is no advice.
 
     job: its id. starts: how often it was started. is_remote: it was sent to a site, which has a copy.
     """
     found = _BY_SUBCODE.get(subcode) if code == POLICY else None
     if found is None:
-        text = _HTCONDOR.get(code, "correct what the reason names, then condor_release {id}")
-    elif remote:
+        text = _BY_HOLD_CODE.get(code, "correct what the reason names, then condor_release {id}")
+    elif is_remote:
         # Editing the job here does not change the site's copy.
         return (
             "correct the submit file, and submit the job again"
-            if found[1].deed != AGAIN
+            if found[1].action != AGAIN
             else (f"condor_release {job} for another attempt")
         )
     else:
-        text = _OURS.get(found[0], _AGAIN if found[1].deed == AGAIN else "")
+        text = _BY_FAILURE_CODE.get(found[0], _RETRY_ADVICE if found[1].action == AGAIN else "")
     return text.replace("{id}", job).replace("{more}", str(starts + 5))

@@ -20,7 +20,7 @@ from typing import Final
 _SCRAMBLE: Final = b"\xde\xad\xbe\xef"
 
 
-def mint(
+def create_token(
     key: bytes,
     key_name: str,
     identity: str,

@@ -50,7 +50,7 @@ def lines(node: Mapping[str, Any]) -> str:
     return _text(attributes(node))
 
 
-def absent() -> str:
+def lines_without_agent() -> str:
     """The output if no agent answers: the node must get no jobs."""
     return _text({names.HAS_VMJOBS: False, names.FAULT: "", names.HYPERVISORS: ""})
 

@@ -26,8 +26,8 @@ VM_STAGE_SECONDS: Final = "ChirpVMStageSeconds"
 VM_BOOT_SECONDS: Final = "ChirpVMBootSeconds"
 VM_RUN_SECONDS: Final = "ChirpVMRunSeconds"
 VM_COLLECT_SECONDS: Final = "ChirpVMCollectSeconds"
-#: Resources that the VM has used, and bytes it has moved: see ``vmjobs.model.AMOUNTS``. HTCondor's own
-#: numbers are those of the process beside the VM; MemoryUsage is computed from these (node.conf).
+#: Resources that the VM has used, and bytes it has moved (``vmjobs.model.BYTE_COUNTERS``). HTCondor's
+#: own numbers are those of the process beside the VM; MemoryUsage is computed from these (node.conf).
 VM_CPU_SECONDS: Final = "ChirpVMCpuSeconds"
 VM_IMAGE_BYTES: Final = "ChirpVMImageBytes"
 VM_INPUT_BYTES: Final = "ChirpVMInputBytes"
@@ -66,7 +66,7 @@ POLICY: Final = "VMJobPolicy"
 #: Its value on a schedd whose job router sends such jobs away (condor/config/submit-router.conf).
 ROUTED: Final = "route"
 #: The version of the policy that nodes require (condor/config/node.conf).
-POLICY_NOW: Final = 2
+POLICY_VERSION: Final = 2
 #: Whether a job has to wait before its next attempt, after one that failed for no fault of the job.
 WAITS: Final = "VMJobWaits"
 #: Rank of nodes for a transparent job or a job of the service.
@@ -127,7 +127,7 @@ VIRTUAL_CLUSTER: Final = "VirtualCluster"
 REVOKED: Final = "VMJobsRevoked"
 REVOKED_NAME: Final = "revoked.offline.vc"
 #: Domain of all cluster VMs' host names, so that none equals the name of a real host.
-MEMBER_DOMAIN: Final = "vc"
+CLUSTER_VM_DOMAIN: Final = "vc"
 
 #: In an offline ad, which stands for VMs that could be started: a digest of its contents, and how many
 #: VMs of the cluster are up; and the domain of its host name.
@@ -146,7 +146,7 @@ PROBE: Final = "VMJobsProbe"
 PROBE_PROGRAM: Final = "/usr/local/libexec/vmjobs-probe"
 
 #: The user name in a cluster VM's token is this, the VM's name, a dot, and its id.
-MEMBER_USER: Final = "vmjobs-"
+CLUSTER_VM_USER_PREFIX: Final = "vmjobs-"
 
 # --------------------------------------------------------------------------- files
 
@@ -167,7 +167,7 @@ MACHINE_AD: Final = ".machine.ad"
 
 #: In the guest's directory, beside `script`; the numbers make HTCondor read these files last.
 STARTD_CONFIG: Final = "97-vmjobs-startd.conf"
-MEMBER_CONFIG: Final = "98-vmjobs-member.conf"
+CLUSTER_VM_CONFIG: Final = "98-vmjobs-member.conf"
 
 #: First word of the note in each submit event; the job's id is the second.
 EVENT_NOTE: Final = "vmjobs"

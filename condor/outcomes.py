@@ -22,7 +22,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from condor import names
-from condor.chirp import Expression, literal
+from condor.chirp import ClassAdExpression, literal
 from vmjobs.errors import (
     Forbidden,
     InvalidRequest,
@@ -34,31 +34,31 @@ from vmjobs.errors import (
     VMJobsError,
 )
 from vmjobs.states import JobState, ReasonCode
-from vmjobs.unchanged_job import UNSUITABLE
+from vmjobs.transparent_job import IMAGE_UNSUITABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Final
 
-    from condor.chirp import Told
+    from condor.chirp import AttributeValue
     from vmjobs.ports import ClassAdValue
-    from vmjobs.unchanged_job import End, Exit
+    from vmjobs.transparent_job import Exit, RunResult
 
 HOLD: Final = "hold"
 AGAIN: Final = "again"
 #: The job ended by itself.
-OWN: Final = "own"
+JOB_END: Final = "own"
 #: The code of an end that was not reported.
-LOST: Final = "EXEC_LOST"
+EXEC_LOST: Final = "EXEC_LOST"
 #: Seconds from a job's first attempt to its second, and the longest delay between two attempts.
-FIRST_PAUSE: Final = 5
-LONGEST_PAUSE: Final = 600
+FIRST_RETRY_DELAY_SECONDS: Final = 5
+MAX_RETRY_DELAY_SECONDS: Final = 600
 #: How many rejected outputs a job's ad lists.
-MOST_REJECTED: Final = 20
+MAX_REJECTED_OUTPUTS: Final = 20
 
 
-class Outcome:
+class JobOutcome:
     """What HTCondor does with a job for one failure code.
 
     action: HOLD or AGAIN. subcode: HoldReasonSubCode of a held job. why: the reason, in words.
@@ -66,8 +66,8 @@ class Outcome:
     about: the subject of the message, if users would otherwise take it for something of their own.
     """
 
-    def __init__(self, deed: str, subcode: int, why: str, remedy: str = "", about: str = "") -> None:
-        self.deed = deed
+    def __init__(self, action: str, subcode: int, why: str, remedy: str = "", about: str = "") -> None:
+        self.action = action
         self.subcode = subcode
         self.why = why
         self.remedy = remedy
@@ -77,46 +77,50 @@ class Outcome:
 _SCRIPT: Final = "a script of vmjobs' own, not the job"
 
 #: By the failure's code. Sub-codes are stable: users' policies may compare with them.
-OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
+OUTCOMES: Final[Mapping[str, JobOutcome]] = MappingProxyType(
     {
-        NotFound.code: Outcome(HOLD, 101, "no image of that name that everybody may use"),
-        ReasonCode.IMAGE_REJECTED.value: Outcome(HOLD, 102, "the image is not allowed on this node"),
-        UNSUITABLE: Outcome(HOLD, 103, "the image lacks programs that the job needs"),
-        InvalidRequest.code: Outcome(HOLD, 104, "the job's request is invalid"),
-        PayloadTooLarge.code: Outcome(
+        NotFound.code: JobOutcome(HOLD, 101, "no image of that name that everybody may use"),
+        ReasonCode.IMAGE_REJECTED.value: JobOutcome(HOLD, 102, "the image is not allowed on this node"),
+        IMAGE_UNSUITABLE: JobOutcome(HOLD, 103, "the image lacks programs that the job needs"),
+        InvalidRequest.code: JobOutcome(HOLD, 104, "the job's request is invalid"),
+        PayloadTooLarge.code: JobOutcome(
             HOLD, 105, "the job's files are larger than its disk", "ask for more with request_disk"
         ),
-        ReasonCode.OUTPUT_TOO_LARGE.value: Outcome(
+        ReasonCode.OUTPUT_TOO_LARGE.value: JobOutcome(
             HOLD, 106, "the job wrote more than its disk", "ask for more with request_disk"
         ),
-        ReasonCode.CONSOLE_FLOODED.value: Outcome(HOLD, 107, "the console grew beyond its limit"),
-        ReasonCode.KERNEL_PANIC.value: Outcome(HOLD, 108, "the guest's kernel panicked"),
-        ReasonCode.BOOT_TIMED_OUT.value: Outcome(HOLD, 109, "the guest was not ready in time"),
-        ReasonCode.NO_EXIT_REPORT.value: Outcome(HOLD, 110, "the guest did not say how the job ended"),
-        ReasonCode.TIMED_OUT.value: Outcome(HOLD, 111, "the job ran longer than the limit"),
-        Forbidden.code: Outcome(AGAIN, 120, "the node does not take the job"),
-        Unavailable.code: Outcome(AGAIN, 121, "the agent, or a service it needs, does not answer"),
-        ReasonCode.BOOT_FAILED.value: Outcome(AGAIN, 122, "the VM did not start"),
-        ReasonCode.GUEST_LOST.value: Outcome(
+        ReasonCode.CONSOLE_FLOODED.value: JobOutcome(HOLD, 107, "the console grew beyond its limit"),
+        ReasonCode.KERNEL_PANIC.value: JobOutcome(HOLD, 108, "the guest's kernel panicked"),
+        ReasonCode.BOOT_TIMED_OUT.value: JobOutcome(HOLD, 109, "the guest was not ready in time"),
+        ReasonCode.NO_EXIT_REPORT.value: JobOutcome(
+            HOLD, 110, "the guest did not say how the job ended"
+        ),
+        ReasonCode.TIMED_OUT.value: JobOutcome(HOLD, 111, "the job ran longer than the limit"),
+        Forbidden.code: JobOutcome(AGAIN, 120, "the node does not take the job"),
+        Unavailable.code: JobOutcome(AGAIN, 121, "the agent, or a service it needs, does not answer"),
+        ReasonCode.BOOT_FAILED.value: JobOutcome(AGAIN, 122, "the VM did not start"),
+        ReasonCode.GUEST_LOST.value: JobOutcome(
             AGAIN, 123, "the VM ended, stopped responding, or lost output"
         ),
-        ReasonCode.IMAGE_UNAVAILABLE.value: Outcome(AGAIN, 124, "the image could not be fetched"),
-        ReasonCode.NO_HYPERVISOR.value: Outcome(AGAIN, 126, "no hypervisor here boots the image"),
-        ReasonCode.NODE_FAILED.value: Outcome(AGAIN, 127, "the node failed"),
-        ReasonCode.OUTPUT_MISSING.value: Outcome(
+        ReasonCode.IMAGE_UNAVAILABLE.value: JobOutcome(AGAIN, 124, "the image could not be fetched"),
+        ReasonCode.NO_HYPERVISOR.value: JobOutcome(AGAIN, 126, "no hypervisor here boots the image"),
+        ReasonCode.NODE_FAILED.value: JobOutcome(AGAIN, 127, "the node failed"),
+        ReasonCode.OUTPUT_MISSING.value: JobOutcome(
             AGAIN, 128, "the job's outputs were not transferred", about=_SCRIPT
         ),
-        ReasonCode.SCRIPT_FAILED.value: Outcome(
+        ReasonCode.SCRIPT_FAILED.value: JobOutcome(
             AGAIN, 129, "the guest could not run the job", about=_SCRIPT
         ),
-        ReasonCode.SCRIPT_KILLED.value: Outcome(
+        ReasonCode.SCRIPT_KILLED.value: JobOutcome(
             AGAIN, 130, "the guest could not run the job", about=_SCRIPT
         ),
-        ReasonCode.INTERNAL.value: Outcome(AGAIN, 131, "the agent failed"),
-        LOST: Outcome(AGAIN, 132, "the program that runs the job was killed"),
-        StorageFull.code: Outcome(AGAIN, 133, "the node has no room for the job's disk"),
-        ReasonCode.NOT_RESUMED.value: Outcome(AGAIN, 135, "the VM cannot resume from its checkpoint"),
-        Unauthenticated.code: Outcome(
+        ReasonCode.INTERNAL.value: JobOutcome(AGAIN, 131, "the agent failed"),
+        EXEC_LOST: JobOutcome(AGAIN, 132, "the program that runs the job was killed"),
+        StorageFull.code: JobOutcome(AGAIN, 133, "the node has no room for the job's disk"),
+        ReasonCode.NOT_RESUMED.value: JobOutcome(
+            AGAIN, 135, "the VM cannot resume from its checkpoint"
+        ),
+        Unauthenticated.code: JobOutcome(
             AGAIN,
             134,
             "the repository does not know the node",
@@ -125,79 +129,83 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
     }
 )
 #: The code of a job's own end, if a lack of memory may be the reason.
-STARVED: Final = "OUT_OF_MEMORY"
-STARVED_WHY: Final = "the VM ran out of memory, and its kernel killed processes"
-STARVED_REMEDY: Final = "ask for more with request_memory"
+OUT_OF_MEMORY: Final = "OUT_OF_MEMORY"
+OUT_OF_MEMORY_REASON: Final = "the VM ran out of memory, and its kernel killed processes"
+OUT_OF_MEMORY_ADVICE: Final = "ask for more with request_memory"
 #: Whether HTCondor has a node run a job: it runs, transfers its output, or is suspended.
-_RUNS: Final = "JobStatus == 2 || JobStatus == 6 || JobStatus == 7"
+_IS_RUNNING: Final = "JobStatus == 2 || JobStatus == 6 || JobStatus == 7"
 #: The longest progress message in a job's ad, in bytes.
-_LAST_WORD: Final = 300
-UNKNOWN: Final = Outcome(AGAIN, 199, "another failure")
+_MAX_PROGRESS_BYTES: Final = 300
+UNKNOWN: Final = JobOutcome(AGAIN, 199, "another failure")
 
 
-def outcome_of(code: str) -> Outcome:
+def outcome_of(code: str) -> JobOutcome:
     """The outcome for a failure's code."""
     return OUTCOMES.get(code, UNKNOWN)
 
 
 def is_held(code: str) -> bool:
     """Whether a job with this code is held until its user has changed something."""
-    return outcome_of(code).deed == HOLD
+    return outcome_of(code).action == HOLD
 
 
-def pause(starts: int) -> int:
+def retry_delay_seconds(starts: int) -> int:
     """Seconds until a job's next attempt, after this number of starts (1, 2, ...)."""
-    return FIRST_PAUSE * 2 ** (max(starts, 1) - 1) if starts < 8 else LONGEST_PAUSE
+    return (
+        FIRST_RETRY_DELAY_SECONDS * 2 ** (max(starts, 1) - 1) if starts < 8 else MAX_RETRY_DELAY_SECONDS
+    )
 
 
-def waits(tries: str) -> str:
+def wait_expression(tries: str) -> str:
     """A ClassAd expression for the job's ad: true while a job that failed has to wait.
 
     Uses its node's time stamp, unless that is ahead by more than a minute. tries: number of attempts,
     an expression.
     """
-    pause = f"ifThenElse({tries} < 8, {FIRST_PAUSE} * pow(2, {tries} - 1), {LONGEST_PAUSE})"
+    doubled = f"{FIRST_RETRY_DELAY_SECONDS} * pow(2, {tries} - 1)"
+    delay = f"ifThenElse({tries} < 8, {doubled}, {MAX_RETRY_DELAY_SECONDS})"
     return (
         f'{names.VM_OUTCOME} =?= "{AGAIN}" && time() > {names.VM_TRIED} - 60'
-        f" && time() < {names.VM_TRIED} + {pause}"
+        f" && time() < {names.VM_TRIED} + {delay}"
     )
 
 
-def under_way(state: str, reason: str) -> dict[str, Told]:
+def progress_attributes(state: str, reason: str) -> dict[str, AttributeValue]:
     """Attributes for a job in this state, which are valid while HTCondor has a node run it.
 
     ``exec-unchanged`` may be killed before it writes anything else, as by ``condor_vacate_job -fast``:
     then these expressions evaluate to that failure, until other values are written.
     """
-    lost = f"{LOST}: {OUTCOMES[LOST].why}; last report: "
+    lost = f"{EXEC_LOST}: {OUTCOMES[EXEC_LOST].why}; last report: "
     preempted = literal(JobState.PREEMPTED.value)
     is_lost = f"{names.VM_STATE} =?= {preempted}"
     return {
-        names.VM_STATE: Expression(f"ifThenElse({_RUNS}, {literal(state)}, {preempted})"),
-        names.VM_REASON: Expression(
-            f'strcat(ifThenElse({is_lost}, {literal(lost)}, ""), {literal(reason, _LAST_WORD)})'
+        names.VM_STATE: ClassAdExpression(f"ifThenElse({_IS_RUNNING}, {literal(state)}, {preempted})"),
+        names.VM_REASON: ClassAdExpression(
+            f'strcat(ifThenElse({is_lost}, {literal(lost)}, ""), '
+            f"{literal(reason, _MAX_PROGRESS_BYTES)})"
         ),
     }
 
 
-def rejected(entries: Sequence[tuple[str, str]]) -> dict[str, ClassAdValue]:
+def rejected_output_attributes(entries: Sequence[tuple[str, str]]) -> dict[str, ClassAdValue]:
     """Attributes for rejected outputs: names, and reasons."""
-    said = [f"{name[:200]!r}: {why}" for name, why in entries[:MOST_REJECTED]]
-    if len(entries) > MOST_REJECTED:
-        said.append(f"and {len(entries) - MOST_REJECTED} more")
+    said = [f"{name[:200]!r}: {why}" for name, why in entries[:MAX_REJECTED_OUTPUTS]]
+    if len(entries) > MAX_REJECTED_OUTPUTS:
+        said.append(f"and {len(entries) - MAX_REJECTED_OUTPUTS} more")
     return {names.VM_REJECTED: "; ".join(said)}
 
 
-def own(exit: Exit, *, starved: bool = False) -> dict[str, ClassAdValue]:
+def job_end_attributes(exit: Exit, *, is_out_of_memory: bool = False) -> dict[str, ClassAdValue]:
     """Attributes for the job's own end. starved: its VM ran out of memory."""
     code = "SUCCEEDED" if exit.ok else "JOB_FAILED" if exit.signal is None else "JOB_KILLED"
     why = f"the job {_exited(exit)}"
-    if starved:
-        code, why = STARVED, f"{why}; {STARVED_WHY}; {STARVED_REMEDY}"
+    if is_out_of_memory:
+        code, why = OUT_OF_MEMORY, f"{why}; {OUT_OF_MEMORY_REASON}; {OUT_OF_MEMORY_ADVICE}"
     return {
         names.VM_STATE: (JobState.COMPLETED if exit.ok else JobState.FAILED).value,
         names.VM_REASON: f"{code}: {why}",
-        names.VM_OUTCOME: OWN,
+        names.VM_OUTCOME: JOB_END,
     }
 
 
@@ -207,48 +215,48 @@ def _exited(exit: Exit) -> str:
     return f"exited with status {exit.code}"
 
 
-def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
+def failure_attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
     """Attributes for any other end. now: seconds since the epoch."""
     outcome = outcome_of(code)
     if outcome.remedy:
         why = f"{outcome.why}; {outcome.remedy}"
     if outcome.about:
         why = f"{outcome.why}; {why} ({outcome.about})"
-    state = JobState.FAILED if outcome.deed == HOLD else JobState.PREEMPTED
+    state = JobState.FAILED if outcome.action == HOLD else JobState.PREEMPTED
     return {
         names.VM_SUBCODE: outcome.subcode,
         names.VM_REASON: f"{code}: {why}",
         names.VM_TRIED: int(now),
-        names.VM_OUTCOME: outcome.deed,
+        names.VM_OUTCOME: outcome.action,
         names.VM_STATE: state.value,  # last: without the others it does not count as the job's end
     }
 
 
-def begun(now: float) -> dict[str, Told]:
+def start_attributes(now: float) -> dict[str, AttributeValue]:
     """Attributes for a job that has begun: those of EXEC_LOST, until others are written.
 
     The reason is the job's progress; the policy adds that of EXEC_LOST itself.
     """
-    lost = OUTCOMES[LOST]
+    lost = OUTCOMES[EXEC_LOST]
     return {
         names.VM_SUBCODE: lost.subcode,
-        **under_way(JobState.STAGING.value, "the job began"),
+        **progress_attributes(JobState.STAGING.value, "the job began"),
         names.VM_TRIED: int(now),
-        names.VM_OUTCOME: lost.deed,
+        names.VM_OUTCOME: lost.action,
     }
 
 
-def elsewhere(now: float) -> dict[str, ClassAdValue]:
+def node_failure_attributes(now: float) -> dict[str, ClassAdValue]:
     """Attributes for a job of the service that its node has failed."""
     return {names.VM_TRIED: int(now), names.VM_OUTCOME: AGAIN}
 
 
-def vacated(before: int) -> dict[str, ClassAdValue]:
+def eviction_attributes(before: int) -> dict[str, ClassAdValue]:
     """Attributes for an evicted job. before: number of earlier evictions."""
     return {names.VM_VACATED: before + 1}
 
 
-def left(end: End, before: int) -> dict[str, ClassAdValue]:
+def transparent_eviction_attributes(end: RunResult, before: int) -> dict[str, ClassAdValue]:
     """Attributes for a transparent job that is vacated, held or removed, from its run's end."""
     code, why = (
         ReasonCode.EVICTED.value,
@@ -263,10 +271,10 @@ def left(end: End, before: int) -> dict[str, ClassAdValue]:
     return {
         names.VM_STATE: JobState.PREEMPTED.value,
         names.VM_REASON: f"{code}: {why}",
-        **vacated(before),
+        **eviction_attributes(before),
     }
 
 
-def failure(error: VMJobsError, now: float) -> dict[str, ClassAdValue]:
+def error_attributes(error: VMJobsError, now: float) -> dict[str, ClassAdValue]:
     """Attributes for an error."""
-    return attributes(error.code, error.message, now)
+    return failure_attributes(error.code, error.message, now)

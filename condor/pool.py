@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from typing import Final
 
 from condor import names
-from condor.call import Ad, CallError, call
 from condor.chirp import literal
-from condor.offers import lasting, offer
-from condor.pool_tokens import user_of
+from condor.daemon_client import Ad, CallError, call
+from condor.offline_ads import offline_ad, stable_attributes
+from condor.pool_tokens import user_name_of
 from condor.schedd import Schedd
 from condor.submit import Submission
 from vmjobs.config import PoolSetting
 from vmjobs.errors import Unavailable
 from vmjobs.model import JobAction
-from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
+from vmjobs.ports import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ PROBE_SECONDS: Final = 300
 _HISTORY_SECONDS: Final = 2 * PROBE_SECONDS
 
 #: How many seconds the clocks of the service's hosts and the pool's may differ.
-_CLOCKS_DIFFER: Final = 60
+_MAX_CLOCK_SKEW_SECONDS: Final = 60
 
 _MACHINE_AD: Final = (
     names.MEMBER,
@@ -49,12 +49,12 @@ _MACHINE_AD: Final = (
     names.SYSTEM,
 )
 #: Ads of cluster VMs: each has one partitionable slot.
-_OURS: Final = f"{names.MEMBER} =!= undefined && PartitionableSlot =?= true"
+_CLUSTER_VM_SLOT: Final = f"{names.MEMBER} =!= undefined && PartitionableSlot =?= true"
 #: Values of HTCondor's ``JobStatus``.
 _REMOVED, _COMPLETED, _HELD = 3, 4, 5
-_MOST: Final = 2**31 - 1
-_MEMBER: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
-_MACHINE: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,10}")
+_MAX_INTEGER: Final = 2**31 - 1
+_VM_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_VM_KEY: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,10}")
 _PROBE_AD: Final = (
     names.CLUSTER_ID,
     names.PROC_ID,
@@ -63,7 +63,7 @@ _PROBE_AD: Final = (
     names.EXIT_CODE,
 )
 #: No limit on the number of ads.
-_ALL: Final = -1
+_NO_LIMIT: Final = -1
 
 
 class CondorPool:
@@ -79,35 +79,35 @@ class CondorPool:
     def __init__(
         self,
         name: str,
-        at: PoolSetting,
+        setting: PoolSetting,
         *,
         token_seconds: int = 600,
         timeout: float = 30.0,
     ) -> None:
         self._name = name
-        self._collector = at.collector
-        self._schedd_name = at.schedd
-        self._schedd = Schedd(at.schedd, at.collector, timeout)
+        self._collector = setting.collector
+        self._schedd_name = setting.schedd
+        self._schedd = Schedd(setting.schedd, setting.collector, timeout)
         # Every user can mark a job as a probe, but none can submit one as another user.
-        self._ours = f"{names.OWNER} =?= {literal(at.user, limit=0)}"
+        self._ours = f"{names.OWNER} =?= {literal(setting.user, limit=0)}"
         self._timeout = timeout
         self._token_seconds = token_seconds
 
-    def machines(self) -> list[PoolMachine]:
+    def machines(self) -> list[PoolVm]:
         """The cluster VMs whose ads are in the collector now: one query."""
         with self._translated():
             answer = call(
                 "startds",
                 self._timeout,
                 pool=self._collector,
-                constraint=_OURS,
+                constraint=_CLUSTER_VM_SLOT,
                 projection=list(_MACHINE_AD),
             )
         return [machine(ad) for ad in answer["ads"] if is_machine(ad)]
 
-    def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
+    def probes(self, machines: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
         """The states of these VMs' probe jobs; submit those that are missing. At most three calls."""
-        asked = {target_of(each): each for each in machines}
+        asked = {vm_key(each): each for each in machines}
         if not asked:
             return {}
         constraint = f"{self._ours} && {names.PROBE} =!= undefined"
@@ -115,7 +115,7 @@ class CondorPool:
             found = probe_states(self._schedd.query(constraint, _PROBE_AD))
             if not asked.keys() <= found.keys():
                 until = f"EnteredCurrentStatus < {int(time.time()) - _HISTORY_SECONDS}"
-                ended = self._schedd.history(constraint, _PROBE_AD, _ALL, until)
+                ended = self._schedd.history(constraint, _PROBE_AD, _NO_LIMIT, until)
                 found = {**probe_states(ended), **found}
             if new := [each for target, each in asked.items() if target not in found]:
                 self._schedd.submit(probe_jobs(new))
@@ -124,7 +124,7 @@ class CondorPool:
             for target, each in asked.items()
         }
 
-    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
+    def withdraw(self, machines: Sequence[PoolVm]) -> None:
         """Revoke the tokens of these VMs, invalidate their ads, and remove their probe jobs.
 
         A pool that is not configured for it (condor/config/site-revocation.conf) lets tokens expire.
@@ -133,20 +133,23 @@ class CondorPool:
             return
         # Root in a VM can advertise another VM's id, but not another VM's name.
         named = f'strcat({names.MEMBER}, "/", {names.MACHINE})'
-        constraint = among(named, [f"{each.name}/{target_of(each)}" for each in machines])
-        users, until = [user_of(each) for each in machines], self._token_seconds + _CLOCKS_DIFFER
+        constraint = membership_expression(named, [f"{each.name}/{vm_key(each)}" for each in machines])
+        users, until = (
+            [user_name_of(each) for each in machines],
+            self._token_seconds + _MAX_CLOCK_SKEW_SECONDS,
+        )
         with self._translated():
             # The tokens first: otherwise a running VM could advertise itself again with its token.
             call("revoke", self._timeout, pool=self._collector, users=users, seconds=until)
             call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
-            probing = among(names.PROBE, [target_of(each) for each in machines])
+            probing = membership_expression(names.PROBE, [vm_key(each) for each in machines])
             probes = self._schedd.query(f"{self._ours} && {probing}", _PROBE_AD)
             if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
                 self._schedd.act(JobAction.CANCEL, ids, "the VM that this job was to test is gone")
 
-    def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
+    def idle(self, kinds: Sequence[WorkerVmProfile]) -> dict[str, IdleJobs]:
         """The idle jobs for each of these clusters, at all schedds that the collector knows."""
-        asked = [{"cluster": k.cluster, "learn": k.learn, "ad": offer(k)} for k in kinds]
+        asked = [{"cluster": k.cluster, "learn": k.learn, "ad": offline_ad(k)} for k in kinds]
         with self._translated():
             answer = call(
                 "idle", self._timeout, pool=self._collector, schedd=self._schedd_name, kinds=asked
@@ -155,16 +158,17 @@ class CondorPool:
             log.warning("pool %s: idle jobs are not counted at %s", self._name, problem)
         return {
             kind.cluster: IdleJobs(
-                **answer["waiting"][kind.cluster], known=lasting(answer["known"].get(kind.learn, {}))
+                **answer["waiting"][kind.cluster],
+                known=stable_attributes(answer["known"].get(kind.learn, {})),
             )
             for kind in kinds
         }
 
-    def offer(self, kinds: Sequence[MachineKind]) -> None:
+    def offer(self, kinds: Sequence[WorkerVmProfile]) -> None:
         """Advertise one VM of each of these clusters as offline."""
         ads = []
         for kind in kinds:
-            ad = {**offer(kind), "ClassAdLifetime": str(OFFER_SECONDS)}
+            ad = {**offline_ad(kind), "ClassAdLifetime": str(OFFER_SECONDS)}
             made_of = hashlib.sha256(json.dumps(ad, sort_keys=True).encode()).hexdigest()
             ads.append({**ad, names.OFFER: literal(made_of)})
         with self._translated():
@@ -191,17 +195,17 @@ def is_machine(ad: Ad) -> bool:
     return (
         isinstance(member, str)
         and isinstance(target, str)
-        and bool(_MEMBER.fullmatch(member) and _MACHINE.fullmatch(target))
-        and 0 < incarnation < _MOST
+        and bool(_VM_NAME.fullmatch(member) and _VM_KEY.fullmatch(target))
+        and 0 < incarnation < _MAX_INTEGER
         and target.endswith(f".{incarnation}")
     )
 
 
-def machine(ad: Ad) -> PoolMachine:
+def machine(ad: Ad) -> PoolVm:
     """A VM as its ad describes it, without the probe among its jobs."""
     starts = _number(ad, names.JOB_STARTS)
     system, target = ad.get(names.SYSTEM, ""), ad.get(names.MACHINE, "")
-    return PoolMachine(
+    return PoolVm(
         name=ad[names.MEMBER],
         incarnation=ad[names.INCARNATION],
         id=target.partition(".")[0],
@@ -214,15 +218,15 @@ def machine(ad: Ad) -> PoolMachine:
 def _number(ad: Ad, name: str) -> int:
     """An integer of the ad, limited to what a database column stores; 0 if it has none."""
     value = ad.get(name)
-    return max(0, min(value, _MOST)) if type(value) is int else 0
+    return max(0, min(value, _MAX_INTEGER)) if type(value) is int else 0
 
 
-def target_of(known: PoolMachine) -> str:
+def vm_key(known: PoolVm) -> str:
     """The VM's ``VMJobsMachine``."""
     return f"{known.id}.{known.incarnation}"
 
 
-def among(expression: str, values: Sequence[str]) -> str:
+def membership_expression(expression: str, values: Sequence[str]) -> str:
     """A ClassAd expression: whether a string is one of these, which have no commas or spaces.
 
     It has one list of any length: HTCondor 25.14 fails to evaluate some hundreds of comparisons in a
@@ -231,7 +235,7 @@ def among(expression: str, values: Sequence[str]) -> str:
     return f"(stringListMember({expression}, {literal(','.join(values), limit=0)}) =?= true)"
 
 
-def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
+def probe_jobs(machines: Sequence[PoolVm]) -> Submission:
     """One probe job for each VM; it runs only a program that is in the VM already."""
     description: Mapping[str, str] = {
         "universe": "vanilla",
@@ -253,7 +257,7 @@ def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
         "job_lease_duration": "60",
         f"+{names.PROBE}": '"$(vmjobs_machine)"',
     }
-    items = [{"vmjobs_machine": target_of(each)} for each in machines]
+    items = [{"vmjobs_machine": vm_key(each)} for each in machines]
     return Submission(dict(description), items)
 
 

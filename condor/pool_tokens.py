@@ -18,21 +18,21 @@ from typing import Final
 from condor import names
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.ports import PoolMachine
+from vmjobs.ports import PoolVm
 from vmjobs.subprocess import run
 
 #: The only authorization of such a token: to send machine ads, and to be reached through the collector.
 AUTHORIZATION: Final = "ADVERTISE_STARTD"
 
-_SECONDS: Final = 30.0
+_TIMEOUT_SECONDS: Final = 30.0
 #: The user names in tokens.
-USER: Final = re.compile(
-    rf"{names.MEMBER_USER}[a-z][a-z0-9-]{{0,62}}\.[0-9a-f]{{32}}\.[1-9][0-9]{{0,9}}"
+USER_NAME: Final = re.compile(
+    rf"{names.CLUSTER_VM_USER_PREFIX}[a-z][a-z0-9-]{{0,62}}\.[0-9a-f]{{32}}\.[1-9][0-9]{{0,9}}"
 )
 _DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
-class CondorMinter:
+class CondorTokenIssuer:
     """Implements :class:`vmjobs.ports.TokenIssuer`.
 
     key_dir: a signing key for each pool, in a file with the pool's name, which this process's user owns
@@ -43,7 +43,7 @@ class CondorMinter:
         self._key_dir = key_dir
         self._domains = domains
 
-    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+    def mint(self, pool: str, machine: PoolVm, seconds: int) -> PoolToken:
         """An IDTOKEN with which only this VM can join the pool, and do nothing else.
 
         Raises:
@@ -51,7 +51,7 @@ class CondorMinter:
             ValueError: the VM's name, id or incarnation is invalid.
         """
         domain = self._domain(pool)
-        identity = f"{user_of(machine)}@{domain}"
+        identity = f"{user_name_of(machine)}@{domain}"
         arguments = ["-key", pool, "-identity", identity]
         arguments += ["-authz", AUTHORIZATION, "-lifetime", str(int(seconds))]
         settings = {
@@ -60,7 +60,7 @@ class CondorMinter:
             "_CONDOR_TRUST_DOMAIN": domain,
         }
         try:
-            made = run(["condor_token_create", *arguments], timeout=_SECONDS, env=settings)
+            made = run(["condor_token_create", *arguments], timeout=_TIMEOUT_SECONDS, env=settings)
         except VMJobsError as error:
             raise self._unavailable(pool, error.message) from error
         token = made.text.strip()
@@ -84,14 +84,14 @@ class CondorMinter:
         return Unavailable("pool", f"pool {pool}: cannot make tokens for its VMs: {what}", hint=_HINT)
 
 
-def user_of(machine: PoolMachine) -> str:
+def user_name_of(machine: PoolVm) -> str:
     """The user name in a VM's tokens, which no other VM has.
 
     Raises:
         ValueError: the VM's name, id or incarnation is invalid.
     """
-    user = f"{names.MEMBER_USER}{machine.name}.{machine.id}.{machine.incarnation}"
-    if not USER.fullmatch(user):
+    user = f"{names.CLUSTER_VM_USER_PREFIX}{machine.name}.{machine.id}.{machine.incarnation}"
+    if not USER_NAME.fullmatch(user):
         raise ValueError(f"{user!r} is not a valid user name of a cluster VM")
     return user
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Final
 
-    from condor.chirp import ChirpReporter, Told
+    from condor.chirp import AttributeValue, ChirpReporter
     from vmjobs.ports import ClassAdValue
 
 _SECONDS: Final[Mapping[str, str]] = {
@@ -37,7 +37,9 @@ _BYTES: Final[Mapping[str, str]] = {
 }
 
 
-def tell(reporter: ChirpReporter, message: Mapping[str, Any], *, unchanged: bool = False) -> None:
+def publish_progress(
+    reporter: ChirpReporter, message: Mapping[str, Any], *, unchanged: bool = False
+) -> None:
     """Write the contents of an agent's message, ``progress`` or ``end``, into the job's ad.
 
     The state is written immediately, the rest with HTCondor's next update.
@@ -45,16 +47,19 @@ def tell(reporter: ChirpReporter, message: Mapping[str, Any], *, unchanged: bool
     unchanged: a transparent job, whose own end is reported separately from the run's.
     """
     report = message["report"]
-    told: dict[str, Told] = {**attributes(message["node"], report), **usage(report)}
+    told: dict[str, AttributeValue] = {
+        **attributes(message["node"], report),
+        **usage_attributes(report),
+    }
     if report["state"] in _UNDER_WAY:
-        told |= outcomes.under_way(report["state"], _sentence(report))
+        told |= outcomes.progress_attributes(report["state"], _sentence(report))
     elif unchanged:
         del told[names.VM_STATE], told[names.VM_REASON]
-    told |= needs(message.get("needs"))
+    told |= image_requirement_attributes(message.get("needs"))
     reporter.publish_state(told, last=message["type"] == "end")
 
 
-def needs(image: Mapping[str, Any] | None) -> dict[str, ClassAdValue]:
+def image_requirement_attributes(image: Mapping[str, Any] | None) -> dict[str, ClassAdValue]:
     """Attributes for the requirements of the job's image, if this node does not meet them."""
     if image is None:
         return {}
@@ -65,7 +70,7 @@ def needs(image: Mapping[str, Any] | None) -> dict[str, ClassAdValue]:
     }
 
 
-def usage(report: Mapping[str, Any]) -> dict[str, ClassAdValue]:
+def usage_attributes(report: Mapping[str, Any]) -> dict[str, ClassAdValue]:
     """Attributes for the bytes and CPU time in a report; unknown values are left out."""
     amounts = report.get("bytes", {})
     found: dict[str, ClassAdValue] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from condor.call import Ad, CallError, RefusedError, call, submit
+from condor.daemon_client import Ad, CallError, RefusedError, call, submit
 from condor.submit import Submission
 from vmjobs.errors import ConfigError, Unavailable
 from vmjobs.model import JobAction

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Final
 
 from condor import names
-from condor.call import Ad
+from condor.daemon_client import Ad
 from condor.eventlog import EventLogs
 from condor.jobstatus import PROJECTION, observe
 from condor.schedd import Schedd
-from condor.submit import Program, array_dir, checked_id, describe, job_dir
+from condor.submit import JobProgram, array_dir, checked_id, describe, job_dir
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import CondorRef, JobAction
 from vmjobs.ports import BatchJob, BatchStatus, Observation
 
 #: The longest list of ids in a query of the queue: the schedd evaluates long lists slowly.
-LISTED: Final = 100
+MAX_LISTED_IDS: Final = 100
 #: Ids in one query of the history.
-CHUNK: Final = 500
+IDS_PER_HISTORY_QUERY: Final = 500
 #: Files that are flushed at the same time.
-FLUSHES: Final = 32
+MAX_PARALLEL_SYNCS: Final = 32
 
 
 class CondorScheduler:
@@ -43,10 +43,10 @@ class CondorScheduler:
     """
 
     def __init__(
-        self, config: Config, *, program: Program | None = None, timeout: float = 60.0
+        self, config: Config, *, program: JobProgram | None = None, timeout: float = 60.0
     ) -> None:
         self._config = config
-        self._program = program or Program()
+        self._program = program or JobProgram()
         self._name = config.schedd_name or socket.getfqdn()
         self._timeout = timeout
         self._schedd = Schedd(config.schedd_name, config.schedd_pool, timeout)
@@ -66,7 +66,7 @@ class CondorScheduler:
         spool = self._config.spool_dir
         try:
             spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(spool / names.LOCK, self._timeout) as lock:
+            with _submission_lock(spool / names.LOCK, self._timeout) as lock:
                 return self._submit_once(jobs, lock)
         except OSError as error:
             message = f"cannot prepare spool directory {spool}: {error.strerror or error}"
@@ -75,7 +75,7 @@ class CondorScheduler:
     def _submit_once(self, jobs: Sequence[BatchJob], lock: int) -> dict[str, CondorRef]:
         directories = {job.array: array_dir(self._config, job.array) for job in jobs}
         begun = [array for array, path in directories.items() if (path / names.SUBMIT_MARKER).exists()]
-        known = self._known([job.id for job in jobs if job.array in begun])
+        known = self._find_observations([job.id for job in jobs if job.array in begun])
         refs = {job_id: observation.ref for job_id, observation in known.items()}
         left = [job for job in jobs if job.id not in refs]
         if not left:
@@ -94,10 +94,10 @@ class CondorScheduler:
             directory.mkdir(mode=0o700, exist_ok=True)
         for job, token in zip(jobs, tokens, strict=True):
             _write(token, job.token.encode())
-        _flush([*tokens, *(token.parent for token in tokens)])
+        _sync_all([*tokens, *(token.parent for token in tokens)])
         for array in arrays:
             (array / names.SUBMIT_MARKER).touch(mode=0o600)
-        _flush([*arrays, self._config.spool_dir])
+        _sync_all([*arrays, self._config.spool_dir])
 
     def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
         """Apply an action to jobs, here and at sites that have them; unknown ones are no error."""
@@ -113,24 +113,24 @@ class CondorScheduler:
 
         A job in neither of them is ``MISSING``, with cluster 0.
         """
-        known = self._known(job_ids)
+        known = self._find_observations(job_ids)
         nowhere = CondorRef(schedd=self._name, cluster=0, proc=0)
         return [
             known.get(job_id) or Observation(job_id, BatchStatus.MISSING, nowhere)
             for job_id in dict.fromkeys(job_ids)
         ]
 
-    def _known(self, job_ids: Sequence[str]) -> dict[str, Observation]:
+    def _find_observations(self, job_ids: Sequence[str]) -> dict[str, Observation]:
         """Observations from the schedd's queue, in one query, and for other jobs from its history."""
         wanted = list(dict.fromkeys(job_ids))
         if not wanted:
             return {}
-        some = _constraint(wanted) if len(wanted) <= LISTED else f"{names.JOB_ID} =!= undefined"
+        some = _constraint(wanted) if len(wanted) <= MAX_LISTED_IDS else f"{names.JOB_ID} =!= undefined"
         queue = self._observed(self._schedd.query(some, PROJECTION), in_queue=True)
         found = {job_id: queue[job_id] for job_id in wanted if job_id in queue}
         left = [job_id for job_id in wanted if job_id not in found]
-        for first in range(0, len(left), CHUNK):
-            chunk = left[first : first + CHUNK]
+        for first in range(0, len(left), IDS_PER_HISTORY_QUERY):
+            chunk = left[first : first + IDS_PER_HISTORY_QUERY]
             ads = self._schedd.history(_constraint(chunk), PROJECTION, len(chunk))
             found |= self._observed(ads, in_queue=False)
         return found
@@ -159,7 +159,7 @@ def _constraint(job_ids: Sequence[str]) -> str:
 
 
 @contextmanager
-def _locked(path: Path, seconds: float) -> Iterator[int]:
+def _submission_lock(path: Path, seconds: float) -> Iterator[int]:
     """Lock that allows one submission at a time, over all workers.
 
     It is free once its holder, and the ``condor_submit`` that inherits it, have ended.
@@ -188,9 +188,9 @@ def _write(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _flush(paths: Sequence[Path]) -> None:
+def _sync_all(paths: Sequence[Path]) -> None:
     """Sync files and directories to disk, in parallel, so that the journal merges the writes."""
-    with ThreadPoolExecutor(max_workers=min(len(paths), FLUSHES)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(paths), MAX_PARALLEL_SYNCS)) as pool:
         list(pool.map(_sync, paths))
 
 

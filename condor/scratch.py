@@ -32,7 +32,7 @@ _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,200}")
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
 
 
-class Ad:
+class TextAd:
     """An ad. lines: the text of each attribute's value, by the attribute's name in lower case."""
 
     def __init__(self, lines: Mapping[str, str]) -> None:
@@ -68,7 +68,7 @@ class Ad:
             raise InvalidRequest(f"{name} of the job is {text[:200]}, but must be a number")
         return int(float(text))
 
-    def decided(self, name: str) -> bool:
+    def boolean(self, name: str) -> bool:
         """Whether an attribute is true; a missing one is false.
 
         Raises:
@@ -79,12 +79,12 @@ class Ad:
             raise InvalidRequest(f"{name} of the job is {text[:200]}, but must be true or false")
         return text == "true"
 
-    def flag(self, name: str) -> bool:
+    def is_true(self, name: str) -> bool:
         """Whether an attribute is the literal ``true``."""
         return self.lines.get(name.lower(), "").lower() == "true"
 
 
-def read(path: str) -> Ad:
+def read(path: str) -> TextAd:
     """Read an ad. Raises NotFound if there is none."""
     try:
         with open(path, "rb") as file:
@@ -92,7 +92,7 @@ def read(path: str) -> Ad:
     except OSError as error:
         raise NotFound(f"cannot read {path}: {error.strerror}") from error
     pairs = (line.partition("=") for line in text.splitlines())
-    return Ad({name.strip().lower(): value.strip() for name, equals, value in pairs if equals})
+    return TextAd({name.strip().lower(): value.strip() for name, equals, value in pairs if equals})
 
 
 def scratch_directory(environment: Mapping[bytes, bytes]) -> str:
@@ -111,7 +111,9 @@ def scratch_directory(environment: Mapping[bytes, bytes]) -> str:
     return said
 
 
-def hand_message(job: Ad, machine: Ad, directory: str, account: tuple[str, str]) -> dict[str, Any]:
+def submit_message(
+    job: TextAd, machine: TextAd, directory: str, account: tuple[str, str]
+) -> dict[str, Any]:
     """The ``hand`` message that asks the agent for a VM; the agent checks its values.
 
     account: names of the job's user and group.
@@ -119,7 +121,7 @@ def hand_message(job: Ad, machine: Ad, directory: str, account: tuple[str, str])
     Raises:
         InvalidRequest: an attribute in the job's ad has the wrong type.
     """
-    wish = {
+    request = {
         "job": f"{job.number(names.CLUSTER_ID)}.{job.number(names.PROC_ID)}",
         "image": job.string(names.WANTED_IMAGE),
         "directory": directory,
@@ -132,14 +134,14 @@ def hand_message(job: Ad, machine: Ad, directory: str, account: tuple[str, str])
         "network": job.string(names.WANTED_NETWORK).lower() or None,
         "boot_seconds": job.number(names.WANTED_BOOT_TIMEOUT),
         "chirp": os.path.isfile(os.path.join(directory, names.CHIRP_CONFIG)),
-        "checkpoint": job.decided(names.WANTED_CHECKPOINT),
+        "checkpoint": job.boolean(names.WANTED_CHECKPOINT),
         "anew": _has_ended(job),
     }
-    said = {name: value for name, value in wish.items() if value is not None}
+    said = {name: value for name, value in request.items() if value is not None}
     return {"type": "hand", "version": VERSION, **said}
 
 
-def _cpus(job: Ad, machine: Ad) -> int:
+def _cpus(job: TextAd, machine: TextAd) -> int:
     """The CPUs of the slot, at most as many as the job requests.
 
     A static slot may have more, and not every hypervisor supports those.
@@ -148,21 +150,21 @@ def _cpus(job: Ad, machine: Ad) -> int:
     return max(1, min(slot, int(asked))) if asked.isdecimal() else slot
 
 
-def lay_out_missing(directory: str) -> None:
+def create_missing_outputs(directory: str) -> None:
     """Create empty files for outputs that the job's ad names and its directory lacks."""
-    from vmjobs.paths import refusal  # noqa: PLC0415 - only a job that could not run needs it
+    from vmjobs.paths import check_path  # noqa: PLC0415 - only a job that could not run needs it
 
     listed = read(os.path.join(directory, names.JOB_AD)).string("TransferOutput")
     for name in filter(None, (word.strip().rstrip("/") for word in listed.split(","))):
         target = os.path.join(directory, name)
-        if refusal(name) or os.path.lexists(target):
+        if check_path(name) or os.path.lexists(target):
             continue
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666))
 
 
 #: Fields of the ``hand`` message, and the attributes with which users set them.
-FIELDS: Final = {
+ATTRIBUTE_OF_FIELD: Final = {
     "image": names.WANTED_IMAGE,
     "hypervisor": names.WANTED_HYPERVISOR,
     "network": names.WANTED_NETWORK,
@@ -171,7 +173,7 @@ FIELDS: Final = {
 }
 
 
-def _has_ended(job: Ad) -> bool:
+def _has_ended(job: TextAd) -> bool:
     """Whether the job ended in an earlier attempt: its policy or a release runs it again."""
     return job.lines.get(names.VM_STATE.lower()) in {'"COMPLETED"', '"FAILED"'}
 
@@ -183,7 +185,7 @@ def was_held(path: str) -> bool:
     return False
 
 
-def times_vacated(path: str) -> int:
+def eviction_count(path: str) -> int:
     """The number of earlier evictions of the job with this ad; 0 if unknown."""
     with suppress(VMJobsError):
         return read(path).number(names.VM_VACATED) or 0

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from condor import names
-from condor.tools import own_settings
+from condor.tool_environment import condor_environment
 from vmjobs import subprocess
-from vmjobs.agent.starter import Starter, as_it_is
+from vmjobs.agent.starter import StarterProcess, read_starter
 from vmjobs.errors import Unavailable, VMJobsError
 from vmjobs.wire import CONDOR_JOB
 
@@ -42,22 +42,22 @@ class SlotJob:
         return f"{CONDOR_JOB}{hashlib.sha256(named.encode()).hexdigest()[:29]}"
 
 
-def job_of(starter: Starter, proc: Path = Path("/proc")) -> SlotJob:
+def job_of_starter(starter: StarterProcess, proc: Path = Path("/proc")) -> SlotJob:
     """The job of a starter, which has only one in its life.
 
     Raises:
         Unavailable: the startd does not answer, or has no job there (any more).
     """
     slot = slot_name(_cmdline(proc / str(starter.pid)))
-    own = _asked("condor_config_val", "FULL_HOSTNAME").decode("utf-8", "replace").strip()
+    own = _query_startd("condor_config_val", "FULL_HOSTNAME").decode("utf-8", "replace").strip()
     wanted = f"Name,{names.GLOBAL_ID},{names.REMOTE_USER}"
-    text = _asked("condor_status", "-direct", own, "-json", "-attributes", wanted)
+    text = _query_startd("condor_status", "-direct", own, "-json", "-attributes", wanted)
     try:
         ads = json.loads(text or b"[]")
     except ValueError as error:
         raise Unavailable("startd", f"condor_status -direct {own} printed no list of ads") from error
-    found = _chosen(ads, slot)
-    if as_it_is(starter.pid, proc) != starter:
+    found = _job_in_slot(ads, slot)
+    if read_starter(starter.pid, proc) != starter:
         raise Unavailable("starter", "the starter has gone meanwhile")
     return found
 
@@ -81,7 +81,7 @@ def slot_name(cmdline: bytes) -> str:
     return words[words.index("-a") + 1].partition("@")[0]
 
 
-def _chosen(ads: list[dict[str, Any]], slot: str) -> SlotJob:
+def _job_in_slot(ads: list[dict[str, Any]], slot: str) -> SlotJob:
     for ad in ads:
         found = ad.get(names.GLOBAL_ID), ad.get(names.REMOTE_USER)
         if str(ad.get("Name", "")).partition("@")[0] == slot and all(found):
@@ -89,8 +89,8 @@ def _chosen(ads: list[dict[str, Any]], slot: str) -> SlotJob:
     raise Unavailable("startd", f"the startd has no job in {slot}")
 
 
-def _asked(*argv: str) -> bytes:
+def _query_startd(*argv: str) -> bytes:
     try:
-        return subprocess.run(argv, timeout=TIMEOUT, env=own_settings()).stdout
+        return subprocess.run(argv, timeout=TIMEOUT, env=condor_environment()).stdout
     except VMJobsError as error:
         raise Unavailable("startd", f"this node's startd does not answer: {error.message}") from error

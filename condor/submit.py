@@ -18,7 +18,14 @@ from urllib.parse import quote
 from condor import names, outcomes
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, Fault, InvalidSpec
-from vmjobs.model import HypervisorKind, JobSpec, NetworkMode, cannot_have, too_many, with_cpus
+from vmjobs.model import (
+    HypervisorKind,
+    JobSpec,
+    NetworkMode,
+    check_cpus,
+    check_image_cpus,
+    kinds_with_cpus,
+)
 from vmjobs.ports import BatchJob
 
 #: The route without an entry in the settings: the schedd's own pool.
@@ -27,7 +34,7 @@ LOCAL_ROUTE: Final = "local"
 #: Seconds that ``vmjobs exec`` has to stop its VM before it is killed.
 VACATE_SECONDS: Final = 60
 #: The same if its VM is saved, and the checkpoint sent to the repository, before.
-SAVE_SECONDS: Final = 600
+CHECKPOINT_SECONDS: Final = 600
 
 #: Seconds that a site keeps a job while the submit side does not answer.
 LEASE_SECONDS: Final = 3600
@@ -36,9 +43,9 @@ LEASE_SECONDS: Final = 3600
 _TRIES: Final = f"(NumJobStarts - ifThenElse({names.VM_VACATED} =?= undefined, 0, {names.VM_VACATED}))"
 #: `vmjobs exec` ends by a signal if its node failed the job, which then goes back to the queue and
 #: waits (WAITS). The repository limits the attempts; this limit is for failures that are not reported.
-KEEP_TRYING: Final = f"(ExitBySignal =!= true) || ({_TRIES} >= 10)"
+ON_EXIT_REMOVE: Final = f"(ExitBySignal =!= true) || ({_TRIES} >= 10)"
 
-WAITS: Final = outcomes.waits(_TRIES)
+WAIT_EXPRESSION: Final = outcomes.wait_expression(_TRIES)
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _GRID_RESOURCE: Final = re.compile(r"condor [A-Za-z0-9@._-]+ [A-Za-z0-9:._-]+")
@@ -47,7 +54,7 @@ _ACCOUNTING: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
-class Program:
+class JobProgram:
     """The execute node's command. ``{job}`` in an argument stands for the job's id."""
 
     executable: str = "/usr/bin/vmjobs"
@@ -151,14 +158,14 @@ def requirements(
         terms.append(f'{offered} =?= undefined || stringListMember("{spec.network}", {offered})')
     if architecture:
         terms.append(f"TARGET.Arch == {classad_string(architecture)}")
-    wanted = _wanted(spec, kinds)
+    wanted = _usable_hypervisors(spec, kinds)
     if cloud_init or spec.cpus > 1 or len(wanted) < len(HypervisorKind):
-        found = [_offers(kind, spec.cpus, cloud_init=cloud_init) for kind in wanted]
+        found = [_hypervisor_term(kind, spec.cpus, cloud_init=cloud_init) for kind in wanted]
         terms.append(" || ".join(f"({term})" for term in found) if len(wanted) > 1 else found[0])
     return " && ".join(f"({term})" for term in terms)
 
 
-def _offers(kind: HypervisorKind, cpus: int, *, cloud_init: bool) -> str:
+def _hypervisor_term(kind: HypervisorKind, cpus: int, *, cloud_init: bool) -> str:
     """A term: the node has this hypervisor, with the features that depend on its kernel (UML)."""
     terms = [f'stringListMember("{kind.value}", TARGET.{names.HYPERVISORS}) =?= true']
     if kind is HypervisorKind.UML and cpus > 1:
@@ -168,13 +175,13 @@ def _offers(kind: HypervisorKind, cpus: int, *, cloud_init: bool) -> str:
     return " && ".join(terms)
 
 
-def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKind]:
+def _usable_hypervisors(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKind]:
     """The hypervisors of which a node needs one."""
-    if why := cannot_have(spec.hypervisor, spec.cpus):
+    if why := check_cpus(spec.hypervisor, spec.cpus):
         raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
-    able = sorted((set(kinds) or set(HypervisorKind)) & set(with_cpus(spec.cpus)))
+    able = sorted((set(kinds) or set(HypervisorKind)) & set(kinds_with_cpus(spec.cpus)))
     if not able:
-        why = too_many(spec.cpus, kinds or tuple(HypervisorKind))
+        why = check_image_cpus(spec.cpus, kinds or tuple(HypervisorKind))
         raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
     if spec.hypervisor is None:
         return able
@@ -184,9 +191,9 @@ def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKi
     return [spec.hypervisor]
 
 
-_LAST = "splitSlotName(LastRemoteHost)[1] =?= splitSlotName(TARGET.Name)[1]"
-_LENT = f"(TARGET.{names.MEMORY_FREE} < RequestMemory) =?= true"
-_ELSEWHERE = f"ifThenElse({_LAST}, -100.0, 0.0) + ifThenElse({_LENT}, -10.0, 0.0)"
+_IS_LAST_NODE = "splitSlotName(LastRemoteHost)[1] =?= splitSlotName(TARGET.Name)[1]"
+_MEMORY_IN_USE = f"(TARGET.{names.MEMORY_FREE} < RequestMemory) =?= true"
+_AVOIDANCE_RANK = f"ifThenElse({_IS_LAST_NODE}, -100.0, 0.0) + ifThenElse({_MEMORY_IN_USE}, -10.0, 0.0)"
 
 
 def rank(image: str) -> str:
@@ -197,9 +204,9 @@ def rank(image: str) -> str:
     condor/config/negotiator.conf gives this precedence over the pool's own ranks.
     """
     if not _DIGEST.fullmatch(image):
-        return _ELSEWHERE
+        return _AVOIDANCE_RANK
     cached = f'ifThenElse(stringListMember("{image}", TARGET.{names.IMAGE_DIGESTS}) =?= true, 1.0, 0.0)'
-    return f"{cached} + {_ELSEWHERE}"
+    return f"{cached} + {_AVOIDANCE_RANK}"
 
 
 def job_dir(config: Config, array: str, job_id: str) -> Path:
@@ -223,7 +230,7 @@ def checked_id(text: str) -> str:
     return text
 
 
-def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> list[Submission]:
+def describe(jobs: Sequence[BatchJob], config: Config, program: JobProgram) -> list[Submission]:
     """Submissions for jobs of any arrays: one, or two if only some of the jobs leave the pool.
 
     The first job of an array stands for all of its jobs.
@@ -270,7 +277,7 @@ def _cluster(parts: Sequence[tuple[dict[str, str], list[BatchJob]]]) -> Submissi
     return Submission(macros | shared, items)
 
 
-def _description(first: BatchJob, config: Config, program: Program) -> dict[str, str]:
+def _description(first: BatchJob, config: Config, program: JobProgram) -> dict[str, str]:
     resource = grid_resource(config, first.spec.route)
     description = {
         **_universe(resource),
@@ -291,7 +298,7 @@ def _universe(resource: str) -> dict[str, str]:
     return {"universe": "grid", "grid_resource": resource, "remote_universe": "vanilla"}
 
 
-def _payload(first: BatchJob, config: Config, program: Program) -> dict[str, str]:
+def _payload(first: BatchJob, config: Config, program: JobProgram) -> dict[str, str]:
     if set(str(array_dir(config, first.array))) & set("$\"' \t"):
         raise ValueError(f"{config.spool_dir} has a character that is special in submit files")
     directory = f"{config.spool_dir}/$(vmjobs_array)"
@@ -324,7 +331,7 @@ def _resources(spec: JobSpec) -> dict[str, str]:
 
 
 def _vacate_seconds(spec: JobSpec) -> int:
-    return SAVE_SECONDS if spec.checkpoint else VACATE_SECONDS
+    return CHECKPOINT_SECONDS if spec.checkpoint else VACATE_SECONDS
 
 
 def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
@@ -341,7 +348,7 @@ def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
         "notification": "never",
     }
     if not remote:
-        policy |= {"on_exit_remove": KEEP_TRYING, f"+{names.WAITS}": WAITS}
+        policy |= {"on_exit_remove": ON_EXIT_REMOVE, f"+{names.WAITS}": WAIT_EXPRESSION}
     if remote:
         policy |= {
             "+remote_Requirements": wanted,
@@ -350,8 +357,8 @@ def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
             "+remote_WantIOProxy": "true",
             "+remote_KillSig": '"SIGTERM"',
             "+remote_JobMaxVacateTime": str(_vacate_seconds(spec)),
-            "+remote_OnExitRemove": KEEP_TRYING,
-            f"+remote_{names.WAITS}": WAITS,
+            "+remote_OnExitRemove": ON_EXIT_REMOVE,
+            f"+remote_{names.WAITS}": WAIT_EXPRESSION,
             "+remote_JobLeaseDuration": str(config.node_lease_seconds),
         }
     return policy

@@ -11,7 +11,7 @@ from typing import Final
 
 from condor import names
 from condor.chirp import literal
-from vmjobs.cluster.wire import MemberOrder
+from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.ports import ClassAdValue
 
 #: Accounts for simultaneous jobs, for each CPU of the VM: jobs that request no CPU share the remaining
@@ -20,9 +20,9 @@ ACCOUNTS_PER_CPU: Final = 2
 
 
 class WorkerKit:
-    """Implements :class:`vmjobs.ports.GuestKit`."""
+    """Implements :class:`vmjobs.ports.GuestFiles`."""
 
-    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+    def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them."""
         return {
             "script": _shipped("run.sh"),
@@ -31,21 +31,21 @@ class WorkerKit:
             "host": f"{host_name(order.name)}\n".encode(),
             "accounts": "".join(f"{account}\n" for account in accounts(order)).encode(),
             names.STARTD_CONFIG: _shipped("startd.conf"),
-            names.MEMBER_CONFIG: member_config(order, incarnation).encode(),
+            names.CLUSTER_VM_CONFIG: worker_config(order, incarnation).encode(),
         }
 
 
 def host_name(member: str) -> str:
     """A cluster VM's fully qualified host name."""
-    return f"{member}.{names.MEMBER_DOMAIN}"
+    return f"{member}.{names.CLUSTER_VM_DOMAIN}"
 
 
-def accounts(order: MemberOrder) -> list[str]:
+def accounts(order: ClusterVmOrder) -> list[str]:
     """The accounts that run jobs in the VM: one for each dynamic slot."""
     return [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * order.cpus + 1)]
 
 
-def machine_attributes(order: MemberOrder, incarnation: int) -> dict[str, ClassAdValue]:
+def machine_attributes(order: ClusterVmOrder, incarnation: int) -> dict[str, ClassAdValue]:
     """The attributes that are added to HTCondor's own in the machine ad."""
     named = {name.lower() for name in order.attributes}
     default = {} if names.VIRTUAL_CLUSTER.lower() in named else {names.VIRTUAL_CLUSTER: order.cluster}
@@ -59,7 +59,7 @@ def machine_attributes(order: MemberOrder, incarnation: int) -> dict[str, ClassA
     }
 
 
-def member_config(order: MemberOrder, incarnation: int) -> str:
+def worker_config(order: ClusterVmOrder, incarnation: int) -> str:
     """The part of the startd's configuration that differs between VMs."""
     attributes = machine_attributes(order, incarnation)
     settings = {

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from images import filesystems, partitions
-from images.filesystems import ROOTS, FileSystem, Read
-from images.partitions import BIOS_BOOT, ESP, LINUX, LINUX_ROOT, Partition, Table
+from images.filesystems import ROOT_FILESYSTEMS, FileSystem, ReadAt
+from images.partitions import BIOS_BOOT, ESP, LINUX, LINUX_ROOT, Partition, PartitionTable
 from vmjobs.model import BootMethod
 
 
@@ -53,73 +53,77 @@ class BootInfo:
         return bool(self.table or self.filesystem or self.methods)
 
 
-def boot_of(file: Path | BinaryIO) -> BootInfo:
+def detect_boot(file: Path | BinaryIO) -> BootInfo:
     """How the raw disk in ``file`` can boot. Raises OSError if it cannot be read."""
     if isinstance(file, Path):
         with file.open("rb", buffering=0) as opened:
-            return boot_of(opened)
+            return detect_boot(opened)
     descriptor = file.fileno()
-    return suggest(lambda offset, length: _pread(descriptor, offset, length))
+    return detect_boot_with(lambda offset, length: _pread(descriptor, offset, length))
 
 
-def boot_of_bytes(head: bytes) -> BootInfo:
+def detect_boot_of_bytes(head: bytes) -> BootInfo:
     """The same for a disk of which only the first bytes (some MiB) are available."""
-    return suggest(lambda offset, length: head[offset : offset + length])
+    return detect_boot_with(lambda offset, length: head[offset : offset + length])
 
 
-def suggest(read: Read) -> BootInfo:
+def detect_boot_with(read: ReadAt) -> BootInfo:
     """The same for a disk that a function reads."""
-    whole, table = filesystems.look(read), partitions.look(read)
-    if whole.name and whole.name != "iso9660":
-        return _of_filesystem(whole)
-    volumes = tuple(_volume(read, partition) for partition in table.partitions)
-    methods = list(_methods(whole, table))
-    root = _root(volumes)
+    disk_filesystem, table = filesystems.detect_filesystem(read), partitions.read_partition_table(read)
+    if disk_filesystem.name and disk_filesystem.name != "iso9660":
+        return _boot_info_of_filesystem(disk_filesystem)
+    volumes = tuple(_make_volume(read, partition) for partition in table.partitions)
+    methods = list(_find_methods(disk_filesystem, table))
+    root = _find_root(volumes)
     if root is not None:
         methods.append(BootMethod.KERNEL)
     return BootInfo(
         boot=methods[0] if methods else None,
-        why=_why(methods, whole, table, root),
+        why=_explain(methods, disk_filesystem, table, root),
         methods=tuple(methods),
         partition=root.number if root is not None else 0,
         table=table.kind,
         partitions=volumes,
-        filesystem=whole.name,
-        label=whole.label,
+        filesystem=disk_filesystem.name,
+        label=disk_filesystem.label,
     )
 
 
-def _of_filesystem(whole: FileSystem) -> BootInfo:
-    if whole.name in ROOTS:
-        why = f"the disk is one file system ({whole.name}): it boots with a separate kernel"
+def _boot_info_of_filesystem(disk_filesystem: FileSystem) -> BootInfo:
+    if disk_filesystem.name in ROOT_FILESYSTEMS:
+        why = f"the disk is one file system ({disk_filesystem.name}): it boots with a separate kernel"
         boot = BootMethod.KERNEL
-        return BootInfo(boot, why, (boot,), filesystem=whole.name, label=whole.label)
-    why = f"the disk is one file system ({whole.name}), which cannot be a root file system"
-    return BootInfo(None, why, filesystem=whole.name, label=whole.label)
+        return BootInfo(
+            boot, why, (boot,), filesystem=disk_filesystem.name, label=disk_filesystem.label
+        )
+    why = f"the disk is one file system ({disk_filesystem.name}), which cannot be a root file system"
+    return BootInfo(None, why, filesystem=disk_filesystem.name, label=disk_filesystem.label)
 
 
-def _methods(whole: FileSystem, table: Table) -> list[BootMethod]:
+def _find_methods(disk_filesystem: FileSystem, table: PartitionTable) -> list[BootMethod]:
     kinds = {partition.kind for partition in table.partitions}
     if table.kind == "gpt":
-        marked = BIOS_BOOT in kinds or any(partition.active for partition in table.partitions)
-        bios = table.code and marked
+        marked = BIOS_BOOT in kinds or any(partition.is_active for partition in table.partitions)
+        bios = table.has_boot_code and marked
     else:
-        bios = table.code
-    found = [BootMethod.BIOS] if bios or whole.name == "iso9660" else []
+        bios = table.has_boot_code
+    found = [BootMethod.BIOS] if bios or disk_filesystem.name == "iso9660" else []
     return [*found, BootMethod.UEFI] if ESP in kinds else found
 
 
-def _root(volumes: tuple[Volume, ...]) -> Volume | None:
+def _find_root(volumes: tuple[Volume, ...]) -> Volume | None:
     """The partition that most likely has the root file system."""
     named = [volume for volume in volumes if volume.kind == LINUX_ROOT]
-    known = [volume for volume in volumes if volume.filesystem in ROOTS]
+    known = [volume for volume in volumes if volume.filesystem in ROOT_FILESYSTEMS]
     typed = [volume for volume in volumes if volume.kind == LINUX and not volume.filesystem]
     candidates = named or known or typed
     return max(candidates, key=lambda volume: volume.size, default=None)
 
 
-def _why(methods: list[BootMethod], whole: FileSystem, table: Table, root: Volume | None) -> str:
-    if whole.name == "iso9660":
+def _explain(
+    methods: list[BootMethod], disk_filesystem: FileSystem, table: PartitionTable, root: Volume | None
+) -> str:
+    if disk_filesystem.name == "iso9660":
         return "a CD image that also boots as a disk"
     if not methods:
         return (
@@ -137,8 +141,8 @@ def _why(methods: list[BootMethod], whole: FileSystem, table: Table, root: Volum
     return f"no boot code, no EFI system partition: a separate kernel boots partition {number}"
 
 
-def _volume(read: Read, partition: Partition) -> Volume:
-    found = filesystems.look(read, partition.begin)
+def _make_volume(read: ReadAt, partition: Partition) -> Volume:
+    found = filesystems.detect_filesystem(read, partition.begin)
     return Volume(
         partition.number, partition.kind, partition.begin, partition.size, found.name, found.label
     )

@@ -9,22 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from images.eviction import CacheEviction, is_disk_full, storage_full
 from images.fetch import ContentFetch
-from images.files import exclusive, write_atomically
+from images.files import exclusive_lock, write_atomically
 from images.manifest import ImageManifest, Part
-from images.remote import Counting, ImageFetcher
-from images.room import Room, full, is_full
-from images.store import ImageStore, checked_digest, shifted
+from images.remote import CountingFetcher, ImageFetcher
+from images.store import ImageStore, check_digest, part_progress
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import MIB
-from vmjobs.ports import Progress
+from vmjobs.ports import ProgressCallback
 
 #: Checks an image's digest and signatures; raises :class:`vmjobs.errors.ImageRejected`.
-Trust = Callable[[str, str], object]
+SignatureCheck = Callable[[str, str], object]
 
 #: Attempts to fetch an image: other processes may evict or damage it meanwhile.
-_TRIES: Final = 3
+_MAX_ATTEMPTS: Final = 3
 
 
 class ImageCache:
@@ -45,17 +45,17 @@ class ImageCache:
         *,
         limit: int = 0,
         keep_free: int = 0,
-        trust: Trust | None = None,
+        trust: SignatureCheck | None = None,
     ) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)  # not every user may read every image
         self._store = ImageStore(root)
-        self._fetch = Counting(fetch)
-        self._room = Room(self._store, limit, keep_free)
+        self._fetcher = CountingFetcher(fetch)
+        self._eviction = CacheEviction(self._store, limit, keep_free)
         self._trust = trust
         self.hits = self.misses = 0
-        self._counting = threading.Lock()
+        self._counter_lock = threading.Lock()
 
-    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+    def prepare(self, digest: str, progress: ProgressCallback | None = None) -> BootImage:
         """Fetch the image if it is not here, verify it, and return its files.
 
         Raises:
@@ -64,20 +64,20 @@ class ImageCache:
             StorageFull: it does not fit, even after the eviction of all unused images.
             ImageRejected: no trusted key signed it.
         """
-        with self._held(digest):
+        with self._hold_lease(digest):
             return self._prepare(digest, progress)
 
     @contextmanager
-    def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
+    def lease(self, digest: str, progress: ProgressCallback | None = None) -> Iterator[BootImage]:
         """As :meth:`prepare`; the image is not evicted while the context lasts."""
-        with self._held(digest) as lease:
-            self._count(digest)
+        with self._hold_lease(digest) as lease:
+            self._count_lease(digest)
             image = self._prepare(digest, progress)
-            self._room.touch(lease)
+            self._eviction.touch(lease)
             try:
                 yield image
             finally:
-                self._room.touch(lease)
+                self._eviction.touch(lease)
 
     def cached(self) -> list[str]:
         """Digests of the images that are complete in the cache."""
@@ -85,88 +85,88 @@ class ImageCache:
 
     def fetched(self, digest: str) -> int:
         """Bytes of an image's contents that this process has fetched so far."""
-        return self._fetch.fetched(digest)
+        return self._fetcher.fetched(digest)
 
     def used(self) -> int:
         """Bytes of disk that images take."""
-        return self._room.used()
+        return self._eviction.used()
 
-    def _count(self, digest: str) -> None:
+    def _count_lease(self, digest: str) -> None:
         here = self._store.complete(digest)
-        with self._counting:
+        with self._counter_lock:
             self.hits += here
             self.misses += not here
 
     @contextmanager
-    def _held(self, digest: str) -> Iterator[int]:
-        checked_digest(digest)
+    def _hold_lease(self, digest: str) -> Iterator[int]:
+        check_digest(digest)
         try:
-            with self._room.leased(digest) as lease:
+            with self._eviction.hold_lease(digest) as lease:
                 yield lease
         except StorageFull:
-            self._room.drop_incomplete(digest)
+            self._eviction.remove_incomplete(digest)
             raise
 
-    def _prepare(self, digest: str, progress: Progress | None) -> BootImage:
-        with full_disk():
-            return self._prepared(digest, progress)
+    def _prepare(self, digest: str, progress: ProgressCallback | None) -> BootImage:
+        with raise_storage_full():
+            return self._prepare_with_retries(digest, progress)
 
-    def _prepared(self, digest: str, progress: Progress | None) -> BootImage:
+    def _prepare_with_retries(self, digest: str, progress: ProgressCallback | None) -> BootImage:
         if self._trust is not None:
             self._require_trust(digest, self._trust)
         with suppress(NotFound, DigestMismatch):  # missing or damaged: a fetch repairs both
             return self._store.prepare(digest, progress)
-        for _ in range(_TRIES - 1):
+        for _ in range(_MAX_ATTEMPTS - 1):
             self._fetch_image(digest, progress)
             with suppress(NotFound, DigestMismatch):
                 return self._store.prepare(digest)
         self._fetch_image(digest, progress)
         return self._store.prepare(digest)
 
-    def _require_trust(self, digest: str, trust: Trust) -> None:
+    def _require_trust(self, digest: str, trust: SignatureCheck) -> None:
         """Refuse an image without a trusted key's signature; cache its signatures."""
-        path = self._room.signature_path(digest)
+        path = self._eviction.signature_path(digest)
         try:
             trust(digest, path.read_text("ascii"))
         except (FileNotFoundError, UnicodeDecodeError, ImageRejected):
             # The image is new here, it has another signature now, or the trusted keys changed.
-            signature = self._fetch.signature(digest)
+            signature = self._fetcher.signature(digest)
             trust(digest, signature)
             write_atomically(path, signature.encode("ascii"), self._store.folder.temporary)
 
-    def _fetch_image(self, digest: str, progress: Progress | None) -> None:
-        manifest = self._manifest(digest)
-        self._room.claim(MIB)
-        self._room.expect(manifest)
+    def _fetch_image(self, digest: str, progress: ProgressCallback | None) -> None:
+        manifest = self._get_manifest(digest)
+        self._eviction.ensure_free(MIB)
+        self._eviction.add_manifest(manifest)
         done = 0
         for part in manifest.parts():
-            step = shifted(progress, done, manifest.size)
-            lock = self._store.folder.lock(part.digest)
-            with exclusive(lock, waiting=partial(step, 0)):
-                self._have(digest, part, step)
+            on_progress = part_progress(progress, done, manifest.size)
+            lock_path = self._store.folder.lock_path(part.digest)
+            with exclusive_lock(lock_path, waiting=partial(on_progress, 0)):
+                self._ensure_content(digest, part, on_progress)
             done += part.size
-            step(part.size)
+            on_progress(part.size)
 
-    def _have(self, image: str, part: Part, step: Callable[[int], None]) -> None:
+    def _ensure_content(self, image: str, part: Part, on_progress: Callable[[int], None]) -> None:
         folder = self._store.folder
         try:
-            folder.verified(part.digest, part.size, step)
+            folder.verify(part.digest, part.size, on_progress)
         except (NotFound, DigestMismatch):
-            ContentFetch(folder, self._room, self._fetch, image, part, step).run()
+            ContentFetch(folder, self._eviction, self._fetcher, image, part, on_progress).run()
 
-    def _manifest(self, digest: str) -> ImageManifest:
+    def _get_manifest(self, digest: str) -> ImageManifest:
         try:
             return self._store.manifest(digest)
         except (NotFound, DigestMismatch):
-            return ImageManifest.parse(self._fetch.manifest(digest), digest)
+            return ImageManifest.parse(self._fetcher.manifest(digest), digest)
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
+def raise_storage_full() -> Iterator[None]:
     """Raise StorageFull in place of each OSError that means a full disk."""
     try:
         yield
     except OSError as error:
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
-        raise full(error) from error
+        raise storage_full(error) from error

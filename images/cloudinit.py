@@ -43,7 +43,7 @@ END-OF-VMJOBS-KIT
 
 
 class NoCloud:
-    """A :class:`vmjobs.ports.SeedSource` that makes NoCloud disks."""
+    """A :class:`vmjobs.ports.SeedWriter` that makes NoCloud disks."""
 
     def write(self, path: Path, ticket: JobTicket) -> None:
         """Write the disk for one attempt at a job.
@@ -54,7 +54,7 @@ class NoCloud:
         iso = pycdlib.PyCdlib()
         try:
             iso.new(interchange_level=3, vol_ident=LABEL, joliet=3, rock_ridge="1.09")
-            for number, (name, text) in enumerate(files(ticket)):
+            for number, (name, text) in enumerate(seed_files(ticket)):
                 data = text.encode()
                 names: dict[str, Any] = {"rr_name": name, "joliet_path": f"/{name}"}
                 iso.add_fp(io.BytesIO(data), len(data), f"/FILE{number}.;1", **names)
@@ -66,7 +66,7 @@ class NoCloud:
             iso.close()
 
 
-def files(ticket: JobTicket) -> Iterator[tuple[str, str]]:
+def seed_files(ticket: JobTicket) -> Iterator[tuple[str, str]]:
     """Names and texts of the disk's files: JSON, as YAML without quoting errors."""
     meta = {"instance-id": ticket.attempt, "local-hostname": f"vmjob-{ticket.index}"}
     yield "meta-data", json.dumps(meta, indent=1) + "\n"

@@ -24,55 +24,55 @@ from typing import BinaryIO, Final, Self
 
 from vmjobs.errors import DigestMismatch
 
-BLOCK: Final = 64 * 1024
-SEGMENT_BLOCKS: Final = 128
-SEGMENT: Final = BLOCK * SEGMENT_BLOCKS
+CHUNK_BYTES: Final = 64 * 1024
+CHUNKS_PER_SEGMENT: Final = 128
+SEGMENT_BYTES: Final = CHUNK_BYTES * CHUNKS_PER_SEGMENT
 #: Largest size of a content, in bytes.
-MAX_SIZE: Final = 64 * 1024**4
+MAX_CONTENT_BYTES: Final = 64 * 1024**4
 
 _CONTENT_TAG: Final = b"vmjobs-content-1\0"
 _SEGMENT_TAG: Final = b"vmjobs-segment-1\0"
 _SIZE: Final = struct.Struct(">Q")
 _DIGEST_BYTES: Final = 32
 
-PREFIX: Final = "tree:"
+CONTENT_PREFIX: Final = "tree:"
 
 
-def block_digest(data: bytes | memoryview) -> bytes:
+def chunk_digest(data: bytes | memoryview) -> bytes:
     """The digest of a chunk's bytes: 32 bytes."""
     return hashlib.sha256(data).digest()
 
 
-def segment_digest(blocks: Iterable[bytes]) -> bytes:
+def segment_digest(chunk_digests: Iterable[bytes]) -> bytes:
     """The digest of a segment, from its chunks' digests: 32 bytes."""
-    return hashlib.sha256(_SEGMENT_TAG + b"".join(blocks)).digest()
+    return hashlib.sha256(_SEGMENT_TAG + b"".join(chunk_digests)).digest()
 
 
 @lru_cache(maxsize=256)
-def zero_block(length: int = BLOCK) -> bytes:
+def zero_chunk_digest(length: int = CHUNK_BYTES) -> bytes:
     """The digest of a chunk of ``length`` zero bytes."""
-    return block_digest(bytes(length))
+    return chunk_digest(bytes(length))
 
 
 @lru_cache(maxsize=64)
-def zero_segment(length: int = SEGMENT) -> bytes:
+def zero_segment_digest(length: int = SEGMENT_BYTES) -> bytes:
     """The digest of a segment of ``length`` zero bytes."""
-    return segment_digest(zero_block(size) for size in block_lengths(length))
+    return segment_digest(zero_chunk_digest(size) for size in chunk_lengths(length))
 
 
-def block_lengths(length: int) -> list[int]:
+def chunk_lengths(length: int) -> list[int]:
     """Chunk sizes for ``length`` bytes of content; only the last chunk may be short."""
-    full, rest = divmod(length, BLOCK)
-    return [BLOCK] * full + ([rest] if rest else [])
+    full, rest = divmod(length, CHUNK_BYTES)
+    return [CHUNK_BYTES] * full + ([rest] if rest else [])
 
 
 def layout_size(size: int) -> int:
     """Size in bytes of the layout of a content of ``size`` bytes."""
-    return len(_CONTENT_TAG) + _SIZE.size + -(-size // SEGMENT) * _DIGEST_BYTES
+    return len(_CONTENT_TAG) + _SIZE.size + -(-size // SEGMENT_BYTES) * _DIGEST_BYTES
 
 
 @dataclass(frozen=True)
-class Layout:
+class ContentLayout:
     """The list of a content's segments.
 
     size: bytes. segments: their digests, 32 bytes each, in order.
@@ -84,16 +84,16 @@ class Layout:
     @property
     def digest(self) -> str:
         """The content's digest, ``tree:`` and 64 hexadecimal digits."""
-        return PREFIX + hashlib.sha256(self.to_bytes()).hexdigest()
+        return CONTENT_PREFIX + hashlib.sha256(self.to_bytes()).hexdigest()
 
     def length(self, number: int) -> int:
         """Bytes of content in segment ``number``: only the last one may be short."""
-        return min(SEGMENT, self.size - number * SEGMENT)
+        return min(SEGMENT_BYTES, self.size - number * SEGMENT_BYTES)
 
     def stored(self) -> Iterator[tuple[int, bytes]]:
         """Numbers and digests of the segments that are not all zeros."""
         for number, digest in enumerate(self.segments):
-            if digest != zero_segment(self.length(number)):
+            if digest != zero_segment_digest(self.length(number)):
                 yield number, digest
 
     def to_bytes(self) -> bytes:
@@ -107,23 +107,23 @@ class Layout:
         Raises:
             DigestMismatch: the digest does not match, or the bytes are not a layout.
         """
-        if PREFIX + hashlib.sha256(data).hexdigest() != digest:
+        if CONTENT_PREFIX + hashlib.sha256(data).hexdigest() != digest:
             raise DigestMismatch(f"the layout of {digest} is damaged: its digest does not match")
         head = len(_CONTENT_TAG) + _SIZE.size
         if not data.startswith(_CONTENT_TAG) or len(data) < head:
             raise DigestMismatch(f"{digest} is not the layout of a content")
         (size,) = _SIZE.unpack_from(data, len(_CONTENT_TAG))
-        if size > MAX_SIZE or len(data) - head != -(-size // SEGMENT) * _DIGEST_BYTES:
+        if size > MAX_CONTENT_BYTES or len(data) - head != -(-size // SEGMENT_BYTES) * _DIGEST_BYTES:
             raise DigestMismatch(f"{digest} is not the layout of a content: its size is wrong")
         digests = (data[i : i + _DIGEST_BYTES] for i in range(head, len(data), _DIGEST_BYTES))
         return cls(size, tuple(digests))
 
 
 #: Called with the number of bytes that are done.
-Done = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 
 
-def scan(file: BinaryIO, size: int) -> Iterator[tuple[int, list[bytes] | None]]:
+def iter_segments(file: BinaryIO, size: int) -> Iterator[tuple[int, list[bytes] | None]]:
     """Yield the number and the chunk digests of each segment of a file, in order.
 
     ``None`` stands for a segment that is a hole: all zeros, and not read. ``file`` is open
@@ -132,10 +132,10 @@ def scan(file: BinaryIO, size: int) -> Iterator[tuple[int, list[bytes] | None]]:
     Raises:
         OSError: reading fails, or the file is shorter than ``size``.
     """
-    buffer = bytearray(SEGMENT)
-    for number in range(-(-size // SEGMENT)):
+    buffer = bytearray(SEGMENT_BYTES)
+    for number in range(-(-size // SEGMENT_BYTES)):
         data = read_segment(file, number, size, buffer)
-        yield number, None if data is None else block_digests(data)
+        yield number, None if data is None else digest_chunks(data)
 
 
 def read_segment(file: BinaryIO, number: int, size: int, buffer: bytearray) -> memoryview | None:
@@ -144,8 +144,8 @@ def read_segment(file: BinaryIO, number: int, size: int, buffer: bytearray) -> m
     The bytes stay in ``buffer``, which is :data:`SEGMENT_BYTES` long, until its next use.
     Raises OSError if the file is shorter or cannot be read.
     """
-    offset = number * SEGMENT
-    length = min(SEGMENT, size - offset)
+    offset = number * SEGMENT_BYTES
+    length = min(SEGMENT_BYTES, size - offset)
     if _is_hole(file.fileno(), offset, length):
         return None
     view, done = memoryview(buffer)[:length], 0
@@ -157,42 +157,44 @@ def read_segment(file: BinaryIO, number: int, size: int, buffer: bytearray) -> m
     return view
 
 
-def block_digests(data: memoryview) -> list[bytes]:
+def digest_chunks(data: memoryview) -> list[bytes]:
     """The digests of the chunks of a segment's bytes."""
     found = []
-    for begin in range(0, len(data), BLOCK):
-        piece = data[begin : begin + BLOCK]
-        found.append(zero_block(len(piece)) if is_zero(piece) else block_digest(piece))
+    for begin in range(0, len(data), CHUNK_BYTES):
+        piece = data[begin : begin + CHUNK_BYTES]
+        found.append(zero_chunk_digest(len(piece)) if is_zero(piece) else chunk_digest(piece))
     return found
 
 
-_ZEROS: Final = bytes(BLOCK)
+_ZEROS: Final = bytes(CHUNK_BYTES)
 
 
 def is_zero(piece: memoryview | bytes) -> bool:
     """Whether a chunk (at most :data:`CHUNK_BYTES`) has only zeros."""
-    if len(piece) != BLOCK:
+    if len(piece) != CHUNK_BYTES:
         return not any(piece)
     # Python compares views item by item, and bytes by memcmp: ten times as fast, with the copy.
     return not piece[0] and bytes(piece) == _ZEROS
 
 
-def layout_of(file: BinaryIO, size: int, done: Done | None = None) -> Layout:
+def compute_layout(file: BinaryIO, size: int, done: ProgressCallback | None = None) -> ContentLayout:
     """The layout of a file's first ``size`` bytes; skips holes. Raises OSError."""
     segments = []
-    for number, blocks in scan(file, size):
-        length = min(SEGMENT, size - number * SEGMENT)
-        segments.append(zero_segment(length) if blocks is None else segment_digest(blocks))
+    for number, chunk_digests in iter_segments(file, size):
+        length = min(SEGMENT_BYTES, size - number * SEGMENT_BYTES)
+        segments.append(
+            zero_segment_digest(length) if chunk_digests is None else segment_digest(chunk_digests)
+        )
         if done is not None:
-            done(number * SEGMENT + length)
-    return Layout(size, tuple(segments))
+            done(number * SEGMENT_BYTES + length)
+    return ContentLayout(size, tuple(segments))
 
 
-def layout_of_bytes(data: bytes) -> Layout:
+def compute_layout_of_bytes(data: bytes) -> ContentLayout:
     """The layout of some bytes in memory."""
     view = memoryview(data)
-    pieces = (view[begin : begin + SEGMENT] for begin in range(0, len(data), SEGMENT))
-    return Layout(len(data), tuple(segment_digest(block_digests(piece)) for piece in pieces))
+    pieces = (view[begin : begin + SEGMENT_BYTES] for begin in range(0, len(data), SEGMENT_BYTES))
+    return ContentLayout(len(data), tuple(segment_digest(digest_chunks(piece)) for piece in pieces))
 
 
 def _is_hole(descriptor: int, offset: int, length: int) -> bool:

@@ -21,28 +21,28 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from images import sandbox
-from images.formats import Description, Format, Limits, inspect, refusal_of_raw
-from images.formats.base import MIB, open_image, opened, refusal
+from images.formats import Format, ImageDescription, ImageLimits, inspect, refusal_of_raw
+from images.formats.base import MIB, open_image, open_reader, refusal
 from images.formats.signatures import HEAD, TAIL
 from images.sandbox import SandboxLimits
-from vmjobs.durable import sync_directory
 from vmjobs.errors import StorageFull, VMJobsError
+from vmjobs.fsync import sync_directory
 
 #: Called with the completed fraction, from 0 to 1.
-Progress = Callable[[float], None]
+FractionCallback = Callable[[float], None]
 
 _PERCENT: Final = re.compile(rb"\(\s*(\d+(?:\.\d+)?)/100%\)")
-_SLACK: Final = 256 * MIB
-_NAME: Final = "disk"
-_HAS_BACKING: Final = frozenset({Format.QCOW2, Format.VMDK})
+_EXTRA_BYTES: Final = 256 * MIB
+_OUTPUT_NAME: Final = "disk"
+_FORMATS_WITH_BACKING_FILE: Final = frozenset({Format.QCOW2, Format.VMDK})
 
 
 def to_raw(
     source: Path,
-    description: Description,
+    description: ImageDescription,
     sink: Path,
     limits: SandboxLimits | None = None,
-    progress: Progress | None = None,
+    progress: FractionCallback | None = None,
 ) -> None:
     """Convert ``source`` to a raw, sparse file ``sink``, replacing an existing one.
 
@@ -57,15 +57,15 @@ def to_raw(
         Unavailable: there is no sandbox here.
         StorageFull: no space for the result.
     """
-    with open_image(source) as file, _result(sink) as directory:
+    with open_image(source) as file, _output_directory(sink) as directory:
         _check_same(file, description)
-        bounded = _bounded(limits, description.virtual_size, description.allocated)
-        _check_room(directory, description.allocated)
+        bounded = _reduce_limits(limits, description.virtual_size, description.allocated)
+        _check_free_space(directory, description.allocated)
         _convert(file, description.format, directory, ("-O", "raw"), bounded, progress)
-        with _written(directory) as result:
+        with _open_output(directory) as result:
             # Some versions of qemu-img omit zeros at the end.
             result.truncate(description.virtual_size)
-            _check_inside(result)
+            _check_not_image(result)
 
 
 def from_raw(
@@ -73,7 +73,7 @@ def from_raw(
     format: Format,
     sink: Path,
     limits: SandboxLimits | None = None,
-    progress: Progress | None = None,
+    progress: FractionCallback | None = None,
     *,
     compressed: bool = False,
 ) -> None:
@@ -81,17 +81,17 @@ def from_raw(
 
     compressed: for qcow2 (zlib) and vmdk (streamOptimized) only. Raises as :func:`to_raw` does.
     """
-    with open_image(source) as file, _result(sink) as directory:
+    with open_image(source) as file, _output_directory(sink) as directory:
         description = inspect(file, Format.RAW)
         size = description.virtual_size
         # The format's tables add to the size; the largest block size of a format is 32 MiB.
-        bounded = _bounded(limits, size + size // 8 + 64 * MIB, size + size // 8)
-        options = _target(format, compressed=compressed)
+        bounded = _reduce_limits(limits, size + size // 8 + 64 * MIB, size + size // 8)
+        options = _target_options(format, compressed=compressed)
         _convert(file, Format.RAW, directory, options, bounded, progress)
 
 
-def head_of(
-    source: Path, description: Description, length: int, limits: SandboxLimits | None = None
+def read_head(
+    source: Path, description: ImageDescription, length: int, limits: SandboxLimits | None = None
 ) -> bytes:
     """The first bytes of the disk, at most 64 MiB. Raises as :func:`to_raw` does."""
     length = min(length, description.virtual_size, 64 * MIB)
@@ -100,14 +100,14 @@ def head_of(
             return file.read(length)
     with tempfile.TemporaryDirectory(prefix="vmjobs-") as scratch, open_image(source) as file:
         _check_same(file, description)
-        words = (f"if={_source(description.format)}", f"of={sandbox.OUTPUT}/{_NAME}")
+        words = (f"if={_source_json(description.format)}", f"of={sandbox.OUTPUT}/{_OUTPUT_NAME}")
         sandbox.run(
             ("qemu-img", "dd", "-O", "raw", f"bs={MIB}", f"count={-(-length // MIB)}", *words),
             source=file,
             output=Path(scratch),
-            limits=_bounded(limits, length, length),
+            limits=_reduce_limits(limits, length, length),
         )
-        with _written(Path(scratch)) as result:
+        with _open_output(Path(scratch)) as result:
             head = result.read(length)
     if message := refusal_of_raw(head[:HEAD], description.virtual_size):
         raise refusal("raw_with_header", f"the image does not contain a plain disk: {message}")
@@ -120,12 +120,12 @@ def _convert(
     directory: Path,
     options: tuple[str, ...],
     limits: SandboxLimits,
-    progress: Progress | None,
+    progress: FractionCallback | None,
 ) -> None:
     show = progress or (lambda _: None)
     seen = bytearray()
 
-    def said(data: bytes) -> None:
+    def on_output(data: bytes) -> None:
         seen.extend(data)
         if found := _PERCENT.findall(seen):
             show(min(1.0, float(found[-1]) / 100))
@@ -133,27 +133,34 @@ def _convert(
         del seen[:-256]
 
     sandbox.run(
-        ("qemu-img", "convert", "-p", *options, _source(format), f"{sandbox.OUTPUT}/{_NAME}"),
+        (
+            "qemu-img",
+            "convert",
+            "-p",
+            *options,
+            _source_json(format),
+            f"{sandbox.OUTPUT}/{_OUTPUT_NAME}",
+        ),
         source=file,
         output=directory,
         limits=limits,
-        said=said,
+        on_output=on_output,
     )
     show(1.0)
 
 
-def _source(format: Format) -> str:
+def _source_json(format: Format) -> str:
     """The source in QEMU's ``json:`` syntax: each driver by name, and no other file."""
     node: dict[str, object] = {
         "driver": str(format),
         "file": {"driver": "file", "filename": sandbox.SOURCE, "locking": "off"},
     }
-    if format in _HAS_BACKING:
+    if format in _FORMATS_WITH_BACKING_FILE:
         node["backing"] = None
     return f"json:{json.dumps(node)}"
 
 
-def _target(format: Format, *, compressed: bool) -> tuple[str, ...]:
+def _target_options(format: Format, *, compressed: bool) -> tuple[str, ...]:
     if compressed and format not in (Format.QCOW2, Format.VMDK):
         raise refusal("not_compressible", f"{format} has no compressed form (expected qcow2 or vmdk)")
     if format is Format.VMDK:
@@ -162,10 +169,10 @@ def _target(format: Format, *, compressed: bool) -> tuple[str, ...]:
     return ("-O", str(format), *(("-c",) if compressed else ()))
 
 
-def _bounded(limits: SandboxLimits | None, file_size: int, written: int) -> SandboxLimits:
+def _reduce_limits(limits: SandboxLimits | None, file_size: int, written: int) -> SandboxLimits:
     """The caller's limits or the defaults, reduced to the space the result needs."""
     # Some file systems reserve twice the space for a file while it grows.
-    most = min(file_size, 2 * written) + _SLACK
+    most = min(file_size, 2 * written) + _EXTRA_BYTES
     bounded = replace(SandboxLimits(), file_size=file_size + MIB, written=most)
     if limits is None:
         return bounded
@@ -176,8 +183,8 @@ def _bounded(limits: SandboxLimits | None, file_size: int, written: int) -> Sand
     )
 
 
-def _check_same(file: BinaryIO, description: Description) -> None:
-    limits = Limits(virtual_size=description.virtual_size)
+def _check_same(file: BinaryIO, description: ImageDescription) -> None:
+    limits = ImageLimits(virtual_size=description.virtual_size)
     found = inspect(file, description.format, limits)
     if description.format is Format.RAW:
         # The file system may change the size of a file's holes without a write.
@@ -186,38 +193,40 @@ def _check_same(file: BinaryIO, description: Description) -> None:
         raise refusal("changed", "the image changed after its inspection")
 
 
-def _check_inside(result: BinaryIO) -> None:
+def _check_not_image(result: BinaryIO) -> None:
     """Refuse a disk that is itself an image: in a raw file, QEMU would probe it."""
-    with opened(result, Limits()) as reader:
+    with open_reader(result, ImageLimits()) as reader:
         message = refusal_of_raw(reader.head(HEAD), reader.size, reader.tail(TAIL))
     if message:
         raise refusal("raw_with_header", f"the image does not contain a plain disk: {message}")
 
 
 @contextmanager
-def _result(sink: Path) -> Iterator[Path]:
+def _output_directory(sink: Path) -> Iterator[Path]:
     """A directory beside ``sink`` for the output; on success, it replaces ``sink``."""
     try:
         directory = Path(tempfile.mkdtemp(prefix=f".{sink.name[:64]}.", dir=sink.parent))
     except OSError as error:
-        raise _failed(error, sink) from error
+        raise _to_error(error, sink) from error
     try:
         yield directory
-        with _written(directory) as file:
+        with _open_output(directory) as file:
             os.fchmod(file.fileno(), 0o666 & ~_umask())
             os.fsync(file.fileno())
-        (directory / _NAME).replace(sink)
+        (directory / _OUTPUT_NAME).replace(sink)
         sync_directory(sink.parent)
     except OSError as error:
-        raise _failed(error, sink) from error
+        raise _to_error(error, sink) from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
-def _written(directory: Path) -> Iterator[BinaryIO]:
+def _open_output(directory: Path) -> Iterator[BinaryIO]:
     """The sandboxed program's output file: a regular file without other hard links."""
-    descriptor = os.open(directory / _NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(
+        directory / _OUTPUT_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    )
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
@@ -233,7 +242,7 @@ def _umask() -> int:
     return 0o077
 
 
-def _check_room(directory: Path, needed: int) -> None:
+def _check_free_space(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise StorageFull(
@@ -242,7 +251,7 @@ def _check_room(directory: Path, needed: int) -> None:
         )
 
 
-def _failed(error: OSError, sink: Path) -> VMJobsError:
+def _to_error(error: OSError, sink: Path) -> VMJobsError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(f"no space is left for {sink}")
     return refusal("unwritable", f"cannot write {sink}: {error.strerror}")

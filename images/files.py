@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from vmjobs.durable import sync_directory
+from vmjobs.fsync import sync_directory
 
 #: Interval between two attempts at a held lock, in seconds.
-WAIT_SECONDS: Final = 0.2
+LOCK_POLL_SECONDS: Final = 0.2
 
 
 @contextmanager
@@ -30,17 +30,17 @@ def temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
         path = Path(name)
         with os.fdopen(number, "w+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not is_at(file.fileno(), path):
+            if not is_at_path(file.fileno(), path):
                 continue  # removed as a leftover before it was locked
             try:
                 yield cast(BinaryIO, file), path
             finally:
-                if is_at(file.fileno(), path):
+                if is_at_path(file.fileno(), path):
                     path.unlink(missing_ok=True)
         return
 
 
-def keep(file: BinaryIO, path: Path, target: Path) -> None:
+def move_into_place(file: BinaryIO, path: Path, target: Path) -> None:
     """Give a temporary file its final name, durably against power loss."""
     path.chmod(0o644)
     os.fsync(file.fileno())
@@ -49,7 +49,7 @@ def keep(file: BinaryIO, path: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
-def is_at(descriptor: int, path: Path) -> bool:
+def is_at_path(descriptor: int, path: Path) -> bool:
     """Whether this open file is still the file at ``path``."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -72,7 +72,7 @@ def write_atomically(path: Path, data: bytes, folder: Path) -> None:
     """
     with temporary(folder) as (file, name):
         write_all(file.fileno(), data, 0)
-        keep(file, name, path)
+        move_into_place(file, name, path)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -86,44 +86,44 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def exclusive(path: Path, waiting: Callable[[], object] | None = None) -> Iterator[None]:
+def exclusive_lock(path: Path, waiting: Callable[[], object] | None = None) -> Iterator[None]:
     """Hold an exclusive lock.
 
     waiting: called repeatedly while the lock is held elsewhere; an exception from it ends the wait.
     """
     while True:
-        with opened_lock(path) as descriptor:
+        with open_lock_file(path) as descriptor:
             if waiting is None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             while not try_lock(descriptor, fcntl.LOCK_EX):
                 if waiting is not None:
                     waiting()
-                time.sleep(WAIT_SECONDS)  # the release of a file lock sends no notification
-            if is_at(descriptor, path):
+                time.sleep(LOCK_POLL_SECONDS)  # the release of a file lock sends no notification
+            if is_at_path(descriptor, path):
                 yield
                 return
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[int]:
+def shared_lock(path: Path) -> Iterator[int]:
     """Hold a shared lock; yields its descriptor."""
     while True:
-        with opened_lock(path) as descriptor:
+        with open_lock_file(path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if is_at(descriptor, path):
+            if is_at_path(descriptor, path):
                 yield descriptor
                 return
 
 
 @contextmanager
-def free(path: Path) -> Iterator[bool]:
+def try_exclusive_lock(path: Path) -> Iterator[bool]:
     """Try to hold an exclusive lock without waiting; yields whether that succeeded."""
-    with opened_lock(path) as descriptor:
-        yield try_lock(descriptor, fcntl.LOCK_EX) and is_at(descriptor, path)
+    with open_lock_file(path) as descriptor:
+        yield try_lock(descriptor, fcntl.LOCK_EX) and is_at_path(descriptor, path)
 
 
 @contextmanager
-def opened_lock(path: Path) -> Iterator[int]:
+def open_lock_file(path: Path) -> Iterator[int]:
     """Open a lock file. Its holder may remove it: check :func:`is_at_path` then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -133,10 +133,10 @@ def opened_lock(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def try_lock(descriptor: int, how: int) -> bool:
+def try_lock(descriptor: int, operation: int) -> bool:
     """Try to take a lock without waiting; whether that succeeded."""
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

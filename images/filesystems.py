@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from typing import Final
 
 #: Called with offset and length in bytes; returns fewer bytes where the readable part ends.
-Read = Callable[[int, int], bytes]
+ReadAt = Callable[[int, int], bytes]
 
 #: File systems that Linux can use for the root.
-ROOTS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "squashfs", "erofs"})
+ROOT_FILESYSTEMS: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "squashfs", "erofs"}
+)
 
 _HAS_JOURNAL: Final = 0x4
 _EXTENTS: Final = 0x40
 
 #: Offset of the magic number, magic number, name, offset and length of the label.
-_MARKS: Final = (
+_MAGIC_NUMBERS: Final = (
     (0, b"hsqs", "squashfs", 0, 0),
     (0, b"LUKS\xba\xbe", "luks", 0, 0),
     (0, b"XFSB", "xfs", 108, 12),
@@ -48,13 +50,13 @@ class FileSystem:
     label: str = ""
 
 
-def look(read: Read, offset: int = 0) -> FileSystem:
+def detect_filesystem(read: ReadAt, offset: int = 0) -> FileSystem:
     """The file system that begins at ``offset``. Reads a few kilobytes."""
     data = read(offset, 4096)
-    for place, mark, name, label, length in _MARKS:
-        end = place + len(mark)
-        found = data[place:end] if end <= len(data) else read(offset + place, len(mark))
-        if found == mark:
+    for magic_offset, magic, name, label, length in _MAGIC_NUMBERS:
+        end = magic_offset + len(magic)
+        found = data[magic_offset:end] if end <= len(data) else read(offset + magic_offset, len(magic))
+        if found == magic:
             text = _text(read(offset + label, length)) if length else ""
             return FileSystem(_ext(data[1024:]) if name == "ext" else name, text)
     return FileSystem()

@@ -8,22 +8,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from images.files import exclusive, free
+from images.files import exclusive_lock, try_exclusive_lock
 from images.store import ImageStore
 from vmjobs.errors import DigestMismatch, NotFound
 from vmjobs.wire import GcReport
 
 #: Minimum age: a build stores its contents before the image that has them.
-NEW_SECONDS: Final = 3600
+MIN_AGE_SECONDS: Final = 3600
 
 
-def collect_local(store: ImageStore, *, dry_run: bool = False) -> GcReport:
+def collect_garbage(store: ImageStore, *, dry_run: bool = False) -> GcReport:
     """Remove images without a name (and damaged manifests), then contents of no image.
 
     Contents that are being fetched stay, and so does all that is so new that its image or name may
     be about to be stored.
     """
-    with exclusive(store.root / "locks" / "room"):
+    with exclusive_lock(store.root / "locks" / "room"):
         named = {entry.digest for entry in store.list()}
         present = {f"sha256:{path.stem}": path for path in store.root.glob("manifests/*.json")}
         nameless = {d for d, path in present.items() if d not in named and _is_old(_status(path))}
@@ -33,9 +33,9 @@ def collect_local(store: ImageStore, *, dry_run: bool = False) -> GcReport:
                 needed.update(part.digest for part in store.manifest(digest).parts())
         contents = size = 0
         for content in [c for c in store.folder.list() if c not in needed]:
-            with free(store.folder.lock(content)) as alone:
+            with try_exclusive_lock(store.folder.lock_path(content)) as locked:
                 status = _status(store.folder.path(content))
-                if not alone or status is None or not _is_old(status):
+                if not locked or status is None or not _is_old(status):
                     continue
                 contents += 1
                 size += status.st_blocks * 512
@@ -48,7 +48,7 @@ def collect_local(store: ImageStore, *, dry_run: bool = False) -> GcReport:
 
 
 def _is_old(status: os.stat_result | None) -> bool:
-    return status is not None and status.st_mtime <= time.time() - NEW_SECONDS
+    return status is not None and status.st_mtime <= time.time() - MIN_AGE_SECONDS
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -13,36 +13,36 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from images.content import MAX_SIZE
+from images.content import MAX_CONTENT_BYTES
 from vmjobs.errors import DigestMismatch
 from vmjobs.model import (
-    ABILITIES,
+    CAPABILITIES,
     BootMethod,
     ContentDigest,
     Digest,
     Environment,
-    Frozen,
+    FrozenModel,
     HypervisorKind,
 )
 
 #: Largest manifest that is accepted, in bytes.
-MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_MANIFEST_BYTES: Final = 4 * 1024 * 1024
 
 #: One word of a kernel command line.
 KernelWord = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
 
 
-class Part(Frozen):
+class Part(FrozenModel):
     """A part of an image: the digest of its content (:mod:`images.content`), its size.
 
     A disk is always raw bytes, so there is no format to record.
     """
 
     digest: ContentDigest
-    size: int = Field(ge=1, le=MAX_SIZE, description="bytes")
+    size: int = Field(ge=1, le=MAX_CONTENT_BYTES, description="bytes")
 
 
-class GuestSupport(Frozen):
+class GuestSupport(FrozenModel):
     """Capabilities of the image's guest program.
 
     contract: version of the guest contract. Nodes run scripts with version 3; earlier releases used
@@ -53,24 +53,24 @@ class GuestSupport(Frozen):
 
 
 #: A word of a program's command line: at most as long as Linux accepts.
-Word = Annotated[str, StringConstraints(max_length=131071, pattern=r"^[^\x00]*$")]
+ProgramWord = Annotated[str, StringConstraints(max_length=131071, pattern=r"^[^\x00]*$")]
 
 
-class Program(Frozen):
+class Program(FrozenModel):
     """The program that a job without a script runs: a container's entry point.
 
     arguments: the first words of its command line. command: the words after them, unless the job has
     arguments. user: ``NAME``, ``UID``, ``NAME:GROUP`` or ``UID:GID`` of the image; empty: root.
     """
 
-    arguments: tuple[Word, ...] = Field(default=(), max_length=1024)
-    command: tuple[Word, ...] = Field(default=(), max_length=1024)
+    arguments: tuple[ProgramWord, ...] = Field(default=(), max_length=1024)
+    command: tuple[ProgramWord, ...] = Field(default=(), max_length=1024)
     environment: Environment = Field(default_factory=dict)
     directory: str = Field(default="/", pattern=r"^/[^\x00]{0,4095}$")
     user: str = Field(default="", pattern=r"^[A-Za-z0-9_.:-]{0,128}$")
 
 
-class ImageManifest(Frozen):
+class ImageManifest(FrozenModel):
     """An image.
 
     boot: ``kernel``: the kernel that is stored with the image (UML has its own kernel); ``bios`` and
@@ -97,7 +97,7 @@ class ImageManifest(Frozen):
     packages: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _boots_somehow(self) -> Self:
+    def _check_boot_fields(self) -> Self:
         if self.boot is not BootMethod.KERNEL and (self.kernel or self.initrd or self.cmdline):
             raise ValueError(f"an image that boots by {self.boot} has no kernel, initrd or cmdline")
         if self.initrd and not self.kernel:
@@ -113,7 +113,7 @@ class ImageManifest(Frozen):
     @property
     def digest(self) -> str:
         """The image's digest."""
-        return digest_of(self.canonical())
+        return sha256_digest(self.canonical())
 
     def parts(self) -> tuple[Part, ...]:
         """The parts that the image has, the root disk first."""
@@ -132,7 +132,9 @@ class ImageManifest(Frozen):
         if self.kernel is None:
             return (HypervisorKind.UML,)
         # The product's guest program runs on any kernel; an unknown system needs its own.
-        return tuple(kind for kind in HypervisorKind if ABILITIES[kind].own_kernel or self.guest)
+        return tuple(
+            kind for kind in HypervisorKind if CAPABILITIES[kind].boots_image_kernel or self.guest
+        )
 
     @property
     def renews(self) -> bool:
@@ -146,9 +148,9 @@ class ImageManifest(Frozen):
         Raises:
             DigestMismatch: the digest does not match, or the bytes are not a manifest.
         """
-        if digest_of(data) != digest:
+        if sha256_digest(data) != digest:
             raise DigestMismatch(f"the manifest {digest} is damaged: its digest does not match")
-        if len(data) > MAX_BYTES:
+        if len(data) > MAX_MANIFEST_BYTES:
             raise DigestMismatch(f"the manifest {digest} has {len(data)} bytes, over the limit")
         try:
             return cls.model_validate_json(data)
@@ -160,6 +162,6 @@ class ImageManifest(Frozen):
             ) from error
 
 
-def digest_of(data: bytes) -> str:
+def sha256_digest(data: bytes) -> str:
     """Digest of bytes, ``sha256:`` and 64 hexadecimal digits."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from images.filesystems import Read
+from images.filesystems import ReadAt
 
 SECTOR: Final = 512
 _MAX_PARTITIONS: Final = 128
 _MBR_ENTRY: Final = struct.Struct("<B3xB3xII")
 _GPT_ENTRY: Final = struct.Struct("<16s16sQQQ72s")
 _EXTENDED: Final = frozenset({0x05, 0x0F, 0x85})
-_PROTECTIVE: Final = 0xEE
+_PROTECTIVE_MBR: Final = 0xEE
 _LEGACY_BOOT: Final = 1 << 2
 
 ESP: Final = "EFI system"
@@ -58,70 +58,70 @@ class Partition:
     kind: str
     begin: int
     size: int
-    active: bool = False
+    is_active: bool = False
 
 
 @dataclass(frozen=True)
-class Table:
+class PartitionTable:
     """A partition table. kind: ``gpt``, ``mbr`` or ``""``. code: has boot code."""
 
     kind: str = ""
     partitions: tuple[Partition, ...] = ()
-    code: bool = False
+    has_boot_code: bool = False
 
 
-def look(read: Read) -> Table:
+def read_partition_table(read: ReadAt) -> PartitionTable:
     """The partition table of a disk, empty if it has no valid one."""
     sector = read(0, SECTOR)
     if len(sector) < SECTOR or sector[510:] != b"\x55\xaa":
-        return Table()
-    code = any(sector[:440])
+        return PartitionTable()
+    has_boot_code = any(sector[:440])
     entries = [_MBR_ENTRY.unpack_from(sector, 446 + 16 * number) for number in range(4)]
     if any(status & 0x7F for status, *_ in entries):
-        return Table(code=code)
-    if any(kind == _PROTECTIVE for _, kind, *_ in entries):
+        return PartitionTable(has_boot_code=has_boot_code)
+    if any(kind == _PROTECTIVE_MBR for _, kind, *_ in entries):
         header = read(SECTOR, SECTOR)
         if header[:8] == b"EFI PART" and len(header) == SECTOR:
-            return Table("gpt", tuple(_gpt(read, header)), code)
-    found = tuple(_mbr(read, entries))
-    return Table("mbr" if found else "", found, code)
+            return PartitionTable("gpt", tuple(_gpt_partitions(read, header)), has_boot_code)
+    found = tuple(_mbr_partitions(read, entries))
+    return PartitionTable("mbr" if found else "", found, has_boot_code)
 
 
-def _mbr(read: Read, entries: list[tuple[int, int, int, int]]) -> Iterator[Partition]:
+def _mbr_partitions(read: ReadAt, entries: list[tuple[int, int, int, int]]) -> Iterator[Partition]:
     for number, (status, kind, begin, size) in enumerate(entries, 1):
         if kind in _EXTENDED and size:
-            yield from _logical(read, begin)
+            yield from _logical_partitions(read, begin)
         elif kind and size:
             yield Partition(number, _mbr_kind(kind), begin * SECTOR, size * SECTOR, status == 0x80)
 
 
-def _logical(read: Read, extended: int) -> Iterator[Partition]:
+def _logical_partitions(read: ReadAt, extended: int) -> Iterator[Partition]:
     """The chain of logical partitions: each names the next, relative to the first."""
-    here = extended
+    sector_number = extended
     for number in range(5, 5 + _MAX_PARTITIONS):
-        sector = read(here * SECTOR, SECTOR)
+        sector = read(sector_number * SECTOR, SECTOR)
         if len(sector) < SECTOR or sector[510:] != b"\x55\xaa":
             return
         _, kind, begin, size = _MBR_ENTRY.unpack_from(sector, 446)
         if kind and size:
-            yield Partition(number, _mbr_kind(kind), (here + begin) * SECTOR, size * SECTOR)
+            yield Partition(number, _mbr_kind(kind), (sector_number + begin) * SECTOR, size * SECTOR)
         _, kind, following, size = _MBR_ENTRY.unpack_from(sector, 462)
         # Forward only, so that a chain cannot be a cycle.
-        if kind not in _EXTENDED or not size or extended + following <= here:
+        if kind not in _EXTENDED or not size or extended + following <= sector_number:
             return
-        here = extended + following
+        sector_number = extended + following
 
 
 def _mbr_kind(kind: int) -> str:
     return _MBR_KINDS.get(kind, f"type {kind:#04x}")
 
 
-def _gpt(read: Read, header: bytes) -> Iterator[Partition]:
-    place, count, size = struct.unpack_from("<QII", header, 72)
-    if not 128 <= size <= 4096 or place > 1 << 40:
+def _gpt_partitions(read: ReadAt, header: bytes) -> Iterator[Partition]:
+    entries_sector, count, size = struct.unpack_from("<QII", header, 72)
+    if not 128 <= size <= 4096 or entries_sector > 1 << 40:
         return
     for number in range(min(count, _MAX_PARTITIONS)):
-        entry = read(place * SECTOR + number * size, _GPT_ENTRY.size)
+        entry = read(entries_sector * SECTOR + number * size, _GPT_ENTRY.size)
         if len(entry) < _GPT_ENTRY.size:
             return
         kind, _, first, last, attributes, _name = _GPT_ENTRY.unpack(entry)

@@ -10,30 +10,32 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from images.eviction import CacheEviction, is_disk_full
 from images.fetch import ContentFetch
-from images.files import exclusive
+from images.files import exclusive_lock
 from images.manifest import ImageManifest, Part
 from images.remote import ImageFetcher
-from images.room import Room, is_full
 from images.store import ImageStore
-from vmjobs.durable import sync_directory
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, StorageFull
+from vmjobs.fsync import sync_directory
 
 #: Called with the number of completed bytes.
-Step = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 
 
-class _OwnRoom(Room):
+class _NoEviction(CacheEviction):
     """The space of a store whose images are there on purpose: evicts none of them."""
 
     def __init__(self, store: ImageStore) -> None:
         super().__init__(store, 0, 0)
 
-    def make(self) -> bool:
+    def evict_one(self) -> bool:
         return False
 
 
-def pull_image(store: ImageStore, fetch: ImageFetcher, digest: str, step: Step) -> ImageManifest:
+def pull_image(
+    store: ImageStore, fetch: ImageFetcher, digest: str, on_progress: ProgressCallback
+) -> ImageManifest:
     """Fetch an image into the store, and verify every byte.
 
     Raises:
@@ -44,15 +46,20 @@ def pull_image(store: ImageStore, fetch: ImageFetcher, digest: str, step: Step) 
     manifest = ImageManifest.parse(fetch.manifest(digest), digest)
     done = 0
     for part in manifest.parts():
-        _have(store, fetch, digest, part, _shifted(step, done))
+        _ensure_content(store, fetch, digest, part, _offset_progress(on_progress, done))
         done += part.size
-        step(done)
+        on_progress(done)
     store.put_manifest(manifest)
     return manifest
 
 
 def pull_file(
-    target: Path, fetch: ImageFetcher, digest: str, content: str, size: int, step: Step
+    target: Path,
+    fetch: ImageFetcher,
+    digest: str,
+    content: str,
+    size: int,
+    on_progress: ProgressCallback,
 ) -> None:
     """Fetch one content of an image to a raw, sparse file, which appears when complete.
 
@@ -61,26 +68,28 @@ def pull_file(
     scratch = target.with_name(f".{target.name[:128]}.pull")
     try:
         store = ImageStore(scratch)
-        _have(store, fetch, digest, Part(digest=content, size=size), step)
+        _ensure_content(store, fetch, digest, Part(digest=content, size=size), on_progress)
         path = store.content_path(content)
         path.chmod(0o644)
         path.replace(target)
         sync_directory(target.absolute().parent)
         shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        if is_full(error):
+        if is_disk_full(error):
             raise StorageFull(f"no space for {target}: {error.strerror}") from error
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
 
 
-def _have(store: ImageStore, fetch: ImageFetcher, image: str, part: Part, step: Step) -> None:
+def _ensure_content(
+    store: ImageStore, fetch: ImageFetcher, image: str, part: Part, on_progress: ProgressCallback
+) -> None:
     folder = store.folder
-    with exclusive(folder.lock(part.digest)):
+    with exclusive_lock(folder.lock_path(part.digest)):
         try:
-            folder.verified(part.digest, part.size)
+            folder.verify(part.digest, part.size)
         except (NotFound, DigestMismatch):
-            ContentFetch(folder, _OwnRoom(store), fetch, image, part, step).run()
+            ContentFetch(folder, _NoEviction(store), fetch, image, part, on_progress).run()
 
 
-def _shifted(step: Step, before: int) -> Step:
-    return lambda done: step(before + done)
+def _offset_progress(on_progress: ProgressCallback, before: int) -> ProgressCallback:
+    return lambda done: on_progress(before + done)

@@ -17,37 +17,37 @@ from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 from images.content import (
-    BLOCK,
-    SEGMENT,
-    Layout,
-    block_digests,
-    block_lengths,
+    CHUNK_BYTES,
+    SEGMENT_BYTES,
+    ContentLayout,
+    chunk_lengths,
+    digest_chunks,
     read_segment,
     segment_digest,
-    zero_block,
-    zero_segment,
+    zero_chunk_digest,
+    zero_segment_digest,
 )
-from images.segment import pack_blocks
-from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, MissingBlocks
+from images.segment import encode_chunks
+from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, MissingChunks
 
 WORKERS: Final = 4
 #: Segments in a batch: few at first, so that sending starts early.
 FIRST_BATCH: Final = 2
-LAST_BATCH: Final = 32
+MAX_BATCH: Final = 32
 #: Attempts at the whole content, if the repository lost segments that it reported to have.
-ATTEMPTS: Final = 3
+MAX_ATTEMPTS: Final = 3
 
 #: Called with the bytes of content that are complete, and the bytes sent on the wire, so far.
-Moved = Callable[[int, int], None]
+TransferProgress = Callable[[int, int], None]
 
 
-class Receiver(Protocol):
+class UploadTarget(Protocol):
     """An open upload at a repository. Safe to share between threads."""
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
         """Whether each of these segments must be sent."""
 
-    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+    def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
         """Whether each of these chunks must be sent."""
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
@@ -57,76 +57,82 @@ class Receiver(Protocol):
         """Send the layout of a content. Raises MissingChunks."""
 
 
-class Memory(Protocol):
+class DigestCache(Protocol):
     """Chunk digests of a file's segments from an earlier attempt."""
 
-    def blocks(self, number: int) -> list[bytes] | None:
+    def chunk_digests(self, number: int) -> list[bytes] | None:
         """The digests of a segment's chunks (none: a hole); ``None``: unknown."""
 
-    def keep(self, number: int, blocks: Sequence[bytes]) -> None:
+    def save(self, number: int, chunk_digests: Sequence[bytes]) -> None:
         """Store the digests of a segment's chunks."""
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Discard all digests."""
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _MissingSegment:
     """A segment that is missing. send: numbers of the chunks to send."""
 
     number: int
     digest: bytes
-    blocks: Sequence[bytes]
+    chunk_digests: Sequence[bytes]
     send: frozenset[int]
 
 
 class _Segments:
     """The segments of a file, each digested once; safe to share between threads."""
 
-    def __init__(self, file: BinaryIO, size: int, memory: Memory | None, layout: Layout | None) -> None:
+    def __init__(
+        self, file: BinaryIO, size: int, digest_cache: DigestCache | None, layout: ContentLayout | None
+    ) -> None:
         self.file, self.size, self.layout = file, size, layout
-        self._memory = memory
-        self._buffer = bytearray(min(SEGMENT, size))
+        self._digest_cache = digest_cache
+        self._buffer = bytearray(min(SEGMENT_BYTES, size))
 
     def length(self, number: int) -> int:
-        return min(SEGMENT, self.size - number * SEGMENT)
+        return min(SEGMENT_BYTES, self.size - number * SEGMENT_BYTES)
 
-    def digest_of(self, number: int, blocks: Sequence[bytes]) -> bytes:
-        return segment_digest(blocks) if blocks else zero_segment(self.length(number))
+    def digest_of(self, number: int, chunk_digests: Sequence[bytes]) -> bytes:
+        return (
+            segment_digest(chunk_digests) if chunk_digests else zero_segment_digest(self.length(number))
+        )
 
-    def blocks(self, number: int) -> list[bytes]:
+    def chunk_digests(self, number: int) -> list[bytes]:
         """The digests of a segment's chunks; none for a hole. Not thread-safe."""
-        known = self._memory.blocks(number) if self._memory else None
+        known = self._digest_cache.chunk_digests(number) if self._digest_cache else None
         if known is not None:
             return known
         data = read_segment(self.file, number, self.size, self._buffer)
-        found = [] if data is None else block_digests(data)
-        if self._memory:
-            self._memory.keep(number, found)
+        found = [] if data is None else digest_chunks(data)
+        if self._digest_cache:
+            self._digest_cache.save(number, found)
         return found
 
-    def pack(self, number: int, blocks: Sequence[bytes], send: frozenset[int]) -> bytearray:
-        return pack_blocks(blocks, self.length(number), self._read(number, sorted(send)))
+    def pack(self, number: int, chunk_digests: Sequence[bytes], send: frozenset[int]) -> bytearray:
+        return encode_chunks(chunk_digests, self.length(number), self._read(number, sorted(send)))
 
     def _read(self, number: int, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
-        lengths = block_lengths(self.length(number))
-        buffer = memoryview(bytearray(BLOCK))
-        for block in wanted:
-            piece = buffer[: lengths[block]]
-            count = os.preadv(self.file.fileno(), [piece], number * SEGMENT + block * BLOCK)
+        lengths = chunk_lengths(self.length(number))
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        for chunk in wanted:
+            piece = buffer[: lengths[chunk]]
+            count = os.preadv(self.file.fileno(), [piece], number * SEGMENT_BYTES + chunk * CHUNK_BYTES)
             if count < len(piece):
                 raise DigestMismatch("the file became shorter while it was read")
-            yield block, piece
+            yield chunk, piece
 
 
 class _Push:
     """One transfer of a content."""
 
-    def __init__(self, segments: _Segments, receiver: Receiver, workers: int, moved: Moved) -> None:
+    def __init__(
+        self, segments: _Segments, receiver: UploadTarget, workers: int, on_progress: TransferProgress
+    ) -> None:
         self._segments = segments
         self._receiver = receiver
         self._workers = workers
-        self._moved = moved
+        self._on_progress = on_progress
         self._lock = threading.Lock()
         self._done = self._sent = 0
 
@@ -134,24 +140,24 @@ class _Push:
         """Send the missing segments; returns the digests of all segments."""
         digests: list[bytes] = []
         pending: set[Future[None]] = set()
-        count = -(-self._segments.size // SEGMENT)
+        count = -(-self._segments.size // SEGMENT_BYTES)
         size = FIRST_BATCH
         with ThreadPoolExecutor(self._workers, "push") as pool:
             try:
                 while len(digests) < count:
                     first = len(digests)
                     batch = range(first, min(first + size, count))
-                    size = min(size * 2, LAST_BATCH)
-                    found, missing = self._look_into(batch)
+                    size = min(size * 2, MAX_BATCH)
+                    found, missing = self._find_missing(batch)
                     digests += found
                     pending.update(pool.submit(self._send, wanted) for wanted in missing)
-                    pending = self._look_at(pending, LAST_BATCH)
-                self._look_at(pending, 0)
+                    pending = self._wait_for(pending, MAX_BATCH)
+                self._wait_for(pending, 0)
             finally:
                 pool.shutdown(cancel_futures=True)
         return digests
 
-    def _look_at(self, pending: set[Future[None]], allowed: int) -> set[Future[None]]:
+    def _wait_for(self, pending: set[Future[None]], allowed: int) -> set[Future[None]]:
         """Wait until at most ``allowed`` are pending; raise the error of a failure."""
         while True:
             finished = {future for future in pending if future.done()}
@@ -162,79 +168,82 @@ class _Push:
                 return pending
             wait(pending, return_when="FIRST_COMPLETED")
 
-    def _look_into(self, batch: range) -> tuple[list[bytes], list[_Wanted]]:
+    def _find_missing(self, batch: range) -> tuple[list[bytes], list[_MissingSegment]]:
         """The digests of a batch, and the segments to send; counts others as done."""
         length, layout = self._segments.length, self._segments.layout
-        blocks: dict[int, list[bytes]] = {}
+        chunk_digests: dict[int, list[bytes]] = {}
         if layout is None:
-            blocks = {number: self._segments.blocks(number) for number in batch}
-            digests = [self._segments.digest_of(number, blocks[number]) for number in batch]
+            chunk_digests = {number: self._segments.chunk_digests(number) for number in batch}
+            digests = [self._segments.digest_of(number, chunk_digests[number]) for number in batch]
         else:
             digests = list(layout.segments[batch.start : batch.stop])
-        solid = [
+        nonzero = [
             (number, digest)
             for number, digest in zip(batch, digests, strict=True)
-            if digest != zero_segment(length(number))
+            if digest != zero_segment_digest(length(number))
         ]
-        flags = self._receiver.missing_segments([digest for _, digest in solid]) if solid else []
-        missing = [pair for pair, flag in zip(solid, flags, strict=True) if flag]
-        self._count(sum(length(n) for n in batch) - sum(length(n) for n, _ in missing), 0)
+        flags = self._receiver.missing_segments([digest for _, digest in nonzero]) if nonzero else []
+        missing = [pair for pair, flag in zip(nonzero, flags, strict=True) if flag]
+        self._report_progress(sum(length(n) for n in batch) - sum(length(n) for n, _ in missing), 0)
         for number, digest in missing if layout is not None else ():
-            blocks[number] = self._segments.blocks(number)
-            if self._segments.digest_of(number, blocks[number]) != digest:
+            chunk_digests[number] = self._segments.chunk_digests(number)
+            if self._segments.digest_of(number, chunk_digests[number]) != digest:
                 raise DigestMismatch(f"segment {number} of the file has changed")
-        lacking = self._lacking({number: blocks[number] for number, _ in missing})
+        missing_chunks = self._missing_chunks({number: chunk_digests[number] for number, _ in missing})
         return digests, [
-            _Wanted(number, digest, blocks[number], lacking[number]) for number, digest in missing
+            _MissingSegment(number, digest, chunk_digests[number], missing_chunks[number])
+            for number, digest in missing
         ]
 
-    def _lacking(self, blocks: Mapping[int, Sequence[bytes]]) -> dict[int, frozenset[int]]:
+    def _missing_chunks(
+        self, chunk_digests: Mapping[int, Sequence[bytes]]
+    ) -> dict[int, frozenset[int]]:
         """For each segment, the numbers of the chunks that the repository lacks."""
-        solid = [
+        nonzero = [
             (number, place, digest)
-            for number, digests in blocks.items()
+            for number, digests in chunk_digests.items()
             for place, (digest, length) in enumerate(
-                zip(digests, block_lengths(self._segments.length(number)), strict=True)
+                zip(digests, chunk_lengths(self._segments.length(number)), strict=True)
             )
-            if digest != zero_block(length)
+            if digest != zero_chunk_digest(length)
         ]
-        flags = self._receiver.missing_blocks([digest for _, _, digest in solid]) if solid else []
-        found: dict[int, set[int]] = {number: set() for number in blocks}
-        for (number, place, _), flag in zip(solid, flags, strict=True):
+        flags = self._receiver.missing_chunks([digest for _, _, digest in nonzero]) if nonzero else []
+        found: dict[int, set[int]] = {number: set() for number in chunk_digests}
+        for (number, place, _), flag in zip(nonzero, flags, strict=True):
             if flag:
                 found[number].add(place)
         return {number: frozenset(places) for number, places in found.items()}
 
-    def _send(self, wanted: _Wanted) -> None:
-        body = self._segments.pack(wanted.number, wanted.blocks, wanted.send)
+    def _send(self, wanted: _MissingSegment) -> None:
+        body = self._segments.pack(wanted.number, wanted.chunk_digests, wanted.send)
         sent = len(body)
         try:
             self._receiver.put_segment(wanted.digest, body)
-        except MissingBlocks:
+        except MissingChunks:
             # A garbage collection or an abandoned upload removed chunks since the question.
             body = self._segments.pack(
-                wanted.number, wanted.blocks, frozenset(range(len(wanted.blocks)))
+                wanted.number, wanted.chunk_digests, frozenset(range(len(wanted.chunk_digests)))
             )
             sent += len(body)
             self._receiver.put_segment(wanted.digest, body)
-        self._count(self._segments.length(wanted.number), sent)
+        self._report_progress(self._segments.length(wanted.number), sent)
 
-    def _count(self, done: int, sent: int) -> None:
+    def _report_progress(self, done: int, sent: int) -> None:
         with self._lock:
             self._done += done
             self._sent += sent
-            self._moved(min(self._done, self._segments.size), self._sent)
+            self._on_progress(min(self._done, self._segments.size), self._sent)
 
 
 def send_content(
     path: Path,
-    receiver: Receiver,
+    receiver: UploadTarget,
     *,
-    layout: Layout | None = None,
-    memory: Memory | None = None,
+    layout: ContentLayout | None = None,
+    digest_cache: DigestCache | None = None,
     workers: int = WORKERS,
-    moved: Moved = lambda _done, _sent: None,
-) -> Layout:
+    on_progress: TransferProgress = lambda _done, _sent: None,
+) -> ContentLayout:
     """Send a file's bytes to a repository, and return their layout.
 
     Args:
@@ -249,13 +258,15 @@ def send_content(
             mark = _mark(os.fstat(file.fileno()))
             if mark.size == 0:
                 raise InvalidRequest(f"{path} is empty: there is nothing to send")
-            segments = _Segments(file, mark.size, memory, layout)
+            segments = _Segments(file, mark.size, digest_cache, layout)
             try:
-                return _send_all(segments, receiver, workers, moved, lambda: _same(file, path, mark))
+                return _send_all(
+                    segments, receiver, workers, on_progress, lambda: _check_unchanged(file, path, mark)
+                )
             except (DigestMismatch, InvalidRequest):
-                if memory is not None:
-                    memory.forget()
-                _same(file, path, mark)  # a change of the file is the better explanation
+                if digest_cache is not None:
+                    digest_cache.clear()
+                _check_unchanged(file, path, mark)  # a change of the file is the better explanation
                 raise
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
@@ -263,18 +274,20 @@ def send_content(
 
 def _send_all(
     segments: _Segments,
-    receiver: Receiver,
+    receiver: UploadTarget,
     workers: int,
-    moved: Moved,
+    on_progress: TransferProgress,
     check: Callable[[], None],
-) -> Layout:
-    for attempt in range(1, ATTEMPTS + 1):
-        found = Layout(segments.size, tuple(_Push(segments, receiver, workers, moved).run()))
+) -> ContentLayout:
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        found = ContentLayout(
+            segments.size, tuple(_Push(segments, receiver, workers, on_progress).run())
+        )
         check()
         try:
             receiver.put_content(found.digest, found.to_bytes())
-        except MissingBlocks:
-            if attempt == ATTEMPTS:
+        except MissingChunks:
+            if attempt == MAX_ATTEMPTS:
                 raise
             segments.layout = found
         else:
@@ -302,7 +315,7 @@ def mark_of(path: Path) -> Mark:
     return _mark(path.stat())
 
 
-def _same(file: BinaryIO, path: Path, mark: Mark) -> None:
+def _check_unchanged(file: BinaryIO, path: Path, mark: Mark) -> None:
     if _mark(os.fstat(file.fileno())) != mark:
         raise Conflict(
             f"{path} changed while it was being pushed",

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from vmjobs.errors import BuildError, Fault, InvalidRequest, NotFound, reason_of
-from vmjobs.model import Frozen, faults_of
+from vmjobs.model import FrozenModel, faults_of
 
 _PACKAGE: Final = r"^[a-z0-9][a-z0-9+.-]{1,99}$"
 #: The most items of each kind in a recipe. The package names become one argument of a program, which
@@ -35,7 +35,7 @@ MAX_WORDS: Final = 64
 MAX_TEXT: Final = 65536
 
 
-def _inside(value: str) -> str:
+def _check_image_path(value: str) -> str:
     parts = value.split("/")
     if not value.startswith("/") or "" in parts[1:] or {".", ".."} & set(parts):
         raise ValueError("must be an absolute path in the image, without '.', '..' and '//'")
@@ -45,7 +45,7 @@ def _inside(value: str) -> str:
 
 
 Package = Annotated[str, StringConstraints(pattern=_PACKAGE)]
-ImagePath = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_inside)]
+ImagePath = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_check_image_path)]
 Module = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]{1,64}$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 RecipeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -56,7 +56,7 @@ Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 DropPattern = Annotated[str, StringConstraints(max_length=256)]
 
 
-class Wheel(Frozen):
+class Wheel(FrozenModel):
     """A Python wheel from the package index, pinned by version and hash."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -64,7 +64,7 @@ class Wheel(Frozen):
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class PythonPart(Frozen):
+class PythonPart(FrozenModel):
     """Wheels to install in ``target``. version: of the image's Python, as ``3.11``."""
 
     version: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
@@ -72,14 +72,14 @@ class PythonPart(Frozen):
     wheels: tuple[Wheel, ...] = Field(default=(), max_length=MAX_WHEELS)
 
 
-class KernelPart(Frozen):
+class KernelPart(FrozenModel):
     """Kernel for kvm and qemu. package: Debian (meta)package; modules: in initrd."""
 
     package: Package
     modules: tuple[Module, ...] = Field(default=(), max_length=MAX_WORDS)
 
 
-class FilePart(Frozen):
+class FilePart(FrozenModel):
     """A small text file to add."""
 
     path: ImagePath
@@ -87,7 +87,7 @@ class FilePart(Frozen):
     executable: bool = False
 
 
-class Layer(Frozen):
+class RecipeLayer(FrozenModel):
     """One recipe file. Values that it omits come from the layers that it extends.
 
     layers: recipes that this one extends, lowest first: names, or files beside this one.
@@ -119,7 +119,7 @@ class Layer(Frozen):
     allow_expired_archive: bool = Field(default=False, strict=True)
 
 
-class Recipe(Frozen):
+class Recipe(FrozenModel):
     """The complete content of an image, with the fields of :class:`RecipeLayer`.
 
     layers: names of all its recipes, lowest first. probes: one script for each recipe that has one.
@@ -153,7 +153,7 @@ class Recipe(Frozen):
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def compose(layers: Sequence[Layer]) -> Recipe:
+def compose(layers: Sequence[RecipeLayer]) -> Recipe:
     """Combine layers, lowest first, into a recipe with the name of the last one.
 
     Lists are concatenated; a single value comes from the last layer that has one.
@@ -166,9 +166,9 @@ def compose(layers: Sequence[Layer]) -> Recipe:
     values: dict[str, Any] = {"name": top.name, "version": top.version, "description": top.description}
     values["layers"] = tuple(layer.name for layer in layers)
     for field in ("suite", "epoch", "slack", "cmdline", "kernel"):
-        said = [getattr(layer, field) for layer in layers if getattr(layer, field) is not None]
-        if said:
-            values[field] = said[-1]
+        given = [getattr(layer, field) for layer in layers if getattr(layer, field) is not None]
+        if given:
+            values[field] = given[-1]
         elif field in {"suite", "epoch"}:
             faults.append(Fault(field, "missing", f"no layer of {top.name} has a {field}"))
     for field in ("packages", "drop"):
@@ -177,7 +177,7 @@ def compose(layers: Sequence[Layer]) -> Recipe:
         faults.append(Fault("packages", "missing", f"{top.name} has no packages"))
     values["environment"] = {k: v for layer in layers for k, v in layer.environment.items()}
     values["files"] = tuple({file.path: file for la in layers for file in la.files}.values())
-    values["python"] = _python([layer.python for layer in layers if layer.python is not None])
+    values["python"] = _merge_python([layer.python for layer in layers if layer.python is not None])
     values["probes"] = tuple(layer.probe for layer in layers if layer.probe)
     for field in ("needs_repository", "allow_expired_archive"):
         values[field] = any(getattr(layer, field) for layer in layers)
@@ -192,32 +192,34 @@ def compose(layers: Sequence[Layer]) -> Recipe:
         raise InvalidRequest(f"recipe {top.name} has faults: {listing}", faults=faults) from error
 
 
-def _contradictions(layers: Sequence[Layer]) -> Iterator[Fault]:
+def _contradictions(layers: Sequence[RecipeLayer]) -> Iterator[Fault]:
     suites = {layer.suite: layer.name for layer in layers if layer.suite is not None}
     if len(suites) > 1:
-        told = ", ".join(f"{name}: {suite}" for suite, name in suites.items())
-        yield Fault("suite", "contradiction", f"layers are of different releases ({told})")
+        found_values = ", ".join(f"{name}: {suite}" for suite, name in suites.items())
+        yield Fault("suite", "contradiction", f"layers are of different releases ({found_values})")
     pythons = {(la.python.version, la.python.target): la.name for la in layers if la.python}
     if len(pythons) > 1:
-        told = ", ".join(f"{name}: {version} in {to}" for (version, to), name in pythons.items())
-        yield Fault("python", "contradiction", f"layers install for different Pythons ({told})")
+        found_values = ", ".join(
+            f"{name}: {version} in {to}" for (version, to), name in pythons.items()
+        )
+        yield Fault("python", "contradiction", f"layers install for different Pythons ({found_values})")
 
 
-def _python(parts: Sequence[PythonPart]) -> PythonPart | None:
+def _merge_python(parts: Sequence[PythonPart]) -> PythonPart | None:
     if not parts:
         return None
     wheels = {wheel.name: wheel for part in parts for wheel in part.wheels}
     return PythonPart(version=parts[-1].version, target=parts[-1].target, wheels=tuple(wheels.values()))
 
 
-def parse(text: str, source: str = "recipe") -> Layer:
+def parse(text: str, source: str = "recipe") -> RecipeLayer:
     """Read one recipe file.
 
     Raises:
         InvalidRequest: with one fault for each error.
     """
     try:
-        return Layer.model_validate(tomllib.loads(text))
+        return RecipeLayer.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         fault = Fault("", "not_toml", str(error))
         raise InvalidRequest(f"{source} is not TOML: {error}", faults=[fault]) from error
@@ -240,13 +242,15 @@ def load(name_or_path: str) -> Recipe:
         NotFound: the recipe or one of its layers does not exist. InvalidRequest: it has faults.
         BuildError: it cannot be read.
     """
-    return compose(list(_stack(name_or_path, Path(), (), {}).values()))
+    return compose(list(_collect_layers(name_or_path, Path(), (), {}).values()))
 
 
-_Stack = dict[str, Layer]
+_LayersByKey = dict[str, RecipeLayer]
 
 
-def _stack(ref: str, folder: Path, above: tuple[str, ...], found: _Stack) -> _Stack:
+def _collect_layers(
+    ref: str, folder: Path, above: tuple[str, ...], found: _LayersByKey
+) -> _LayersByKey:
     """The layers of ``ref``, each once, lowest first. above: layers that extend it."""
     in_file = "/" in ref or ref.endswith(".toml")
     key = str((folder / ref).resolve()) if in_file else ref
@@ -256,19 +260,19 @@ def _stack(ref: str, folder: Path, above: tuple[str, ...], found: _Stack) -> _St
         layer = _read_file(folder / ref) if in_file else _read_shipped(ref)
         below = (folder / ref).parent if in_file else folder
         for other in layer.layers:
-            _stack(other, below, (*above, key), found)
+            _collect_layers(other, below, (*above, key), found)
         found[key] = layer
     return found
 
 
-def _read_shipped(name: str) -> Layer:
+def _read_shipped(name: str) -> RecipeLayer:
     if name not in names():
         raise NotFound(f"there is no recipe {name!r}", hint=f"there are: {', '.join(names())}")
     text = (resources.files("images.recipes") / f"{name}.toml").read_text("utf-8")
     return parse(text, f"recipe {name}")
 
 
-def _read_file(path: Path) -> Layer:
+def _read_file(path: Path) -> RecipeLayer:
     try:
         return parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError as error:

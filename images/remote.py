@@ -7,22 +7,30 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
-from images.blockindex import BlockIndex
-from images.content import BLOCK, SEGMENT_BLOCKS
-from images.segment import Entry, Index, Kind, head_size, parse_index, read_block, unpack
+from images.chunk_index import ChunkIndex
+from images.content import CHUNK_BYTES, CHUNKS_PER_SEGMENT
+from images.segment import (
+    ChunkEncoding,
+    ChunkEntry,
+    SegmentHeader,
+    decode_segment,
+    header_size,
+    parse_header,
+    read_chunk,
+)
 from vmjobs.errors import DigestMismatch
 
 #: A segment is fetched in ranges if its missing chunks are at most this fraction of it.
-_WORTH: Final = 0.5
+_MAX_MISSING_SHARE: Final = 0.5
 #: Most ranges of one segment, and the largest gap that a range includes, in bytes.
-_MAX_RUNS: Final = 8
-_GAP: Final = 64 * 1024
+_MAX_RANGES: Final = 8
+_MAX_GAP_BYTES: Final = 64 * 1024
 #: Number of chunks after which the share of local chunks counts, and the share below which segments
 #: are fetched whole.
-_TRIAL: Final = 4 * SEGMENT_BLOCKS
-_IN_COMMON: Final = 0.1
+_TRIAL_CHUNKS: Final = 4 * CHUNKS_PER_SEGMENT
+_MIN_LOCAL_SHARE: Final = 0.1
 #: Smaller segments (bytes) are fetched whole: another request costs more than their bytes.
-_SMALL: Final = 1024 * 1024
+_SMALL_SEGMENT_BYTES: Final = 1024 * 1024
 
 
 class ImageFetcher(Protocol):
@@ -47,11 +55,11 @@ class ImageFetcher(Protocol):
         """Bytes ``begin`` to ``end`` of a stored segment, and the segment's size."""
 
 
-class Counting:
+class CountingFetcher:
     """A fetcher that counts fetched bytes of contents by image. Thread-safe."""
 
     def __init__(self, fetch: ImageFetcher) -> None:
-        self._fetch = fetch
+        self._fetcher = fetch
         self._bytes: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.manifest = fetch.manifest
@@ -64,13 +72,13 @@ class Counting:
 
     def segment(self, image: str, segment: bytes) -> bytes:
         """See :class:`ImageFetcher`."""
-        data = self._fetch.segment(image, segment)
+        data = self._fetcher.segment(image, segment)
         self._count(image, data)
         return data
 
     def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
         """See :class:`ImageFetcher`."""
-        data, size = self._fetch.segment_range(image, segment, begin, end)
+        data, size = self._fetcher.segment_range(image, segment, begin, end)
         self._count(image, data)
         return data, size
 
@@ -82,10 +90,10 @@ class Counting:
 class SegmentSource:
     """The segments of one image. Thread-safe."""
 
-    def __init__(self, fetch: ImageFetcher, image: str, blocks: BlockIndex) -> None:
-        self._fetch, self._image, self._blocks = fetch, image, blocks
+    def __init__(self, fetch: ImageFetcher, image: str, chunk_index: ChunkIndex) -> None:
+        self._fetcher, self._image, self._chunk_index = fetch, image, chunk_index
         self._lock = threading.Lock()
-        self._seen = self._known = 0
+        self._seen = self._local = 0
 
     def get(self, digest: bytes, size: int) -> tuple[bytes, list[bytes]]:
         """Fetch the content of a segment and its chunks' digests, all verified.
@@ -94,77 +102,87 @@ class SegmentSource:
             NotFound, Unavailable: from the fetcher.
             DigestMismatch: the data is not the segment, or does not have ``size`` bytes.
         """
-        found = self._patched(digest, size) if size > _SMALL and self._promising() else None
+        found = (
+            self._get_partly_local(digest, size)
+            if size > _SMALL_SEGMENT_BYTES and self._has_common_chunks()
+            else None
+        )
         if found is None:
-            body = self._fetch.segment(self._image, digest)
-            index = parse_index(body, whole=len(body))
-            found = unpack(body, digest), index
-        data, index = found
+            body = self._fetcher.segment(self._image, digest)
+            header = parse_header(body, whole=len(body))
+            found = decode_segment(body, digest), header
+        data, header = found
         if len(data) != size:
             raise DigestMismatch(f"the segment {digest.hex()} has {len(data)} bytes instead of {size}")
-        return data, [entry.digest for entry in index.entries]
+        return data, [entry.digest for entry in header.entries]
 
-    def _promising(self) -> bool:
+    def _has_common_chunks(self) -> bool:
         """Whether enough chunks so far were local to justify a request for a header."""
         with self._lock:
-            return len(self._blocks) > 0 and (
-                self._seen < _TRIAL or self._known >= _IN_COMMON * self._seen
+            return len(self._chunk_index) > 0 and (
+                self._seen < _TRIAL_CHUNKS or self._local >= _MIN_LOCAL_SHARE * self._seen
             )
 
-    def _patched(self, digest: bytes, size: int) -> tuple[bytes, Index] | None:
+    def _get_partly_local(self, digest: bytes, size: int) -> tuple[bytes, SegmentHeader] | None:
         """Assemble a partly local segment; ``None`` if a whole fetch is cheaper."""
-        head, whole = self._range(digest, 0, head_size(SEGMENT_BLOCKS))
-        index = parse_index(head, whole=whole)
-        if index.digest != digest or index.size != size:
+        header_bytes, whole = self._range(digest, 0, header_size(CHUNKS_PER_SEGMENT))
+        header = parse_header(header_bytes, whole=whole)
+        if header.digest != digest or header.size != size:
             raise DigestMismatch(f"the header of segment {digest.hex()} belongs to another segment")
-        missing, here = [], {}
-        for number, entry in enumerate(index.entries):
-            if entry.kind is Kind.ZEROS:
+        missing, local = [], {}
+        for number, entry in enumerate(header.entries):
+            if entry.kind is ChunkEncoding.ZEROS:
                 continue
-            if entry.digest in self._blocks:
-                here[number] = entry
+            if entry.digest in self._chunk_index:
+                local[number] = entry
             else:
                 missing.append((number, entry))
         with self._lock:
-            self._seen += len(here) + len(missing)
-            self._known += len(here)
-        if not here or sum(entry.length for _, entry in missing) > _WORTH * whole:
+            self._seen += len(local) + len(missing)
+            self._local += len(local)
+        if not local or sum(entry.length for _, entry in missing) > _MAX_MISSING_SHARE * whole:
             return None
-        return self._assembled(digest, index, here, missing)
+        return self._assemble(digest, header, local, missing)
 
-    def _assembled(
-        self, digest: bytes, index: Index, here: dict[int, Entry], missing: list[tuple[int, Entry]]
-    ) -> tuple[bytes, Index]:
-        data = bytearray(index.size)
-        for number, entry in here.items():
-            block = self._blocks.read(entry.digest, entry.size)
-            if block is None:
+    def _assemble(
+        self,
+        digest: bytes,
+        header: SegmentHeader,
+        local: dict[int, ChunkEntry],
+        missing: list[tuple[int, ChunkEntry]],
+    ) -> tuple[bytes, SegmentHeader]:
+        data = bytearray(header.size)
+        for number, entry in local.items():
+            chunk = self._chunk_index.read(entry.digest, entry.size)
+            if chunk is None:
                 missing.append((number, entry))  # damaged, or evicted meanwhile
             else:
-                data[number * BLOCK : number * BLOCK + entry.size] = block
+                data[number * CHUNK_BYTES : number * CHUNK_BYTES + entry.size] = chunk
         missing.sort(key=lambda pair: pair[1].offset)
-        for run in _runs(missing):
+        for run in _group_ranges(missing):
             begin, end = run[0][1].offset, run[-1][1].offset + run[-1][1].length
             body, _ = self._range(digest, begin, end)
             for number, entry in run:
                 start = entry.offset - begin
-                block = read_block(entry, body[start : start + entry.length])
-                data[number * BLOCK : number * BLOCK + entry.size] = block
-        return bytes(data), index
+                chunk = read_chunk(entry, body[start : start + entry.length])
+                data[number * CHUNK_BYTES : number * CHUNK_BYTES + entry.size] = chunk
+        return bytes(data), header
 
     def _range(self, digest: bytes, begin: int, end: int) -> tuple[bytes, int]:
-        return self._fetch.segment_range(self._image, digest, begin, end)
+        return self._fetcher.segment_range(self._image, digest, begin, end)
 
 
-def _runs(missing: Sequence[tuple[int, Entry]]) -> Iterator[Sequence[tuple[int, Entry]]]:
+def _group_ranges(
+    missing: Sequence[tuple[int, ChunkEntry]],
+) -> Iterator[Sequence[tuple[int, ChunkEntry]]]:
     """Group chunks into ranges, one for each request, in the order of the segment."""
-    cuts = [0]
-    for place in range(1, len(missing)):
-        before, entry = missing[place - 1][1], missing[place][1]
-        if entry.offset - (before.offset + before.length) > _GAP:
-            cuts.append(place)
-    if len(cuts) > _MAX_RUNS:
-        cuts = [0]
-    for begin, end in zip(cuts, [*cuts[1:], len(missing)], strict=True):
+    starts = [0]
+    for position in range(1, len(missing)):
+        before, entry = missing[position - 1][1], missing[position][1]
+        if entry.offset - (before.offset + before.length) > _MAX_GAP_BYTES:
+            starts.append(position)
+    if len(starts) > _MAX_RANGES:
+        starts = [0]
+    for begin, end in zip(starts, [*starts[1:], len(missing)], strict=True):
         if begin < end:
             yield missing[begin:end]

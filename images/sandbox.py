@@ -32,10 +32,10 @@ SOURCE: Final = "/in/disk"
 OUTPUT: Final = "/out"
 
 _MIB: Final = 1024 * 1024
-_TICK: Final = 0.25
-_QUOTED: Final = 1000
+_POLL_SECONDS: Final = 0.25
+_MAX_QUOTED: Final = 1000
 _PROBE_SECONDS: Final = 20.0
-_BIND: Final = ("usr/lib", "usr/lib64", "usr/lib32", "usr/bin", "usr/sbin")
+_SYMLINKS: Final = ("usr/lib", "usr/lib64", "usr/lib32", "usr/bin", "usr/sbin")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def run(
     source: BinaryIO | None = None,
     output: Path | None = None,
     limits: SandboxLimits,
-    said: Callable[[bytes], None] = lambda _: None,
+    on_output: Callable[[bytes], None] = lambda _: None,
 ) -> None:
     """Run a program of ``/usr/bin`` in the sandbox until it exits.
 
@@ -79,7 +79,7 @@ def run(
         Unavailable: the sandbox does not work on this host.
     """
     require(limits)
-    _run(argv, source, output, limits, said)
+    _run(argv, source, output, limits, on_output)
 
 
 def require(limits: SandboxLimits | None = None) -> None:
@@ -148,7 +148,7 @@ def _command(
     # Unused malloc arenas and thread stacks would count against the limit on address space.
     words += ["--setenv", "MALLOC_ARENA_MAX", "2"]
     words += ["--ro-bind", "/usr", "/usr"]
-    for target in _BIND:
+    for target in _SYMLINKS:
         if (Path("/") / target).is_dir():
             words += ["--symlink", target, f"/{target.removeprefix('usr/')}"]
     words += ["--dir", "/tmp", "--chdir", "/"]  # noqa: S108 - the sandbox's own, empty
@@ -173,10 +173,10 @@ def _rlimits(limits: SandboxLimits) -> list[str]:
     }
     words = []
     for name, (number, value) in wanted.items():
-        most = resource.getrlimit(number)[1]
-        soft = value if most == resource.RLIM_INFINITY else min(value, most)
+        hard_limit = resource.getrlimit(number)[1]
+        soft = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
         # The soft limit comes a second earlier: its signal, SIGXCPU, identifies the cause.
-        hard = soft + 1 if name == "cpu" and most == resource.RLIM_INFINITY else soft
+        hard = soft + 1 if name == "cpu" and hard_limit == resource.RLIM_INFINITY else soft
         words.append(f"--{name}={soft}:{hard}")
     return words
 
@@ -186,7 +186,7 @@ def _run(
     source: BinaryIO | None,
     output: Path | None,
     limits: SandboxLimits,
-    said: Callable[[bytes], None],
+    on_output: Callable[[bytes], None],
 ) -> None:
     deadline = time.monotonic() + limits.seconds
     with contextlib.ExitStack() as stack:
@@ -202,19 +202,19 @@ def _run(
                 start_new_session=True,
             )
         )
-        stack.callback(_end, process)
-        errors = _attend(process, output, limits, deadline, said)
+        stack.callback(_kill, process)
+        errors = _read_output(process, output, limits, deadline, on_output)
         code = process.wait()
     if code:
-        _explain(argv[0], code, errors, limits)
+        _raise_failure(argv[0], code, errors, limits)
 
 
-def _attend(
+def _read_output(
     process: subprocess.Popen[bytes],
     output: Path | None,
     limits: SandboxLimits,
     deadline: float,
-    said: Callable[[bytes], None],
+    on_output: Callable[[bytes], None],
 ) -> bytes:
     """Read the program's output until it closes; enforce limits on time and output."""
     errors = bytearray()
@@ -223,19 +223,19 @@ def _attend(
             if stream is not None:
                 selector.register(stream, selectors.EVENT_READ)
         while selector.get_map():
-            for key, _ in selector.select(_TICK):
+            for key, _ in selector.select(_POLL_SECONDS):
                 data = os.read(key.fd, 65536)
                 if not data:
                     selector.unregister(key.fileobj)
                 elif key.fileobj is process.stdout:
-                    said(data)
+                    on_output(data)
                 else:
                     errors += data[: max(0, 64 * 1024 - len(errors))]
             if time.monotonic() > deadline:
                 raise refusal(
                     "too_long", f"the conversion was stopped: not finished after {limits.seconds:g} s"
                 )
-            if output is not None and _used(output) > limits.written:
+            if output is not None and _disk_bytes(output) > limits.written:
                 raise refusal(
                     "too_much_output",
                     f"the conversion was stopped: it wrote more than {limits.written // _MIB} MiB",
@@ -243,7 +243,7 @@ def _attend(
     return bytes(errors)
 
 
-def _used(directory: Path) -> int:
+def _disk_bytes(directory: Path) -> int:
     """Bytes of disk that the files in a directory take. Refuses subdirectories."""
     used = 0
     for entry in os.scandir(directory):
@@ -254,7 +254,7 @@ def _used(directory: Path) -> int:
     return used
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the sandbox's first process, the PID namespace's init, and so all others."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -262,7 +262,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _explain(program: str, code: int, errors: bytes, limits: SandboxLimits) -> None:
+def _raise_failure(program: str, code: int, errors: bytes, limits: SandboxLimits) -> None:
     # bubblewrap and prlimit report death by a signal as 128 + its number.
     number = code - 128 if code > 128 else -code
     if number == signal.SIGKILL:
@@ -280,5 +280,5 @@ def _explain(program: str, code: int, errors: bytes, limits: SandboxLimits) -> N
         raise refusal("forbidden_call", f"{program} was stopped: it made a forbidden system call")
     if b"No space left on device" in errors or b"Disk quota exceeded" in errors:
         raise StorageFull(f"no space is left for the output of {program}")
-    words = errors.decode("utf-8", "replace").strip()[-_QUOTED:] or f"exit status {code}"
+    words = errors.decode("utf-8", "replace").strip()[-_MAX_QUOTED:] or f"exit status {code}"
     raise refusal("conversion_failed", f"{program} could not read the image: {words}")

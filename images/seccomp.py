@@ -26,4 +26,4 @@ def program(machine: str | None = None) -> bytes:
     Raises:
         Unavailable: there is no filter for the architecture.
     """
-    return seccomp.forbidding(_FORBIDDEN, clone_without=seccomp.CLONE_THREAD, machine=machine)
+    return seccomp.build_filter(_FORBIDDEN, clone_without=seccomp.CLONE_THREAD, machine=machine)

@@ -25,28 +25,28 @@ from typing import Final
 import zstandard
 
 from images.content import (
-    BLOCK,
-    SEGMENT,
-    SEGMENT_BLOCKS,
-    block_digest,
-    block_lengths,
+    CHUNK_BYTES,
+    CHUNKS_PER_SEGMENT,
+    SEGMENT_BYTES,
+    chunk_digest,
+    chunk_lengths,
     is_zero,
-    zero_block,
+    zero_chunk_digest,
 )
-from images.content import segment_digest as digest_of_blocks
+from images.content import segment_digest as digest_of_chunks
 from vmjobs.errors import DigestMismatch
 
 MAGIC: Final = b"VMJSEG1\n"
-_HEAD: Final = struct.Struct(">8sII")
+_HEADER: Final = struct.Struct(">8sII")
 _ENTRY: Final = struct.Struct(">32sI")
-_LENGTH: Final = (1 << 30) - 1
+_LENGTH_MASK: Final = (1 << 30) - 1
 #: Largest stored segment, in bytes.
-MAX_STORED: Final = _HEAD.size + SEGMENT_BLOCKS * _ENTRY.size + SEGMENT
+MAX_STORED_BYTES: Final = _HEADER.size + CHUNKS_PER_SEGMENT * _ENTRY.size + SEGMENT_BYTES
 #: zstd compression level: takes about as much time as the digests.
-LEVEL: Final = 1
+COMPRESSION_LEVEL: Final = 1
 
 
-class Kind(IntEnum):
+class ChunkEncoding(IntEnum):
     """Encoding of a chunk: zeros, plain bytes, a zstd frame, or absent.
 
     ABSENT occurs only in uploads to a repository, which has the chunk already.
@@ -59,74 +59,74 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ChunkEntry:
     """A stored chunk. offset, length: stored bytes in the segment; size: of content."""
 
     digest: bytes
-    kind: Kind
+    kind: ChunkEncoding
     offset: int
     length: int
     size: int
 
 
 @dataclass(frozen=True)
-class Index:
+class SegmentHeader:
     """Header of a stored segment. size: bytes of content; stored: bytes stored."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ChunkEntry, ...]
     size: int
     stored: int
 
     @property
     def digest(self) -> bytes:
         """The segment's digest: 32 bytes."""
-        return digest_of_blocks(entry.digest for entry in self.entries)
+        return digest_of_chunks(entry.digest for entry in self.entries)
 
     @property
     def absent(self) -> list[int]:
         """Numbers of the absent chunks."""
-        return [n for n, entry in enumerate(self.entries) if entry.kind is Kind.ABSENT]
+        return [n for n, entry in enumerate(self.entries) if entry.kind is ChunkEncoding.ABSENT]
 
 
-def head_size(blocks: int) -> int:
+def header_size(chunks: int) -> int:
     """Size in bytes of the header of a segment with that many chunks."""
-    return _HEAD.size + blocks * _ENTRY.size
+    return _HEADER.size + chunks * _ENTRY.size
 
 
-def parse_index(data: bytes | memoryview, *, whole: int) -> Index:
+def parse_header(data: bytes | memoryview, *, whole: int) -> SegmentHeader:
     """Parse the header of a stored segment. whole: bytes of the segment.
 
     Raises:
         DigestMismatch: ``data`` is not a header, or not a complete one.
     """
-    if len(data) < _HEAD.size:
+    if len(data) < _HEADER.size:
         raise DigestMismatch("the segment ends within its header")
-    magic, count, size = _HEAD.unpack_from(data)
+    magic, count, size = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise DigestMismatch("the data is not a segment")
-    lengths = block_lengths(size) if size <= SEGMENT else []
-    if not 0 < count <= SEGMENT_BLOCKS or len(lengths) != count:
+    lengths = chunk_lengths(size) if size <= SEGMENT_BYTES else []
+    if not 0 < count <= CHUNKS_PER_SEGMENT or len(lengths) != count:
         raise DigestMismatch(f"a segment of {size} bytes cannot have {count} chunks")
-    if len(data) < head_size(count):
+    if len(data) < header_size(count):
         raise DigestMismatch("the segment ends within its header")
-    entries, offset = [], head_size(count)
+    entries, offset = [], header_size(count)
     for number, length in enumerate(lengths):
-        digest, word = _ENTRY.unpack_from(data, head_size(number))
-        entry = Entry(digest, Kind(word >> 30), offset, word & _LENGTH, length)
+        digest, word = _ENTRY.unpack_from(data, header_size(number))
+        entry = ChunkEntry(digest, ChunkEncoding(word >> 30), offset, word & _LENGTH_MASK, length)
         _check_entry(number, entry)
         entries.append(entry)
         offset += entry.length
     if offset != whole:
         raise DigestMismatch(f"the header announces a segment of {offset} bytes, but it has {whole}")
-    return Index(tuple(entries), size, whole)
+    return SegmentHeader(tuple(entries), size, whole)
 
 
-def _check_entry(number: int, entry: Entry) -> None:
+def _check_entry(number: int, entry: ChunkEntry) -> None:
     fits = {
-        Kind.ZEROS: entry.length == 0 and entry.digest == zero_block(entry.size),
-        Kind.PLAIN: entry.length == entry.size,
-        Kind.ZSTD: 0 < entry.length < entry.size,
-        Kind.ABSENT: entry.length == 0,
+        ChunkEncoding.ZEROS: entry.length == 0 and entry.digest == zero_chunk_digest(entry.size),
+        ChunkEncoding.PLAIN: entry.length == entry.size,
+        ChunkEncoding.ZSTD: 0 < entry.length < entry.size,
+        ChunkEncoding.ABSENT: entry.length == 0,
     }
     if not fits[entry.kind]:
         raise DigestMismatch(f"chunk {number} of a segment cannot be {entry.length} bytes long")
@@ -137,11 +137,11 @@ def decompressor() -> zstandard.ZstdDecompressor:
 
     Its creation takes a fifth of the time of reading a chunk.
     """
-    return zstandard.ZstdDecompressor(max_window_size=BLOCK * 16)
+    return zstandard.ZstdDecompressor(max_window_size=CHUNK_BYTES * 16)
 
 
-def read_block(
-    entry: Entry, stored: bytes | memoryview, using: zstandard.ZstdDecompressor | None = None
+def read_chunk(
+    entry: ChunkEntry, stored: bytes | memoryview, using: zstandard.ZstdDecompressor | None = None
 ) -> bytes:
     """Decode a stored chunk, and verify its content against its digest.
 
@@ -150,20 +150,22 @@ def read_block(
     Raises:
         DigestMismatch: the stored bytes are damaged, or the chunk is absent.
     """
-    if entry.kind is Kind.ZEROS:
+    if entry.kind is ChunkEncoding.ZEROS:
         return bytes(entry.size)
-    if entry.kind is Kind.ABSENT:
+    if entry.kind is ChunkEncoding.ABSENT:
         raise DigestMismatch(f"chunk {entry.digest.hex()} is missing from the segment")
-    if entry.kind is Kind.PLAIN:
+    if entry.kind is ChunkEncoding.PLAIN:
         data = bytes(stored)
     else:
-        data = _decompressed(entry, stored, using or decompressor())
-    if len(data) != entry.size or block_digest(data) != entry.digest:
+        data = _decompress(entry, stored, using or decompressor())
+    if len(data) != entry.size or chunk_digest(data) != entry.digest:
         raise DigestMismatch(f"chunk {entry.digest.hex()} is damaged")
     return data
 
 
-def _decompressed(entry: Entry, stored: bytes | memoryview, using: zstandard.ZstdDecompressor) -> bytes:
+def _decompress(
+    entry: ChunkEntry, stored: bytes | memoryview, using: zstandard.ZstdDecompressor
+) -> bytes:
     try:
         # Decompression allocates the announced size: refuse a frame that announces too much.
         if zstandard.get_frame_parameters(stored).content_size != entry.size:
@@ -173,21 +175,21 @@ def _decompressed(entry: Entry, stored: bytes | memoryview, using: zstandard.Zst
         raise DigestMismatch(f"chunk {entry.digest.hex()} is damaged: {error}") from error
 
 
-def unpack(data: bytes | memoryview, digest: bytes) -> bytes:
+def decode_segment(data: bytes | memoryview, digest: bytes) -> bytes:
     """Decode a stored segment, and verify all of its content.
 
     Raises:
         DigestMismatch: the segment has another digest, or is incomplete.
     """
     view = memoryview(data)
-    index = parse_index(view, whole=len(view))
-    if index.digest != digest:
-        raise DigestMismatch(f"the segment's digest is {index.digest.hex()} (expected {digest.hex()})")
+    header = parse_header(view, whole=len(view))
+    if header.digest != digest:
+        raise DigestMismatch(f"the segment's digest is {header.digest.hex()} (expected {digest.hex()})")
     using = decompressor()
-    return b"".join(read_block(e, view[e.offset : e.offset + e.length], using) for e in index.entries)
+    return b"".join(read_chunk(e, view[e.offset : e.offset + e.length], using) for e in header.entries)
 
 
-def pack(
+def encode_segment(
     data: bytes | memoryview, digests: Sequence[bytes] | None = None, absent: Collection[int] = ()
 ) -> bytes:
     """Encode a segment to store or send.
@@ -198,19 +200,23 @@ def pack(
         absent: numbers of the chunks to omit, because the receiver has them.
     """
     view = memoryview(data)
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
+    compressor = zstandard.ZstdCompressor(
+        level=COMPRESSION_LEVEL, write_content_size=True, write_checksum=False
+    )
     entries, bodies = [], []
-    for number, begin in enumerate(range(0, len(view), BLOCK)):
-        piece = view[begin : begin + BLOCK]
-        digest = digests[number] if digests is not None else block_digest(piece)
-        kind, body = _stored(piece, compressor) if number not in absent else (Kind.ABSENT, b"")
+    for number, begin in enumerate(range(0, len(view), CHUNK_BYTES)):
+        piece = view[begin : begin + CHUNK_BYTES]
+        digest = digests[number] if digests is not None else chunk_digest(piece)
+        kind, body = (
+            _encode_chunk(piece, compressor) if number not in absent else (ChunkEncoding.ABSENT, b"")
+        )
         entries.append(_ENTRY.pack(digest, kind << 30 | len(body)))
         bodies.append(body)
-    return b"".join([_HEAD.pack(MAGIC, len(entries), len(view)), *entries, *bodies])
+    return b"".join([_HEADER.pack(MAGIC, len(entries), len(view)), *entries, *bodies])
 
 
-def pack_blocks(
-    digests: Sequence[bytes], size: int, blocks: Iterable[tuple[int, memoryview]]
+def encode_chunks(
+    digests: Sequence[bytes], size: int, chunks: Iterable[tuple[int, memoryview]]
 ) -> bytearray:
     """Encode a segment to send while its chunks are read; omit all other chunks.
 
@@ -218,34 +224,40 @@ def pack_blocks(
         digests: of all its chunks. size: bytes of content.
         chunks: number and bytes of each chunk to send, in order; may omit chunks of zeros.
     """
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
-    packed = bytearray(head_size(len(digests)))
+    compressor = zstandard.ZstdCompressor(
+        level=COMPRESSION_LEVEL, write_content_size=True, write_checksum=False
+    )
+    packed = bytearray(header_size(len(digests)))
     words = [
-        (Kind.ZEROS if digest == zero_block(length) else Kind.ABSENT) << 30
-        for digest, length in zip(digests, block_lengths(size), strict=True)
+        (ChunkEncoding.ZEROS if digest == zero_chunk_digest(length) else ChunkEncoding.ABSENT) << 30
+        for digest, length in zip(digests, chunk_lengths(size), strict=True)
     ]
-    for number, piece in blocks:
-        kind, body = _stored(piece, compressor)
+    for number, piece in chunks:
+        kind, body = _encode_chunk(piece, compressor)
         words[number] = kind << 30 | len(body)
         packed += body
-    _HEAD.pack_into(packed, 0, MAGIC, len(digests), size)
+    _HEADER.pack_into(packed, 0, MAGIC, len(digests), size)
     for number, (digest, word) in enumerate(zip(digests, words, strict=True)):
-        _ENTRY.pack_into(packed, head_size(number), digest, word)
+        _ENTRY.pack_into(packed, header_size(number), digest, word)
     return packed
 
 
-def _stored(piece: memoryview, compressor: zstandard.ZstdCompressor) -> tuple[Kind, bytes | memoryview]:
+def _encode_chunk(
+    piece: memoryview, compressor: zstandard.ZstdCompressor
+) -> tuple[ChunkEncoding, bytes | memoryview]:
     if is_zero(piece):
-        return Kind.ZEROS, b""
+        return ChunkEncoding.ZEROS, b""
     frame = compressor.compress(piece)
-    return (Kind.ZSTD, frame) if len(frame) < len(piece) else (Kind.PLAIN, piece)
+    return (ChunkEncoding.ZSTD, frame) if len(frame) < len(piece) else (ChunkEncoding.PLAIN, piece)
 
 
-def assemble(index: Index, bodies: Sequence[tuple[Kind, bytes | memoryview]]) -> bytes:
+def build_segment(
+    header: SegmentHeader, bodies: Sequence[tuple[ChunkEncoding, bytes | memoryview]]
+) -> bytes:
     """A complete stored segment, from its header and the encoded chunks."""
     entries = [
         _ENTRY.pack(entry.digest, kind << 30 | len(body))
-        for entry, (kind, body) in zip(index.entries, bodies, strict=True)
+        for entry, (kind, body) in zip(header.entries, bodies, strict=True)
     ]
-    head = _HEAD.pack(MAGIC, len(entries), index.size)
-    return b"".join([head, *entries, *(body for _, body in bodies)])
+    header_bytes = _HEADER.pack(MAGIC, len(entries), header.size)
+    return b"".join([header_bytes, *entries, *(body for _, body in bodies)])

@@ -26,11 +26,11 @@ from vmjobs.errors import ConfigError, ImageRejected, InvalidRequest, reason_of
 
 _TAG: Final = b"vmjobs-image-1\0"
 #: Largest key file, in bytes.
-MAX_KEY: Final = 16 * 1024
+MAX_KEY_BYTES: Final = 16 * 1024
 #: Most signatures from one holder of an image, and most that are verified in all.
-MAX_OWN: Final = 4
+MAX_SIGNATURES_PER_HOLDER: Final = 4
 MAX_SIGNATURES: Final = 64
-_WORD: Final = re.compile(r"[A-Za-z0-9+/]{86}==")
+_SIGNATURE: Final = re.compile(r"[A-Za-z0-9+/]{86}==")
 
 TrustedKeys = Mapping[str, Ed25519PublicKey]
 
@@ -40,18 +40,18 @@ def sign(digest: str, key: Ed25519PrivateKey) -> str:
     return base64.b64encode(key.sign(_message(digest))).decode("ascii")
 
 
-def check_form(signature: str) -> None:
+def check_signature_form(signature: str) -> None:
     """Check the form of at most four signatures. Raises InvalidRequest."""
     words = signature.split()
-    if len(words) > MAX_OWN or not all(_WORD.fullmatch(word) for word in words):
+    if len(words) > MAX_SIGNATURES_PER_HOLDER or not all(_SIGNATURE.fullmatch(word) for word in words):
         raise InvalidRequest(
-            f"invalid signatures (expected at most {MAX_OWN}, separated by spaces, "
+            f"invalid signatures (expected at most {MAX_SIGNATURES_PER_HOLDER}, separated by spaces, "
             "each 88 characters of base64)",
             hint="`vmjobs image push --sign KEY` makes one",
         )
 
 
-def signers(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
+def find_signers(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
     """Sorted names of the trusted keys that signed the image; may be empty."""
     found: set[str] = set()
     for word in signature.split()[:MAX_SIGNATURES]:
@@ -59,13 +59,13 @@ def signers(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
             data = base64.b64decode(word, validate=True)
         except (binascii.Error, ValueError):
             continue
-        found.update(name for name, key in keys.items() if _good(key, data, digest))
+        found.update(name for name, key in keys.items() if _is_valid(key, data, digest))
     return tuple(sorted(found))
 
 
 def require_signed(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
     """Names of the trusted keys that signed the image. Raises ImageRejected if none."""
-    names = signers(digest, signature, keys)
+    names = find_signers(digest, signature, keys)
     if not names:
         what = "has no signature" if not signature.strip() else "is signed, but by none of them"
         known = ", ".join(sorted(keys)) or "none"
@@ -76,7 +76,7 @@ def require_signed(digest: str, signature: str, keys: TrustedKeys) -> tuple[str,
     return names
 
 
-def trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
+def load_trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
     """The public keys in a folder, by file name without ``.pub``.
 
     Raises ConfigError if a file is not a key or cannot be read: a key must not be ignored silently.
@@ -85,7 +85,7 @@ def trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
         files = sorted(folder.glob("*.pub"))
         if not folder.is_dir():
             raise ConfigError(f"image_trust_dir: there is no folder {folder}")
-        return {file.stem: public_key(_read(file)) for file in files}
+        return {file.stem: parse_public_key(_read(file)) for file in files}
     except OSError as error:
         why = f"{error.filename or folder}: {reason_of(error)}"
         raise ConfigError(f"image_trust_dir: {why}") from error
@@ -93,7 +93,7 @@ def trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
         raise ConfigError(f"image_trust_dir: {error.message}") from error
 
 
-def public_key(data: bytes) -> Ed25519PublicKey:
+def parse_public_key(data: bytes) -> Ed25519PublicKey:
     """Parse the bytes of a public key file. Raises InvalidRequest: not a public key."""
     text = data.strip()
     try:
@@ -110,7 +110,7 @@ def public_key(data: bytes) -> Ed25519PublicKey:
     return key
 
 
-def private_key(file: Path) -> Ed25519PrivateKey:
+def read_private_key(file: Path) -> Ed25519PrivateKey:
     """Read a private key, PEM or OpenSSH format, without pass phrase.
 
     Raises InvalidRequest: it is not a private key, or cannot be read.
@@ -130,8 +130,8 @@ def private_key(file: Path) -> Ed25519PrivateKey:
 
 def _read(file: Path) -> bytes:
     with file.open("rb") as stream:
-        data = stream.read(MAX_KEY + 1)
-    if len(data) > MAX_KEY:
+        data = stream.read(MAX_KEY_BYTES + 1)
+    if len(data) > MAX_KEY_BYTES:
         raise InvalidRequest(f"{file} is too large to be a key")
     return data
 
@@ -140,7 +140,7 @@ def _message(digest: str) -> bytes:
     return _TAG + digest.encode("ascii")
 
 
-def _good(key: Ed25519PublicKey, signature: bytes, digest: str) -> bool:
+def _is_valid(key: Ed25519PublicKey, signature: bytes, digest: str) -> bool:
     try:
         key.verify(signature, _message(digest))
     except InvalidSignature:

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from images.content import Layout
+from images.content import ContentLayout
 from images.files import write_atomically
-from images.folder import ContentFolder
+from images.local_store import ContentFolder
 from images.manifest import ImageManifest, Part
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.hypervisor.base import BootImage
-from vmjobs.ports import Progress
+from vmjobs.ports import ProgressCallback
 
 #: Image digests.
-Digests = list[str]
+DigestList = list[str]
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 #: The directory of names without a namespace; no namespace starts with this character.
-_PLAIN: Final = "_"
+_NO_NAMESPACE: Final = "_"
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class ImageStore:
         Raises:
             NotFound: it is not here. DigestMismatch: it is damaged.
         """
-        return self.folder.verified(digest)
+        return self.folder.verify(digest)
 
-    def layout(self, digest: str) -> Layout:
+    def layout(self, digest: str) -> ContentLayout:
         """The content's layout.
 
         Raises:
@@ -108,11 +108,11 @@ class ImageStore:
 
     def has_manifest(self, digest: str) -> bool:
         """Whether the manifest is here (it is not verified)."""
-        return self._manifest_path(checked_digest(digest)).exists()
+        return self._manifest_path(check_digest(digest)).exists()
 
     def remove_manifest(self, digest: str) -> None:
         """Remove a manifest; its contents stay."""
-        self._manifest_path(checked_digest(digest)).unlink(missing_ok=True)
+        self._manifest_path(check_digest(digest)).unlink(missing_ok=True)
 
     def manifest(self, digest: str) -> ImageManifest:
         """The manifest of an image.
@@ -121,7 +121,7 @@ class ImageStore:
             NotFound: there is no such image. DigestMismatch: it is damaged.
         """
         try:
-            data = self._manifest_path(checked_digest(digest)).read_bytes()
+            data = self._manifest_path(check_digest(digest)).read_bytes()
         except FileNotFoundError:
             raise NotFound(f"there is no image {digest}") from None
         return ImageManifest.parse(data, digest)
@@ -172,26 +172,26 @@ class ImageStore:
             digest = self._read_tag(path)
             manifest = self.manifest(digest)
             namespace, name = path.parent.parent.name, path.parent.name
-            full = name if namespace == _PLAIN else f"{namespace}/{name}"
+            full = name if namespace == _NO_NAMESPACE else f"{namespace}/{name}"
             entries.append(ImageEntry(full, path.name, digest, manifest.size, manifest.architecture))
         return entries
 
     # ------------------------------------------------------------------ as an image source
 
-    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+    def prepare(self, digest: str, progress: ProgressCallback | None = None) -> BootImage:
         """The image's files, verified (:class:`vmjobs.ports.ImageSource`)."""
         manifest = self.manifest(digest)
         files: dict[str, Path] = {}
         before = 0
         for part in manifest.parts():
-            step = shifted(progress, before, manifest.size)
-            files[part.digest] = self.folder.verified(part.digest, part.size, step)
+            step = part_progress(progress, before, manifest.size)
+            files[part.digest] = self.folder.verify(part.digest, part.size, step)
             before += part.size
             step(part.size)
-        return boot_image(digest, manifest, files)
+        return make_boot_image(digest, manifest, files)
 
     @contextmanager
-    def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
+    def lease(self, digest: str, progress: ProgressCallback | None = None) -> Iterator[BootImage]:
         """As :meth:`prepare`; there is no eviction from a store, so no lock."""
         yield self.prepare(digest, progress)
 
@@ -199,7 +199,7 @@ class ImageStore:
         """Always 0: a store fetches nothing."""
         return 0
 
-    def cached(self) -> Digests:
+    def cached(self) -> DigestList:
         """Digests of the complete images."""
         digests = (f"sha256:{path.stem}" for path in sorted(self.root.glob("manifests/*.json")))
         return [digest for digest in digests if self.complete(digest)]
@@ -239,7 +239,7 @@ class ImageStore:
             return None
         if not _NAME.fullmatch(plain) or not _TAG.fullmatch(tag):
             return None
-        return self.root / "tags" / (namespace or _PLAIN) / plain / tag
+        return self.root / "tags" / (namespace or _NO_NAMESPACE) / plain / tag
 
     def _read_tag(self, path: Path) -> str:
         digest = path.read_text("utf-8", "replace").strip()
@@ -251,7 +251,7 @@ class ImageStore:
         write_atomically(path, data, self.root / "tmp")
 
 
-def boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Path]) -> BootImage:
+def make_boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Path]) -> BootImage:
     """A boot image from a manifest. files: paths of its contents, by digest."""
     return BootImage(
         digest=digest,
@@ -267,7 +267,7 @@ def boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Path]) 
     )
 
 
-def shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
+def part_progress(progress: ProgressCallback | None, before: int, total: int) -> Callable[[int], None]:
     """A callback for one part that reports progress of the whole image, in bytes.
 
     before: bytes of the parts before this one. total: bytes of the image.
@@ -277,7 +277,7 @@ def shifted(progress: Progress | None, before: int, total: int) -> Callable[[int
     return lambda done: progress(before + done, total)
 
 
-def checked_digest(value: str) -> str:
+def check_digest(value: str) -> str:
     """Return ``value`` if it is a digest: nothing else may become part of a path.
 
     Raises:

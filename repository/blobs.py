@@ -15,10 +15,10 @@ from typing import BinaryIO, Final
 
 from repository.objects.base import CHUNK, ObjectInfo, ObjectReader, ObjectStore
 from repository.spool import Spool, translated
-from vmjobs.closing import Closing
+from vmjobs.closeable import Closeable
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge
 
-FOLDER: Final = "blobs/sha256"
+BLOB_FOLDER: Final = "blobs/sha256"
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -31,7 +31,7 @@ class BlobInfo:
     new: bool
 
 
-class BlobReader(Closing):
+class BlobReader(Closeable):
     """A blob's bytes, verified while they are read.
 
     Iterating yields chunks; the last one is held back until the digest has been checked, so a
@@ -132,7 +132,7 @@ class BlobStore:
 
     def stored(self) -> Iterator[tuple[str, ObjectInfo]]:
         """Yield the digest and the object of each blob."""
-        for info in self._objects.keys(FOLDER):
+        for info in self._objects.keys(BLOB_FOLDER):
             digest = f"sha256:{info.key.rpartition('/')[2]}"
             if _DIGEST.fullmatch(digest):
                 yield digest, info
@@ -151,7 +151,7 @@ def key_of(digest: str) -> str:
     if not match:
         raise InvalidRequest(f"{digest[:100]!r} is not a digest (sha256: and 64 hex digits)")
     name = match[1]
-    return f"{FOLDER}/{name[:2]}/{name[2:4]}/{name}"
+    return f"{BLOB_FOLDER}/{name[:2]}/{name[2:4]}/{name}"
 
 
 def _copy(source: BinaryIO, file: BinaryIO, size: int | None, limit: int) -> tuple[str, int]:

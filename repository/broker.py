@@ -34,7 +34,7 @@ ANSWER_SECONDS: Final = 5
 
 #: kombu's transports may also raise errors of their own libraries: those of amqp are OSErrors or
 #: carry an AMQPError; those of redis and others arrive as kombu's OperationalError.
-_BROKEN: Final = (KombuError, CeleryError, OSError)
+_BROKER_ERRORS: Final = (KombuError, CeleryError, OSError)
 
 
 def file_broker_folder(config: Config) -> Path:
@@ -84,7 +84,7 @@ def _tls(config: Config) -> dict[str, Any]:
     return {"broker_use_ssl": options}
 
 
-class Publisher:
+class TaskPublisher:
     """Sends tasks to the worker; raises within seconds if the broker does not take them."""
 
     def __init__(self, config: Config) -> None:
@@ -138,7 +138,7 @@ class Publisher:
         with _translated():
             try:
                 self._publish(name, arguments, queue)
-            except _BROKEN:
+            except _BROKER_ERRORS:
                 with self._app.connection_for_write() as connection:
                     self._publish(name, arguments, queue, connection)
 
@@ -180,7 +180,7 @@ def _sender_options(url: str) -> dict[str, Any]:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except _BROKEN as error:
+    except _BROKER_ERRORS as error:
         raise Unavailable(
             "broker",
             f"the message broker does not answer: {error or type(error).__name__}",

@@ -17,11 +17,11 @@ from vmjobs.model import now as utc_now
 from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
 
 #: Characters of a message that are kept: its beginning and its end.
-MAX_MESSAGE: Final = 8000
+MAX_MESSAGE_LENGTH: Final = 8000
 
 
 @dataclass(frozen=True)
-class Work:
+class BuildTask:
     """A build that a builder works on. generation: differs each time that the build is begun.
 
     tags: of the image, within ``namespace``.
@@ -38,7 +38,7 @@ class Work:
     force: bool
 
 
-def checked_recipe(value: dict[str, Any]) -> Recipe:
+def validate_recipe(value: dict[str, Any]) -> Recipe:
     """Validate a recipe from a request.
 
     Raises:
@@ -60,7 +60,7 @@ def checked_recipe(value: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def names_of(request: BuildRequest, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
+def image_names(request: BuildRequest, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
     """Return the name and the tags of the image to build."""
     tags = (request.tag,) if request.tag else tuple(dict.fromkeys((recipe.version, "latest")))
     return request.name or recipe.name, tags
@@ -93,33 +93,33 @@ def new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> BuildR
     )
 
 
-def move(row: BuildRow, state: BuildState, step: str, fraction: float) -> None:
+def set_progress(row: BuildRow, state: BuildState, step: str, fraction: float) -> None:
     """Record the progress of a build."""
     row.state, row.step, row.updated = state.value, step, utc_now()
     row.progress = round(1000 * min(1.0, max(0.0, fraction)))
 
 
-def end(row: BuildRow, state: BuildState, code: str, message: str, hint: str = "") -> None:
+def end_build(row: BuildRow, state: BuildState, code: str, message: str, hint: str = "") -> None:
     """Record that a build has ended, and why."""
-    move(row, state, "", row.progress / 1000)
+    set_progress(row, state, "", row.progress / 1000)
     row.code, row.message, row.hint = code[:32], _storable(message), _storable(hint)
 
 
 def _storable(text: str) -> str:
     """Make a text storable in every database: no NUL, and a long one loses its middle."""
     text = text.replace("\0", "").encode("utf-8", "replace").decode()
-    if len(text) <= MAX_MESSAGE:
+    if len(text) <= MAX_MESSAGE_LENGTH:
         return text
-    half = MAX_MESSAGE // 2
+    half = MAX_MESSAGE_LENGTH // 2
     return f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
-def work_of(row: BuildRow) -> Work:
+def task_of(row: BuildRow) -> BuildTask:
     """Convert a row for the builder."""
     request = BuildRequest.model_validate(row.request)
     recipe = Recipe.model_validate(request.recipe)
-    name, tags = names_of(request, recipe)
-    return Work(
+    name, tags = image_names(request, recipe)
+    return BuildTask(
         id=row.id,
         generation=row.generation,
         owner=Viewer(row.owner, admin=row.admin),

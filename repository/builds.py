@@ -15,15 +15,24 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
-from repository.build_rows import Work, checked_recipe, end, move, names_of, new_row, view_of, work_of
+from repository.build_rows import (
+    BuildTask,
+    end_build,
+    image_names,
+    new_row,
+    set_progress,
+    task_of,
+    validate_recipe,
+    view_of,
+)
 from repository.database import Database
 from repository.ids import full_id, is_id
 from repository.images import Viewer
 from repository.images.names import check_name
-from repository.images.sql import alone as alone_in_transaction
-from repository.images.viewer import require_namespace
+from repository.images.permissions import require_namespace
+from repository.images.sql import take_transaction_lock as lock_for_transaction
 from repository.models import BuildRow
-from repository.views import Publish
+from repository.views import PublishArray
 from vmjobs.errors import (
     Conflict,
     IdempotencyConflict,
@@ -40,21 +49,21 @@ logger = logging.getLogger(__name__)
 #: Builds of one owner that may wait or run.
 MAX_ACTIVE: Final = 20
 #: How often a build is begun again after its builder died.
-AGAIN: Final = 3
+MAX_RESTARTS: Final = 3
 #: A build without a builder is sent to the queue again after this time, which doubles each time.
-RESEND: Final = timedelta(seconds=60)
+RESEND_AFTER: Final = timedelta(seconds=60)
 RESEND_DOUBLINGS: Final = 6
 MAX_LIST: Final = 1000
 #: Ended builds kept for each owner; older ones are deleted. Their images stay.
-KEPT: Final = 200
+MAX_ENDED: Final = 200
 #: Characters of a recipe as JSON.
-MAX_RECIPE: Final = 1024 * 1024
-LOST: Final = "BUILDER_LOST"
+MAX_RECIPE_LENGTH: Final = 1024 * 1024
+BUILDER_LOST: Final = "BUILDER_LOST"
 CANCELED: Final = "CANCELED"
-ACTIVE: Final = tuple(state.value for state in BuildState if not state.final)
+ACTIVE_STATES: Final = tuple(state.value for state in BuildState if not state.final)
 
 
-class Superseded(Conflict):
+class BuildSuperseded(Conflict):
     """Another builder has taken the build over, or it has ended: this builder has to stop."""
 
 
@@ -67,7 +76,7 @@ class Builds:
     # -- for users
 
     def create(
-        self, viewer: Viewer, request: BuildRequest, key: str = "", publish: Publish | None = None
+        self, viewer: Viewer, request: BuildRequest, key: str = "", publish: PublishArray | None = None
     ) -> Build:
         """Store a build and publish its id before the commit. The same key returns the same build.
 
@@ -78,32 +87,32 @@ class Builds:
             IdempotencyConflict: ``key`` was used for another request.
             Unavailable: what ``publish`` raises (``broker``); then nothing is stored.
         """
-        recipe = checked_recipe(request.recipe)
+        recipe = validate_recipe(request.recipe)
         namespace = require_namespace(viewer, request.namespace)
-        name, tags = names_of(request, recipe)
+        name, tags = image_names(request, recipe)
         for tag in tags:
             check_name(namespace, name, tag)
         body = request.model_dump(mode="json")
         body["recipe"] = recipe.model_dump(mode="json")
-        if len(json.dumps(body["recipe"])) > MAX_RECIPE:
-            raise PayloadTooLarge(f"the recipe has more than {MAX_RECIPE} characters")
-        if seen := self._seen(viewer.user, key, body):
+        if len(json.dumps(body["recipe"])) > MAX_RECIPE_LENGTH:
+            raise PayloadTooLarge(f"the recipe has more than {MAX_RECIPE_LENGTH} characters")
+        if seen := self._find_earlier(viewer.user, key, body):
             return seen
         row = new_row(viewer, key, body, f"{namespace}/{name}:{tags[0]}")
         try:
             with self.database.write() as session:
-                _make_room(session, viewer.user)
+                _prune_builds(session, viewer.user)
                 session.add(row)
                 session.flush()
                 if publish is not None:
                     publish(row.id)
                 return view_of(row)
         except IntegrityError as error:  # a concurrent request with the same key was first
-            if seen := self._seen(viewer.user, key, body):
+            if seen := self._find_earlier(viewer.user, key, body):
                 return seen
             raise Unavailable("database", f"the build was not stored: {error.orig}") from error
 
-    def _seen(self, owner: str, key: str, body: dict[str, Any]) -> Build | None:
+    def _find_earlier(self, owner: str, key: str, body: dict[str, Any]) -> Build | None:
         if not key:
             return None
         query = select(BuildRow).where(BuildRow.owner == owner, BuildRow.key == key)
@@ -137,7 +146,7 @@ class Builds:
         with self.database.read() as session:
             row = session.get(BuildRow, build) if is_id(build) else None
             if row is None or owner not in {None, row.owner}:
-                raise _missing(build)
+                raise _build_not_found(build)
             return view_of(row)
 
     def cancel(self, build: str, viewer: Viewer) -> Build:
@@ -148,9 +157,9 @@ class Builds:
         Raises NotFound; Conflict if the build has ended, or its image is being published.
         """
         with self.database.write() as session:
-            row = _locked(session, build)
+            row = _lock_build(session, build)
             if not viewer.admin and viewer.user != row.owner:
-                raise _missing(build)
+                raise _build_not_found(build)
             if row.code != CANCELED:
                 if BuildState(row.state).final:
                     raise Conflict(f"the build {build} is {row.state} and cannot be canceled any more")
@@ -158,104 +167,108 @@ class Builds:
                     hint = "remove the image once it is there"
                     raise Conflict(f"the image of the build {build} is being published", hint=hint)
                 text = f"canceled by {viewer.user} while it was {row.state}"
-                end(row, BuildState.FAILED, CANCELED, text)
+                end_build(row, BuildState.FAILED, CANCELED, text)
             return view_of(row)
 
     # -- for builders
 
-    def begin(self, build: str) -> Work | None:
+    def begin(self, build: str) -> BuildTask | None:
         """Begin a build, whose lock the caller holds. Return ``None`` if there is nothing to do.
 
         A build that was begun too often without an end fails.  Raises NotFound.
         """
         with self.database.write() as session:
-            row = _locked(session, build)
+            row = _lock_build(session, build)
             if BuildState(row.state).final:
                 return None
-            if row.attempts > AGAIN:
+            if row.attempts > MAX_RESTARTS:
                 text = f"the builder ended {row.attempts} times in the middle of this build"
                 why = "it may need more memory or disk than the builder has; its log says more"
-                end(row, BuildState.FAILED, LOST, text, why)
+                end_build(row, BuildState.FAILED, BUILDER_LOST, text, why)
                 return None
             row.attempts += 1
             row.generation += 1
             row.naming = False
             row.sent, row.sends = utc_now(), 0
-            move(row, BuildState.BUILDING, "starting", 0.0)
-            return work_of(row)
+            set_progress(row, BuildState.BUILDING, "starting", 0.0)
+            return task_of(row)
 
-    def progress(self, work: Work, state: BuildState, step: str, fraction: float) -> None:
+    def progress(self, work: BuildTask, state: BuildState, step: str, fraction: float) -> None:
         """Record the progress of a build.  Raises BuildSuperseded."""
         with self.database.write() as session:
-            move(_mine(session, work), state, step[:200], fraction)
+            set_progress(_lock_current(session, work), state, step[:200], fraction)
 
-    def wanted(self, work: Work) -> None:
+    def check_current(self, work: BuildTask) -> None:
         """Check that this builder still has the build.  Raises BuildSuperseded."""
         with self.database.read() as session:
-            _still(session.get(BuildRow, work.id, options=[defer(BuildRow.request)]), work)
+            _check_current(session.get(BuildRow, work.id, options=[defer(BuildRow.request)]), work)
 
-    def name(self, work: Work) -> None:
+    def name(self, work: BuildTask) -> None:
         """Begin to publish the image: the build cannot be canceled any more.
 
         Raises BuildSuperseded.
         """
         with self.database.write() as session:
-            row = _mine(session, work)
+            row = _lock_current(session, work)
             row.naming = True
-            move(row, BuildState.PUBLISHING, "giving it its names", row.progress / 1000)
+            set_progress(row, BuildState.PUBLISHING, "giving it its names", row.progress / 1000)
 
-    def finish(self, work: Work, digest: str) -> None:
+    def finish(self, work: BuildTask, digest: str) -> None:
         """Record that the image is published. Repeating it is no error.  Raises BuildSuperseded."""
         with self.database.write() as session:
-            row = _locked(session, work.id)
+            row = _lock_build(session, work.id)
             if row.state == BuildState.DONE.value and row.digest == digest:
                 return
-            row = _mine(session, work)
+            row = _lock_current(session, work)
             row.digest, row.progress = digest, 1000
-            end(row, BuildState.DONE, "", "")
+            end_build(row, BuildState.DONE, "", "")
 
-    def fail(self, work: Work, error: VMJobsError) -> None:
+    def fail(self, work: BuildTask, error: VMJobsError) -> None:
         """End the build without an image.  Raises BuildSuperseded."""
         with self.database.write() as session:
-            end(_mine(session, work), BuildState.FAILED, error.code, error.message, error.hint)
+            end_build(
+                _lock_current(session, work), BuildState.FAILED, error.code, error.message, error.hint
+            )
 
-    def postpone(self, work: Work, why: str) -> None:
+    def postpone(self, work: BuildTask, why: str) -> None:
         """Let the build wait for a service that does not answer; this was no attempt.
 
         Raises BuildSuperseded.
         """
         with self.database.write() as session:
-            row = _mine(session, work)
+            row = _lock_current(session, work)
             row.attempts -= 1
             row.generation += 1
             row.naming = False
-            move(row, BuildState.QUEUED, f"waiting: {why}"[:200], 0.0)
+            set_progress(row, BuildState.QUEUED, f"waiting: {why}"[:200], 0.0)
 
     # -- builds without a builder
 
-    def abandoned(self) -> Sequence[str]:
+    def mark_abandoned_as_sent(self) -> Sequence[str]:
         """Return builds that were begun and whose builder is gone; mark them as sent."""
-        begun = [state for state in ACTIVE if state != BuildState.QUEUED.value]
+        begun = [state for state in ACTIVE_STATES if state != BuildState.QUEUED.value]
         query = select(BuildRow.id).where(BuildRow.state.in_(begun)).order_by(BuildRow.id)
         with self.database.read() as session:
             found = session.scalars(query).all()
-        return [build for build in found if self._unattended(build, utc_now())]
+        return [build for build in found if self._mark_as_sent(build, utc_now())]
 
-    def unattended(self, present: datetime | None = None) -> Sequence[str]:
+    def mark_overdue_as_sent(self, present: datetime | None = None) -> Sequence[str]:
         """Return builds without a builder whose message has to be sent again; mark them as sent."""
         present = present or utc_now()
-        query = select(BuildRow.id, BuildRow.sent, BuildRow.sends).where(BuildRow.state.in_(ACTIVE))
+        query = select(BuildRow.id, BuildRow.sent, BuildRow.sends).where(
+            BuildRow.state.in_(ACTIVE_STATES)
+        )
         with self.database.read() as session:
             waiting = session.execute(query.order_by(BuildRow.id)).all()
-        late = [row.id for row in waiting if present - row.sent > patience(row.sends)]
-        return [build for build in late if self._unattended(build, present)]
+        late = [row.id for row in waiting if present - row.sent > resend_interval(row.sends)]
+        return [build for build in late if self._mark_as_sent(build, present)]
 
-    def _unattended(self, build: str, present: datetime) -> bool:
+    def _mark_as_sent(self, build: str, present: datetime) -> bool:
         with self.database.exclusive(lock_name(build)) as alone:
             if not alone:
                 return False
             with self.database.write() as session:
-                row = _locked(session, build)
+                row = _lock_build(session, build)
                 if BuildState(row.state).final:
                     return False
                 row.sent, row.sends = present, row.sends + 1
@@ -267,46 +280,48 @@ def lock_name(build: str) -> str:
     return f"build {build}"
 
 
-def patience(sends: int) -> timedelta:
+def resend_interval(sends: int) -> timedelta:
     """How long after the last of ``sends`` messages another one is sent."""
-    return RESEND * (1 << min(max(sends - 1, 0), RESEND_DOUBLINGS))
+    return RESEND_AFTER * (1 << min(max(sends - 1, 0), RESEND_DOUBLINGS))
 
 
-def _make_room(session: Session, owner: str) -> None:
+def _prune_builds(session: Session, owner: str) -> None:
     """Delete the owner's oldest builds.  Raises Conflict: too many of them wait or run."""
-    alone_in_transaction(session, f"builds of {owner}")
+    lock_for_transaction(session, f"builds of {owner}")
     mine = BuildRow.owner == owner
-    query = select(func.count()).where(mine, BuildRow.state.in_(ACTIVE))
+    query = select(func.count()).where(mine, BuildRow.state.in_(ACTIVE_STATES))
     if (session.scalar(query) or 0) >= MAX_ACTIVE:
         raise Conflict(
             f"{MAX_ACTIVE} builds of {owner} wait or run already",
             hint="wait for them, or cancel some",
         )
-    ended = select(BuildRow.id).where(mine, BuildRow.state.not_in(ACTIVE))
-    old = session.scalars(ended.order_by(BuildRow.id.desc()).offset(KEPT).limit(KEPT)).all()
+    ended = select(BuildRow.id).where(mine, BuildRow.state.not_in(ACTIVE_STATES))
+    old = session.scalars(ended.order_by(BuildRow.id.desc()).offset(MAX_ENDED).limit(MAX_ENDED)).all()
     session.execute(delete(BuildRow).where(BuildRow.id.in_(old)))
 
 
-def _locked(session: Session, build: str) -> BuildRow:
+def _lock_build(session: Session, build: str) -> BuildRow:
     """Return a build's row, locked until the transaction ends.  Raises NotFound."""
     query = select(BuildRow).where(BuildRow.id == build).with_for_update()
     row = session.scalars(query).one_or_none() if is_id(build) else None
     if row is None:
-        raise _missing(build)
+        raise _build_not_found(build)
     return row
 
 
-def _mine(session: Session, work: Work) -> BuildRow:
-    return _still(_locked(session, work.id), work)
+def _lock_current(session: Session, work: BuildTask) -> BuildRow:
+    return _check_current(_lock_build(session, work.id), work)
 
 
-def _still(row: BuildRow | None, work: Work) -> BuildRow:
+def _check_current(row: BuildRow | None, work: BuildTask) -> BuildRow:
     if row is None:
-        raise Superseded(f"the build {work.id} was deleted")
+        raise BuildSuperseded(f"the build {work.id} was deleted")
     if row.generation != work.generation or BuildState(row.state).final:
-        raise Superseded(f"the build {work.id} is {row.state} and no longer belongs to this builder")
+        raise BuildSuperseded(
+            f"the build {work.id} is {row.state} and no longer belongs to this builder"
+        )
     return row
 
 
-def _missing(build: str) -> NotFound:
+def _build_not_found(build: str) -> NotFound:
     return NotFound(f"there is no build {build[:64]}")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from repository.core import Core
-from repository.images.keeping import checkpoint_of, forget_checkpoint, note_not_resumed
-from repository.images.sql import put
+from repository.core import RepositoryCore
+from repository.images.retention import checkpoint_of, delete_checkpoint, record_resume_failure
+from repository.images.sql import upsert
 from repository.models import CondorJobRow
 from vmjobs.errors import AttemptSuperseded, Forbidden, InvalidRequest, NotFound
 from vmjobs.model import Checkpoint
@@ -23,7 +23,7 @@ from vmjobs.wire import CondorJobClaim
 OWNER_PREFIX = "condor:"
 
 
-class CondorJobs(Core):
+class CondorJobs(RepositoryCore):
     """The part for transparent jobs."""
 
     def claim_condor_job(self, job: str, claim: CondorJobClaim) -> Checkpoint | None:
@@ -39,7 +39,7 @@ class CondorJobs(Core):
             "heard": utc_now(),
         }
         with self.database.write() as session:
-            row = put(
+            row = upsert(
                 session,
                 CondorJobRow,
                 values,
@@ -65,7 +65,7 @@ class CondorJobs(Core):
         if checkpoint.making is None:
             raise InvalidRequest("the checkpoint has no VM specification")
         with self.database.write() as session:
-            row = _current(session, job, attempt)
+            row = _lock_current(session, job, attempt)
             before = checkpoint_of(session, job)
             if before == checkpoint:
                 return  # the answer to the first delivery was lost
@@ -81,19 +81,19 @@ class CondorJobs(Core):
         Raises NotFound, AttemptSuperseded.
         """
         with self.database.write() as session:
-            row = _current(session, job, attempt)
+            row = _lock_current(session, job, attempt)
             if row.failed != attempt:
                 row.failed = attempt
-                note_not_resumed(session, job)
+                record_resume_failure(session, job)
 
     def end_condor_job(self, job: str, attempt: str) -> None:
         """Delete a job that is over, with its checkpoint.  Raises NotFound, AttemptSuperseded."""
         with self.database.write() as session:
-            session.delete(_current(session, job, attempt))
-            forget_checkpoint(session, job)
+            session.delete(_lock_current(session, job, attempt))
+            delete_checkpoint(session, job)
 
 
-def _current(session: Session, job: str, attempt: str) -> CondorJobRow:
+def _lock_current(session: Session, job: str, attempt: str) -> CondorJobRow:
     """Return the job's row, locked until the transaction ends."""
     query = select(CondorJobRow).where(CondorJobRow.id == job).with_for_update()
     row = session.scalars(query).one_or_none()

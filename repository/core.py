@@ -12,7 +12,7 @@ from repository.streams import StreamStore
 from vmjobs.config import Config
 
 
-class Core:
+class RepositoryCore:
     """Holds the collaborators. Nothing is opened here; safe to share between threads."""
 
     def __init__(

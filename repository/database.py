@@ -32,7 +32,7 @@ BUSY_SECONDS: Final = 15
 CONNECT_SECONDS: Final = 5
 #: Options of libpq: notice a server that vanished from the network, and stop waiting for a lock that
 #: is never released. Options in the URL take precedence.
-_PATIENCE: Final = {
+_TIMEOUT_OPTIONS: Final = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -203,7 +203,7 @@ def _engine(url: URL) -> Engine:
             pool_size=10,
             max_overflow=20,
             pool_timeout=BUSY_SECONDS,
-            connect_args={k: v for k, v in _PATIENCE.items() if k not in url.query},
+            connect_args={k: v for k, v in _TIMEOUT_OPTIONS.items() if k not in url.query},
         )
     Path(str(url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = create_engine(

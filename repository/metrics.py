@@ -12,22 +12,22 @@ from typing import Final, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from repository.clusters.guarding import guard_of
-from repository.clusters.history import Happened, came_to, happened, present_state
-from repository.clusters.loading import World, load
-from repository.clusters.tables import ClusterRow, GuardRow, MemberRow, NodeShareRow
+from repository.clusters.backoff import backoff_of
+from repository.clusters.history import ClusterEventKind, event_count, present_state, state_entry_count
+from repository.clusters.snapshots import Snapshot, load_snapshot
+from repository.clusters.tables import AssignmentRow, BackoffRow, ClusterRow, ClusterVmRow
 from repository.database import Database
 from repository.images.tables import ImageRow, SegmentRow
 from repository.models import BuildRow, JobRow
-from vmjobs.cluster.guard import GuardState
-from vmjobs.cluster.member import MemberState, Phase
+from vmjobs.cluster.failure_backoff import BackoffState
+from vmjobs.cluster.vm_state import ClusterVmState, Phase
 from vmjobs.model import JobState
 from vmjobs.wire import BuildState
 
 _State = TypeVar("_State", bound=StrEnum)
 
 #: In this phase a VM has ended and uses no resources of its node.
-_HOLDS_NOTHING: Final = Phase.GONE.value
+_ENDED_PHASE: Final = Phase.GONE.value
 
 
 @dataclass
@@ -40,12 +40,12 @@ class ClusterFigures:
     """
 
     target: int = 0
-    members: Counter[MemberState] = field(default_factory=Counter)
+    members: Counter[ClusterVmState] = field(default_factory=Counter)
     busy: int = 0
     failures: int = 0
     outdated: int = 0
-    happened: Counter[Happened] = field(default_factory=Counter)
-    states: Counter[MemberState] = field(default_factory=Counter)
+    event_count: Counter[ClusterEventKind] = field(default_factory=Counter)
+    states: Counter[ClusterVmState] = field(default_factory=Counter)
 
 
 @dataclass
@@ -66,12 +66,12 @@ class SiteFigures:
 
 
 @dataclass(frozen=True)
-class GuardFigures:
+class BackoffFigures:
     """An active failure backoff. image: digest. node: empty: all nodes. failures: in a row."""
 
     image: str
     node: str
-    state: GuardState
+    state: BackoffState
     failures: int
 
 
@@ -87,7 +87,7 @@ class Figures:
     clusters: Mapping[str, ClusterFigures] = field(default_factory=dict)
     sites: Mapping[str, SiteFigures] = field(default_factory=dict)
     pools: Mapping[str, bool] = field(default_factory=dict)
-    guards: Sequence[GuardFigures] = ()
+    guards: Sequence[BackoffFigures] = ()
     images: int = 0
     image_bytes: int = 0
     stored_bytes: int = 0
@@ -99,17 +99,17 @@ def figures(database: Database, lease: timedelta, present: datetime) -> Figures:
     lease: time without contact after which a node counts as lost.
     """
     with database.read() as session:
-        world = load(session, lease, present, planning=False)
+        snapshot = load_snapshot(session, lease, present, planning=False)
         images = select(func.count(), func.coalesce(func.sum(ImageRow.size), 0)).select_from(ImageRow)
         count, size = session.execute(images).one()
         stored = session.scalar(select(func.coalesce(func.sum(SegmentRow.stored), 0)))
         return Figures(
             jobs=_by_state(session, JobRow.state, JobState),
             builds=_by_state(session, BuildRow.state, BuildState),
-            clusters=_clusters(world),
-            sites=_sites(session, world),
+            clusters=_clusters(snapshot),
+            sites=_sites(session, snapshot),
             guards=_guards(session, present),
-            pools={name: not row.problem for name, row in world.pools.items()},
+            pools={name: not row.problem for name, row in snapshot.pools.items()},
             images=count,
             image_bytes=int(size),
             stored_bytes=int(stored or 0),
@@ -123,17 +123,19 @@ def _by_state(
     return {states(state): count for state, count in found}
 
 
-def _clusters(world: World) -> dict[str, ClusterFigures]:
-    found = {name: ClusterFigures(_target(row)) for name, row in world.clusters.items()}
-    for row in world.members.values():
+def _clusters(snapshot: Snapshot) -> dict[str, ClusterFigures]:
+    found = {name: ClusterFigures(_target(row)) for name, row in snapshot.clusters.items()}
+    for row in snapshot.members.values():
         cluster = found[row.cluster]
-        cluster.members[present_state(row, world.heard(row))] += 1
+        cluster.members[present_state(row, snapshot.heard(row))] += 1
         cluster.busy += row.busy
         cluster.failures += row.failures
-        cluster.outdated += row.generation != world.clusters[row.cluster].generation
-    for name, declared in world.clusters.items():
-        found[name].happened.update({what: happened(declared, what) for what in Happened})
-        found[name].states.update({state: came_to(declared, state) for state in MemberState})
+        cluster.outdated += row.generation != snapshot.clusters[row.cluster].generation
+    for name, declared in snapshot.clusters.items():
+        found[name].event_count.update({what: event_count(declared, what) for what in ClusterEventKind})
+        found[name].states.update(
+            {state: state_entry_count(declared, state) for state in ClusterVmState}
+        )
     return found
 
 
@@ -141,15 +143,19 @@ def _target(row: ClusterRow) -> int:
     return 0 if row.deleting or row.draining else row.target
 
 
-def _guards(session: Session, present: datetime) -> tuple[GuardFigures, ...]:
-    query = select(GuardRow).where(GuardRow.until.is_not(None)).order_by(GuardRow.image, GuardRow.node)
-    guards = [guard_of(row) for row in session.scalars(query)]
-    return tuple(GuardFigures(g.image, g.node, g.state(present), g.failures) for g in guards)
+def _guards(session: Session, present: datetime) -> tuple[BackoffFigures, ...]:
+    query = (
+        select(BackoffRow)
+        .where(BackoffRow.until.is_not(None))
+        .order_by(BackoffRow.image, BackoffRow.node)
+    )
+    guards = [backoff_of(row) for row in session.scalars(query)]
+    return tuple(BackoffFigures(g.image, g.node, g.state(present), g.failures) for g in guards)
 
 
-def _sites(session: Session, world: World) -> dict[str, SiteFigures]:
+def _sites(session: Session, snapshot: Snapshot) -> dict[str, SiteFigures]:
     found: dict[str, SiteFigures] = defaultdict(SiteFigures)
-    for node in world.nodes.values():
+    for node in snapshot.nodes.values():
         site = found[node.site]
         if not node.alive:
             site.lost += 1
@@ -157,18 +163,18 @@ def _sites(session: Session, world: World) -> dict[str, SiteFigures]:
         site.alive += 1
         site.offered_cpus += node.cpus
         site.offered_memory += node.memory
-    for row in filter(_holds_room, world.members.values()):
-        if world.heard(row):
-            site = found[world.nodes[row.node].site]
+    for row in filter(_uses_resources, snapshot.members.values()):
+        if snapshot.heard(row):
+            site = found[snapshot.nodes[row.node].site]
             site.taken_cpus += row.cpus
             site.taken_memory += row.memory
-    asked = select(NodeShareRow.node, NodeShareRow.tokens, NodeShareRow.refusals)
+    asked = select(AssignmentRow.node, AssignmentRow.tokens, AssignmentRow.refusals)
     for name, tokens, refusals in session.execute(asked):
-        site = found[world.nodes[name].site if name in world.nodes else ""]
+        site = found[snapshot.nodes[name].site if name in snapshot.nodes else ""]
         site.tokens += tokens
         site.refusals += refusals
     return dict(found)
 
 
-def _holds_room(row: MemberRow) -> bool:
-    return bool(row.node) and row.phase != _HOLDS_NOTHING
+def _uses_resources(row: ClusterVmRow) -> bool:
+    return bool(row.node) and row.phase != _ENDED_PHASE

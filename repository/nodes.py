@@ -8,18 +8,18 @@ from typing import Final
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from repository.core import Core
+from repository.core import RepositoryCore
 from repository.models import NodeRow
-from repository.paging import Window
+from repository.paging import PageRequest
 from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.model import now as utc_now
 
 #: A node without contact for longer is not alive.
-LIVE: Final = timedelta(minutes=5)
+LIVE_FOR: Final = timedelta(minutes=5)
 
 
-class Nodes(Core):
+class Nodes(RepositoryCore):
     """The nodes' part of the repository."""
 
     def put_node(self, node: Node) -> None:
@@ -41,11 +41,11 @@ class Nodes(Core):
 
     def live_nodes(self) -> list[Node]:
         """Return the nodes with contact in the last five minutes, by name."""
-        query = select(NodeRow).order_by(NodeRow.name).where(NodeRow.heard >= utc_now() - LIVE)
+        query = select(NodeRow).order_by(NodeRow.name).where(NodeRow.heard >= utc_now() - LIVE_FOR)
         with self.database.read() as session:
             return [Node.model_validate(row.description) for row in session.scalars(query)]
 
-    def node_page(self, page: Window) -> tuple[list[Node], str]:
+    def node_page(self, page: PageRequest) -> tuple[list[Node], str]:
         """Return one page of all nodes, by name, and the cursor of the next page."""
         query = select(NodeRow).order_by(NodeRow.name).where(NodeRow.name > page.cursor)
         with self.database.read() as session:

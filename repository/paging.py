@@ -13,7 +13,7 @@ T = TypeVar("T")
 MAX_PAGE: Final = 1000
 
 
-class Window(NamedTuple):
+class PageRequest(NamedTuple):
     """A request for one page. limit: entries at most. cursor: from the page before, or empty."""
 
     limit: int = MAX_PAGE
@@ -30,12 +30,12 @@ class Window(NamedTuple):
         return rows[: self.limit], cursor_of(rows[self.limit - 1]) if more else ""
 
 
-def all_pages(page: Callable[[Window], tuple[Sequence[T], str]]) -> list[T]:
+def all_pages(page: Callable[[PageRequest], tuple[Sequence[T], str]]) -> list[T]:
     """Return a whole list, page by page."""
     found: list[T] = []
     cursor = ""
     while True:
-        some, cursor = page(Window(cursor=cursor))
+        some, cursor = page(PageRequest(cursor=cursor))
         found += some
         if not cursor:
             return found

@@ -8,33 +8,33 @@ Every method may also raise ``Unavailable("database", …)``; foreign exceptions
 from __future__ import annotations
 
 from repository.attempts import Attempts
-from repository.batch import Batch, Leftover
 from repository.blobs import BlobReader, BlobStore
 from repository.condor_jobs import CondorJobs
+from repository.condor_sync import CondorSync, JobToRemove
 from repository.database import Database
 from repository.images import Images
 from repository.migrations import upgrade
 from repository.objects import open_objects
-from repository.reading import Reading
+from repository.queries import JobQueries
 from repository.streams import StreamReader, StreamStore
 from repository.submissions import Submissions
-from repository.views import JobPage, OutputList, Publish, Submitted
+from repository.views import JobPage, OutputList, PublishArray, SubmissionResult
 from vmjobs.config import Config
 
 __all__ = [
     "BlobReader",
     "JobPage",
-    "Leftover",
+    "JobToRemove",
     "OutputList",
-    "Publish",
+    "PublishArray",
     "Repository",
     "StreamReader",
-    "Submitted",
+    "SubmissionResult",
     "open_repository",
 ]
 
 
-class Repository(Submissions, Reading, Attempts, CondorJobs, Batch):
+class Repository(Submissions, JobQueries, Attempts, CondorJobs, CondorSync):
     """Jobs, their files, and the nodes that run them.
 
     ``images`` has the images they boot, ``builds`` the builds of images, ``clusters`` the virtual

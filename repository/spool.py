@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from vmjobs.durable import sync_directory
 from vmjobs.errors import StorageFull, Unavailable, reason_of
+from vmjobs.fsync import sync_directory
 
 #: A temporary file younger than this may not have been locked by its writer yet (seconds).
 SETTLE_SECONDS: Final = 60.0
@@ -46,7 +46,7 @@ class Spool:
         finally:
             with translated():
                 path.unlink(missing_ok=True)
-                _drop(file)
+                _close_unlinked(file)
 
     def clean(self) -> int:
         """Remove leftovers of killed writers; return their number.  Raises Unavailable("storage")."""
@@ -55,7 +55,7 @@ class Spool:
             return sum(map(_remove_if_abandoned, paths))
 
 
-def _drop(file: BinaryIO) -> None:
+def _close_unlinked(file: BinaryIO) -> None:
     """Close a file whose name is gone; ignore that its last bytes find no space."""
     try:
         file.close()

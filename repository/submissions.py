@@ -11,16 +11,16 @@ from typing import Final
 from sqlalchemy import and_, select, update
 from sqlalchemy.exc import IntegrityError
 
+from repository.blob_owners import BlobOwnership, mark_blobs_used
 from repository.ids import new_ids
 from repository.images import Viewer
 from repository.models import EventRow, JobRow, SubmissionRow
 from repository.nodes import Nodes
-from repository.possession import Possession, use_blobs
-from repository.reading import visible
-from repository.selection import selected, states
+from repository.queries import find_job
+from repository.selection import load_states, select_jobs
 from repository.transitions import move_all
-from repository.validation import check, missing_inputs, unknown_image
-from repository.views import Publish, PublishJobs, Submitted, views
+from repository.validation import missing_inputs, unknown_image, validate_job
+from repository.views import PublishArray, PublishJobs, SubmissionResult, job_views
 from vmjobs.errors import (
     Conflict,
     Fault,
@@ -35,10 +35,10 @@ from vmjobs.model import Job, JobAction, JobSpec, JobState, Reason, ReasonCode, 
 from vmjobs.model import now as utc_now
 
 logger = logging.getLogger(__name__)
-MAX_KEY = 255
+MAX_KEY_LENGTH = 255
 
 
-class Submissions(Nodes, Possession):
+class Submissions(Nodes, BlobOwnership):
     """The submitting part of the repository."""
 
     def submit(
@@ -46,9 +46,9 @@ class Submissions(Nodes, Possession):
         owner: str,
         submission: Submission,
         key: str = "",
-        publish: Publish | None = None,
+        publish: PublishArray | None = None,
         groups: frozenset[str] = frozenset(),
-    ) -> Submitted:
+    ) -> SubmissionResult:
         """Store ``count`` jobs and publish the array's id before the commit.
 
         groups: of the owner; images that are shared with them may be used, too.
@@ -61,25 +61,27 @@ class Submissions(Nodes, Possession):
             IdempotencyConflict: ``key`` was used with another body.
             Unavailable: what ``publish`` raises (``broker``); then nothing is stored.
         """
-        if len(key) > MAX_KEY or not key.isprintable():
-            fault = Fault("Idempotency-Key", "bad_key", f"at most {MAX_KEY} printable characters")
+        if len(key) > MAX_KEY_LENGTH or not key.isprintable():
+            fault = Fault(
+                "Idempotency-Key", "bad_key", f"at most {MAX_KEY_LENGTH} printable characters"
+            )
             raise InvalidRequest("the idempotency key is refused", faults=[fault])
         body = body_digest(submission)
-        if seen := self._seen(owner, key, body):
+        if seen := self._find_earlier(owner, key, body):
             return seen
         viewer = Viewer(owner, groups)
         nodes = self.live_nodes()
         spec = submission.spec
-        image = check(spec, self.config, nodes, self.images, viewer, self.blob_size)
+        image = validate_job(spec, self.config, nodes, self.images, viewer, self.blob_size)
         try:
-            parent = _parent(owner, submission, key, image.digest)
+            parent = _new_submission(owner, submission, key, image.digest)
             return self._store(parent, spec, viewer, publish)
         except IntegrityError as error:  # a concurrent request with the same key was first
-            if seen := self._seen(owner, key, body):
+            if seen := self._find_earlier(owner, key, body):
                 return seen
             raise Unavailable("database", f"the submission was not stored: {error.orig}") from error
 
-    def _seen(self, owner: str, key: str, body: str) -> Submitted | None:
+    def _find_earlier(self, owner: str, key: str, body: str) -> SubmissionResult | None:
         """Return the jobs of an earlier submission with this key."""
         if not key:
             return None
@@ -97,11 +99,11 @@ class Submissions(Nodes, Possession):
             rows = session.scalars(
                 select(JobRow).where(JobRow.array_id == earlier.id).order_by(JobRow.index)
             ).all()
-            return Submitted(earlier.id, views(session, rows), False)
+            return SubmissionResult(earlier.id, job_views(session, rows), False)
 
     def _store(
-        self, parent: SubmissionRow, spec: JobSpec, viewer: Viewer, publish: Publish | None
-    ) -> Submitted:
+        self, parent: SubmissionRow, spec: JobSpec, viewer: Viewer, publish: PublishArray | None
+    ) -> SubmissionResult:
         ids = new_ids(parent.count)
         with self.database.write() as session:
             try:
@@ -110,16 +112,16 @@ class Submissions(Nodes, Possession):
             except NotFound as error:
                 faults = [unknown_image(error)]
                 raise InvalidSpec("the job cannot run here", faults=faults) from error
-            lost = use_blobs(session, parent.owner, {file.digest for file in spec.inputs})
+            lost = mark_blobs_used(session, parent.owner, {file.digest for file in spec.inputs})
             if faults := list(missing_inputs(spec, lost)):  # collected a moment ago
                 raise InvalidSpec("the job cannot run here", faults=faults)
             session.add(parent)
             session.flush()  # check that the key is unique before publishing
-            rows = [_queued(parent, job, number, notice) for number, job in enumerate(ids)]
+            rows = [_new_job(parent, job, number, notice) for number, job in enumerate(ids)]
             session.add_all(rows)
             session.flush()
-            session.add_all(_first_event(row) for row in rows)
-            result = Submitted(parent.id, views(session, rows), True)
+            session.add_all(_new_event(row) for row in rows)
+            result = SubmissionResult(parent.id, job_views(session, rows), True)
             if publish is not None:
                 publish(parent.id)
         return result
@@ -130,10 +132,10 @@ class Submissions(Nodes, Possession):
         Raises NotFound; Conflict for a job that has ended by itself.
         """
         with self.database.read() as session:
-            visible(session, job_id, owner)  # refuse ids of arrays
+            find_job(session, job_id, owner)  # refuse ids of arrays
         self.change_jobs(JobAction.CANCEL, JobSelection(jobs=(job_id,)), owner, publish)
         with self.database.read() as session:
-            (job,) = views(session, [visible(session, job_id, owner)])
+            (job,) = job_views(session, [find_job(session, job_id, owner)])
         if job.state.final and job.state is not JobState.CANCELED:
             raise Conflict(f"the job is {job.state} already: there is nothing to cancel")
         return job
@@ -154,20 +156,20 @@ class Submissions(Nodes, Possession):
         Raises:
             NotFound: one of them does not exist; then nothing is done.
             AmbiguousId: several ids begin with one of them.
-            InvalidRequest: more than ``MAX_SELECTED`` jobs.
+            InvalidRequest: more than ``MAX_SELECTED_JOBS`` jobs.
             Unavailable: what ``publish`` raises, when jobs are held or released.
         """
-        before, after, why = _BY_ITS_OWNER[action]
+        before, after, why = _OWNER_ACTIONS[action]
         nowhere = and_(JobRow.dispatched.is_(None), JobRow.attempt == "")
         with self.database.write() as session:
-            ids = selected(session, selection, owner)
+            ids = select_jobs(session, selection, owner)
             if action is JobAction.CANCEL:
                 move_all(session, ids, before, why)
             chosen = and_(JobRow.id.in_(ids), JobRow.state == before.value)
             never = session.scalars(select(JobRow.id).where(chosen, nowhere)).all()
             changed = JobRow.id.in_(move_all(session, never, after, why))
             session.execute(update(JobRow).where(changed).values(settled=after.final))
-            found = states(session, ids)
+            found = load_states(session, ids)
         live = [job.id for job in found if not job.state.final]
         if publish is not None and live:
             try:
@@ -180,7 +182,7 @@ class Submissions(Nodes, Possession):
 
 
 #: Old state, new state and reason for each action on jobs that no scheduler has.
-_BY_ITS_OWNER: Final[Mapping[JobAction, tuple[JobState, JobState, Reason]]] = {
+_OWNER_ACTIONS: Final[Mapping[JobAction, tuple[JobState, JobState, Reason]]] = {
     JobAction.CANCEL: (
         JobState.CANCELING,
         JobState.CANCELED,
@@ -205,7 +207,7 @@ def body_digest(submission: Submission) -> str:
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-def _parent(owner: str, submission: Submission, key: str, image: str) -> SubmissionRow:
+def _new_submission(owner: str, submission: Submission, key: str, image: str) -> SubmissionRow:
     return SubmissionRow(
         id=new_ids(1)[0],
         owner=owner,
@@ -219,7 +221,7 @@ def _parent(owner: str, submission: Submission, key: str, image: str) -> Submiss
     )
 
 
-def _queued(parent: SubmissionRow, job_id: str, index: int, notice: str) -> JobRow:
+def _new_job(parent: SubmissionRow, job_id: str, index: int, notice: str) -> JobRow:
     text = "accepted; waiting for the scheduler"
     why = reason(ReasonCode.SUBMITTED, f"{text}; its image is deprecated: {notice}" if notice else text)
     return JobRow(
@@ -246,7 +248,7 @@ def _queued(parent: SubmissionRow, job_id: str, index: int, notice: str) -> JobR
     )
 
 
-def _first_event(row: JobRow) -> EventRow:
+def _new_event(row: JobRow) -> EventRow:
     return EventRow(
         job_id=row.id,
         seq=1,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from celery import Celery
 
-from repository import dispatch, filebroker
+from repository import dispatcher, filebroker
 from repository.broker import (
     BUILD_IMAGE,
     BUILD_QUEUE,
@@ -18,21 +18,21 @@ from repository.broker import (
     CLUSTERS,
     QUEUE,
     SUBMIT_ARRAY,
-    Publisher,
+    TaskPublisher,
     broker_settings,
     file_broker_folder,
 )
-from repository.dispatch import Dispatch
+from repository.dispatcher import DispatchContext
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.model import JobAction
 
 if TYPE_CHECKING:
-    from repository.building import Building
+    from repository.build_worker import BuildContext
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Publisher", "make_builder", "make_celery", "worker_arguments"]
+__all__ = ["TaskPublisher", "make_builder", "make_celery", "worker_arguments"]
 
 #: Periodic tasks, and seconds between their runs.
 PERIODIC: Final = {
@@ -45,7 +45,7 @@ PERIODIC: Final = {
 #: Retries if the schedd does not answer: first wait, longest wait (seconds), attempts. The sweep
 #: handles the jobs later.
 BACKOFF, BACKOFF_MAX, RETRIES = 1, 120, 12
-PATIENT: Final[Mapping[str, Any]] = {
+RETRY_OPTIONS: Final[Mapping[str, Any]] = {
     "autoretry_for": (Unavailable,),
     "retry_backoff": BACKOFF,
     "retry_backoff_max": BACKOFF_MAX,
@@ -53,14 +53,14 @@ PATIENT: Final[Mapping[str, Any]] = {
 }
 
 #: Makes the collaborators; called once in each worker process, at its first task.
-DispatchFactory = Callable[[], Dispatch]
-BuildingFactory = Callable[[], "Building"]
+DispatchFactory = Callable[[], DispatchContext]
+BuildContextFactory = Callable[[], "BuildContext"]
 _Parts = TypeVar("_Parts")
 
 
 def make_celery(config: Config, factory: DispatchFactory) -> Celery:
     """Return the worker's application with its schedule; nothing is connected yet."""
-    app = _bare(config)
+    app = _new_app(config)
     app.conf.update(
         beat_schedule_filename=str(config.data_dir / "beat"),
         beat_schedule={
@@ -68,31 +68,31 @@ def make_celery(config: Config, factory: DispatchFactory) -> Celery:
             for name, every in PERIODIC.items()
         },
     )
-    _add_tasks(app, _Once(factory), config)
+    _add_tasks(app, _PerProcess(factory), config)
     return app
 
 
-def make_builder(config: Config, factory: BuildingFactory) -> Celery:
+def make_builder(config: Config, factory: BuildContextFactory) -> Celery:
     """Return the application of a builder, which only builds images."""
-    app = _bare(config)
-    parts = _Once(factory)
+    app = _new_app(config)
+    parts = _PerProcess(factory)
 
     def build_image(build: str) -> None:
-        from repository import building  # noqa: PLC0415 - its dependencies exist on builders only
+        from repository import build_worker  # noqa: PLC0415 - its dependencies exist on builders only
 
-        building.build_image(parts(), build)
+        build_worker.build_image(parts(), build)
 
     # The message may arrive before the commit.
     app.task(
         build_image,
         name=BUILD_IMAGE,
         shared=False,
-        **{**PATIENT, "autoretry_for": (Unavailable, NotFound)},
+        **{**RETRY_OPTIONS, "autoretry_for": (Unavailable, NotFound)},
     )
     return app
 
 
-def _bare(config: Config) -> Celery:
+def _new_app(config: Config) -> Celery:
     app = Celery("vmjobs", set_as_current=False)
     app.conf.update(broker_settings(config))
     app.conf.update(
@@ -125,7 +125,7 @@ def worker_arguments(
     return [*arguments, "--beat"] if beat else arguments
 
 
-class _Once(Generic[_Parts]):
+class _PerProcess(Generic[_Parts]):
     """Creates the collaborators once for each process: connections must not survive a fork."""
 
     def __init__(self, factory: Callable[[], _Parts]) -> None:
@@ -140,37 +140,37 @@ class _Once(Generic[_Parts]):
             return self._made[1]
 
 
-def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
+def _add_tasks(app: Celery, parts: _PerProcess[DispatchContext], config: Config) -> None:
     def submit_array(array: str) -> None:
-        dispatch.submit_array(parts(), array)
+        dispatcher.submit_array(parts(), array)
 
     def change_jobs(action: str, ids: list[str]) -> None:
-        dispatch.change_jobs(parts(), JobAction(action), ids)
+        dispatcher.change_jobs(parts(), JobAction(action), ids)
 
     # The message may arrive before the commit, or the commit may have failed.
-    early = {**PATIENT, "autoretry_for": (Unavailable, NotFound)}
+    early = {**RETRY_OPTIONS, "autoretry_for": (Unavailable, NotFound)}
     app.task(submit_array, name=SUBMIT_ARRAY, shared=False, **early)
-    app.task(change_jobs, name=CHANGE_JOBS, shared=False, **PATIENT)
+    app.task(change_jobs, name=CHANGE_JOBS, shared=False, **RETRY_OPTIONS)
 
-    def sweep(parts: Dispatch) -> None:
+    def sweep(parts: DispatchContext) -> None:
         if not config.broker_url:
             filebroker.clean(file_broker_folder(config))
-        for build in parts.repository.builds.unattended():
+        for build in parts.repository.builds.mark_overdue_as_sent():
             app.send_task(BUILD_IMAGE, args=(build,), queue=BUILD_QUEUE, ignore_result=True)
-        dispatch.sweep(parts)
+        dispatcher.sweep(parts)
 
     for name, work in (
-        ("vmjobs.track", dispatch.track),
-        (CLUSTERS, dispatch.clusters),
-        ("vmjobs.reconcile", dispatch.reconcile),
+        ("vmjobs.track", dispatcher.track),
+        (CLUSTERS, dispatcher.reconcile_clusters),
+        ("vmjobs.reconcile", dispatcher.reconcile),
         ("vmjobs.sweep", sweep),
-        ("vmjobs.collect", dispatch.collect),
+        ("vmjobs.collect", dispatcher.collect),
     ):
         app.task(_periodic(name, work, parts), name=name, shared=False)
 
 
 def _periodic(
-    name: str, work: Callable[[Dispatch], None], parts: _Once[Dispatch]
+    name: str, work: Callable[[DispatchContext], None], parts: _PerProcess[DispatchContext]
 ) -> Callable[[], None]:
     """Return a task that skips its run while an earlier run still works, in any process."""
 

@@ -20,7 +20,7 @@ from repository.ids import full_id
 from repository.images.sql import add_missing
 from repository.models import TokenRow
 from vmjobs.errors import NotFound, Unauthenticated, Unavailable
-from vmjobs.model import Frozen
+from vmjobs.model import FrozenModel
 from vmjobs.model import now as utc_now
 
 log = logging.getLogger(__name__)
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 #: Seconds after which every process of the service knows that a token was revoked.
 REFRESH_SECONDS: Final = 10.0
 #: How long expired tokens are still listed.
-KEPT: Final = timedelta(days=30)
+LIST_EXPIRED_FOR: Final = timedelta(days=30)
 #: Number of recorded tokens that a process caches.
-REMEMBERED: Final = 65536
+MAX_RECORDED: Final = 65536
 
 
-class TokenRecord(Frozen):
+class TokenRecord(FrozenModel):
     """The record of a token; the token itself is not stored.
 
     id: its ``jti``. kind: ``user``, ``admin``, ``node`` or ``rooster``. subject: its user or node.
@@ -53,10 +53,10 @@ class TokenRegister:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def note(self, token: TokenRecord) -> None:
+    def record(self, token: TokenRecord) -> None:
         """Record a token; repeating it changes nothing. Deletes tokens that expired long ago."""
         with self._database.write() as session:
-            session.execute(delete(TokenRow).where(TokenRow.expires < utc_now() - KEPT))
+            session.execute(delete(TokenRow).where(TokenRow.expires < utc_now() - LIST_EXPIRED_FOR))
             add_missing(session, TokenRow, [token.model_dump()])
 
     def tokens(self, subject: str | None = None, *, everything: bool = False) -> list[TokenRecord]:
@@ -95,7 +95,7 @@ class TokenRegister:
             return frozenset(session.scalars(query))
 
 
-class TokenGate:
+class TokenChecker:
     """Refuses revoked tokens.  Safe to share between threads."""
 
     def __init__(self, register: TokenRegister, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,9 +104,9 @@ class TokenGate:
         self._lock = threading.Lock()
         self._revoked: frozenset[str] | None = None
         self._due = 0.0
-        self._noted: set[str] = set()
+        self._recorded: set[str] = set()
 
-    def admit(self, token: TokenRecord) -> None:
+    def check(self, token: TokenRecord) -> None:
         """Refuse a token that was revoked at least ``REFRESH_SECONDS`` ago; record a new one.
 
         While the database does not answer, the last known revocations apply.
@@ -117,16 +117,16 @@ class TokenGate:
         """
         if token.id in self._known_revoked():
             raise Unauthenticated("the token was revoked", hint="get a new one")
-        if token.id in self._noted:
+        if token.id in self._recorded:
             return
         try:
-            self._register.note(token)
+            self._register.record(token)
         except Unavailable as error:
             log.warning("cannot record a token of %s yet: %s", token.subject, error)
             return
-        if len(self._noted) >= REMEMBERED:
-            self._noted.clear()
-        self._noted.add(token.id)
+        if len(self._recorded) >= MAX_RECORDED:
+            self._recorded.clear()
+        self._recorded.add(token.id)
 
     def _known_revoked(self) -> frozenset[str]:
         with self._lock:

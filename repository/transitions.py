@@ -9,29 +9,29 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from repository.ids import is_id
-from repository.images.keeping import forget_checkpoint
+from repository.images.retention import delete_checkpoint
 from repository.models import EventRow, JobRow
 from vmjobs.errors import NotFound
 from vmjobs.model import TRANSITIONS, JobState, Reason, advance
 from vmjobs.model import now as utc_now
 
 
-def locked(session: Session, job_id: str, owner: str | None = None) -> JobRow:
+def lock_job(session: Session, job_id: str, owner: str | None = None) -> JobRow:
     """Return the job's row, locked until the (write) transaction ends.
 
     Raises NotFound; also for another owner's job.
     """
     if not is_id(job_id):
-        raise missing(job_id)
+        raise job_not_found(job_id)
     found = session.scalars(
         select(JobRow).where(JobRow.id == job_id).with_for_update(of=JobRow)
     ).one_or_none()
     if found is None or (owner is not None and found.owner != owner):
-        raise missing(job_id)
+        raise job_not_found(job_id)
     return found
 
 
-def missing(job_id: str) -> NotFound:
+def job_not_found(job_id: str) -> NotFound:
     """Return the error for a job that does not exist, or that the caller may not see."""
     return NotFound(f"there is no job {job_id[:64]}")
 
@@ -46,7 +46,7 @@ def move(
     """
     row.state = advance(JobState(row.state), new, job_id=row.id).value
     if new.final and row.attempts:
-        forget_checkpoint(session, row.id)
+        delete_checkpoint(session, row.id)
     record(session, row, why, at=at)
 
 
@@ -56,7 +56,7 @@ def move_all(session: Session, ids: Sequence[str], new: JobState, why: Reason) -
     For a final state, the jobs must never have had a checkpoint, as none is deleted here.
     """
     may = [state.value for state, following in TRANSITIONS.items() if new in following]
-    said = {
+    reason_columns = {
         "state": new.value,
         "reason_code": why.code.value,
         "reason_message": why.message,
@@ -65,13 +65,16 @@ def move_all(session: Session, ids: Sequence[str], new: JobState, why: Reason) -
     present = utc_now()
     change = update(JobRow).where(JobRow.id.in_(ids), JobRow.state.in_(may))
     change = change.values(
-        **said, updated=present, version=JobRow.version + 1, events_count=JobRow.events_count + 1
+        **reason_columns,
+        updated=present,
+        version=JobRow.version + 1,
+        events_count=JobRow.events_count + 1,
     )
-    told = change.returning(JobRow.id, JobRow.events_count, JobRow.attempt)
-    moved = session.execute(told, execution_options={"synchronize_session": False}).all()
+    statement = change.returning(JobRow.id, JobRow.events_count, JobRow.attempt)
+    moved = session.execute(statement, execution_options={"synchronize_session": False}).all()
     if moved:
         events = [
-            {"job_id": job, "seq": seq, "time": present, "attempt": attempt, **said}
+            {"job_id": job, "seq": seq, "time": present, "attempt": attempt, **reason_columns}
             for job, seq, attempt in moved
         ]
         session.execute(insert(EventRow), events)
@@ -82,7 +85,7 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
     """Append an event to a locked job's history, in its present state."""
     present = utc_now()
     moment = present if at is None else max(row.updated, min(at, present))
-    explain(row, why, moment)
+    set_reason(row, why, moment)
     row.events_count += 1
     session.add(
         EventRow(
@@ -98,7 +101,7 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
     )
 
 
-def explain(row: JobRow, why: Reason, moment: datetime) -> None:
+def set_reason(row: JobRow, why: Reason, moment: datetime) -> None:
     """Change the reason of a locked job without a line in its history."""
     row.reason_code, row.reason_actor = why.code.value, why.actor.value
     # PostgreSQL refuses NULs, which a guest's message may contain.

@@ -10,35 +10,35 @@ from repository.images import Images, Viewer
 from vmjobs.config import Config
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.model import (
+    CHECKPOINTABLE_KINDS,
     MIB,
-    SAVING,
     HypervisorKind,
     JobSpec,
     NetworkMode,
     Node,
-    cannot_have,
-    too_many,
+    check_cpus,
+    check_image_cpus,
 )
 
 #: Size of a blob, by owner and digest; ``None``: the owner does not have it.
 BlobSize = Callable[[str, str], int | None]
 
 
-class Chosen(NamedTuple):
+class ChosenImage(NamedTuple):
     """The image that will run, and the hypervisor kinds that can boot it, best first."""
 
     digest: str
     kinds: tuple[HypervisorKind, ...]
 
 
-def check(
+def validate_job(
     spec: JobSpec,
     config: Config,
     nodes: Sequence[Node],
     images: Images,
     viewer: Viewer,
     blob_size: BlobSize,
-) -> Chosen:
+) -> ChosenImage:
     """Validate a job; return the image that will run.
 
     nodes: the live nodes; if there are none, their resources are not checked.
@@ -46,20 +46,20 @@ def check(
     of an owner's blob, ``None`` if the owner does not have it.
     Raises InvalidSpec with every fault, not only the first.
     """
-    chosen = Chosen("", tuple(HypervisorKind))
+    chosen = ChosenImage("", tuple(HypervisorKind))
     faults: list[Fault] = []
     try:
         digest = images.resolve(viewer, spec.image)
-        chosen = Chosen(digest, images.kinds(viewer, digest))
+        chosen = ChosenImage(digest, images.kinds(viewer, digest))
         if spec.checkpoint and spec.network is not NetworkMode.NONE:
-            faults += _not_renewing(images.renews(viewer, digest))
+            faults += _not_checkpointable(images.renews(viewer, digest))
     except (NotFound, InvalidRequest) as error:
         faults.append(unknown_image(error))
     faults += _not_bootable(spec, chosen.kinds)
     faults += _beyond_limits(spec, config)
     faults += _beyond_nodes(spec, nodes, chosen.kinds)
-    faults += _unfit_inputs(spec, viewer.user, blob_size)
-    faults += _inputs_in_the_way(spec)
+    faults += _wrong_inputs(spec, viewer.user, blob_size)
+    faults += _conflicting_inputs(spec)
     if faults:
         raise InvalidSpec("the job cannot run here", faults=faults)
     return chosen
@@ -71,7 +71,7 @@ def unknown_image(error: NotFound | InvalidRequest) -> Fault:
     return Fault("image", "unknown_image", text)
 
 
-def narrowed(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> tuple[HypervisorKind, ...]:
+def narrow_kinds(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> tuple[HypervisorKind, ...]:
     """Return the hypervisor kinds that can boot the image and that the job allows."""
     return tuple(kind for kind in kinds if kind in spec.kinds)
 
@@ -81,15 +81,15 @@ def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[
         able = ", ".join(kinds)
         text = f"the image cannot be booted by {spec.hypervisor}, only by {able}"
         yield Fault("hypervisor", "cannot_boot", text)
-    elif why := cannot_have(spec.hypervisor, spec.cpus) or too_many(spec.cpus, kinds):
+    elif why := check_cpus(spec.hypervisor, spec.cpus) or check_image_cpus(spec.cpus, kinds):
         yield Fault("cpus", "above_hypervisor", why)
-    elif not narrowed(spec, kinds):
-        able, want = ", ".join(kinds), " and ".join(SAVING)
+    elif not narrow_kinds(spec, kinds):
+        able, want = ", ".join(kinds), " and ".join(CHECKPOINTABLE_KINDS)
         text = f"only {want} can checkpoint a VM, but the image boots on {able}"
         yield Fault("checkpoint", "cannot_save", text)
 
 
-def _not_renewing(renews: bool) -> Iterator[Fault]:
+def _not_checkpointable(renews: bool) -> Iterator[Fault]:
     if not renews:
         text = "the guest cannot be checkpointed: it does not accept a new token (guest contract 3)"
         yield Fault("checkpoint", "cannot_save", text)
@@ -139,17 +139,19 @@ def _beyond_nodes(
         have, want = ", ".join(sorted(kinds)) or "none", ", ".join(able)
         text = f"no live node has what boots the image ({want}); there is {have}"
         yield Fault("image", "no_node", text)
-    if not before and not any(_fits(spec, node, able) for node in nodes):
+    if not before and not any(_has_resources(spec, node, able) for node in nodes):
         yield Fault("", "no_node", "no single live node has all that the job asks for")
 
 
-def _fits(spec: JobSpec, node: Node, able: tuple[HypervisorKind, ...]) -> bool:
-    kinds = {info.kind for info in node.hypervisors if info.works}.intersection(narrowed(spec, able))
+def _has_resources(spec: JobSpec, node: Node, able: tuple[HypervisorKind, ...]) -> bool:
+    kinds = {info.kind for info in node.hypervisors if info.works}.intersection(
+        narrow_kinds(spec, able)
+    )
     enough = spec.cpus <= node.cpus and spec.memory <= node.memory and spec.disk <= node.disk
     return enough and bool(kinds)
 
 
-def _inputs_in_the_way(spec: JobSpec) -> Iterator[Fault]:
+def _conflicting_inputs(spec: JobSpec) -> Iterator[Fault]:
     """Yield faults for a file at a path that is the folder of another input."""
     folders = {parent for file in spec.inputs for parent in PurePosixPath(file.name).parents}
     for number, file in enumerate(spec.inputs):
@@ -169,7 +171,7 @@ def missing_inputs(spec: JobSpec, lost: Collection[str]) -> Iterator[Fault]:
             )
 
 
-def _unfit_inputs(spec: JobSpec, owner: str, blob_size: BlobSize) -> Iterator[Fault]:
+def _wrong_inputs(spec: JobSpec, owner: str, blob_size: BlobSize) -> Iterator[Fault]:
     sizes = {file.digest: blob_size(owner, file.digest) for file in spec.inputs}
     yield from missing_inputs(spec, [digest for digest, size in sizes.items() if size is None])
     for number, file in enumerate(spec.inputs):

@@ -28,12 +28,12 @@ from vmjobs.model import (
 )
 
 #: Called with an array's id.
-Publish = Callable[[str], None]
+PublishArray = Callable[[str], None]
 #: Called with an action and ids of jobs.
 PublishJobs = Callable[[JobAction, Sequence[str]], None]
 
 
-class Submitted(NamedTuple):
+class SubmissionResult(NamedTuple):
     """The result of a submission. ``created`` is false if the key was used before."""
 
     array: str
@@ -55,7 +55,7 @@ class OutputList(NamedTuple):
     rejected: list[RejectedEntry]
 
 
-def views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
+def job_views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
     """Convert jobs for clients, with a constant number of queries."""
     ids = [row.attempt for row in rows if row.attempt]
     attempts: dict[str, AttemptRow] = {}

@@ -132,7 +132,7 @@ class LocalRun:
     outputs: dict[str, str] = field(default_factory=dict)
 
 
-def run(name: str, folder: Path, *options: str | Path, timeout: float = 400) -> LocalRun:
+def run(name: str, folder: Path, *options: str | Path, timeout: float = 900) -> LocalRun:
     """Run a job in the image of this name; ``folder`` is for its outputs and for the node's state."""
     ref = imported(name, own_kernel="qemu" in options)
     place = Path(tempfile.mkdtemp(prefix="run-", dir=folder))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from images.admission import admit
-from images.formats import Limits
+from images.formats import ImageLimits
 from images.formats.crc32c import crc32c
+from images.inspection import inspect_image
 from vmjobs.errors import ImageRejected
 
 SIZE = 8 * 1024 * 1024
@@ -178,10 +178,12 @@ class Lab:
         return Path(shutil.copy(self.samples[name], self.directory / to))
 
 
-def refused(path: Path, code: str, *, pinned: str | None = None, limits: Limits | None = None) -> str:
+def refused(
+    path: Path, code: str, *, pinned: str | None = None, limits: ImageLimits | None = None
+) -> str:
     """The sentence of the refusal; the code has to be this one."""
     with pytest.raises(ImageRejected) as caught:
-        admit(path, pinned, limits)
+        inspect_image(path, pinned, limits)
     assert caught.value.faults[0].code == code, caught.value.message
     assert caught.value.message == caught.value.faults[0].message
     assert caught.value.exit_code == 65

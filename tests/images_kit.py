@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from vmjobs.agent import endpoint, steps
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.inbox import Inbox, LeaseLost
+from vmjobs.agent.guest_session import GuestSession
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run import Parts, Run, RunSettings
+from vmjobs.agent.run import Run, RunServices, RunSettings
+from vmjobs.agent.run_events import EventQueue, LeaseLost
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
@@ -155,14 +155,14 @@ class Guest:
 
     def remove(self) -> None:
         """Whatever the test came to: no process of this machine is left."""
-        self.run.inbox.put(LeaseLost())
+        self.run.event_queue.put(LeaseLost())
         self.thread.join(DEADLINE)
-        self.run.parts.choose(self.job.spec.hypervisor).destroy(self.machine)
+        self.run.services.choose(self.job.spec.hypervisor).destroy(self.machine)
 
     @property
     def machine(self) -> str:
         """What the hypervisor calls it."""
-        return self.run.parts.journal.machine_name(self.run.attempt)
+        return self.run.services.journal.vm_name(self.run.attempt)
 
     @property
     def report(self) -> Report:
@@ -232,7 +232,7 @@ class Bench:
         self.calls = Calls()
         self._folder = folder
         self._drivers = drivers
-        self._parts = Parts(
+        self._parts = RunServices(
             images=images,
             choose=lambda kind, *_, **__: self._drivers[kind or HypervisorKind.UML],
             journal=Journal(folder / "runs"),
@@ -271,7 +271,7 @@ class Bench:
             on_report=lambda _report: None,
             sinks=sinks,
         )
-        run = Run(job, _NoLease(), self._parts, job.job_id, uuid.uuid4().hex, Inbox())
+        run = Run(job, _NoLease(), self._parts, job.job_id, uuid.uuid4().hex, EventQueue())
         streams = (sinks[name] for name in (StreamName.OUT, StreamName.ERR, StreamName.CONSOLE))
         guest = Guest(run, job, *streams)
         guest.start()
@@ -295,13 +295,13 @@ def bench(
     made = Bench(folder, images, drivers)
     answer = endpoint.answer
 
-    def watched(link: GuestLink, asked: endpoint.Asked) -> endpoint.Answer:
+    def watched(link: GuestSession, asked: endpoint.GuestRequest) -> endpoint.Answer:
         instead = made.calls.note(asked.target)
         return answer(link, asked) if instead is None else (instead, "no")
 
     monkeypatch.setattr(endpoint, "answer", watched)
     # Guests that lost their control loop come back soon.
-    monkeypatch.setattr(endpoint, "MAX_WAIT", 3.0)
+    monkeypatch.setattr(endpoint, "MAX_WAIT_SECONDS", 3.0)
     try:
         yield made
     finally:

@@ -9,7 +9,7 @@ DEFAULT_FILE = "/etc/vmjobs/config.toml"
 #: Long, because a node under full load answers slowly and must not lose its jobs for that.
 ANSWER_SECONDS = 60
 #: The setting as a plain line. It counts only above the first TOML table, where settings are.
-_PLAIN = re.compile(r'^socket *= *"([^"\\]*)" *(?:#.*)?$', re.MULTILINE)
+_SOCKET_LINE = re.compile(r'^socket *= *"([^"\\]*)" *(?:#.*)?$', re.MULTILINE)
 
 
 def default_socket() -> str:
@@ -34,7 +34,11 @@ def agent_socket() -> str:
     if "socket" not in text:
         return default_socket()
     # A multi-line string may contain a line that looks like the setting.
-    found = _PLAIN.search(text.partition("\n[")[0]) if '"""' not in text and "'''" not in text else None
+    found = (
+        _SOCKET_LINE.search(text.partition("\n[")[0])
+        if '"""' not in text and "'''" not in text
+        else None
+    )
     if found:
         return found[1]
     import tomllib  # noqa: PLC0415 - it takes longer to import than the rest of this program

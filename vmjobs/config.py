@@ -23,15 +23,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from vmjobs.agent_socket import DEFAULT_FILE, default_socket
 from vmjobs.errors import ConfigError, Fault, reason_of
 from vmjobs.model import HypervisorKind, faults_of
-from vmjobs.storage import parse_storage_url
+from vmjobs.storage_url import parse_storage_url
 
 PREFIX = "VMJOBS_"
 #: A name that is this similar to a setting's (difflib's ratio) is a misspelling of it.
-_ALIKE: Final = 0.75
+_MISSPELT_RATIO: Final = 0.75
 
 
 #: A host name (RFC 1123, section 2.1).
-_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
+_HOST_NAME: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 
 
 def _home(kind: str, fallback: str) -> Path:
@@ -240,14 +240,14 @@ class Config(BaseModel):
 
     @field_validator("log_level")
     @classmethod
-    def _known_level(cls, value: str) -> str:
+    def _check_log_level(cls, value: str) -> str:
         if value.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
             raise ValueError("must be DEBUG, INFO, WARNING or ERROR")
         return value.upper()
 
     @field_validator("api_url")
     @classmethod
-    def _web_address(cls, value: str) -> str:
+    def _check_api_url(cls, value: str) -> str:
         try:
             address = urlsplit(value)
             good = address.scheme in {"http", "https"} and address.hostname and address.port != 0
@@ -259,31 +259,31 @@ class Config(BaseModel):
 
     @field_validator("listen")
     @classmethod
-    def _host_and_port(cls, value: str) -> str:
+    def _check_listen(cls, value: str) -> str:
         host_and_port(value)
         return value
 
     @field_validator("metrics_listen")
     @classmethod
-    def _nowhere_or_host_and_port(cls, value: str) -> str:
+    def _check_metrics_listen(cls, value: str) -> str:
         if value:
             host_and_port(value)
         return value
 
     @field_validator("storage_url")
     @classmethod
-    def _usable_storage(cls, value: str) -> str:
+    def _check_storage_url(cls, value: str) -> str:
         parse_storage_url(value)
         return value
 
     @field_validator("network_allow", "network_deny")
     @classmethod
-    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for word in value:
             try:
                 IPv4Network(word, strict=False)
             except ValueError:
-                if not _HOST.fullmatch(word) or word.replace(".", "").isdigit():
+                if not _HOST_NAME.fullmatch(word) or word.replace(".", "").isdigit():
                     raise ValueError(
                         f"{word!r} must be an IPv4 address, a network like 192.0.2.0/24 or a host name"
                     ) from None
@@ -291,7 +291,7 @@ class Config(BaseModel):
 
     @field_validator("pools")
     @classmethod
-    def _complete_pools(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_pools(cls, value: dict[str, str]) -> dict[str, str]:
         for name, words in value.items():
             if len(words.split()) not in {3, 4}:
                 raise ValueError(
@@ -305,7 +305,7 @@ class Config(BaseModel):
 
     @field_validator("routes", "pools", mode="before")
     @classmethod
-    def _table_from_text(cls, value: Any) -> Any:
+    def _parse_table(cls, value: Any) -> Any:
         """Parse a table from the environment: ``name=resource;name=resource``."""
         if not isinstance(value, str):
             return value
@@ -314,7 +314,7 @@ class Config(BaseModel):
 
     @field_validator("hypervisors", "job_users", "network_allow", "network_deny", mode="before")
     @classmethod
-    def _words_from_text(cls, value: Any) -> Any:
+    def _parse_words(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
     @property
@@ -349,7 +349,7 @@ def load(
         **_from_environment(environ),
         **(overrides or {}),
     }
-    faults = _misspelt(environ)
+    faults = _misspelt_variables(environ)
     try:
         settings = Config.model_validate(values)
     except ValidationError as error:
@@ -371,7 +371,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[key] for key, name in names.items() if name in known}
 
 
-def _misspelt(environ: Mapping[str, str]) -> list[Fault]:
+def _misspelt_variables(environ: Mapping[str, str]) -> list[Fault]:
     """Report variables that look like a misspelt setting.
 
     Other unknown variables belong to jobs or deployments.
@@ -379,7 +379,7 @@ def _misspelt(environ: Mapping[str, str]) -> list[Fault]:
     found = []
     for variable in filter(lambda name: name.startswith(PREFIX), environ):
         name = variable.removeprefix(PREFIX).lower()
-        meant = get_close_matches(name, Config.model_fields, n=1, cutoff=_ALIKE)
+        meant = get_close_matches(name, Config.model_fields, n=1, cutoff=_MISSPELT_RATIO)
         if meant and name not in Config.model_fields:
             what = f"unknown setting; did you mean {PREFIX}{meant[0].upper()}?"
             found.append(Fault(variable, "unknown_setting", what))

@@ -18,7 +18,7 @@
     │   ├── ImageInUse            unfinished jobs or clusters need the image
     │   ├── VmNotRunning          login to a cluster VM that does not run
     │   ├── LoginUnavailable      a running cluster VM accepts no logins
-    │   └── MissingBlocks         chunks that a segment or content refers to are missing
+    │   └── MissingChunks         chunks that a segment or content refers to are missing
     ├── PayloadTooLarge           more bytes than the limit (413)
     │   └── QuotaExceeded         more bytes than the owner's quota
     ├── StorageFull               the storage is full (507)
@@ -123,7 +123,7 @@ class NotFound(VMJobsError):
     exit_code = 66
 
 
-class SessionOver(NotFound):
+class SessionEnded(NotFound):
     """A login session has ended; the message says why."""
 
     code = "SESSION_OVER"
@@ -180,21 +180,21 @@ class ImageInUse(Conflict):
     code = "IMAGE_IN_USE"
 
 
-class MachineNotRunning(Conflict):
+class VmNotRunning(Conflict):
     """A cluster VM does not run now, so that logins to it are impossible."""
 
     code = "MACHINE_NOT_RUNNING"
     exit_code = 69
 
 
-class NoLogin(Conflict):
+class LoginUnavailable(Conflict):
     """A cluster VM runs but accepts no logins; the message says why."""
 
     code = "NO_LOGIN"
     exit_code = 69
 
 
-class MissingBlocks(Conflict):
+class MissingChunks(Conflict):
     """Chunks of a segment or content are missing; the client must send all of them."""
 
     code = "MISSING_BLOCKS"

@@ -14,20 +14,20 @@ from pathlib import Path
 
 from vmjobs.agent import protocol
 from vmjobs.errors import InvalidRequest, VMJobsError
-from vmjobs.lease import Signals, insist
-from vmjobs.model import GIVEN_BACK, JobState, ReasonCode
+from vmjobs.lease import SignalForwarder, retry_until
+from vmjobs.model import REQUEUE_REASONS, JobState, ReasonCode
 
 log = logging.getLogger(__name__)
 
 
-class Refused(VMJobsError):
+class JobRefused(VMJobsError):
     """The agent or the repository refuses to run this job, here and elsewhere."""
 
     code = "REFUSED"
     exit_code = 125
 
 
-class Failed(VMJobsError):
+class NodeFailure(VMJobsError):
     """The node failed to run the job; another node may run it."""
 
     code = ReasonCode.NODE_FAILED.value
@@ -39,7 +39,7 @@ def run_job(
     token: str,
     on_progress: Callable[[protocol.ProgressMessage | protocol.EndMessage], None],
     patience: float = 120.0,
-    on_leave: Callable[[], object] = lambda: None,
+    on_stop: Callable[[], object] = lambda: None,
 ) -> int:
     """Have the agent at ``path`` run ``job``; returns the exit status of this process.
 
@@ -51,26 +51,28 @@ def run_job(
         NodeFailure: the node could not run the job; HTCondor should run it elsewhere.
         JobRefused: the job was refused, and other nodes would refuse it too.
     """
-    with Signals() as signals:
-        ended = insist(
+    with SignalForwarder() as signals:
+        ended = retry_until(
             str(path),
-            lambda connection, heard: _converse(connection, job, token, on_progress, heard, signals),
+            lambda connection, on_activity: _exchange(
+                connection, job, token, on_progress, on_activity, signals
+            ),
             signals,
             patience,
             log.warning,
         )
         if signals.stopping:
-            on_leave()
+            on_stop()
         return 128 + signals.stopping if ended is None else ended
 
 
-def _converse(
+def _exchange(
     connection: socket.socket,
     job: str,
     token: str,
     on_progress: Callable[[protocol.ProgressMessage | protocol.EndMessage], None],
-    heard: Callable[[], None],
-    signals: Signals,
+    on_activity: Callable[[], None],
+    signals: SignalForwarder,
 ) -> int | None:
     """Run the job over one connection; returns its exit status, or None to ask again."""
     protocol.send(connection, protocol.RunMessage(job=job, token=token))
@@ -82,20 +84,22 @@ def _converse(
         try:
             for message in protocol.receive(connection):
                 if isinstance(message, protocol.ProgressMessage | protocol.EndMessage):
-                    heard()
+                    on_activity()
                 if isinstance(message, protocol.ProgressMessage):
                     on_progress(message)
                 elif isinstance(message, protocol.EndMessage):
                     on_progress(message)
-                    given_back = message.report.state is JobState.PREEMPTED and not signals.stopping
-                    if given_back and message.report.reason.code in GIVEN_BACK:
-                        raise Failed(message.report.reason.message)
-                    return None if given_back else message.exit_code
+                    is_requeued = message.report.state is JobState.PREEMPTED and not signals.stopping
+                    if is_requeued and message.report.reason.code in REQUEUE_REASONS:
+                        raise NodeFailure(message.report.reason.message)
+                    return None if is_requeued else message.exit_code
                 elif isinstance(message, protocol.ErrorMessage):
                     if message.retry:
                         log.warning("%s", message.message)
                         return None
-                    raise (Failed if message.code in GIVEN_BACK else Refused)(message.message)
+                    raise (NodeFailure if message.code in REQUEUE_REASONS else JobRefused)(
+                        message.message
+                    )
         except (ConnectionError, InvalidRequest) as error:
             log.warning("%s", error)
     return None

@@ -10,7 +10,7 @@ from vmjobs.model import JobState
 from vmjobs.wire import Envelope
 
 #: Maximum number of jobs in one request.
-MAX_SELECTED: Final = 10_000
+MAX_SELECTED_JOBS: Final = 10_000
 
 
 class JobSelection(BaseModel):
@@ -20,7 +20,7 @@ class JobSelection(BaseModel):
 
     jobs: tuple[str, ...] = Field(
         default=(),
-        max_length=MAX_SELECTED,
+        max_length=MAX_SELECTED_JOBS,
         description="ids of jobs, or of arrays for all of their jobs",
     )
     state: tuple[JobState, ...] = Field(
@@ -28,7 +28,7 @@ class JobSelection(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _says_which(self) -> JobSelection:
+    def _check_selection(self) -> JobSelection:
         if not (self.jobs or self.state):
             raise ValueError("say which jobs: give jobs, state, or both")
         return self

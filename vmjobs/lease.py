@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-FORWARDED = (
+FORWARDED_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -29,18 +29,18 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 5.0
+FIRST_PAUSE_SECONDS = 0.2
+MAX_PAUSE_SECONDS = 5.0
 
 
-class NotNow(Exception):
+class RetryLater(Exception):
     """The agent cannot run the job now; the text says why. The caller asks again."""
 
 
-def insist(
+def retry_until(
     path: str,
-    converse: Callable[[socket.socket, Callable[[], None]], T | None],
-    signals: Signals,
+    exchange: Callable[[socket.socket, Callable[[], None]], T | None],
+    signals: SignalForwarder,
     patience: float,
     warn: Callable[[str], object] = lambda _why: None,
 ) -> T | None:
@@ -54,35 +54,35 @@ def insist(
     Raises:
         Unavailable: no progress within that time; HTCondor should run the job elsewhere.
     """
-    give_up = time.monotonic() + patience
-    pause = FIRST_PAUSE
+    deadline = time.monotonic() + patience
+    pause = FIRST_PAUSE_SECONDS
     why = f"no agent at {path}"
 
-    def heard() -> None:
-        nonlocal give_up, pause
-        give_up, pause = time.monotonic() + patience, FIRST_PAUSE
+    def on_activity() -> None:
+        nonlocal deadline, pause
+        deadline, pause = time.monotonic() + patience, FIRST_PAUSE_SECONDS
 
     while not signals.stopping:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.connect(path)
-                ended = converse(connection, heard)
+                ended = exchange(connection, on_activity)
             if ended is not None:
                 return ended
             why = f"the agent at {path} closed the connection, or cannot run the job now"
-        except NotNow as refusal:
+        except RetryLater as refusal:
             why = f"the agent at {path} cannot run the job now: {refusal}"
         except OSError as error:
             why = f"no agent at {path}: {reason_of(error)}"
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             raise Unavailable("agent", why)
         warn(f"{why}; asking again in {pause:.1f} s")
         signals.wait(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
     return None
 
 
-class Signals:
+class SignalForwarder:
     """Handles the signals that are forwarded to the agent, while its context lasts.
 
     stopping: the number of the signal that stopped the job; 0: none came.
@@ -90,16 +90,18 @@ class Signals:
 
     def __init__(self) -> None:
         self.stopping = 0
-        self._came = threading.Event()
+        self._stop_event = threading.Event()
         self._send: Callable[[int], object] | None = None
-        self._old: dict[signal.Signals, signal._HANDLER] = {}
+        self._old_handlers: dict[signal.Signals, signal._HANDLER] = {}
 
-    def __enter__(self) -> Signals:
-        self._old = {number: signal.signal(number, self._handle) for number in FORWARDED}
+    def __enter__(self) -> SignalForwarder:
+        self._old_handlers = {
+            number: signal.signal(number, self._handle) for number in FORWARDED_SIGNALS
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
     @contextmanager
@@ -118,12 +120,12 @@ class Signals:
 
     def wait(self, seconds: float) -> None:
         """Wait until ``seconds`` have passed or a stopping signal has come."""
-        self._came.wait(seconds)
+        self._stop_event.wait(seconds)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             self.stopping = number
-            self._came.set()
+            self._stop_event.set()
         if self._send is not None:
             try:
                 self._send(number)

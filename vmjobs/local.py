@@ -29,7 +29,7 @@ from vmjobs.model import (
     StreamName,
     faults_of,
 )
-from vmjobs.paths import below
+from vmjobs.paths import safe_join
 from vmjobs.ports import ContentReceiver, ContentSource
 from vmjobs.terminal import ByteSink
 
@@ -81,8 +81,8 @@ class LocalJob:
     sinks: Mapping[StreamName, ByteSink]
     outputs: list[Output] = field(default_factory=list)
     final: Report | None = None
-    _written: dict[StreamName, int] = field(default_factory=dict)
-    _closed: set[StreamName] = field(default_factory=set)
+    _written_bytes: dict[StreamName, int] = field(default_factory=dict)
+    _closed_streams: set[StreamName] = field(default_factory=set)
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """Take the job: a local job has a single claimant."""
@@ -115,23 +115,23 @@ class LocalJob:
 
     def append(self, stream: StreamName, offset: int, data: bytes) -> None:
         """Write the new bytes of a stream to its sink."""
-        done = self._written.get(stream, 0)
+        done = self._written_bytes.get(stream, 0)
         fresh = data[max(0, done - offset) :]
-        self._written[stream] = done + len(fresh)
+        self._written_bytes[stream] = done + len(fresh)
         sink = self.sinks.get(stream)
-        if sink is None or stream in self._closed:
+        if sink is None or stream in self._closed_streams:
             return
         try:
             sink.write(fresh)
             sink.flush()
         except BrokenPipeError:
-            self._closed.add(stream)  # the reader has closed its end; the job goes on
+            self._closed_streams.add(stream)  # the reader has closed its end; the job goes on
 
     def open_upload(self, size: int) -> ContentReceiver:
         """Fail: a local job has no repository for checkpoints."""
         raise Conflict(f"a job without a repository has no checkpoints: {size} bytes")
 
-    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """Fail: see :meth:`open_upload`."""
         raise Conflict(
             f"a job without a repository has no checkpoints: {checkpoint.machine} ({upload.id})"
@@ -143,7 +143,7 @@ class LocalJob:
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """Write an output below the output directory, atomically."""
-        target = below(self.output_directory, path)
+        target = safe_join(self.output_directory, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -26,12 +26,12 @@ from pydantic import (
 )
 
 from vmjobs.errors import Conflict, Fault, InvalidSpec
-from vmjobs.paths import refusal
+from vmjobs.paths import check_path
 from vmjobs.states import (  # noqa: F401 - they are a part of this model, and imported from here
-    GIVEN_BACK,
-    MAX_TRIES,
-    MENDED_ELSEWHERE,
-    ON_NODE,
+    MAX_ATTEMPTS,
+    ON_NODE_STATES,
+    REQUEUE_REASONS,
+    RETRYABLE,
     TRANSITIONS,
     Actor,
     JobState,
@@ -44,7 +44,7 @@ MAX_SCRIPT_BYTES: Final = 256 * 1024
 MAX_ARRAY: Final = 1000
 
 
-class Frozen(BaseModel):
+class FrozenModel(BaseModel):
     """A value object: immutable, and strict about unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -112,8 +112,8 @@ class JobAction(StrEnum):
 # --------------------------------------------------------------------------- small types
 
 
-def _safe_relative(value: str) -> str:
-    if why := refusal(value):
+def _check_relative(value: str) -> str:
+    if why := check_path(value):
         raise ValueError(f"{why}: it must be a plain path inside the job's directory")
     return value
 
@@ -121,7 +121,7 @@ def _safe_relative(value: str) -> str:
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
-def _environment(value: dict[str, str]) -> dict[str, str]:
+def _check_environment(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if not _ENV_NAME.fullmatch(name):
             # Text after a '=' is probably a value, which may be secret: the message leaves it out.
@@ -132,7 +132,7 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-def _script(value: str) -> str:
+def _check_script(value: str) -> str:
     if value and not value.strip():
         raise ValueError("the script is empty")
     if "\0" in value:
@@ -143,16 +143,16 @@ def _script(value: str) -> str:
     return value
 
 
-def _no_nul(value: str) -> str:
+def _reject_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("must not have a NUL byte")
     return value
 
 
-RelativePath = Annotated[str, StringConstraints(max_length=255), AfterValidator(_safe_relative)]
+RelativePath = Annotated[str, StringConstraints(max_length=255), AfterValidator(_check_relative)]
 
 
-def _not_half_a_digest(value: str) -> str:
+def _reject_short_digest(value: str) -> str:
     if value.startswith("sha256:") and len(value) != len("sha256:") + 64:
         raise ValueError("a digest is 'sha256:' and 64 hexadecimal digits")
     return value
@@ -172,15 +172,15 @@ ImageRef = Annotated[
         pattern=r"^(sha256:[0-9a-f]{64}|([a-z0-9][a-z0-9._-]{0,63}/)?"
         r"[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?)$"
     ),
-    AfterValidator(_not_half_a_digest),
+    AfterValidator(_reject_short_digest),
 ]
 Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._/-]+$")]
-Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_no_nul)]
-Environment = Annotated[dict[str, str], AfterValidator(_environment)]
+Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_reject_nul)]
+Environment = Annotated[dict[str, str], AfterValidator(_check_environment)]
 
 
 @dataclass(frozen=True)
-class Abilities:
+class Capabilities:
     """What the VMs of a hypervisor support.
 
     can_save: they can be saved, and resumed on another node. boots_image_kernel: they boot the
@@ -188,24 +188,26 @@ class Abilities:
     of processors. shared_cpus: the same for VMs with several users, as cluster VMs have.
     """
 
-    saves: bool = True
-    own_kernel: bool = True
+    can_save: bool = True
+    boots_image_kernel: bool = True
     cloud_init: bool = True
     cpus: int = 256
     shared_cpus: int = 256
 
 
 #: A UML VM boots UML's own kernel, and has several processors only if it need not isolate its users
-#: from each other (``vmjobs.hypervisor.uml_boot.catching``); a node's UML kernel may support less.
-ABILITIES: Final[Mapping[HypervisorKind, Abilities]] = MappingProxyType(
+#: from each other (``uml_boot.system_call_parameters``). A UML kernel may support less.
+CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(
     {
-        HypervisorKind.KVM: Abilities(),
-        HypervisorKind.UML: Abilities(saves=False, own_kernel=False, cpus=64, shared_cpus=1),
-        HypervisorKind.QEMU: Abilities(),
+        HypervisorKind.KVM: Capabilities(),
+        HypervisorKind.UML: Capabilities(
+            can_save=False, boots_image_kernel=False, cpus=64, shared_cpus=1
+        ),
+        HypervisorKind.QEMU: Capabilities(),
     }
 )
 #: Hypervisors whose VMs can be saved, and resumed on another node.
-SAVING: Final = tuple(kind for kind, can in ABILITIES.items() if can.saves)
+CHECKPOINTABLE_KINDS: Final = tuple(kind for kind, can in CAPABILITIES.items() if can.can_save)
 #: Prefix of a rule about the console; a regular expression follows.
 CONSOLE_RULE: Final = "console:"
 MAX_PATTERN: Final = 512
@@ -214,37 +216,37 @@ POWEROFF: Final = "poweroff"
 STARTED: Final = "started"
 
 
-def cannot_save(kind: HypervisorKind | None) -> str:
+def check_checkpoint(kind: HypervisorKind | None) -> str:
     """Why a job that demands this hypervisor cannot be checkpointed, or ``""``."""
-    if kind in {None, *SAVING}:
+    if kind in {None, *CHECKPOINTABLE_KINDS}:
         return ""
-    return f"checkpoint is for {' and '.join(SAVING)}: {kind} VMs cannot be saved"
+    return f"checkpoint is for {' and '.join(CHECKPOINTABLE_KINDS)}: {kind} VMs cannot be saved"
 
 
-def most_cpus(kind: HypervisorKind, *, shared: bool = False) -> int:
+def cpu_limit(kind: HypervisorKind, *, shared: bool = False) -> int:
     """Maximum number of processors of a VM. shared: several users share it."""
-    return ABILITIES[kind].shared_cpus if shared else ABILITIES[kind].cpus
+    return CAPABILITIES[kind].shared_cpus if shared else CAPABILITIES[kind].cpus
 
 
-def with_cpus(cpus: int, *, shared: bool = False) -> tuple[HypervisorKind, ...]:
+def kinds_with_cpus(cpus: int, *, shared: bool = False) -> tuple[HypervisorKind, ...]:
     """The hypervisors whose VMs can have so many processors, best first."""
-    return tuple(kind for kind in HypervisorKind if most_cpus(kind, shared=shared) >= cpus)
+    return tuple(kind for kind in HypervisorKind if cpu_limit(kind, shared=shared) >= cpus)
 
 
-def cannot_have(kind: HypervisorKind | None, cpus: int, *, shared: bool = False) -> str:
+def check_cpus(kind: HypervisorKind | None, cpus: int, *, shared: bool = False) -> str:
     """Why a VM of the requested hypervisor cannot have so many processors, or ``""``."""
-    if kind is None or (most := most_cpus(kind, shared=shared)) >= cpus:
+    if kind is None or (most := cpu_limit(kind, shared=shared)) >= cpus:
         return ""
-    able = " or ".join(with_cpus(cpus, shared=shared)) or "none"
+    able = " or ".join(kinds_with_cpus(cpus, shared=shared)) or "none"
     return (
         f"a {kind} VM has at most {most} processor{'s' * (most > 1)}, but {cpus} are requested: "
         f"request fewer, or another hypervisor ({able})"
     )
 
 
-def too_many(cpus: int, kinds: Sequence[HypervisorKind], *, shared: bool = False) -> str:
+def check_image_cpus(cpus: int, kinds: Sequence[HypervisorKind], *, shared: bool = False) -> str:
     """Why no hypervisor for an image supports so many processors, or ``""``."""
-    most = max(most_cpus(kind, shared=shared) for kind in kinds)
+    most = max(cpu_limit(kind, shared=shared) for kind in kinds)
     if most >= cpus:
         return ""
     return (
@@ -253,7 +255,7 @@ def too_many(cpus: int, kinds: Sequence[HypervisorKind], *, shared: bool = False
     )
 
 
-def _rule(value: str, *words: str) -> str:
+def _check_rule(value: str, *words: str) -> str:
     if value in words:
         return value
     pattern = value.removeprefix(CONSOLE_RULE)
@@ -266,15 +268,15 @@ def _rule(value: str, *words: str) -> str:
     return value
 
 
-def _exit_rule(value: str) -> str:
-    return _rule(value, REPORT, POWEROFF)
+def _check_exit_rule(value: str) -> str:
+    return _check_rule(value, REPORT, POWEROFF)
 
 
-def _ready_rule(value: str) -> str:
-    return _rule(value, REPORT, STARTED)
+def _check_ready_rule(value: str) -> str:
+    return _check_rule(value, REPORT, STARTED)
 
 
-class InputFile(Frozen):
+class InputFile(FrozenModel):
     """An input file: its name in the job's directory, and the blob with its bytes."""
 
     name: RelativePath
@@ -282,7 +284,7 @@ class InputFile(Frozen):
     size: int = Field(ge=0, description="bytes")
 
 
-class JobSpec(Frozen):
+class JobSpec(FrozenModel):
     """A user's job specification. Submission resolves a tag in ``image`` to a digest.
 
     exit: how the job ends. ``report``: the guest reports an exit status, by any channel of the guest
@@ -298,10 +300,10 @@ class JobSpec(Frozen):
     strategy: Strategy = Strategy.SCRIPT
     name: str = Field(default="", max_length=128)
     image: ImageRef
-    script: Annotated[str, AfterValidator(_script)] = Field(default="", validate_default=True)
-    exit: Annotated[str, AfterValidator(_exit_rule)] = REPORT
-    ready: Annotated[str, AfterValidator(_ready_rule)] | None = None
-    user_data: Annotated[str, StringConstraints(max_length=64 * 1024), AfterValidator(_no_nul)] = ""
+    script: Annotated[str, AfterValidator(_check_script)] = Field(default="", validate_default=True)
+    exit: Annotated[str, AfterValidator(_check_exit_rule)] = REPORT
+    ready: Annotated[str, AfterValidator(_check_ready_rule)] | None = None
+    user_data: Annotated[str, StringConstraints(max_length=64 * 1024), AfterValidator(_reject_nul)] = ""
     arguments: tuple[Argument, ...] = Field(default=(), max_length=256)
     environment: Environment = Field(default_factory=dict)
     inputs: tuple[InputFile, ...] = Field(default=(), max_length=1000)
@@ -323,7 +325,7 @@ class JobSpec(Frozen):
     )
 
     @model_validator(mode="after")
-    def _names_differ(self) -> JobSpec:
+    def _check_input_names(self) -> JobSpec:
         names = [f.name for f in self.inputs]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -332,14 +334,14 @@ class JobSpec(Frozen):
 
     @field_validator("script")
     @classmethod
-    def _has_script(cls, value: str, info: ValidationInfo) -> str:
+    def _require_script(cls, value: str, info: ValidationInfo) -> str:
         # A field validator, so that this fault is listed together with those of other fields.
         if not value and info.data.get("strategy") is Strategy.SCRIPT:
             raise ValueError("a job of the strategy 'script' needs a script")
         return value
 
     @model_validator(mode="after")
-    def _fits_strategy(self) -> JobSpec:
+    def _check_strategy(self) -> JobSpec:
         if self.strategy is not Strategy.SCRIPT:
             return self
         if self.exit != REPORT or self.ready not in {None, REPORT} or self.user_data:
@@ -347,35 +349,37 @@ class JobSpec(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _can_be_saved(self) -> JobSpec:
+    def _check_checkpointable(self) -> JobSpec:
         if not self.checkpoint:
             return self
         if self.strategy is not Strategy.SCRIPT:
             raise ValueError("checkpoint is for the strategy 'script' only")
-        if why := cannot_save(self.hypervisor):
+        if why := check_checkpoint(self.hypervisor):
             raise ValueError(why)
         return self
 
     @property
     def kinds(self) -> tuple[HypervisorKind, ...]:
         """The hypervisors that the specification allows."""
-        able = (k for k in with_cpus(self.cpus) if ABILITIES[k].saves or not self.checkpoint)
+        able = (
+            k for k in kinds_with_cpus(self.cpus) if CAPABILITIES[k].can_save or not self.checkpoint
+        )
         return tuple(kind for kind in able if self.hypervisor in {None, kind})
 
     @property
-    def readiness(self) -> str:
+    def ready_rule(self) -> str:
         """The effective rule for ``ready``."""
         return self.ready or (REPORT if self.exit == REPORT else STARTED)
 
 
-class Submission(Frozen):
+class Submission(FrozenModel):
     """The body of ``POST /v1/jobs``: one spec, run ``count`` times as an array."""
 
     spec: JobSpec
     count: int = Field(default=1, ge=1, le=MAX_ARRAY, strict=True)
 
 
-class ExitStatus(Frozen):
+class ExitStatus(FrozenModel):
     """How the script ended: either ``code`` or ``signal``. channel: of the report."""
 
     code: int | None = Field(default=None, ge=0, le=255)
@@ -383,7 +387,7 @@ class ExitStatus(Frozen):
     channel: ExitChannel
 
     @model_validator(mode="after")
-    def _one_of(self) -> ExitStatus:
+    def _check_one_of(self) -> ExitStatus:
         if (self.code is None) == (self.signal is None):
             raise ValueError("exactly one of code and signal")
         return self
@@ -399,7 +403,7 @@ class ExitStatus(Frozen):
         return self.code if self.code is not None else 128 + (self.signal or 0)
 
 
-class Reason(Frozen):
+class Reason(FrozenModel):
     """A reason: a stable code, a sentence, and who must act."""
 
     code: ReasonCode
@@ -412,7 +416,7 @@ def reason(code: ReasonCode, message: str = "") -> Reason:
     return Reason(code=code, message=message[:8192], actor=actor_for(code))
 
 
-class RejectedEntry(Frozen):
+class RejectedEntry(FrozenModel):
     """An output of the guest that was refused."""
 
     path: str = Field(max_length=4096)
@@ -424,16 +428,16 @@ class RejectedEntry(Frozen):
 #: ``disk``: disk space on the node that holds the VM's writes; ``console``, ``log``: bytes written
 #: there (log: standard output and error); ``output``: bytes of delivered files; ``checkpoint``: bytes
 #: sent and fetched to save and resume its VM.
-AMOUNTS: Final = ("image", "input", "memory", "disk", "console", "log", "output", "checkpoint")
+BYTE_COUNTERS: Final = ("image", "input", "memory", "disk", "console", "log", "output", "checkpoint")
 
-AmountName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,32}$")]
+ByteCounterName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,32}$")]
 #: Below the limit up to which every JSON reader keeps integers exact.
-Amount = Annotated[int, Field(ge=0, lt=2**53)]
-Amounts = Annotated[dict[AmountName, Amount], Field(max_length=32)]
+ByteCount = Annotated[int, Field(ge=0, lt=2**53)]
+ByteCounters = Annotated[dict[ByteCounterName, ByteCount], Field(max_length=32)]
 ProcessorSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Report(Frozen):
+class Report(FrozenModel):
     """An agent's report about an attempt: one event, and the facts known by then.
 
     seconds: durations of finished phases, by name (staging, booting, running, collecting).
@@ -447,7 +451,7 @@ class Report(Frozen):
     hypervisor: HypervisorKind | None = None
     exit: ExitStatus | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
-    bytes: Amounts = Field(default_factory=dict)
+    bytes: ByteCounters = Field(default_factory=dict)
     cpu_seconds: ProcessorSeconds = 0.0
     rejected: tuple[RejectedEntry, ...] = Field(default=(), max_length=1000)
 
@@ -455,14 +459,14 @@ class Report(Frozen):
 AttemptId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
-class AttemptClaim(Frozen):
+class AttemptClaim(FrozenModel):
     """An agent's claim to run a job now. A newer claim fences off older ones."""
 
     attempt: AttemptId
     node: str = Field(min_length=1, max_length=255)
 
 
-class SavedFile(Frozen):
+class SavedFile(FrozenModel):
     """A file of a saved VM. digest: of its content (``images.content``); None if empty."""
 
     name: RelativePath
@@ -470,13 +474,13 @@ class SavedFile(Frozen):
     digest: ContentDigest | None = None
 
     @model_validator(mode="after")
-    def _has_content(self) -> SavedFile:
+    def _check_digest(self) -> SavedFile:
         if (self.size == 0) != (self.digest is None):
             raise ValueError("a file must have a digest if and only if it is not empty")
         return self
 
 
-class Making(Frozen):
+class VmSpec(FrozenModel):
     """The VM of a transparent job, which must be the same where the job resumes.
 
     named: its image, as the job names it; image: the digest. door: the secret that authenticates the
@@ -492,7 +496,7 @@ class Making(Frozen):
     network: NetworkMode
 
 
-class Checkpoint(Frozen):
+class Checkpoint(FrozenModel):
     """A job's saved VM, with all that is needed to resume it.
 
     machine: its name, which it keeps. platform: the driver's name for platforms that can resume it.
@@ -509,16 +513,16 @@ class Checkpoint(Frozen):
     ran: float = Field(ge=0, allow_inf_nan=False)
     heard: int = Field(default=0, ge=0)
     files: tuple[SavedFile, ...] = Field(max_length=32)
-    making: Making | None = None
+    making: VmSpec | None = None
 
 
-class Told(Frozen):
+class LenientModel(FrozenModel):
     """A value object that ignores unknown fields, because a later release may send it."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class JobTicket(Told):
+class JobTicket(LenientModel):
     """The answer to a claim: the spec, and the checkpoint to resume from, if any.
 
     tries_left: number of further attempts if this one fails for a :data:`RETRYABLE` reason.
@@ -534,7 +538,7 @@ class JobTicket(Told):
     tries_left: int = Field(default=0, ge=0)
 
 
-class Output(Frozen):
+class Output(FrozenModel):
     """An output file of a job."""
 
     path: RelativePath
@@ -542,7 +546,7 @@ class Output(Frozen):
     digest: Digest
 
 
-class JobEvent(Frozen):
+class JobEvent(FrozenModel):
     """One event of a job's history. ``seq`` counts from 1 within the job."""
 
     seq: int = Field(ge=1)
@@ -552,7 +556,7 @@ class JobEvent(Frozen):
     attempt: str = ""
 
 
-class CondorRef(Frozen):
+class CondorRef(FrozenModel):
     """A job's identity in HTCondor: schedd name and ``cluster.proc``."""
 
     schedd: str
@@ -561,7 +565,7 @@ class CondorRef(Frozen):
     grid_job_id: str = ""
 
 
-class Job(Frozen):
+class Job(FrozenModel):
     """A job as clients see it."""
 
     id: str
@@ -587,7 +591,7 @@ class Job(Frozen):
     condor: CondorRef | None = None
 
 
-class HypervisorInfo(Frozen):
+class HypervisorInfo(FrozenModel):
     """A node's probe result for one hypervisor. ``works``: a kernel booted."""
 
     kind: HypervisorKind
@@ -602,7 +606,7 @@ class HypervisorInfo(Frozen):
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
 
 
-class Node(Told):
+class Node(LenientModel):
     """An execute node as it registers: its resources, cached images and running jobs.
 
     image_names: names by which jobs referred to cached images. fault: why it accepts no jobs now; "":
@@ -657,13 +661,13 @@ MAX_FAULTS: Final = 1000
 
 
 #: Replaces messages of pydantic that show a regular expression, or mention fields and inputs.
-_PLAIN: Final = {
+_MESSAGES: Final = {
     "string_pattern_mismatch": "has an invalid format",
     "missing": "is missing",
     "extra_forbidden": "is an unknown field",
 }
-_IMAGE_NAMES: Final = "must be like muons:2026 or mygroup/muons:2026, in lower case"
-_SHOULD: Final = re.compile(r"^[A-Z][a-z]+ should ")
+_IMAGE_NAME_MESSAGE: Final = "must be like muons:2026 or mygroup/muons:2026, in lower case"
+_SHOULD_PREFIX: Final = re.compile(r"^[A-Z][a-z]+ should ")
 
 
 def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
@@ -675,16 +679,16 @@ def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
     for item in error.errors(include_url=False, include_context=False):
         where = ".".join(str(part) for part in item["loc"])
         is_name = where == "image" and item["type"] == "string_pattern_mismatch"
-        sentence = _IMAGE_NAMES if is_name else _sentence(item["type"], item["msg"])
+        sentence = _IMAGE_NAME_MESSAGE if is_name else _sentence(item["type"], item["msg"])
         found.append(Fault(f"{prefix}{where}", item["type"], sentence))
     return found
 
 
 def _sentence(kind: str, message: str) -> str:
     """Rephrase a message of pydantic without types and regular expressions."""
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    return _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
+    if kind in _MESSAGES:
+        return _MESSAGES[kind]
+    return _SHOULD_PREFIX.sub("must ", message.removeprefix("Value error, "), count=1)
 
 
 def parse_spec(data: Any) -> JobSpec:

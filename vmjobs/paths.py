@@ -12,7 +12,7 @@ MAX_LENGTH = 255
 MAX_DEPTH = 16
 
 
-def refusal(name: str) -> str:
+def check_path(name: str) -> str:
     """Why ``name`` is not a safe path below a directory; ``""`` if it is."""
     parts = name.split("/")
     found = (
@@ -27,19 +27,19 @@ def refusal(name: str) -> str:
     return next((why for is_it, why in found if is_it), "")
 
 
-def below(directory: Path, name: str) -> Path:
+def safe_join(directory: Path, name: str) -> Path:
     """Join ``directory`` and the untrusted ``name``.
 
     Raises:
         ValueError: the name is not a safe path; the text says why.
     """
-    why = refusal(name)
+    why = check_path(name)
     if why:
         raise ValueError(why)
     return directory / PurePosixPath(name)
 
 
-def matches(name: str, glob: str) -> bool:
+def matches_glob(name: str, glob: str) -> bool:
     """Whether an output's name matches a glob, by the rules of a POSIX shell.
 
     ``*`` and ``?`` do not cross a ``/``; a leading dot must be matched explicitly.

@@ -13,9 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from vmjobs.cluster.session import SessionAnswer
-from vmjobs.cluster.wire import MemberOrder, MemberReports, NodeShare, PoolToken
-from vmjobs.gateway.spec import Gateway, GatewayMachine
+from vmjobs.cluster.ssh_session import SessionAnswer
+from vmjobs.cluster.wire import Assignment, ClusterVmOrder, ClusterVmReports, PoolToken
+from vmjobs.gateway.spec import Gateway, GatewayVm
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import (
     AttemptClaim,
@@ -34,7 +34,7 @@ from vmjobs.model import (
 from vmjobs.relay import ByteStream
 
 #: Called with (bytes done, bytes in all).
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 #: A value that a ClassAd attribute can have.
 ClassAdValue = str | int | float | bool
@@ -71,7 +71,7 @@ class JobSource(Protocol):
     def open_upload(self, size: int) -> ContentReceiver:
         """Open an upload for ``size`` bytes of a checkpoint."""
 
-    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """Store the checkpoint; the repository keeps its files until the next attempt resumes."""
 
     def saved(self) -> ContentSource:
@@ -90,16 +90,16 @@ class CheckpointStore(Protocol):
     def open_upload(self, size: int) -> ContentReceiver:
         """See :class:`JobSource`."""
 
-    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """See :class:`JobSource`."""
 
     def saved(self) -> ContentSource:
         """See :class:`JobSource`."""
 
-    def not_resumed(self) -> None:
+    def report_not_resumed(self) -> None:
         """Report that the attempt could not resume; the second report deletes the checkpoint."""
 
-    def over(self) -> None:
+    def delete_checkpoints(self) -> None:
         """Delete all checkpoints, because the job has ended."""
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class ContentReceiver(Protocol):
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
         """For each of these segments: whether it must be sent."""
 
-    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+    def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
         """For each of these chunks: whether it must be sent."""
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
@@ -136,10 +136,12 @@ class ContentSource(Protocol):
         """A stored segment, by its digest's 32 bytes. Raises NotFound."""
 
 
-class ContentCarrier(Protocol):
+class FileTransfer(Protocol):
     """Transfers files to and from a repository, by chunks."""
 
-    def send(self, path: Path, receiver: ContentReceiver, heed: Callable[[], None]) -> tuple[str, int]:
+    def send(
+        self, path: Path, receiver: ContentReceiver, check_cancelled: Callable[[], None]
+    ) -> tuple[str, int]:
         """Send a file; returns its content's digest, and the number of bytes sent.
 
         check_cancelled: called repeatedly, from any thread; an exception that it raises ends the call.
@@ -149,7 +151,7 @@ class ContentCarrier(Protocol):
         """
 
     def fetch(
-        self, file: SavedFile, source: ContentSource, target: Path, heed: Callable[[], None]
+        self, file: SavedFile, source: ContentSource, target: Path, check_cancelled: Callable[[], None]
     ) -> int:
         """Fetch a file, verified and sparse; returns the number of bytes fetched.
 
@@ -164,7 +166,7 @@ class ContentCarrier(Protocol):
 class ImageSource(Protocol):
     """Images on this node."""
 
-    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+    def prepare(self, digest: str, progress: ProgressCallback | None = None) -> BootImage:
         """Fetch the image unless it is cached, verify it, and return its files.
 
         Raises:
@@ -173,7 +175,9 @@ class ImageSource(Protocol):
             StorageFull: it does not fit onto this node.
         """
 
-    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
+    def lease(
+        self, digest: str, progress: ProgressCallback | None = None
+    ) -> AbstractContextManager[BootImage]:
         """As :meth:`prepare`; the image is not evicted while the context lasts."""
 
     def fetched(self, digest: str) -> int:
@@ -184,7 +188,7 @@ class ImageSource(Protocol):
 
 
 @dataclass(frozen=True)
-class LiveImage:
+class LazyImage:
     """An image that a VM can boot before its root disk is complete.
 
     ready: must be called once the guest is ready; then the rest of the disk is fetched.
@@ -198,7 +202,7 @@ class LiveImage:
     waited: Callable[[], float] = lambda: 0.0
 
 
-class LiveSource(Protocol):
+class LazyImageSource(Protocol):
     """Images that VMs boot before they are complete (setting ``lazy_start``)."""
 
     def live(
@@ -206,8 +210,8 @@ class LiveSource(Protocol):
         digest: str,
         socket: Path,
         failed: Callable[[Exception], object],
-        progress: Progress | None = None,
-    ) -> AbstractContextManager[LiveImage]:
+        progress: ProgressCallback | None = None,
+    ) -> AbstractContextManager[LazyImage]:
         """Lease the image while the context lasts. Raises as :meth:`ImageSource.lease`.
 
         socket: where to listen for readers of the root disk.
@@ -215,7 +219,7 @@ class LiveSource(Protocol):
         """
 
 
-class SeedSource(Protocol):
+class SeedWriter(Protocol):
     """Writes cloud-init data for images that use it."""
 
     def write(self, path: Path, ticket: JobTicket) -> None:
@@ -310,16 +314,16 @@ class Scheduler(Protocol):
 # --------------------------------------------------------------------------- virtual clusters
 
 
-class ShareSource(Protocol):
+class AssignmentSource(Protocol):
     """The service's API about the cluster VMs of a node. Raises ``Unavailable("api", …)``.
 
     ``Forbidden``: the VM does not belong to this node, or has another incarnation now.
     """
 
-    def share(self, seen: int, wait: float) -> NodeShare:
+    def share(self, seen: int, wait: float) -> Assignment:
         """The node's assignment; waits ``wait`` seconds for a revision other than ``seen``."""
 
-    def report(self, reports: MemberReports) -> None:
+    def report(self, reports: ClusterVmReports) -> None:
         """Report the states of cluster VMs."""
 
     def token(self, member: str, incarnation: int) -> PoolToken:
@@ -344,7 +348,7 @@ class SessionSource(Protocol):
         """The VM's side of an accepted session."""
 
 
-class GuestKit(Protocol):
+class GuestFiles(Protocol):
     """Files for the guest of a cluster VM: made by ``condor/``, delivered by the agent.
 
     The guest program runs ``script`` as root. The script finds the other files in its directory, and
@@ -353,12 +357,12 @@ class GuestKit(Protocol):
     accept no new job, let the running ones end, leave the pool, and then end with status 0.
     """
 
-    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+    def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them."""
 
 
 @dataclass(frozen=True)
-class PoolMachine:
+class PoolVm:
     """A cluster VM, as its pool's collector advertises it.
 
     name: may be reused. incarnation: counts the VMs started for this id. id: unique, never reused;
@@ -375,7 +379,7 @@ class PoolMachine:
 
 
 @dataclass(frozen=True)
-class MachineKind:
+class WorkerVmProfile:
     """The properties of a cluster's VMs, present or future.
 
     memory, disk: MiB. attributes, start: as declared. known: attributes of earlier ads of such VMs.
@@ -418,38 +422,38 @@ class ProbeState(StrEnum):
 class Pool(Protocol):
     """An HTCondor pool. Every method raises ``Unavailable("pool", …)``."""
 
-    def machines(self) -> list[PoolMachine]:
+    def machines(self) -> list[PoolVm]:
         """The cluster VMs whose ads are in the collector now, by one query."""
 
-    def probes(self, machines: Sequence[PoolMachine]) -> Mapping[tuple[str, int], ProbeState]:
+    def probes(self, machines: Sequence[PoolVm]) -> Mapping[tuple[str, int], ProbeState]:
         """The states of the probe jobs of exactly these VMs, by id and incarnation.
 
         Submits missing probe jobs. The number of calls does not depend on the number of VMs.
         """
 
-    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
+    def withdraw(self, machines: Sequence[PoolVm]) -> None:
         """Revoke exactly these VMs, and no others of the same names.
 
         The collector rejects their tokens and drops their ads, and their probe jobs are removed.
         """
 
-    def idle(self, kinds: Sequence[MachineKind]) -> Mapping[str, IdleJobs]:
+    def idle(self, kinds: Sequence[WorkerVmProfile]) -> Mapping[str, IdleJobs]:
         """The idle jobs for each of these clusters, by name.
 
         A job that fits several clusters counts for the first one with VMs, else for the first one.
         """
 
-    def offer(self, kinds: Sequence[MachineKind]) -> None:
+    def offer(self, kinds: Sequence[WorkerVmProfile]) -> None:
         """Advertise one offline ad for each of these clusters, and for no others.
 
         Repeated calls keep the ads in the collector.
         """
 
 
-class Minter(Protocol):
+class TokenIssuer(Protocol):
     """Issues pool tokens for VMs."""
 
-    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+    def mint(self, pool: str, machine: PoolVm, seconds: int) -> PoolToken:
         """An IDTOKEN that lets exactly this VM join the pool, and allows nothing else.
 
         Raises:
@@ -460,7 +464,7 @@ class Minter(Protocol):
 # --------------------------------------------------------------------------- gateways
 
 
-class RoleKit(Protocol):
+class RoleFiles(Protocol):
     """Files for the guests of a gateway's VMs, by role: made by ``condor/``.
 
     The guest program runs ``script`` as root for the VM's whole life. The other files are in its
@@ -479,13 +483,11 @@ class RoleKit(Protocol):
         """Keys and other secrets, by file name: made once, stored only on the gateway's host."""
 
     def files(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them. secrets: those of this gateway."""
 
-    def token(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
-    ) -> PoolToken:
+    def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
         """A token for a VM, which it requests with ``GET /v1/token`` from its guest endpoint.
 
         The VM gets SIGUSR2 after half of the token's lifetime, to request a new one.

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from vmjobs.cluster.session import MAX_PIECE, MAX_WAIT
-from vmjobs.errors import SessionOver, VMJobsError
+from vmjobs.cluster.ssh_session import MAX_PIECE_BYTES, MAX_WAIT_SECONDS
+from vmjobs.errors import SessionEnded, VMJobsError
 
 log = logging.getLogger(__name__)
 
 #: Poll interval in seconds for a reader that accepts no bytes, and the number of polls until it fails.
-LOOK_SECONDS: Final = 10.0
-LOOKS: Final = 6
+POLL_SECONDS: Final = 10.0
+MAX_POLLS: Final = 6
 
 
 class ByteStream(Protocol):
@@ -55,42 +55,42 @@ def relay(
             accepted no bytes for a minute.
         OSError: ``sink`` is closed.
     """
-    talking = threading.Thread(target=_talk, args=(stream, source), name="session-out", daemon=True)
-    talking.start()
+    sender = threading.Thread(target=_send_all, args=(stream, source), name="session-out", daemon=True)
+    sender.start()
     try:
-        _hear(stream, sink)
+        _receive_all(stream, sink)
     finally:
         if hang_up is not None:
             hang_up()
-            talking.join()  # it sends all that it has read before the session ends
+            sender.join()  # it sends all that it has read before the session ends
         stream.close()
 
 
-def _hear(stream: ByteStream, sink: int) -> None:
+def _receive_all(stream: ByteStream, sink: int) -> None:
     offset, ended = 0, False
     while not ended:
-        data, ended = stream.receive(offset, MAX_WAIT)
+        data, ended = stream.receive(offset, MAX_WAIT_SECONDS)
         view = memoryview(data)
         while view:
-            _await_room(stream, offset, sink)
+            _wait_writable(stream, offset, sink)
             view = view[os.write(sink, view[: select.PIPE_BUF]) :]  # this many never block
         offset += len(data)
 
 
-def _await_room(stream: ByteStream, offset: int, sink: int) -> None:
+def _wait_writable(stream: ByteStream, offset: int, sink: int) -> None:
     """Wait until a descriptor accepts bytes; a hostile reader may never accept any."""
     poller = select.poll()
     poller.register(sink, select.POLLOUT)
-    for _ in range(LOOKS):
-        if poller.poll(LOOK_SECONDS * 1000):
+    for _ in range(MAX_POLLS):
+        if poller.poll(POLL_SECONDS * 1000):
             return
         stream.receive(
             offset, 0
         )  # returns nothing new, but keeps the session alive, and fails if it has ended
-    raise SessionOver(f"the reader accepted no data for {LOOKS * LOOK_SECONDS:.0f} s")
+    raise SessionEnded(f"the reader accepted no data for {MAX_POLLS * POLL_SECONDS:.0f} s")
 
 
-def _talk(stream: ByteStream, source: int) -> None:
+def _send_all(stream: ByteStream, source: int) -> None:
     offset = 0
     try:
         while True:
@@ -107,18 +107,18 @@ def _talk(stream: ByteStream, source: int) -> None:
 
 def _read(source: int) -> bytes:
     """Read the available bytes, at least one; empty: the end."""
-    data = _piece(source, MAX_PIECE)
+    data = _read_some(source, MAX_PIECE_BYTES)
     poller = select.poll()
     poller.register(source, select.POLLIN)
-    while data and len(data) < MAX_PIECE and poller.poll(0):
-        more = _piece(source, MAX_PIECE - len(data))
+    while data and len(data) < MAX_PIECE_BYTES and poller.poll(0):
+        more = _read_some(source, MAX_PIECE_BYTES - len(data))
         if not more:
             break
         data += more
     return data
 
 
-def _piece(source: int, most: int) -> bytes:
+def _read_some(source: int, most: int) -> bytes:
     try:
         return os.read(source, most)
     except OSError:

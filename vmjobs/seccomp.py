@@ -85,7 +85,7 @@ _KILL: Final = 0x8000_0000
 _ERROR: Final = 0x0005_0000
 
 
-def forbidding(
+def build_filter(
     calls: Iterable[str],
     *,
     clone_with: int = 0,
@@ -110,36 +110,42 @@ def forbidding(
     if machine not in _AUDIT_ARCH:
         raise Unavailable("sandbox", f"the sandbox does not support {machine}")
     column = list(_AUDIT_ARCH).index(machine)
-    lines = [
-        _line(_LOAD, _ARCH_AT),
-        _line(_EQUAL, _AUDIT_ARCH[machine], yes=1),
-        _line(_RETURN, _KILL),
-        _line(_LOAD, _NUMBER_AT),
+    program = [
+        _instruction(_LOAD, _ARCH_AT),
+        _instruction(_EQUAL, _AUDIT_ARCH[machine], yes=1),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER_AT),
     ]
     if machine == "x86_64":
-        lines += [_line(_AT_LEAST, _X32, no=1), _line(_RETURN, _KILL)]
+        program += [_instruction(_AT_LEAST, _X32, no=1), _instruction(_RETURN, _KILL)]
     for call in calls:
         if (number := _NUMBERS[call][column]) is not None:
-            lines += _answer(number, [_line(_RETURN, _ERROR | errno.EPERM)])
-    lines += _answer(_number("clone3", column), [_line(_RETURN, _ERROR | errno.ENOSYS)])
+            program += _if_equal(number, [_instruction(_RETURN, _ERROR | errno.EPERM)])
+    program += _if_equal(_number("clone3", column), [_instruction(_RETURN, _ERROR | errno.ENOSYS)])
     if families is not None:
-        body = [_line(_LOAD, _ARG0_AT)]
+        body = [_instruction(_LOAD, _ARG0_AT)]
         for family in families:
-            body += _answer(family, [_line(_RETURN, _ALLOW)])
-        body.append(_line(_RETURN, _ERROR | errno.EPERM))
-        lines += _answer(_number("socket", column), body)
-    lines += _answer(_number("clone", column), _clone(clone_with, clone_without))
-    lines.append(_line(_RETURN, _ALLOW))
-    return b"".join(lines)
+            body += _if_equal(family, [_instruction(_RETURN, _ALLOW)])
+        body.append(_instruction(_RETURN, _ERROR | errno.EPERM))
+        program += _if_equal(_number("socket", column), body)
+    program += _if_equal(_number("clone", column), _clone_rules(clone_with, clone_without))
+    program.append(_instruction(_RETURN, _ALLOW))
+    return b"".join(program)
 
 
-def _clone(never: int, always: int) -> list[bytes]:
-    lines = [_line(_LOAD, _ARG0_AT)]
-    if never:
-        lines += [_line(_ANY_BIT, never, no=1), _line(_RETURN, _ERROR | errno.EPERM)]
-    if always:
-        lines += [_line(_ANY_BIT, always, yes=1), _line(_RETURN, _ERROR | errno.EPERM)]
-    return [*lines, _line(_RETURN, _ALLOW)]
+def _clone_rules(forbidden: int, required: int) -> list[bytes]:
+    program = [_instruction(_LOAD, _ARG0_AT)]
+    if forbidden:
+        program += [
+            _instruction(_ANY_BIT, forbidden, no=1),
+            _instruction(_RETURN, _ERROR | errno.EPERM),
+        ]
+    if required:
+        program += [
+            _instruction(_ANY_BIT, required, yes=1),
+            _instruction(_RETURN, _ERROR | errno.EPERM),
+        ]
+    return [*program, _instruction(_RETURN, _ALLOW)]
 
 
 def _number(call: str, column: int) -> int:
@@ -149,11 +155,11 @@ def _number(call: str, column: int) -> int:
     return number
 
 
-def _answer(number: int, body: list[bytes]) -> list[bytes]:
+def _if_equal(number: int, body: list[bytes]) -> list[bytes]:
     """Execute ``body``, which must return, if the loaded word is ``number``."""
-    return [_line(_EQUAL, number, no=len(body)), *body]
+    return [_instruction(_EQUAL, number, no=len(body)), *body]
 
 
-def _line(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
+def _instruction(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
     """One instruction; yes, no: instructions to skip if a comparison holds, or fails."""
     return struct.pack("=HBBI", code, yes, no, value)

@@ -44,17 +44,17 @@ class JobState(StrEnum):
 
 
 _S = JobState
-_ENDS: Final = frozenset({_S.FAILED, _S.CANCELING, _S.PREEMPTED, _S.HELD})
+_EARLY_ENDS: Final = frozenset({_S.FAILED, _S.CANCELING, _S.PREEMPTED, _S.HELD})
 
 #: The states that may follow each state. A canceled job is ``CANCELING`` until its VM is known to be
 #: gone; until then it may still finish by itself.
 TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
     _S.QUEUED: frozenset({_S.STAGING, _S.HELD, _S.CANCELING, _S.FAILED}),
-    _S.STAGING: _ENDS | {_S.BOOTING},
-    _S.BOOTING: _ENDS | {_S.RUNNING},
-    _S.RUNNING: _ENDS | {_S.COLLECTING, _S.SUSPENDED},
-    _S.COLLECTING: _ENDS | {_S.COMPLETED},
-    _S.SUSPENDED: _ENDS | {_S.RUNNING},
+    _S.STAGING: _EARLY_ENDS | {_S.BOOTING},
+    _S.BOOTING: _EARLY_ENDS | {_S.RUNNING},
+    _S.RUNNING: _EARLY_ENDS | {_S.COLLECTING, _S.SUSPENDED},
+    _S.COLLECTING: _EARLY_ENDS | {_S.COMPLETED},
+    _S.SUSPENDED: _EARLY_ENDS | {_S.RUNNING},
     _S.HELD: frozenset({_S.QUEUED, _S.CANCELING, _S.FAILED}),
     _S.PREEMPTED: frozenset({_S.QUEUED, _S.CANCELING, _S.FAILED}),
     _S.CANCELING: frozenset({_S.CANCELED, _S.COMPLETED, _S.FAILED}),
@@ -64,7 +64,7 @@ TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
 }
 
 #: States in which an execute node is at work on the job.
-ON_NODE: Final = frozenset({_S.STAGING, _S.BOOTING, _S.RUNNING, _S.SUSPENDED, _S.COLLECTING})
+ON_NODE_STATES: Final = frozenset({_S.STAGING, _S.BOOTING, _S.RUNNING, _S.SUSPENDED, _S.COLLECTING})
 
 
 class ReasonCode(StrEnum):
@@ -130,7 +130,7 @@ _SERVICE_CODES: Final = frozenset(
 )
 
 #: Failures for which the job may succeed on another node, and that its user cannot fix.
-MENDED_ELSEWHERE: Final = frozenset(
+RETRYABLE: Final = frozenset(
     {
         ReasonCode.NODE_FAILED,
         ReasonCode.NO_HYPERVISOR,
@@ -140,9 +140,9 @@ MENDED_ELSEWHERE: Final = frozenset(
     }
 )
 #: Reasons to requeue a job that must not run on the same node again.
-GIVEN_BACK: Final = MENDED_ELSEWHERE | {ReasonCode.NOT_RESUMED}
+REQUEUE_REASONS: Final = RETRYABLE | {ReasonCode.NOT_RESUMED}
 #: Maximum number of attempts at a job that fails for reasons in :data:`RETRYABLE`.
-MAX_TRIES: Final = 5
+MAX_ATTEMPTS: Final = 5
 
 
 def actor_for(code: ReasonCode) -> Actor:

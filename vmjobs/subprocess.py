@@ -19,7 +19,7 @@ from pathlib import Path
 from vmjobs.errors import VMJobsError, reason_of
 
 #: Interval of the calls that may cancel a program, in seconds.
-WAIT_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 #: Maximum length of a failed program's output in a message, in characters.
 MAX_QUOTED = 2000
 
@@ -27,7 +27,7 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_H
 
 
 @dataclass(frozen=True)
-class Result:
+class ProgramResult:
     """The result of a program. ``seconds`` is wall-clock time."""
 
     argv: tuple[str, ...]
@@ -65,9 +65,9 @@ def run(
     data: bytes = b"",
     check: bool = True,
     error: type[VMJobsError] = VMJobsError,
-    waiting: Callable[[], object] | None = None,
+    check_cancelled: Callable[[], object] | None = None,
     inherit: Sequence[int] = (),
-) -> Result:
+) -> ProgramResult:
     """Run a program to its end.
 
     Args:
@@ -90,10 +90,10 @@ def run(
     began = time.monotonic()
     try:
         with (
-            contextlib.ExitStack() as leash,
+            contextlib.ExitStack() as stack,
             subprocess.Popen(
                 words,
-                stdin=subprocess.PIPE if waiting is None else _open_pipe(leash),
+                stdin=subprocess.PIPE if check_cancelled is None else _open_pipe(stack),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment(env),
@@ -103,28 +103,28 @@ def run(
             ) as process,
         ):
             try:
-                stdout, stderr = _communicate(process, data, began + timeout, waiting)
+                stdout, stderr = _communicate(process, data, began + timeout, check_cancelled)
             except BaseException:
                 _kill(process)
-                leash.close()
+                stack.close()
                 raise
     except subprocess.TimeoutExpired as expired:
         said = _quote(expired.stderr or b"")
         raise error(f"timed out after {timeout:g} s: {shown}{said}") from expired
     except OSError as failed:
         raise error(f"cannot run: {shown}: {reason_of(failed)}") from failed
-    result = Result(words, process.returncode, stdout, stderr, time.monotonic() - began)
+    result = ProgramResult(words, process.returncode, stdout, stderr, time.monotonic() - began)
     if check and result.returncode != 0:
         said = _quote(result.stderr or result.stdout)
         raise error(f"exit status {result.returncode}: {shown}{said}")
     return result
 
 
-def _open_pipe(leash: contextlib.ExitStack) -> int:
+def _open_pipe(stack: contextlib.ExitStack) -> int:
     """The reading end of a pipe without data; closing ``stack`` closes the pipe."""
     reader, writer = os.pipe()
-    leash.callback(os.close, reader)
-    leash.callback(os.close, writer)
+    stack.callback(os.close, reader)
+    stack.callback(os.close, writer)
     return reader
 
 
@@ -132,19 +132,19 @@ def _communicate(
     process: subprocess.Popen[bytes],
     data: bytes,
     deadline: float,
-    waiting: Callable[[], object] | None,
+    check_cancelled: Callable[[], object] | None,
 ) -> tuple[bytes, bytes]:
     """Send its input and read its output.  Raises TimeoutExpired, or as ``check_cancelled``."""
-    if waiting is None:
+    if check_cancelled is None:
         return process.communicate(data, deadline - time.monotonic())
     while True:
         left = deadline - time.monotonic()
         try:
-            return process.communicate(timeout=min(left, WAIT_SECONDS))
+            return process.communicate(timeout=min(left, CHECK_SECONDS))
         except subprocess.TimeoutExpired:
-            if left <= WAIT_SECONDS:
+            if left <= CHECK_SECONDS:
                 raise
-            waiting()
+            check_cancelled()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

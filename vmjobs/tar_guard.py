@@ -24,7 +24,7 @@ MAX_HEADER_READS = 32
 MAX_HEADERS = 192 * 1024 * 1024
 
 
-class Guarded:
+class TarGuard:
     """A file that limits tarfile's reads to the needs of well-formed entries.
 
     tarfile reads long names and extended headers whole, with the size that the tar itself claims.
@@ -70,6 +70,6 @@ class Guarded:
         return self._file.tell()
 
 
-def shown(text: str) -> str:
+def escape_name(text: str) -> str:
     """Escape a name for display, and limit its length."""
     return text.encode("utf-8", "backslashreplace").decode()[:1024]

@@ -23,10 +23,10 @@ def printable(text: str, keep: str = "") -> str:
 
 def guest_output(stream: IO[bytes]) -> ByteSink:
     """Wrap ``stream`` for guest output: terminals get it filtered, other files unchanged."""
-    return _Terminal(stream) if stream.isatty() else stream
+    return _FilteredTerminal(stream) if stream.isatty() else stream
 
 
-class _Terminal:
+class _FilteredTerminal:
     """Filters a terminal's stream; accepts characters that are split between writes."""
 
     def __init__(self, stream: IO[bytes]) -> None:

@@ -16,7 +16,7 @@ from vmjobs.model import (
     AttemptId,
     Checkpoint,
     Digest,
-    Frozen,
+    FrozenModel,
     ImageName,
     Job,
     JobEvent,
@@ -96,14 +96,14 @@ class Visibility(StrEnum):
     PUBLIC = "public"
 
 
-class Share(Frozen):
+class Share(FrozenModel):
     """A user, or a group of the token's ``wlcg.groups``, that an image is shared with."""
 
     kind: Literal["user", "group"]
     name: str = Field(min_length=1, max_length=255)
 
 
-class Origin(Frozen):
+class Origin(FrozenModel):
     """The origin of an image, as its uploader states it; not verified.
 
     file: the pushed file. format: that file's format. builder: the program that built it.
@@ -167,7 +167,7 @@ class ImageDetail(Envelope):
     manifest: dict[str, Any]
 
 
-class UploadRequest(Frozen):
+class UploadRequest(FrozenModel):
     """The body of ``POST /v1/uploads``. size: maximum bytes of content."""
 
     size: int = Field(ge=1)
@@ -178,7 +178,7 @@ CONDOR_JOB: Final = "htc"
 CondorJobId = Annotated[str, StringConstraints(pattern=rf"^{CONDOR_JOB}[0-9a-f]{{29}}$")]
 
 
-class CondorJobClaim(Frozen):
+class CondorJobClaim(FrozenModel):
     """The body of ``POST /v1/condor-jobs/ID/attempts``. owner: of the job, in HTCondor."""
 
     attempt: AttemptId
@@ -204,7 +204,7 @@ class Upload(Envelope):
     expires: datetime
 
 
-class Publication(Frozen):
+class Publication(FrozenModel):
     """The body of ``POST /v1/images``: make an image of uploaded contents.
 
     manifest: of the image, as JSON. name, tag: its first tag (empty name: none).
@@ -224,7 +224,7 @@ class Publication(Frozen):
     signature: str = Field(default="", max_length=4096)
 
 
-class ImageChange(Frozen):
+class ImageChange(FrozenModel):
     """The body of ``PATCH /v1/images/{digest}``; unset fields stay. deprecated: "" clears."""
 
     visibility: Visibility | None = None
@@ -234,7 +234,7 @@ class ImageChange(Frozen):
     signature: str | None = Field(default=None, max_length=4096)
 
 
-class TagTarget(Frozen):
+class TagTarget(FrozenModel):
     """The body of ``PUT /v1/tags/…``: the image that the tag points to."""
 
     digest: Digest
@@ -267,7 +267,7 @@ class GcReport(Envelope):
     blobs: int = Field(default=0, description="uploaded files that no job used")
 
 
-class PrefetchRequest(Frozen):
+class PrefetchRequest(FrozenModel):
     """The body of ``POST /v1/images/{digest}/prefetch``. nodes: empty: all of ``site``."""
 
     site: str = Field(default="", max_length=255)
@@ -307,7 +307,7 @@ class BuildState(StrEnum):
         return self in {BuildState.DONE, BuildState.FAILED}
 
 
-class BuildRequest(Frozen):
+class BuildRequest(FrozenModel):
     """The body of ``POST /v1/builds``: build an image, boot it, and publish it.
 
     recipe: a recipe with all its layers composed, see ``docs/recipes.md``. name: of the image; empty:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from images.build.process import run
-from images.build.tree import Node, Tree, from_tar, in_memory
-from images.build.workplace import Workplace
+from images.build.scratch_dir import ScratchDir
+from images.build.tree import FileNode, FileTree, from_tar, in_memory
 from images.recipe import Recipe
 from vmjobs.errors import BuildError, InvalidRequest
 
@@ -85,7 +85,7 @@ class SiteRepository:
             raise InvalidRequest(f"key of the package repository: not found: {self.key}")
 
 
-def archive_of(recipe: Recipe, folder: Path, repository: SiteRepository | None = None) -> Path:
+def archive_path(recipe: Recipe, folder: Path, repository: SiteRepository | None = None) -> Path:
     """Path of the archive of a recipe's packages, which need not exist."""
     kernel = recipe.kernel.package if recipe.kernel else ""
     inputs = [recipe.suite, sorted(recipe.packages), kernel, recipe.epoch]
@@ -105,7 +105,7 @@ def archive_lock(archive: Path) -> Path:
 def bootstrap(
     recipe: Recipe,
     folder: Path,
-    place: Workplace,
+    place: ScratchDir,
     *,
     force: bool = False,
     repository: SiteRepository | None = None,
@@ -115,7 +115,7 @@ def bootstrap(
     Raises:
         BuildError: mmdebstrap is missing or failed.
     """
-    archive = archive_of(recipe, folder, repository)
+    archive = archive_path(recipe, folder, repository)
     if archive.exists() and not force:
         return archive
     kernel = recipe.kernel.package if recipe.kernel else ""
@@ -153,12 +153,12 @@ def _source(options: Sequence[str], rest: str) -> str:
     return f"deb [{' '.join(options)}] {rest}" if options else f"deb {rest}"
 
 
-def load_packages(archive: Path) -> Tree:
+def load_packages(archive: Path) -> FileTree:
     """The whole archive as a tree."""
     return from_tar(archive)
 
 
-def package_versions(tree: Tree) -> dict[str, str]:
+def package_versions(tree: FileTree) -> dict[str, str]:
     """Names and versions of the Debian packages installed in ``tree``."""
     status = tree.file("var/lib/dpkg/status").read().decode("utf-8", "replace")
     versions: dict[str, str] = {}
@@ -171,7 +171,7 @@ def package_versions(tree: Tree) -> dict[str, str]:
     return versions
 
 
-def kernel_package(tree: Tree) -> Node:
+def kernel_package(tree: FileTree) -> FileNode:
     """The kernel's .deb that the hook downloaded.
 
     Raises:
@@ -183,11 +183,11 @@ def kernel_package(tree: Tree) -> Node:
     raise BuildError("mmdebstrap left no kernel package")
 
 
-def clean(tree: Tree, recipe: Recipe) -> None:
+def clean(tree: FileTree, recipe: Recipe) -> None:
     """Remove from ``tree`` all that differs between builds or that no job needs."""
     patterns = (*DROPPED, *(pattern.strip("/") for pattern in recipe.drop))
     tree.remove(lambda path, _node: not any(fnmatch.fnmatchcase(path, p) for p in patterns))
-    tree.nodes[""] = Node(stat.S_IFDIR | 0o755)
+    tree.nodes[""] = FileNode(stat.S_IFDIR | 0o755)
     for path in ("dev", "proc", "sys", "run", "job", "root", "tmp", "var/tmp", "var/log", "var/cache"):
         tree.add_dir(path, 0o1777 if path.endswith("tmp") else 0o755)
     for path, node in list(tree.nodes.items()):
@@ -195,7 +195,7 @@ def clean(tree: Tree, recipe: Recipe) -> None:
             _pin_bytecode(tree, path, node)
 
 
-def _pin_bytecode(tree: Tree, path: str, node: Node) -> None:
+def _pin_bytecode(tree: FileTree, path: str, node: FileNode) -> None:
     """Make byte code valid for any time stamp of its source.
 
     Under SOURCE_DATE_EPOCH Debian's packages compile to files that contain a hash of the source, which
@@ -208,4 +208,4 @@ def _pin_bytecode(tree: Tree, path: str, node: Node) -> None:
         del tree.nodes[path]
         return
     pinned = data[:4] + struct.pack("<I", 1) + data[8:]
-    tree.nodes[path] = Node(node.mode, node.uid, node.gid, in_memory(pinned))
+    tree.nodes[path] = FileNode(node.mode, node.uid, node.gid, in_memory(pinned))

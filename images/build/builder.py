@@ -19,9 +19,9 @@ from typing import Final
 from images import recipe as recipes
 from images.build import bootstrap, ext4, kernel, wheels
 from images.build.bootstrap import SiteRepository
-from images.build.tree import Tree, check_place
-from images.build.workplace import Check, Workplace, go_on, workplace
-from images.files import exclusive
+from images.build.scratch_dir import CancelCheck, ScratchDir, never_cancelled, scratch_dir
+from images.build.tree import FileTree, check_destination
+from images.files import exclusive_lock
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
 from images.store import ImageEntry, ImageStore
@@ -35,7 +35,7 @@ StepProgress = Callable[[str, float], None]
 
 #: Boots an image, given by its digest, and runs the recipe's probes in it. Raises BuildError, and the
 #: errors of the scratch directory's ``check_cancelled``.
-BootTest = Callable[[str, Recipe, Workplace], None]
+BootTest = Callable[[str, Recipe, ScratchDir], None]
 
 #: Increased whenever the builder makes different bytes from the same inputs.
 _BUILDER_VERSION: Final = 4
@@ -87,7 +87,7 @@ def build_recipe(
     boot_test: BootTest | None = None,
     repository: SiteRepository | None = None,
     named: bool = True,
-    check: Check = go_on,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> ImageEntry:
     """As :func:`build`, for a composed recipe; tag the image in the store if ``named``.
 
@@ -100,31 +100,31 @@ def build_recipe(
         )
     guest = guest_program()
     key = build_key(recipe, guest, repository)
-    tell: StepProgress = progress or (lambda _step, _fraction: None)
-    with exclusive(store.root / "locks" / f"build-{key}", check):
+    report_step: StepProgress = progress or (lambda _step, _fraction: None)
+    with exclusive_lock(store.root / "locks" / f"build-{key}", check_cancelled):
         digest = None if force else store.built(key)
         if digest is None:
-            archive = bootstrap.archive_of(recipe, workdir / "packages", repository)
+            archive = bootstrap.archive_path(recipe, workdir / "packages", repository)
             with (
-                exclusive(bootstrap.archive_lock(archive), check),
-                workplace(workdir, check) as place,
+                exclusive_lock(bootstrap.archive_lock(archive), check_cancelled),
+                scratch_dir(workdir, check_cancelled) as place,
             ):
-                digest = _build(recipe, guest, store, workdir, place, tell, force, repository)
+                digest = _build(recipe, guest, store, workdir, place, report_step, force, repository)
             store.record_build(key, digest)
-        tested = _tested(key, digest, recipe)
+        tested = _boot_test_key(key, digest, recipe)
         if boot_test is not None and store.built(tested) is None:
-            tell("boot test", 0.95)
-            with workplace(workdir, check) as place:
+            report_step("boot test", 0.95)
+            with scratch_dir(workdir, check_cancelled) as place:
                 boot_test(digest, recipe, place)
             store.record_build(tested, digest)
         for tag in (recipe.version, "latest") if named else ():
             store.tag(recipe.name, tag, digest)
-    tell("done", 1.0)
+    report_step("done", 1.0)
     manifest = store.manifest(digest)
     return ImageEntry(recipe.name, "latest", digest, manifest.size, manifest.architecture)
 
 
-def _tested(key: str, digest: str, recipe: Recipe) -> str:
+def _boot_test_key(key: str, digest: str, recipe: Recipe) -> str:
     """The key that records a passed boot test: a digest of the image and its probes."""
     text = hashlib.sha256(f"{key} {digest} boots\n".encode())
     for probe in recipe.probes:
@@ -158,27 +158,27 @@ def _build(
     guest: dict[str, bytes],
     store: ImageStore,
     workdir: Path,
-    place: Workplace,
-    tell: StepProgress,
+    place: ScratchDir,
+    report_step: StepProgress,
     force: bool,
     repository: SiteRepository | None,
 ) -> str:
-    tell("install packages", 0.0)
+    report_step("install packages", 0.0)
     packages_dir = workdir / "packages"
     archive = bootstrap.bootstrap(recipe, packages_dir, place, force=force, repository=repository)
-    tell("read packages", 0.6)
+    report_step("read packages", 0.6)
     tree = bootstrap.load_packages(archive)
     packages = bootstrap.package_versions(tree)
-    boot_files = _kernel_files(recipe, tree, place, tell)
+    boot_files = _kernel_files(recipe, tree, place, report_step)
     bootstrap.clean(tree, recipe)
     if recipe.python:
         for wheel in recipe.python.wheels:
-            tell(f"fetch {wheel.name}", 0.75)
+            report_step(f"fetch {wheel.name}", 0.75)
             file = wheels.fetch(recipe.python, wheel, workdir / "wheels", place)
             wheels.install(tree, file, recipe.python.target)
             packages[f"python:{wheel.name}"] = wheel.version
     add_guest(tree, recipe, guest)
-    tell("write root disk", 0.85)
+    report_step("write root disk", 0.85)
     root = _store_root(tree, recipe, store, place)
     image, ramdisk = boot_files or (None, None)
     manifest = ImageManifest(
@@ -195,7 +195,7 @@ def _build(
     return store.put_manifest(manifest)
 
 
-def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
+def add_guest(tree: FileTree, recipe: Recipe, guest: dict[str, bytes]) -> None:
     """Put the guest program, the recipe's files and its environment for jobs into ``tree``."""
     for name, data in guest.items():
         if name == "init.sh":
@@ -213,16 +213,16 @@ def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
     tree.add_file("etc/vmjobs/environment", "".join(lines).encode())
     tree.add_file("etc/hosts", _HOSTS)
     for file in recipe.files:
-        check_place(tree, file.path)
+        check_destination(tree, file.path)
         tree.add_file(file.path.strip("/"), file.text.encode(), 0o755 if file.executable else 0o644)
 
 
 def _kernel_files(
-    recipe: Recipe, tree: Tree, place: Workplace, tell: StepProgress
+    recipe: Recipe, tree: FileTree, place: ScratchDir, report_step: StepProgress
 ) -> tuple[bytes, bytes] | None:
     if recipe.kernel is None:
         return None
-    tell("unpack kernel", 0.65)
+    report_step("unpack kernel", 0.65)
     package = bootstrap.kernel_package(tree).content.read()
     file = place.folder / "kernel.deb"
     file.write_bytes(package)
@@ -231,7 +231,7 @@ def _kernel_files(
     return files.image, kernel.initrd(files, recipe.kernel.modules, busybox, epoch=recipe.epoch)
 
 
-def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, place: Workplace) -> Part:
+def _store_root(tree: FileTree, recipe: Recipe, store: ImageStore, place: ScratchDir) -> Part:
     file = place.folder / "root.img"
     ext4.write(
         tree,
@@ -241,5 +241,5 @@ def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, place: Workplace)
         seed=recipe.digest.encode(),
         label=recipe.name,
     )
-    place.check()
+    place.check_cancelled()
     return store.add_file(file)

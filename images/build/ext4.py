@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from images.build import ext4_bytes as layout
-from images.build.ext4_bytes import BLOCK, FIRST_INODE, INODES_PER_GROUP, PER_GROUP, ROOT_INODE, Inode
-from images.build.tree import Tree
+from images.build import ext4_layout as layout
+from images.build.ext4_layout import BLOCK, FIRST_INODE, INODES_PER_GROUP, PER_GROUP, ROOT_INODE, Inode
+from images.build.tree import FileTree
 from vmjobs.errors import BuildError
 
 #: Blocks of the file system in one chunk of an image.
 _ALIGNMENT: Final = 64 * 1024 // BLOCK
-_TABLE: Final = INODES_PER_GROUP * layout.INODE_SIZE // BLOCK
+_TABLE_BLOCKS: Final = INODES_PER_GROUP * layout.INODE_SIZE // BLOCK
 #: The least number of data blocks in the last group.
-_LEAST: Final = 64
+_MIN_DATA_BLOCKS: Final = 64
 
 
 class _Geometry:
@@ -61,7 +61,7 @@ class _Geometry:
 
     def own(self, group: int) -> int:
         """First block after the group's own."""
-        return self.bitmap(group) + 2 + _TABLE
+        return self.bitmap(group) + 2 + _TABLE_BLOCKS
 
     def inode(self, number: int) -> int:
         """Position of an inode, in bytes."""
@@ -112,7 +112,7 @@ class _Plan:
 
 
 def write(
-    tree: Tree,
+    tree: FileTree,
     file: Path,
     *,
     slack: int,
@@ -150,7 +150,7 @@ def write(
 # --------------------------------------------------------------------------- numbers
 
 
-def _number(tree: Tree) -> list[list[Inode]]:
+def _number(tree: FileTree) -> list[list[Inode]]:
     """Number all nodes, layer by layer, link directories, and build their bytes.
 
     A node that a later layer replaced keeps its number and is in the list, with no links.
@@ -178,7 +178,7 @@ def _number(tree: Tree) -> list[list[Inode]]:
     return layers
 
 
-def _link(tree: Tree, numbered: dict[int, Inode]) -> None:
+def _link(tree: FileTree, numbered: dict[int, Inode]) -> None:
     by_path: dict[str, Inode] = {}
     for path, node in tree.walk():
         inode = by_path[path] = numbered[id(node)]
@@ -235,14 +235,14 @@ def _plan(layers: list[list[Inode]], slack: int, tables: int) -> _Plan:
         if inode.node.is_dir:
             inode.runs = allocator.take(inode.blocks)
     for inode in present:
-        _place_extras(inode, allocator)
+        _allocate_extras(inode, allocator)
     allocator.take(-(-slack // BLOCK))
     groups = max(allocator.group + 1, -(-last // INODES_PER_GROUP))
-    blocks = max(allocator.next, geometry.own(groups - 1) + _LEAST)
+    blocks = max(allocator.next, geometry.own(groups - 1) + _MIN_DATA_BLOCKS)
     return _Plan(geometry, sorted(present, key=lambda inode: inode.number), groups, blocks)
 
 
-def _place_extras(inode: Inode, allocator: _Allocator) -> None:
+def _allocate_extras(inode: Inode, allocator: _Allocator) -> None:
     inode.leaf = inode.attributes = 0
     if inode.needs_leaf:
         if len(inode.runs) > layout.LEAF_EXTENTS:

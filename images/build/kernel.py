@@ -19,8 +19,8 @@ from typing import Final
 
 from images.build import cpio
 from images.build.process import run
-from images.build.tree import Tree
-from images.build.workplace import Workplace
+from images.build.scratch_dir import ScratchDir
+from images.build.tree import FileTree
 from vmjobs.errors import BuildError
 
 _UNPACK_SECONDS: Final = 120
@@ -36,7 +36,7 @@ class KernelFiles:
     builtin: frozenset[str]
 
 
-def unpack(package: Path, place: Workplace) -> KernelFiles:
+def unpack(package: Path, place: ScratchDir) -> KernelFiles:
     """Read a kernel's .deb.
 
     Raises:
@@ -125,7 +125,7 @@ def initrd(files: KernelFiles, wanted: Iterable[str], busybox: bytes, *, epoch: 
 
     busybox: a static one. Left uncompressed: it is small, and unpacking costs more than reading.
     """
-    tree = Tree()
+    tree = FileTree()
     script = resources.files("images.guest") / "initrd.sh"
     tree.add_file("init", script.read_bytes(), 0o755)
     tree.add_file("bin/busybox", busybox, 0o755)

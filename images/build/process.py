@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from images.build.workplace import Workplace
+from images.build.scratch_dir import ScratchDir
 from vmjobs.errors import BuildError
 from vmjobs.subprocess import command_line
 from vmjobs.subprocess import run as run_program
@@ -21,7 +21,7 @@ def run(
     argv: Sequence[str | Path],
     *,
     timeout: float,
-    place: Workplace,
+    place: ScratchDir,
     env: Mapping[str, str] | None = None,
 ) -> bytes:
     """Run a program and return its standard output; proxies and certificates are passed on.
@@ -42,6 +42,6 @@ def run(
         timeout=timeout,
         env={**kept, **place.environment, **(env or {})},
         error=BuildError,
-        waiting=place.check,
-        inherit=(place.mark,),
+        check_cancelled=place.check_cancelled,
+        inherit=(place.marker,),
     ).stdout

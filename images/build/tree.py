@@ -19,7 +19,7 @@ _CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Content:
+class FileContent:
     """Bytes of a file: in memory, or a range of another file on disk.
 
     pieces: of a sparse file, its data: pairs of offset and length. These bytes are contiguous in
@@ -77,13 +77,13 @@ def _zeros(count: int) -> Iterator[bytes]:
         count -= _CHUNK
 
 
-def in_memory(data: bytes) -> Content:
+def in_memory(data: bytes) -> FileContent:
     """Content that consists of ``data``."""
-    return Content(len(data), data)
+    return FileContent(len(data), data)
 
 
 @dataclass
-class Node:
+class FileNode:
     """An inode: a regular file, a directory, a symbolic link, a device or a FIFO.
 
     mode: type and permission bits, as in ``st_mode``. target: of a symbolic link. mtime: seconds
@@ -94,7 +94,7 @@ class Node:
     mode: int
     uid: int = 0
     gid: int = 0
-    content: Content = field(default_factory=lambda: in_memory(b""))
+    content: FileContent = field(default_factory=lambda: in_memory(b""))
     target: str = ""
     mtime: int | None = None
     device: tuple[int, int] = (0, 0)
@@ -111,7 +111,7 @@ class Node:
         return stat.S_ISLNK(self.mode)
 
 
-class Tree:
+class FileTree:
     """Paths (relative, without a leading ``./``) and their nodes; hard links share a node.
 
     layers: for each layer of the tree a list of its nodes in the order for a disk, including those that
@@ -120,10 +120,10 @@ class Tree:
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {"": Node(stat.S_IFDIR | 0o755)}
-        self.layers: list[list[Node]] = []
+        self.nodes: dict[str, FileNode] = {"": FileNode(stat.S_IFDIR | 0o755)}
+        self.layers: list[list[FileNode]] = []
 
-    def add(self, path: str, node: Node) -> None:
+    def add(self, path: str, node: FileNode) -> None:
         """Put ``node`` at ``path``, replacing any other, and make missing parents.
 
         Symbolic links among the parents are followed (``sbin`` is one in a merged /usr).
@@ -131,22 +131,22 @@ class Tree:
         path = self.resolve_parent(path)
         for parent in reversed(PurePosixPath(path).parents):
             name = "" if str(parent) == "." else str(parent)
-            self.nodes.setdefault(name, Node(stat.S_IFDIR | 0o755))
+            self.nodes.setdefault(name, FileNode(stat.S_IFDIR | 0o755))
         self.nodes[path] = node
 
     def add_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Put a small file owned by root at ``path``."""
-        self.add(path, Node(stat.S_IFREG | mode, content=in_memory(data)))
+        self.add(path, FileNode(stat.S_IFREG | mode, content=in_memory(data)))
 
     def add_dir(self, path: str, mode: int = 0o755) -> None:
         """Add a directory at ``path``, unless there is a node already."""
         path = self.resolve_parent(path)
         if path not in self.nodes:
-            self.add(path, Node(stat.S_IFDIR | mode))
+            self.add(path, FileNode(stat.S_IFDIR | mode))
 
     def add_link(self, path: str, target: str) -> None:
         """Put a symbolic link to ``target`` at ``path``."""
-        self.add(path, Node(stat.S_IFLNK | 0o777, target=target))
+        self.add(path, FileNode(stat.S_IFLNK | 0o777, target=target))
 
     def resolve_parent(self, path: str) -> str:
         """``path`` with symbolic links among its parent directories followed."""
@@ -161,11 +161,11 @@ class Tree:
                 if hops > 40:
                     raise BuildError(f"{path}: too many symbolic links, probably a cycle")
                 base = () if node.target.startswith("/") else done[:-1]
-                parts = [*_normal(base, node.target), *parts]
+                parts = [*_normalized(base, node.target), *parts]
                 done = ()
         return "/".join((*done, *parts))
 
-    def remove(self, keep: Callable[[str, Node], bool]) -> None:
+    def remove(self, keep: Callable[[str, FileNode], bool]) -> None:
         """Remove every path (except the root) for which ``keep`` is false, and all below it."""
         gone: set[str] = set()
         for path in sorted(self.nodes):
@@ -175,12 +175,12 @@ class Tree:
         for path in gone:
             del self.nodes[path]
 
-    def walk(self) -> Iterator[tuple[str, Node]]:
+    def walk(self) -> Iterator[tuple[str, FileNode]]:
         """Yield every path with its node, parents first, in an order that depends only on names."""
         for path in sorted(self.nodes, key=lambda p: p.split("/")):
             yield path, self.nodes[path]
 
-    def file(self, path: str) -> Content:
+    def file(self, path: str) -> FileContent:
         """Content of the regular file at ``path``, symbolic links followed.
 
         Raises:
@@ -195,11 +195,11 @@ class Tree:
             if not node.is_link:
                 return node.content
             parent = () if node.target.startswith("/") else PurePosixPath(here).parts[:-1]
-            here = "/".join(_normal(parent, node.target))
+            here = "/".join(_normalized(parent, node.target))
         raise BuildError(f"the image has no file /{path}")
 
 
-def _normal(base: tuple[str, ...], target: str) -> tuple[str, ...]:
+def _normalized(base: tuple[str, ...], target: str) -> tuple[str, ...]:
     parts = list(base)
     for part in PurePosixPath(target).parts:
         if part == "..":
@@ -209,42 +209,42 @@ def _normal(base: tuple[str, ...], target: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def from_tar(file: Path) -> Tree:
+def from_tar(file: Path) -> FileTree:
     """Index an uncompressed tar archive. Device nodes and sockets are left out.
 
     Raises:
         BuildError: the archive cannot be read.
     """
-    tree = Tree()
+    tree = FileTree()
     try:
         with tarfile.open(file, "r:") as archive:
             for member in archive:
-                _take(tree, member, file)
+                _add_member(tree, member, file)
     except (OSError, tarfile.TarError) as error:
         raise BuildError(f"cannot read {file}: {reason_of(error)}") from error
     return tree
 
 
-def _take(tree: Tree, member: tarfile.TarInfo, file: Path) -> None:
+def _add_member(tree: FileTree, member: tarfile.TarInfo, file: Path) -> None:
     path = member.name.removeprefix("./").strip("/")
     if path in {"", "."}:
         return
     bits, owner = member.mode & 0o7777, (member.uid, member.gid)
     if member.isdir():
-        tree.nodes[path] = Node(stat.S_IFDIR | bits, *owner)
+        tree.nodes[path] = FileNode(stat.S_IFDIR | bits, *owner)
     elif member.issym():
-        tree.nodes[path] = Node(stat.S_IFLNK | 0o777, *owner, target=member.linkname)
+        tree.nodes[path] = FileNode(stat.S_IFLNK | 0o777, *owner, target=member.linkname)
     elif member.islnk():
         first = tree.nodes.get(member.linkname.removeprefix("./").strip("/"))
         if first is None:
             raise BuildError(f"{path}: a hard link to {member.linkname}, which does not exist")
         tree.nodes[path] = first
     elif member.isreg():
-        content = Content(member.size, file=file, offset=member.offset_data)
-        tree.nodes[path] = Node(stat.S_IFREG | bits, *owner, content=content)
+        content = FileContent(member.size, file=file, offset=member.offset_data)
+        tree.nodes[path] = FileNode(stat.S_IFREG | bits, *owner, content=content)
 
 
-def check_place(tree: Tree, path: str) -> None:
+def check_destination(tree: FileTree, path: str) -> None:
     """Raise BuildError if a file would replace a directory, or if a parent is no directory."""
     place = tree.resolve_parent(path)
     here = tree.nodes.get(place)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from images.build.process import run
-from images.build.tree import Node, Tree, check_place, in_memory
-from images.build.workplace import Workplace
+from images.build.scratch_dir import ScratchDir
+from images.build.tree import FileNode, FileTree, check_destination, in_memory
 from images.recipe import PythonPart, Wheel
 from vmjobs.errors import BuildError, DigestMismatch
 
@@ -24,7 +24,7 @@ MAX_UNPACKED: Final = 2 * 1024**3
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 
 #: Exceptions for a zip archive that is damaged, encrypted or too new.
-_UNREADABLE: Final = (
+_ZIP_ERRORS: Final = (
     OSError,
     EOFError,
     ValueError,
@@ -35,7 +35,7 @@ _UNREADABLE: Final = (
 )
 
 
-def fetch(part: PythonPart, wheel: Wheel, folder: Path, place: Workplace) -> Path:
+def fetch(part: PythonPart, wheel: Wheel, folder: Path, place: ScratchDir) -> Path:
     """Download the wheel to ``folder`` unless it exists, and check the hash in the recipe.
 
     Raises:
@@ -67,7 +67,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def install(tree: Tree, file: Path, target: str) -> None:
+def install(tree: FileTree, file: Path, target: str) -> None:
     """Put a wheel's files into ``tree``, in the layout of ``pip install --target``.
 
     Raises:
@@ -87,9 +87,9 @@ def install(tree: Tree, file: Path, target: str) -> None:
                 mode = stat.S_IFREG | (0o755 if executable else 0o644)
                 with archive.open(member) as source:
                     data = source.read(member.file_size)  # ignore data beyond the declared size
-                check_place(tree, path)
-                tree.add(path, Node(mode, content=in_memory(data)))
-    except _UNREADABLE as error:
+                check_destination(tree, path)
+                tree.add(path, FileNode(mode, content=in_memory(data)))
+    except _ZIP_ERRORS as error:
         raise BuildError(f"cannot unpack {file.name}: {error}") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from images.formats import qcow2, raw, vdi, vhdx, vmdk
-from images.formats.base import Description, Format, Limits, Reader, opened, refusal
+from images.formats.base import Format, ImageDescription, ImageLimits, ImageReader, open_reader, refusal
 from images.formats.raw import refusal_of_raw
 from images.formats.signatures import (
     HEAD,
@@ -24,9 +24,9 @@ from images.formats.signatures import (
     signatures,
 )
 
-__all__ = ["Description", "Format", "Limits", "detect", "inspect", "refusal_of_raw"]
+__all__ = ["Format", "ImageDescription", "ImageLimits", "detect", "inspect", "refusal_of_raw"]
 
-_PARSERS: Final[dict[Format, Callable[[Reader, Limits], Description]]] = {
+_PARSERS: Final[dict[Format, Callable[[ImageReader, ImageLimits], ImageDescription]]] = {
     Format.RAW: raw.inspect,
     Format.QCOW2: qcow2.inspect,
     Format.VMDK: vmdk.inspect,
@@ -34,7 +34,7 @@ _PARSERS: Final[dict[Format, Callable[[Reader, Limits], Description]]] = {
     Format.VHDX: vhdx.inspect,
 }
 
-_REFUSED: Final = {
+_UNSUPPORTED: Final = {
     "qcow": "the file is a qcow image of version 1, which is not supported",
     "qed": "the file is a QED image, which is not supported",
     "cowd": "the file is an extent of an ESX server's VMDK, which is not supported",
@@ -48,7 +48,7 @@ _REFUSED: Final = {
     "vma": "the file is a Proxmox backup, which is not supported",
     "ewf": "the file is a forensic image (EWF), which is not supported",
 }
-_CONVERT: Final = "convert it to raw, qcow2, vmdk, vdi or vhdx first"
+_CONVERT_HINT: Final = "convert it to raw, qcow2, vmdk, vdi or vhdx first"
 
 
 def detect(head: bytes, tail: bytes = b"") -> Format:
@@ -71,8 +71,8 @@ def detect(head: bytes, tail: bytes = b"") -> Format:
             "the file is only the descriptor of a VMDK: its disk is in other files",
             hint="write it as one file: qemu-img convert -O vmdk IMAGE NEW",
         )
-    if name in _REFUSED:
-        raise refusal(f"is_{name}", _REFUSED[name], hint=_CONVERT)
+    if name in _UNSUPPORTED:
+        raise refusal(f"is_{name}", _UNSUPPORTED[name], hint=_CONVERT_HINT)
     format_ = Format(name)
     if has_boot_signature(head):
         raise refusal("polyglot", f"the file is both {format_} and a boot sector")
@@ -82,8 +82,8 @@ def detect(head: bytes, tail: bytes = b"") -> Format:
 
 
 def inspect(
-    file: BinaryIO | Path, pinned: Format | None = None, limits: Limits | None = None
-) -> Description:
+    file: BinaryIO | Path, pinned: Format | None = None, limits: ImageLimits | None = None
+) -> ImageDescription:
     """Describe a disk image file.
 
     Args:
@@ -94,8 +94,8 @@ def inspect(
     Raises:
         ImageRejected: with a sentence, and a code in ``faults[0].code``.
     """
-    limits = limits or Limits()
-    with opened(file, limits) as reader:
+    limits = limits or ImageLimits()
+    with open_reader(file, limits) as reader:
         head, tail = reader.head(HEAD), reader.tail(TAIL)
         if pinned is Format.RAW:
             return raw.inspect(reader, limits)

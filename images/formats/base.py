@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from images.content import MAX_SIZE
+from images.content import MAX_CONTENT_BYTES
 from vmjobs.errors import Fault, ImageRejected, reason_of
 
 SECTOR: Final = 512
@@ -29,21 +29,21 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ImageLimits:
     """The largest accepted sizes, all in bytes but ``expansion``.
 
     virtual_size: of the disk. metadata: the sum of all reads of one file, tables included.
     expansion: the largest ratio of allocated bytes to file size, once ``expansion_floor`` is exceeded.
     """
 
-    virtual_size: int = MAX_SIZE
+    virtual_size: int = MAX_CONTENT_BYTES
     metadata: int = 160 * MIB
     expansion: int = 200
     expansion_floor: int = 1024 * MIB
 
 
 @dataclass(frozen=True)
-class Description:
+class ImageDescription:
     """The checked contents of a file's header.
 
     version: of the format, as users write it. virtual_size: bytes of the disk inside.
@@ -66,7 +66,7 @@ def refusal(code: str, message: str, *, hint: str = "") -> ImageRejected:
     return ImageRejected(message, hint=hint, faults=(Fault("image", code, message),))
 
 
-class Reader:
+class ImageReader:
     """Reads from one open file, by offset, at most ``budget`` bytes in all.
 
     It opens no other file, and ignores this file's position.
@@ -147,7 +147,7 @@ def open_image(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def opened(file: BinaryIO | Path, limits: Limits) -> Iterator[Reader]:
+def open_reader(file: BinaryIO | Path, limits: ImageLimits) -> Iterator[ImageReader]:
     """Yield a reader for a regular file, given by path or already open (it stays open).
 
     Raises:
@@ -155,10 +155,10 @@ def opened(file: BinaryIO | Path, limits: Limits) -> Iterator[Reader]:
     """
     if isinstance(file, Path):
         with open_image(file) as found:
-            yield _reader(found.fileno(), limits)
+            yield _make_reader(found.fileno(), limits)
         return
     _check_regular(file.fileno())
-    yield _reader(file.fileno(), limits)
+    yield _make_reader(file.fileno(), limits)
 
 
 def _check_regular(descriptor: int) -> None:
@@ -166,21 +166,21 @@ def _check_regular(descriptor: int) -> None:
         raise refusal("not_a_file", "an image must be a regular file, not a device, pipe or directory")
 
 
-def _reader(descriptor: int, limits: Limits) -> Reader:
-    reader = Reader(descriptor, limits.metadata)
+def _make_reader(descriptor: int, limits: ImageLimits) -> ImageReader:
+    reader = ImageReader(descriptor, limits.metadata)
     if reader.size == 0:
         raise refusal("empty", "the file is empty")
     return reader
 
 
-def check_disk(virtual_size: int, limits: Limits) -> None:
+def check_disk(virtual_size: int, limits: ImageLimits) -> None:
     """Reject disks whose size is zero, not a multiple of 512, or over the limit."""
     if virtual_size == 0:
         raise refusal("no_size", "the disk inside has no size")
     if virtual_size % SECTOR:
         raise refusal("odd_size", f"the disk has {virtual_size} bytes (expected a multiple of 512)")
-    if virtual_size > min(limits.virtual_size, MAX_SIZE):
-        most = min(limits.virtual_size, MAX_SIZE)
+    if virtual_size > min(limits.virtual_size, MAX_CONTENT_BYTES):
+        most = min(limits.virtual_size, MAX_CONTENT_BYTES)
         raise refusal(
             "disk_too_large",
             f"the disk inside has {virtual_size // MIB} MiB (at most {most // MIB} MiB are allowed)",
@@ -196,7 +196,7 @@ def check_file(virtual_size: int, file_size: int) -> None:
         )
 
 
-def check_expansion(allocated: int, file_size: int, limits: Limits) -> None:
+def check_expansion(allocated: int, file_size: int, limits: ImageLimits) -> None:
     """Reject files that would expand to many times their size."""
     if allocated > limits.expansion_floor and allocated > limits.expansion * file_size:
         raise refusal(

@@ -13,16 +13,16 @@ from typing import Final
 
 from images.formats.base import (
     MIB,
-    Description,
     Format,
-    Limits,
-    Reader,
+    ImageDescription,
+    ImageLimits,
+    ImageReader,
     check_disk,
     check_expansion,
     check_file,
     refusal,
 )
-from images.formats.qcow2_tables import Walk
+from images.formats.qcow2_tables import TableWalk
 
 _V2: Final = struct.Struct(">4sIQIIQIIQQIIQ")
 _V3: Final = struct.Struct(">QQQII")
@@ -42,11 +42,11 @@ _EXT_DATA_FILE: Final = 0x44415441
 _MAX_L1: Final = 32 * MIB
 _MAX_REFCOUNT_TABLE: Final = 8 * MIB
 _COMPRESSIONS: Final = {0: "zlib", 1: "zstd"}
-_FLATTEN: Final = "make one file of it: qemu-img convert -O qcow2 IMAGE NEW"
+_FLATTEN_HINT: Final = "make one file of it: qemu-img convert -O qcow2 IMAGE NEW"
 
 
 @dataclass(frozen=True)
-class Header:
+class Qcow2Header:
     """Header fields that :class:`TableWalk` needs. All in bytes, except entries."""
 
     version: int
@@ -67,12 +67,12 @@ class Header:
         return 16 if self.extended_l2 else 8
 
     @property
-    def covered(self) -> int:
+    def l2_table_covers(self) -> int:
         """Bytes of the disk that one second-level table maps."""
         return self.cluster // self.l2_entry * self.cluster
 
 
-def parse(reader: Reader, limits: Limits) -> Header:
+def parse(reader: ImageReader, limits: ImageLimits) -> Qcow2Header:
     """Read the header and check it without the tables. Raises ImageRejected."""
     fixed = _V2.unpack(reader.read(0, _V2_BYTES, "the qcow2 header"))
     (_, version, backing_offset, backing_size, cluster_bits, virtual_size, crypt, l1_entries) = fixed[
@@ -85,7 +85,7 @@ def parse(reader: Reader, limits: Limits) -> Header:
         raise refusal(
             "backing_file",
             "the qcow2 image has a backing file: part of its disk is in another file",
-            hint=_FLATTEN,
+            hint=_FLATTEN_HINT,
         )
     if crypt:
         raise refusal("encrypted", "the qcow2 image is encrypted, so no VM can boot it")
@@ -93,7 +93,7 @@ def parse(reader: Reader, limits: Limits) -> Header:
         raise refusal(
             "internal_snapshots",
             f"the qcow2 image has {snapshots} internal snapshots, which are separate disks",
-            hint=_FLATTEN,
+            hint=_FLATTEN_HINT,
         )
     if not 9 <= cluster_bits <= 21:
         raise refusal("cluster_size", f"clusters of 2^{cluster_bits} bytes (expected 2^9 to 2^21)")
@@ -102,7 +102,7 @@ def parse(reader: Reader, limits: Limits) -> Header:
     if version == 3:
         order, extended, compression, size = _version3(reader, cluster)
     _extensions(reader, size, cluster)
-    header = Header(
+    header = Qcow2Header(
         version=version,
         cluster=cluster,
         virtual_size=virtual_size,
@@ -120,7 +120,7 @@ def parse(reader: Reader, limits: Limits) -> Header:
     return header
 
 
-def _version3(reader: Reader, cluster: int) -> tuple[int, bool, str, int]:
+def _version3(reader: ImageReader, cluster: int) -> tuple[int, bool, str, int]:
     """Return refcount order, extended L2, compression and header size of version 3."""
     data = reader.read(_V2_BYTES, _V3.size, "the qcow2 header")
     incompatible, _compatible, autoclear, order, size = _V3.unpack(data)
@@ -128,7 +128,7 @@ def _version3(reader: Reader, cluster: int) -> tuple[int, bool, str, int]:
         raise refusal(
             "external_data_file",
             "the qcow2 image keeps its data in another file",
-            hint=_FLATTEN,
+            hint=_FLATTEN_HINT,
         )
     if incompatible & _CORRUPT:
         raise refusal(
@@ -149,7 +149,7 @@ def _version3(reader: Reader, cluster: int) -> tuple[int, bool, str, int]:
         raise refusal(
             "bitmaps",
             "the qcow2 image has backup bitmaps, which are not part of its disk",
-            hint=_FLATTEN,
+            hint=_FLATTEN_HINT,
         )
     if order > 6:
         raise refusal("refcount_order", f"reference counts of 2^{order} bits (at most 2^6 are allowed)")
@@ -166,7 +166,7 @@ def _version3(reader: Reader, cluster: int) -> tuple[int, bool, str, int]:
     return order, extended, _COMPRESSIONS[kind], size
 
 
-def _extensions(reader: Reader, offset: int, cluster: int) -> None:
+def _extensions(reader: ImageReader, offset: int, cluster: int) -> None:
     """Check the header extensions, which must be within the first cluster."""
     end = min(cluster, reader.size)
     while offset + 8 <= end:
@@ -175,16 +175,16 @@ def _extensions(reader: Reader, offset: int, cluster: int) -> None:
             return
         if kind == _EXT_BACKING_FORMAT:
             raise refusal(
-                "backing_file", "the qcow2 image names a backing file's format", hint=_FLATTEN
+                "backing_file", "the qcow2 image names a backing file's format", hint=_FLATTEN_HINT
             )
         if kind == _EXT_DATA_FILE:
             raise refusal(
-                "external_data_file", "the qcow2 image names an external data file", hint=_FLATTEN
+                "external_data_file", "the qcow2 image names an external data file", hint=_FLATTEN_HINT
             )
         if kind == _EXT_LUKS:
             raise refusal("encrypted", "the qcow2 image has a LUKS header, so no VM can boot it")
         if kind == _EXT_BITMAPS:
-            raise refusal("bitmaps", "the qcow2 image has backup bitmaps", hint=_FLATTEN)
+            raise refusal("bitmaps", "the qcow2 image has backup bitmaps", hint=_FLATTEN_HINT)
         offset += 8 + -(-length // 8) * 8
         if offset > end:
             raise refusal(
@@ -192,9 +192,9 @@ def _extensions(reader: Reader, offset: int, cluster: int) -> None:
             )
 
 
-def _check_tables(header: Header) -> None:
+def _check_tables(header: Qcow2Header) -> None:
     """Check that the tables' sizes fit the disk and their offsets are possible."""
-    needed = -(-header.virtual_size // header.covered)
+    needed = -(-header.virtual_size // header.l2_table_covers)
     if header.l1_entries * 8 > _MAX_L1 or needed * 8 > _MAX_L1:
         raise refusal(
             "l1_size", f"the first-level table has {header.l1_entries} entries, over the limit"
@@ -215,11 +215,11 @@ def _check_tables(header: Header) -> None:
             raise refusal("misaligned", f"{what} begins at byte {offset}, which is misaligned")
 
 
-def inspect(reader: Reader, limits: Limits) -> Description:
+def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     """Describe a qcow2 image, after checking all its tables. Raises ImageRejected."""
     header = parse(reader, limits)
     check_file(header.virtual_size, reader.size)
-    walked = Walk(reader, header)
+    walked = TableWalk(reader, header)
     allocated = min(walked.clusters * header.cluster, header.virtual_size)
     check_expansion(allocated, reader.size, limits)
     features = []
@@ -227,7 +227,7 @@ def inspect(reader: Reader, limits: Limits) -> Description:
         features.append(f"compressed ({header.compression})")
     if header.extended_l2:
         features.append("extended L2 entries")
-    return Description(
+    return ImageDescription(
         format=Format.QCOW2,
         version=str(header.version),
         virtual_size=header.virtual_size,

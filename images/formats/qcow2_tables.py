@@ -11,11 +11,11 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from images.formats.base import SECTOR, Reader, refusal
-from images.formats.regions import Units
+from images.formats.base import SECTOR, ImageReader, refusal
+from images.formats.regions import AllocationMap
 
 if TYPE_CHECKING:
-    from images.formats.qcow2 import Header
+    from images.formats.qcow2 import Qcow2Header
 
 _OFFSET: Final = 0x00FF_FFFF_FFFF_FE00
 _COMPRESSED: Final = 1 << 62
@@ -25,7 +25,7 @@ _L1_RESERVED: Final = ~(_OFFSET | _COPIED) & (1 << 64) - 1
 _REFCOUNT_RESERVED: Final = 0x1FF
 
 
-def words(data: bytes) -> array[int]:
+def big_endian_words(data: bytes) -> array[int]:
     """Decode big-endian numbers of 64 bits."""
     numbers = array("Q", data)
     if sys.byteorder == "little":
@@ -33,31 +33,31 @@ def words(data: bytes) -> array[int]:
     return numbers
 
 
-class Walk:
+class TableWalk:
     """A walk over all tables. clusters: with data; compressed: how many of them are.
 
     Raises:
         ImageRejected: an offset is outside of the file, misaligned, or in use already.
     """
 
-    def __init__(self, reader: Reader, header: Header) -> None:
+    def __init__(self, reader: ImageReader, header: Qcow2Header) -> None:
         self.clusters = 0
         self.compressed = 0
         self._reader = reader
         self._header = header
-        self._units = Units(reader.size, header.cluster)
-        self._packed = Units(reader.size, header.cluster)
-        self._packed_bytes = 0
-        self._units.take_range(0, header.cluster, "the header")
-        self._take(header.l1_offset, header.l1_entries * 8, "the first-level table")
-        self._take(header.refcounts_offset, header.refcounts_size, "the refcount table")
+        self._units = AllocationMap(reader.size, header.cluster)
+        self._compressed_units = AllocationMap(reader.size, header.cluster)
+        self._compressed_bytes = 0
+        self._units.mark_range(0, header.cluster, "the header")
+        self._mark_table(header.l1_offset, header.l1_entries * 8, "the first-level table")
+        self._mark_table(header.refcounts_offset, header.refcounts_size, "the refcount table")
         self._refcounts()
         self._first_level()
-        too_much = self._packed_bytes > reader.size + SECTOR * self.compressed
-        if too_much or self._units.meets(self._packed):
+        too_much = self._compressed_bytes > reader.size + SECTOR * self.compressed
+        if too_much or self._units.overlaps(self._compressed_units):
             raise refusal("overlap", "compressed clusters overlap with other data")
 
-    def _take(self, offset: int, length: int, what: str) -> None:
+    def _mark_table(self, offset: int, length: int, what: str) -> None:
         if offset + length > self._reader.size:
             raise refusal(
                 "outside_file",
@@ -67,38 +67,42 @@ class Walk:
         if length:
             if offset % self._header.cluster:
                 raise refusal("misaligned", f"{what} begins at byte {offset}, which is misaligned")
-            self._units.take_range(offset, length, what)
+            self._units.mark_range(offset, length, what)
 
     def _refcounts(self) -> None:
         """Check the refcount blocks. The counts themselves do not matter for reading."""
         header = self._header
         data = self._reader.read(header.refcounts_offset, header.refcounts_size, "the refcount table")
-        for entry in words(data):
+        for entry in big_endian_words(data):
             if entry & _REFCOUNT_RESERVED:
                 raise refusal("reserved_bits", f"a refcount entry has reserved bits set: {entry:#x}")
             if entry:
-                self._take(entry, header.cluster, "a refcount block")
+                self._mark_table(entry, header.cluster, "a refcount block")
 
     def _first_level(self) -> None:
         header = self._header
         length = header.l1_entries * 8
-        for entry in words(self._reader.read(header.l1_offset, length, "the first-level table")):
+        for entry in big_endian_words(
+            self._reader.read(header.l1_offset, length, "the first-level table")
+        ):
             if entry & _L1_RESERVED:
                 raise refusal("reserved_bits", f"a first-level entry has reserved bits set: {entry:#x}")
             if offset := entry & _OFFSET:
-                self._take(offset, header.cluster, "a second-level table")
+                self._mark_table(offset, header.cluster, "a second-level table")
                 self._second_level(offset)
 
     def _second_level(self, offset: int) -> None:
-        table = words(self._reader.read(offset, self._header.cluster, "a second-level table"))
+        table = big_endian_words(
+            self._reader.read(offset, self._header.cluster, "a second-level table")
+        )
         entries = table
         if self._header.extended_l2:
             entries = table[::2]
             _check_subclusters(entries, table[1::2])
-        packed: set[int] = set()
+        compressed_offsets: set[int] = set()
         for entry in entries:
             if entry & _COMPRESSED:
-                self._compressed(entry, packed)
+                self._compressed(entry, compressed_offsets)
             elif entry:
                 self._plain(entry)
 
@@ -108,10 +112,10 @@ class Walk:
         if entry & ~(_OFFSET | _COPIED | _ALL_ZEROS) or (zeros and no_zeros):
             raise refusal("reserved_bits", f"a second-level entry has reserved bits set: {entry:#x}")
         if offset := entry & _OFFSET:
-            self._units.take(offset, "a cluster of data")
+            self._units.mark_once(offset, "a cluster of data")
             self.clusters += not zeros
 
-    def _compressed(self, entry: int, packed: set[int]) -> None:
+    def _compressed(self, entry: int, compressed_offsets: set[int]) -> None:
         """Check a compressed cluster: its offset in bytes, and its number of sectors.
 
         This finds a second use of the same bytes in one table; the expansion limit bounds bytes that
@@ -126,14 +130,14 @@ class Walk:
             raise refusal(
                 "outside_file", f"a compressed cluster at byte {offset} is outside of the file"
             )
-        if offset in packed:
+        if offset in compressed_offsets:
             raise refusal("overlap", f"the compressed cluster at byte {offset} is used more than once")
-        packed.add(offset)
+        compressed_offsets.add(offset)
         for place in range(offset - offset % cluster, last + 1, cluster):
-            self._packed.mark(place)
+            self._compressed_units.mark(place)
         self.clusters += 1
         self.compressed += 1
-        self._packed_bytes += (sectors - 1) * SECTOR
+        self._compressed_bytes += (sectors - 1) * SECTOR
 
 
 def _check_subclusters(entries: array[int], bitmaps: array[int]) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from images.formats.base import refusal
 
 
-class Regions:
+class FileRegions:
     """Named, disjoint ranges of a file. Meant for some thousands of ranges."""
 
     def __init__(self, file_size: int) -> None:
@@ -46,7 +46,7 @@ class Regions:
 _CHUNK: Final = 1024 * 1024
 
 
-class Units:
+class AllocationMap:
     """The used allocation units (clusters, grains, blocks) of a file, a bit for each.
 
     base: bytes before the first unit, less than one unit.
@@ -56,9 +56,9 @@ class Units:
         self.unit = unit
         self._base = base
         self._count = -(-max(0, file_size - base) // unit)
-        self._taken = bytearray(-(-self._count // 8))
+        self._used = bytearray(-(-self._count // 8))
 
-    def take(self, offset: int, what: str) -> None:
+    def mark_once(self, offset: int, what: str) -> None:
         """Mark the unit at ``offset`` as used.
 
         Raises:
@@ -70,31 +70,31 @@ class Units:
         if not 0 <= number < self._count:
             raise refusal("outside_file", f"{what} should be at byte {offset}, outside of the file")
         bit = 1 << (number & 7)
-        if self._taken[number >> 3] & bit:
+        if self._used[number >> 3] & bit:
             raise refusal("overlap", f"{what} at byte {offset} overlaps with other data")
-        self._taken[number >> 3] |= bit
+        self._used[number >> 3] |= bit
 
-    def take_range(self, begin: int, length: int, what: str) -> None:
+    def mark_range(self, begin: int, length: int, what: str) -> None:
         """Mark all units of ``length`` bytes from ``begin``; see :meth:`mark_once`."""
         for offset in range(begin - begin % self.unit, begin + length, self.unit):
-            self.take(offset, what)
+            self.mark_once(offset, what)
 
     def mark(self, offset: int) -> None:
         """Mark the unit that contains ``offset``, which may be in use already."""
         number = (offset - self._base) // self.unit
         if 0 <= number < self._count:
-            self._taken[number >> 3] |= 1 << (number & 7)
+            self._used[number >> 3] |= 1 << (number & 7)
 
-    def touches(self, begin: int, length: int) -> bool:
+    def overlaps_range(self, begin: int, length: int) -> bool:
         """Whether a used unit overlaps with these bytes."""
         first = max(0, (begin - self._base) // self.unit)
         last = min(self._count - 1, (begin + length - 1 - self._base) // self.unit)
-        return any(self._taken[n >> 3] >> (n & 7) & 1 for n in range(first, last + 1))
+        return any(self._used[n >> 3] >> (n & 7) & 1 for n in range(first, last + 1))
 
-    def meets(self, other: Units) -> bool:
+    def overlaps(self, other: AllocationMap) -> bool:
         """Whether a unit is used in both maps, which must be of the same file."""
-        for begin in range(0, len(self._taken), _CHUNK):
-            mine, others = (each._taken[begin : begin + _CHUNK] for each in (self, other))
+        for begin in range(0, len(self._used), _CHUNK):
+            mine, others = (each._used[begin : begin + _CHUNK] for each in (self, other))
             if int.from_bytes(mine, "little") & int.from_bytes(others, "little"):
                 return True
         return False

@@ -15,16 +15,16 @@ from typing import Final
 from images.formats.base import (
     MIB,
     SECTOR,
-    Description,
     Format,
-    Limits,
-    Reader,
+    ImageDescription,
+    ImageLimits,
+    ImageReader,
     check_disk,
     check_expansion,
     check_file,
     refusal,
 )
-from images.formats.regions import Regions, Units
+from images.formats.regions import AllocationMap, FileRegions
 
 _HEADER: Final = struct.Struct("<4sIIII256sIIIIIIIQIIII16s16s16s16s")
 _OFFSET: Final = 0x40
@@ -37,7 +37,7 @@ _NO_BLOCK: Final = 0xFFFF_FFFE
 
 
 @dataclass(frozen=True)
-class _Image:
+class _VdiHeader:
     kind: int
     map_offset: int
     data_offset: int
@@ -47,14 +47,14 @@ class _Image:
     allocated: int
 
 
-def inspect(reader: Reader, limits: Limits) -> Description:
+def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     """Describe a VDI, after checking its block map. Raises ImageRejected."""
     image = _parse(reader.read(_OFFSET, _HEADER.size, "the VDI header"), limits)
     check_file(image.virtual_size, reader.size)
-    _walk(reader, image)
+    _check_block_map(reader, image)
     allocated = min(image.allocated * image.block, image.virtual_size)
     check_expansion(allocated, reader.size, limits)
-    return Description(
+    return ImageDescription(
         format=Format.VDI,
         version="1.1",
         virtual_size=image.virtual_size,
@@ -65,7 +65,7 @@ def inspect(reader: Reader, limits: Limits) -> Description:
     )
 
 
-def _parse(data: bytes, limits: Limits) -> _Image:
+def _parse(data: bytes, limits: ImageLimits) -> _VdiHeader:
     (
         mark,
         version,
@@ -114,12 +114,12 @@ def _parse(data: bytes, limits: Limits) -> _Image:
         )
     if map_offset % SECTOR or data_offset % SECTOR:
         raise refusal("misaligned", "the VDI's map or data does not begin with a sector")
-    return _Image(kind, map_offset, data_offset, virtual_size, block, blocks, allocated)
+    return _VdiHeader(kind, map_offset, data_offset, virtual_size, block, blocks, allocated)
 
 
-def _walk(reader: Reader, image: _Image) -> None:
+def _check_block_map(reader: ImageReader, image: _VdiHeader) -> None:
     """Check that every entry of the block map names a different block."""
-    regions = Regions(reader.size)
+    regions = FileRegions(reader.size)
     regions.add(0, _OFFSET + _HEADER.size, "the header")
     regions.add(image.map_offset, image.blocks * 4, "the block map")
     # The last block may be shorter if the disk ends in it.
@@ -128,10 +128,10 @@ def _walk(reader: Reader, image: _Image) -> None:
     numbers = array("I", reader.read(image.map_offset, image.blocks * 4, "the block map"))
     if sys.byteorder == "big":
         numbers.byteswap()
-    blocks, count = Units(image.allocated, 1), 0
+    blocks, count = AllocationMap(image.allocated, 1), 0
     for number in numbers:
         if number < _NO_BLOCK:
-            blocks.take(number, "a block of data")
+            blocks.mark_once(number, "a block of data")
             count += 1
     if image.kind == _FIXED and count != image.blocks:
         raise refusal("block_count", "the fixed VDI lacks some of its blocks")

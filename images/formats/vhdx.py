@@ -14,18 +14,18 @@ from uuid import UUID
 
 from images.formats.base import (
     MIB,
-    Description,
     Format,
-    Limits,
-    Reader,
+    ImageDescription,
+    ImageLimits,
+    ImageReader,
     check_disk,
     check_expansion,
     check_file,
     refusal,
 )
 from images.formats.crc32c import crc32c
-from images.formats.regions import Regions
-from images.formats.vhdx_tables import Disk, metadata, walk
+from images.formats.regions import FileRegions
+from images.formats.vhdx_tables import VhdxDisk, count_blocks, read_metadata
 
 _KIB64: Final = 64 * 1024
 _HEADERS: Final = (_KIB64, 2 * _KIB64)
@@ -48,20 +48,20 @@ class _Header:
     log_offset: int
 
 
-def inspect(reader: Reader, limits: Limits) -> Description:
+def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     """Describe a VHDX, after checking its tables. Raises ImageRejected."""
     header = _header(reader)
-    regions = Regions(reader.size)
+    regions = FileRegions(reader.size)
     regions.add(0, MIB, "the header")
     regions.add(header.log_offset, header.log_length, "the log")
     places = _regions(reader, regions)
-    disk = metadata(reader, *places[_METADATA])
+    disk = read_metadata(reader, *places[_METADATA])
     check_disk(disk.virtual_size, limits)
     check_file(disk.virtual_size, reader.size)
-    blocks = walk(reader, disk, *places[_BAT], regions)
+    blocks = count_blocks(reader, disk, *places[_BAT], regions)
     allocated = min(blocks * disk.block, disk.virtual_size)
     check_expansion(allocated, reader.size, limits)
-    return Description(
+    return ImageDescription(
         format=Format.VHDX,
         version="1",
         virtual_size=disk.virtual_size,
@@ -72,12 +72,12 @@ def inspect(reader: Reader, limits: Limits) -> Description:
     )
 
 
-def _features(disk: Disk) -> tuple[str, ...]:
+def _features(disk: VhdxDisk) -> tuple[str, ...]:
     kind = "fixed" if disk.fixed else "dynamic"
     return (kind,) if disk.sector == 512 else (kind, f"sectors of {disk.sector} bytes")
 
 
-def _header(reader: Reader) -> _Header:
+def _header(reader: ImageReader) -> _Header:
     """Return the current header: of the two, the valid one with the larger number."""
     found: list[_Header] = []
     for offset in _HEADERS:
@@ -108,7 +108,7 @@ def _checksum_holds(data: bytes, checksum: int) -> bool:
     return crc32c(data[:4] + bytes(4) + data[8:]) == checksum
 
 
-def _regions(reader: Reader, regions: Regions) -> dict[bytes, tuple[int, int]]:
+def _regions(reader: ImageReader, regions: FileRegions) -> dict[bytes, tuple[int, int]]:
     """Return offset and length of block allocation table and metadata, by GUID."""
     tables = []
     for offset in _REGION_TABLES:

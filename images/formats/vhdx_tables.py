@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from images.formats.base import MIB, Reader, refusal
-from images.formats.regions import Regions, Units
+from images.formats.base import MIB, ImageReader, refusal
+from images.formats.regions import AllocationMap, FileRegions
 
 _KIB64: Final = 64 * 1024
 _ENTRY: Final = struct.Struct("<16sIII4x")
@@ -33,7 +33,7 @@ _BITMAP_SECTORS: Final = 1 << 23
 
 
 @dataclass(frozen=True)
-class Disk:
+class VhdxDisk:
     """The disk as its metadata describes it. All sizes in bytes."""
 
     block: int
@@ -42,7 +42,7 @@ class Disk:
     sector: int
 
 
-def metadata(reader: Reader, offset: int, length: int) -> Disk:
+def read_metadata(reader: ImageReader, offset: int, length: int) -> VhdxDisk:
     """Read the items of the metadata region. Raises ImageRejected."""
     table = reader.read(offset, min(length, _KIB64), "the VHDX metadata")
     (count,) = struct.unpack_from("<H", table, 10)
@@ -67,7 +67,7 @@ def metadata(reader: Reader, offset: int, length: int) -> Disk:
     return _disk(items)
 
 
-def _disk(items: dict[bytes, bytes]) -> Disk:
+def _disk(items: dict[bytes, bytes]) -> VhdxDisk:
     block, flags = struct.unpack("<II", items[_PARAMETERS])
     (virtual_size,) = struct.unpack("<Q", items[_SIZE])
     (sector,) = struct.unpack("<I", items[_LOGICAL])
@@ -83,10 +83,12 @@ def _disk(items: dict[bytes, bytes]) -> Disk:
         raise refusal("sector_size", f"sectors of {sector} bytes (expected 512 or 4096)")
     if virtual_size % sector:
         raise refusal("odd_size", f"the disk of {virtual_size} bytes is no whole number of sectors")
-    return Disk(block, bool(flags & _FIXED), virtual_size, sector)
+    return VhdxDisk(block, bool(flags & _FIXED), virtual_size, sector)
 
 
-def walk(reader: Reader, disk: Disk, offset: int, length: int, regions: Regions) -> int:
+def count_blocks(
+    reader: ImageReader, disk: VhdxDisk, offset: int, length: int, regions: FileRegions
+) -> int:
     """Return the number of blocks with data, after checking that each is used once.
 
     Raises ImageRejected.
@@ -97,9 +99,9 @@ def walk(reader: Reader, disk: Disk, offset: int, length: int, regions: Regions)
     if entries * 8 > length:
         raise refusal("block_count", f"the block allocation table is too short for {blocks} blocks")
     data = reader.read(offset, entries * 8, "the VHDX table of blocks")
-    taken = Units(reader.size, MIB)
+    used = AllocationMap(reader.size, MIB)
     for begin, size in regions.ranges():
-        taken.take_range(begin, size, "a region")
+        used.mark_range(begin, size, "a region")
     present = 0
     for number, (entry,) in enumerate(struct.iter_unpack("<Q", data)):
         state, place = entry & _STATE, entry & _PLACE
@@ -109,13 +111,13 @@ def walk(reader: Reader, disk: Disk, offset: int, length: int, regions: Regions)
         if (bitmap and state) or state == _PARTLY:
             raise refusal("backing_file", "the VHDX has blocks that are partly in a parent disk")
         if state == _PRESENT:
-            _block(reader, disk, place, taken)
+            _check_block(reader, disk, place, used)
             present += 1
     return present
 
 
-def _block(reader: Reader, disk: Disk, place: int, taken: Units) -> None:
+def _check_block(reader: ImageReader, disk: VhdxDisk, place: int, used: AllocationMap) -> None:
     if place >= reader.size:
         raise refusal("outside_file", f"a block should be at byte {place}, outside of the file")
     # The file may end before its last block does.
-    taken.take_range(place, min(disk.block, reader.size - place), "a block of data")
+    used.mark_range(place, min(disk.block, reader.size - place), "a block of data")

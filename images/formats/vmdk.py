@@ -20,16 +20,16 @@ from typing import Final
 
 from images.formats.base import (
     SECTOR,
-    Description,
     Format,
-    Limits,
-    Reader,
+    ImageDescription,
+    ImageLimits,
+    ImageReader,
     check_disk,
     check_expansion,
     check_file,
     refusal,
 )
-from images.formats.regions import Regions, Units
+from images.formats.regions import AllocationMap, FileRegions
 
 _HEADER: Final = struct.Struct("<4sIIQQQQIQQQB4sH")
 _NEWLINES: Final = b"\n \r\n"
@@ -40,14 +40,14 @@ _KNOWN_FLAGS: Final = 1 | 1 << 1 | _ZERO_GRAINS | _COMPRESSED | _MARKERS
 _DESCRIPTOR_SECTORS: Final = 20
 _MAX_DESCRIPTOR: Final = 2048
 _NO_PARENT: Final = "ffffffff"
-_SINGLE: Final = (
+_SINGLE_FILE_HINT: Final = (
     "write it as one file: qemu-img convert -O vmdk -o subformat=monolithicSparse IMAGE NEW"
 )
 _EXTENT: Final = re.compile(r'(RW|RDONLY|NOACCESS)\s+(\d+)\s+([A-Z]+)(?:\s+"([^"]*)")?(.*)', re.ASCII)
 
 
 @dataclass(frozen=True)
-class _Extent:
+class _VmdkHeader:
     version: int
     flags: int
     capacity: int
@@ -59,7 +59,7 @@ class _Extent:
     compressed: bool
 
 
-def inspect(reader: Reader, limits: Limits) -> Description:
+def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     """Describe a VMDK, after checking its tables. Raises ImageRejected."""
     extent = _parse(reader.read(0, SECTOR, "the VMDK header"), limits)
     descriptor = _descriptor(reader, extent)
@@ -68,10 +68,10 @@ def inspect(reader: Reader, limits: Limits) -> Description:
         extent = _footer(reader, extent, limits)
     virtual_size = extent.capacity * SECTOR
     check_file(virtual_size, reader.size)
-    grains = _walk(reader, extent)
+    grains = _count_grains(reader, extent)
     allocated = min(grains * extent.grain * SECTOR, virtual_size)
     check_expansion(allocated, reader.size, limits)
-    return Description(
+    return ImageDescription(
         format=Format.VMDK,
         version=str(extent.version),
         virtual_size=virtual_size,
@@ -82,7 +82,7 @@ def inspect(reader: Reader, limits: Limits) -> Description:
     )
 
 
-def _parse(data: bytes, limits: Limits) -> _Extent:
+def _parse(data: bytes, limits: ImageLimits) -> _VmdkHeader:
     (
         magic,
         version,
@@ -124,7 +124,7 @@ def _parse(data: bytes, limits: Limits) -> _Extent:
     if entries != 512:
         raise refusal("grain_tables", f"grain tables of {entries} entries (expected 512)")
     check_disk(capacity * SECTOR, limits)
-    return _Extent(
+    return _VmdkHeader(
         version, flags, capacity, grain, descriptor_sectors, entries, directory, spare, compressed
     )
 
@@ -133,7 +133,7 @@ def _parse(data: bytes, limits: Limits) -> _Extent:
 _CID_DIGITS: Final = 8
 
 
-def _descriptor(reader: Reader, extent: _Extent) -> str:
+def _descriptor(reader: ImageReader, extent: _VmdkHeader) -> str:
     """Return the descriptor's text, after checking all bytes that QEMU reads as one."""
     sectors = max(extent.descriptor_sectors, _DESCRIPTOR_SECTORS)
     length = min(sectors * SECTOR, max(0, reader.size - SECTOR))
@@ -142,17 +142,17 @@ def _descriptor(reader: Reader, extent: _Extent) -> str:
         raise refusal(
             "backing_file",
             "the VMDK has a parent: part of its disk is in another file",
-            hint=_SINGLE,
+            hint=_SINGLE_FILE_HINT,
         )
     text, _, rest = data[: extent.descriptor_sectors * SECTOR].partition(b"\0")
-    left = rest.strip(b"\0")
+    remainder = rest.strip(b"\0")
     # QEMU changes the CID in place: after a shorter number, the ends of earlier texts stay.
-    if len(left) >= _CID_DIGITS or not all(map(text.endswith, left.split(b"\0"))):
+    if len(remainder) >= _CID_DIGITS or not all(map(text.endswith, remainder.split(b"\0"))):
         raise refusal("descriptor", "the VMDK has unexpected data after its descriptor")
     return text.decode("latin-1")
 
 
-def _check_descriptor(text: str, extent: _Extent) -> None:
+def _check_descriptor(text: str, extent: _VmdkHeader) -> None:
     keys: dict[str, str] = {}
     extents = []
     for line in text.replace("\r", "\n").split("\n"):
@@ -165,32 +165,38 @@ def _check_descriptor(text: str, extent: _Extent) -> None:
                 raise refusal("descriptor", f"the VMDK's descriptor has {key[:40]!r} twice")
             keys[key.lower()] = value.strip('"')
     if keys.get("parentcid", _NO_PARENT).lower() != _NO_PARENT:
-        raise refusal("backing_file", "the VMDK is only the difference to a parent", hint=_SINGLE)
+        raise refusal(
+            "backing_file", "the VMDK is only the difference to a parent", hint=_SINGLE_FILE_HINT
+        )
     kind = keys.get("createtype", "")
     if kind != ("streamOptimized" if extent.compressed else "monolithicSparse"):
         raise refusal(
             "vmdk_type",
             f"VMDK of type {kind[:40]!r} is not supported (only monolithicSparse, streamOptimized)",
-            hint=_SINGLE,
+            hint=_SINGLE_FILE_HINT,
         )
     if len(extents) != 1:
         raise refusal(
-            "extents_elsewhere", f"the VMDK has {len(extents)} extents (expected 1)", hint=_SINGLE
+            "extents_elsewhere",
+            f"the VMDK has {len(extents)} extents (expected 1)",
+            hint=_SINGLE_FILE_HINT,
         )
     _check_extent(extents[0], extent)
 
 
-def _check_extent(line: re.Match[str], extent: _Extent) -> None:
+def _check_extent(line: re.Match[str], extent: _VmdkHeader) -> None:
     access, sectors, kind, name, rest = line.groups()
     if kind != "SPARSE" or access == "NOACCESS" or rest.strip():
         raise refusal(
-            "extents_elsewhere", f"the VMDK's extent is {access} {kind}, in another file", hint=_SINGLE
+            "extents_elsewhere",
+            f"the VMDK's extent is {access} {kind}, in another file",
+            hint=_SINGLE_FILE_HINT,
         )
     if not name or "/" in name or "\\" in name or ":" in name:
         raise refusal(
             "extents_elsewhere",
             "the VMDK's extent is in another file: its name is a path",
-            hint=_SINGLE,
+            hint=_SINGLE_FILE_HINT,
         )
     # VirtualBox rounds the capacity up to whole grains.
     said = int(sectors[:20])
@@ -201,7 +207,7 @@ def _check_extent(line: re.Match[str], extent: _Extent) -> None:
         )
 
 
-def _footer(reader: Reader, head: _Extent, limits: Limits) -> _Extent:
+def _footer(reader: ImageReader, head: _VmdkHeader, limits: ImageLimits) -> _VmdkHeader:
     """Return the copy of the header at a stream's end, which has the tables' offsets."""
     if not head.compressed or reader.size < 4 * SECTOR:
         raise refusal("truncated", "the VMDK lacks the footer, which has the offsets of its tables")
@@ -225,10 +231,10 @@ def _numbers(data: bytes) -> array[int]:
     return numbers
 
 
-def _walk(reader: Reader, extent: _Extent) -> int:
+def _count_grains(reader: ImageReader, extent: _VmdkHeader) -> int:
     """Return the number of grains with data, after checking that each is used once."""
     tables = -(-extent.capacity // (extent.grain * extent.entries))
-    regions = Regions(reader.size)
+    regions = FileRegions(reader.size)
     regions.add(0, (1 + extent.descriptor_sectors) * SECTOR, "the header")
     regions.add(extent.directory * SECTOR, tables * 4, "the grain directory")
     directory = _numbers(reader.read(extent.directory * SECTOR, tables * 4, "the grain directory"))
@@ -236,7 +242,7 @@ def _walk(reader: Reader, extent: _Extent) -> int:
     # A compressed grain uses at least the sector of its marker. Plain grains have full size, and all
     # offsets differ by multiples of it.
     unit = SECTOR if extent.compressed else extent.grain * SECTOR
-    taken: Units | None = None
+    used: AllocationMap | None = None
     count = 0
     for table in directory:
         if not table:
@@ -246,9 +252,9 @@ def _walk(reader: Reader, extent: _Extent) -> int:
         for grain in _numbers(data):
             if grain >= first:
                 offset = grain * SECTOR
-                taken = taken or Units(reader.size, unit, offset % unit)
-                taken.take(offset, "a grain")
+                used = used or AllocationMap(reader.size, unit, offset % unit)
+                used.mark_once(offset, "a grain")
                 count += 1
-    if taken and any(taken.touches(begin, length) for begin, length in regions.ranges()):
+    if used and any(used.overlaps_range(begin, length) for begin, length in regions.ranges()):
         raise refusal("overlap", "a grain overlaps with a table or the header")
     return count

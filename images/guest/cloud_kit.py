@@ -32,7 +32,7 @@ STREAMS = ("stdout", "stderr")
 MAX_CHUNK = 1024 * 1024
 #: The most bytes of the list of omitted outputs, and its words for types of files.
 MAX_UNDELIVERED = MAX_CHUNK // 2
-LEFT_OUT = {
+OMITTED_TYPES = {
     stat.S_IFLNK: "link",
     stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket",
@@ -40,16 +40,16 @@ LEFT_OUT = {
     stat.S_IFBLK: "device",
 }
 #: Seconds after each try of a request that may succeed later.
-PAUSES = (1, 2, 4, 8, 0)
+RETRY_PAUSES = (1, 2, 4, 8, 0)
 DRAIN_SECONDS = 2.0
 FLUSH_SECONDS = 120.0
 F_SETPIPE_SZ = 1031
 #: e2fsck(8): up to this exit status all errors have been repaired.
-MENDED = 3
+REPAIRED_STATUS = 3
 PREFIXES = ("vd", "ubd", "xvd", "sd")
 
 
-class Failure(Exception):
+class GuestFailure(Exception):
     """The guest cannot run the job; the console shows the message."""
 
 
@@ -64,12 +64,12 @@ def say(text: str) -> None:
             console.write(f"\r\n{text}\r\n".encode("utf-8", "replace"))
 
 
-def may_change(status: int) -> bool:
+def may_succeed_later(status: int) -> bool:
     """Whether a second try may succeed; 0: there was no answer."""
     return status in (0, 408, 429) or status >= 500
 
 
-class Host:
+class EndpointClient:
     """Client of the guest endpoint."""
 
     def __init__(self, endpoint: str, token: str) -> None:
@@ -80,15 +80,15 @@ class Host:
         #: Requests that are being sent.
         self.sending = []  # type: List[str]
 
-    def ask(self, method: str, path: str, body: bytes = b"") -> Tuple[int, bytes]:
+    def request_with_retries(self, method: str, path: str, body: bytes = b"") -> Tuple[int, bytes]:
         """Send a request, with retries; return status (0: no answer) and text."""
         status, answer = 0, b""
-        for pause in PAUSES:
+        for pause in RETRY_PAUSES:
             try:
                 status, answer = self._once(method, path, body)
             except (OSError, http.client.HTTPException) as error:
                 status, answer = 0, str(error).encode()
-            if not may_change(status):
+            if not may_succeed_later(status):
                 break
             time.sleep(pause)
         return status, answer
@@ -96,17 +96,17 @@ class Host:
     def send(self, path: str, body: bytes) -> int:
         """Post output of the script; return the status."""
         self.sending.append(path)
-        status, _ = self.ask("POST", path, body)
-        if may_change(status):
+        status, _ = self.request_with_retries("POST", path, body)
+        if may_succeed_later(status):
             self.undelivered = True
         self.sending.remove(path)
         return status
 
-    def must(self, path: str, body: bytes = b"") -> None:
+    def post_required(self, path: str, body: bytes = b"") -> None:
         """Post a report that the host must receive before the job goes on."""
-        status, _ = self.ask("POST", path, body)
+        status, _ = self.request_with_retries("POST", path, body)
         if not 200 <= status < 300:
-            raise Failure(f"POST {path} failed (status {status})")
+            raise GuestFailure(f"POST {path} failed (status {status})")
 
     def _once(self, method: str, path: str, body: bytes) -> Tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.address, timeout=60.0)
@@ -130,7 +130,7 @@ def find_disks() -> Tuple[Path, Path, Path]:
             if is_job_disk(Path(f"/dev/{prefix}{letter}")):
                 job, scratch, output = (Path(f"/dev/{prefix}{chr(ord(letter) + n)}") for n in range(3))
                 return job, scratch, output
-    raise Failure("there is no job disk")
+    raise GuestFailure("there is no job disk")
 
 
 def is_job_disk(device: Path) -> bool:
@@ -146,9 +146,9 @@ def is_job_disk(device: Path) -> bool:
 def make_scratch(device: Path) -> None:
     """Mount the scratch disk for the job; use the root disk if it cannot be formatted."""
     HOME.mkdir(parents=True, exist_ok=True)
-    if succeeds("mkfs.ext4", "-q", "-F", "-m", "0", str(device)):
-        succeeds("mount", "-o", "noatime", str(device), str(HOME))
-    have_places()
+    if run_program("mkfs.ext4", "-q", "-F", "-m", "0", str(device)):
+        run_program("mount", "-o", "noatime", str(device), str(HOME))
+    make_directories()
 
 
 def keep_scratch(device: Path) -> None:
@@ -158,26 +158,28 @@ def keep_scratch(device: Path) -> None:
     """
     HOME.mkdir(parents=True, exist_ok=True)
     try:
-        damage = subprocess.call(("e2fsck", "-p", str(device)), stdin=subprocess.DEVNULL) > MENDED
+        damage = (
+            subprocess.call(("e2fsck", "-p", str(device)), stdin=subprocess.DEVNULL) > REPAIRED_STATUS
+        )
     except OSError:
         damage = False  # the image has no e2fsck: the kernel decides
-    if damage or not succeeds("mount", "-o", "noatime", str(device), str(HOME)):
-        raise Failure(
+    if damage or not run_program("mount", "-o", "noatime", str(device), str(HOME)):
+        raise GuestFailure(
             "the kept disk cannot be mounted and is left unchanged: repair it on its node with e2fsck, "
             "or restore it from a backup"
         )
-    succeeds("rm", "-rf", *(str(HOME / name) for name in ("script", "work", "home", "tmp")))
-    have_places()
+    run_program("rm", "-rf", *(str(HOME / name) for name in ("script", "work", "home", "tmp")))
+    make_directories()
 
 
-def have_places() -> None:
+def make_directories() -> None:
     """Make the directories of the job and of its user."""
     for name in ("work", "home", "tmp"):
         (HOME / name).mkdir(exist_ok=True)
     (HOME / "tmp").chmod(0o1777)
 
 
-def succeeds(*argv: str) -> bool:
+def run_program(*argv: str) -> bool:
     """Run a program; false if it fails or the image lacks it."""
     try:
         return subprocess.call(argv, stdin=subprocess.DEVNULL) == 0
@@ -231,7 +233,7 @@ def start_script(job: Dict[str, Any], out: Any, err: Any) -> "subprocess.Popen[b
         return subprocess.Popen(argv, **options)
     except OSError as error:
         if error.errno != errno.ENOEXEC:
-            raise Failure(f"the script cannot be run: {error}") from error
+            raise GuestFailure(f"the script cannot be run: {error}") from error
         return subprocess.Popen(["/bin/sh", *argv], **options)
 
 
@@ -247,7 +249,7 @@ def wait_for(process: "subprocess.Popen[bytes]") -> int:
     return int(process.wait())
 
 
-def pump(host: Host, name: str, handle: int) -> None:
+def send_output(host: EndpointClient, name: str, handle: int) -> None:
     """Send the script's output to the host as soon as it appears."""
     offset = 0
     while True:
@@ -260,12 +262,12 @@ def pump(host: Host, name: str, handle: int) -> None:
         offset += len(chunk)
 
 
-def control(host: Host, process: "subprocess.Popen[bytes]") -> None:
+def deliver_signals(host: EndpointClient, process: "subprocess.Popen[bytes]") -> None:
     """Request signals repeatedly, which is also the heartbeat, and deliver them."""
     delivered = 0  # the host repeats signals that are not acknowledged: an answer may be lost
     while process.poll() is None:
-        status, orders = host.ask("GET", f"/v1/control?wait=25&done={delivered}")
-        for line in orders.decode("ascii", "replace").splitlines() if status == 200 else ():
+        status, signals = host.request_with_retries("GET", f"/v1/control?wait=25&done={delivered}")
+        for line in signals.decode("ascii", "replace").splitlines() if status == 200 else ():
             words = line.split()
             if len(words) == 2 and words[0] == "signal" and words[1].isdigit():
                 kill_group(process, int(words[1]))
@@ -274,7 +276,7 @@ def control(host: Host, process: "subprocess.Popen[bytes]") -> None:
             time.sleep(1)
 
 
-def pipe() -> Tuple[int, int]:
+def make_pipe() -> Tuple[int, int]:
     """Make a large pipe, so that a script with much output causes fewer requests."""
     reader, writer = os.pipe()
     with contextlib.suppress(OSError):
@@ -282,17 +284,18 @@ def pipe() -> Tuple[int, int]:
     return reader, writer
 
 
-def run_online(job: Dict[str, Any], host: Host) -> int:
+def run_online(job: Dict[str, Any], host: EndpointClient) -> int:
     """Run the script; its output goes to the endpoint."""
-    ends = {"out": pipe(), "err": pipe()}
+    ends = {"out": make_pipe(), "err": make_pipe()}
     process = start_script(job, ends["out"][1], ends["err"][1])
     for _, writer in ends.values():
         os.close(writer)
     pumps = [
-        threading.Thread(target=pump, args=(host, name, ends[name][0]), daemon=True) for name in ends
+        threading.Thread(target=send_output, args=(host, name, ends[name][0]), daemon=True)
+        for name in ends
     ]
-    orders = threading.Thread(target=control, args=(host, process), daemon=True)
-    for thread in (*pumps, orders):
+    signals = threading.Thread(target=deliver_signals, args=(host, process), daemon=True)
+    for thread in (*pumps, signals):
         thread.start()
     status = wait_for(process)
     # Processes that the script left get some time to finish their output, then they are killed.
@@ -319,7 +322,7 @@ def run_offline(job: Dict[str, Any]) -> int:
 # --------------------------------------------------------------------------- outputs
 
 
-def outputs(globs: List[str]) -> Iterator[Tuple[str, str]]:
+def find_outputs(globs: List[str]) -> Iterator[Tuple[str, str]]:
     """Yield matching names, without directories, each with "" or why it is not sent."""
     os.chdir(str(WORK))
     inside, seen = WORK.resolve(), set()
@@ -329,18 +332,18 @@ def outputs(globs: List[str]) -> Iterator[Tuple[str, str]]:
             if name in seen or kind == stat.S_IFDIR:
                 continue
             seen.add(name)
-            left_out = LEFT_OUT.get(kind, "")
-            if not left_out and inside not in Path(name).resolve().parents:
-                left_out = "outside"
-            yield name, left_out
+            omission = OMITTED_TYPES.get(kind, "")
+            if not omission and inside not in Path(name).resolve().parents:
+                omission = "outside"
+            yield name, omission
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return the percent-encoded name."""
     return urllib.parse.quote(os.fsencode(name))
 
 
-def add(tar: tarfile.TarFile, name: str, text: str) -> None:
+def add_file(tar: tarfile.TarFile, name: str, text: str) -> None:
     """Add a file with this content."""
     entry, content = tarfile.TarInfo(name), text.encode()
     entry.size = len(content)
@@ -359,21 +362,21 @@ def write_output_disk(device: Path, result: str, globs: List[str], streams: Tupl
             left = disk.seek(0, os.SEEK_END) - 65536 - sum((HOME / n).stat().st_size for n in streams)
             disk.seek(0)
             fitting, others = [], []
-            for name, left_out in outputs(globs):
+            for name, omission in find_outputs(globs):
                 size = os.lstat(name).st_size
                 # 2560: the header, with a long name, and the padding of the last block.
-                if not left_out and size + 2560 <= left:
+                if not omission and size + 2560 <= left:
                     left -= size + 2560
                     fitting.append(name)
                 else:
-                    others.append(f"{left_out or size} {quoted(name)}\n")
+                    others.append(f"{omission or size} {quote_name(name)}\n")
                     left -= len(others[-1])
             with tarfile.open(fileobj=disk, mode="w|", format=tarfile.GNU_FORMAT) as tar:
-                add(tar, "exit.json", json.dumps({key: int(number)}))
+                add_file(tar, "exit.json", json.dumps({key: int(number)}))
                 for name in streams:
                     tar.add(str(HOME / name), name)
                 if others:
-                    add(tar, "undelivered", "".join(others)[:MAX_UNDELIVERED])
+                    add_file(tar, "undelivered", "".join(others)[:MAX_UNDELIVERED])
                 for name in fitting:
                     tar.add(str(WORK / name), f"outputs/{name}")
             disk.flush()
@@ -400,34 +403,34 @@ def main() -> None:
         described = tar.extractfile("job.json")
         job = json.loads(described.read().decode() if described else "{}")
         if job.get("contract") != 3:
-            raise Failure("the host uses another version of the guest contract (expected 3)")
+            raise GuestFailure("the host uses another version of the guest contract (expected 3)")
         (keep_scratch if job.get("keep") else make_scratch)(scratch_disk)
         unpack(tar)
-    host, online = Host(job["endpoint"], job["token"]), bool(job["endpoint"])
+    host, online = EndpointClient(job["endpoint"], job["token"]), bool(job["endpoint"])
     mark = f"vmjobs:{job['sentinel']}:"
     if not SCRIPT.exists():
-        raise Failure("the job has no script")
+        raise GuestFailure("the job has no script")
     if online:
-        host.must("/v1/ready")
+        host.post_required("/v1/ready")
     say(f"{mark}ready")
     status = run_online(job, host) if online else run_offline(job)
     result = f"code={status}" if status >= 0 else f"signal={-status}"
     note = f"{result} disk=full" if status != 0 and disk_full() else result
     say(f"{mark}collecting {note}")
     if online:
-        host.must("/v1/collecting", note.encode())
+        host.post_required("/v1/collecting", note.encode())
     if not write_output_disk(output_disk, result, job["outputs"], () if online else STREAMS):
         host.undelivered = True
     note = f"{result} undelivered=yes" if host.undelivered else result
     say(f"{mark}exit {note}")
     if online:
-        host.must("/v1/exit", note.encode())
+        host.post_required("/v1/exit", note.encode())
 
 
 def power_off() -> None:
     """Power off at once: the disks are discarded, and the output disk is flushed."""
     for argv in (("systemctl", "poweroff", "-ff"), ("poweroff", "-f"), ("busybox", "poweroff", "-f")):
-        succeeds(*argv)
+        run_program(*argv)
     Path("/proc/sysrq-trigger").write_text("o")
 
 

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from images.cache import ImageCache, full_disk
-from images.files import exclusive, free
-from images.lazy.fetch import LiveFetch
-from images.lazy.service import serving
+from images.cache import ImageCache, raise_storage_full
+from images.files import exclusive_lock, try_exclusive_lock
+from images.lazy.fetch import LazyFetch
+from images.lazy.service import serve_disk
 from images.manifest import ImageManifest
-from images.store import boot_image
+from images.store import make_boot_image
 from vmjobs.errors import (
     DigestMismatch,
     HypervisorError,
@@ -25,32 +25,32 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.hypervisor.base import LiveDisk
+from vmjobs.hypervisor.base import LazyDisk
 from vmjobs.model import MIB
-from vmjobs.ports import LiveImage, Progress
+from vmjobs.ports import LazyImage, ProgressCallback
 
 log = logging.getLogger(__name__)
 
 #: Called with the error that makes an image unusable for a VM that runs from it.
-Failed = Callable[[Exception], object]
+FailureCallback = Callable[[Exception], object]
 
 #: Interval of checks whether an image is still wanted, in seconds.
-_LOOK_SECONDS: Final = 0.2
+_CHECK_SECONDS: Final = 0.2
 
 
-class Filling:
+class BackgroundFetch:
     """Fetches a root disk in a thread, for all its readers in this process.
 
     The fetch goes on without readers, so that the image becomes complete, unless the repository is
     unreachable then.
     """
 
-    def __init__(self, start: Callable[[Filling], None], digest: str) -> None:
+    def __init__(self, start: Callable[[BackgroundFetch], None], digest: str) -> None:
         self.digest = digest
-        self.fetch: LiveFetch | None = None
+        self.fetch: LazyFetch | None = None
         self.error: Exception | None = None
         self._lock = threading.Lock()
-        self._users: list[Failed] = []
+        self._users: list[FailureCallback] = []
         #: Set once the disk may be read, is complete, or has failed.
         self.settled = threading.Event()
         self._thread = threading.Thread(target=start, args=(self,), name="filling", daemon=True)
@@ -64,7 +64,7 @@ class Filling:
                 self._started = True
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the thread has ended."""
         return self._started and not self._thread.is_alive()
 
@@ -73,7 +73,7 @@ class Filling:
         """Whether there are readers."""
         return bool(self._users)
 
-    def tell(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Notify all readers of a failure. Only the first call has an effect."""
         with self._lock:
             if self.error is not None:
@@ -84,7 +84,7 @@ class Filling:
             failed(error)
 
     @contextmanager
-    def used(self, failed: Failed) -> Iterator[None]:
+    def add_reader(self, failed: FailureCallback) -> Iterator[None]:
         """Register a reader while the context lasts. failed: called with an error."""
         with self._lock:
             self._users.append(failed)
@@ -101,19 +101,19 @@ class Filling:
 
 
 @dataclass
-class _Listener:
+class _FailureListener:
     """Passes failures on once the VM reads the disk; before, ``live`` raises them."""
 
-    failed: Failed
-    reads: bool = False
+    failed: FailureCallback
+    is_reading: bool = False
 
     def __call__(self, error: Exception) -> None:
-        if self.reads:
+        if self.is_reading:
             self.failed(error)
 
 
-class LiveCache(ImageCache):
-    """An :class:`images.cache.ImageCache` and a :class:`vmjobs.ports.LiveSource`.
+class LazyImageCache(ImageCache):
+    """An :class:`images.cache.ImageCache` and a :class:`vmjobs.ports.LazyImageSource`.
 
     patience: seconds for which a VM waits for an unreachable repository.
     """
@@ -122,52 +122,60 @@ class LiveCache(ImageCache):
         super().__init__(*args, **settings)
         self._patience = patience
         self._lock = threading.Lock()
-        self._fillings: dict[str, Filling] = {}
+        self._fetches: dict[str, BackgroundFetch] = {}
         self._stopped = False
 
     @contextmanager
     def live(
-        self, digest: str, socket: Path, failed: Failed, progress: Progress | None = None
-    ) -> Iterator[LiveImage]:
-        """See :class:`vmjobs.ports.LiveSource`. Raises as :meth:`lease` does."""
+        self,
+        digest: str,
+        socket: Path,
+        failed: FailureCallback,
+        progress: ProgressCallback | None = None,
+    ) -> Iterator[LazyImage]:
+        """See :class:`vmjobs.ports.LazyImageSource`. Raises as :meth:`lease` does."""
         with ExitStack() as stack:
-            lease = stack.enter_context(self._held(digest))
-            self._count(digest)
-            listener = _Listener(failed)
-            with full_disk():
-                begun = self._begin(stack, listener, digest, progress)
+            lease = stack.enter_context(self._hold_lease(digest))
+            self._count_lease(digest)
+            listener = _FailureListener(failed)
+            with raise_storage_full():
+                begun = self._start_fetch(stack, listener, digest, progress)
             if begun is None:
-                image = LiveImage(self._prepare(digest, progress))
+                image = LazyImage(self._prepare(digest, progress))
             else:
                 image = self._serve(stack, *begun, socket, listener)
-            self._room.touch(lease)
+            self._eviction.touch(lease)
             try:
                 yield image
             finally:
-                self._room.touch(lease)
+                self._eviction.touch(lease)
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop all fetches, which note their progress. timeout: seconds for each."""
         with self._lock:
             self._stopped = True
-            fillings = list(self._fillings.values())
-        for filling in fillings:
-            filling.join(timeout)
+            running = list(self._fetches.values())
+        for background in running:
+            background.join(timeout)
 
     # ------------------------------------------------------------------ fetching
 
-    def _begin(
-        self, stack: ExitStack, listener: _Listener, digest: str, progress: Progress | None
-    ) -> tuple[Filling, ImageManifest] | None:
+    def _start_fetch(
+        self,
+        stack: ExitStack,
+        listener: _FailureListener,
+        digest: str,
+        progress: ProgressCallback | None,
+    ) -> tuple[BackgroundFetch, ImageManifest] | None:
         """Start a background fetch; None: it is complete or fetched elsewhere."""
         if self._trust is not None:
             self._require_trust(digest, self._trust)
         with suppress(NotFound, DigestMismatch):
             self._store.prepare(digest, progress)
             return None
-        manifest = self._manifest(digest)
-        self._room.claim(MIB)
-        self._room.expect(manifest)
+        manifest = self._get_manifest(digest)
+        self._eviction.ensure_free(MIB)
+        self._eviction.add_manifest(manifest)
 
         def wanted(_done: int = 0) -> None:
             if progress is not None:
@@ -175,74 +183,74 @@ class LiveCache(ImageCache):
 
         for part in manifest.parts():
             if part.digest != manifest.root.digest:
-                with exclusive(self._store.folder.lock(part.digest), waiting=wanted):
-                    self._have(digest, part, wanted)
-        filling = self._filling(digest, manifest)
-        stack.enter_context(filling.used(listener))
-        filling.start()
-        while not filling.settled.wait(_LOOK_SECONDS):
+                with exclusive_lock(self._store.folder.lock_path(part.digest), waiting=wanted):
+                    self._ensure_content(digest, part, wanted)
+        background = self._get_fetch(digest, manifest)
+        stack.enter_context(background.add_reader(listener))
+        background.start()
+        while not background.settled.wait(_CHECK_SECONDS):
             wanted()
-        if filling.fetch is None and filling.error is not None:
-            raise filling.error
-        return (filling, manifest) if filling.fetch is not None else None
+        if background.fetch is None and background.error is not None:
+            raise background.error
+        return (background, manifest) if background.fetch is not None else None
 
-    def _filling(self, image: str, manifest: ImageManifest) -> Filling:
+    def _get_fetch(self, image: str, manifest: ImageManifest) -> BackgroundFetch:
         with self._lock:
             content = manifest.root.digest
-            found = self._fillings.get(content)
-            if found is None or found.ended or found.error is not None:
-                fill = partial(self._fill, image=image, manifest=manifest)
-                found = self._fillings[content] = Filling(fill, content)
+            found = self._fetches.get(content)
+            if found is None or found.has_ended or found.error is not None:
+                fill = partial(self._run_fetch, image=image, manifest=manifest)
+                found = self._fetches[content] = BackgroundFetch(fill, content)
             return found
 
-    def _fill(self, filling: Filling, *, image: str, manifest: ImageManifest) -> None:
+    def _run_fetch(self, background: BackgroundFetch, *, image: str, manifest: ImageManifest) -> None:
         try:
             with (
-                self._room.leased(image),
-                free(self._store.folder.lock(manifest.root.digest)) as alone,
+                self._eviction.hold_lease(image),
+                try_exclusive_lock(self._store.folder.lock_path(manifest.root.digest)) as alone,
             ):
                 if alone:
-                    self._fetch_live(filling, image, manifest)
+                    self._fetch_lazily(background, image, manifest)
         except (VMJobsError, OSError) as error:
             log.warning("fetch of the root disk %s failed: %s", manifest.root.digest, error)
-            filling.tell(error)
+            background.fail(error)
         except Exception as error:
             log.exception("fetch of the root disk %s failed", manifest.root.digest)
-            filling.tell(error)
+            background.fail(error)
         finally:
             with self._lock:
-                if self._fillings.get(filling.digest) is filling:
-                    del self._fillings[filling.digest]
-            filling.settled.set()
-        if isinstance(filling.error, StorageFull):
-            self._room.drop_incomplete(image)
+                if self._fetches.get(background.digest) is background:
+                    del self._fetches[background.digest]
+            background.settled.set()
+        if isinstance(background.error, StorageFull):
+            self._eviction.remove_incomplete(image)
 
-    def _fetch_live(self, filling: Filling, image: str, manifest: ImageManifest) -> None:
+    def _fetch_lazily(self, background: BackgroundFetch, image: str, manifest: ImageManifest) -> None:
         folder, part = self._store.folder, manifest.root
         with suppress(NotFound, DigestMismatch):
-            folder.verified(part.digest, part.size)
+            folder.verify(part.digest, part.size)
             return
 
         def begun() -> None:
-            filling.fetch = fetch
-            filling.settled.set()
+            background.fetch = fetch
+            background.settled.set()
 
-        fetch = LiveFetch(
+        fetch = LazyFetch(
             folder,
-            self._room,
-            self._fetch,
+            self._eviction,
+            self._fetcher,
             image,
             part,
-            self._step,
+            self._check_stopped,
             patience=self._patience,
-            failed=filling.tell,
-            wanted=lambda: filling.wanted,
+            failed=background.fail,
+            wanted=lambda: background.wanted,
             begun=begun,
         )
         fetch.run()
         log.info("the root disk %s is complete", part.digest)
 
-    def _step(self, _done: int) -> None:
+    def _check_stopped(self, _done: int) -> None:
         if self._stopped:
             raise Unavailable("image", "the process is shutting down")
 
@@ -251,28 +259,28 @@ class LiveCache(ImageCache):
     def _serve(
         self,
         stack: ExitStack,
-        filling: Filling,
+        background: BackgroundFetch,
         manifest: ImageManifest,
         socket: Path,
-        listener: _Listener,
-    ) -> LiveImage:
-        fetch, folder = filling.fetch, self._store.folder
+        listener: _FailureListener,
+    ) -> LazyImage:
+        fetch, folder = background.fetch, self._store.folder
         if fetch is None:  # unreachable: _start_fetch has checked it
             raise HypervisorError("the root disk is not being fetched")
         files = {part.digest: folder.path(part.digest) for part in manifest.parts()}
         files[manifest.root.digest] = folder.partial(manifest.root.digest)
-        image = boot_image(manifest.digest, manifest, files)
+        image = make_boot_image(manifest.digest, manifest, files)
 
-        def lost() -> None:
+        def on_disconnect() -> None:
             listener(HypervisorError("the process that serves the root disk ended"))
 
-        listener.reads = True
-        if filling.error is not None:
-            raise filling.error
-        stack.enter_context(serving(socket, fetch, manifest.root.size, lost))
-        return LiveImage(
-            image=replace(image, live=LiveDisk(socket.absolute(), manifest.root.size)),
-            ready=fetch.hurry,
+        listener.is_reading = True
+        if background.error is not None:
+            raise background.error
+        stack.enter_context(serve_disk(socket, fetch, manifest.root.size, on_disconnect))
+        return LazyImage(
+            image=replace(image, live=LazyDisk(socket.absolute(), manifest.root.size)),
+            ready=fetch.fetch_rest_now,
             waiting=lambda: fetch.waiting,
             waited=lambda: fetch.waited,
         )

@@ -12,32 +12,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from vmjobs.hypervisor.nbd_plugin import COMPLETE, HEAD, QUESTION, REFUSED, THERE
+from vmjobs.hypervisor.nbd_plugin import COMPLETE, HEADER, PRESENT, REQUEST, UNAVAILABLE
 
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 16
 
 
-class Growing(Protocol):
+class SparseFile(Protocol):
     """A sparse file that is filled on demand."""
 
     file: BinaryIO
 
-    def need(self, offset: int, length: int) -> bool:
+    def ensure(self, offset: int, length: int) -> bool:
         """Return once these bytes are in the file; whether the file is complete."""
 
 
 @dataclass
-class BlockService:
+class RootDiskService:
     """Serves one VM's root disk.
 
     on_disconnect: called when the disk server's first connection, which has no requests, ends.
     """
 
-    growing: Growing
+    sparse_file: SparseFile
     size: int
-    lost: Callable[[], object]
+    on_disconnect: Callable[[], object]
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[socket.socket] = field(default_factory=set)
     _closed: bool = False
@@ -66,36 +66,36 @@ class BlockService:
 
     def _serve(self, connection: socket.socket, first: bool) -> None:
         with connection, suppress(OSError):
-            descriptor = self.growing.file.fileno()
+            descriptor = self.sparse_file.file.fileno()
             # A new, read-only open of the file: the server must not write to it.
             reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                socket.send_fds(connection, [HEAD.pack(self.size)], [reader])
+                socket.send_fds(connection, [HEADER.pack(self.size)], [reader])
             finally:
                 os.close(reader)
-            while len(question := connection.recv(QUESTION.size, socket.MSG_WAITALL)) == QUESTION.size:
-                connection.sendall(self._answer(*QUESTION.unpack(question)))
+            while len(question := connection.recv(REQUEST.size, socket.MSG_WAITALL)) == REQUEST.size:
+                connection.sendall(self._answer(*REQUEST.unpack(question)))
         with self._lock:
             self._open.discard(connection)
-            told = first and not self._closed
-        if told:
-            self.lost()
+            is_lost = first and not self._closed
+        if is_lost:
+            self.on_disconnect()
 
     def _answer(self, offset: int, length: int) -> bytes:
         try:
-            return COMPLETE if self.growing.need(offset, length) else THERE
+            return COMPLETE if self.sparse_file.ensure(offset, length) else PRESENT
         except Exception as error:
             # The guest gets an I/O error for every cause; the log names the cause.
             log.warning("cannot provide %d bytes at %d of a root disk: %s", length, offset, error)
-            return REFUSED
+            return UNAVAILABLE
 
 
 @contextmanager
-def serving(
-    path: Path, growing: Growing, size: int, lost: Callable[[], object]
-) -> Iterator[BlockService]:
+def serve_disk(
+    path: Path, sparse_file: SparseFile, size: int, on_disconnect: Callable[[], object]
+) -> Iterator[RootDiskService]:
     """Serve the disk at a Unix socket while the context lasts."""
-    service = BlockService(growing, size, lost)
+    service = RootDiskService(sparse_file, size, on_disconnect)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         path.chmod(0o600)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from images.manifest import Program, digest_of
+from images.manifest import Program, sha256_digest
 from vmjobs.errors import DigestMismatch, ImageRejected
 from vmjobs.model import Digest
 
@@ -31,11 +31,11 @@ _M = TypeVar("_M", bound=BaseModel)
 _VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
-class _Lenient(BaseModel):
+class _LenientModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
 
-class Descriptor(_Lenient):
+class Descriptor(_LenientModel):
     """Names a blob. size: bytes."""
 
     media_type: str = Field(default="", alias="mediaType")
@@ -43,7 +43,7 @@ class Descriptor(_Lenient):
     size: int = Field(ge=0)
 
 
-class ContainerManifest(_Lenient):
+class ContainerManifest(_LenientModel):
     """An image in a registry: its configuration and its layers, lowest first."""
 
     schema_version: int = Field(alias="schemaVersion")
@@ -52,7 +52,7 @@ class ContainerManifest(_Lenient):
     layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
 
 
-class _Run(_Lenient):
+class _ProcessConfig(_LenientModel):
     env: tuple[str, ...] | None = Field(default=None, alias="Env")
     entrypoint: tuple[str, ...] | None = Field(default=None, alias="Entrypoint")
     cmd: tuple[str, ...] | None = Field(default=None, alias="Cmd")
@@ -60,26 +60,26 @@ class _Run(_Lenient):
     user: str | None = Field(default=None, alias="User")
 
 
-class _Layers(_Lenient):
+class _RootFs(_LenientModel):
     diff_ids: tuple[Digest, ...] = Field(max_length=MAX_LAYERS)
 
 
-class Configuration(_Lenient):
+class ContainerConfig(_LenientModel):
     """A container image's configuration: its platform, and how it is run."""
 
     architecture: str
     os: str
-    config: _Run | None = None
-    rootfs: _Layers
+    config: _ProcessConfig | None = None
+    rootfs: _RootFs
 
 
 @dataclass(frozen=True)
-class Container:
+class ContainerImage:
     """A container image's documents, which are consistent. digest: of its manifest."""
 
     digest: str
     layers: tuple[Descriptor, ...]
-    configuration: Configuration
+    configuration: ContainerConfig
 
 
 def digest_checked(data: bytes, digest: str, what: str) -> bytes:
@@ -88,7 +88,7 @@ def digest_checked(data: bytes, digest: str, what: str) -> bytes:
     Raises:
         DigestMismatch: it has another one.
     """
-    found = digest_of(data)
+    found = sha256_digest(data)
     if found != digest:
         raise DigestMismatch(f"{what} is damaged: it has the digest {found} (expected {digest})")
     return data
@@ -100,13 +100,13 @@ def read_manifest(data: bytes) -> ContainerManifest:
     Raises:
         ImageRejected: it is not one.
     """
-    document = _document(data, "manifest")
+    document = _parse_document(data, "manifest")
     kind = document.get("mediaType") or ""
     if document.get("schemaVersion") == 1:
         raise ImageRejected("the container image has a manifest of version 1, which is too old")
     if kind and kind not in _MANIFESTS:
         raise ImageRejected(f"{kind} is not a container image")
-    manifest = _valid(ContainerManifest, document, "manifest")
+    manifest = _validate(ContainerManifest, document, "manifest")
     for layer in manifest.layers:
         if layer.media_type.endswith("+encrypted"):
             raise ImageRejected(f"layer {layer.digest} is encrypted")
@@ -115,24 +115,24 @@ def read_manifest(data: bytes) -> ContainerManifest:
 
 def is_index(data: bytes) -> bool:
     """Whether ``data`` lists images for several architectures."""
-    document = _document(data, "manifest")
+    document = _parse_document(data, "manifest")
     return document.get("mediaType") in _INDEXES or "manifests" in document
 
 
 def index_digests(data: bytes) -> set[str]:
     """Digests of the images that an index lists."""
-    listed = _document(data, "index").get("manifests")
+    listed = _parse_document(data, "index").get("manifests")
     items = listed if isinstance(listed, list) else []
     return {str(item.get("digest")) for item in items if isinstance(item, dict)}
 
 
-def read_configuration(data: bytes, manifest: ContainerManifest, architecture: str) -> Configuration:
+def read_configuration(data: bytes, manifest: ContainerManifest, architecture: str) -> ContainerConfig:
     """Read the configuration that belongs to ``manifest``.
 
     Raises:
         ImageRejected: it does not match, or is for another architecture or operating system.
     """
-    found = _valid(Configuration, _document(data, "configuration"), "configuration")
+    found = _validate(ContainerConfig, _parse_document(data, "configuration"), "configuration")
     wanted = ARCHITECTURES.get(architecture, architecture)
     if found.os != "linux" or found.architecture != wanted:
         raise ImageRejected(
@@ -146,18 +146,18 @@ def read_configuration(data: bytes, manifest: ContainerManifest, architecture: s
     return found
 
 
-def program_of(configuration: Configuration) -> tuple[Program, list[str]]:
+def program_of(configuration: ContainerConfig) -> tuple[Program, list[str]]:
     """The container's program, and the variables left out because a shell cannot set them.
 
     Raises:
         ImageRejected: it cannot be run.
     """
-    run = configuration.config or _Run()
+    run = configuration.config or _ProcessConfig()
     environment, dropped = {}, []
     for line in run.env or ():
         name, _, value = line.partition("=")
         try:
-            _Name.model_validate({"name": name})
+            _VariableModel.model_validate({"name": name})
             environment[name] = value
         except ValidationError:
             dropped.append(name)
@@ -175,11 +175,11 @@ def program_of(configuration: Configuration) -> tuple[Program, list[str]]:
     return program, dropped
 
 
-class _Name(_Lenient):
+class _VariableModel(_LenientModel):
     name: _VariableName
 
 
-def _document(data: bytes, what: str) -> dict[str, Any]:
+def _parse_document(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > MAX_DOCUMENT:
         raise ImageRejected(f"the container image's {what} has {len(data)} bytes")
     try:
@@ -191,7 +191,7 @@ def _document(data: bytes, what: str) -> dict[str, Any]:
     return document
 
 
-def _valid(model: type[_M], document: dict[str, Any], what: str) -> _M:
+def _validate(model: type[_M], document: dict[str, Any], what: str) -> _M:
     try:
         return model.model_validate(document)
     except ValidationError as error:

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from images.manifest import digest_of
+from images.manifest import sha256_digest
 from images.oci.container import (
     ARCHITECTURES,
     MAX_DOCUMENT,
-    Container,
+    ContainerImage,
     digest_checked,
     index_digests,
     is_index,
     read_configuration,
     read_manifest,
 )
-from images.oci.reference import Reference, Transport
+from images.oci.reference import ContainerReference, ContainerTransport
 from vmjobs.errors import (
     BuildError,
     DigestMismatch,
@@ -38,11 +38,11 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.subprocess import Result, run
+from vmjobs.subprocess import ProgramResult, run
 
 _ASK_SECONDS: Final = 120.0
 _COPY_SECONDS: Final = 4 * 3600.0
-_KEPT: Final = re.compile(
+_KEPT_VARIABLES: Final = re.compile(
     r"(SSL_CERT_(FILE|DIR)|(https?|no)_proxy|(HTTPS?|NO)_PROXY|REGISTRY_AUTH_FILE)"
 )
 _POLICIES: Final = (Path("~/.config/containers/policy.json"), Path("/etc/containers/policy.json"))
@@ -50,7 +50,7 @@ _MESSAGE: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
-class Access:
+class RegistryAccess:
     """Access to a registry. insecure: by HTTP, or HTTPS with any certificate.
 
     authfile: as ``skopeo login`` or ``docker login`` writes it. password: for ``username``.
@@ -62,14 +62,18 @@ class Access:
     insecure: bool = False
 
 
-class Fetcher:
+class ContainerFetcher:
     """Fetches one container image into ``folder``, a directory that no other user can read.
 
     architecture: our name, e.g. ``x86_64``.
     """
 
     def __init__(
-        self, reference: Reference, access: Access, folder: Path, architecture: str = "x86_64"
+        self,
+        reference: ContainerReference,
+        access: RegistryAccess,
+        folder: Path,
+        architecture: str = "x86_64",
     ) -> None:
         if shutil.which("skopeo") is None:
             raise BuildError(
@@ -80,14 +84,14 @@ class Fetcher:
         self._folder = folder
         self._common = _policy()
         self._options = []
-        if access.insecure and reference.transport is Transport.REGISTRY:
+        if access.insecure and reference.transport is ContainerTransport.REGISTRY:
             self._options.append("--tls-verify=false")
         authfile = self._authfile(access)
         if authfile is not None:
             self._options += ["--authfile", str(authfile)]
         self._raw = b""
 
-    def ask(self) -> str:
+    def resolve(self) -> str:
         """Resolve the reference to a digest: of an image, or of an index of images.
 
         Raises:
@@ -100,9 +104,9 @@ class Fetcher:
             raise ImageRejected(f"the manifest of {self._reference.text} has {len(self._raw)} bytes")
         if self._reference.digest:
             digest_checked(self._raw, self._reference.digest, f"the manifest of {self._reference.text}")
-        return digest_of(self._raw)
+        return sha256_digest(self._raw)
 
-    def copy(self) -> Container:
+    def copy(self) -> ContainerImage:
         """Fetch the whole image that :meth:`resolve` found, and check its documents.
 
         Raises:
@@ -114,20 +118,20 @@ class Fetcher:
         command = ["skopeo", *self._common, "--override-os", "linux", "--override-arch"]
         command += [ARCHITECTURES.get(self._architecture, self._architecture)]
         command += ["copy", "--quiet", "--retry-times", "2", *options]
-        command += [self._source(digest_of(self._raw)), f"dir:{target}"]
+        command += [self._source(sha256_digest(self._raw)), f"dir:{target}"]
         self._run(command, _COPY_SECONDS)
         data = _read(target / "manifest.json")
-        digest = digest_of(data)
-        asked = digest_of(self._raw)
+        digest = sha256_digest(data)
+        asked = sha256_digest(self._raw)
         listed = index_digests(self._raw) if is_index(self._raw) else {asked}
         # An archive has no manifest: skopeo makes one, always the same.
-        if digest not in listed and self._reference.transport is not Transport.ARCHIVE:
+        if digest not in listed and self._reference.transport is not ContainerTransport.ARCHIVE:
             raise DigestMismatch(f"{self._reference.text} is {asked}, but {digest} arrived")
         manifest = read_manifest(data)
         what = f"the configuration of {self._reference.text}"
         text = digest_checked(_read(self.blob(manifest.config.digest)), manifest.config.digest, what)
         configuration = read_configuration(text, manifest, self._architecture)
-        return Container(digest, manifest.layers, configuration)
+        return ContainerImage(digest, manifest.layers, configuration)
 
     def blob(self, digest: str) -> Path:
         """Path of a blob of the copied image."""
@@ -136,7 +140,7 @@ class Fetcher:
     def _source(self, digest: str = "") -> str:
         """The reference in skopeo's syntax; pinned to a digest if that is known."""
         reference = self._reference
-        if reference.transport is Transport.REGISTRY:
+        if reference.transport is ContainerTransport.REGISTRY:
             pinned = reference.digest or digest
             end = f"@{pinned}" if pinned else f":{reference.tag}"
             return f"docker://{reference.name}{end}"
@@ -144,10 +148,10 @@ class Fetcher:
         link = self._folder / "source"
         if not link.is_symlink():
             link.symlink_to(reference.path.absolute())
-        kind = "oci" if reference.transport is Transport.LAYOUT else "docker-archive"
+        kind = "oci" if reference.transport is ContainerTransport.LAYOUT else "docker-archive"
         return f"{kind}:{link}" + (f":{reference.tag}" if reference.tag else "")
 
-    def _authfile(self, access: Access) -> Path | None:
+    def _authfile(self, access: RegistryAccess) -> Path | None:
         if not access.username:
             return access.authfile
         if ":" in access.username or not access.password:
@@ -158,8 +162,8 @@ class Fetcher:
             json.dump({"auths": {self._reference.registry: {"auth": secret}}}, file)
         return path
 
-    def _run(self, command: list[str], timeout: float) -> Result:
-        env = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
+    def _run(self, command: list[str], timeout: float) -> ProgramResult:
+        env = {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}
         env["TMPDIR"] = str(self._folder)
         try:
             done = run(command, timeout=timeout, env=env, check=False, error=BuildError)
@@ -185,7 +189,7 @@ def _read(path: Path) -> bytes:
 
 
 #: Patterns of skopeo's messages, and the errors for them.
-_MEANINGS: Final[tuple[tuple[str, type[VMJobsError]], ...]] = (
+_ERROR_PATTERNS: Final[tuple[tuple[str, type[VMJobsError]], ...]] = (
     (r"permission denied", InvalidRequest),
     (r"unauthorized|authentication required|denied|forbidden", Unauthenticated),
     (r"manifest unknown|name unknown|not known to registry|no descriptor found|\b404\b", NotFound),
@@ -197,7 +201,7 @@ _MEANINGS: Final[tuple[tuple[str, type[VMJobsError]], ...]] = (
 )
 
 
-def _failure(reference: Reference, words: str) -> VMJobsError:
+def _failure(reference: ContainerReference, words: str) -> VMJobsError:
     found = _MESSAGE.findall(words)
     said = (found[-1].replace('\\"', '"') if found else words.strip())[-600:]
     text = f"cannot fetch {reference.text}: {said}"
@@ -205,7 +209,7 @@ def _failure(reference: Reference, words: str) -> VMJobsError:
     plain = (
         said.replace(reference.name, "") if reference.name else said.replace(str(reference.path), "")
     )
-    kinds = (kind for pattern, kind in _MEANINGS if re.search(pattern, plain, re.IGNORECASE))
+    kinds = (kind for pattern, kind in _ERROR_PATTERNS if re.search(pattern, plain, re.IGNORECASE))
     kind = next(kinds, ImageRejected)
     if issubclass(kind, Unavailable):
         hint = "a registry without HTTPS needs --insecure" if "HTTP" in said or "x509" in said else ""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from images.files import exclusive
+from images.files import exclusive_lock
 
 _PREFIX: Final = "container-"
 _LOCK: Final = "lock"
@@ -22,7 +22,7 @@ def private_folder(workdir: Path) -> Iterator[Path]:
 
     An import holds a lock in its own directory as long as it runs.
     """
-    with exclusive(workdir / "containers" / "sweep"):
+    with exclusive_lock(workdir / "containers" / "sweep"):
         _sweep(workdir)
         folder = Path(tempfile.mkdtemp(dir=workdir, prefix=_PREFIX))
         lock = (folder / _LOCK).open("wb")

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Final
 
 from images.build import ext4
-from images.build.tree import Node, Tree
-from images.files import exclusive
+from images.build.tree import FileNode, FileTree
+from images.files import exclusive_lock
 from images.manifest import GuestSupport, ImageManifest, Program
-from images.oci import kit as kits
+from images.oci import guest_tools as kits
 from images.oci import packages
-from images.oci.apply import apply_layer
-from images.oci.container import Container, program_of
-from images.oci.fetch import Access, Fetcher
+from images.oci.changeset import apply_layer
+from images.oci.container import ContainerImage, program_of
+from images.oci.fetch import ContainerFetcher, RegistryAccess
 from images.oci.folders import private_folder
-from images.oci.layers import Budget, unpack
-from images.oci.reference import Reference, parse
-from images.oci.users import Identity, look_up
+from images.oci.layers import UnpackBudget, unpack
+from images.oci.reference import ContainerReference, parse
+from images.oci.users import ContainerUser, look_up_user
 from images.store import ImageEntry, ImageStore
 from vmjobs.errors import BuildError, ImageRejected
 from vmjobs.model import MIB
@@ -32,7 +32,7 @@ from vmjobs.model import MIB
 log = logging.getLogger(__name__)
 
 #: Called with the name of the step and the fraction of the work that is done, 0 to 1.
-Tell = Callable[[str, float], None]
+StepProgress = Callable[[str, float], None]
 
 #: Increased whenever the importer makes different bytes from the same container image.
 _VERSION: Final = 1
@@ -54,9 +54,9 @@ def import_reference(
     reference: str,
     store: ImageStore,
     workdir: Path,
-    progress: Tell | None = None,
+    progress: StepProgress | None = None,
     *,
-    access: Access | None = None,
+    access: RegistryAccess | None = None,
     architecture: str = "x86_64",
     name: str = "",
     tag: str = "",
@@ -73,18 +73,18 @@ def import_reference(
         BuildError: a tool or the kernel is missing. StorageFull: there is no space to unpack it.
     """
     parsed = parse(reference)
-    tell: Tell = progress or (lambda _step, _fraction: None)
+    report_step: StepProgress = progress or (lambda _step, _fraction: None)
     workdir.mkdir(parents=True, exist_ok=True)
     with private_folder(workdir) as folder:
-        tell("ask for the image", 0.0)
-        fetcher = Fetcher(parsed, access or Access(), folder, architecture)
-        asked = fetcher.ask()
-        kit = kits.prepare(workdir, tell)
+        report_step("ask for the image", 0.0)
+        fetcher = ContainerFetcher(parsed, access or RegistryAccess(), folder, architecture)
+        asked = fetcher.resolve()
+        kit = kits.prepare(workdir, report_step)
         key = _key(asked, kit, architecture)
-        with exclusive(store.root / "locks" / f"import-{key}"):
+        with exclusive_lock(store.root / "locks" / f"import-{key}"):
             digest = store.built(key)
             if digest is None:
-                digest = _import(fetcher, parsed, kit, store, folder, tell)
+                digest = _import(fetcher, parsed, kit, store, folder, report_step)
                 store.record_build(key, digest)
     manifest = store.manifest(digest)
     own_name, own_tag = parsed.suggested_name
@@ -97,40 +97,40 @@ def import_reference(
         parsed.text if parsed.digest else f"{parsed.text}@{asked}",
     )
     store.tag(entry.name, entry.tag, digest)
-    tell("done", 1.0)
+    report_step("done", 1.0)
     return entry
 
 
-def _key(digest: str, kit: kits.Kit, architecture: str) -> str:
+def _key(digest: str, kit: kits.GuestTools, architecture: str) -> str:
     """A digest of an import's inputs."""
     return hashlib.sha256(f"{_VERSION} {digest} {kit.digest} {architecture}".encode()).hexdigest()
 
 
 def _import(
-    fetcher: Fetcher,
-    reference: Reference,
-    kit: kits.Kit,
+    fetcher: ContainerFetcher,
+    reference: ContainerReference,
+    kit: kits.GuestTools,
     store: ImageStore,
     folder: Path,
-    tell: Tell,
+    report_step: StepProgress,
 ) -> str:
-    tell("fetch layers", 0.1)
+    report_step("fetch layers", 0.1)
     container = fetcher.copy()
     program, dropped = program_of(container.configuration)
     for variable in dropped:
         log.warning("%s: no shell can set the variable %r: left out", reference.text, variable)
-    tree = _layered(container, fetcher, folder, tell)
-    identity = look_up(tree, program.user)
+    tree = _merge_layers(container, fetcher, folder, report_step)
+    identity = look_up_user(tree, program.user)
     found = packages.versions(tree)
-    _complete(tree, kit, program, identity)
-    tell("write root disk", 0.8)
+    _add_vm_files(tree, kit, program, identity)
+    report_step("write root disk", 0.8)
     seed = " ".join(layer.digest for layer in container.layers).encode()
     disk = folder / "root.img"
     try:
         ext4.write(tree, disk, slack=_SLACK, epoch=_EPOCH, seed=seed, lost_and_found=False)
     except BuildError as error:
         raise ImageRejected(f"{reference.text} does not fit on a disk: {error}") from error
-    tell("store", 0.9)
+    report_step("store", 0.9)
     manifest = ImageManifest(
         root=store.add_file(disk),
         kernel=store.add_file(kit.kernel),
@@ -138,25 +138,27 @@ def _import(
         cmdline=(f"init={kits.INIT}", *kit.cmdline),
         guest=GuestSupport(contract=3),
         program=program,
-        recipe=_made_by(container),
+        recipe=_recipe_digest(container),
         packages=found,
     )
     log.info("imported %s (%s) as %s", reference.text, container.digest, manifest.digest)
     return store.put_manifest(manifest)
 
 
-def _made_by(container: Container) -> str:
+def _recipe_digest(container: ContainerImage) -> str:
     text = json.dumps({"container": container.digest, "importer": _VERSION}, sort_keys=True)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _layered(container: Container, fetcher: Fetcher, folder: Path, tell: Tell) -> Tree:
+def _merge_layers(
+    container: ContainerImage, fetcher: ContainerFetcher, folder: Path, report_step: StepProgress
+) -> FileTree:
     """Merge all layers into a tree, which refers to their archives in ``folder``."""
-    tree, budget = Tree(), Budget()
+    tree, budget = FileTree(), UnpackBudget()
     tree.nodes[""].mtime = 0
     pairs = zip(container.layers, container.configuration.rootfs.diff_ids, strict=True)
     for number, (layer, diff_id) in enumerate(pairs):
-        tell(
+        report_step(
             f"layer {number + 1} of {len(container.layers)}", 0.4 + 0.4 * number / len(container.layers)
         )
         archive = folder / f"layer-{number}.tar"
@@ -168,26 +170,28 @@ def _layered(container: Container, fetcher: Fetcher, folder: Path, tell: Tell) -
     return tree
 
 
-def _complete(tree: Tree, kit: kits.Kit, program: Program, identity: Identity) -> None:
+def _add_vm_files(
+    tree: FileTree, kit: kits.GuestTools, program: Program, identity: ContainerUser
+) -> None:
     """Add files that a VM needs and a container lacks."""
     for name in ("dev", "proc", "sys"):
         if name in tree.nodes and not tree.nodes[name].is_dir:
             del tree.nodes[name]  # a file system of the kernel is mounted here
         tree.add_dir(name)
-    _need_folder(tree, "etc")
+    _make_directory(tree, "etc")
     tree.add_file("etc/hosts", _HOSTS)
     if "etc/mtab" not in tree.nodes:
         tree.add_link("etc/mtab", "/proc/mounts")  # as container engines do
     directory = program.directory.strip("/")
     if directory:
-        _need_folder(tree, directory)
+        _make_directory(tree, directory)
     kit.install(tree)
     tree.add_file(f"{kits.FOLDER}/program", _program_file(tree, program, identity))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in program.environment.items())
     tree.add_file(f"{kits.FOLDER}/environment", "".join(lines).encode())
 
 
-def _need_folder(tree: Tree, path: str) -> None:
+def _make_directory(tree: FileTree, path: str) -> None:
     """Make a directory at ``path``, following symbolic links, unless there is one.
 
     Raises:
@@ -200,12 +204,12 @@ def _need_folder(tree: Tree, path: str) -> None:
     parts = here.split("/")
     for depth in range(1, len(parts) + 1):
         parent = "/".join(parts[:depth])
-        node = tree.nodes.setdefault(parent, Node(stat.S_IFDIR | 0o755))
+        node = tree.nodes.setdefault(parent, FileNode(stat.S_IFDIR | 0o755))
         if parent and not node.is_dir:
             raise ImageRejected(f"the container has a file where a directory must be: /{parent}")
 
 
-def _program_file(tree: Tree, program: Program, identity: Identity) -> bytes:
+def _program_file(tree: FileTree, program: Program, identity: ContainerUser) -> bytes:
     """The guest program's parameters for the container, as shell variables."""
     values = {
         "arguments": shlex.join(program.arguments),
@@ -215,12 +219,12 @@ def _program_file(tree: Tree, program: Program, identity: Identity) -> bytes:
         "gid": str(identity.gid),
         "groups": ",".join(map(str, identity.groups)),
         "home": identity.home,
-        "temporary": " ".join(_temporary(tree)),
+        "temporary": " ".join(_empty_temporary_dirs(tree)),
     }
     return "".join(f"program_{k}={shlex.quote(v)}\n" for k, v in values.items()).encode()
 
 
-def _temporary(tree: Tree) -> list[str]:
+def _empty_temporary_dirs(tree: FileTree) -> list[str]:
     """World-writable directories for temporary files that are empty."""
     found = []
     for path in ("tmp", "var/tmp"):

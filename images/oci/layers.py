@@ -24,7 +24,7 @@ _WINDOW: Final = 128 * 1024 * 1024
 
 
 @dataclass
-class Budget:
+class UnpackBudget:
     """How much a container image may still unpack. size: bytes; entries: of all kinds."""
 
     size: int = 64 * 1024**3
@@ -44,7 +44,7 @@ class Budget:
             raise ImageRejected("the container image has too many files")
 
 
-class _Hashing(io.RawIOBase):
+class _HashingReader(io.RawIOBase):
     """Reads a file and computes the digest of its bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -70,7 +70,7 @@ class _Hashing(io.RawIOBase):
             pass
 
 
-def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Budget) -> None:
+def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: UnpackBudget) -> None:
     """Write the tar archive of a layer (gzip, zstd or neither) to ``target``.
 
     Raises:
@@ -79,7 +79,7 @@ def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Bu
     """
     try:
         with blob.open("rb") as file, target.open("wb") as sink:
-            source = _Hashing(file)
+            source = _HashingReader(file)
             found = _copy(_opened(file, source), sink, budget)
             source.drain()
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Bu
         raise DigestMismatch(f"layer {layer.digest} unpacks to {found}, the image says {diff_id}")
 
 
-def _opened(file: BinaryIO, source: _Hashing) -> BinaryIO:
+def _opened(file: BinaryIO, source: _HashingReader) -> BinaryIO:
     head = file.read(4)
     file.seek(0)
     if head.startswith(_GZIP):
@@ -110,7 +110,7 @@ def _opened(file: BinaryIO, source: _Hashing) -> BinaryIO:
     return cast(BinaryIO, source)
 
 
-def _copy(source: BinaryIO, sink: BinaryIO, budget: Budget) -> str:
+def _copy(source: BinaryIO, sink: BinaryIO, budget: UnpackBudget) -> str:
     digest = hashlib.sha256()
     while data := source.read(_CHUNK):
         budget.spend(size=len(data))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from images.build.tree import Content, Tree
+from images.build.tree import FileContent, FileTree
 from vmjobs.errors import BuildError
 
 _MAX_FILE: Final = 64 * 1024 * 1024
 
 
-def versions(tree: Tree) -> dict[str, str]:
+def versions(tree: FileTree) -> dict[str, str]:
     """Names and versions of installed packages; empty if there is no known database."""
     found: dict[str, str] = {}
     for content in _files(tree, "var/lib/dpkg/status", "var/lib/dpkg/status.d/"):
@@ -26,7 +26,7 @@ def versions(tree: Tree) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _files(tree: Tree, *paths: str) -> Iterator[Content]:
+def _files(tree: FileTree, *paths: str) -> Iterator[FileContent]:
     for path in paths:
         # Images without a package manager have a file for each package.
         inside = [p for p in tree.nodes if p.startswith(path)] if path.endswith("/") else [path]
@@ -39,7 +39,7 @@ def _files(tree: Tree, *paths: str) -> Iterator[Content]:
                 yield content
 
 
-def _paragraphs(content: Content, separator: str) -> Iterator[dict[str, str]]:
+def _paragraphs(content: FileContent, separator: str) -> Iterator[dict[str, str]]:
     for paragraph in content.read().decode("utf-8", "replace").split("\n\n"):
         lines = (line.partition(separator) for line in paragraph.splitlines())
         yield {key: value for key, mark, value in lines if mark and key[:1] > " "}

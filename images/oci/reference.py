@@ -19,7 +19,7 @@ _NAMED: Final = re.compile(
 _DOCKER_HUB: Final = "docker.io"
 
 
-class Transport(StrEnum):
+class ContainerTransport(StrEnum):
     """Where a container image is, by the prefix of its reference."""
 
     REGISTRY = "oci:"
@@ -28,18 +28,18 @@ class Transport(StrEnum):
 
 
 _PREFIXES: Final = {
-    "oci:": Transport.REGISTRY,
-    "docker://": Transport.REGISTRY,
-    "oci-layout:": Transport.LAYOUT,
-    "docker-archive:": Transport.ARCHIVE,
+    "oci:": ContainerTransport.REGISTRY,
+    "docker://": ContainerTransport.REGISTRY,
+    "oci-layout:": ContainerTransport.LAYOUT,
+    "docker-archive:": ContainerTransport.ARCHIVE,
 }
 
 
 @dataclass(frozen=True)
-class Reference:
+class ContainerReference:
     """A reference to a container image. name: in a registry; path: of a layout or an archive."""
 
-    transport: Transport
+    transport: ContainerTransport
     name: str = ""
     tag: str = ""
     digest: str = ""
@@ -48,7 +48,7 @@ class Reference:
     @property
     def text(self) -> str:
         """The reference as text."""
-        if self.transport is Transport.REGISTRY:
+        if self.transport is ContainerTransport.REGISTRY:
             tag = f":{self.tag}" if self.tag else ""
             return f"{self.transport}{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")
         return f"{self.transport}{self.path}" + (f":{self.tag}" if self.tag else "")
@@ -75,7 +75,7 @@ def is_reference(text: str) -> bool:
     return text.startswith(tuple(_PREFIXES))
 
 
-def parse(text: str) -> Reference:
+def parse(text: str) -> ContainerReference:
     """Read a reference: ``oci:registry.example/name:tag``, ``oci:…@sha256:…``, ``docker://…``,
     ``oci-layout:DIR[:tag]``, ``docker-archive:FILE``.
 
@@ -85,7 +85,11 @@ def parse(text: str) -> Reference:
     for prefix, transport in _PREFIXES.items():
         if text.startswith(prefix):
             rest = text.removeprefix(prefix)
-            found = _in_registry(rest) if transport is Transport.REGISTRY else _in_file(transport, rest)
+            found = (
+                _in_registry(rest)
+                if transport is ContainerTransport.REGISTRY
+                else _in_file(transport, rest)
+            )
             if found is not None:
                 return found
     raise InvalidRequest(
@@ -95,20 +99,20 @@ def parse(text: str) -> Reference:
     )
 
 
-def _in_registry(rest: str) -> Reference | None:
+def _in_registry(rest: str) -> ContainerReference | None:
     match = _NAMED.fullmatch(rest) if len(rest) <= 512 else None
     if match is None:
         return None
     tag, digest = match["tag"] or "", match["digest"] or ""
     if not tag and not digest:
         tag = "latest"
-    return Reference(Transport.REGISTRY, name=match["name"], tag=tag, digest=digest)
+    return ContainerReference(ContainerTransport.REGISTRY, name=match["name"], tag=tag, digest=digest)
 
 
-def _in_file(transport: Transport, rest: str) -> Reference | None:
+def _in_file(transport: ContainerTransport, rest: str) -> ContainerReference | None:
     if not rest or "\0" in rest:
         return None
     path, colon, tag = rest.rpartition(":")
-    if transport is Transport.ARCHIVE or not colon or Path(rest).exists():
-        return Reference(transport, path=Path(rest))
-    return Reference(transport, path=Path(path), tag=tag) if re.fullmatch(_TAG, tag) else None
+    if transport is ContainerTransport.ARCHIVE or not colon or Path(rest).exists():
+        return ContainerReference(transport, path=Path(rest))
+    return ContainerReference(transport, path=Path(path), tag=tag) if re.fullmatch(_TAG, tag) else None

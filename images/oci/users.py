@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from images.build.tree import Tree
+from images.build.tree import FileTree
 from vmjobs.errors import BuildError, ImageRejected
 
 _MAX_FILE: Final = 4 * 1024 * 1024
@@ -14,7 +14,7 @@ _MAX_ID: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Identity:
+class ContainerUser:
     """A user of the image. groups: supplementary ones, including the primary one."""
 
     uid: int = 0
@@ -23,7 +23,7 @@ class Identity:
     home: str = "/"
 
 
-def look_up(tree: Tree, user: str) -> Identity:
+def look_up_user(tree: FileTree, user: str) -> ContainerUser:
     """The user that ``NAME``, ``UID``, ``NAME:GROUP`` or ``UID:GID`` means in the image.
 
     A number need not be in the image's files. An explicit group is the only one.
@@ -43,10 +43,10 @@ def look_up(tree: Tree, user: str) -> Identity:
         more = [number for _, number, members in _groups(tree) if known in members]
     if max(uid, gid, *more) > _MAX_ID:
         raise ImageRejected(f"the container runs as user {user!r}, whose number is too large")
-    return Identity(uid, gid, tuple(dict.fromkeys((gid, *more))), home or "/")
+    return ContainerUser(uid, gid, tuple(dict.fromkeys((gid, *more))), home or "/")
 
 
-def _user(tree: Tree, name: str) -> tuple[str, int, int, str] | None:
+def _user(tree: FileTree, name: str) -> tuple[str, int, int, str] | None:
     wanted = name or "0"
     for fields in _lines(tree, "etc/passwd"):
         if len(fields) < 6 or not fields[2].isdecimal() or not fields[3].isdecimal():
@@ -57,7 +57,7 @@ def _user(tree: Tree, name: str) -> tuple[str, int, int, str] | None:
     return None
 
 
-def _group(tree: Tree, group: str) -> int:
+def _group(tree: FileTree, group: str) -> int:
     for name, number, _ in _groups(tree):
         if number == int(group) if group.isdecimal() else name == group:
             return number
@@ -66,14 +66,14 @@ def _group(tree: Tree, group: str) -> int:
     raise ImageRejected(f"the container runs in group {group!r}, which is not in its /etc/group")
 
 
-def _groups(tree: Tree) -> Iterator[tuple[str, int, list[str]]]:
+def _groups(tree: FileTree) -> Iterator[tuple[str, int, list[str]]]:
     for fields in _lines(tree, "etc/group"):
         if len(fields) >= 3 and fields[2].isdecimal():
             members = fields[3].split(",") if len(fields) > 3 else []
             yield fields[0], int(fields[2]), members
 
 
-def _lines(tree: Tree, path: str) -> Iterator[list[str]]:
+def _lines(tree: FileTree, path: str) -> Iterator[list[str]]:
     try:
         content = tree.file(path)
     except BuildError:

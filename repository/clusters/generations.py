@@ -12,13 +12,13 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import flag_modified
 
-from repository.clusters.history import Told, record
-from repository.clusters.tables import ClusterRow, GenerationRow, MemberRow
+from repository.clusters.history import HistoryEntry, record
+from repository.clusters.tables import ClusterRow, ClusterVmRow, GenerationRow
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import FailedGeneration
 
 
-class Standing(StrEnum):
+class GenerationStatus(StrEnum):
     """Why a generation is kept."""
 
     GOOD = "good"
@@ -39,7 +39,7 @@ def generations(session: Session, cluster: str | None = None) -> Generations:
 
 def keep_good(session: Session, known: Generations, row: ClusterRow, present: datetime) -> None:
     """Store the present generation, which is fully up, as the last good one."""
-    _keep(session, known, row, Standing.GOOD, "fully up", present)
+    _store(session, known, row, GenerationStatus.GOOD, "fully up", present)
 
 
 def roll_back(
@@ -49,18 +49,18 @@ def roll_back(
 
     VMs of that generation stay, the others are replaced.
     """
-    good = known[row.name, Standing.GOOD]
-    _keep(session, known, row, Standing.FAILED, why, present)
+    good = known[row.name, GenerationStatus.GOOD]
+    _store(session, known, row, GenerationStatus.FAILED, why, present)
     row.spec = {**good.spec, "size": row.spec["size"]}
     row.image, row.kinds, row.generation = good.image, good.kinds, good.generation
     row.updated = present
     flag_modified(row, "spec")  # SQLAlchemy does not see a change from True to 1
-    record(session, row, Told("ROLLED_BACK", "REPLACEMENT_FAILED", why), present)
+    record(session, row, HistoryEntry("ROLLED_BACK", "REPLACEMENT_FAILED", why), present)
 
 
-def declared(session: Session, row: ClusterRow) -> ClusterRow | GenerationRow:
+def last_declared(session: Session, row: ClusterRow) -> ClusterRow | GenerationRow:
     """Return the generation that was declared last, whether it has failed or not."""
-    return generations(session, row.name).get((row.name, Standing.FAILED)) or row
+    return generations(session, row.name).get((row.name, GenerationStatus.FAILED)) or row
 
 
 def new_generation(
@@ -69,11 +69,11 @@ def new_generation(
     """Begin a new generation. If image and VM settings are the same, present VMs move to it."""
     kept = generations(session, row.name)
     last = max(row.generation, *(other.generation for other in kept.values()), 0)
-    good = kept.get((row.name, Standing.GOOD))
+    good = kept.get((row.name, GenerationStatus.GOOD))
     present_spec = ClusterSpec.model_validate(row.spec)
-    if row.image == image and _same(_machine(present_spec), _machine(spec)):
-        mine = update(MemberRow).where(MemberRow.cluster == row.name)
-        mine = mine.where(MemberRow.generation == row.generation)
+    if row.image == image and _is_same_json(_vm_settings(present_spec), _vm_settings(spec)):
+        mine = update(ClusterVmRow).where(ClusterVmRow.cluster == row.name)
+        mine = mine.where(ClusterVmRow.generation == row.generation)
         session.execute(mine.values(generation=last + 1))
         if good and good.generation == row.generation:
             good.generation = last + 1
@@ -87,7 +87,7 @@ def new_generation(
 
 def resize(session: Session, row: ClusterRow, size: int, present: datetime) -> None:
     """Change the number of VMs, also in a declared generation that has failed."""
-    failed = declared(session, row)
+    failed = last_declared(session, row)
     if isinstance(failed, GenerationRow):
         failed.spec = {**failed.spec, "size": size}
         flag_modified(failed, "spec")
@@ -95,16 +95,16 @@ def resize(session: Session, row: ClusterRow, size: int, present: datetime) -> N
     new_generation(session, row, spec, row.image, present)
 
 
-def same(one: ClusterSpec, other: ClusterSpec) -> bool:
+def is_same_spec(one: ClusterSpec, other: ClusterSpec) -> bool:
     """Whether two specs are equal. In Python 1 equals True, in HTCondor it does not."""
-    return _same(one.model_dump(mode="json"), other.model_dump(mode="json"))
+    return _is_same_json(one.model_dump(mode="json"), other.model_dump(mode="json"))
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_same_json(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _machine(spec: ClusterSpec) -> dict[str, Any]:
+def _vm_settings(spec: ClusterSpec) -> dict[str, Any]:
     """Return the settings of a spec that each VM depends on."""
     return spec.model_dump(mode="json", exclude={"size", "image", "idle_seconds"})
 
@@ -122,11 +122,11 @@ def failed_view(row: GenerationRow | None) -> FailedGeneration | None:
     )
 
 
-def _keep(
+def _store(
     session: Session,
     known: Generations,
     row: ClusterRow,
-    standing: Standing,
+    standing: GenerationStatus,
     why: str,
     present: datetime,
 ) -> None:

@@ -9,23 +9,23 @@ from typing import Final, NamedTuple
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
-from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase, state_of
+from repository.clusters.tables import ClusterEventRow, ClusterRow, ClusterVmRow
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase, state_of
 
 #: Lines kept of a cluster's history.
-KEPT: Final = 1000
+MAX_EVENTS: Final = 1000
 #: Older lines are deleted in batches of this size.
-_AT_ONCE: Final = 100
+_PRUNE_BATCH: Final = 100
 MAX_MESSAGE: Final = 8192
-_SAID: Final = {
-    MemberState.ASSIGNED: "the node has to start the VM",
-    MemberState.JOINING: "the VM runs and is not in the pool yet",
-    MemberState.PROBING: "the VM is in the pool; a probe job has to run in it",
-    MemberState.UP: "a probe job ran in the VM; it accepts jobs",
+_STATE_MESSAGES: Final = {
+    ClusterVmState.ASSIGNED: "the node has to start the VM",
+    ClusterVmState.JOINING: "the VM runs and is not in the pool yet",
+    ClusterVmState.PROBING: "the VM is in the pool; a probe job has to run in it",
+    ClusterVmState.UP: "a probe job ran in the VM; it accepts jobs",
 }
 
 
-class Happened(StrEnum):
+class ClusterEventKind(StrEnum):
     """Events of a cluster itself: the ``state`` of its own history lines."""
 
     CREATED = "CREATED"
@@ -41,25 +41,25 @@ class Happened(StrEnum):
     GUARD_OPEN = "GUARD_OPEN"
 
 
-class Told(NamedTuple):
+class HistoryEntry(NamedTuple):
     """State, code and message of one history line."""
 
     state: str
-    code: str = MemberCode.PROGRESS.value
+    code: str = ClusterVmCode.PROGRESS.value
     message: str = ""
 
 
 def record(
     session: Session,
     cluster: ClusterRow,
-    told: Told,
+    entry: HistoryEntry,
     present: datetime,
-    member: MemberRow | None = None,
+    member: ClusterVmRow | None = None,
 ) -> None:
     """Add a line to the history of a locked cluster, and prune lines beyond ``MAX_EVENTS``."""
     cluster.events_count += 1
     if member is None:
-        _count(cluster, f"cluster.{told.state}")
+        _count(cluster, f"cluster.{entry.state}")
     session.add(
         ClusterEventRow(
             cluster=cluster.name,
@@ -67,35 +67,35 @@ def record(
             time=present,
             member=member.name if member else "",
             node=member.node if member else "",
-            state=told.state,
-            code=told.code,
-            message=told.message[:MAX_MESSAGE],
+            state=entry.state,
+            code=entry.code,
+            message=entry.message[:MAX_MESSAGE],
         )
     )
-    if cluster.events_count > KEPT and cluster.events_count % _AT_ONCE == 0:
-        old = ClusterEventRow.seq <= cluster.events_count - KEPT
+    if cluster.events_count > MAX_EVENTS and cluster.events_count % _PRUNE_BATCH == 0:
+        old = ClusterEventRow.seq <= cluster.events_count - MAX_EVENTS
         session.execute(
             delete(ClusterEventRow).where(ClusterEventRow.cluster == cluster.name, old),
             execution_options={"synchronize_session": False},
         )
 
 
-def happened(cluster: ClusterRow, what: Happened) -> int:
+def event_count(cluster: ClusterRow, what: ClusterEventKind) -> int:
     """Return how often an event happened to the cluster."""
     return int((cluster.happened or {}).get(f"cluster.{what}", 0))
 
 
-def came_to(cluster: ClusterRow, state: MemberState) -> int:
+def state_entry_count(cluster: ClusterRow, state: ClusterVmState) -> int:
     """Return how often VMs of the cluster, including deleted ones, entered a state."""
     return int((cluster.happened or {}).get(f"member.{state}", 0))
 
 
-def enter(
-    session: Session, cluster: ClusterRow, member: MemberRow, told: Told, present: datetime
+def record_state_entry(
+    session: Session, cluster: ClusterRow, member: ClusterVmRow, entry: HistoryEntry, present: datetime
 ) -> None:
     """Count and record that a VM of a locked cluster enters a state."""
-    _count(cluster, f"member.{told.state}")
-    record(session, cluster, told, present, member)
+    _count(cluster, f"member.{entry.state}")
+    record(session, cluster, entry, present, member)
 
 
 def _count(cluster: ClusterRow, key: str) -> None:
@@ -103,7 +103,7 @@ def _count(cluster: ClusterRow, key: str) -> None:
     cluster.happened = {**known, key: known.get(key, 0) + 1}
 
 
-def present_state(row: MemberRow, heard: bool) -> MemberState:
+def present_state(row: ClusterVmRow, heard: bool) -> ClusterVmState:
     """Return the state of a cluster VM. heard: its node is alive."""
     lives = row.incarnation > 0
     return state_of(
@@ -116,29 +116,31 @@ def present_state(row: MemberRow, heard: bool) -> MemberState:
     )
 
 
-def reason_of(row: MemberRow, state: MemberState) -> tuple[str, str]:
+def reason_of(row: ClusterVmRow, state: ClusterVmState) -> tuple[str, str]:
     """Return code and message for a VM in this state."""
-    if state is MemberState.LOST:
-        return MemberCode.NODE_LOST.value, f"the node {row.node} has not reported lately"
-    if state in _SAID:
+    if state is ClusterVmState.LOST:
+        return ClusterVmCode.NODE_LOST.value, f"the node {row.node} has not reported lately"
+    if state in _STATE_MESSAGES:
         # For a running VM, the agent reports limits that it cannot enforce.
         added = row.message if row.phase == Phase.RUNNING.value else ""
-        return MemberCode.PROGRESS.value, "; ".join(filter(None, (_SAID[state], added)))
+        return ClusterVmCode.PROGRESS.value, "; ".join(filter(None, (_STATE_MESSAGES[state], added)))
     return row.code, row.message
 
 
-def follow(
-    session: Session, cluster: ClusterRow, row: MemberRow, heard: bool, present: datetime
+def update_state(
+    session: Session, cluster: ClusterRow, row: ClusterVmRow, heard: bool, present: datetime
 ) -> None:
     """Update the state of a VM of a locked cluster; a change adds a line to the history."""
     state = present_state(row, heard)
     if row.state == state.value:
         return
     row.state, row.since = state.value, present
-    row.up_since = present if state is MemberState.UP else None
-    enter(session, cluster, row, Told(state.value, *reason_of(row, state)), present)
+    row.up_since = present if state is ClusterVmState.UP else None
+    record_state_entry(
+        session, cluster, row, HistoryEntry(state.value, *reason_of(row, state)), present
+    )
 
 
-def tellable(text: str) -> str:
+def storable_text(text: str) -> str:
     """Replace NULs, which PostgreSQL refuses and a guest's message may contain."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -11,102 +11,100 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from repository.clusters.history import Told, record
-from repository.clusters.loading import World
-from repository.clusters.tables import MAX_SYSTEM, MemberRow, PoolRow
-from vmjobs.cluster.member import Goal, Phase
+from repository.clusters.history import HistoryEntry, record
+from repository.clusters.snapshots import Snapshot
+from repository.clusters.tables import MAX_SYSTEM, ClusterVmRow, PoolRow
+from vmjobs.cluster.vm_state import Goal, Phase
 from vmjobs.errors import Unavailable
-from vmjobs.ports import Pool, PoolMachine, ProbeState
+from vmjobs.ports import Pool, PoolVm, ProbeState
 
 logger = logging.getLogger(__name__)
 
 #: How often a pool is queried while no VM waits for its ad or probe job.
-ASK_EVERY: Final = timedelta(seconds=15)
+POLL_EVERY: Final = timedelta(seconds=15)
 #: The duration of longer queries is not counted against the VMs' time limits.
-SLOW: Final = timedelta(seconds=2)
+SLOW_AFTER: Final = timedelta(seconds=2)
 
 
 @dataclass
-class Look:
+class PoolPoll:
     """The result of querying one pool.
 
     machines: by name and id of the cluster VM; None: unknown. problem: why a query failed; empty: none
     failed.
     """
 
-    machines: dict[tuple[str, str], PoolMachine] | None = None
+    machines: dict[tuple[str, str], PoolVm] | None = None
     problem: str = ""
 
 
 @dataclass
-class Looks:
+class PoolPolls:
     """The results of querying pools, by name, and the states of probe jobs.
 
     begun: start of the first query, in seconds of the monotonic clock.
     """
 
     begun: float
-    pools: dict[str, Look] = field(default_factory=dict)
+    pools: dict[str, PoolPoll] = field(default_factory=dict)
     probes: dict[tuple[str, int], ProbeState] = field(default_factory=dict)
 
     @property
     def delay(self) -> timedelta:
         """Time since the queries began, or 0 if it is short; added to the VMs' time limits."""
         took = timedelta(seconds=monotonic() - self.begun)
-        return took if took > SLOW else timedelta()
+        return took if took > SLOW_AFTER else timedelta()
 
 
-def ask(world: World, pools: Mapping[str, Pool], present: datetime) -> Looks:
+def poll_pools(snapshot: Snapshot, pools: Mapping[str, Pool], present: datetime) -> PoolPolls:
     """Query the pools that are due, and then the probe jobs of their VMs."""
-    looks = Looks(monotonic())
-    begun = [row for row in world.members.values() if row.incarnation or row.advertised]
+    polls = PoolPolls(monotonic())
+    begun = [row for row in snapshot.members.values() if row.incarnation or row.advertised]
     for name in sorted({row.pool for row in begun}):
         mine = [row for row in begun if row.pool == name]
-        if _is_time(world.pools.get(name), mine, present):
-            looks.pools[name] = _look(name, mine, pools, looks.probes)
-    return looks
+        if _is_due(snapshot.pools.get(name), mine, present):
+            polls.pools[name] = _poll_pool(name, mine, pools, polls.probes)
+    return polls
 
 
-def _is_time(pool: PoolRow | None, members: Iterable[MemberRow], present: datetime) -> bool:
-    if pool is None or present - pool.asked >= ASK_EVERY:
+def _is_due(pool: PoolRow | None, members: Iterable[ClusterVmRow], present: datetime) -> bool:
+    if pool is None or present - pool.asked >= POLL_EVERY:
         return True
     # A pool that does not answer costs a time-out each time, for which other pools wait.
-    return not pool.problem and any(_awaited(row) for row in members)
+    return not pool.problem and any(_is_awaited(row) for row in members)
 
 
-def _look(
+def _poll_pool(
     name: str,
-    members: Sequence[MemberRow],
+    members: Sequence[ClusterVmRow],
     pools: Mapping[str, Pool],
     probes: dict[tuple[str, int], ProbeState],
-) -> Look:
-    pool, look = pools.get(name), Look()
+) -> PoolPoll:
+    pool, poll = pools.get(name), PoolPoll()
     if pool is None:
-        look.problem = f"the pool {name} is not in this service's setting pools any more"
-        return look
+        poll.problem = f"the pool {name} is not in this service's setting pools any more"
+        return poll
     try:
         machines = pool.machines()
-        look.machines = _newest(machines)
-        here = [(row, look.machines.get((row.name, row.id))) for row in members if _awaited(row)]
+        poll.machines = _newest(machines)
+        here = [(row, poll.machines.get((row.name, row.id))) for row in members if _is_awaited(row)]
         if new := [each for row, each in here if each and each.incarnation == row.incarnation]:
             probes.update(pool.probes(new))
     except Unavailable as error:
-        look.problem = error.message
+        poll.problem = error.message
     else:
         _withdraw(name, pool, machines, {row.name: row.id for row in members})
-    return look
+    return poll
 
 
-def _newest(machines: Iterable[PoolMachine]) -> dict[tuple[str, str], PoolMachine]:
-    found: dict[tuple[str, str], PoolMachine] = {}
+def _newest(machines: Iterable[PoolVm]) -> dict[tuple[str, str], PoolVm]:
+    found: dict[tuple[str, str], PoolVm] = {}
     for machine in sorted(machines, key=lambda machine: machine.incarnation):
         found[machine.name, machine.id] = machine
     return found
 
 
-def _withdraw(
-    name: str, pool: Pool, machines: Iterable[PoolMachine], members: Mapping[str, str]
-) -> None:
+def _withdraw(name: str, pool: Pool, machines: Iterable[PoolVm], members: Mapping[str, str]) -> None:
     """Withdraw the ads of earlier VMs whose names other VMs have now."""
     stale = [each for each in machines if members.get(each.name, each.id) != each.id]
     try:
@@ -116,89 +114,93 @@ def _withdraw(
         logger.warning("ads of earlier VMs stay in the pool %s: %s", name, error.message)
 
 
-def _awaited(row: MemberRow) -> bool:
+def _is_awaited(row: ClusterVmRow) -> bool:
     """Whether the VM runs and is neither registered nor rejected yet."""
     runs = row.goal == Goal.RUN.value and row.phase == Phase.RUNNING.value
     return runs and row.admitted < row.incarnation and row.condemned < row.incarnation
 
 
-def is_news(world: World, looks: Looks) -> bool:
+def has_changes(snapshot: Snapshot, polls: PoolPolls) -> bool:
     """Whether the results change more than the times of the queries."""
-    slow = bool(looks.delay)
-    for name, look in looks.pools.items():
-        row = world.pools.get(name)
-        if row is None or row.problem != look.problem:
+    slow = bool(polls.delay)
+    for name, poll in polls.pools.items():
+        row = snapshot.pools.get(name)
+        if row is None or row.problem != poll.problem:
             return True
-        for member in world.members.values():
+        for member in snapshot.members.values():
             if member.pool != name:
                 continue
-            if _seen(member, look) != _kept(member) or (slow and member.waiting is not None):
+            if _polled_values(member, poll) != _stored_values(member) or (
+                slow and member.waiting is not None
+            ):
                 return True
     return False
 
 
-def _kept(row: MemberRow) -> tuple[int, bool, int, str]:
+def _stored_values(row: ClusterVmRow) -> tuple[int, bool, int, str]:
     return row.advertised, row.busy, row.jobs, row.system
 
 
-def _seen(row: MemberRow, look: Look) -> tuple[int, bool, int, str]:
-    if look.machines is None:
-        return _kept(row)
-    machine = look.machines.get((row.name, row.id))
+def _polled_values(row: ClusterVmRow, poll: PoolPoll) -> tuple[int, bool, int, str]:
+    if poll.machines is None:
+        return _stored_values(row)
+    machine = poll.machines.get((row.name, row.id))
     if machine is None:
         return 0, False, row.jobs, row.system
     return machine.incarnation, machine.busy, machine.jobs, machine.system[:MAX_SYSTEM]
 
 
-def note_asked(session: Session, looks: Looks, present: datetime) -> None:
+def record_poll_times(session: Session, polls: PoolPolls, present: datetime) -> None:
     """Store when the pools were queried."""
-    for name in looks.pools:
+    for name in polls.pools:
         row = session.get(PoolRow, name)
         if row is not None:
             row.asked = present
 
 
-def overlay(world: World, looks: Looks, present: datetime) -> list[str]:
+def apply_polls(snapshot: Snapshot, polls: PoolPolls, present: datetime) -> list[str]:
     """Apply results to the rows of a snapshot; return pools that begin or cease to answer."""
-    turned, delay = [], looks.delay
-    for name, look in looks.pools.items():
-        row = world.pools.get(name)
+    turned, delay = [], polls.delay
+    for name, poll in polls.pools.items():
+        row = snapshot.pools.get(name)
         if row is None:
-            row = world.pools[name] = PoolRow(name=name, asked=present, problem="")
-        before, row.asked, row.problem = row.problem, present, look.problem
-        if bool(before) != bool(look.problem):
+            row = snapshot.pools[name] = PoolRow(name=name, asked=present, problem="")
+        before, row.asked, row.problem = row.problem, present, poll.problem
+        if bool(before) != bool(poll.problem):
             turned.append(name)
-        for member in world.members.values():
+        for member in snapshot.members.values():
             if member.pool != name:
                 continue
-            if before and not look.problem and member.waiting is not None:
+            if before and not poll.problem and member.waiting is not None:
                 member.waiting = present  # time in which the pool did not answer does not count
-            _update(member, look, present)
+            _update(member, poll, present)
             if member.waiting is not None and delay:
                 # A VM that began to wait during the queries gets no more than it has waited.
                 member.waiting = min(member.waiting, present) + delay
     return turned
 
 
-def note(session: Session, world: World, looks: Looks, present: datetime) -> None:
+def record_polls(session: Session, snapshot: Snapshot, polls: PoolPolls, present: datetime) -> None:
     """Store the results in the rows of a locked snapshot."""
-    turned = overlay(world, looks, present)
-    session.add_all(world.pools.values())
+    turned = apply_polls(snapshot, polls, present)
+    session.add_all(snapshot.pools.values())
     for name in turned:
-        _tell(session, world, name, looks.pools[name], present)
+        _record_answer(session, snapshot, name, polls.pools[name], present)
 
 
-def _update(row: MemberRow, look: Look, present: datetime) -> None:
+def _update(row: ClusterVmRow, poll: PoolPoll, present: datetime) -> None:
     here = row.advertised == row.incarnation
-    row.advertised, row.busy, row.jobs, row.system = _seen(row, look)
+    row.advertised, row.busy, row.jobs, row.system = _polled_values(row, poll)
     if here and row.advertised != row.incarnation and row.phase == Phase.RUNNING.value:
         row.waiting = present
 
 
-def _tell(session: Session, world: World, name: str, look: Look, present: datetime) -> None:
-    told = Told("POOL", "PROGRESS", f"the pool {name} answers again")
-    if look.problem:
-        told = Told("POOL", "POOL_UNAVAILABLE", look.problem)
-    logger.warning("%s", told.message)
-    for cluster in sorted({row.cluster for row in world.members.values() if row.pool == name}):
-        record(session, world.clusters[cluster], told, present)
+def _record_answer(
+    session: Session, snapshot: Snapshot, name: str, poll: PoolPoll, present: datetime
+) -> None:
+    entry = HistoryEntry("POOL", "PROGRESS", f"the pool {name} answers again")
+    if poll.problem:
+        entry = HistoryEntry("POOL", "POOL_UNAVAILABLE", poll.problem)
+    logger.warning("%s", entry.message)
+    for cluster in sorted({row.cluster for row in snapshot.members.values() if row.pool == name}):
+        record(session, snapshot.clusters[cluster], entry, present)

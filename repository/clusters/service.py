@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from repository.clusters.declaring import Declaring
-from repository.clusters.reconciling import Reconciling
-from repository.clusters.sessions import Logins
-from repository.clusters.sharing import Sharing
+from repository.clusters.assignments import ClusterAssignments
+from repository.clusters.reconciler import ClusterReconciler
+from repository.clusters.sessions import ClusterLogins
+from repository.clusters.specs import ClusterSpecs
 
 
-class Clusters(Declaring, Sharing, Logins, Reconciling):
+class Clusters(ClusterSpecs, ClusterAssignments, ClusterLogins, ClusterReconciler):
     """Clusters and their VMs. Safe to share between threads.
 
     operators (specs): list, get, events, open_console, assess, faults, apply, scale, wake,

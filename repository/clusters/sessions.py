@@ -7,20 +7,20 @@ from typing import Final
 
 from sqlalchemy import select
 
+from repository.clusters.assignments import bump_revision
 from repository.clusters.core import ClusterCore, locked_cluster, no_cluster
-from repository.clusters.history import Told, record
-from repository.clusters.sharing import bump
-from repository.clusters.tables import ClusterRow, MemberRow
-from vmjobs.cluster.member import MemberState, Phase
-from vmjobs.errors import MachineNotRunning, NotFound
+from repository.clusters.history import HistoryEntry, record
+from repository.clusters.tables import ClusterRow, ClusterVmRow
+from vmjobs.cluster.vm_state import ClusterVmState, Phase
+from vmjobs.errors import NotFound, VmNotRunning
 from vmjobs.model import now as utc_now
 
 #: Phases in which a guest is up and may accept logins.
-_UP: Final = frozenset({Phase.RUNNING.value, Phase.DRAINING.value})
+_LOGIN_PHASES: Final = frozenset({Phase.RUNNING.value, Phase.DRAINING.value})
 
 
 @dataclass(frozen=True)
-class MemberDoor:
+class LoginTarget:
     """The target of a login. member: id of the cluster VM; name: its name."""
 
     cluster: str
@@ -30,39 +30,41 @@ class MemberDoor:
     incarnation: int
 
 
-class Logins(ClusterCore):
+class ClusterLogins(ClusterCore):
     """Logins of operators to cluster VMs."""
 
-    def door_of(self, cluster: str, name: str) -> MemberDoor:
+    def login_target(self, cluster: str, name: str) -> LoginTarget:
         """Return the login target of a cluster VM.
 
         Raises:
             NotFound: there is no such VM.
-            MachineNotRunning: its guest is not up.
+            VmNotRunning: its guest is not up.
         """
         with self.database.read() as session:
             if session.get(ClusterRow, cluster) is None:
                 raise no_cluster(cluster)
-            query = select(MemberRow).where(MemberRow.cluster == cluster, MemberRow.name == name)
+            query = select(ClusterVmRow).where(
+                ClusterVmRow.cluster == cluster, ClusterVmRow.name == name
+            )
             row = session.scalars(query).one_or_none()
         if row is None:
             raise NotFound(f"{cluster} has no VM {name}", hint=f"see `vmjobs cluster show {cluster}`")
-        if row.phase not in _UP or row.state == MemberState.LOST.value:
-            raise MachineNotRunning(
+        if row.phase not in _LOGIN_PHASES or row.state == ClusterVmState.LOST.value:
+            raise VmNotRunning(
                 f"cannot log in to {name}: it is {row.state}",
                 hint=f"see its console with `vmjobs cluster console {cluster} {name}`",
             )
-        return MemberDoor(cluster, name, row.id, row.node, row.incarnation)
+        return LoginTarget(cluster, name, row.id, row.node, row.incarnation)
 
-    def call(self, node: str) -> None:
+    def notify_node(self, node: str) -> None:
         """Make a node's agent read its assignment now."""
         with self.database.write() as session:
-            bump(session, node)
+            bump_revision(session, node)
 
-    def note_login(self, door: MemberDoor, who: str) -> None:
+    def record_login(self, door: LoginTarget, who: str) -> None:
         """Add a line for a login to the cluster's history."""
         with self.database.write() as session:
             cluster = locked_cluster(session, door.cluster)
-            row = session.get(MemberRow, door.member)
-            told = Told("LOGIN", "LOGIN", f"{who} logs in as root")
-            record(session, cluster, told, utc_now(), row)
+            row = session.get(ClusterVmRow, door.member)
+            entry = HistoryEntry("LOGIN", "LOGIN", f"{who} logs in as root")
+            record(session, cluster, entry, utc_now(), row)

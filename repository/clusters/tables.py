@@ -46,7 +46,7 @@ class ClusterRow(Base):
     updated: Mapped[datetime]
 
 
-class MemberRow(Base):
+class ClusterVmRow(Base):
     """A cluster VM: its order, the agent's last report, and the pool's last data.
 
     orders: the constant part of its order. pool, cpus, memory, disk: copies from the order.
@@ -136,7 +136,7 @@ class GenerationRow(Base):
     since: Mapped[datetime]
 
 
-class GuardRow(Base):
+class BackoffRow(Base):
     """A backoff of ``vmjobs.cluster.failure_backoff``. told: ``until`` as histories have it."""
 
     __tablename__ = "cluster_guards"
@@ -153,7 +153,7 @@ class GuardRow(Base):
     told: Mapped[datetime | None]
 
 
-class NodeShareRow(Base):
+class AssignmentRow(Base):
     """The assignment of cluster VMs to a node: its revision, and the agent's last contact.
 
     tokens, refusals: counts of pool tokens that the agent was granted and refused.
@@ -198,7 +198,7 @@ class DemandRow(Base):
     known: Mapped[dict[str, Any]]
 
 
-class WeighedRow(Base):
+class PoolDemandRow(Base):
     """A pool whose idle jobs are counted. again: time of the next query.
 
     problem: why the last query failed; empty: it did not. offers: the pool may have ads of VMs that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from repository.images.permissions import LIBRARY, Viewer, namespace_of
 from repository.images.service import Images
-from repository.images.viewer import LIBRARY, Viewer, namespace_of
 
 __all__ = ["LIBRARY", "Images", "Viewer", "namespace_of"]

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from images.manifest import ImageManifest
 from repository.database import Database
-from repository.images.sql import alone
+from repository.images.permissions import LIBRARY, Viewer
+from repository.images.sql import take_transaction_lock
 from repository.images.tables import (
     CheckpointContentRow,
     CheckpointRow,
@@ -28,7 +29,6 @@ from repository.images.tables import (
     UploadRow,
     UploadSegmentRow,
 )
-from repository.images.viewer import LIBRARY, Viewer
 from repository.models import BlobOwnerRow
 from repository.objects import ObjectStore
 from vmjobs.config import Config
@@ -59,7 +59,7 @@ class ImageCore:
         self.orphan_seconds = orphan_seconds
 
     @property
-    def patience(self) -> timedelta:
+    def retention(self) -> timedelta:
         """How long unreferenced data is kept."""
         return timedelta(seconds=self.config.upload_seconds)
 
@@ -70,7 +70,7 @@ class ImageCore:
         """
         if not self.config.image_quota:
             return
-        alone(session, f"image quota of {owner}")
+        take_transaction_lock(session, f"image quota of {owner}")
         used, limit = stored_for(session, owner) + more, self.config.image_quota * MIB
         if used > limit:
             raise QuotaExceeded(
@@ -122,7 +122,7 @@ def may_use_segment(viewer: Viewer) -> ColumnElement[bool]:
     brought = (
         select(UploadSegmentRow.segment)
         .join(UploadRow, UploadRow.id == UploadSegmentRow.upload)
-        .where(UploadSegmentRow.segment == SegmentRow.id, *_own_upload(viewer))
+        .where(UploadSegmentRow.segment == SegmentRow.id, *_is_own_upload(viewer))
     )
     of_content = ContentSegmentRow.content
     part = select(of_content).where(ContentSegmentRow.segment == SegmentRow.id)
@@ -136,14 +136,14 @@ def may_use_content(viewer: Viewer) -> ColumnElement[bool]:
     brought = (
         select(UploadContentRow.content)
         .join(UploadRow, UploadRow.id == UploadContentRow.upload)
-        .where(UploadContentRow.content == ContentRow.id, *_own_upload(viewer))
+        .where(UploadContentRow.content == ContentRow.id, *_is_own_upload(viewer))
     )
     readable = select(ImageContentRow.image).where(ImageContentRow.content == ContentRow.id)
     saved = select(CheckpointContentRow.job_id).where(CheckpointContentRow.content == ContentRow.id)
     return _any_of(viewer, brought, readable, saved)
 
 
-def _own_upload(viewer: Viewer) -> tuple[ColumnElement[bool], ...]:
+def _is_own_upload(viewer: Viewer) -> tuple[ColumnElement[bool], ...]:
     return UploadRow.owner == viewer.user, UploadRow.job_id == viewer.job
 
 
@@ -163,10 +163,10 @@ def _readable_image(viewer: Viewer) -> ColumnElement[bool]:
     if viewer.sees_all:
         return true()
     held = select(HoldingRow.id).where(HoldingRow.image == ImageContentRow.image)
-    return held.where(may_read(viewer), alive(utc_now())).exists()
+    return held.where(may_read(viewer), is_unexpired(utc_now())).exists()
 
 
-def alive(present: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:
+def is_unexpired(present: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:
     """Condition: holdings that have not expired."""
     return or_(HoldingRow.expires.is_(None), HoldingRow.expires > present)
 
@@ -194,24 +194,24 @@ def holding_of(session: Session, viewer: Viewer, digest: str) -> HoldingRow | No
     found = session.scalars(query).all()
     present = utc_now()
     for holding in found:
-        if not over(holding, present):
+        if not is_expired(holding, present):
             return holding
     if (viewer.sees_all or viewer.image == digest) and session.get(ImageRow, digest) is not None:
         return found[0] if found else None
-    raise expired(found[0], digest) if found else missing(digest)
+    raise expired_error(found[0], digest) if found else image_not_found(digest)
 
 
-def over(holding: HoldingRow, present: datetime) -> bool:
+def is_expired(holding: HoldingRow, present: datetime) -> bool:
     """Whether a holding has expired."""
     return holding.expires is not None and holding.expires <= present
 
 
-def missing(ref: str) -> NotFound:
+def image_not_found(ref: str) -> NotFound:
     """Return the error for an image that does not exist, or that the viewer may not see."""
     return NotFound(f"there is no image {ref[:200]}")
 
 
-def expired(holding: HoldingRow, ref: str) -> NotFound:
+def expired_error(holding: HoldingRow, ref: str) -> NotFound:
     """Return the error for an expired image that the viewer was allowed to see."""
     when = holding.expires.strftime("%Y-%m-%d %H:%M") if holding.expires else ""
     return NotFound(
@@ -225,6 +225,6 @@ def manifest_of(session: Session, digest: str) -> bytes:
     return session.scalars(query).one_or_none() or b""
 
 
-def parsed(data: bytes, digest: str) -> ImageManifest:
+def parse_manifest(data: bytes, digest: str) -> ImageManifest:
     """Parse a stored manifest.  Raises DigestMismatch: the database is damaged."""
     return ImageManifest.parse(data, digest)

@@ -13,38 +13,44 @@ from sqlalchemy import delete, func, literal, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from images.signature import MAX_SIGNATURES, check_form, require_signed, signers, trusted_keys
+from images.signature import (
+    MAX_SIGNATURES,
+    check_signature_form,
+    find_signers,
+    load_trusted_keys,
+    require_signed,
+)
 from repository.images.access import (
-    alive,
     holding_of,
+    image_not_found,
+    is_unexpired,
     manifest_of,
     may_read,
     may_write,
-    missing,
-    parsed,
+    parse_manifest,
 )
-from repository.images.names import check_name, find
-from repository.images.reading import Reading
-from repository.images.sql import batches, put
+from repository.images.content_reader import ContentReader
+from repository.images.names import check_name, find_image
+from repository.images.permissions import LIBRARY, Viewer, require_namespace
+from repository.images.sql import batches, upsert
 from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
 from repository.images.uploads import TRIES
-from repository.images.usage import needed, refuse_if_needed, unheld
-from repository.images.viewer import LIBRARY, Viewer, require_namespace
-from repository.paging import Window, all_pages, bad_cursor
+from repository.images.usage import is_needed, is_unheld, refuse_if_needed
+from repository.paging import PageRequest, all_pages, bad_cursor
 from vmjobs.errors import Forbidden, Unavailable
 from vmjobs.model import HypervisorKind
 from vmjobs.model import now as utc_now
 from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, Share, Visibility
 
 
-class Catalog(Reading):
+class Catalog(ContentReader):
     """The part for names. Another user's private image is NotFound everywhere."""
 
     def list(self, viewer: Viewer) -> builtins.list[ImageInfo]:
         """The images that the viewer may use, by name; one entry for each tag or untagged image."""
         return all_pages(partial(self.page, viewer))
 
-    def page(self, viewer: Viewer, page: Window) -> tuple[builtins.list[ImageInfo], str]:
+    def page(self, viewer: Viewer, page: PageRequest) -> tuple[builtins.list[ImageInfo], str]:
         """Return one page of :meth:`list`, and the next cursor.  Raises InvalidRequest."""
         name, tag = func.coalesce(TagRow.name, ""), func.coalesce(TagRow.tag, "")
         order = (HoldingRow.namespace, name, tag, HoldingRow.id)
@@ -52,14 +58,14 @@ class Catalog(Reading):
             select(HoldingRow, ImageRow.size, ImageRow.architecture, name, tag)
             .join(ImageRow, ImageRow.digest == HoldingRow.image)
             .outerjoin(TagRow, TagRow.holding == HoldingRow.id)
-            .where(may_read(viewer), alive(utc_now()))
+            .where(may_read(viewer), is_unexpired(utc_now()))
             .order_by(*order)
         )
         if page.cursor:
-            query = query.where(tuple_(*order) > _after(page.cursor))
+            query = query.where(tuple_(*order) > _cursor_values(page.cursor))
         with self.database.read() as session:
             rows, cursor = page.cut(session.execute(query.limit(page.rows)).all(), _cursor_of)
-        return [_entry(row) for row in rows], cursor
+        return [_image_info(row) for row in rows], cursor
 
     def resolve(self, viewer: Viewer, ref: str) -> str:
         """Return the digest of a reference; a bare name is the viewer's own, or the library's.
@@ -67,7 +73,7 @@ class Catalog(Reading):
         Raises InvalidRequest (not a reference), NotFound.
         """
         with self.database.read() as session:
-            digest, holding = find(session, viewer, ref)
+            digest, holding = find_image(session, viewer, ref)
             if holding is None:
                 holding_of(session, viewer, digest)
             return digest
@@ -81,13 +87,13 @@ class Catalog(Reading):
         with self.database.read() as session:
             for some in batches(wanted):
                 query = select(HoldingRow.image).where(HoldingRow.image.in_(some))
-                found.update(session.scalars(query.where(may_read(viewer), alive(utc_now()))))
+                found.update(session.scalars(query.where(may_read(viewer), is_unexpired(utc_now()))))
         return found
 
     def detail(self, viewer: Viewer, ref: str) -> ImageDetail:
         """One image.  Raises InvalidRequest (not a reference), NotFound."""
         with self.database.read() as session:
-            digest, holding = find(session, viewer, ref)
+            digest, holding = find_image(session, viewer, ref)
             return self._detail(session, viewer, digest, holding)
 
     def signature(self, viewer: Viewer, digest: str) -> str:
@@ -118,7 +124,7 @@ class Catalog(Reading):
         """
         query = select(ImageRow.digest).where(ImageRow.digest == digest)
         if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
-            raise missing(digest)
+            raise image_not_found(digest)
         holding = holding_of(session, viewer, digest)
         return holding.deprecated if holding else ""
 
@@ -139,7 +145,7 @@ class Catalog(Reading):
             if change.deprecated is not None:
                 holding.deprecated = change.deprecated
             if change.keep_days is not None:
-                holding.expires = until(change.keep_days, utc_now())
+                holding.expires = expiry(change.keep_days, utc_now())
             if change.signature is not None:
                 self.check_signature(digest, change.signature)
                 holding.signature = change.signature
@@ -165,8 +171,8 @@ class Catalog(Reading):
         with self.database.write() as session:
             lock_image(session, digest)
             found = holding_of(session, viewer, digest)
-            holding = held(session, viewer, digest, namespace)
-            holding = holding or hold(session, viewer, digest, namespace)
+            holding = find_holding(session, viewer, digest, namespace)
+            holding = holding or add_holding(session, viewer, digest, namespace)
             if found is not None and found.id != holding.id and not holding.signature:
                 holding.signature = found.signature
             set_tag(session, holding, name, tag)
@@ -182,7 +188,7 @@ class Catalog(Reading):
         with self.database.write() as session:
             mine = TagRow.holding.in_(select(HoldingRow.id).where(may_write(viewer)))
             if not session.execute(delete(TagRow).where(*which, mine).returning(TagRow.name)).all():
-                raise missing(f"{namespace}/{name}:{tag}")
+                raise image_not_found(f"{namespace}/{name}:{tag}")
 
     def remove(self, viewer: Viewer, digest: str) -> None:
         """Remove the viewer's holding of an image, with its names; unreferenced bytes go later.
@@ -193,12 +199,14 @@ class Catalog(Reading):
         with self.database.write() as session:
             image = select(ImageRow.digest).where(ImageRow.digest == digest)
             if session.scalars(image.with_for_update()).one_or_none() is None:
-                raise missing(digest)
+                raise image_not_found(digest)
             holdings = self._removable(session, viewer, digest)
             for holding in holdings:
                 refuse_if_needed(session, holding, viewer)
                 session.execute(delete(HoldingRow).where(HoldingRow.id == holding.id))
-            session.execute(delete(ImageRow).where(ImageRow.digest == digest, unheld(), ~needed()))
+            session.execute(
+                delete(ImageRow).where(ImageRow.digest == digest, is_unheld(), ~is_needed())
+            )
 
     def _removable(self, session: Session, viewer: Viewer, digest: str) -> builtins.list[HoldingRow]:
         query = select(HoldingRow).where(HoldingRow.image == digest)
@@ -212,9 +220,9 @@ class Catalog(Reading):
 
     def check_signature(self, digest: str, signature: str) -> None:
         """Check a signature.  Raises InvalidRequest (malformed); ImageRejected (not trusted)."""
-        check_form(signature)
+        check_signature_form(signature)
         if self.config.image_trust_dir is not None:
-            require_signed(digest, signature, trusted_keys(self.config.image_trust_dir))
+            require_signed(digest, signature, load_trusted_keys(self.config.image_trust_dir))
 
     def _own(self, session: Session, viewer: Viewer, digest: str) -> HoldingRow:
         """Lock the viewer's holding, or the library's for an administrator, for a change."""
@@ -236,13 +244,13 @@ class Catalog(Reading):
         holding = holding or holding_of(session, viewer, digest)
         image = session.get(ImageRow, digest)
         if image is None:
-            raise missing(digest)
+            raise image_not_found(digest)
         data = manifest_of(session, digest)
-        parsed(data, digest)
+        parse_manifest(data, digest)
         mine = holding is not None and (viewer.sees_all or holding.owner == viewer.user)
         return ImageDetail(
             digest=digest,
-            owner=_owner(holding) if holding else "",
+            owner=_owner_name(holding) if holding else "",
             visibility=Visibility(holding.visibility) if holding else Visibility.PRIVATE,
             shares=shares_of(session, holding) if holding and mine else (),
             tags=_tags(session, viewer, digest),
@@ -260,17 +268,17 @@ class Catalog(Reading):
         folder = self.config.image_trust_dir
         if folder is None or not signature:
             return ()
-        return signers(digest, signature, trusted_keys(folder))
+        return find_signers(digest, signature, load_trusted_keys(folder))
 
 
 def lock_image(session: Session, digest: str) -> None:
     """Keep an image's row from removal until the transaction ends.  Raises NotFound."""
     query = select(ImageRow.digest).where(ImageRow.digest == digest)
     if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
-        raise missing(digest)
+        raise image_not_found(digest)
 
 
-def held(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow | None:
+def find_holding(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow | None:
     """Return the viewer's holding of an image in a namespace, locked for the transaction.
 
     Raises Forbidden: the namespace was derived from another user's name, and belongs to that user.
@@ -288,7 +296,7 @@ def _check_owner(namespace: str, owner: str, user: str) -> None:
         raise Forbidden(f"the namespace {namespace!r} is another user's")
 
 
-def hold(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow:
+def add_holding(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow:
     """Create a holding of an image whose row is locked; the caller checks the quota."""
     row = HoldingRow(
         image=digest,
@@ -317,7 +325,7 @@ def set_tag(session: Session, holding: HoldingRow, name: str, tag: str) -> None:
         _check_owner(holding.namespace, owner, holding.owner)
     row = {"namespace": holding.namespace, "name": name, "tag": tag, "holding": holding.id}
     key = ("namespace", "name", "tag")
-    put(session, TagRow, row, key=key, change=("holding",), returning=(TagRow.holding,))
+    upsert(session, TagRow, row, key=key, change=("holding",), returning=(TagRow.holding,))
 
 
 def set_shares(session: Session, holding: HoldingRow, shares: Iterable[Share]) -> None:
@@ -334,7 +342,7 @@ def shares_of(session: Session, holding: HoldingRow) -> tuple[Share, ...]:
     return tuple(Share.model_validate({"kind": row.kind, "name": row.name}) for row in rows)
 
 
-def _entry(row: Any) -> ImageInfo:
+def _image_info(row: Any) -> ImageInfo:
     holding, size, architecture, name, tag = row
     return ImageInfo(
         namespace=holding.namespace,
@@ -343,7 +351,7 @@ def _entry(row: Any) -> ImageInfo:
         digest=holding.image,
         size=size,
         architecture=architecture,
-        owner=_owner(holding),
+        owner=_owner_name(holding),
         visibility=Visibility(holding.visibility),
         created=holding.created,
         deprecated=holding.deprecated,
@@ -355,7 +363,7 @@ def _cursor_of(row: Any) -> str:
     return f"{row[0].id}:{row[3]}:{row[4]}:{row[0].namespace}"
 
 
-def _after(cursor: str) -> Any:
+def _cursor_values(cursor: str) -> Any:
     try:
         holding, name, tag, namespace = cursor.split(":", 3)
         return tuple_(literal(namespace), literal(name), literal(tag), literal(int(holding[:18])))
@@ -363,7 +371,7 @@ def _after(cursor: str) -> Any:
         raise bad_cursor() from None
 
 
-def until(keep_days: int, present: datetime) -> datetime | None:
+def expiry(keep_days: int, present: datetime) -> datetime | None:
     """Return when an image expires that is kept for this many days; 0: never."""
     return present + timedelta(days=keep_days) if keep_days else None
 
@@ -372,7 +380,7 @@ def _tags(session: Session, viewer: Viewer, digest: str) -> tuple[ImageTag, ...]
     query = (
         select(TagRow)
         .join(HoldingRow, HoldingRow.id == TagRow.holding)
-        .where(HoldingRow.image == digest, may_read(viewer), alive(utc_now()))
+        .where(HoldingRow.image == digest, may_read(viewer), is_unexpired(utc_now()))
         .order_by(TagRow.namespace, TagRow.name, TagRow.tag)
     )
     return tuple(
@@ -380,5 +388,5 @@ def _tags(session: Session, viewer: Viewer, digest: str) -> tuple[ImageTag, ...]
     )
 
 
-def _owner(holding: HoldingRow) -> str:
+def _owner_name(holding: HoldingRow) -> str:
     return LIBRARY if holding.namespace == LIBRARY else holding.owner

@@ -8,22 +8,22 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from repository.images.access import alive, expired, may_read, over
+from repository.images.access import expired_error, is_expired, is_unexpired, may_read
+from repository.images.permissions import LIBRARY, Viewer
 from repository.images.tables import HoldingRow, TagRow
-from repository.images.viewer import LIBRARY, Viewer
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import ImageName, ImageRef, Namespace, Tag
 from vmjobs.model import now as utc_now
 
 #: Names that an error shows.
-SHOWN: Final = 10
+MAX_SHOWN: Final = 10
 _REF: TypeAdapter[str] = TypeAdapter(ImageRef)
 _NAME: TypeAdapter[str] = TypeAdapter(ImageName)
 _TAG: TypeAdapter[str] = TypeAdapter(Tag)
 _NAMESPACE: TypeAdapter[str] = TypeAdapter(Namespace)
 
 
-def find(session: Session, viewer: Viewer, ref: str) -> tuple[str, HoldingRow | None]:
+def find_image(session: Session, viewer: Viewer, ref: str) -> tuple[str, HoldingRow | None]:
     """Resolve a reference to a digest, and to a holding if it is a name.
 
     Raises InvalidRequest (not a reference), NotFound.
@@ -47,8 +47,8 @@ def find(session: Session, viewer: Viewer, ref: str) -> tuple[str, HoldingRow | 
         holding = session.scalars(query).one_or_none()
         if holding is None:
             continue
-        if over(holding, utc_now()):
-            raise expired(holding, ref)
+        if is_expired(holding, utc_now()):
+            raise expired_error(holding, ref)
         return holding.image, holding
     known = ", ".join(_some_names(session, viewer)) or "none"
     raise NotFound(f"there is no image {ref[:200]}", hint=f"images that you may name: {known}")
@@ -58,12 +58,12 @@ def _some_names(session: Session, viewer: Viewer) -> list[str]:
     query = (
         select(TagRow)
         .join(HoldingRow, HoldingRow.id == TagRow.holding)
-        .where(may_read(viewer), alive(utc_now()))
+        .where(may_read(viewer), is_unexpired(utc_now()))
         .order_by(TagRow.namespace != viewer.namespace, TagRow.namespace, TagRow.name, TagRow.tag)
-        .limit(SHOWN + 1)
+        .limit(MAX_SHOWN + 1)
     )
     names = [f"{row.namespace}/{row.name}:{row.tag}" for row in session.scalars(query)]
-    return names if len(names) <= SHOWN else [*names[:SHOWN], "…"]
+    return names if len(names) <= MAX_SHOWN else [*names[:MAX_SHOWN], "…"]
 
 
 def check_name(namespace: str, name: str, tag: str) -> None:

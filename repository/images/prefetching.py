@@ -6,17 +6,17 @@ from sqlalchemy import delete, select
 
 from repository.images.access import holding_of
 from repository.images.catalog import lock_image
-from repository.images.collecting import Collecting
+from repository.images.garbage_collection import GarbageCollection
+from repository.images.permissions import Viewer
 from repository.images.sql import add_missing
 from repository.images.tables import PrefetchRow
-from repository.images.viewer import Viewer
 from repository.models import NodeRow
 from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.wire import NodeWishes, PrefetchRequest, PrefetchState
 
 
-class Prefetching(Collecting):
+class ImagePrefetching(GarbageCollection):
     """The part for prefetching."""
 
     def prefetch(self, viewer: Viewer, digest: str, wish: PrefetchRequest) -> PrefetchState:
@@ -29,7 +29,7 @@ class Prefetching(Collecting):
             lock_image(session, digest)
             holding_of(session, viewer, digest)
             nodes = [Node.model_validate(row.description) for row in session.scalars(select(NodeRow))]
-            chosen = _chosen(nodes, wish)
+            chosen = _choose_nodes(nodes, wish)
             cached = sorted(node.name for node in nodes if digest in node.images)
             rows = [{"node": name, "image": digest} for name in sorted(chosen - set(cached))]
             add_missing(session, PrefetchRow, rows)
@@ -37,7 +37,7 @@ class Prefetching(Collecting):
             wanted = sorted(set(session.scalars(asked)) - set(cached))
         return PrefetchState(wanted=tuple(wanted), cached=tuple(cached))
 
-    def wishes(self, node: Node) -> NodeWishes:
+    def prefetch_requests(self, node: Node) -> NodeWishes:
         """Return the images that a node has to fetch; delete requests for images that it has."""
         with self.database.read() as session:
             query = select(PrefetchRow.image).where(PrefetchRow.node == node.name)
@@ -50,7 +50,7 @@ class Prefetching(Collecting):
         return NodeWishes(prefetch=tuple(sorted(asked - done)))
 
 
-def _chosen(nodes: list[Node], wish: PrefetchRequest) -> set[str]:
+def _choose_nodes(nodes: list[Node], wish: PrefetchRequest) -> set[str]:
     known = {node.name for node in nodes}
     strange = sorted(set(wish.nodes) - known)
     if strange:

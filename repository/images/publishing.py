@@ -9,22 +9,23 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from images.content import Layout
+from images.content import ContentLayout
 from images.formats import refusal_of_raw
 from images.formats.signatures import HEAD, TAIL, archive_kind
-from images.manifest import MAX_BYTES, ImageManifest, Part
+from images.manifest import MAX_MANIFEST_BYTES, ImageManifest, Part
 from repository.images.access import may_use_content
 from repository.images.catalog import (
     Catalog,
-    held,
-    hold,
+    add_holding,
+    expiry,
+    find_holding,
     set_shares,
     set_tag,
     shares_of,
-    until,
 )
 from repository.images.names import check_name
-from repository.images.sql import add_missing, put
+from repository.images.permissions import LIBRARY, Viewer, require_namespace
+from repository.images.sql import add_missing, upsert
 from repository.images.tables import (
     ContentRow,
     ContentSegmentRow,
@@ -35,8 +36,7 @@ from repository.images.tables import (
     UploadRow,
 )
 from repository.images.uploads import TRIES
-from repository.images.viewer import LIBRARY, Viewer, require_namespace
-from vmjobs.errors import Fault, ImageRejected, InvalidRequest, MissingBlocks, Unavailable
+from vmjobs.errors import Fault, ImageRejected, InvalidRequest, MissingChunks, Unavailable
 from vmjobs.model import MIB, faults_of
 from vmjobs.model import now as utc_now
 from vmjobs.wire import MAX_SHARES, ImageDetail, Publication, Visibility
@@ -45,7 +45,7 @@ from vmjobs.wire import MAX_SHARES, ImageDetail, Publication, Visibility
 ARCHITECTURES = frozenset({"x86_64"})
 
 
-class Publishing(Catalog):
+class ImagePublishing(Catalog):
     """The part that publishes images."""
 
     def publish(self, viewer: Viewer, publication: Publication) -> ImageDetail:
@@ -57,17 +57,17 @@ class Publishing(Catalog):
         Raises:
             ImageRejected: the image is refused; the message says why.
             InvalidRequest: not a name, or too many shares. Forbidden: not the viewer's namespace.
-            MissingBlocks: a content is missing, or the viewer never uploaded it.
+            MissingChunks: a content is missing, or the viewer never uploaded it.
             QuotaExceeded: beyond the owner's quota.
         """
         if publication.name:
             check_name(publication.namespace, publication.name, publication.tag)
         namespace = require_namespace(viewer, publication.namespace)
-        manifest = self._admitted(publication)
+        manifest = self._checked_manifest(publication)
         with self.database.read() as session:
-            root = _contents(session, viewer, manifest)[manifest.root.digest]
-            layout = Layout.parse(root.layout, root.digest)
-        self._look_at(layout)
+            root = _find_contents(session, viewer, manifest)[manifest.root.digest]
+            layout = ContentLayout.parse(root.layout, root.digest)
+        self._inspect_root(layout)
         for _ in range(TRIES):
             try:
                 return self._publish(viewer, publication, namespace, manifest)
@@ -75,7 +75,7 @@ class Publishing(Catalog):
                 continue
         raise Unavailable("database", "the image is published or removed elsewhere: try again")
 
-    def _admitted(self, publication: Publication) -> ImageManifest:
+    def _checked_manifest(self, publication: Publication) -> ImageManifest:
         """Validate the manifest.  Raises ImageRejected."""
         try:
             manifest = ImageManifest.model_validate_json(json.dumps(publication.manifest))
@@ -91,8 +91,8 @@ class Publishing(Catalog):
 
     def _faults(self, manifest: ImageManifest) -> list[Fault]:
         faults = []
-        if len(manifest.canonical()) > MAX_BYTES:
-            text = f"the manifest has more than {MAX_BYTES} bytes"
+        if len(manifest.canonical()) > MAX_MANIFEST_BYTES:
+            text = f"the manifest has more than {MAX_MANIFEST_BYTES} bytes"
             faults.append(Fault("manifest", "too_large", text))
         if manifest.architecture not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
@@ -105,7 +105,7 @@ class Publishing(Catalog):
                 faults.append(Fault("manifest", "too_large", text))
         return faults
 
-    def _look_at(self, root: Layout) -> None:
+    def _inspect_root(self, root: ContentLayout) -> None:
         """Inspect the root disk.  Raises ImageRejected if it could be anything but a raw disk."""
         head = b"".join(self.content_bytes(root, 0, HEAD))
         tail = b"".join(self.content_bytes(root, max(0, root.size - TAIL)))
@@ -119,9 +119,9 @@ class Publishing(Catalog):
         self, viewer: Viewer, publication: Publication, namespace: str, manifest: ImageManifest
     ) -> ImageDetail:
         with self.database.write() as session:
-            contents = _contents(session, viewer, manifest, lock=True)
+            contents = _find_contents(session, viewer, manifest, lock=True)
             _put_image(session, manifest, [row.id for row in contents.values()])
-            holding = self._held(session, viewer, publication, namespace, manifest.digest)
+            holding = self._store_holding(session, viewer, publication, namespace, manifest.digest)
             if publication.name:
                 set_tag(session, holding, publication.name, publication.tag)
             if publication.upload:
@@ -132,19 +132,19 @@ class Publishing(Catalog):
                 self.check_quota(session, viewer.user)
             return self._detail(session, viewer, manifest.digest, holding)
 
-    def _held(
+    def _store_holding(
         self, session: Session, viewer: Viewer, publication: Publication, namespace: str, digest: str
     ) -> HoldingRow:
         """Create or update the holding as the publication asks for."""
-        holding = held(session, viewer, digest, namespace)
-        holding = holding or hold(session, viewer, digest, namespace)
+        holding = find_holding(session, viewer, digest, namespace)
+        holding = holding or add_holding(session, viewer, digest, namespace)
         if publication.visibility is Visibility.PUBLIC:
             holding.visibility = publication.visibility.value
         if publication.shares:
             shares = {*publication.shares, *shares_of(session, holding)}
             _check_shares(len(shares))
             set_shares(session, holding, shares)
-        holding.expires = until(publication.keep_days, utc_now())
+        holding.expires = expiry(publication.keep_days, utc_now())
         holding.origin = publication.origin.model_dump(mode="json")
         holding.signature = publication.signature or holding.signature
         session.flush()
@@ -158,13 +158,13 @@ def _check_shares(count: int) -> None:
         raise InvalidRequest(text, hint=hint, faults=[Fault("shares", "too_many", text)])
 
 
-def _contents(
+def _find_contents(
     session: Session, viewer: Viewer, manifest: ImageManifest, *, lock: bool = False
 ) -> dict[str, ContentRow]:
     """Return the image's contents, which the viewer uploaded or can read in another image.
 
     Knowing a content's digest is not enough: otherwise it would give access to private images.
-    Raises MissingBlocks, ImageRejected (a size differs from the manifest's).
+    Raises MissingChunks, ImageRejected (a size differs from the manifest's).
     """
     found = {}
     for part in manifest.parts():
@@ -173,7 +173,7 @@ def _contents(
             query = query.with_for_update(read=True, key_share=True)
         row = session.scalars(query).one_or_none()
         if row is None:
-            raise MissingBlocks(
+            raise MissingChunks(
                 f"the content {part.digest} is missing: it was not uploaded, or is deleted by now",
                 hint="upload it, and publish again",
             )
@@ -200,6 +200,6 @@ def _put_image(session: Session, manifest: ImageManifest, contents: list[int]) -
         "stored": int(session.scalar(stored) or 0),
         "created": utc_now(),
     }
-    put(session, ImageRow, row, key=("digest",), change=("stored",), returning=(ImageRow.digest,))
+    upsert(session, ImageRow, row, key=("digest",), change=("stored",), returning=(ImageRow.digest,))
     rows = [{"image": manifest.digest, "content": content} for content in sorted(set(contents))]
     add_missing(session, ImageContentRow, rows)

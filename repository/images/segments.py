@@ -18,34 +18,34 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from images.content import SEGMENT_BLOCKS, zero_block
+from images.content import CHUNKS_PER_SEGMENT, zero_chunk_digest
 from images.segment import (
-    MAX_STORED,
-    Entry,
-    Index,
-    Kind,
-    assemble,
+    MAX_STORED_BYTES,
+    ChunkEncoding,
+    ChunkEntry,
+    SegmentHeader,
+    build_segment,
     decompressor,
-    head_size,
-    parse_index,
-    read_block,
+    header_size,
+    parse_header,
+    read_chunk,
 )
 from repository.images.access import may_use_segment
-from repository.images.sql import add_missing, put
-from repository.images.tables import BlockRow, SegmentRow
+from repository.images.permissions import Viewer
+from repository.images.sql import add_missing, upsert
+from repository.images.tables import ChunkRow, SegmentRow
 from repository.images.uploads import (
-    Uploads,
+    ImageUploads,
     is_zero_segment,
-    known_blocks,
-    mention,
-    no_upload,
-    touch,
+    known_chunks,
+    link_segments,
+    record_use,
+    upload_not_found,
 )
-from repository.images.viewer import Viewer
 from repository.objects import ObjectReader
 from vmjobs.errors import (
     DigestMismatch,
-    MissingBlocks,
+    MissingChunks,
     NotFound,
     PayloadTooLarge,
     QuotaExceeded,
@@ -57,11 +57,11 @@ from vmjobs.model import now as utc_now
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "segments"
-Body = tuple[Kind, bytes | memoryview]
+Body = tuple[ChunkEncoding, bytes | memoryview]
 
 
 @dataclass(frozen=True)
-class Copy:
+class ChunkSource:
     """A source of an absent chunk. number: in the source; place: in the new segment."""
 
     segment: int
@@ -70,7 +70,7 @@ class Copy:
     place: int
 
 
-class Segments(Uploads):
+class SegmentStore(ImageUploads):
     """The part that stores segments."""
 
     def put_segment(self, viewer: Viewer, upload: str, digest: bytes, body: bytes) -> bool:
@@ -82,23 +82,23 @@ class Segments(Uploads):
         Raises:
             NotFound: no such upload.
             DigestMismatch: the bytes are damaged, or not this segment.
-            MissingBlocks: an absent chunk is not stored (any more): send all of them.
+            MissingChunks: an absent chunk is not stored (any more): send all of them.
             PayloadTooLarge: more bytes than a segment can have.
             QuotaExceeded: beyond the announced size, or the owner's quota.
         """
-        if len(body) > MAX_STORED:
-            raise PayloadTooLarge(f"a segment has at most {MAX_STORED} bytes")
-        index = parse_index(body, whole=len(body))
+        if len(body) > MAX_STORED_BYTES:
+            raise PayloadTooLarge(f"a segment has at most {MAX_STORED_BYTES} bytes")
+        index = parse_header(body, whole=len(body))
         if index.digest != digest:
             raise DigestMismatch(f"the segment is {index.digest.hex()}, not {digest.hex()}")
         self.upload(viewer, upload)
-        if is_zero_segment(digest, index.size) or self._is_here(viewer, upload, digest):
+        if is_zero_segment(digest, index.size) or self._is_stored(viewer, upload, digest):
             return False
         _check_blocks(index, body)
-        whole = self._filled(viewer, index, body) if index.absent else body
+        whole = self._with_absent_chunks(viewer, index, body) if index.absent else body
         return self._store(viewer, upload, index, whole)
 
-    def _is_here(self, viewer: Viewer, upload: str, digest: bytes) -> bool:
+    def _is_stored(self, viewer: Viewer, upload: str, digest: bytes) -> bool:
         with self.database.read() as session:
             whole = (
                 SegmentRow.digest == digest,
@@ -111,82 +111,84 @@ class Segments(Uploads):
 
     # -- absent chunks
 
-    def _filled(self, viewer: Viewer, index: Index, body: bytes) -> bytes:
+    def _with_absent_chunks(self, viewer: Viewer, index: SegmentHeader, body: bytes) -> bytes:
         """Return the segment with absent chunks copied from segments that the viewer may use."""
         view = memoryview(body)
         bodies: list[Body] = [(e.kind, view[e.offset : e.offset + e.length]) for e in index.entries]
-        lost = self._fill(viewer, index, bodies)
+        lost = self._fill_absent(viewer, index, bodies)
         if lost:
-            raise MissingBlocks(
+            raise MissingChunks(
                 f"{lost} of the {len(index.absent)} blocks that were left out are not here",
                 hint="send the segment again with all of its blocks",
             )
-        return assemble(index, bodies)
+        return build_segment(index, bodies)
 
-    def _fill(self, viewer: Viewer, index: Index, bodies: list[Body]) -> int:
+    def _fill_absent(self, viewer: Viewer, index: SegmentHeader, bodies: list[Body]) -> int:
         """Put the absent chunks into ``bodies``; return how many were not found."""
         left = set(index.absent)
         for place in index.absent:
-            if index.entries[place].digest == zero_block(index.entries[place].size):
-                bodies[place] = (Kind.ZEROS, b"")
+            if index.entries[place].digest == zero_chunk_digest(index.entries[place].size):
+                bodies[place] = (ChunkEncoding.ZEROS, b"")
                 left.discard(place)
-        for copies in self._copies(viewer, index, left):
-            found = self._copied(copies, index)
+        for sources in self._find_sources(viewer, index, left):
+            found = self._read_sources(sources, index)
             for place, stored in found.items():
                 bodies[place] = stored
             left -= found.keys()
         return len(left)
 
-    def _copies(self, viewer: Viewer, index: Index, places: set[int]) -> Iterator[list[Copy]]:
+    def _find_sources(
+        self, viewer: Viewer, index: SegmentHeader, places: set[int]
+    ) -> Iterator[list[ChunkSource]]:
         """Yield the sources of chunks, grouped by stored segment."""
         wanted = {index.entries[place].digest for place in places}
         query = (
-            select(BlockRow.digest, BlockRow.number, SegmentRow.id, SegmentRow.object)
-            .join(SegmentRow, SegmentRow.id == BlockRow.segment)
-            .where(BlockRow.digest.in_(sorted(wanted)), SegmentRow.damaged.is_(False))
+            select(ChunkRow.digest, ChunkRow.number, SegmentRow.id, SegmentRow.object)
+            .join(SegmentRow, SegmentRow.id == ChunkRow.segment)
+            .where(ChunkRow.digest.in_(sorted(wanted)), SegmentRow.damaged.is_(False))
             .where(may_use_segment(viewer))
         )
         with self.database.read() as session:
             known = {row.digest: row for row in session.execute(query)}
-        groups: dict[int, list[Copy]] = {}
+        groups: dict[int, list[ChunkSource]] = {}
         for place in sorted(places):
             row = known.get(index.entries[place].digest)
             if row is not None:
-                copy = Copy(row.id, row.object, row.number, place)
-                groups.setdefault(row.id, []).append(copy)
+                source = ChunkSource(row.id, row.object, row.number, place)
+                groups.setdefault(row.id, []).append(source)
         yield from groups.values()
 
-    def _copied(self, copies: Sequence[Copy], index: Index) -> dict[int, Body]:
+    def _read_sources(self, sources: Sequence[ChunkSource], index: SegmentHeader) -> dict[int, Body]:
         """Read and verify chunks of one stored segment; record damage and skip damaged chunks."""
         found: dict[int, Body] = {}
         try:
-            with self.objects.open(copies[0].object) as reader:
+            with self.objects.open(sources[0].object) as reader:
                 there = read_index(reader)
-                for copy in copies:
-                    entry, stored = _stored_block(reader, there, copy.number)
-                    wanted = index.entries[copy.place]
+                for source in sources:
+                    entry, stored = _stored_block(reader, there, source.number)
+                    wanted = index.entries[source.place]
                     if entry.digest != wanted.digest:
                         raise DigestMismatch("a block is not where it was noted")
                     # A client that gives a wrong length must not get the chunk stored with that length.
                     if entry.size == wanted.size:
-                        found[copy.place] = (entry.kind, stored)
+                        found[source.place] = (entry.kind, stored)
         except (NotFound, DigestMismatch) as error:
-            self.note_damage(copies[0].segment, copies[0].object, error.message)
+            self.mark_damaged(sources[0].segment, sources[0].object, error.message)
         return found
 
-    def note_damage(self, segment: int, key: str, why: str) -> None:
+    def mark_damaged(self, segment: int, key: str, why: str) -> None:
         """Mark a stored segment as damaged: clients have to send it again, and no chunk is copied."""
         with self.database.write() as session:
             same = (SegmentRow.id == segment, SegmentRow.object == key)
             mark = update(SegmentRow).where(*same, SegmentRow.damaged.is_(False)).values(damaged=True)
             if session.scalars(mark.returning(SegmentRow.id)).one_or_none() is None:
                 return  # replaced or marked meanwhile
-            session.execute(delete(BlockRow).where(BlockRow.segment == segment))
+            session.execute(delete(ChunkRow).where(ChunkRow.segment == segment))
         logger.error("the object %s is damaged: %s", key, why)
 
     # -- storing
 
-    def _store(self, viewer: Viewer, upload: str, index: Index, body: bytes) -> bool:
+    def _store(self, viewer: Viewer, upload: str, index: SegmentHeader, body: bytes) -> bool:
         key, began = object_key(index.digest), time.monotonic()
         with self._removed_if_refused(key):
             self.objects.put_bytes(key, body)
@@ -200,20 +202,20 @@ class Segments(Uploads):
                             "storage", "the storage took too long; send the segment again"
                         )
             except IntegrityError as error:
-                raise no_upload(upload) from error
+                raise upload_not_found(upload) from error
         for old in obsolete:
             self._discard(old)
         return new
 
-    def _unknown_blocks(self, viewer: Viewer, index: Index) -> dict[bytes, int]:
+    def _unknown_blocks(self, viewer: Viewer, index: SegmentHeader) -> dict[bytes, int]:
         """Return numbers of the chunks that the viewer has in no other segment, in insert order."""
         numbers = {
             entry.digest: number
             for number, entry in enumerate(index.entries)
-            if entry.digest != zero_block(entry.size)
+            if entry.digest != zero_chunk_digest(entry.size)
         }
         with self.database.read() as session:
-            known = known_blocks(session, viewer, sorted(numbers))
+            known = known_chunks(session, viewer, sorted(numbers))
         return {digest: numbers[digest] for digest in sorted(numbers.keys() - known)}
 
     def _record(
@@ -226,7 +228,7 @@ class Segments(Uploads):
     ) -> tuple[bool, list[str]]:
         """Insert a segment's row; return whether it is new to the viewer, and objects to remove."""
         key = str(row["object"])
-        found = put(
+        found = upsert(
             session,
             SegmentRow,
             row,
@@ -243,18 +245,18 @@ class Segments(Uploads):
             session.execute(mend.values(object=key, stored=row["stored"], damaged=False))
         if new:
             places = [{"digest": d, "segment": found.id, "number": n} for d, n in blocks.items()]
-            add_missing(session, BlockRow, places)
-        mention(session, upload, [found.id])
+            add_missing(session, ChunkRow, places)
+        link_segments(session, upload, [found.id])
         if new:
             self._charge(session, viewer, upload, int(str(row["size"])), int(str(row["stored"])))
         else:
-            touch(session, viewer, upload)
+            record_use(session, viewer, upload)
         return new, obsolete
 
     def _charge(self, session: Session, viewer: Viewer, upload: str, size: int, stored: int) -> None:
         """Count the bytes received.  Raises QuotaExceeded."""
         self.check_quota(session, viewer.user, stored)
-        row = touch(session, viewer, upload, content=size, received=stored)
+        row = record_use(session, viewer, upload, content=size, received=stored)
         if row.content > row.size:
             raise QuotaExceeded(
                 f"the upload was announced with {row.size} bytes of content, and {row.content} came",
@@ -286,31 +288,31 @@ def object_key(digest: bytes) -> str:
     return f"{FOLDER}/{name[:2]}/{name[2:4]}/{name}.{secrets.token_hex(8)}"
 
 
-def read_index(reader: ObjectReader) -> Index:
+def read_index(reader: ObjectReader) -> SegmentHeader:
     """Read the header of a stored segment.  Raises DigestMismatch."""
-    return parse_index(reader.read(head_size(SEGMENT_BLOCKS)), whole=reader.size)
+    return parse_header(reader.read(header_size(CHUNKS_PER_SEGMENT)), whole=reader.size)
 
 
-def _stored_block(reader: ObjectReader, index: Index, number: int) -> tuple[Entry, bytes]:
+def _stored_block(reader: ObjectReader, index: SegmentHeader, number: int) -> tuple[ChunkEntry, bytes]:
     """Read and verify a chunk in its stored form.  Raises DigestMismatch."""
     if number >= len(index.entries):
         raise DigestMismatch("a segment has fewer blocks than were noted")
     entry = index.entries[number]
     reader.seek(entry.offset)
     stored = reader.read(entry.length)
-    read_block(entry, stored)
+    read_chunk(entry, stored)
     return entry, stored
 
 
-def _check_blocks(index: Index, body: bytes) -> None:
+def _check_blocks(index: SegmentHeader, body: bytes) -> None:
     """Verify every chunk in the body.  Raises DigestMismatch."""
     view, using = memoryview(body), decompressor()
     for entry in index.entries:
-        if entry.kind is not Kind.ABSENT:
-            read_block(entry, view[entry.offset : entry.offset + entry.length], using)
+        if entry.kind is not ChunkEncoding.ABSENT:
+            read_chunk(entry, view[entry.offset : entry.offset + entry.length], using)
 
 
-def _segment_row(index: Index, key: str, stored: int) -> dict[str, object]:
+def _segment_row(index: SegmentHeader, key: str, stored: int) -> dict[str, object]:
     return {
         "digest": index.digest,
         "object": key,

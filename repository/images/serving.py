@@ -15,11 +15,11 @@ from typing import Final
 from sqlalchemy import ColumnElement, Executable, and_, bindparam, select, true
 
 from repository.database import Database
-from repository.images.access import ORPHAN_SECONDS, alive, may_read
-from repository.images.fresh import Fresh
-from repository.images.prefetching import Prefetching
+from repository.images.access import ORPHAN_SECONDS, is_unexpired, may_read
+from repository.images.permissions import Viewer
+from repository.images.prefetching import ImagePrefetching
 from repository.images.tables import ContentSegmentRow, HoldingRow, ImageContentRow, SegmentRow
-from repository.images.viewer import Viewer
+from repository.images.ttl_cache import TtlCache
 from repository.objects import ObjectReader, ObjectStore
 from vmjobs.config import Config
 from vmjobs.errors import NotFound
@@ -27,25 +27,25 @@ from vmjobs.model import now as utc_now
 from vmjobs.wire import Visibility
 
 #: How long query results are cached.
-FRESH_SECONDS: Final = 3.0
+CACHE_SECONDS: Final = 3.0
 #: Segments looked up at once: a client that fetches one fetches those after it next.
-AHEAD: Final = 64
+LOOKAHEAD: Final = 64
 #: Cached entries: grants to viewers, and keys of segments (some 3 MiB in all).
-MOST_READERS: Final = 1024
-MOST_PLACES: Final = 8192
+MAX_READERS: Final = 1024
+MAX_SEGMENT_KEYS: Final = 8192
 #: Nodes and administrators read every image: one query serves all of them.
 _EVERY_NODE: Final = Viewer("", node=True)
 
 
 @lru_cache(maxsize=1024)
-def _question(viewer: Viewer) -> Executable:
+def _segment_query(viewer: Viewer) -> Executable:
     """Build the query for a readable segment, the segments after it, and their visibility.
 
     It is cached, because building such a query takes longer than running it.
     """
     image = bindparam("image", type_=HoldingRow.image.type)
     present = bindparam("present", type_=HoldingRow.expires.type)
-    held = select(HoldingRow.id).where(HoldingRow.image == image, alive(present))
+    held = select(HoldingRow.id).where(HoldingRow.image == image, is_unexpired(present))
     public = held.where(HoldingRow.visibility == Visibility.PUBLIC.value).exists()
     mine: ColumnElement[bool] = held.where(may_read(viewer)).exists()
     if viewer.image is not None or viewer.sees_all:
@@ -69,11 +69,11 @@ def _question(viewer: Viewer) -> Executable:
         .join(ContentSegmentRow, ContentSegmentRow.segment == SegmentRow.id)
         .join(asked, on)
         .order_by(ContentSegmentRow.segment)
-        .limit(AHEAD)
+        .limit(LOOKAHEAD)
     )
 
 
-class Serving(Prefetching):
+class SegmentServing(ImagePrefetching):
     """The part that serves segments fast."""
 
     def __init__(
@@ -86,16 +86,18 @@ class Serving(Prefetching):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(database, objects, config, orphan_seconds=orphan_seconds)
-        self._readers: Fresh[tuple[Viewer, str], Visibility]
-        self._readers = Fresh(FRESH_SECONDS, MOST_READERS, clock)
-        self._places: Fresh[tuple[str, bytes], str] = Fresh(FRESH_SECONDS, MOST_PLACES, clock)
+        self._readers: TtlCache[tuple[Viewer, str], Visibility]
+        self._readers = TtlCache(CACHE_SECONDS, MAX_READERS, clock)
+        self._segment_keys: TtlCache[tuple[str, bytes], str] = TtlCache(
+            CACHE_SECONDS, MAX_SEGMENT_KEYS, clock
+        )
 
-    def known_segment(
+    def cached_segment(
         self, viewer: Viewer, digest: str, segment: bytes
     ) -> tuple[ObjectReader, Visibility] | None:
         """As :meth:`serve_segment`, but only from the cache; ``None``: a query is needed."""
         seen_by = self._readers.get((viewer, digest))
-        key = self._places.get((digest, segment))
+        key = self._segment_keys.get((digest, segment))
         if seen_by is None or key is None:
             return None
         try:
@@ -110,10 +112,10 @@ class Serving(Prefetching):
 
         Access that was granted up to :data:`CACHE_SECONDS` ago is not checked again.
         """
-        known = self.known_segment(viewer, digest, segment)
+        known = self.cached_segment(viewer, digest, segment)
         if known is None:
             self._look_up(viewer, digest, segment)
-            known = self.known_segment(viewer, digest, segment)
+            known = self.cached_segment(viewer, digest, segment)
         if known is not None:
             return known
         # The slow path raises the appropriate error.
@@ -124,9 +126,9 @@ class Serving(Prefetching):
         values = {"image": digest, "segment": segment, "present": utc_now()}
         asked = self._readers.clock()
         with self.database.read() as session:
-            question = _question(_EVERY_NODE if viewer.sees_all else viewer)
+            question = _segment_query(_EVERY_NODE if viewer.sees_all else viewer)
             rows = session.connection().execute(question, values).all()
         if rows:
             seen_by = Visibility.PUBLIC if rows[0].public else Visibility.PRIVATE
-            self._places.keep([((digest, row.digest), row.object) for row in rows], asked)
+            self._segment_keys.keep([((digest, row.digest), row.object) for row in rows], asked)
             self._readers.keep([((viewer, digest), seen_by)], asked)

@@ -13,12 +13,12 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from repository.models import Base
 
 #: Values in one ``IN (…)``: below the limits of both databases.
-MANY: Final = 4096
+MAX_IN_VALUES: Final = 4096
 
 T = TypeVar("T")
 
 
-def batches(items: Sequence[T], count: int = MANY) -> Iterator[Sequence[T]]:
+def batches(items: Sequence[T], count: int = MAX_IN_VALUES) -> Iterator[Sequence[T]]:
     """Yield the items, ``count`` at a time."""
     for begin in range(0, len(items), count):
         yield items[begin : begin + count]
@@ -37,7 +37,7 @@ def add_missing(session: Session, table: type[Base], rows: Sequence[Mapping[str,
     session.execute(make(cast(Table, table.__table__)).on_conflict_do_nothing(), list(rows))
 
 
-def put(
+def upsert(
     session: Session,
     table: type[Base],
     row: Mapping[str, Any],
@@ -58,7 +58,7 @@ def put(
     return found
 
 
-def alone(session: Session, name: str) -> None:
+def take_transaction_lock(session: Session, name: str) -> None:
     """Wait for a lock of this name, which ends with the transaction."""
     if _is_postgresql(session):
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)

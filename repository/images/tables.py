@@ -47,7 +47,7 @@ class SegmentRow(Base):
     damaged: Mapped[bool] = mapped_column(default=False)
 
 
-class BlockRow(Base):
+class ChunkRow(Base):
     """The location of a chunk: a segment, and the number of the chunk in it.
 
     A chunk has several rows if owners have it who may not use each other's segments.

@@ -9,12 +9,13 @@ from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from images.content import SEGMENT, Layout, zero_block, zero_segment
+from images.content import SEGMENT_BYTES, ContentLayout, zero_chunk_digest, zero_segment_digest
 from repository.ids import is_id
 from repository.images.access import ImageCore, may_use_content, may_use_segment
-from repository.images.sql import add_missing, alone, batches, put
+from repository.images.permissions import Viewer
+from repository.images.sql import add_missing, batches, take_transaction_lock, upsert
 from repository.images.tables import (
-    BlockRow,
+    ChunkRow,
     ContentRow,
     ContentSegmentRow,
     SegmentRow,
@@ -22,11 +23,10 @@ from repository.images.tables import (
     UploadRow,
     UploadSegmentRow,
 )
-from repository.images.viewer import Viewer
 from vmjobs.errors import (
     Conflict,
     InvalidRequest,
-    MissingBlocks,
+    MissingChunks,
     NotFound,
     PayloadTooLarge,
     Unavailable,
@@ -39,7 +39,7 @@ from vmjobs.wire import MAX_DIGESTS, Upload
 TRIES = 3
 
 
-class Uploads(ImageCore):
+class ImageUploads(ImageCore):
     """The part for uploads. Every method raises NotFound for another viewer's upload."""
 
     def open_upload(self, viewer: Viewer, size: int) -> Upload:
@@ -60,7 +60,7 @@ class Uploads(ImageCore):
             if viewer.job:  # an unfinished upload of the job's earlier checkpoint is useless now
                 session.execute(delete(UploadRow).where(UploadRow.job_id == viewer.job))
             else:
-                _check_open(session, viewer.user, self.config.max_open_uploads)
+                _check_open_uploads(session, viewer.user, self.config.max_open_uploads)
             row = UploadRow(
                 id=secrets.token_hex(16),
                 owner=viewer.user,
@@ -79,16 +79,16 @@ class Uploads(ImageCore):
         with self.database.read() as session:
             row = session.get(UploadRow, upload) if is_id(upload) else None
             if row is None or (row.owner, row.job_id) != (viewer.user, viewer.job):
-                raise no_upload(upload)
+                raise upload_not_found(upload)
             return self._view(row)
 
     def drop_upload(self, viewer: Viewer, upload: str) -> None:
         """Drop an upload; the next garbage collection removes its unreferenced data."""
         with self.database.write() as session:
-            mine = _mine(viewer, upload)
+            mine = _is_own_upload(viewer, upload)
             gone = session.execute(delete(UploadRow).where(*mine).returning(UploadRow.id)).all()
             if not gone:
-                raise no_upload(upload)
+                raise upload_not_found(upload)
 
     def missing_segments(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
         """Tell for each segment whether it must be sent.
@@ -100,15 +100,17 @@ class Uploads(ImageCore):
         for _ in range(TRIES):
             try:
                 with self.database.write() as session:
-                    here = locked_segments(session, viewer, wanted)
-                    mention(session, upload, [row.id for row in here.values()])
-                    touch(session, viewer, upload)
-                    return [digest not in here and digest != zero_segment() for digest in digests]
+                    here = lock_segments(session, viewer, wanted)
+                    link_segments(session, upload, [row.id for row in here.values()])
+                    record_use(session, viewer, upload)
+                    return [
+                        digest not in here and digest != zero_segment_digest() for digest in digests
+                    ]
             except IntegrityError:  # the upload, or a segment, was deleted meanwhile
                 self.upload(viewer, upload)
         raise Unavailable("database", "segments were deleted meanwhile: ask again")
 
-    def missing_blocks(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
+    def missing_chunks(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
         """Tell for each chunk whether it must be sent: those in no segment of the viewer.
 
         This is a hint: :meth:`put_segment` may still refuse a segment without the other chunks.
@@ -116,9 +118,9 @@ class Uploads(ImageCore):
         check_digests(digests)
         self._use(viewer, upload)
         with self.database.read() as session:
-            here = {zero_block()}
+            here = {zero_chunk_digest()}
             for some in batches(sorted(set(digests))):
-                here.update(known_blocks(session, viewer, some))
+                here.update(known_chunks(session, viewer, some))
         return [digest not in here for digest in digests]
 
     def put_content(self, viewer: Viewer, upload: str, digest: str, layout: bytes) -> None:
@@ -128,10 +130,10 @@ class Uploads(ImageCore):
             DigestMismatch: ``layout`` does not have the digest ``digest``.
             PayloadTooLarge: no image may be so large.
             InvalidRequest: a segment has the wrong size for its place.
-            MissingBlocks: segments are missing; the message says how many.
+            MissingChunks: segments are missing; the message says how many.
             QuotaExceeded: beyond the owner's quota.
         """
-        parts = Layout.parse(layout, digest)
+        parts = ContentLayout.parse(layout, digest)
         if not 0 < parts.size <= self.config.max_image_size * MIB:
             raise PayloadTooLarge(
                 f"a content of {parts.size} bytes; the limit here is {self.config.max_image_size} MiB"
@@ -148,7 +150,7 @@ class Uploads(ImageCore):
                     # A content of zeros has no segments, so its layout alone counts.
                     cost = len(layout) if new else 0
                     self.check_quota(session, viewer.user, cost)
-                    touch(session, viewer, upload, received=cost)
+                    record_use(session, viewer, upload, received=cost)
                     return
             except IntegrityError:
                 self.upload(viewer, upload)
@@ -156,24 +158,24 @@ class Uploads(ImageCore):
 
     def _use(self, viewer: Viewer, upload: str) -> None:
         """Update the time of an upload's last use, unless it is recent."""
-        noted = self.upload(viewer, upload).expires - self.patience
-        if utc_now() - noted > self.patience / 10:
+        noted = self.upload(viewer, upload).expires - self.retention
+        if utc_now() - noted > self.retention / 10:
             with self.database.write() as session:
-                touch(session, viewer, upload)
+                record_use(session, viewer, upload)
 
     def _view(self, row: UploadRow) -> Upload:
-        expires = row.touched + self.patience
+        expires = row.touched + self.retention
         return Upload(id=row.id, size=row.size, received=row.received, expires=expires)
 
 
-def no_upload(upload: str) -> NotFound:
+def upload_not_found(upload: str) -> NotFound:
     """Return the error for an upload that does not exist, or is another viewer's."""
     return NotFound(
         f"there is no upload {upload[:64]}", hint="it may have been dropped; begin a new one"
     )
 
 
-def _mine(viewer: Viewer, upload: str) -> tuple[ColumnElement[bool], ...]:
+def _is_own_upload(viewer: Viewer, upload: str) -> tuple[ColumnElement[bool], ...]:
     return (
         UploadRow.id == upload,
         UploadRow.owner == viewer.user,
@@ -181,9 +183,9 @@ def _mine(viewer: Viewer, upload: str) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def _check_open(session: Session, owner: str, limit: int) -> None:
+def _check_open_uploads(session: Session, owner: str, limit: int) -> None:
     """Check the number of an owner's open uploads.  Raises Conflict."""
-    alone(session, f"uploads of {owner}")
+    take_transaction_lock(session, f"uploads of {owner}")
     own = (UploadRow.owner == owner, UploadRow.job_id == "")  # many checkpoints may be written at once
     count = session.scalar(select(func.count()).where(*own)) or 0
     if count >= limit:
@@ -201,14 +203,14 @@ def check_digests(digests: Sequence[bytes]) -> None:
         )
 
 
-def touch(
+def record_use(
     session: Session, viewer: Viewer, upload: str, content: int = 0, received: int = 0
 ) -> UploadRow:
     """Record the use of an upload and bytes received. Call it last: it locks the row.
 
     Raises NotFound.
     """
-    mine = _mine(viewer, upload)
+    mine = _is_own_upload(viewer, upload)
     values = {
         "touched": utc_now(),
         "content": UploadRow.content + content,
@@ -217,27 +219,27 @@ def touch(
     change = update(UploadRow).where(*mine).values(**values).returning(UploadRow)
     row = session.scalars(change, execution_options={"synchronize_session": False}).one_or_none()
     if row is None:
-        raise no_upload(upload)
+        raise upload_not_found(upload)
     return row
 
 
-def mention(session: Session, upload: str, segments: Sequence[int]) -> None:
+def link_segments(session: Session, upload: str, segments: Sequence[int]) -> None:
     """Keep segments while the upload runs.  Raises IntegrityError: upload or segment is gone."""
     rows = [{"upload": upload, "segment": segment} for segment in sorted(segments)]
     add_missing(session, UploadSegmentRow, rows)
 
 
-def known_blocks(session: Session, viewer: Viewer, digests: Sequence[bytes]) -> set[bytes]:
+def known_chunks(session: Session, viewer: Viewer, digests: Sequence[bytes]) -> set[bytes]:
     """Return those of the chunks that are in intact segments which the viewer may use."""
     query = (
-        select(BlockRow.digest)
-        .join(SegmentRow, SegmentRow.id == BlockRow.segment)
-        .where(BlockRow.digest.in_(digests), SegmentRow.damaged.is_(False), may_use_segment(viewer))
+        select(ChunkRow.digest)
+        .join(SegmentRow, SegmentRow.id == ChunkRow.segment)
+        .where(ChunkRow.digest.in_(digests), SegmentRow.damaged.is_(False), may_use_segment(viewer))
     )
     return set(session.scalars(query))
 
 
-def locked_segments(
+def lock_segments(
     session: Session, viewer: Viewer, digests: Sequence[bytes]
 ) -> dict[bytes, SegmentRow]:
     """Return the intact segments that the viewer may use, locked until the transaction ends."""
@@ -260,19 +262,21 @@ def _usable_content(session: Session, viewer: Viewer, digest: str) -> int | None
     return found if found is None else int(found)
 
 
-def _add_content(session: Session, viewer: Viewer, digest: str, parts: Layout, layout: bytes) -> int:
+def _add_content(
+    session: Session, viewer: Viewer, digest: str, parts: ContentLayout, layout: bytes
+) -> int:
     """Insert a content, if it is new, of segments that the viewer may use; return its id."""
     wanted = {segment: parts.length(number) for number, segment in parts.stored()}
-    here = locked_segments(session, viewer, sorted(wanted))
+    here = lock_segments(session, viewer, sorted(wanted))
     lost = len(wanted) - len(here)
     if lost:
-        raise MissingBlocks(
+        raise MissingChunks(
             f"{lost} of the {len(wanted)} segments of {digest} are not here",
             hint="ask which are missing, and send those",
         )
     _check_lengths(parts, {segment: row.size for segment, row in here.items()})
     values = {"digest": digest, "size": parts.size, "layout": layout, "touched": utc_now()}
-    row = put(
+    row = upsert(
         session,
         ContentRow,
         values,
@@ -285,7 +289,7 @@ def _add_content(session: Session, viewer: Viewer, digest: str, parts: Layout, l
     return int(row.id)
 
 
-def _check_lengths(parts: Layout, sizes: dict[bytes, int]) -> None:
+def _check_lengths(parts: ContentLayout, sizes: dict[bytes, int]) -> None:
     for number, segment in parts.stored():
         if sizes[segment] != parts.length(number):
             raise InvalidRequest(
@@ -295,4 +299,4 @@ def _check_lengths(parts: Layout, sizes: dict[bytes, int]) -> None:
 
 def is_zero_segment(digest: bytes, size: int) -> bool:
     """Whether a segment of ``size`` bytes is all zeros; such segments are not stored."""
-    return size <= SEGMENT and digest == zero_segment(size)
+    return size <= SEGMENT_BYTES and digest == zero_segment_digest(size)

@@ -7,9 +7,9 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
 
-from repository.clusters.tables import ClusterRow, GenerationRow, MemberRow
+from repository.clusters.tables import ClusterRow, ClusterVmRow, GenerationRow
+from repository.images.permissions import LIBRARY, Viewer
 from repository.images.tables import HoldingRow, ImageRow, ShareRow
-from repository.images.viewer import LIBRARY, Viewer
 from repository.models import JobRow, SubmissionRow
 from vmjobs.errors import ImageInUse
 from vmjobs.model import JobState
@@ -17,10 +17,10 @@ from vmjobs.wire import Visibility
 
 _FINAL: Final = [state.value for state in JobState if state.final]
 #: Jobs or clusters that an error names.
-NAMED: Final = 5
+MAX_NAMED: Final = 5
 
 
-def needed() -> ColumnElement[bool]:
+def is_needed() -> ColumnElement[bool]:
     """Condition on ImageRow: a job or a cluster needs the image."""
     jobs = (
         select(JobRow.id)
@@ -29,13 +29,13 @@ def needed() -> ColumnElement[bool]:
     )
     clusters = select(ClusterRow.name).where(ClusterRow.image == ImageRow.digest)
     # VMs of earlier generations, until the last one has ended.
-    members = select(MemberRow.id).where(MemberRow.image == ImageRow.digest)
+    members = select(ClusterVmRow.id).where(ClusterVmRow.image == ImageRow.digest)
     # Generations for a rollback, or for a retry.
     kept = select(GenerationRow.cluster).where(GenerationRow.image == ImageRow.digest)
     return or_(jobs.exists(), clusters.exists(), members.exists(), kept.exists())
 
 
-def unheld() -> ColumnElement[bool]:
+def is_unheld() -> ColumnElement[bool]:
     """Condition on ImageRow: the image has no holding."""
     return ~select(HoldingRow.id).where(HoldingRow.image == ImageRow.digest).exists()
 
@@ -50,7 +50,7 @@ def refuse_if_needed(session: Session, holding: HoldingRow, viewer: Viewer) -> N
     if not _serves_others(session, holding):
         jobs = jobs.where(JobRow.owner == holding.owner)
         clusters = clusters.where(ClusterRow.owner == holding.owner)
-    if names := session.scalars(clusters.order_by(ClusterRow.name).limit(NAMED)).all():
+    if names := session.scalars(clusters.order_by(ClusterRow.name).limit(MAX_NAMED)).all():
         raise ImageInUse(
             f"the image {holding.image} is needed by virtual clusters: {', '.join(names)}",
             hint="declare them with another image, or delete them; then wait for their last VMs",
@@ -59,7 +59,7 @@ def refuse_if_needed(session: Session, holding: HoldingRow, viewer: Viewer) -> N
     if not count:
         return
     mine = jobs if viewer.sees_all else jobs.where(JobRow.owner == viewer.user)
-    named: list[str] = list(session.scalars(mine.order_by(JobRow.id).limit(NAMED)))
+    named: list[str] = list(session.scalars(mine.order_by(JobRow.id).limit(MAX_NAMED)))
     rest = count - len(named)
     words = named if not rest else [*named, f"{rest} more" if named else f"{rest} of other users"]
     raise ImageInUse(
@@ -77,7 +77,7 @@ def _jobs(digest: str) -> Select[Any]:
 
 
 def _clusters(digest: str) -> Select[Any]:
-    of_members = select(MemberRow.cluster).where(MemberRow.image == digest)
+    of_members = select(ClusterVmRow.cluster).where(ClusterVmRow.image == digest)
     kept = select(GenerationRow.cluster).where(GenerationRow.image == digest)
     return select(ClusterRow.name).where(
         or_(

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from repository.objects.base import ObjectInfo, ObjectReader, ObjectStore
-from repository.objects.opening import open_objects
+from repository.objects.factory import open_objects
 
 __all__ = ["ObjectInfo", "ObjectReader", "ObjectStore", "open_objects"]

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Final
 
-from vmjobs.closing import Closing
+from vmjobs.closeable import Closeable
 from vmjobs.errors import InvalidRequest
 
 CHUNK: Final = 256 * 1024
@@ -30,7 +30,7 @@ class ObjectInfo:
     modified: datetime
 
 
-class ObjectReader(Closing, ABC):
+class ObjectReader(Closeable, ABC):
     """An open object: the bytes it had when it was opened, even if it is replaced meanwhile.
 
     size: in bytes. path: the file that holds exactly these bytes, if there is one.
@@ -136,7 +136,7 @@ def checked_prefix(prefix: str) -> str:
     return prefix.removesuffix("/")
 
 
-def exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
+def read_exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield the bytes of ``source``.  Raises InvalidRequest unless there are ``size`` of them."""
     left = size
     while chunk := source.read(min(CHUNK, left + 1)):

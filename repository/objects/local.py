@@ -18,11 +18,11 @@ from repository.objects.base import (
     ObjectStore,
     checked_key,
     checked_prefix,
-    exactly,
+    read_exactly,
 )
 from repository.spool import Spool, make_directories, translated
-from vmjobs.durable import sync_directory
 from vmjobs.errors import NotFound
+from vmjobs.fsync import sync_directory
 
 #: Errors for a missing object: a folder is not an object, and an object is not a folder.
 _NOT_THERE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -41,7 +41,7 @@ class LocalObjects(ObjectStore):
         """See :meth:`ObjectStore.put`."""
         final = self._path(key)
         with self._spool.temporary() as (temp, file):
-            for chunk in exactly(source, size):
+            for chunk in read_exactly(source, size):
                 with translated():
                     file.write(chunk)
             with translated():

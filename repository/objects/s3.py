@@ -23,23 +23,23 @@ from repository.objects.base import (
     ObjectStore,
     checked_key,
     checked_prefix,
-    exactly,
+    read_exactly,
 )
 from repository.objects.s3_errors import is_missing, translated
 from vmjobs.errors import ConfigError, Fault, InvalidRequest, Unavailable
-from vmjobs.storage import S3Location
+from vmjobs.storage_url import S3Location
 
 log = logging.getLogger(__name__)
 
 #: An object up to this size is sent in one request, a larger one in parts of this size (bytes).
-PART: Final = 16 * 1024 * 1024
+PART_BYTES: Final = 16 * 1024 * 1024
 MAX_PARTS: Final = 10_000
 #: A multipart upload of this age is a leftover of a killed writer.
-STALE: Final = timedelta(days=1)
+STALE_AFTER: Final = timedelta(days=1)
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 30, 3
 CHECK_SECONDS: Final = 3
 #: How often one read resumes after a broken connection.
-RESUMES: Final = 3
+MAX_RESUMES: Final = 3
 CONNECTIONS: Final = 32
 _DEFAULT_REGION: Final = "us-east-1"
 
@@ -54,16 +54,16 @@ class S3Objects(ObjectStore):
         try:
             session = boto3.session.Session()
             self._client = _client(session, location, READ_SECONDS, CONNECT_SECONDS, ATTEMPTS)
-            self._quick = _client(session, location, CHECK_SECONDS, CHECK_SECONDS, 1)
+            self._short_timeout_client = _client(session, location, CHECK_SECONDS, CHECK_SECONDS, 1)
         except (BotoCoreError, ValueError) as error:
             message = f"boto3 cannot be set up: {error}"
             raise ConfigError(message, faults=[Fault("storage_url", "boto3", message)]) from error
 
     def put(self, key: str, source: BinaryIO, size: int) -> None:
         """See :meth:`ObjectStore.put`."""
-        named = self._named(key)
-        parts = _parts(exactly(source, size), max(PART, -(-size // MAX_PARTS)))
-        if size > PART:
+        named = self._object_arguments(key)
+        parts = _parts(read_exactly(source, size), max(PART_BYTES, -(-size // MAX_PARTS)))
+        if size > PART_BYTES:
             self._put_parts(named, parts)
             return
         data = b"".join(parts)
@@ -72,13 +72,13 @@ class S3Objects(ObjectStore):
 
     def open(self, key: str) -> S3Reader:
         """See :meth:`ObjectStore.open`."""
-        named = self._named(key)
+        named = self._object_arguments(key)
         with translated(self._bucket, key):
             return S3Reader(self._client, named, self._client.get_object(**named))
 
     def size(self, key: str) -> int | None:
         """See :meth:`ObjectStore.size`."""
-        named = self._named(key)
+        named = self._object_arguments(key)
         with translated(self._bucket):
             try:
                 return int(self._client.head_object(**named)["ContentLength"])
@@ -93,7 +93,7 @@ class S3Objects(ObjectStore):
         """See :meth:`ObjectStore.delete`."""
         there = self.size(key) is not None
         with translated(self._bucket):
-            self._client.delete_object(**self._named(key))
+            self._client.delete_object(**self._object_arguments(key))
         return there
 
     def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -110,7 +110,7 @@ class S3Objects(ObjectStore):
 
     def clean(self) -> int:
         """See :meth:`ObjectStore.clean`: aborts multipart uploads that are a day old."""
-        removed, before = 0, datetime.now(UTC) - STALE
+        removed, before = 0, datetime.now(UTC) - STALE_AFTER
         with translated(self._bucket):
             pages = self._client.get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
@@ -125,9 +125,11 @@ class S3Objects(ObjectStore):
         """See :meth:`ObjectStore.check`: tries once, with short time-outs, to list the bucket."""
         with translated(self._bucket, full=True):
             # Not HEAD: its response does not name the error.
-            self._quick.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+            self._short_timeout_client.list_objects_v2(
+                Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1
+            )
 
-    def _named(self, key: str) -> dict[str, Any]:
+    def _object_arguments(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
 
     def _put_parts(self, named: dict[str, Any], parts: Iterator[bytes]) -> None:
@@ -151,7 +153,7 @@ class S3Objects(ObjectStore):
     def _abort(self, upload: dict[str, Any]) -> None:
         """Abort an upload; if that fails, :meth:`clean` will find it."""
         try:
-            self._quick.abort_multipart_upload(**upload)
+            self._short_timeout_client.abort_multipart_upload(**upload)
         except (BotoCoreError, ClientError) as error:
             log.warning("cannot abort an upload of %s: %s", upload["Key"], error)
 
@@ -163,7 +165,7 @@ class S3Reader(ObjectReader):
         super().__init__(int(answer["ContentLength"]))
         self._client = client
         # Never mix bytes of an object with bytes of its replacement.
-        self._named = {**named, "IfMatch": answer["ETag"]}
+        self._object_arguments = {**named, "IfMatch": answer["ETag"]}
         self._body: Any = answer["Body"]
         self._at = 0
 
@@ -173,7 +175,7 @@ class S3Reader(ObjectReader):
         wanted = left if n < 0 else min(n, left)
         got: list[bytes] = []
         while wanted:
-            chunk = self._some(wanted)
+            chunk = self._read_some(wanted)
             self._at += len(chunk)
             wanted -= len(chunk)
             got.append(chunk)
@@ -191,17 +193,17 @@ class S3Reader(ObjectReader):
         if body is not None:
             body.close()
 
-    def _some(self, wanted: int) -> bytes:
+    def _read_some(self, wanted: int) -> bytes:
         """Read at least one byte."""
-        with translated(self._named["Bucket"]):
-            for _ in range(RESUMES):
+        with translated(self._object_arguments["Bucket"]):
+            for _ in range(MAX_RESUMES):
                 if self._body is None:
                     rest = f"bytes={self._at}-"
-                    self._body = self._client.get_object(**self._named, Range=rest)["Body"]
+                    self._body = self._client.get_object(**self._object_arguments, Range=rest)["Body"]
                 try:
                     chunk = self._body.read(wanted)
                 except (BotoCoreError, OSError) as error:
-                    log.info("reading %s was interrupted: %s", self._named["Key"], error)
+                    log.info("reading %s was interrupted: %s", self._object_arguments["Key"], error)
                     chunk = b""
                 if chunk:
                     return bytes(chunk)

@@ -37,7 +37,7 @@ def translated(bucket: str, key: str = "", *, full: bool = False) -> Iterator[No
     try:
         yield
     except ClientError as error:
-        raise _answered(error.response, bucket, key, full=full) from error
+        raise _error_of_response(error.response, bucket, key, full=full) from error
     except NoCredentialsError as error:
         raise _unavailable("refuses us", "no keys are set up", full, hint=_KEYS_HINT) from error
     except (BotoCoreError, OSError) as error:
@@ -49,7 +49,7 @@ def is_missing(error: ClientError) -> bool:
     return _code(error.response) in _MISSING
 
 
-def _answered(response: Any, bucket: str, key: str, *, full: bool) -> VMJobsError:
+def _error_of_response(response: Any, bucket: str, key: str, *, full: bool) -> VMJobsError:
     code = _code(response)
     if key and code in _MISSING:
         return NotFound(f"there is no object {key}")

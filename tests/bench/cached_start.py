@@ -15,10 +15,10 @@ from figures import Finding, compare, in_turns, spread
 from start_overhead import run_once, step_times
 
 from images.cache import ImageCache
-from images.content import BLOCK, SEGMENT
+from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
 from images.store import ImageStore
-from vmjobs.agent.run import Parts
+from vmjobs.agent.run import RunServices
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
 
@@ -37,7 +37,7 @@ class _Nowhere:
 
 
 def cached_start(
-    made: Parts, store: ImageStore, ref: str, kinds: list[HypervisorKind], pairs: int
+    made: RunServices, store: ImageStore, ref: str, kinds: list[HypervisorKind], pairs: int
 ) -> Iterator[Finding]:
     """Compare on the best hypervisor that works, from the start of a run to a guest that is ready."""
     spec = JobSpec(
@@ -93,10 +93,10 @@ def _enlarge(root: Path, disk: Path, size: int) -> None:
     noise = random.Random(size)
     with root.open("rb") as source, disk.open("wb") as target:
         used = 0
-        while piece := source.read(SEGMENT):
+        while piece := source.read(SEGMENT_BYTES):
             target.write(piece)
             used += len(piece)
-        for offset in range(-(-used // SEGMENT) * SEGMENT, size, SEGMENT):
-            os.pwrite(target.fileno(), noise.randbytes(BLOCK), offset)
+        for offset in range(-(-used // SEGMENT_BYTES) * SEGMENT_BYTES, size, SEGMENT_BYTES):
+            os.pwrite(target.fileno(), noise.randbytes(CHUNK_BYTES), offset)
         target.flush()
         target.truncate(size)

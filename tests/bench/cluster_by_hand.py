@@ -21,53 +21,55 @@ from raw_boot import Disks, connect, uml
 
 from condor.worker import WorkerKit
 from images.store import ImageStore
+from vmjobs.agent.cluster_vms.services import script_ticket
 from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk
-from vmjobs.agent.members.parts import ticket_of
-from vmjobs.cluster.member import Goal
-from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.run_events import EventQueue
+from vmjobs.cluster.vm_state import Goal
+from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 from vmjobs.config import load
-from vmjobs.hypervisor import guest_network, helpers, sandbox
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine
-from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor import guest_network, helper_processes, sandbox
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, VmConfig
 from vmjobs.hypervisor.outbound import OutboundPolicy
+from vmjobs.hypervisor.process_launcher import Launcher
 from vmjobs.model import MIB, NetworkMode
 
 TOKEN, SENTINEL = "t" * 43, "5" * 32
 
 
 def prepare(
-    stack: ExitStack, image: BootImage, order: MemberOrder, pool_token: str
+    stack: ExitStack, image: BootImage, order: ClusterVmOrder, pool_token: str
 ) -> Callable[[], subprocess.Popen[bytes]]:
     """Have all that a machine needs; what starts it."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="by-hand-")))
     inputs = directory / "inputs"
     inputs.mkdir()
-    ticket = ticket_of(order, 1, WorkerKit(), inputs)
+    ticket = script_ticket(order, 1, WorkerKit(), inputs)
     disks = Disks(
         directory / "job.disk", directory / "scratch.disk", directory / "output.disk", SENTINEL
     )
     address = f"http://{ENDPOINT_ADDRESS}"
-    briefing = Briefing(ticket, address, TOKEN, SENTINEL)
-    write_job_disk(disks.job, briefing, lambda f, disk: disk.write((inputs / f.name).read_bytes()))
-    blank_disk(disks.scratch, order.disk * MIB)
-    blank_disk(disks.output, BLOCK)
-    link = GuestLink(
+    job_description = JobDescription(ticket, address, TOKEN, SENTINEL)
+    write_job_disk(
+        disks.job, job_description, lambda f, disk: disk.write((inputs / f.name).read_bytes())
+    )
+    create_blank_disk(disks.scratch, order.disk * MIB)
+    create_blank_disk(disks.output, SIZE_UNIT)
+    link = GuestSession(
         token=TOKEN,
-        inbox=Inbox(),
+        event_queue=EventQueue(),
         logs={},
         max_log=0,
-        on_words=lambda words: None,
+        on_output=lambda words: None,
         pool_token=lambda: pool_token,
     )
     network = connect(stack, NetworkMode.OUTBOUND)
     stack.enter_context(serving(link, network))
-    around = Machine(order.name, 1, order.memory, image, (), directory / "console", directory, network)
-    guest_network.set_up(Launcher(), around, OutboundPolicy(load().network_allow))
+    around = VmConfig(order.name, 1, order.memory, image, (), directory / "console", directory, network)
+    guest_network.set_up_network(Launcher(), around, OutboundPolicy(load().network_allow))
     stack.callback(_end_helpers, order.name)
-    inside = sandbox.entering(network.namespace_files)
+    inside = sandbox.enter_command(network.namespace_files)
     argv = [*inside, *uml(image, ticket.spec, disks, directory, networked=True)]
     console = stack.enter_context((directory / "console").open("wb"))
 
@@ -86,7 +88,7 @@ def prepare(
 
 
 def _end_helpers(name: str) -> None:
-    for process in helpers.find(name):
+    for process in helper_processes.find(name):
         os.kill(process.pid, signal.SIGKILL)
 
 
@@ -97,7 +99,7 @@ def main() -> None:
     with ExitStack() as stack:
         starts = []
         for name, token, member in (machine.split("=") for machine in machines):
-            order = MemberOrder(
+            order = ClusterVmOrder(
                 id=member,
                 cluster="byhand",
                 name=name,

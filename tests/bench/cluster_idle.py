@@ -14,7 +14,7 @@ from figures import Finding, spread
 from grid_kit import Grid, wait_for
 
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.hypervisor import helpers, procs
+from vmjobs.hypervisor import helper_processes, procs
 from vmjobs.hypervisor.procs import Process
 
 MACHINES = 32
@@ -120,7 +120,7 @@ def _minutes(grid: Grid, count: int) -> _Minutes:
 def _costs(grid: Grid) -> dict[str, Cost]:
     groups: dict[str, list[int]] = {"agent": [], "ways outside": [], "machines": []}
     for process in _inside(grid.container(NODE)):
-        if helpers.machine_of(process):
+        if helper_processes.vm_of(process):
             groups["ways outside"].append(process.pid)
         elif any(word.startswith("umid=") for word in process.argv):
             groups["machines"].append(process.pid)

@@ -16,12 +16,12 @@ from typing import Any
 
 from grid_kit import NODES, Grid, wait_for
 
-from condor.pool_tokens import user_of
+from condor.pool_tokens import user_name_of
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterEvent
 from vmjobs.errors import Conflict, NotFound
-from vmjobs.ports import PoolMachine
+from vmjobs.ports import PoolVm
 
 HERE = Path(__file__).parent
 #: Of each machine, MiB.
@@ -175,7 +175,7 @@ def _prepared(
     for file in ("raw_boot.py", "cluster_by_hand.py"):
         copy = ["docker", "cp", str(HERE / file), f"{container}:{_BY_HAND}"]
         subprocess.run(copy, check=True, capture_output=True)
-    machines = [PoolMachine(name, 1, uuid.uuid4().hex) for name in names]
+    machines = [PoolVm(name, 1, uuid.uuid4().hex) for name in names]
     tokens = [f"{machine.name}={_token(grid, machine)}={machine.id}" for machine in machines]
     program = ["python3", f"{_BY_HAND}/cluster_by_hand.py", "/var/lib/vmjobs/agent/images", digest]
     program += [str(MEMORY), str(DISK), "site.grid", "grid", *tokens]
@@ -197,8 +197,8 @@ def _prepared(
             process.wait(PATIENCE)
 
 
-def _token(grid: Grid, machine: PoolMachine) -> str:
-    words = ["-key", "site", "-identity", f"{user_of(machine)}@grid", "-lifetime", "3600"]
+def _token(grid: Grid, machine: PoolVm) -> str:
+    words = ["-key", "site", "-identity", f"{user_name_of(machine)}@grid", "-lifetime", "3600"]
     return grid.on("site", "condor_token_create", *words).strip()
 
 

@@ -21,8 +21,8 @@ from figures import Finding, compare, in_turns, spread
 from grid_kit import Grid, wait_for
 
 from vmjobs.client import Client
-from vmjobs.cluster.member import MemberState
-from vmjobs.cluster.spec import Size
+from vmjobs.cluster.spec import SizeRange
+from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.model import now
 
 TARGET = 2.5
@@ -45,11 +45,11 @@ queue
 #: What ends with each part: states of the machine, and what was seen in the pool.
 PARTS = (
     ("the service has noticed", "SCALED"),
-    ("the agent has heard", MemberState.STAGING),
-    ("the guest is ready", MemberState.JOINING),
+    ("the agent has heard", ClusterVmState.STAGING),
+    ("the guest is ready", ClusterVmState.JOINING),
     ("in the pool", "in the pool"),
-    ("the service has seen that", MemberState.PROBING),
-    ("the probe ran, and the service knows", MemberState.UP),
+    ("the service has seen that", ClusterVmState.PROBING),
+    ("the probe ran, and the service knows", ClusterVmState.UP),
     ("the job runs", "running"),
 )
 
@@ -70,7 +70,7 @@ def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
 def _wake(grid: Grid, api: Client) -> dict[str, float]:
     """Seconds from an idle job until each of the parts was over."""
     name = fresh("w")
-    with cluster(api, shares(IMAGE, name, Size(min=0, max=1))):
+    with cluster(api, shares(IMAGE, name, SizeRange(min=0, max=1))):
         shown = f'VMJobsCluster == "{name}" && Offline =?= true'
         wait_for(
             lambda: grid.on("site", "condor_status", "-constraint", shown, "-af", "Name").strip(),

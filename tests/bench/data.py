@@ -12,7 +12,7 @@ from pathlib import Path
 from figures import Finding, compare
 from start_overhead import execute
 
-from vmjobs.agent.run import Parts
+from vmjobs.agent.run import RunServices
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode
 
@@ -20,7 +20,7 @@ IN, OUT = 512 * MIB, 256 * MIB
 _SCRIPT = f"#!/bin/sh\nhead -c {OUT} in >out\n"
 
 
-def data(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
+def data(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
     """Compare jobs with a network, jobs without, and copies of the same bytes."""
     with tempfile.TemporaryDirectory(prefix="data-", dir="/var/tmp") as directory:
         given = Path(directory, "in")

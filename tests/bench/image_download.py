@@ -27,7 +27,7 @@ from service_kit import Service, service
 
 from api.serve import make_issuer
 from images.cache import ImageCache
-from images.content import Layout
+from images.content import ContentLayout
 from images.manifest import ImageManifest
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
@@ -99,7 +99,7 @@ def mirror(api: Service, token: str, digest: str, target: Path) -> dict[str, int
     files = {f"{of}/manifest": data}
     sizes: dict[str, int] = {}
     for part in ImageManifest.parse(data, digest).parts():
-        layout = Layout.parse(client.layout(digest, part.digest), part.digest)
+        layout = ContentLayout.parse(client.layout(digest, part.digest), part.digest)
         files[f"{of}/contents/{part.digest}/layout"] = layout.to_bytes()
         for _, segment in layout.stored():
             body = client.segment(digest, segment)

@@ -24,11 +24,11 @@ from service_kit import Service, service
 from start_overhead import execute, step_times
 
 from api.serve import make_issuer
-from images.content import SEGMENT
-from images.lazy.cache import LiveCache
+from images.content import SEGMENT_BYTES
+from images.lazy.cache import LazyImageCache
 from images.manifest import ImageManifest
 from images.store import ImageStore
-from vmjobs.agent.run import Parts
+from vmjobs.agent.run import RunServices
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
@@ -111,7 +111,7 @@ class _Watch:
 
 
 def lazy_start(
-    made: Parts, store: ImageStore, ref: str, kinds: list[HypervisorKind], pairs: int
+    made: RunServices, store: ImageStore, ref: str, kinds: list[HypervisorKind], pairs: int
 ) -> Iterator[Finding]:
     """Compare on the best hypervisor that can start lazily, over each line."""
     kind = next(kind for kind in kinds if kind is not HypervisorKind.UML)
@@ -145,8 +145,8 @@ def _images(root: Path, store: ImageStore, ref: str) -> ImageStore:
         manifest = ImageManifest(root=own.add_file(disk), cmdline=image.cmdline, **common)
         own.tag(name, "latest", own.put_manifest(manifest))
         with disk.open("ab") as file:
-            for _ in range(DATA // SEGMENT if name == ref else 0):
-                file.write(noise.randbytes(SEGMENT))
+            for _ in range(DATA // SEGMENT_BYTES if name == ref else 0):
+                file.write(noise.randbytes(SEGMENT_BYTES))
     disk.unlink()
     return own
 
@@ -164,7 +164,7 @@ def _published(api: Service, store: ImageStore, ref: str) -> tuple[str, int]:
 
 
 def _compare(
-    made: Parts,
+    made: RunServices,
     client: ImageClient,
     digest: str,
     spec: JobSpec,
@@ -205,12 +205,19 @@ def _compare(
 
 
 def start_once(
-    made: Parts, client: ImageClient, digest: str, spec: JobSpec, line: Line, home: Path, *, lazy: bool
+    made: RunServices,
+    client: ImageClient,
+    digest: str,
+    spec: JobSpec,
+    line: Line,
+    home: Path,
+    *,
+    lazy: bool,
 ) -> Start:
     """Start once with nothing in the cache."""
     start = Start()
     with tempfile.TemporaryDirectory(dir=home) as root:
-        cache = LiveCache(Path(root), client)
+        cache = LazyImageCache(Path(root), client)
         ours = replace(made, images=cache, live=cache if lazy else None)
         began = time.monotonic()
         with step_times() as steps:

@@ -40,7 +40,7 @@ from vm_universe import vm_universe
 
 import vmjobs
 from images.store import ImageStore
-from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.cli.node_parts import make_hypervisors, make_run_parts
 from vmjobs.client import Client
 from vmjobs.config import load
 from vmjobs.hypervisor.base import ProbeResult
@@ -95,8 +95,8 @@ def main() -> None:
                 "network_allow": reached,
             }
         )
-        hypervisors = fleet(settings, images)
-        made = parts(settings, images, hypervisors, Path(directory) / "runs")
+        hypervisors = make_hypervisors(settings, images)
+        made = make_run_parts(settings, images, hypervisors, Path(directory) / "runs")
         probes = hypervisors.probe()
         kinds = [probe.kind for probe in probes if probe.works]
         about: dict[str, Any] = _about(probes)

@@ -14,7 +14,7 @@ from functools import partial
 from figures import Finding, compare, in_turns
 from start_overhead import execute
 
-from vmjobs.agent.run import Parts
+from vmjobs.agent.run import RunServices
 from vmjobs.hypervisor.guest_network import MTU
 from vmjobs.hypervisor.outbound import node_addresses
 from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode
@@ -68,7 +68,7 @@ def _serving() -> Iterator[tuple[Server, str, int]]:
             server.shutdown()
 
 
-def guest_network(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
+def guest_network(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
     """Compare a guest's transfers with those of the same program behind slirp4netns."""
     with _serving() as (server, host, port):
         head = f"POST / HTTP/1.0\\r\\nContent-Length: {SIZE}\\r\\n\\r\\n"

@@ -16,7 +16,7 @@ from typing import Any
 from grid_kit import Grid
 
 from vmjobs.hypervisor import procs, sandbox
-from vmjobs.model import ON_NODE, Job, JobState
+from vmjobs.model import ON_NODE_STATES, Job, JobState
 
 HERE = Path(__file__).parent
 #: Seconds between two looks at a job: while its machine lives, and from the machine's end on.
@@ -100,7 +100,7 @@ class _JobWatch:
         """Take in what the API says; find the process once there is one."""
         if self.timed is None and job.state.final:
             self._end(job)
-        elif self.handle is None and job.state in ON_NODE:
+        elif self.handle is None and job.state in ON_NODE_STATES:
             attempt = self._grid.api.events(self.job_id)[-1].attempt
             with suppress(ProcessLookupError):
                 self.handle = next((os.pidfd_open(pid) for pid in _leaders(attempt)), None)
@@ -140,8 +140,8 @@ def _leaders(attempt: str) -> Iterator[int]:
                 f"-{attempt}" in word for word in process.argv if word.startswith(("umid=", "guest="))
             )
             # A sandbox's inner processes have the same words, and one of them a session of its own.
-            kernel = process.leads and Path(process.argv[0]).name == "linux.uml"
-            if named and (kernel or sandbox.leads(process) or "qemu" in process.argv[0]):
+            kernel = process.is_leader and Path(process.argv[0]).name == "linux.uml"
+            if named and (kernel or sandbox.is_leader(process) or "qemu" in process.argv[0]):
                 yield process.pid
 
 

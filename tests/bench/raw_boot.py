@@ -26,15 +26,15 @@ from queue import Queue
 
 from images.store import ImageStore
 from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.inbox import Inbox, Ready
-from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.job_disk import JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.run_events import EventQueue, GuestReady
 from vmjobs.hypervisor import guest_network, sandbox, uml_boot
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, BootImage, Network
-from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, kernel_parameters
 from vmjobs.hypervisor.guest_network import MAC, MTU
 from vmjobs.hypervisor.namespaces import TAP
+from vmjobs.hypervisor.process_launcher import Launcher
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode
 
 BOOT_SECONDS = 120.0
@@ -62,13 +62,13 @@ def lay_disks(directory: Path, spec: JobSpec, digest: str, token: str = "") -> D
     )
     sentinel = secrets.token_hex(16)
     endpoint = f"http://{ENDPOINT_ADDRESS}" if token else ""
-    briefing = Briefing(ticket, endpoint, token, sentinel)
+    job_description = JobDescription(ticket, endpoint, token, sentinel)
     disks = Disks(
         directory / "job.disk", directory / "scratch.disk", directory / "output.disk", sentinel
     )
-    write_job_disk(disks.job, briefing, lambda *_: None)
-    blank_disk(disks.scratch, spec.disk * MIB)
-    blank_disk(disks.output, (spec.disk + 16) * MIB)
+    write_job_disk(disks.job, job_description, lambda *_: None)
+    create_blank_disk(disks.scratch, spec.disk * MIB)
+    create_blank_disk(disks.output, (spec.disk + 16) * MIB)
     return disks
 
 
@@ -81,20 +81,22 @@ def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: P
     with ExitStack() as stack:
         prefix: list[str] = []
         if online:
-            inbox = Inbox()
-            _tell(ready, inbox)
+            event_queue = EventQueue()
+            _tell(ready, event_queue)
             network = connect(stack, spec.network)
-            _serve(stack, network, inbox, directory, token)
-            prefix = sandbox.entering(network.namespace_files)
+            _serve(stack, network, event_queue, directory, token)
+            prefix = sandbox.enter_command(network.namespace_files)
         make = uml if kind is HypervisorKind.UML else _qemu
         argv = [*prefix, *make(image, spec, disks, directory, networked=online)]
         return _time(argv, directory, None if online else disks.sentinel, ready)
 
 
-def _serve(stack: ExitStack, network: Network, inbox: Inbox, directory: Path, token: str) -> None:
-    link = GuestLink(
+def _serve(
+    stack: ExitStack, network: Network, event_queue: EventQueue, directory: Path, token: str
+) -> None:
+    link = GuestSession(
         token=token,
-        inbox=inbox,
+        event_queue=event_queue,
         logs={name: directory / name for name in ("out", "err")},
         max_log=MIB,
         on_log=lambda: None,
@@ -102,10 +104,10 @@ def _serve(stack: ExitStack, network: Network, inbox: Inbox, directory: Path, to
     stack.enter_context(serving(link, network))
 
 
-def _tell(ready: Queue[float], inbox: Inbox) -> None:
+def _tell(ready: Queue[float], event_queue: EventQueue) -> None:
     def work() -> None:
-        while (seen := inbox.next(time.monotonic() + BOOT_SECONDS)) is not None:
-            if isinstance(seen, Ready):
+        while (seen := event_queue.next(time.monotonic() + BOOT_SECONDS)) is not None:
+            if isinstance(seen, GuestReady):
                 ready.put(time.monotonic())
                 return
 
@@ -125,7 +127,7 @@ def uml(
     """The command line of a UML kernel, that one would type."""
     network = [f"vec0:transport=tap,ifname={TAP},gro=1,mac={MAC},mtu={MTU}"] if networked else []
     return [
-        uml_boot.kernel(),
+        uml_boot.find_kernel(),
         *(["seccomp=on"] if uml_boot.OWN_KERNEL.exists() else []),
         f"mem={spec.memory}M",
         *("umid=by-hand", "uml_dir=.", "hostfs=/dev/null", "con=null", "con0=null,fd:1", "noreboot"),

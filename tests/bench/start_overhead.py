@@ -15,8 +15,8 @@ from pathlib import Path
 from figures import Finding, compare, in_turns, spread
 from raw_boot import raw_boot
 
-from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.run import Lease, Parts, Run
+from vmjobs.agent.run import Run, RunLease, RunServices
+from vmjobs.agent.run_events import EventQueue
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report, StreamName
 from vmjobs.terminal import ByteSink
@@ -51,7 +51,7 @@ class _Steps(logging.Handler):
 
 
 def start_overhead(
-    made: Parts, digest: str, kinds: list[HypervisorKind], pairs: int
+    made: RunServices, digest: str, kinds: list[HypervisorKind], pairs: int
 ) -> Iterator[Finding]:
     """Compare for each hypervisor, without network and with the endpoint."""
     for kind in kinds:
@@ -64,7 +64,7 @@ def start_overhead(
             yield _compare(made, digest, spec, count)
 
 
-def _compare(made: Parts, digest: str, spec: JobSpec, pairs: int) -> Finding:
+def _compare(made: RunServices, digest: str, spec: JobSpec, pairs: int) -> Finding:
     kind = spec.hypervisor
     assert kind is not None
     image = made.images.prepare(digest)
@@ -81,7 +81,7 @@ def _compare(made: Parts, digest: str, spec: JobSpec, pairs: int) -> Finding:
     return compare(1, what, seen, TARGETS[kind], measure="agent / by hand", details={"steps": details})
 
 
-def run_once(made: Parts, digest: str, spec: JobSpec) -> float:
+def run_once(made: RunServices, digest: str, spec: JobSpec) -> float:
     """Seconds from the start of a run to a guest that is ready."""
     watch = _Stopwatch()
     began = time.monotonic()
@@ -90,10 +90,10 @@ def run_once(made: Parts, digest: str, spec: JobSpec) -> float:
 
 
 def execute(
-    made: Parts,
+    made: RunServices,
     digest: str,
     spec: JobSpec,
-    lease: Lease | None = None,
+    lease: RunLease | None = None,
     files: Mapping[str, Path] | None = None,
     sinks: Mapping[StreamName, ByteSink] | None = None,
 ) -> Run:
@@ -112,10 +112,10 @@ def execute(
             on_report=lambda report: None,
             sinks=sinks or {},
         )
-        run = Run(job, lease or _Stopwatch(), made, job.job_id, uuid.uuid4().hex, Inbox())
-        verdict = run.execute()
-    if verdict.state is not JobState.COMPLETED:
-        raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")
+        run = Run(job, lease or _Stopwatch(), made, job.job_id, uuid.uuid4().hex, EventQueue())
+        outcome = run.execute()
+    if outcome.state is not JobState.COMPLETED:
+        raise RuntimeError(f"the measured job ended as {outcome.state}: {outcome.reason.message}")
     return run
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from figures import Finding, compare, in_turns
 from start_overhead import execute
 
-from vmjobs.agent.run import Parts
+from vmjobs.agent.run import RunServices
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.hypervisor.uml_boot import DEBIAN_KERNEL
 from vmjobs.local import describe_inputs
@@ -39,7 +39,7 @@ COSTS = ("system call", "fork", "exec", "two processes")
 Seconds = dict[str, float]
 
 
-def uml_kernel(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
+def uml_kernel(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
     """Compare our kernel, both ways, with Debian's; and a computation with the same on the node.
 
     digest: of an image with Pythia.
@@ -64,7 +64,7 @@ def uml_kernel(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
         yield compare(10, "compute, own kernel", both, 1.05, measure="guest / node")
 
 
-def _inside(made: Parts, digest: str, program: Path, driver: UserModeLinux, cpus: int) -> Seconds:
+def _inside(made: RunServices, digest: str, program: Path, driver: UserModeLinux, cpus: int) -> Seconds:
     """What a program measures in a machine; the machine's life, and that of one with Pythia."""
     costs = "#!/bin/sh\nchmod +x kernel_costs\nexec ./kernel_costs\n"
     files = {"kernel_costs": program}
@@ -85,7 +85,7 @@ def _seconds(said: str) -> Seconds:
 
 
 def _run(
-    made: Parts,
+    made: RunServices,
     digest: str,
     script: str,
     files: dict[str, Path],

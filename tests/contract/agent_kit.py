@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from hypervisor_host import wait_until
 
+from vmjobs.agent.outcome import RunOutcome
 from vmjobs.agent.run import Run, RunSettings
-from vmjobs.agent.verdict import Verdict
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, JobState, Report
-from vmjobs.ports import Progress
+from vmjobs.ports import ProgressCallback
 
 SETTINGS = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
 _Job = TypeVar("_Job", bound=LocalJob)
@@ -48,14 +48,16 @@ class Images:
     held: int = 0
     stuck: str = ""
 
-    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+    def prepare(self, digest: str, progress: ProgressCallback | None = None) -> BootImage:
         return self.image
 
-    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
+    def lease(
+        self, digest: str, progress: ProgressCallback | None = None
+    ) -> AbstractContextManager[BootImage]:
         return self._leased(digest, progress)
 
     @contextmanager
-    def _leased(self, digest: str, progress: Progress | None) -> Iterator[BootImage]:
+    def _leased(self, digest: str, progress: ProgressCallback | None) -> Iterator[BootImage]:
         while digest == self.stuck and progress is not None:
             progress(0, 1)
             threading.Event().wait(0.05)
@@ -91,11 +93,11 @@ def job_that(
     )
 
 
-def executed(run: Run, lease: Lease, meddle: Callable[[Run, Lease], None] | None = None) -> Verdict:
+def executed(run: Run, lease: Lease, meddle: Callable[[Run, Lease], None] | None = None) -> RunOutcome:
     """Run a job to its end. meddle: what happens to it meanwhile; it fails where that does not."""
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(meddle, run, lease) if meddle else None
-        verdict = run.execute()
+        outcome = run.execute()
         if other:
             other.result()
-    return verdict
+    return outcome

@@ -7,13 +7,15 @@ from typing import Any
 
 from api_support import Caller
 
-from images.content import SEGMENT, Layout, block_digests, layout_of_bytes
+from images.content import SEGMENT_BYTES, ContentLayout, compute_layout_of_bytes, digest_chunks
 from images.manifest import ImageManifest, Part
-from images.segment import pack
+from images.segment import encode_segment
 
 OCTETS = "application/octet-stream"
 #: A disk whose segments differ: two full ones and a part of one, and a hole in between.
-DISK = b"".join([b"A" * SEGMENT, bytes(SEGMENT), bytes(range(256)) * (SEGMENT // 512)])
+DISK = b"".join(
+    [b"A" * SEGMENT_BYTES, bytes(SEGMENT_BYTES), bytes(range(256)) * (SEGMENT_BYTES // 512)]
+)
 
 
 def open_upload(who: Caller, size: int = 1 << 30) -> str:
@@ -41,24 +43,25 @@ def put_segment(who: Caller, upload: str, digest: bytes, body: bytes) -> Any:
 
 def pieces(data: bytes) -> dict[bytes, bytes]:
     """The content's segments that are not all zeros, by digest."""
-    layout = layout_of_bytes(data)
+    layout = compute_layout_of_bytes(data)
     return {
-        digest: data[number * SEGMENT : (number + 1) * SEGMENT] for number, digest in layout.stored()
+        digest: data[number * SEGMENT_BYTES : (number + 1) * SEGMENT_BYTES]
+        for number, digest in layout.stored()
     }
 
 
-def put_content(who: Caller, upload: str, data: bytes, *, segments: bool = True) -> Layout:
+def put_content(who: Caller, upload: str, data: bytes, *, segments: bool = True) -> ContentLayout:
     """Bring a content."""
-    layout = layout_of_bytes(data)
+    layout = compute_layout_of_bytes(data)
     for digest, piece in pieces(data).items() if segments else ():
-        assert put_segment(who, upload, digest, pack(piece)).status_code in {200, 201}
+        assert put_segment(who, upload, digest, encode_segment(piece)).status_code in {200, 201}
     path = f"/v1/uploads/{upload}/contents/{layout.digest}"
     answer = who("PUT", path, data=layout.to_bytes(), content_type=OCTETS)
     assert answer.status_code == 201, answer.text
     return layout
 
 
-def publication(layout: Layout, upload: str, **wish: Any) -> dict[str, Any]:
+def publication(layout: ContentLayout, upload: str, **wish: Any) -> dict[str, Any]:
     """The body that makes an image of one content."""
     part = Part(digest=layout.digest, size=layout.size)
     manifest = ImageManifest(root=part, **wish.pop("manifest", {}))
@@ -77,4 +80,4 @@ def push(who: Caller, name: str = "muons", data: bytes = DISK, **wish: Any) -> d
 
 def block_list(data: bytes) -> list[bytes]:
     """The digests of one segment's blocks."""
-    return block_digests(memoryview(data))
+    return digest_chunks(memoryview(data))

@@ -17,12 +17,12 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.test import TestResponse
 
 from api.app import create_app
-from api.tokens import USER_SCOPES, Issuer, Scope
+from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import JobAction, JobState, ReasonCode, Report, reason
-from vmjobs.ports import Minter
+from vmjobs.ports import TokenIssuer
 
 ROOT_DISK = bytes(range(256)) * 8192
 ATTEMPT = "a" * 32
@@ -69,7 +69,7 @@ class Site:
     config: Config
     repository: Repository
     queue: Queue
-    issuer: Issuer
+    issuer: ApiTokenIssuer
     image: str
     disk: str
 
@@ -142,7 +142,7 @@ def report_of(state: JobState, **more: Any) -> dict[str, Any]:
     return Report(state=state, reason=why, time=datetime.now(UTC), **more).model_dump(mode="json")
 
 
-def make_site(directory: Path, *, minter: Minter | None = None, **settings: Any) -> Site:
+def make_site(directory: Path, *, token_issuer: TokenIssuer | None = None, **settings: Any) -> Site:
     """A site whose library has one image, ``tiny:latest``."""
     config = Config(data_dir=directory, **settings)
     if config.database_url or config.storage_url or (directory / "vmjobs.db").exists():
@@ -152,8 +152,8 @@ def make_site(directory: Path, *, minter: Minter | None = None, **settings: Any)
         image = prepare_library(directory, "tiny", ROOT_DISK)
         repository = open_repository(config, migrate=False)
     queue = Queue()
-    issuer = Issuer(directory / "keys" / "issuer.pem", config.issuer)
-    app = create_app(config, repository, dispatcher=queue, issuer=issuer, minter=minter)
+    issuer = ApiTokenIssuer(directory / "keys" / "issuer.pem", config.issuer)
+    app = create_app(config, repository, dispatcher=queue, issuer=issuer, token_issuer=token_issuer)
     disk = image.manifest["root"]["digest"]
     return Site(app, config, repository, queue, issuer, image.digest, disk)
 

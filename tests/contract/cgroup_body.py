@@ -9,69 +9,69 @@ import threading
 import time
 from pathlib import Path
 
-from vmjobs.hypervisor.base import BootImage, Machine, MachineLimits
-from vmjobs.hypervisor.cgroup import delegated
-from vmjobs.hypervisor.limits import Holder
+from vmjobs.hypervisor.base import BootImage, VmConfig, VmLimits
+from vmjobs.hypervisor.cgroup import find_delegation
+from vmjobs.hypervisor.cpu_throttle import processor_seconds
+from vmjobs.hypervisor.limit_enforcement import LimitEnforcer
 from vmjobs.hypervisor.procs import children
-from vmjobs.hypervisor.regulator import processor_seconds
 from vmjobs.model import HypervisorKind
 
 GROUP = Path("/sys/fs/cgroup/agent.service")
 DISK = Path("/mnt/disk")
-HOLDER = Holder(HypervisorKind.UML, throttles_disks=False)
+HOLDER = LimitEnforcer(HypervisorKind.UML, throttles_disks=False)
 
 
 def tell(what: str, value: object) -> None:
     sys.stdout.write(f"{what}: {value}\n")
 
 
-def machine(limits: MachineLimits | None) -> Machine:
+def machine(limits: VmLimits | None) -> VmConfig:
     image = BootImage("", DISK / "root")
     image.root.touch()
-    return Machine("vmjobs-1", 1, 64, image, (), DISK / "console", DISK, limits=limits)
+    return VmConfig("vmjobs-1", 1, 64, image, (), DISK / "console", DISK, limits=limits)
 
 
 def processors() -> None:
-    limits = MachineLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1 << 20)
+    limits = VmLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1 << 20)
     tell("unenforced", HOLDER.unenforced(limits, DISK))
-    held = HOLDER.plan(machine(limits))
+    held = HOLDER.plan_limits(machine(limits))
     with subprocess.Popen(["sh", "-c", "(while :; do :; done) & while :; do :; done"]) as busy:
-        HOLDER.hold(held, "vmjobs-1", lambda: [busy.pid, *children(busy.pid)])
+        HOLDER.enforce(held, "vmjobs-1", lambda: [busy.pid, *children(busy.pid)])
         began, before = time.monotonic(), processor_seconds(busy.pid)
         threading.Event().wait(2)
         tell("share", (processor_seconds(busy.pid) - before) / (time.monotonic() - began))
         tell("weight", (GROUP / "vmjobs-1" / "cpu.weight").read_text().strip())
         for pid in (*children(busy.pid), busy.pid):
             os.kill(pid, 9)
-    HOLDER.release("vmjobs-1")
+    HOLDER.remove("vmjobs-1")
 
 
 def disks() -> None:
     write = f"read go; exec dd if=/dev/zero of={DISK}/file bs=64k count=64 oflag=direct status=none"
-    held = HOLDER.plan(machine(MachineLimits(disk_bytes=2 << 20)))
+    held = HOLDER.plan_limits(machine(VmLimits(disk_bytes=2 << 20)))
     with subprocess.Popen(["sh", "-c", write], stdin=subprocess.PIPE) as writer:
-        HOLDER.hold(held, "vmjobs-1", lambda: [writer.pid])
+        HOLDER.enforce(held, "vmjobs-1", lambda: [writer.pid])
         began = time.monotonic()
         writer.communicate(b"go\n")
         tell("writing", time.monotonic() - began)
-    HOLDER.release("vmjobs-1")
-    HOLDER.release("vmjobs-1")
+    HOLDER.remove("vmjobs-1")
+    HOLDER.remove("vmjobs-1")
 
 
 def bounds() -> None:
     """Of a machine that nobody has set limits for."""
     with subprocess.Popen(["sleep", "600"]) as idle:
-        HOLDER.hold(HOLDER.plan(machine(None)), "vmjobs-1", lambda: [idle.pid])
+        HOLDER.enforce(HOLDER.plan_limits(machine(None)), "vmjobs-1", lambda: [idle.pid])
         for name in ("memory.max", "pids.max", "pids.current", "cpu.max"):
             tell(name, (GROUP / "vmjobs-1" / name).read_text().strip())
         idle.kill()
-    HOLDER.release("vmjobs-1")
+    HOLDER.remove("vmjobs-1")
 
 
-tell("before", delegated())
+tell("before", find_delegation())
 os.setxattr(GROUP, "user.delegate", b"1")
 (GROUP / "cgroup.procs").write_text(str(os.getpid()))
-tell("not apart", delegated())
+tell("not apart", find_delegation())
 (GROUP / "agent" / "cgroup.procs").write_text(str(os.getpid()))
 processors()
 disks()

@@ -11,12 +11,19 @@ import pytest
 from repository.clusters.service import Clusters
 from repository.images import Viewer
 from repository.service import Repository
-from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import Applied, Member, MemberOrder, MemberReport, MemberReports, PoolToken
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
+from vmjobs.cluster.wire import (
+    ApplyResult,
+    ClusterVm,
+    ClusterVmOrder,
+    ClusterVmReport,
+    ClusterVmReports,
+    PoolToken,
+)
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
-from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
+from vmjobs.ports import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 
 POOLS = {"site": "site.grid schedd.grid grid", "other": "other.grid other.grid grid"}
 OPERATOR = Viewer("root", admin=True)
@@ -27,7 +34,7 @@ ROOMY = {"cluster_cpus": 100, "cluster_memory": 100000, "cluster_disk": 100000}
 class Mint:
     """Makes tokens that say what was asked for."""
 
-    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+    def mint(self, pool: str, machine: PoolVm, seconds: int) -> PoolToken:
         expires, whose = now() + timedelta(seconds=seconds), f"{machine.name} {machine.incarnation}"
         return PoolToken(token=f"{pool} {whose} {seconds}", identity=machine.id, expires=expires)
 
@@ -42,14 +49,14 @@ class Roll:
 
     def __init__(self, whose: Callable[[str], str]) -> None:
         self._whose = whose
-        self.there: dict[tuple[str, str], PoolMachine] = {}
+        self.there: dict[tuple[str, str], PoolVm] = {}
         self.down = False
         self.probing = ProbeState.RAN
         self.probed: list[set[tuple[str, int]]] = []
         self.withdrawn: list[tuple[str, int]] = []
         self.calls = 0
         self.waiting: dict[str, IdleJobs] = {}
-        self.asked: dict[str, MachineKind] = {}
+        self.asked: dict[str, WorkerVmProfile] = {}
         self.offers: list[str] = []
         self.weighings = 0
 
@@ -57,18 +64,18 @@ class Roll:
         if self.down:
             raise Unavailable("pool", "the collector site.grid does not answer")
 
-    def machines(self) -> list[PoolMachine]:
+    def machines(self) -> list[PoolVm]:
         self.calls += 1
         self._check()
         return list(self.there.values())
 
-    def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
+    def probes(self, machines: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
         self._check()
         asked = {(machine.id, machine.incarnation) for machine in machines}
         self.probed.append(asked)
         return dict.fromkeys(asked, self.probing)
 
-    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
+    def withdraw(self, machines: Sequence[PoolVm]) -> None:
         self._check()
         for machine in machines:
             self.withdrawn.append((machine.name, machine.incarnation))
@@ -76,13 +83,13 @@ class Roll:
             if known is not None and known.incarnation == machine.incarnation:
                 del self.there[machine.name, machine.id]
 
-    def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
+    def idle(self, kinds: Sequence[WorkerVmProfile]) -> dict[str, IdleJobs]:
         self.weighings += 1
         self._check()
         self.asked = {kind.cluster: kind for kind in kinds}
         return {kind.cluster: self.waiting.get(kind.cluster, IdleJobs()) for kind in kinds}
 
-    def offer(self, kinds: Sequence[MachineKind]) -> None:
+    def offer(self, kinds: Sequence[WorkerVmProfile]) -> None:
         self._check()
         self.offers = [kind.cluster for kind in kinds]
 
@@ -92,7 +99,7 @@ class Roll:
 
     def join(self, name: str, incarnation: int = 1, **more: Any) -> None:
         """Have a machine's ad; it is the present member's of that name, if not said otherwise."""
-        machine = PoolMachine(name, incarnation, **{"id": more.get("id") or self._whose(name), **more})
+        machine = PoolVm(name, incarnation, **{"id": more.get("id") or self._whose(name), **more})
         self.there[name, machine.id] = machine
 
 
@@ -149,23 +156,23 @@ class World:
             patch.setattr(what, name, killed)
             self.step()
 
-    def apply(self, spec: ClusterSpec | None = None, **more: Any) -> Applied:
+    def apply(self, spec: ClusterSpec | None = None, **more: Any) -> ApplyResult:
         return self.clusters.apply(OPERATOR, spec or declared(**more))
 
-    def members(self, name: str = "vc") -> dict[str, Member]:
+    def members(self, name: str = "vc") -> dict[str, ClusterVm]:
         return {member.name: member for member in self.clusters.get(name).members}
 
-    def states(self, name: str = "vc") -> dict[str, MemberState]:
+    def states(self, name: str = "vc") -> dict[str, ClusterVmState]:
         return {member.name: member.state for member in self.clusters.get(name).members}
 
-    def orders(self, node: str) -> dict[str, MemberOrder]:
+    def orders(self, node: str) -> dict[str, ClusterVmOrder]:
         return {order.name: order for order in self.clusters.share(node).members}
 
-    def report(self, member: Member, phase: Phase, incarnation: int = 1, **more: Any) -> None:
+    def report(self, member: ClusterVm, phase: Phase, incarnation: int = 1, **more: Any) -> None:
         """Its agent says so."""
-        values = {"code": MemberCode.PROGRESS, "since": now(), **more}
-        told = MemberReport(id=member.id, incarnation=incarnation, phase=phase, **values)
-        self.clusters.take_reports(member.node, MemberReports(reports=(told,)))
+        values = {"code": ClusterVmCode.PROGRESS, "since": now(), **more}
+        told = ClusterVmReport(id=member.id, incarnation=incarnation, phase=phase, **values)
+        self.clusters.store_reports(member.node, ClusterVmReports(reports=(told,)))
 
     def run(self, name: str, incarnation: int = 1, cluster: str = "vc") -> None:
         """Its machine runs, and joins the pool."""
@@ -176,7 +183,7 @@ class World:
         """Have all machines run that are ordered."""
         self.step()
         for name, member in self.members(cluster).items():
-            if member.node and member.goal is Goal.RUN and member.state is not MemberState.UP:
+            if member.node and member.goal is Goal.RUN and member.state is not ClusterVmState.UP:
                 self.run(name, member.incarnation + 1, cluster)
         self.step()
 
@@ -186,7 +193,7 @@ class World:
             for name, order in self.orders(node).items():
                 member = self.members(order.cluster)[name]
                 if order.goal is not Goal.RUN:
-                    self.report(member, Phase.GONE, member.incarnation, code=MemberCode.DRAINED)
+                    self.report(member, Phase.GONE, member.incarnation, code=ClusterVmCode.DRAINED)
         self.step()
 
     def codes(self, name: str = "vc") -> list[tuple[str, str, str]]:

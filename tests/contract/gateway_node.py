@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 
-from vmjobs.cli import gateway_install, gateway_support
+from vmjobs.cli import gateway_common, gateway_install
 from vmjobs.cli.main import main
 from vmjobs.cluster.wire import PoolToken
-from vmjobs.gateway.spec import Gateway, GatewayMachine
+from vmjobs.gateway.spec import Gateway, GatewayVm
 
 SCRIPT = rb"""#!/bin/sh
 trap 'sync; echo frozen-$boots > /job/frozen; sync; echo "vmjobs-gateway: frozen"' USR1
@@ -61,14 +61,12 @@ class CountingKit:
         return {"key": f"the key of {gateway.name}".encode()}
 
     def files(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
         common = (resources.files("condor") / "gateway" / "common.sh").read_bytes()
         return {"script": SCRIPT, "reach": REACH, "secret": secrets["key"], "common.sh": common}
 
-    def token(
-        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
-    ) -> PoolToken:
+    def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
         """One of many, each of which is good for seconds."""
         self.minted += 1
         expires = datetime.now(UTC) + timedelta(seconds=20)
@@ -77,7 +75,7 @@ class CountingKit:
 
 def with_kit(arguments: list[str] | None = None) -> None:
     """``vmjobs`` with this kit."""
-    gateway_support.kit = gateway_install.kit = CountingKit
+    gateway_common.role_kit = gateway_install.role_kit = CountingKit
     main(arguments)
 
 

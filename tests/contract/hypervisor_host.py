@@ -21,9 +21,9 @@ from vmjobs.hypervisor.base import (
     ENDPOINT_PORT,
     BootImage,
     Hypervisor,
-    Machine,
-    MachineState,
     Network,
+    VmConfig,
+    VmState,
 )
 from vmjobs.model import NetworkMode
 
@@ -63,7 +63,7 @@ class Bench:
         self.networks.append(self.driver.open_network(mode, (ENDPOINT_PORT, *doors)))
         return self.networks[-1]
 
-    def machine(self, do: str = "", *words: str, **fields: Any) -> Machine:
+    def machine(self, do: str = "", *words: str, **fields: Any) -> VmConfig:
         """A machine whose guest does ``do``. words: more parameters of its kernel."""
         name = f"vmjobs-test-{secrets.token_hex(6)}"
         self.names.append(name)
@@ -71,22 +71,22 @@ class Bench:
         workdir.mkdir()
         usual = {"cpus": 1, "memory": 192, "image": self.image, "disks": (), "workdir": workdir}
         usual |= {"console": self.directory / f"{name}.console", "cmdline": (f"do={do}", *words)}
-        return Machine(name=name, **{**usual, **self.fields, **fields})
+        return VmConfig(name=name, **{**usual, **self.fields, **fields})
 
-    def start(self, do: str, words: str, **fields: Any) -> Machine:
+    def start(self, do: str, words: str, **fields: Any) -> VmConfig:
         """Start a machine, and wait until its guest says these words."""
         machine = self.machine(do, **fields)
         self.driver.start(machine)
         self.until(machine, words)
         return machine
 
-    def until(self, machine: Machine, words: str) -> None:
+    def until(self, machine: VmConfig, words: str) -> None:
         """Wait until a guest has said these words."""
         wait_until(lambda: words in said(machine.console), BOOT, f"the guest says {words}")
 
-    def end(self, machine: Machine) -> str:
+    def end(self, machine: VmConfig) -> str:
         """Wait until a machine has ended by itself; its console."""
-        assert self.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+        assert self.driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
         return said(machine.console)
 
     def run(self, do: str, *words: str, **fields: Any) -> str:

@@ -18,12 +18,12 @@ from hypervisor_host import wait_until
 from repository_kit import ADMIN, push
 
 from images.cache import ImageCache
-from images.content import BLOCK
-from images.lazy.cache import LiveCache
-from images.segment import head_size
+from images.content import CHUNK_BYTES
+from images.lazy.cache import LazyImageCache
+from images.segment import header_size
 from vmjobs.client import ImageClient, Retries
-from vmjobs.hypervisor.nbd_plugin import Disk
-from vmjobs.ports import LiveImage
+from vmjobs.hypervisor.nbd_plugin import LazyDiskReader
+from vmjobs.ports import LazyImage
 
 #: For what takes a moment, on a machine that has other work as well; in seconds.
 DEADLINE = 60.0
@@ -64,7 +64,7 @@ class Gate:
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         found = SEGMENT_PATH.fullmatch(environ["PATH_INFO"])
         wanted = environ.get("HTTP_RANGE", "")
-        head = wanted.startswith("bytes=0-") and int(wanted.rpartition("-")[2]) < head_size(128)
+        head = wanted.startswith("bytes=0-") and int(wanted.rpartition("-")[2]) < header_size(128)
         if found:
             with self.changed:
                 assert self.changed.wait_for(lambda: self.let > 0, DEADLINE)
@@ -129,9 +129,9 @@ class Place:
         """The node's cache as an ordinary one."""
         return ImageCache(self.root, self.fetcher(), **more)
 
-    def cache(self, **more: Any) -> LiveCache:
+    def cache(self, **more: Any) -> LazyImageCache:
         """The node's cache."""
-        return LiveCache(self.root, self.fetcher(), **more)
+        return LazyImageCache(self.root, self.fetcher(), **more)
 
     def fetcher(self) -> ImageClient:
         """The API as the node uses it."""
@@ -153,8 +153,8 @@ def place_at(directory: Path) -> Iterator[Place]:
 class Machine:
     """A machine's look at its root disk, as its block server has it."""
 
-    image: LiveImage
-    disk: Disk
+    image: LazyImage
+    disk: LazyDiskReader
     errors: list[Exception]
 
     def read(self, offset: int, length: int) -> bytes:
@@ -163,17 +163,17 @@ class Machine:
         self.disk.read(buffer, offset)
         return bytes(buffer)
 
-    def read_all(self, step: int = BLOCK) -> bytes:
+    def read_all(self, step: int = CHUNK_BYTES) -> bytes:
         """All of them, in order."""
         size = self.disk.size
         return b"".join(self.read(at, min(step, size - at)) for at in range(0, size, step))
 
 
 @contextmanager
-def machine(cache: LiveCache, digest: str, socket: Path) -> Iterator[Machine]:
+def machine(cache: LazyImageCache, digest: str, socket: Path) -> Iterator[Machine]:
     """A machine of an image that is still on its way."""
     errors: list[Exception] = []
     with cache.live(digest, socket, errors.append) as image:
         assert image.image.live is not None
         assert image.image.live.socket == socket
-        yield Machine(image, Disk(str(socket)), errors)
+        yield Machine(image, LazyDiskReader(str(socket)), errors)

@@ -17,11 +17,11 @@ from agent_kit import SETTINGS, Lease, executed, job_that
 from hypervisor_guest import BEGIN
 
 from images.cache import ImageCache
-from images.lazy.cache import LiveCache
-from vmjobs.agent.inbox import Inbox
+from images.lazy.cache import LazyImageCache
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run import Parts, Run, RunSettings
-from vmjobs.agent.verdict import Verdict
+from vmjobs.agent.outcome import RunOutcome
+from vmjobs.agent.run import Run, RunServices, RunSettings
+from vmjobs.agent.run_events import EventQueue
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
@@ -62,16 +62,18 @@ class Node:
     def start(self, do: str, **fields: object) -> tuple[Run, Lease, Path]:
         """A run to be executed, who hears of it, and where its outputs come."""
         job = job_that(do, self.folder, LocalJob, self.image, **{"exit": "poweroff", **fields})
-        live = self.cache if isinstance(self.cache, LiveCache) else None
+        live = self.cache if isinstance(self.cache, LazyImageCache) else None
         journal = Journal(self.folder / "runs")
-        parts = Parts(self.cache, lambda *_, **__: self.driver, journal, self.settings, live=live)
+        services = RunServices(
+            self.cache, lambda *_, **__: self.driver, journal, self.settings, live=live
+        )
         lease = Lease()
-        run = Run(job, lease, parts, job.job_id, uuid.uuid4().hex, Inbox())
+        run = Run(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue())
         return run, lease, job.output_directory
 
     def run(
         self, do: str, meddle: Callable[[Run, Lease], None] | None = None, **fields: object
-    ) -> tuple[Verdict, Path]:
+    ) -> tuple[RunOutcome, Path]:
         """Run a job to its end; and where its outputs are. meddle: what happens to it meanwhile."""
         run, lease, outputs = self.start(do, **fields)
         return executed(run, lease, meddle), outputs
@@ -80,7 +82,7 @@ class Node:
 def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
     """Run one job, and say when its machine runs."""
     fetcher = ImageClient(url, token, retries=Retries(deadline=2.0))
-    node = Node(Path(folder), LiveCache(Path(folder) / "images", fetcher), qemu(), image)
+    node = Node(Path(folder), LazyImageCache(Path(folder) / "images", fetcher), qemu(), image)
     run, lease, _ = node.start(do)
     told: Callable[[Report], None] = lease.progress
 

@@ -20,26 +20,26 @@ from hypervisor_host import wait_until
 
 from images.build import build
 from images.store import ImageStore
-from vmjobs.agent.journal import machine_prefix
-from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.agent.members.keeper import keeping
-from vmjobs.agent.members.parts import MemberParts, MemberSettings
-from vmjobs.agent.members.telling import Reporter, Shipper
-from vmjobs.cluster.member import Goal, Phase
+from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
+from vmjobs.agent.cluster_vms.reconciler import running_reconciler
+from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings
+from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
+from vmjobs.agent.journal import vm_name_prefix
+from vmjobs.cluster.vm_state import Goal, Phase
 from vmjobs.cluster.wire import (
-    MemberOrder,
-    MemberReport,
-    MemberReports,
-    NodeShare,
+    Assignment,
+    ClusterVmOrder,
+    ClusterVmReport,
+    ClusterVmReports,
     PoolAddress,
     PoolToken,
 )
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.hypervisor import helpers, procs, sandbox
+from vmjobs.hypervisor import helper_processes, procs, sandbox
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, now
-from vmjobs.ports import ImageSource, ShareSource
+from vmjobs.ports import AssignmentSource, ImageSource
 
 ROOT = Path(__file__).parents[2]
 UML = UserModeLinux()
@@ -72,7 +72,7 @@ def member_guest() -> BootImage:
     return store.prepare(build("generic", store, ROOT / "build" / "work").digest)
 
 
-def order(number: int = 0, **fields: object) -> MemberOrder:
+def order(number: int = 0, **fields: object) -> ClusterVmOrder:
     """A machine that is to run."""
     values: dict[str, object] = {
         "id": f"{number:032x}",
@@ -88,7 +88,7 @@ def order(number: int = 0, **fields: object) -> MemberOrder:
         "boot_seconds": 60,
         "drain_seconds": 60,
     }
-    return MemberOrder.model_validate({**values, **fields})
+    return ClusterVmOrder.model_validate({**values, **fields})
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Kit:
 
     more: str = ""
 
-    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+    def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         who = f"{order.name} ({incarnation})\n"
         return {"script": SCRIPT, "who": who.encode(), "more": self.more.encode()}
 
@@ -114,9 +114,9 @@ class Service:
     refusal: VMJobsError | None = None
     _changed: threading.Event = field(default_factory=threading.Event)
 
-    def wants(self, revision: int, *orders: MemberOrder) -> None:
+    def wants(self, revision: int, *orders: ClusterVmOrder) -> None:
         """From now on the node is to have these."""
-        share = NodeShare(revision=revision, members=orders)
+        share = Assignment(revision=revision, members=orders)
         (self.folder / "new").write_text(share.model_dump_json())
         (self.folder / "new").rename(self.folder / "share")
 
@@ -127,22 +127,22 @@ class Service:
         (self.folder / "away").unlink()
 
     @property
-    def reports(self) -> list[MemberReport]:
+    def reports(self) -> list[ClusterVmReport]:
         """All that was told, in order."""
         told = self.folder / "reports"
         lines = told.read_text().splitlines() if told.exists() else []
-        bodies = (MemberReports.model_validate_json(line) for line in lines)
+        bodies = (ClusterVmReports.model_validate_json(line) for line in lines)
         return [report for body in bodies for report in body.reports]
 
-    def told(self, number: int = 0) -> list[MemberReport]:
+    def told(self, number: int = 0) -> list[ClusterVmReport]:
         """What was told of a member, the last first."""
         return [report for report in reversed(self.reports) if report.id == f"{number:032x}"]
 
-    def last(self, number: int = 0) -> MemberReport:
+    def last(self, number: int = 0) -> ClusterVmReport:
         """What was told last of a member."""
         return self.told(number)[0]
 
-    def ended(self, incarnation: int = 1) -> MemberReport:
+    def ended(self, incarnation: int = 1) -> ClusterVmReport:
         """What was told first of the end of a member's machine."""
         ends = [r for r in self.reports if r.phase is Phase.WAITING and r.incarnation == incarnation]
         return ends[0]
@@ -156,7 +156,7 @@ class Service:
         """Until a member is said to be there."""
         self.wait(lambda last: last.phase is phase, f"it is {phase}", number)
 
-    def wait(self, fits: Callable[[MemberReport], bool], what: str, number: int = 0) -> None:
+    def wait(self, fits: Callable[[ClusterVmReport], bool], what: str, number: int = 0) -> None:
         """Until what was told last of a member fits."""
         wait_until(lambda: any(map(fits, self.told(number)[:1])), SECONDS, what)
 
@@ -166,16 +166,16 @@ class Service:
 
     # what a node asks
 
-    def share(self, seen: int, wait: float) -> NodeShare:
+    def share(self, seen: int, wait: float) -> Assignment:
         deadline = time.monotonic() + min(wait, 2.0)
         while True:
             self._here()
-            share = NodeShare.model_validate_json((self.folder / "share").read_bytes())
+            share = Assignment.model_validate_json((self.folder / "share").read_bytes())
             if share.revision != seen or time.monotonic() > deadline:
                 return share
             self._changed.wait(0.05)
 
-    def report(self, reports: MemberReports) -> None:
+    def report(self, reports: ClusterVmReports) -> None:
         self._here()
         with (self.folder / "reports").open("a") as file:
             file.write(reports.model_dump_json() + "\n")
@@ -205,23 +205,23 @@ class Service:
 
 def member_parts(
     folder: Path,
-    service: ShareSource,
+    service: AssignmentSource,
     images: ImageSource | None = None,
     silence: float = 120.0,
     more: str = "",
-) -> MemberParts:
+) -> ClusterVmServices:
     """A node's. images: the guest's alone if there are none."""
-    reporter = Reporter(service, heartbeat=1.0)
-    return MemberParts(
+    reporter = StatusReporter(service, heartbeat=1.0)
+    return ClusterVmServices(
         images=images or Images(member_guest()),
         choose=lambda *_, **__: UML,
         drivers={HypervisorKind.UML: UML},
-        journal=MemberJournal(folder),
+        journal=ClusterVmJournal(folder),
         source=service,
         reporter=reporter,
-        shipper=Shipper(service, reporter),
+        console_uploader=ConsoleUploader(service, reporter),
         kit=Kit(more),
-        settings=MemberSettings(max_console=MIB, silence_seconds=silence),
+        settings=ClusterVmSettings(max_console=MIB, silence_seconds=silence),
     )
 
 
@@ -239,53 +239,53 @@ def service(tmp_path: Path) -> Service:
 
 
 @pytest.fixture
-def new_parts(tmp_path: Path, service: Service) -> Iterator[Callable[..., MemberParts]]:
+def new_parts(tmp_path: Path, service: Service) -> Iterator[Callable[..., ClusterVmServices]]:
     """Makes the parts of the node, for each agent that it has, one after the other."""
     yield partial(member_parts, tmp_path / "members", service)
-    clear(machine_prefix(tmp_path / "members"))
+    clear(vm_name_prefix(tmp_path / "members"))
 
 
 @pytest.fixture
-def parts(new_parts: Callable[..., MemberParts]) -> MemberParts:
+def parts(new_parts: Callable[..., ClusterVmServices]) -> ClusterVmServices:
     return new_parts()
 
 
 #: The node at work, as long as the context lasts.
-kept = keeping
+kept = running_reconciler
 
 
-def machine_pids(parts: MemberParts) -> list[int]:
+def machine_pids(parts: ClusterVmServices) -> list[int]:
     """The processes that are the node's machines."""
     umid = f"umid={parts.journal.prefix}"
     return [
         process.pid
         for process in procs.scan()
-        if process.leads and any(word.startswith(umid) for word in process.argv)
+        if process.is_leader and any(word.startswith(umid) for word in process.argv)
     ]
 
 
-def machine_pid(parts: MemberParts) -> int | None:
+def machine_pid(parts: ClusterVmServices) -> int | None:
     """The process that is the node's only machine."""
     return next(iter(machine_pids(parts)), None)
 
 
-def kernel_pid(parts: MemberParts) -> int:
+def kernel_pid(parts: ClusterVmServices) -> int:
     """The process in it that is the guest's kernel."""
     first = procs.read(machine_pid(parts) or 0)
     assert first is not None
-    return sandbox.innermost(first)[0].pid if sandbox.leads(first) else first.pid
+    return sandbox.inner_processes(first)[0].pid if sandbox.is_leader(first) else first.pid
 
 
-def remains(parts: MemberParts) -> list[str]:
+def remains(parts: ClusterVmServices) -> list[str]:
     """Processes and directories of members."""
     prefix = parts.journal.prefix
     names = [name for name in UML.list() if name.startswith(prefix)]
-    helped = [helpers.machine_of(process) for process in procs.scan()]
+    helped = [helper_processes.vm_of(process) for process in procs.scan()]
     folders = [path.name for path in parts.journal.root.iterdir() if path.is_dir()]
     return [*names, *(name for name in helped if name.startswith(prefix)), *folders]
 
 
-def assert_forgotten(parts: MemberParts, service: Service, revision: int) -> None:
+def assert_forgotten(parts: ClusterVmServices, service: Service, revision: int) -> None:
     """Once the service wants no machine any more, nothing is left of any."""
     service.wants(revision)
     wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")

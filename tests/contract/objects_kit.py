@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repository.objects import ObjectStore, open_objects
-from repository.objects.s3 import PART
+from repository.objects.s3 import PART_BYTES
 from vmjobs.config import Config
 
 #: More than S3 takes in one piece here; the writer below stops in the middle of it.
-LARGE = 3 * PART
+LARGE = 3 * PART_BYTES
 
 _WRITER = """
 import sys

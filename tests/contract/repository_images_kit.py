@@ -7,9 +7,15 @@ from typing import Any
 
 from repository_kit import push, send
 
-from images.content import SEGMENT, Layout, block_digests, layout_of_bytes, segment_digest
+from images.content import (
+    SEGMENT_BYTES,
+    ContentLayout,
+    compute_layout_of_bytes,
+    digest_chunks,
+    segment_digest,
+)
 from images.manifest import ImageManifest, Part
-from images.segment import pack
+from images.segment import encode_segment
 from repository.images import Images, Viewer
 from vmjobs.wire import ImageDetail
 
@@ -26,16 +32,16 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 def pieces(data: bytes) -> list[tuple[bytes, bytes]]:
     """The segments of a content: digest and bytes."""
-    cut = [data[begin : begin + SEGMENT] for begin in range(0, len(data), SEGMENT)]
-    return [(segment_digest(block_digests(memoryview(piece))), piece) for piece in cut]
+    cut = [data[begin : begin + SEGMENT_BYTES] for begin in range(0, len(data), SEGMENT_BYTES)]
+    return [(segment_digest(digest_chunks(memoryview(piece))), piece) for piece in cut]
 
 
 def packed(piece: bytes, absent: list[int] | None = None) -> bytes:
     """A segment as it is sent."""
-    return pack(piece, absent=absent or [])
+    return encode_segment(piece, absent=absent or [])
 
 
-def manifest_of(layout: Layout, **more: Any) -> dict[str, Any]:
+def manifest_of(layout: ContentLayout, **more: Any) -> dict[str, Any]:
     """A manifest of an image with this root disk."""
     image = ImageManifest(root=Part(digest=layout.digest, size=layout.size), **more)
     return image.model_dump(mode="json", by_alias=True)
@@ -58,6 +64,6 @@ def stored(images: Images) -> list[str]:
     return [info.key for info in images.objects.keys("segments")]
 
 
-def layout(data: bytes) -> Layout:
+def layout(data: bytes) -> ContentLayout:
     """The layout of some bytes."""
-    return layout_of_bytes(data)
+    return compute_layout_of_bytes(data)

@@ -19,13 +19,19 @@ from typing import Any, Final
 from repository_images_kit import noise, pieces, sweeper
 from repository_kit import submission
 
-from images.content import BLOCK, SEGMENT, Layout, block_digests, layout_of_bytes
+from images.content import (
+    CHUNK_BYTES,
+    SEGMENT_BYTES,
+    ContentLayout,
+    compute_layout_of_bytes,
+    digest_chunks,
+)
 from images.manifest import ImageManifest, Part
-from images.segment import pack
+from images.segment import encode_segment
 from repository.images import Images, Viewer
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
-from vmjobs.errors import Forbidden, ImageInUse, InvalidSpec, MissingBlocks, NotFound, VMJobsError
+from vmjobs.errors import Forbidden, ImageInUse, InvalidSpec, MissingChunks, NotFound, VMJobsError
 from vmjobs.wire import Publication
 
 USERS: Final = ("ada", "bob", "eve")
@@ -43,15 +49,21 @@ STOP: Final = -1
 @cache
 def disk(seed: int) -> bytes:
     """One of a few disks that share blocks and segments: few bytes, and many zeros."""
-    begin = noise(3 * BLOCK, seed % 3) + noise(BLOCK, seed)
-    middle = noise(2 * BLOCK, 100 + seed % 2)
-    return begin + bytes(SEGMENT - len(begin)) + middle + bytes(SEGMENT - len(middle)) + noise(99, seed)
+    begin = noise(3 * CHUNK_BYTES, seed % 3) + noise(CHUNK_BYTES, seed)
+    middle = noise(2 * CHUNK_BYTES, 100 + seed % 2)
+    return (
+        begin
+        + bytes(SEGMENT_BYTES - len(begin))
+        + middle
+        + bytes(SEGMENT_BYTES - len(middle))
+        + noise(99, seed)
+    )
 
 
 @cache
-def layout_of(seed: int) -> Layout:
+def layout_of(seed: int) -> ContentLayout:
     """The layout of a disk."""
-    return layout_of_bytes(disk(seed))
+    return compute_layout_of_bytes(disk(seed))
 
 
 @cache
@@ -85,7 +97,7 @@ class Worker:
         try:
             action(viewer)
             self.done[action.__name__] += 1
-        except (NotFound, Forbidden, MissingBlocks, ImageInUse, InvalidSpec) as error:
+        except (NotFound, Forbidden, MissingChunks, ImageInUse, InvalidSpec) as error:
             self.done[f"{action.__name__}: {error.code}"] += 1
 
     def push(self, viewer: Viewer) -> None:
@@ -144,14 +156,14 @@ class Worker:
         return upload
 
     def _put(self, viewer: Viewer, upload: str, digest: bytes, piece: bytes) -> None:
-        blocks = block_digests(memoryview(piece))
-        missing = self.images.missing_blocks(viewer, upload, blocks)
+        blocks = digest_chunks(memoryview(piece))
+        missing = self.images.missing_chunks(viewer, upload, blocks)
         here = [number for number, is_missing in enumerate(missing) if not is_missing]
         try:
-            self.images.put_segment(viewer, upload, digest, pack(piece, blocks, here))
-        except MissingBlocks:
+            self.images.put_segment(viewer, upload, digest, encode_segment(piece, blocks, here))
+        except MissingChunks:
             self.done["blocks went"] += 1
-            self.images.put_segment(viewer, upload, digest, pack(piece, blocks))
+            self.images.put_segment(viewer, upload, digest, encode_segment(piece, blocks))
 
     def _name(self) -> str:
         return self.random.choice("abc")

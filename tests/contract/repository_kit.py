@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from images.content import SEGMENT, Layout, layout_of_bytes
+from images.content import SEGMENT_BYTES, ContentLayout, compute_layout_of_bytes
 from images.manifest import ImageManifest, Part
-from images.segment import pack
+from images.segment import encode_segment
 from repository.database import Database
-from repository.dispatch import Dispatch
+from repository.dispatcher import DispatchContext
 from repository.images import LIBRARY, Images, Viewer
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
@@ -101,15 +101,15 @@ def _migrated() -> bytes:
         return path.read_bytes()
 
 
-def send(images: Images, viewer: Viewer, upload: str, data: bytes) -> Layout:
+def send(images: Images, viewer: Viewer, upload: str, data: bytes) -> ContentLayout:
     """Bring a content, as a client does."""
-    layout = layout_of_bytes(data)
+    layout = compute_layout_of_bytes(data)
     stored = dict(layout.stored())
     answers = images.missing_segments(viewer, upload, list(stored.values()))
     for (number, digest), missing in zip(stored.items(), answers, strict=True):
         if missing:
-            piece = data[number * SEGMENT : (number + 1) * SEGMENT]
-            images.put_segment(viewer, upload, digest, pack(piece))
+            piece = data[number * SEGMENT_BYTES : (number + 1) * SEGMENT_BYTES]
+            images.put_segment(viewer, upload, digest, encode_segment(piece))
     images.put_content(viewer, upload, layout.digest, layout.to_bytes())
     return layout
 
@@ -221,8 +221,8 @@ class Ledger:
         self.forgotten.append(array)
 
 
-def dispatcher(repository: Repository, scheduler: Ledger) -> Dispatch:
-    return Dispatch(repository, scheduler, lambda job, owner, _: f"token {job} {owner}")
+def dispatch_context(repository: Repository, scheduler: Ledger) -> DispatchContext:
+    return DispatchContext(repository, scheduler, lambda job, owner, _: f"token {job} {owner}")
 
 
 def submission(count: int = 1, **changes: object) -> Submission:

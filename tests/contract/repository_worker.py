@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repository.clusters.service import Clusters
-from repository.dispatch import Dispatch
+from repository.dispatcher import DispatchContext
 from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
 from vmjobs.config import Config
@@ -17,10 +17,10 @@ from vmjobs.ports import (
     BatchJob,
     BatchStatus,
     IdleJobs,
-    MachineKind,
     Observation,
-    PoolMachine,
+    PoolVm,
     ProbeState,
+    WorkerVmProfile,
 )
 
 
@@ -65,32 +65,32 @@ class Eager:
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters
 
-    def machines(self) -> list[PoolMachine]:
+    def machines(self) -> list[PoolVm]:
         return [
-            PoolMachine(member.name, member.incarnation, member.id)
+            PoolVm(member.name, member.incarnation, member.id)
             for cluster in self._clusters.list()
             for member in self._clusters.get(cluster.name).members
         ]
 
-    def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
+    def probes(self, machines: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
         return {(machine.id, machine.incarnation): ProbeState.RAN for machine in machines}
 
-    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
+    def withdraw(self, machines: Sequence[PoolVm]) -> None:
         """Nothing is kept."""
 
-    def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
+    def idle(self, kinds: Sequence[WorkerVmProfile]) -> dict[str, IdleJobs]:
         return {kind.cluster: IdleJobs() for kind in kinds}
 
-    def offer(self, kinds: Sequence[MachineKind]) -> None:
+    def offer(self, kinds: Sequence[WorkerVmProfile]) -> None:
         """Nothing is shown."""
 
 
 def main(file: str, queue: str) -> None:
     config = Config.model_validate(json.loads(Path(file).read_text()))
 
-    def factory() -> Dispatch:
+    def factory() -> DispatchContext:
         repository = open_repository(config, migrate=False)
-        return Dispatch(
+        return DispatchContext(
             repository,
             Directory(Path(queue)),
             lambda *_: "token",

@@ -22,7 +22,7 @@ from api_support import serving
 from werkzeug.wrappers import Response
 
 from vmjobs.agent.server import Agent, CondorJobServices, listening
-from vmjobs.agent.starter import starter_of
+from vmjobs.agent.starter import find_starter
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import JobFinal, Unauthenticated, VMJobsError
 from vmjobs.model import ExitChannel, ExitStatus, JobState, Node, ReasonCode, Report, now, reason
@@ -147,7 +147,9 @@ def place(service: Service) -> Iterator[Place]:
             return Node(name="here", cpus=1, memory=1, disk=1, running=running, updated=now())
 
         parts: Any = SimpleNamespace(settings=SimpleNamespace(node="here"))
-        condor_jobs = CondorJobServices(folder / "handed", 1024, str, partial(starter_of, trusted={0}))
+        condor_jobs = CondorJobServices(
+            folder / "handed", 1024, str, partial(find_starter, trusted={0})
+        )
         with listening(folder / "s", Agent(parts, open_job, describe, condor_jobs).serve):
             yield Place(folder)
 

@@ -19,17 +19,17 @@ from agent_kit import Images, Lease
 from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
 
-from images.carrier import Carrier
+from images.file_transfer import ChunkedFileTransfer
 from images.store import ImageStore
-from repository.images.keeping import Checkpoint, checkpoint_of
+from repository.images.retention import Checkpoint, checkpoint_of
 from vmjobs.agent import endpoint
-from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Journal, sweep
-from vmjobs.agent.run import Parts, Run, RunSettings
-from vmjobs.agent.verdict import Verdict
+from vmjobs.agent.outcome import RunOutcome
+from vmjobs.agent.run import Run, RunServices, RunSettings
+from vmjobs.agent.run_events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import HypervisorError, Unavailable
-from vmjobs.hypervisor.base import Hypervisor, Machine, MachineState
+from vmjobs.hypervisor.base import Hypervisor, VmConfig, VmState
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, StreamName
 from vmjobs.ports import ContentReceiver
@@ -82,30 +82,30 @@ class Node:
     folder: Path
     job: str
     driver: Hypervisor
-    carrier: Carrier = field(default_factory=Carrier)
+    carrier: ChunkedFileTransfer = field(default_factory=ChunkedFileTransfer)
     lease: Lease = field(default_factory=Lease)
-    verdict: Verdict | None = None
+    outcome: RunOutcome | None = None
 
     def __post_init__(self) -> None:
         store = ImageStore(ROOT / "build" / "images")
         image = store.prepare(store.resolve("generic"))
         journal = Journal(self.folder / "runs")
         settings = RunSettings("here", 16 * MIB, 16 * MIB, grace_seconds=3)
-        parts = Parts(Images(image), self._choose, journal, settings, carrier=self.carrier)
+        services = RunServices(Images(image), self._choose, journal, settings, carrier=self.carrier)
         token = self.site.issuer.job_token(self.job, "ada")
         source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=2.0))
-        self.run = Run(source, self.lease, parts, self.job, secrets.token_hex(16), Inbox())
+        self.run = Run(source, self.lease, services, self.job, secrets.token_hex(16), EventQueue())
         self._thread = threading.Thread(target=self._execute)
         self._thread.start()
 
     def _execute(self) -> None:
-        self.verdict = self.run.execute()
+        self.outcome = self.run.execute()
 
     def _choose(self, *_: object, **__: object) -> Hypervisor:
         return self.driver
 
     def signal(self, number: int) -> None:
-        self.run.inbox.put(SignalSent(number))
+        self.run.event_queue.put(SignalSent(number))
 
     def wait(self) -> None:
         self._thread.join(180)
@@ -122,15 +122,15 @@ class Node:
     def _has_run(self) -> bool:
         return self.lease.reached(S.RUNNING) or not self._thread.is_alive()
 
-    def ended(self) -> Verdict:
+    def ended(self) -> RunOutcome:
         """Its end; nothing is left of it."""
         self.wait()
-        assert self.verdict is not None
-        journal = self.run.parts.journal
+        assert self.outcome is not None
+        journal = self.run.services.journal
         assert list(journal.root.iterdir()) == []
         assert sweep(journal, {self.driver.kind: self.driver}) == []
         assert self.run.machine not in self.driver.list()
-        return self.verdict
+        return self.outcome
 
 
 @dataclass
@@ -149,15 +149,19 @@ class Place:
             script=script, outputs=["numbers", "clock"], run_seconds=120, **spec
         )
 
-    def node(self, driver: Hypervisor | None = None, carrier: Carrier | None = None) -> Node:
+    def node(
+        self, driver: Hypervisor | None = None, carrier: ChunkedFileTransfer | None = None
+    ) -> Node:
         """Have a node run the job."""
         folder = self.folder / f"node{len(self.nodes)}"
         driver = driver or Qemu()
-        made = Node(self.site, self.url, folder, self.job, driver, carrier or Carrier())
+        made = Node(self.site, self.url, folder, self.job, driver, carrier or ChunkedFileTransfer())
         self.nodes.append(made)
         return self.nodes[-1]
 
-    def leaves(self, driver: Hypervisor | None = None, carrier: Carrier | None = None) -> Verdict:
+    def leaves(
+        self, driver: Hypervisor | None = None, carrier: ChunkedFileTransfer | None = None
+    ) -> RunOutcome:
         """Have a node run the job, and tell it to leave once it counts; how that ended."""
         node = self.node(driver, carrier)
         self.counts()
@@ -219,10 +223,10 @@ def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
     for _ in range(2):
         node = place.node()
         place.counts(beyond=max(place.out(), default=0) + 3)
-        assert node.run.link.former == ""
-        assert node.run.link.token not in tokens
-        assert not any(node.run.link.admits(f"Bearer {token}") for token in tokens)
-        tokens.append(node.run.link.token)
+        assert node.run.guest_session.former == ""
+        assert node.run.guest_session.token not in tokens
+        assert not any(node.run.guest_session.accepts(f"Bearer {token}") for token in tokens)
+        tokens.append(node.run.guest_session.token)
         for _ in range(3):
             node.signal(15)
         left = node.ended()
@@ -301,7 +305,7 @@ def test_a_machine_that_could_not_send_all_is_not_saved(
 
     with monkeypatch.context() as patched:
         patched.setattr(endpoint, "_append", full)
-        wait_until(lambda: bool(first.run.link.lost), 20, "something is lost")
+        wait_until(lambda: bool(first.run.guest_session.lost), 20, "something is lost")
         first.signal(15)
         left = first.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
@@ -314,24 +318,26 @@ def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> No
     place.submit()
     node = place.node()
     place.counts()
-    assert node.run.link.hush(10.0)
+    assert node.run.guest_session.quiesce(10.0)
     threading.Event().wait(PATIENCE + 5.0)
     assert max(place.out()) < LAST
-    node.run.link.speak()
+    node.run.guest_session.resume()
     assert node.ended().state is S.COMPLETED
     place.check_counted()
     assert len(place.output("numbers").splitlines()) == LAST
 
 
-class Carrying(Carrier):
+class Carrying(ChunkedFileTransfer):
     """Does this before each file that it sends."""
 
     def __init__(self, before: Callable[[Callable[[], None]], None]) -> None:
         self._before = before
 
-    def send(self, path: Path, receiver: ContentReceiver, heed: Callable[[], None]) -> tuple[str, int]:
-        self._before(heed)
-        return super().send(path, receiver, heed)
+    def send(
+        self, path: Path, receiver: ContentReceiver, check_cancelled: Callable[[], None]
+    ) -> tuple[str, int]:
+        self._before(check_cancelled)
+        return super().send(path, receiver, check_cancelled)
 
 
 @pytest.mark.soak
@@ -352,20 +358,20 @@ def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place
 @pytest.mark.soak_for("why1")
 @pytest.mark.parametrize("why", [SignalSent(2), LeaseLost()])
 def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
-    place: Place, why: Observation
+    place: Place, why: RunEvent
 ) -> None:
     sending = threading.Event()
 
-    def wait(heed: Callable[[], None]) -> None:
+    def wait(check_cancelled: Callable[[], None]) -> None:
         sending.set()
-        wait_until(lambda: heed() is not None, 60, "somebody to say that it is in vain")
+        wait_until(lambda: check_cancelled() is not None, 60, "somebody to say that it is in vain")
 
     place.submit()
     node = place.node(carrier=Carrying(wait))
     place.counts()
     node.signal(15)
     assert sending.wait(60)
-    node.run.inbox.put(why)
+    node.run.event_queue.put(why)
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     assert place.checkpoint() is None
@@ -376,7 +382,7 @@ class Late(Qemu):
 
     def save(self, name: str, path: Path) -> None:
         self.saves.set()
-        wait_until(lambda: self.state(name) is MachineState.GONE, 60, "the machine to be gone")
+        wait_until(lambda: self.state(name) is VmState.GONE, 60, "the machine to be gone")
         raise HypervisorError("it is gone")
 
 
@@ -387,7 +393,7 @@ def test_whoever_is_gone_while_its_machine_is_saved_has_none_left(place: Place) 
     place.counts()
     node.signal(15)
     assert driver.saves.wait(20)
-    node.run.inbox.put(LeaseLost())
+    node.run.event_queue.put(LeaseLost())
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
 
@@ -399,9 +405,9 @@ class Dying(Qemu):
         super().__init__()
         self.gone = threading.Event()
 
-    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
         state = super().wait(name, timeout, beside)
-        if state is MachineState.GONE:
+        if state is VmState.GONE:
             self.gone.set()
         return state
 
@@ -447,7 +453,7 @@ def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     place.submit(COUNTS.replace("n=0\n", "trap 'exit 0' TERM\nn=0\n", 1))
     node = place.node(Unable())
     place.counts()
-    node.run.inbox.put(SaveWanted())
+    node.run.event_queue.put(SaveRequested())
     left = node.ended()
     assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
     assert "the agent is stopping" in left.reason.message
@@ -455,7 +461,7 @@ def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     again.runs()
     assert again.run.resumed is None
     place.counts()
-    again.run.inbox.put(SaveWanted())
+    again.run.event_queue.put(SaveRequested())
     assert again.ended().reason.code is C.CHECKPOINTED
     place.completes()
 
@@ -478,7 +484,7 @@ def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place)
 class Broken(Qemu):
     """Resumes nothing."""
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: VmConfig) -> None:
         if machine.saved is not None:
             raise HypervisorError("it is of no use")
         super().start(machine)

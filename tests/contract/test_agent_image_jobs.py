@@ -26,13 +26,13 @@ from hypervisor_host import kill_all, wait_until
 from waiting_kit import wait_for
 
 from images.cloudinit import NoCloud
-from vmjobs.agent.inbox import Inbox, SignalSent
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run import Parts, Run, RunSettings, Untold
+from vmjobs.agent.outcome import RunOutcome
+from vmjobs.agent.run import ReportUndelivered, Run, RunServices, RunSettings
+from vmjobs.agent.run_events import EventQueue, SignalSent
 from vmjobs.agent.suspend import suspending
-from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
-from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState
+from vmjobs.hypervisor.base import BootImage, Hypervisor, VmState
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.local import LocalJob
@@ -70,7 +70,7 @@ poweroff -f
 
 @dataclass
 class Outcome:
-    verdict: Verdict
+    outcome: RunOutcome
     reports: list[Report]
     console: bytes
     out: bytes
@@ -133,21 +133,21 @@ class Node:
         job = job_that(do, self.folder, Job, "sha256:" + "0" * 64, sinks, **fields)
         job.tries_left, job.refuses = self.tries_left, self.refuses
         journal = Journal(self.folder / "runs")
-        parts = Parts(Images(self.image), self.choose, journal, self.settings, NoCloud())
+        services = RunServices(Images(self.image), self.choose, journal, self.settings, NoCloud())
         lease = Lease()
-        return Run(job, lease, parts, job.job_id, uuid.uuid4().hex, Inbox()), job, lease
+        return Run(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue()), job, lease
 
     def run(
         self, do: str = "", meddle: Callable[[Run, Lease], None] | None = None, **fields: object
     ) -> Outcome:
         """Run a job to its end. meddle: what happens to it meanwhile."""
         this_run, job, lease = self.start(do, **fields)
-        verdict = executed(this_run, lease, meddle)
+        outcome = executed(this_run, lease, meddle)
         for driver in self.drivers.values():
             assert this_run.machine not in driver.list()
         assert list((self.folder / "runs").iterdir()) == []
         console, out = (_text(job, name) for name in (StreamName.CONSOLE, StreamName.OUT))
-        return Outcome(verdict, lease.reports, console, out, job.output_directory)
+        return Outcome(outcome, lease.reports, console, out, job.output_directory)
 
 
 def _text(job: LocalJob, name: StreamName) -> bytes:
@@ -179,8 +179,8 @@ def test_an_image_that_works_and_powers_off(node: Node) -> None:
     work = "dd if=/dev/zero of=/dev/ubdc bs=1M count=8 conv=fsync; n=0"
     work += "; while [ $n -lt 1000000 ]; do n=$((n + 1)); done"
     ended = node.run(f"{work}; {LEAVES}", exit="poweroff", outputs=("answer",))
-    assert ended.verdict.state is S.COMPLETED
-    assert ended.verdict.exit == POWERED_OFF
+    assert ended.outcome.state is S.COMPLETED
+    assert ended.outcome.exit == POWERED_OFF
     assert (ended.outputs / "answer").read_text() == "42\n"
     assert ended.states == [S.STAGING, S.BOOTING, S.RUNNING, S.COLLECTING, S.COMPLETED]
     assert "asks for no sign of readiness" in ended.reports[2].reason.message
@@ -230,11 +230,11 @@ def test_how_jobs_end(
     node: Node, do: str, fields: dict[str, object], code: ReasonCode, exit_code: int | None, words: str
 ) -> None:
     ended = node.run(do, **fields)
-    assert ended.verdict.reason.code is code, ended.verdict.reason.message
-    assert words in ended.verdict.reason.message
-    status = ended.verdict.exit
+    assert ended.outcome.reason.code is code, ended.outcome.reason.message
+    assert words in ended.outcome.reason.message
+    status = ended.outcome.exit
     assert (status.code if status else None) == exit_code
-    assert ended.verdict.state is (S.COMPLETED if code is C.SUCCEEDED else S.FAILED)
+    assert ended.outcome.state is (S.COMPLETED if code is C.SUCCEEDED else S.FAILED)
     cut_short = code in {C.TIMED_OUT, C.BOOT_TIMED_OUT}  # on a busy host before the kernel's first line
     assert ended.console if cut_short else b"Linux version" in ended.console
 
@@ -254,9 +254,7 @@ def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code:
                 lease.wait_for(S.RUNNING)
                 asking.send_signal(signal.SIGSTOP)
                 since = time.monotonic()
-                wait_until(
-                    lambda: driver.state(this_run.machine) is MachineState.PAUSED, 10, "it to stand"
-                )
+                wait_until(lambda: driver.state(this_run.machine) is VmState.PAUSED, 10, "it to stand")
                 wait_until(
                     lambda: time.monotonic() > since + seconds + 1, 2 * seconds, "its time to pass"
                 )
@@ -273,23 +271,23 @@ def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code:
                 asking.kill()
 
     ended = node.run(do, suspend, exit="poweroff", run_seconds=seconds)
-    assert ended.verdict.reason.code is code, ended.verdict.reason.message
+    assert ended.outcome.reason.code is code, ended.outcome.reason.message
 
 
 def test_outputs_after_a_line_of_the_console(node: Node) -> None:
     do = f"{LEAVES}; echo all done; sleep 1000"
     ended = node.run(do, exit="console:^all done$", outputs=("answer",))
-    assert ended.verdict.state is S.COMPLETED
-    assert ended.verdict.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
+    assert ended.outcome.state is S.COMPLETED
+    assert ended.outcome.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
     assert (ended.outputs / "answer").read_text() == "42\n"
 
 
 def test_what_was_left_in_time_is_delivered(node: Node) -> None:
     do = f"{LEAVES}; while :; do :; done"
     ended = node.run(do, exit="poweroff", outputs=("answer", "more"), run_seconds=6)
-    assert ended.verdict.reason.code is C.TIMED_OUT
-    assert "had not powered off after 6 s" in ended.verdict.reason.message
-    assert ended.verdict.exit is None
+    assert ended.outcome.reason.code is C.TIMED_OUT
+    assert "had not powered off after 6 s" in ended.outcome.reason.message
+    assert ended.outcome.exit is None
     assert ended.reports[-1].cpu_seconds > 0.8, "what a killed machine has used is known"
     assert (ended.outputs / "answer").read_text() == "42\n"
 
@@ -301,22 +299,22 @@ def test_a_status_on_the_output_disk_decides(node: Node) -> None:
     )
     for rule in ("poweroff", "report"):
         ended = node.run(do, exit=rule, outputs=("answer",))
-        assert ended.verdict.reason.code is C.SCRIPT_FAILED
-        assert ended.verdict.exit == ExitStatus(code=3, channel=ExitChannel.OUTPUT_DISK)
+        assert ended.outcome.reason.code is C.SCRIPT_FAILED
+        assert ended.outcome.exit == ExitStatus(code=3, channel=ExitChannel.OUTPUT_DISK)
         assert ended.out == b"out\n"
         assert (ended.outputs / "answer").exists()
 
 
 def test_the_output_disk_is_read_with_a_network_too(node: Node) -> None:
     ended = node.run(LEAVES, exit="poweroff", outputs=("answer",), network=NetworkMode.REPOSITORY.value)
-    assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
+    assert ended.outcome.state is S.COMPLETED, ended.outcome.reason.message
     assert (ended.outputs / "answer").read_text() == "42\n"
 
 
 def test_an_output_disk_that_is_too_small(node: Node) -> None:
     do = "dd if=/dev/zero of=outputs/answer bs=1M count=40; tar cf /dev/ubdd outputs; sync"
     ended = node.run(do, exit="poweroff", outputs=("answer",), memory=192)
-    assert ended.verdict.reason.code is C.OUTPUT_TOO_LARGE
+    assert ended.outcome.reason.code is C.OUTPUT_TOO_LARGE
 
 
 def test_a_job_without_a_script_has_none_on_its_disk(node: Node) -> None:
@@ -336,7 +334,7 @@ def test_a_machine_that_is_killed_is_no_success(node: Node) -> None:
         kill_all(this_run.machine)
 
     ended = node.run("sleep 1000", kill, exit="poweroff")
-    assert ended.verdict.reason.code is C.GUEST_LOST
+    assert ended.outcome.reason.code is C.GUEST_LOST
 
 
 def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node) -> None:
@@ -347,8 +345,8 @@ def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node
 
     half = "echo '{\"code\": 0}' > exit.json; tar cf /dev/ubdd exit.json; sync; echo half of it"
     ended = node.run(f"{half}; sleep 1000", kill)
-    assert ended.verdict.reason.code is C.GUEST_LOST
-    assert ended.verdict.exit == ExitStatus(code=0, channel=ExitChannel.OUTPUT_DISK)
+    assert ended.outcome.reason.code is C.GUEST_LOST
+    assert ended.outcome.exit == ExitStatus(code=0, channel=ExitChannel.OUTPUT_DISK)
 
 
 @pytest.mark.parametrize("do", ["sleep 1000", "trap 'poweroff -f' INT; sleep 1000 & wait"])
@@ -357,11 +355,11 @@ def test_a_machine_that_is_told_to_stop_did_not_finish(node: Node, do: str) -> N
 
     def stop(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.RUNNING)
-        this_run.inbox.put(SignalSent(signal.SIGTERM))
+        this_run.event_queue.put(SignalSent(signal.SIGTERM))
 
     ended = node.run(f"echo 0 > /proc/sys/kernel/ctrl-alt-del; {do}", stop, exit="poweroff")
-    assert ended.verdict.state is S.PREEMPTED
-    assert ended.verdict.reason.code is C.EVICTED
+    assert ended.outcome.state is S.PREEMPTED
+    assert ended.outcome.reason.code is C.EVICTED
 
 
 def test_cloud_init_data_is_the_last_disk(node: Node) -> None:
@@ -384,23 +382,23 @@ def test_the_root_file_system_may_be_in_a_partition(node: Node) -> None:
     disk.write_bytes((b"\0" * 446 + table + b"\x55\xaa").ljust(MIB, b"\0") + system)
     node.image = replace(node.image, root=disk, partition=2)
     ended = node.run("cat /proc/cmdline", exit="poweroff")
-    assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
+    assert ended.outcome.state is S.COMPLETED, ended.outcome.reason.message
     assert b"root=/dev/ubda2" in ended.console
 
 
 def test_a_disk_that_boots_goes_to_a_hypervisor_that_can(node: Node) -> None:
     node.image = bios_disk(node.folder / "disk", "the disk speaks", "poweroff")
     refused = node.run(exit="poweroff")
-    assert refused.verdict.reason.code is C.NO_HYPERVISOR
+    assert refused.outcome.reason.code is C.NO_HYPERVISOR
     assert [report.hypervisor for report in refused.reports] == [None, None]
     node.tries_left = 2
     back = node.run(exit="poweroff")
-    assert (back.verdict.state, back.verdict.reason.code) == (S.PREEMPTED, C.NO_HYPERVISOR)
+    assert (back.outcome.state, back.outcome.reason.code) == (S.PREEMPTED, C.NO_HYPERVISOR)
     assert back.states == [S.STAGING, S.PREEMPTED]
     node.tries_left = 0
     node.drivers[HypervisorKind.QEMU] = Libvirt(HypervisorKind.QEMU, node_connection())
     ended = node.run(exit="poweroff")
-    assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
+    assert ended.outcome.state is S.COMPLETED, ended.outcome.reason.message
     assert ended.reports[-1].hypervisor is HypervisorKind.QEMU
     assert b"the disk speaks" in ended.console
 
@@ -408,22 +406,26 @@ def test_a_disk_that_boots_goes_to_a_hypervisor_that_can(node: Node) -> None:
 def test_an_image_for_other_processors_is_for_other_nodes(node: Node) -> None:
     node.image = replace(node.image, architecture="riscv64")
     refused = node.run()
-    assert refused.verdict.reason.code is C.NO_HYPERVISOR
-    assert refused.verdict.reason.message.startswith("the image is for riscv64, and this node's ")
+    assert refused.outcome.reason.code is C.NO_HYPERVISOR
+    assert refused.outcome.reason.message.startswith("the image is for riscv64, and this node's ")
 
 
 def test_a_job_whose_outputs_its_node_loses_is_run_again_and_no_other(node: Node) -> None:
     """What it did is not done again where somebody else does not take them."""
     node.tries_left = 3
-    for refusal, state, code, unfit in (
+    for refusal, state, code, node_at_fault in (
         (OSError(errno.EIO, "Input/output error"), S.PREEMPTED, C.NODE_FAILED, True),
         (OSError(errno.EISDIR, "Is a directory"), S.PREEMPTED, C.NODE_FAILED, False),
         (Unauthenticated("the token is over"), S.FAILED, C.INTERNAL, False),
     ):
         node.refuses = refusal
-        verdict = node.run(LEAVES, outputs=("answer",), exit="poweroff").verdict
-        assert (verdict.state, verdict.reason.code, verdict.unfit) == (state, code, unfit)
-        assert verdict.exit is not None
+        outcome = node.run(LEAVES, outputs=("answer",), exit="poweroff").outcome
+        assert (outcome.state, outcome.reason.code, outcome.node_at_fault) == (
+            state,
+            code,
+            node_at_fault,
+        )
+        assert outcome.exit is not None
 
 
 def test_what_a_node_cannot_read_is_not_what_the_job_left_out(node: Node) -> None:
@@ -433,7 +435,7 @@ def test_what_a_node_cannot_read_is_not_what_the_job_left_out(node: Node) -> Non
 
     node.tries_left = 3
     ended = node.run(f"sleep 3; {LEAVES}", lose, outputs=("answer",), exit="poweroff")
-    assert (ended.verdict.state, ended.verdict.reason.code) == (S.PREEMPTED, C.NODE_FAILED)
+    assert (ended.outcome.state, ended.outcome.reason.code) == (S.PREEMPTED, C.NODE_FAILED)
 
 
 def test_a_job_is_no_success_without_what_it_printed(node: Node) -> None:
@@ -441,9 +443,9 @@ def test_a_job_is_no_success_without_what_it_printed(node: Node) -> None:
     node.settings = replace(node.settings, deliver_seconds=1)
     this_run, job, lease = node.start(LEAVES, outputs=("answer",), exit="poweroff")
     job.hears_of_nothing_printed = True
-    with pytest.raises(Untold) as untold:
+    with pytest.raises(ReportUndelivered) as untold:
         this_run.execute()
-    left = Report.model_validate_json(untold.value.left.verdict)
+    left = Report.model_validate_json(untold.value.left.outcome)
     assert (left.state, left.reason.code, left.exit) == (S.FAILED, C.INTERNAL, POWERED_OFF)
     assert "the job's printed output could not be delivered" in left.reason.message
     assert not lease.reached(S.COMPLETED)
@@ -458,5 +460,5 @@ def test_a_node_that_cannot_begin_a_job_gives_it_back(
     monkeypatch.setattr(Run, "_open", full)
     for node.tries_left, state in ((1, S.PREEMPTED), (0, S.FAILED)):
         ended = node.run()
-        assert (ended.verdict.reason.code, ended.verdict.unfit) == (C.NODE_FAILED, True)
+        assert (ended.outcome.reason.code, ended.outcome.node_at_fault) == (C.NODE_FAILED, True)
         assert ended.states == [S.STAGING, state]

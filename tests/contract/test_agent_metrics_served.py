@@ -22,11 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from repository_kit import ADMIN, push
 
 from repository.images import LIBRARY
-from vmjobs.agent.members.parts import MemberParts
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.steps import STEPS
-from vmjobs.cluster.member import Goal
+from vmjobs.cluster.vm_state import Goal
 
 pytest_plugins = ["member_node_kit"]
 SECONDS = 90.0
@@ -162,9 +162,9 @@ def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, t
     assert "Traceback" not in done.stderr
 
 
-def test_machines_of_clusters(parts: MemberParts, service: Service) -> None:
+def test_machines_of_clusters(parts: ClusterVmServices, service: Service) -> None:
     metrics, listen = AgentMetrics(), f"127.0.0.1:{free_port()}"
-    parts.reporter.heard, metrics.members = metrics.member, parts.reporter.known
+    parts.reporter.on_change, metrics.members = metrics.member, parts.reporter.known
 
     def phase(name: str) -> float:
         return scrape(listen)["vmjobs_agent_machines", "member", name]

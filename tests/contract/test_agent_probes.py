@@ -11,8 +11,8 @@ import pytest
 from hypervisor_host import wait_until
 from unit.members_kit import member_order, member_record
 
-from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.agent.node import member_directory
+from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
+from vmjobs.agent.node import cluster_vm_directory
 from vmjobs.config import Config
 from vmjobs.hypervisor import probe
 from vmjobs.hypervisor.uml import UserModeLinux
@@ -53,7 +53,7 @@ def test_one_without_machines_ends(settings: dict[str, str]) -> None:
 
 def test_one_with_machines_looks_after_them(settings: dict[str, str], tmp_path: Path) -> None:
     order = member_order()
-    journal = MemberJournal(member_directory(Config(state_dir=tmp_path / "state")))
+    journal = ClusterVmJournal(cluster_vm_directory(Config(state_dir=tmp_path / "state")))
     journal.write(member_record(order))
     with agent(settings) as running:
         assert running.stderr is not None
@@ -66,7 +66,7 @@ def test_one_with_machines_looks_after_them(settings: dict[str, str], tmp_path: 
         assert running.wait(SECONDS) == 0
     assert "no hypervisor works on this node: uml:" in said
     assert "1 cluster VMs" in said
-    assert journal.place(order.id).record.exists()
+    assert journal.paths(order.id).record.exists()
 
 
 #: Speaks as UML does when it is asked for its version, and has a guest that hangs.
@@ -99,4 +99,4 @@ def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next(
 
 def probes(pid: int) -> set[str]:
     """Machines of the probes of one agent: other tests have some, too."""
-    return {name for name in UserModeLinux().list() if name.startswith(f"{probe.PREFIX}{pid}-")}
+    return {name for name in UserModeLinux().list() if name.startswith(f"{probe.PROBE_PREFIX}{pid}-")}

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from images import recipe as recipes
 from repository.models import BuildRow
-from vmjobs.cli import support
+from vmjobs.cli import common
 from vmjobs.cli.main import cli
 from vmjobs.client.images import Images
 from vmjobs.errors import BuildError, ImageRejected, VMJobsError
@@ -104,9 +104,9 @@ def shell(site: Site, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("VMJOBS_API_URL", url)
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(token))
     monkeypatch.setenv("VMJOBS_CONFIG", "/dev/null")
-    support.config.cache_clear()
+    common.config.cache_clear()
     yield CliRunner()
-    support.config.cache_clear()
+    common.config.cache_clear()
 
 
 def end(site: Site, build: str, error: VMJobsError | None = None) -> None:

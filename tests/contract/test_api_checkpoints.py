@@ -10,8 +10,8 @@ from api_images_kit import DISK, open_upload, publication, put_content
 from api_support import Caller, Site, report_of
 from werkzeug.test import TestResponse
 
-from images.content import Layout
-from images.segment import unpack
+from images.content import ContentLayout
+from images.segment import decode_segment
 from vmjobs.model import JobState
 
 pytestmark = pytest.mark.in_process
@@ -30,7 +30,7 @@ def claimed(site: Site, who: Caller, job: str) -> str:
     return attempt
 
 
-def document(attempt: str, layout: Layout) -> dict[str, Any]:
+def document(attempt: str, layout: ContentLayout) -> dict[str, Any]:
     return {
         "machine": f"vmjobs-0123abcd-{attempt}",
         "hypervisor": "qemu",
@@ -42,7 +42,7 @@ def document(attempt: str, layout: Layout) -> dict[str, Any]:
     }
 
 
-def keep(site: Site, **change: Any) -> tuple[str, Caller, Layout, TestResponse]:
+def keep(site: Site, **change: Any) -> tuple[str, Caller, ContentLayout, TestResponse]:
     """A job whose machine is saved; the job, its own token, the machine, and the answer."""
     (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
     who = site.agent(job)
@@ -65,7 +65,7 @@ def test_a_jobs_token_keeps_its_machine_and_fetches_it(site: Site) -> None:
         answer = who("GET", f"{there}/segments/{digest.hex()}")
         assert answer.status_code == 200
         begin = number * layout.length(0)
-        assert unpack(answer.data, digest) == DISK[begin : begin + layout.length(number)]
+        assert decode_segment(answer.data, digest) == DISK[begin : begin + layout.length(number)]
 
 
 def test_nobody_else_reads_it(site: Site) -> None:

@@ -17,8 +17,8 @@ import pytest
 from api_support import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Site, report_of, serving
 from repository_kit import refused
 
-from images.content import Layout
-from images.segment import unpack
+from images.content import ContentLayout
+from images.segment import decode_segment
 from vmjobs.client import Client, ImageClient, JobAgentClient, NodeClient, Retries
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -385,8 +385,10 @@ def test_images_for_nodes_and_jobs(site: Site, url: str, client: Client) -> None
     for token in (site.issuer.node_token("wn1"), site.issuer.job_token(job.id, "ada")):
         images = ImageClient(url, token, retries=QUICK)
         assert site.disk in images.manifest(site.image).decode()
-        layout = Layout.parse(images.layout(site.image, site.disk), site.disk)
-        found = [unpack(images.segment(site.image, digest), digest) for digest in layout.segments]
+        layout = ContentLayout.parse(images.layout(site.image, site.disk), site.disk)
+        found = [
+            decode_segment(images.segment(site.image, digest), digest) for digest in layout.segments
+        ]
         assert b"".join(found) == ROOT_DISK
         refused(NotFound, lambda images=images: images.manifest("sha256:" + "0" * 64))
 

@@ -20,16 +20,16 @@ from clusters_kit import POOLS, Mint, World
 from api.serve import make_app, make_issuer
 from repository.models import NodeRow
 from repository.service import open_repository
-from vmjobs.client import Client, ShareClient
+from vmjobs.client import AssignmentClient, Client
 from vmjobs.client import agent as agent_client
-from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
+from vmjobs.cluster.wire import ApplyOutcome, ClusterVmReport, ClusterVmReports
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, Forbidden, InvalidSpec, NotFound, Unavailable
 from vmjobs.model import now
 
-pytestmark = pytest.mark.settings(pools=POOLS, minter=Mint(), pool_token_seconds=700)
+pytestmark = pytest.mark.settings(pools=POOLS, token_issuer=Mint(), pool_token_seconds=700)
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_guards_and_what_failed_are_shown(site: Site, world: World) -> None:
     world.step()
     world.obey("n1", "n2")
     (new,) = world.members().values()
-    more = {"failures": 3, "code": MemberCode.BOOT_FAILED, "message": "no kernel"}
+    more = {"failures": 3, "code": ClusterVmCode.BOOT_FAILED, "message": "no kernel"}
     world.report(new, Phase.WAITING, 3, **more)
     world.step()
     shown = ada("GET", "/v1/clusters/vc").get_json()
@@ -296,11 +296,11 @@ def test_the_operators_client(site: Site, world: World, url: str) -> None:
         clusters = api.clusters
         assert clusters.assess(spec(size=9)).placed == {"n1": 4, "n2": 4}
         made = clusters.put(spec(size=2))
-        assert made.outcome is Outcome.CREATED
-        assert clusters.put(spec(size=2)).outcome is Outcome.UNCHANGED
+        assert made.outcome is ApplyOutcome.CREATED
+        assert clusters.put(spec(size=2)).outcome is ApplyOutcome.UNCHANGED
         world.bring_up()
         found = clusters.get("vc")
-        assert [m.state for m in found.members] == [MemberState.UP] * 2
+        assert [m.state for m in found.members] == [ClusterVmState.UP] * 2
         assert [(c.name, c.up) for c in clusters.list()] == [("vc", 2)]
         assert clusters.scale("vc", 1).target == 1
         assert clusters.drain("vc").draining
@@ -322,7 +322,7 @@ def test_the_operators_client(site: Site, world: World, url: str) -> None:
 
 
 def test_the_agents_client(site: Site, world: World, url: str) -> None:
-    agent = ShareClient(url, site.node("n1").token, "n1")
+    agent = AssignmentClient(url, site.node("n1").token, "n1")
     assert agent.share(-1, 20).revision == 0
     world.apply(spec(nodes=["n1"]))
     world.step()
@@ -331,9 +331,9 @@ def test_the_agents_client(site: Site, world: World, url: str) -> None:
     with pytest.raises(Forbidden):
         agent.token(order.id, 2)
     agent.append_console(order.id, 1, 0, b"x" * 900)
-    told = MemberReport(id=order.id, incarnation=1, phase=Phase.RUNNING, since=now())
-    agent.report(MemberReports(reports=(told,), complete=True))
-    assert world.states() == {"vc-0": MemberState.JOINING}
+    told = ClusterVmReport(id=order.id, incarnation=1, phase=Phase.RUNNING, since=now())
+    agent.report(ClusterVmReports(reports=(told,), complete=True))
+    assert world.states() == {"vc-0": ClusterVmState.JOINING}
     agent.close()
     with pytest.raises(Unavailable):
         agent.share(0, 0)
@@ -343,7 +343,7 @@ def test_the_agents_client(site: Site, world: World, url: str) -> None:
 
 
 def test_a_change_ends_the_wait(site: Site, world: World, url: str) -> None:
-    agent = ShareClient(url, site.node("n1").token, "n1")
+    agent = AssignmentClient(url, site.node("n1").token, "n1")
     seen = agent.share(-1, 0).revision
     with ThreadPoolExecutor(1) as pool:
         begun = time.monotonic()
@@ -364,11 +364,11 @@ def test_a_change_ends_the_wait(site: Site, world: World, url: str) -> None:
 def test_waiting_costs_one_query_for_all(site: Site, world: World, url: str) -> None:
     asked: list[list[str]] = []
     real = world.clusters.revisions
-    site.app.extensions["vmjobs"].shares._revisions = lambda nodes: (
+    site.app.extensions["vmjobs"].assignments._revisions = lambda nodes: (
         asked.append(list(nodes)) or real(nodes)
     )
     names = [f"n{number}" for number in range(4)]
-    agents = [ShareClient(url, site.node(name).token, name) for name in names]
+    agents = [AssignmentClient(url, site.node(name).token, name) for name in names]
     with ThreadPoolExecutor(len(agents)) as pool:
         list(pool.map(lambda agent: agent.share(0, 2), agents))
     assert names in asked
@@ -381,24 +381,24 @@ def test_waiting_costs_one_query_for_all(site: Site, world: World, url: str) -> 
 
 
 def test_who_comes_when_too_many_wait_is_answered_at_once(site: Site, world: World, url: str) -> None:
-    shares = site.app.extensions["vmjobs"].shares
-    waiting = [threading.Thread(target=shares.wait, args=(f"n{n}", 0, 20)) for n in range(4)]
+    assignments = site.app.extensions["vmjobs"].assignments
+    waiting = [threading.Thread(target=assignments.wait, args=(f"n{n}", 0, 20)) for n in range(4)]
     for thread in waiting:
         thread.start()
     end = time.monotonic() + 10
-    while shares._waiting.total() < 4 and time.monotonic() < end:
+    while assignments._waiting.total() < 4 and time.monotonic() < end:
         time.sleep(0.01)
     begun = time.monotonic()
     assert site.node("n9")("GET", "/v1/nodes/n9/members?seen=0&wait=20").status_code == 200
     assert time.monotonic() - begun < 5
     # The client library does not ask again at once.
-    with patch.object(agent_client, "CROWDED_PAUSE", 0.5):
-        agent = ShareClient(url, site.node("n9").token, "n9")
+    with patch.object(agent_client, "CROWDED_PAUSE_SECONDS", 0.5):
+        agent = AssignmentClient(url, site.node("n9").token, "n9")
         with patch.object(site.repository.clusters, "share", wraps=world.clusters.share) as asked:
             assert agent.share(0, 1.2).revision == 0
         assert 2 <= asked.call_count <= 8
         agent.close()
-    shares.close()  # as a server that stops does
+    assignments.close()  # as a server that stops does
     for thread in waiting:
         thread.join(10)
         assert not thread.is_alive()
@@ -429,6 +429,6 @@ def test_asking_for_its_share_shows_that_a_node_is_there(site: Site, world: Worl
     with site.repository.database.write() as session:
         for row in session.query(NodeRow):
             row.heard = long_ago
-    assert world.states() == {"vc-0": MemberState.LOST}
+    assert world.states() == {"vc-0": ClusterVmState.LOST}
     site.node("n1")("GET", "/v1/nodes/n1/members")
-    assert world.states() == {"vc-0": MemberState.ASSIGNED}
+    assert world.states() == {"vc-0": ClusterVmState.ASSIGNED}

@@ -9,8 +9,8 @@ from api_images_kit import DISK, open_upload, publication, put_content
 from api_support import Caller, Site
 from test_api_checkpoints import document
 
-from images.content import Layout
-from images.segment import unpack
+from images.content import ContentLayout
+from images.segment import decode_segment
 
 pytestmark = pytest.mark.in_process
 
@@ -36,7 +36,7 @@ def claimed(site: Site, attempt: str = FIRST, job: str = JOB) -> tuple[Caller, d
     return site.caller(ticket["token"]), ticket["checkpoint"]
 
 
-def kept(site: Site, status: int = 204, **change: Any) -> tuple[Caller, Layout]:
+def kept(site: Site, status: int = 204, **change: Any) -> tuple[Caller, ContentLayout]:
     """A job whose machine is saved in its first run; its token."""
     who, found = claimed(site)
     assert found is None
@@ -56,7 +56,7 @@ def test_another_node_fetches_what_one_has_kept(site: Site) -> None:
     there = f"/v1/condor-jobs/{JOB}/checkpoint"
     assert who("GET", f"{there}/contents/{layout.digest}/layout").data == layout.to_bytes()
     for number, digest in layout.stored():
-        piece = unpack(who("GET", f"{there}/segments/{digest.hex()}").data, digest)
+        piece = decode_segment(who("GET", f"{there}/segments/{digest.hex()}").data, digest)
         assert piece == DISK[number * layout.length(0) :][: layout.length(number)]
 
 

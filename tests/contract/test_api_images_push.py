@@ -20,7 +20,7 @@ from counting_proxy import Proxy, proxy_to
 
 from api.serve import make_issuer
 from api.tokens import USER_SCOPES, Scope
-from images.content import BLOCK, SEGMENT
+from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from vmjobs.config import Config
 from vmjobs.model import MIB
 
@@ -269,7 +269,7 @@ def test_a_killed_push_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None
     pushed = desk.json("push", file, "big", *RAW)
     again = proxy.up - before
     # Four segments were under way when it was killed; all before them are there.
-    assert again < size - 64 * MIB + 5 * SEGMENT
+    assert again < size - 64 * MIB + 5 * SEGMENT_BYTES
     target = tmp_path / "back.img"
     desk.run("pull", "big", target)
     assert subprocess.run(["cmp", file, target], check=False).returncode == 0
@@ -293,7 +293,7 @@ def test_a_killed_pull_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None
     proxy.hold_after(None)
     before = proxy.down
     desk.run("pull", "big", target)
-    assert proxy.down - before < size - 64 * MIB + 6 * SEGMENT
+    assert proxy.down - before < size - 64 * MIB + 6 * SEGMENT_BYTES
     assert subprocess.run(["cmp", file, target], check=False).returncode == 0
     assert not list(tmp_path.glob(".back.img*"))
 
@@ -304,8 +304,8 @@ def test_a_changed_disk_sends_its_changes(desk: Desk, tmp_path: Path) -> None:
     with file.open("r+b") as sink:
         for place in (5 * MIB, 17 * MIB, 33 * MIB):
             sink.seek(place)
-            sink.write(os.urandom(BLOCK))
-    assert desk.json("push", file, "big:2", *RAW)["sent"] < 3 * BLOCK + 64 * 1024
+            sink.write(os.urandom(CHUNK_BYTES))
+    assert desk.json("push", file, "big:2", *RAW)["sent"] < 3 * CHUNK_BYTES + 64 * 1024
 
 
 def test_a_file_that_changes_meanwhile_is_refused(desk: Desk, proxy: Proxy, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from repository_kit import ADMIN, push
 
 from api.serve import make_issuer
 from images.cache import ImageCache
-from images.content import SEGMENT, layout_of_bytes
+from images.content import SEGMENT_BYTES, compute_layout_of_bytes
 from repository.images import LIBRARY, Viewer
 from repository.service import open_repository
 from vmjobs.client import ImageClient, Retries
@@ -46,8 +46,8 @@ coredump_dir {folder}
 cache_effective_user proxy
 shutdown_lifetime 1 seconds
 """
-DISK = os.urandom(2 * SEGMENT)
-SECRET = os.urandom(SEGMENT)
+DISK = os.urandom(2 * SEGMENT_BYTES)
+SECRET = os.urandom(SEGMENT_BYTES)
 QUICK = Retries(deadline=20, ceiling=0.5)
 
 
@@ -120,7 +120,7 @@ def answers(url: str) -> bool:
 
 def paths(image: str, data: bytes) -> list[str]:
     """Everything of an image that a node fetches."""
-    layout = layout_of_bytes(data)
+    layout = compute_layout_of_bytes(data)
     of = f"/v1/images/{image}"
     segments = [f"{of}/segments/{digest.hex()}" for _, digest in layout.stored()]
     return [f"{of}/manifest", f"{of}/contents/{layout.digest}/layout", *segments]

@@ -20,8 +20,14 @@ from api_images_kit import (
 from api_support import Site
 from repository_images_kit import noise
 
-from images.content import BLOCK, SEGMENT, layout_of_bytes, zero_block, zero_segment
-from images.segment import MAX_STORED, pack
+from images.content import (
+    CHUNK_BYTES,
+    SEGMENT_BYTES,
+    compute_layout_of_bytes,
+    zero_chunk_digest,
+    zero_segment_digest,
+)
+from images.segment import MAX_STORED_BYTES, encode_segment
 from vmjobs.model import MIB
 
 
@@ -29,41 +35,45 @@ def test_what_is_missing(site: Site) -> None:
     ada = site.user()
     upload = open_upload(ada)
     (first, body), (second, _) = pieces(DISK).items()
-    assert ask(ada, upload, "segments", [first, second, zero_segment()]) == [True, True, False]
-    assert ask(ada, upload, "blocks", [zero_block(), *block_list(body)[:2]]) == [False, True, True]
-    answer = put_segment(ada, upload, first, pack(body))
+    assert ask(ada, upload, "segments", [first, second, zero_segment_digest()]) == [True, True, False]
+    assert ask(ada, upload, "blocks", [zero_chunk_digest(), *block_list(body)[:2]]) == [
+        False,
+        True,
+        True,
+    ]
+    answer = put_segment(ada, upload, first, encode_segment(body))
     assert (answer.status_code, answer.data) == (201, b"")
-    assert put_segment(ada, upload, first, pack(body)).status_code == 200
+    assert put_segment(ada, upload, first, encode_segment(body)).status_code == 200
     assert ask(ada, upload, "segments", [second, first]) == [True, False]
     assert not any(ask(ada, upload, "blocks", block_list(body)))
     shown = ada("GET", f"/v1/uploads/{upload}").get_json()
-    assert 0 < shown["received"] < SEGMENT
+    assert 0 < shown["received"] < SEGMENT_BYTES
     assert ada("DELETE", f"/v1/uploads/{upload}").status_code == 204
     ada.problem(404, "GET", f"/v1/uploads/{upload}")
 
 
 def test_blocks_that_are_not_here_must_be_sent(site: Site) -> None:
-    ada, data = site.user(), noise(2 * BLOCK)
+    ada, data = site.user(), noise(2 * CHUNK_BYTES)
     upload = open_upload(ada)
     (digest,) = pieces(data)
     path = f"/v1/uploads/{upload}/segments/{digest.hex()}"
-    body = pack(data, absent={0})
+    body = encode_segment(data, absent={0})
     problem = ada.problem(409, "PUT", path, data=body, content_type=OCTETS)
     assert problem["code"] == "MISSING_BLOCKS"
-    assert put_segment(ada, upload, digest, pack(data)).status_code == 201
+    assert put_segment(ada, upload, digest, encode_segment(data)).status_code == 201
 
 
 def test_damage_and_a_bomb_of_zeros_are_refused(site: Site) -> None:
     """A frame that announces, or turns out to be, more than a block."""
     ada = site.user()
     upload = open_upload(ada)
-    data = noise(BLOCK)
+    data = noise(CHUNK_BYTES)
     (digest,) = pieces(data)
-    damaged = pack(data)[:-1]
+    damaged = encode_segment(data)[:-1]
     assert put_segment(ada, upload, digest, damaged).get_json(force=True)["code"] == "DIGEST_MISMATCH"
     for announce in (True, False):
         frame = zstandard.ZstdCompressor(write_content_size=announce).compress(bytes(64 * MIB))
-        head = bytearray(pack(data)[: 16 + 36])
+        head = bytearray(encode_segment(data)[: 16 + 36])
         head[16 + 32 : 16 + 36] = (2 << 30 | len(frame)).to_bytes(4, "big")
         path = f"/v1/uploads/{upload}/segments/{digest.hex()}"
         ada.problem(422, "PUT", path, data=bytes(head) + frame, content_type=OCTETS)
@@ -72,7 +82,7 @@ def test_damage_and_a_bomb_of_zeros_are_refused(site: Site) -> None:
 def test_more_than_a_segment_is_not_even_read(site: Site) -> None:
     ada = site.user()
     path = f"/v1/uploads/{open_upload(ada)}/segments/{'0' * 64}"
-    ada.problem(413, "PUT", path, data=bytes(MAX_STORED + 1), content_type=OCTETS)
+    ada.problem(413, "PUT", path, data=bytes(MAX_STORED_BYTES + 1), content_type=OCTETS)
 
 
 def test_layouts_that_are_none(site: Site) -> None:
@@ -101,13 +111,13 @@ def test_uploads_of_others_do_not_exist(site: Site) -> None:
     upload = open_upload(site.user())
     bob = site.user("bob")
     (digest, body), *_ = pieces(DISK).items()
-    layout = layout_of_bytes(DISK)
+    layout = compute_layout_of_bytes(DISK)
     ways: list[tuple[str, str, dict[str, Any]]] = [
         ("GET", "", {}),
         ("DELETE", "", {}),
         ("POST", "/missing-segments", {"data": digest, "content_type": OCTETS}),
         ("POST", "/missing-blocks", {"data": digest, "content_type": OCTETS}),
-        ("PUT", f"/segments/{digest.hex()}", {"data": pack(body), "content_type": OCTETS}),
+        ("PUT", f"/segments/{digest.hex()}", {"data": encode_segment(body), "content_type": OCTETS}),
         ("PUT", f"/contents/{layout.digest}", {"data": layout.to_bytes(), "content_type": OCTETS}),
     ]
     put_content(site.user(), upload, DISK)
@@ -123,14 +133,14 @@ def test_bad_sizes(site: Site, size: Any) -> None:
 
 def test_more_than_was_announced_is_refused(site: Site) -> None:
     ada = site.user()
-    upload = open_upload(ada, SEGMENT)
-    first, second = pieces(noise(2 * SEGMENT)).items()
-    assert put_segment(ada, upload, first[0], pack(first[1])).status_code == 201
+    upload = open_upload(ada, SEGMENT_BYTES)
+    first, second = pieces(noise(2 * SEGMENT_BYTES)).items()
+    assert put_segment(ada, upload, first[0], encode_segment(first[1])).status_code == 201
     path = f"/v1/uploads/{upload}/segments/{second[0].hex()}"
-    problem = ada.problem(413, "PUT", path, data=pack(second[1]), content_type=OCTETS)
+    problem = ada.problem(413, "PUT", path, data=encode_segment(second[1]), content_type=OCTETS)
     assert problem["code"] in {"TOO_LARGE", "QUOTA_EXCEEDED"}
     # What came is still good for a new upload that says how much it will be.
-    again = open_upload(ada, 2 * SEGMENT)
+    again = open_upload(ada, 2 * SEGMENT_BYTES)
     assert ask(ada, again, "segments", [first[0], second[0]]) == [False, True]
 
 

@@ -23,15 +23,15 @@ from repository_kit import ADMIN, claim, one, push, push_library, statements, to
 
 from api.app import create_app
 from api.serve import make_issuer
-from api.tokens import USER_SCOPES, Issuer, Scope
+from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
 from images import recipe as recipes
-from repository.clusters.history import Happened
-from repository.clusters.tables import NodeShareRow
+from repository.clusters.history import ClusterEventKind
+from repository.clusters.tables import AssignmentRow
 from repository.images import Viewer
 from repository.models import NodeRow
 from repository.service import Repository, open_repository
 from vmjobs import __version__
-from vmjobs.cluster.member import MemberCode, MemberState, Phase
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
 from vmjobs.config import Config
 from vmjobs.model import JobState, now
 from vmjobs.wire import BuildRequest
@@ -59,7 +59,7 @@ def parsed(text: str) -> Samples:
 @pytest.fixture
 def scraper(config: Config, repository: Repository) -> Iterator[Caller]:
     """Prometheus, with a token that reads."""
-    issuer = Issuer(config.data_dir / "keys" / "issuer.pem", config.issuer)
+    issuer = ApiTokenIssuer(config.data_dir / "keys" / "issuer.pem", config.issuer)
     app = create_app(config, repository, dispatcher=Queue(), issuer=issuer)
     yield Caller(app.test_client(), issuer.user_token("prometheus", [Scope.COMPUTE_READ]))
 
@@ -126,7 +126,7 @@ def test_a_cluster_comes_up_and_fails(world: World, scraper: Caller) -> None:
     world.bring_up()
     found = scrape(scraper)
     members = of(found, "vmjobs_cluster_members")
-    assert set(members) == {("vc", state) for state in MemberState}
+    assert set(members) == {("vc", state) for state in ClusterVmState}
     assert members["vc", "UP"] == 3 == sum(members.values())
     assert found["vmjobs_pool_up", "site"] == 1
     world.pool.join("vc-1", busy=True)
@@ -148,7 +148,7 @@ def test_drains_upgrades_and_rollbacks_are_counted(world: World, scraper: Caller
     world.bring_up()
     world.step()
     found = scrape(scraper)
-    changes = {(what.lower(), "vc") for what in Happened}
+    changes = {(what.lower(), "vc") for what in ClusterEventKind}
     assert set(of(found, "vmjobs_cluster_changes_total")) == changes
     assert found["vmjobs_cluster_changes_total", "created", "vc"] == 1
     assert found["vmjobs_cluster_changes_total", "draining", "vc"] == 0
@@ -176,7 +176,7 @@ def test_guards_are_shown_while_they_are_not_open(world: World, scraper: Caller)
     assert of(found, "vmjobs_cluster_guards") == {("closed",): 0, ("half-open",): 0}
     assert of(found, "vmjobs_cluster_guard_failures") == {}
     (member,) = world.members().values()
-    world.report(member, Phase.WAITING, 3, failures=3, code=MemberCode.BOOT_FAILED)
+    world.report(member, Phase.WAITING, 3, failures=3, code=ClusterVmCode.BOOT_FAILED)
     world.step()
     found = scrape(scraper)
     key = (member.image, member.node, "closed")
@@ -185,7 +185,7 @@ def test_guards_are_shown_while_they_are_not_open(world: World, scraper: Caller)
     assert found["vmjobs_cluster_changes_total", "guard_closed", "vc"] == 1
 
 
-@pytest.mark.settings(minter=Mint())
+@pytest.mark.settings(token_issuer=Mint())
 def test_tokens_are_counted_whatever_became_of_the_request(site: Site, world: World) -> None:
     world.apply(size=1, image="tiny")
     world.step()
@@ -227,7 +227,7 @@ def test_nodes_and_their_room(world: World, repository: Repository, scraper: Cal
 def silence(repository: Repository, node: str) -> None:
     """A node that was not heard of for longer than its lease."""
     with repository.database.write() as session:
-        for row in (session.get(NodeRow, node), session.get(NodeShareRow, node)):
+        for row in (session.get(NodeRow, node), session.get(AssignmentRow, node)):
             assert row is not None
             row.heard = now() - timedelta(seconds=301)
 

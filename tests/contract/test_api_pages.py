@@ -14,7 +14,7 @@ from sqlalchemy import insert, select
 from repository.images import Viewer
 from repository.images.tables import HoldingRow, TagRow
 from repository.models import NodeRow
-from repository.paging import MAX_PAGE, Window
+from repository.paging import MAX_PAGE, PageRequest
 from repository.service import Repository
 from vmjobs.client import Client
 
@@ -76,17 +76,17 @@ def test_a_page_of_no_list_is_refused(site: Site) -> None:
 @pytest.mark.both_databases
 def test_both_databases_put_pages_in_one_order(repository: Repository) -> None:
     fill(repository)
-    lists: dict[str, Callable[[Window], tuple[list[Any], str]]] = {
+    lists: dict[str, Callable[[PageRequest], tuple[list[Any], str]]] = {
         "images": lambda page: repository.images.page(ADA, page),
         "nodes": repository.node_page,
         "clusters": repository.clusters.page,
     }
     for what, ask in lists.items():
-        whole, last = ask(Window())
+        whole, last = ask(PageRequest())
         found: list[Any] = []
         cursor = ""
         while True:
-            some, cursor = ask(Window(2, cursor))
+            some, cursor = ask(PageRequest(2, cursor))
             found += some
             if not cursor:
                 break

@@ -104,14 +104,14 @@ def test_expired_tokens_are_listed_on_demand_and_forgotten(
     issuer = make_issuer(site.config)
     register = TokenRegister(site.repository.database)
     for lifetime in (10, 1000):
-        register.note(issuer.verify(issuer.user_token("ada", lifetime=lifetime)).record)
+        register.record(issuer.verify(issuer.user_token("ada", lifetime=lifetime)).record)
     (short, long) = sorted(register.tokens(), key=lambda t: t.expires)
     monkeypatch.setattr(repository.tokens, "utc_now", lambda: short.expires)
     assert register.tokens() == [long]
     assert {t.id for t in register.tokens(everything=True)} == {short.id, long.id}
-    late = short.expires + repository.tokens.KEPT
+    late = short.expires + repository.tokens.LIST_EXPIRED_FOR
     monkeypatch.setattr(repository.tokens, "utc_now", lambda: late.replace(year=late.year + 1))
-    register.note(long)
+    register.record(long)
     assert register.tokens(everything=True) == [long]
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_revoked_is_told(site: Site) -> None:
     issuer = make_issuer(site.config)
     record = issuer.verify(issuer.user_token("ada")).record
     for ending in "01":
-        register.note(record.model_copy(update={"id": "abcdef" + ending * 26}))
+        register.record(record.model_copy(update={"id": "abcdef" + ending * 26}))
     assert isinstance(run("revoke").exception, InvalidRequest)
     assert isinstance(run("revoke", "--subject", "bob").exception, NotFound)
     assert isinstance(run("revoke", "abcdef").exception, AmbiguousId)
@@ -139,7 +139,7 @@ def test_without_the_database_known_revocations_hold(
         raise Unavailable("database", "it is away")
 
     monkeypatch.setattr(TokenRegister, "revoked", away)
-    monkeypatch.setattr(TokenRegister, "note", away)
+    monkeypatch.setattr(TokenRegister, "record", away)
     new = site.issuer.user_token("eve", USER_SCOPES | {Scope.ADMIN})
     assert [status(site, token) for token in (revoked, works, new)] == [401, 200, 200]
     begins = make_site(site.config.data_dir / "another")

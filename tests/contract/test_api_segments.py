@@ -13,7 +13,7 @@ from repository_kit import Clock, statements
 from werkzeug.test import TestResponse
 
 from api.app import create_app
-from api.tokens import Issuer, Scope
+from api.tokens import ApiTokenIssuer, Scope
 from repository.objects.s3 import S3Objects
 
 pytestmark = pytest.mark.in_process
@@ -28,7 +28,7 @@ def site(tmp_path: Path, clock: Clock) -> Site:
     """A site whose tokens go by our clock."""
     clock.now = 2e9
     made = make_site(tmp_path)
-    issuer = Issuer(tmp_path / "keys" / "issuer.pem", made.config.issuer, clock)
+    issuer = ApiTokenIssuer(tmp_path / "keys" / "issuer.pem", made.config.issuer, clock)
     app = create_app(made.config, made.repository, dispatcher=made.queue, issuer=issuer)
     return Site(app, made.config, made.repository, made.queue, issuer, made.image, made.disk)
 

@@ -19,9 +19,9 @@ from api_process import SERVE, children, free_port, running, until
 from repository_kit import push_library
 
 from api.serve import make_issuer
-from api.worker import UNFINISHED
-from images.content import SEGMENT, layout_of_bytes
-from images.segment import unpack
+from api.worker import MAX_INCOMPLETE_CONNECTIONS
+from images.content import SEGMENT_BYTES, compute_layout_of_bytes
+from images.segment import decode_segment
 from repository.service import open_repository
 from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
@@ -182,7 +182,7 @@ def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path:
         for peer in peers:
             peer.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nA: ")
         with Client(f"http://{settings.listen}") as client:
-            for peer in peers[-UNFINISHED:]:
+            for peer in peers[-MAX_INCOMPLETE_CONNECTIONS:]:
                 peer.sendall(b"a")
             start = time.monotonic()
             assert client.health().status == "ok"
@@ -201,11 +201,11 @@ def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path:
 def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
     """The kernel sends segments by itself; it gives up on such peers, too."""
     with closing(open_repository(settings)) as repository:
-        data = os.urandom(SEGMENT)
+        data = os.urandom(SEGMENT_BYTES)
         image = push_library(repository.images, "large", data)
     host, port = settings.listen.split(":")
     token = make_issuer(settings).user_token("ada")
-    digest = layout_of_bytes(data).segments[0].hex()
+    digest = compute_layout_of_bytes(data).segments[0].hex()
     head = f"GET /v1/images/{image.digest}/segments/{digest} HTTP/1.1\r\nHost: x\r\n"
     head += f"Authorization: Bearer {token}\r\n\r\n"
     with one_process(settings, tmp_path / "log", f"{QUICK_STALL}; {FEW_THREADS}") as silent:
@@ -237,10 +237,10 @@ def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
 
 def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path) -> None:
     """Each is as long as it says, so that the next answer is in its place."""
-    data = os.urandom(SEGMENT)
+    data = os.urandom(SEGMENT_BYTES)
     with closing(open_repository(settings)) as repository:
         image = push_library(repository.images, "large", data)
-    segment = layout_of_bytes(data).segments[0]
+    segment = compute_layout_of_bytes(data).segments[0]
     path = f"/v1/images/{image.digest}/segments/{segment.hex()}"
     headers = {"Authorization": f"Bearer {make_issuer(settings).node_token('wn1')}"}
     with one_process(settings, tmp_path / "log") as stack:
@@ -254,7 +254,7 @@ def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path
             return answer.status, answer.read(), answer.getheader("Connection")
 
         status, whole, kept = get()
-        assert (status, unpack(whole, segment), kept) == (200, data, "keep-alive")
+        assert (status, decode_segment(whole, segment), kept) == (200, data, "keep-alive")
         socket_before = connection.sock
         for start, stop in ((0, 1), (5, 70000), (1 << 20, 3 << 20), (len(whole) - 3, len(whole))):
             for _ in range(2):

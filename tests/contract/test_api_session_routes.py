@@ -11,8 +11,8 @@ from api_support import Site
 from clusters_kit import POOLS, World
 
 from api import sessions
-from vmjobs.cluster.member import Phase
-from vmjobs.cluster.session import MAX_PIECE
+from vmjobs.cluster.ssh_session import MAX_PIECE_BYTES
+from vmjobs.cluster.vm_state import Phase
 
 pytestmark = [pytest.mark.in_process, pytest.mark.settings(pools=POOLS)]
 
@@ -121,7 +121,7 @@ def test_who_may_not(site: Site, world: World, pool: ThreadPoolExecutor) -> None
     other.problem(404, "POST", f"/v1/nodes/n2/sessions/{session}", json={"host_key": HOST_KEY})
     root = site.admin()
     assert root("GET", f"/v1/sessions/{session}/bytes?offset=0").status_code == 200
-    root.problem(413, "POST", f"/v1/sessions/{session}/bytes?offset=0", data=bytes(MAX_PIECE + 1))
+    root.problem(413, "POST", f"/v1/sessions/{session}/bytes?offset=0", data=bytes(MAX_PIECE_BYTES + 1))
     root.problem(409, "POST", f"/v1/sessions/{session}/bytes?offset=1", data=b"x")
 
 

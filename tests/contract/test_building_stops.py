@@ -17,10 +17,10 @@ import pytest
 from hypervisor_host import wait_until
 from test_repository_builds import ADA, create
 
-from images.build.workplace import FOLDER, Workplace
+from images.build.scratch_dir import BUILDS_FOLDER, ScratchDir
 from images.recipe import Recipe
 from images.store import ImageStore
-from repository.building import Building, build_image
+from repository.build_worker import BuildContext, build_image
 from repository.service import Repository
 from vmjobs.wire import Build, BuildState
 
@@ -34,7 +34,7 @@ wait
 SECONDS = 30.0
 
 
-def _no_boot(_digest: str, _recipe: Recipe, _place: Workplace) -> None:
+def _no_boot(_digest: str, _recipe: Recipe, _place: ScratchDir) -> None:
     raise AssertionError("nothing is there to be booted")
 
 
@@ -45,14 +45,14 @@ class Builder:
         self.folder = folder
         self.builds = repository.builds
         self.build = create(repository)
-        parts = Building(
+        parts = BuildContext(
             repository, ImageStore(folder / "images"), folder / "work", lambda _: _no_boot, seconds
         )
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(parts,))
         self._thread.start()
 
-    def _run(self, parts: Building) -> None:
+    def _run(self, parts: BuildContext) -> None:
         try:
             build_image(parts, self.build.id)
         except BaseException as error:
@@ -78,7 +78,7 @@ class Builder:
         assert self.leftovers() == []
 
     def leftovers(self) -> list[Path]:
-        return [p for p in (self.folder / "work" / FOLDER).iterdir() if p.is_dir()]
+        return [p for p in (self.folder / "work" / BUILDS_FOLDER).iterdir() if p.is_dir()]
 
 
 def _dead(process: Path) -> bool:
@@ -132,7 +132,7 @@ def test_a_builder_whose_build_another_has_taken_up_ends_its_programs(
     assert work is not None
     assert builder.end().state is BuildState.BUILDING
     builder.assert_nothing_left(child)
-    builder.builds.wanted(work)
+    builder.builds.check_current(work)
 
 
 def test_a_builder_whose_program_fails_once_the_build_is_canceled(

@@ -24,7 +24,7 @@ from images_kit import ROOT, WORK, need
 from sqlalchemy import select
 
 from images.store import ImageStore
-from repository.builds import LOST
+from repository.builds import BUILDER_LOST
 from repository.database import Database
 from repository.models import BuildRow
 from vmjobs.client.images import Images
@@ -371,7 +371,7 @@ def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Pat
         return found.state.final
 
     failed = service.until(build, kill)
-    assert (failed.state, failed.code) == (BuildState.FAILED, LOST)
+    assert (failed.state, failed.code) == (BuildState.FAILED, BUILDER_LOST)
     assert kills == 4
     assert "4 times" in failed.message
     # The builder itself is well, and the next build is not held up by this one.

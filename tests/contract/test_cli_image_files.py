@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 from formats_kit import SIZE, Lab, disk, qemu_img
 
-from images.content import layout_of_bytes
+from images.content import compute_layout_of_bytes
+from vmjobs.cli.common import config
 from vmjobs.cli.image import image
-from vmjobs.cli.support import config
 from vmjobs.errors import VMJobsError
 
 
@@ -40,7 +40,7 @@ def test_inspect_tells_what_a_file_is(lab: Lab, name: str) -> None:
     assert found["verdict"] == "admitted"
     assert found["format"] == name.partition("-")[0]
     assert found["virtual_size"] == SIZE
-    assert found["digest"] == layout_of_bytes(disk()).digest
+    assert found["digest"] == compute_layout_of_bytes(disk()).digest
     assert found["boot"]["table"] == "mbr"
     assert found["boot"]["boot"] == "kernel"
     assert found["boot"]["partition"] == 1

@@ -16,10 +16,10 @@ from socket_kit import guest_network
 
 from images.guest import cloud_kit
 from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
-from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
-from vmjobs.agent.outputs import DiskContents, OutputTray, read_output_disk
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.job_disk import JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.outputs import DiskContents, OutputCollector, read_output_disk
+from vmjobs.agent.run_events import EventQueue, ExitReported, GuestReady, RunEvent, ScriptEnded
 from vmjobs.hypervisor.base import ENDPOINT_PORT
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, ExitChannel, ExitStatus, JobSpec, JobTicket
@@ -46,11 +46,11 @@ class Guest:
     """The kit's surroundings: a directory instead of a machine."""
 
     place: Path
-    link: GuestLink
-    tray: OutputTray
+    link: GuestSession
+    output_collector: OutputCollector
     said: list[str]
 
-    def briefing(self, argument: str, *, online: bool) -> Briefing:
+    def job_description(self, argument: str, *, online: bool) -> JobDescription:
         files = {"data/in.txt": self.place / "in.txt"}
         spec = JobSpec.model_validate(
             {
@@ -67,29 +67,29 @@ class Guest:
             job_id="j", attempt="a" * 32, index=0, count=1, image_digest="sha256:" + "0" * 64, spec=spec
         )
         endpoint = "http://127.0.0.1" if online else ""
-        return Briefing(ticket, endpoint, TOKEN if online else "", "abc")
+        return JobDescription(ticket, endpoint, TOKEN if online else "", "abc")
 
     def give(self, argument: str, *, online: bool, keep: bool = False) -> None:
         """Have the disks there, with the script's argument on the job disk."""
-        briefing = replace(self.briefing(argument, online=online), keep=keep)
-        write_job_disk(self.place / "job.disk", briefing, lambda _, disk: disk.write(b"input\n"))
-        blank_disk(self.place / "output.disk", 4 * MIB)
+        job_description = replace(self.job_description(argument, online=online), keep=keep)
+        write_job_disk(self.place / "job.disk", job_description, lambda _, disk: disk.write(b"input\n"))
+        create_blank_disk(self.place / "output.disk", 4 * MIB)
 
     def disk(self, **streams: Path) -> DiskContents:
         """What the output disk has; outputs go to the tray."""
-        return read_output_disk(self.place / "output.disk", self.tray, streams, 16 * MIB)
+        return read_output_disk(self.place / "output.disk", self.output_collector, streams, 16 * MIB)
 
-    def seen(self) -> Observation | None:
-        return self.link.inbox.next(time.monotonic() + 10)
+    def seen(self) -> RunEvent | None:
+        return self.link.event_queue.next(time.monotonic() + 10)
 
 
 @pytest.fixture
 def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
     home = tmp_path / "home"
     (tmp_path / "in.txt").write_text("input\n")
-    link = GuestLink(
+    link = GuestSession(
         token=TOKEN,
-        inbox=Inbox(),
+        event_queue=EventQueue(),
         logs={"out": tmp_path / "out", "err": tmp_path / "err"},
         max_log=16 * MIB,
         on_log=lambda: None,
@@ -99,7 +99,7 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
     for name, value in {"HOME": home, "WORK": home / "work", "SCRIPT": home / "script"}.items():
         monkeypatch.setattr(cloud_kit, name, value)
     monkeypatch.setattr(cloud_kit, "say", said.append)
-    monkeypatch.setattr(cloud_kit, "succeeds", lambda *_: False)  # makes no file system here
+    monkeypatch.setattr(cloud_kit, "run_program", lambda *_: False)  # makes no file system here
     monkeypatch.setattr(cloud_kit, "find_disks", lambda: disks)
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(tmp_path)
@@ -112,7 +112,7 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
 
     monkeypatch.setattr(cloud_kit.http.client.HTTPConnection, "connect", connect)
     with serving(link, network):
-        yield Guest(tmp_path, link, OutputTray(["sub/*.csv"], MIB), said)
+        yield Guest(tmp_path, link, OutputCollector(["sub/*.csv"], MIB), said)
     signal.signal(signal.SIGTERM, before)
 
 
@@ -121,14 +121,14 @@ def test_with_a_network(guest: Guest) -> None:
     assert cloud_kit.is_job_disk(guest.place / "job.disk")
     cloud_kit.main()
     ended = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
-    assert [guest.seen() for _ in range(3)] == [Ready(), ScriptEnded(ended), ExitReported(ended)]
+    assert [guest.seen() for _ in range(3)] == [GuestReady(), ScriptEnded(ended), ExitReported(ended)]
     out = (guest.place / "out").read_text().splitlines()
     assert out == ["input", *map(str, range(1, 200001))]
     assert (guest.place / "err").read_text() == "go ada\n"
     assert guest.disk().complete
-    (kept,) = guest.tray.kept.values()
-    with kept.open() as content:
-        assert (kept.path, content.read(kept.size)) == ("sub/a b%.csv", b"1\n")
+    (collected,) = guest.output_collector.collected.values()
+    with collected.open() as content:
+        assert (collected.path, content.read(collected.size)) == ("sub/a b%.csv", b"1\n")
     assert guest.said == [
         f"vmjobs:abc:{word}" for word in ("ready", "collecting code=7", "exit code=7")
     ]
@@ -142,8 +142,8 @@ def test_a_kept_disk_is_never_formatted(
     scratch = guest.place / "scratch.disk"
     scratch.write_bytes(b"no file system at all" * 1000)
     ran: list[str] = []
-    monkeypatch.setattr(cloud_kit, "succeeds", lambda *argv: bool(ran.append(argv[0])))
-    with pytest.raises(cloud_kit.Failure, match="is left unchanged") if keep else nullcontext():
+    monkeypatch.setattr(cloud_kit, "run_program", lambda *argv: bool(ran.append(argv[0])))
+    with pytest.raises(cloud_kit.GuestFailure, match="is left unchanged") if keep else nullcontext():
         cloud_kit.main()
     assert ("mkfs.ext4" in ran) is not keep
     assert scratch.read_bytes() == b"no file system at all" * 1000
@@ -153,12 +153,12 @@ def test_what_is_neither_taken_nor_refused_is_told(
     guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest.give("go", online=True)
-    monkeypatch.setattr(cloud_kit, "PAUSES", (0, 0))
+    monkeypatch.setattr(cloud_kit, "RETRY_PAUSES", (0, 0))
     guest.link.logs["out"] = guest.place / "none" / "out"
     cloud_kit.main()
     ended = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
     told = [guest.seen() for _ in range(3)]
-    assert told == [Ready(), ScriptEnded(ended), ExitReported(ended, undelivered=True)]
+    assert told == [GuestReady(), ScriptEnded(ended), ExitReported(ended, undelivered=True)]
     assert guest.said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
 
 
@@ -179,7 +179,7 @@ def test_signals_reach_the_script(guest: Guest) -> None:
     guest.give("wait", online=True)
     guest.link.send_signal(15)
     cloud_kit.main()
-    assert guest.seen() == Ready()
+    assert guest.seen() == GuestReady()
     assert guest.seen() == ScriptEnded(ExitStatus(signal=15, channel=ExitChannel.ENDPOINT))
 
 
@@ -191,19 +191,24 @@ def test_without_a_network(guest: Guest) -> None:
     assert found.complete
     assert found.exit == ExitStatus(code=7, channel=ExitChannel.OUTPUT_DISK)
     assert streams["stdout"].read_text().endswith("\n200000\n")
-    assert list(guest.tray.kept) == ["sub/a b%.csv"]
+    assert list(guest.output_collector.collected) == ["sub/a b%.csv"]
 
 
 def test_what_cannot_be_taken_is_named_and_the_rest_is(guest: Guest) -> None:
     guest.give("odd", online=True)
     cloud_kit.main()
     assert guest.disk().complete
-    tray = guest.tray
-    assert list(tray.kept) == ["sub/a b%.csv"]
-    assert tray.too_large
+    output_collector = guest.output_collector
+    assert list(output_collector.collected) == ["sub/a b%.csv"]
+    assert output_collector.too_large
     other = {"sub/link.csv": "symbolic link", "sub/a fifo.csv": "FIFO"}
-    assert set(tray.lacking) == {"sub/large.csv", "sub/new\nline.csv", "sub/\\udcff.csv", *other}
-    assert all(f"but a {what}" in tray.lacking[name] for name, what in other.items())
+    assert set(output_collector.lacking) == {
+        "sub/large.csv",
+        "sub/new\nline.csv",
+        "sub/\\udcff.csv",
+        *other,
+    }
+    assert all(f"but a {what}" in output_collector.lacking[name] for name, what in other.items())
     assert not any("error" in line for line in guest.said)
 
 

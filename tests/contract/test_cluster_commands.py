@@ -11,9 +11,9 @@ import pytest
 from api_support import Site, make_site, serving
 from clusters_kit import POOLS, World, node_of
 
+from vmjobs.cli.common import config
 from vmjobs.cli.main import main
-from vmjobs.cli.support import config
-from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 
 DECLARED = """\
 name: vc
@@ -92,7 +92,7 @@ def test_a_cluster_from_its_declaration_to_its_end(world: World, shell: Shell) -
     with at_work(world):
         said = shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
     assert "vc created, 2 VMs of tiny" in said
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
     assert shell("cluster", "apply", "vc.yaml") == "vc unchanged\n"
     assert shell("cluster", "diff", "vc.yaml") == ""
     assert "2 UP of 2 (size 2)" in shell("cluster", "show", "vc")
@@ -160,7 +160,7 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
     world.step()
     world.obey("n1", "n2")
     (new,) = [m for m in world.members().values() if m.generation == 2]
-    more = {"failures": 3, "code": MemberCode.KERNEL_PANIC, "message": "no root"}
+    more = {"failures": 3, "code": ClusterVmCode.KERNEL_PANIC, "message": "no root"}
     world.report(new, Phase.WAITING, 3, **more)
     world.step()
     why = (

@@ -31,12 +31,12 @@ from api.tokens import USER_SCOPES, Scope
 from images.build import build
 from images.store import ImageStore
 from repository.service import open_repository
-from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.agent.members.parts import MemberParts
-from vmjobs.client import Client, ShareClient
-from vmjobs.cluster.wire import MemberOrder
+from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
+from vmjobs.client import AssignmentClient, Client
+from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.config import Config
-from vmjobs.errors import Forbidden, NotFound, SessionOver, Unauthenticated
+from vmjobs.errors import Forbidden, NotFound, SessionEnded, Unauthenticated
 from vmjobs.hypervisor.base import BootImage
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def worker_guest() -> BootImage:
 class DoorKit(Kit):
     """A script that stays, and the door of the product beside it."""
 
-    def files(self, order: MemberOrder, incarnation: int) -> dict[str, bytes]:
+    def files(self, order: ClusterVmOrder, incarnation: int) -> dict[str, bytes]:
         door = (ROOT / "condor" / "worker" / "door.sh").read_bytes()
         return {**super().files(order, incarnation), "door": door}
 
@@ -114,8 +114,8 @@ class Grid:
         )
 
 
-def parts_of(folder: Path, url: str, token: str) -> MemberParts:
-    share = ShareClient(url, token, "n1")
+def parts_of(folder: Path, url: str, token: str) -> ClusterVmServices:
+    share = AssignmentClient(url, token, "n1")
     made = member_parts(folder, share, Images(worker_guest()))
     return replace(made, kit=DoorKit(MORE), sessions=share)
 
@@ -138,7 +138,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
             yield made
         made.node.kill()
         made.node.wait()
-    clear(MemberJournal(folder / "members").prefix)
+    clear(ClusterVmJournal(folder / "members").prefix)
 
 
 def test_a_command_runs_as_root_and_its_status_comes_through(grid: Grid) -> None:
@@ -201,13 +201,13 @@ def test_who_may_not_log_in_is_told_why(grid: Grid) -> None:
             with pytest.raises(NotFound):
                 root.clusters.open_session(cluster, machine, KEY)
         session = root.clusters.open_session("vc", "vc-0", KEY)
-        with grid.client(user="eve") as eve, pytest.raises(SessionOver):
+        with grid.client(user="eve") as eve, pytest.raises(SessionEnded):
             eve.clusters.session(session.id).receive(0, 0)
         stream = root.clusters.session(session.id)
         data, _ = stream.receive(0, 10)
         assert data.startswith(b"SSH-2.0-")
         stream.close()
-        with pytest.raises(SessionOver):
+        with pytest.raises(SessionEnded):
             stream.receive(len(data), 10)
     done = grid.ssh("vc-9", "--", "true")
     assert (done.returncode, done.stderr.splitlines()[0]) == (

@@ -20,10 +20,10 @@ from member_node_kit import ROOT, UML, clear, member_guest
 
 from images.build import build
 from images.store import ImageStore
-from vmjobs.agent.journal import machine_prefix
+from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.errors import Unavailable
-from vmjobs.gateway.control import Control
-from vmjobs.gateway.place import GatewayPlace
+from vmjobs.gateway.control import SupervisorClient
+from vmjobs.gateway.directory import GatewayDirectory
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("gateway_node.py")), "gateway"]
 TWO = """\
@@ -77,8 +77,8 @@ class Site:
         assert ended.returncode != 0, ended.stdout
         return ended.stderr
 
-    def place(self, name: str) -> GatewayPlace:
-        return GatewayPlace(self.folder / "state" / "gateways" / name)
+    def place(self, name: str) -> GatewayDirectory:
+        return GatewayDirectory(self.folder / "state" / "gateways" / name)
 
     def install(self, name: str) -> None:
         (self.folder / f"{name}.yaml").write_text(TWO.format(name=name))
@@ -93,7 +93,7 @@ class Site:
         self.supervisors.append(process)
 
         def answers() -> bool:
-            with suppress(Unavailable), Control(self.place(name).control):
+            with suppress(Unavailable), SupervisorClient(self.place(name).control):
                 return True
             return False
 
@@ -136,7 +136,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         process.kill()
         process.wait()
     for place in tmp_path.glob("**/state/gateways/*"):
-        clear(machine_prefix(GatewayPlace(place).members))
+        clear(vm_name_prefix(GatewayDirectory(place).members))
 
 
 def test_a_gateway_lives(site: Site) -> None:
@@ -173,7 +173,7 @@ def test_a_gateway_lives(site: Site) -> None:
     site.do("delete", "--yes")
     assert not site.place("one").directory.exists()
     assert not site.image_tags("one"), "its images need not stay"
-    prefix = machine_prefix(site.place("one").members)
+    prefix = vm_name_prefix(site.place("one").members)
     assert not [name for name in UML.list() if name.startswith(prefix)]
 
 
@@ -270,7 +270,7 @@ def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> No
     site.kill_at(part, "backup", "b.tar.zst", "--gateway", "one")
     assert copy.read_bytes() == before
     # Whoever has frozen them may die.
-    with Control(site.place("one").control) as control:
+    with SupervisorClient(site.place("one").control) as control:
         assert control.ask("freeze")["frozen"] == ["ce", "wn"]
         thawed = site.said("one", "ce").count("thawed")
     wait_until(lambda: site.said("one", "ce").count("thawed") > thawed, SECONDS, "they go on")

@@ -33,21 +33,21 @@ from hypervisor_host import (
     wait_until,
 )
 
+from vmjobs.agent.cluster_vms.vm_instance import CONSOLE_TICK_SECONDS
 from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.members.machine import CONSOLE_TICK
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.run_events import EventQueue
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import helpers, procs, uml_boot
+from vmjobs.hypervisor import helper_processes, procs, uml_boot
 from vmjobs.hypervisor.base import (
-    DOOR_PORT,
+    SSH_PORT,
     BootImage,
     DataDisk,
-    Ending,
     Hypervisor,
-    Machine,
-    MachineState,
-    Usage,
+    ShutdownCause,
+    VmConfig,
+    VmState,
+    VmUsage,
 )
 from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
 from vmjobs.hypervisor.outbound import OutboundPolicy
@@ -110,35 +110,35 @@ def test_boots_speaks_and_powers_off(bench: Bench) -> None:
     bench.driver.start(machine)
     assert machine.name in bench.driver.list()
     text = bench.end(machine)
-    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert bench.driver.state(machine.name) is VmState.GONE
     assert machine.name not in bench.driver.list()
     assert text.startswith("kept from before\n")
     assert "guest: up" in text
     assert "guest: done" in text
-    check_ending(bench.driver, machine.name, {Ending.POWEROFF})
+    check_ending(bench.driver, machine.name, {ShutdownCause.POWEROFF})
 
 
-def check_ending(driver: Hypervisor, name: str, expected: set[Ending]) -> None:
-    assert driver.ending(name) in expected
-    assert driver.ending(name) in expected, "it is remembered"
+def check_ending(driver: Hypervisor, name: str, expected: set[ShutdownCause]) -> None:
+    assert driver.shutdown_cause(name) in expected
+    assert driver.shutdown_cause(name) in expected, "it is remembered"
     driver.destroy(name)
-    assert driver.ending(name) is Ending.UNKNOWN, "it is forgotten"
+    assert driver.shutdown_cause(name) is ShutdownCause.UNKNOWN, "it is forgotten"
 
 
 @pytest.mark.parametrize(
     ("do", "expected", "words"),
     [
-        ("reset", {Ending.RESET}, ""),
+        ("reset", {ShutdownCause.RESET}, ""),
         # Told to restart after a panic, as ours are, QEMU's kernels do; UML's die of it.
         (
             "panic",
-            {Ending.RESET, Ending.PANICKED},
+            {ShutdownCause.RESET, ShutdownCause.PANICKED},
             "Kernel panic - not syncing: Attempted to kill init",
         ),
     ],
 )
 def test_a_machine_that_does_not_power_off_is_told_from_one_that_does(
-    bench: Bench, do: str, expected: set[Ending], words: str
+    bench: Bench, do: str, expected: set[ShutdownCause], words: str
 ) -> None:
     machine = bench.machine(do)
     bench.driver.start(machine)
@@ -154,7 +154,7 @@ def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
     began = time.monotonic()
     bench.driver.destroy(machine.name)
     assert time.monotonic() - began < DESTROY
-    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert bench.driver.state(machine.name) is VmState.GONE
     assert mentioning(machine.name) == []
     assert files_of_libvirt(machine.name) == []
     bench.driver.destroy(machine.name)
@@ -197,20 +197,20 @@ def test_a_job_has_several_processors_of_uml_and_a_shared_guest_one(bench: Bench
 @pytest.mark.soak_for("qemu")
 def test_a_machine_that_lost_its_way_outside_has_ended(bench: Bench) -> None:
     machine = bench.start("count", "count=1", network=bench.network(NetworkMode.OUTBOUND))
-    assert bench.driver.wait(machine.name, 1.0) is MachineState.RUNNING
-    _, carries = helpers.find(machine.name)
+    assert bench.driver.wait(machine.name, 1.0) is VmState.RUNNING
+    _, carries = helper_processes.find(machine.name)
     os.kill(carries.pid, signal.SIGKILL)
     ends_soon(bench, machine)
 
 
-def ends_soon(bench: Bench, machine: Machine) -> None:
+def ends_soon(bench: Bench, machine: VmConfig) -> None:
     """See that one that lost a process has ended: it is noticed within a second, on an idle host."""
     began = time.monotonic()
     wait_until(
-        lambda: bench.driver.wait(machine.name, CONSOLE_TICK) is MachineState.GONE, BOOT, "it ends"
+        lambda: bench.driver.wait(machine.name, CONSOLE_TICK_SECONDS) is VmState.GONE, BOOT, "it ends"
     )
     assert time.monotonic() - began < 3
-    assert bench.driver.ending(machine.name) is Ending.KILLED
+    assert bench.driver.shutdown_cause(machine.name) is ShutdownCause.KILLED
 
 
 @pytest.mark.soak_for("qemu")
@@ -219,15 +219,15 @@ def test_a_machine_whose_guest_leaves_its_network_goes_on(bench: Bench) -> None:
     with endpoint(network):
         machine = bench.machine("unplugged", network=network)
         bench.driver.start(machine)
-        assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
+        assert bench.driver.wait(machine.name, BOOT) is VmState.GONE
         assert "guest: done" in said(machine.console)
-        assert bench.driver.ending(machine.name) is Ending.POWEROFF
+        assert bench.driver.shutdown_cause(machine.name) is ShutdownCause.POWEROFF
 
 
 def test_what_never_was_is_gone(bench: Bench) -> None:
     name = "vmjobs-test-never-was"
-    assert bench.driver.state(name) is MachineState.GONE
-    assert bench.driver.wait(name, 10) is MachineState.GONE
+    assert bench.driver.state(name) is VmState.GONE
+    assert bench.driver.wait(name, 10) is VmState.GONE
     bench.driver.stop(name)
     bench.driver.destroy(name)
     with pytest.raises(HypervisorError):
@@ -237,22 +237,22 @@ def test_what_never_was_is_gone(bench: Bench) -> None:
 def test_pause_and_resume(bench: Bench) -> None:
     machine = bench.start("count", "count=3")
     began = time.monotonic()
-    assert bench.driver.wait(machine.name, 0.5) is MachineState.RUNNING
+    assert bench.driver.wait(machine.name, 0.5) is VmState.RUNNING
     assert 0.4 < time.monotonic() - began < 5
     bench.driver.pause(machine.name)
-    assert bench.driver.state(machine.name) is MachineState.PAUSED
+    assert bench.driver.state(machine.name) is VmState.PAUSED
     assert machine.name in bench.driver.list()
     before = said(machine.console)
-    assert bench.driver.wait(machine.name, 1.0) is MachineState.PAUSED
+    assert bench.driver.wait(machine.name, 1.0) is VmState.PAUSED
     assert said(machine.console) == before
     bench.driver.pause(machine.name)
     for _ in range(2):
         bench.driver.resume(machine.name)
-        assert bench.driver.state(machine.name) is MachineState.RUNNING
+        assert bench.driver.state(machine.name) is VmState.RUNNING
     wait_until(lambda: len(said(machine.console)) > len(before), 20, "the guest goes on")
     bench.driver.pause(machine.name)
     bench.driver.destroy(machine.name)
-    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert bench.driver.state(machine.name) is VmState.GONE
 
 
 @pytest.mark.soak_for("False")
@@ -266,7 +266,7 @@ def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: boo
         driver.pause(first.name)  # whoever saves it does not want it to stay so
     memory = bench.directory / "memory"
     driver.save(first.name, memory)
-    assert driver.state(first.name) is MachineState.GONE
+    assert driver.state(first.name) is VmState.GONE
     assert mentioning(first.name) == []
     driver.destroy(first.name)
     before = counted(first.console)
@@ -278,7 +278,7 @@ def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: boo
     )
     first.workdir.rename(second.workdir)
     driver.start(second)
-    assert driver.state(second.name) is MachineState.RUNNING
+    assert driver.state(second.name) is VmState.RUNNING
     wait_until(lambda: len(counted(second.console)) > 5, BOOT, "it goes on")
     driver.destroy(second.name)
     after = counted(second.console)
@@ -317,7 +317,7 @@ def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -
     subprocess.run([*make, overlay, "64M"], check=True)
     with pytest.raises(HypervisorError, match="which VM overlays never have"):
         driver.start(replace(machine, saved=memory))
-    assert driver.state(machine.name) is MachineState.GONE
+    assert driver.state(machine.name) is VmState.GONE
 
 
 @pytest.mark.soak_for("15")
@@ -325,14 +325,14 @@ def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -
 def test_a_machine_that_is_killed_did_not_power_off(bench: Bench, number: signal.Signals) -> None:
     machine = bench.start("spin", "spinning")
     kill_all(machine.name, number)
-    assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
-    assert bench.driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
+    assert bench.driver.wait(machine.name, BOOT) is VmState.GONE
+    assert bench.driver.shutdown_cause(machine.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
 
 
 @pytest.mark.soak_for("qemu")
 def test_what_a_machine_has_used_is_seen_while_it_runs(bench: Bench) -> None:
     machine = bench.machine("work", "lines=-1")
-    assert bench.driver.usage(machine.name) == Usage()
+    assert bench.driver.usage(machine.name) == VmUsage()
     began = time.monotonic()
     bench.driver.start(machine)
     bench.until(machine, "filled")
@@ -342,7 +342,7 @@ def test_what_a_machine_has_used_is_seen_while_it_runs(bench: Bench) -> None:
     assert then.cpu_seconds < (os.cpu_count() or 1) * (time.monotonic() - began)
     assert MIB * 64 <= then.memory < MIB * (machine.memory + 256)
     bench.driver.destroy(machine.name)
-    assert bench.driver.usage(machine.name) == Usage(), "it is forgotten"
+    assert bench.driver.usage(machine.name) == VmUsage(), "it is forgotten"
 
 
 def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
@@ -434,12 +434,12 @@ def test_guest_reaches_its_endpoint(bench: Bench) -> None:
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
     """What listens may end, and come again to a machine that runs."""
-    network = bench.network(mode, DOOR_PORT)
+    network = bench.network(mode, SSH_PORT)
     machine = bench.start("door", "guest: up", network=network)
-    answer(network.listening[DOOR_PORT], b"")
-    again = bench.driver.open_network(mode, [DOOR_PORT], running=machine.name)
+    answer(network.listening[SSH_PORT], b"")
+    again = bench.driver.open_network(mode, [SSH_PORT], running=machine.name)
     again.close()
-    answer(again.listening[DOOR_PORT], b"come in")
+    answer(again.listening[SSH_PORT], b"come in")
     assert "door=come in" in bench.end(machine)
 
 
@@ -458,7 +458,7 @@ def answer(server: socket.socket, word: bytes) -> None:
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
 def test_guest_gets_its_address_by_dhcp(bench: Bench, mode: NetworkMode) -> None:
     network = bench.network(mode)
-    with serving(GuestLink("a token", Inbox(), {}, 0), network):
+    with serving(GuestSession("a token", EventQueue(), {}, 0), network):
         text = bench.run("dhcp", network=network)
     beyond = "10.0.2.2, 10.0.2.3" if mode is NetworkMode.OUTBOUND else ", "
     assert f"bound=10.0.2.15 via {beyond}" in text
@@ -527,20 +527,20 @@ def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
     again.mkdir()
     with pytest.raises(HypervisorError):
         driver.start(replace(machine, workdir=again))
-    assert driver.state(machine.name) is MachineState.RUNNING
+    assert driver.state(machine.name) is VmState.RUNNING
     driver.destroy(machine.name)  # its disks are there
     saved = bench.directory / "memory"
     saved.write_bytes(bytes(4096))
     with pytest.raises(HypervisorError):
         driver.start(replace(machine, saved=saved))
-    assert driver.state(machine.name) is MachineState.GONE
+    assert driver.state(machine.name) is VmState.GONE
     other = bench.machine("hello", image=replace(bench.image, root=bench.directory / "no such file"))
     with pytest.raises(HypervisorError):
         driver.start(other)
         # A kernel may find out only after it was started.
         bench.end(other)
         raise HypervisorError("it panicked")
-    assert driver.state(other.name) is MachineState.GONE
+    assert driver.state(other.name) is VmState.GONE
     driver.destroy(other.name)
     assert mentioning(other.name) == []
 
@@ -579,10 +579,10 @@ def test_machine_of_a_killed_starter_is_found(bench: Bench) -> None:
     starter.wait()
     bench.until(machine, "count=3")
     assert machine.name in bench.driver.list()
-    assert bench.driver.state(machine.name) is MachineState.RUNNING
-    assert bench.driver.wait(machine.name, 0.2) is MachineState.RUNNING
+    assert bench.driver.state(machine.name) is VmState.RUNNING
+    assert bench.driver.wait(machine.name, 0.2) is VmState.RUNNING
     bench.driver.destroy(machine.name)
-    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert bench.driver.state(machine.name) is VmState.GONE
     assert mentioning(machine.name) == []
 
 

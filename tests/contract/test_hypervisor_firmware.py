@@ -14,7 +14,7 @@ from hypervisor_host import Bench
 
 from vmjobs.errors import HypervisorError, NoHypervisor
 from vmjobs.hypervisor import firmware
-from vmjobs.hypervisor.base import BootImage, DataDisk, Ending, Hypervisor, Machine, MachineState
+from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmConfig, VmState
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
@@ -44,14 +44,18 @@ def bench(driver: Hypervisor, tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("disk", [bios_disk, uefi_disk])
-@pytest.mark.parametrize(("do", "ending"), [("poweroff", Ending.POWEROFF), ("reset", Ending.RESET)])
-def test_a_disk_boots_by_itself(bench: Bench, disk: Disk, do: str, ending: Ending) -> None:
+@pytest.mark.parametrize(
+    ("do", "shutdown_cause"), [("poweroff", ShutdownCause.POWEROFF), ("reset", ShutdownCause.RESET)]
+)
+def test_a_disk_boots_by_itself(
+    bench: Bench, disk: Disk, do: str, shutdown_cause: ShutdownCause
+) -> None:
     image = disk(bench.directory / "disk", "the disk speaks", do)
     digest = hashlib.sha256(image.root.read_bytes()).hexdigest()
     machine = bench.machine(image=image)
     bench.driver.start(machine)
     assert bench.end(machine).count("the disk speaks") == 1
-    assert bench.driver.ending(machine.name) is ending
+    assert bench.driver.shutdown_cause(machine.name) is shutdown_cause
     bench.driver.destroy(machine.name)
     assert hashlib.sha256(image.root.read_bytes()).hexdigest() == digest
 
@@ -60,9 +64,9 @@ def test_a_disk_boots_by_itself(bench: Bench, disk: Disk, do: str, ending: Endin
 def test_a_disk_that_never_ends_is_killed(bench: Bench, disk: Disk) -> None:
     image = disk(bench.directory / "disk", "the disk speaks", "hang")
     machine = bench.start("", "the disk speaks", image=image)
-    assert bench.driver.state(machine.name) is MachineState.RUNNING
+    assert bench.driver.state(machine.name) is VmState.RUNNING
     bench.driver.destroy(machine.name)
-    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert bench.driver.state(machine.name) is VmState.GONE
 
 
 def test_a_node_without_uefi_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +74,14 @@ def test_a_node_without_uefi_says_so(bench: Bench, monkeypatch: pytest.MonkeyPat
     machine = bench.machine(image=uefi_disk(bench.directory / "disk", "never", "poweroff"))
     with pytest.raises(NoHypervisor, match="no UEFI firmware on this node"):
         bench.driver.start(machine)
-    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert bench.driver.state(machine.name) is VmState.GONE
 
 
 @pytest.mark.parametrize("disk", [bios_disk, uefi_disk])
 def test_uml_boots_no_disk(tmp_path: Path, disk: Disk) -> None:
     image = disk(tmp_path / "disk", "never", "poweroff")
     driver = UserModeLinux()
-    machine = Machine("vmjobs-test-uml", 1, 64, image, (), tmp_path / "console", tmp_path)
+    machine = VmConfig("vmjobs-test-uml", 1, 64, image, (), tmp_path / "console", tmp_path)
     with pytest.raises(HypervisorError, match="cannot boot by"):
         driver.start(machine)
-    assert driver.state(machine.name) is MachineState.GONE
+    assert driver.state(machine.name) is VmState.GONE

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, Ending, Machine, MachineState, PrivateCard, PrivateNetwork
+from vmjobs.hypervisor.base import (
+    BootImage,
+    PrivateCard,
+    PrivateNetwork,
+    ShutdownCause,
+    VmConfig,
+    VmState,
+)
 from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
 from vmjobs.model import HypervisorKind
 
@@ -28,23 +35,23 @@ def driver() -> Iterator[Libvirt]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path) -> VmConfig:
     root = tmp_path / "root"
     root.write_bytes(b"\0" * 4096)
     kernel = tmp_path / "kernel"
     kernel.touch()
     image = BootImage(digest="", root=root, kernel=kernel)
-    return Machine(NAME, 1, 64, image, (), tmp_path / "console", tmp_path)
+    return VmConfig(NAME, 1, 64, image, (), tmp_path / "console", tmp_path)
 
 
-def test_machines_of_others_are_not_listed(driver: Libvirt, machine: Machine) -> None:
+def test_machines_of_others_are_not_listed(driver: Libvirt, machine: VmConfig) -> None:
     """libvirt's test driver comes with a machine called ``test``."""
     driver.start(machine)
     assert driver.list() == [NAME]
-    assert driver.state("test") is MachineState.RUNNING
+    assert driver.state("test") is VmState.RUNNING
 
 
-def test_why_a_machine_cannot_be_started_is_told(driver: Libvirt, machine: Machine) -> None:
+def test_why_a_machine_cannot_be_started_is_told(driver: Libvirt, machine: VmConfig) -> None:
     driver.start(machine)
     with pytest.raises(HypervisorError, match="runs already"):
         driver.start(machine)
@@ -52,10 +59,10 @@ def test_why_a_machine_cannot_be_started_is_told(driver: Libvirt, machine: Machi
     machine.image.root.unlink()
     with pytest.raises(HypervisorError, match=r"the disk .* cannot be used: "):
         driver.start(machine)
-    assert driver.state(NAME) is MachineState.GONE
+    assert driver.state(NAME) is VmState.GONE
 
 
-def test_a_private_network_is_refused(driver: Libvirt, machine: Machine) -> None:
+def test_a_private_network_is_refused(driver: Libvirt, machine: VmConfig) -> None:
     card = PrivateCard(PrivateNetwork((-1, -1)), "02:76:00:00:00:01")
     with pytest.raises(HypervisorError, match="private networks run on uml alone, not on qemu"):
         driver.start(replace(machine, card=card))
@@ -64,21 +71,21 @@ def test_a_private_network_is_refused(driver: Libvirt, machine: Machine) -> None
         driver.open_private_network([])
 
 
-def test_stop_powers_off(driver: Libvirt, machine: Machine) -> None:
+def test_stop_powers_off(driver: Libvirt, machine: VmConfig) -> None:
     driver.start(machine)
     driver.stop(NAME)
-    assert driver.wait(NAME, 30) is MachineState.GONE
-    assert driver.ending(NAME) is Ending.POWEROFF
+    assert driver.wait(NAME, 30) is VmState.GONE
+    assert driver.shutdown_cause(NAME) is ShutdownCause.POWEROFF
     driver.stop(NAME)
     driver.destroy(NAME)
-    assert driver.ending(NAME) is Ending.UNKNOWN
+    assert driver.shutdown_cause(NAME) is ShutdownCause.UNKNOWN
 
 
 def test_verbs_for_a_machine_that_is_not_there(driver: Libvirt) -> None:
     for verb in (driver.pause, driver.resume):
         with pytest.raises(HypervisorError, match="does not run"):
             verb(NAME)
-    assert driver.wait(NAME, 30) is MachineState.GONE
+    assert driver.wait(NAME, 30) is VmState.GONE
 
 
 def test_no_daemon(tmp_path: Path) -> None:
@@ -104,12 +111,12 @@ def test_connections_of_one_process_see_the_same_machines() -> None:
     first, second = (Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list) for _ in range(2))
     assert first.probe(60).works
     assert second.probe(60).works
-    assert first.state(NAME) is second.state(NAME) is MachineState.GONE
+    assert first.state(NAME) is second.state(NAME) is VmState.GONE
 
 
 def test_a_process_may_make_any_number_of_drivers() -> None:
     for _ in range(30):
-        assert Libvirt(HypervisorKind.QEMU, node_connection()).state(NAME) is MachineState.GONE
+        assert Libvirt(HypervisorKind.QEMU, node_connection()).state(NAME) is VmState.GONE
 
 
 def test_a_forked_process_has_a_connection_of_its_own() -> None:

@@ -17,16 +17,16 @@ import pytest
 from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
 from hypervisor_host import BOOT, Bench, endpoint, said, wait_until
 
-from vmjobs.hypervisor import helpers, mconsole, procs, sandbox
+from vmjobs.hypervisor import helper_processes, mconsole, procs, sandbox
 from vmjobs.hypervisor.base import (
     BootImage,
     DataDisk,
     Hypervisor,
-    MachineLimits,
-    MachineState,
+    VmLimits,
+    VmState,
 )
+from vmjobs.hypervisor.cpu_throttle import processor_seconds
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.hypervisor.regulator import processor_seconds
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
 
@@ -67,13 +67,13 @@ def qemu(tmp_path: Path) -> Iterator[Bench]:
 def processes(name: str) -> list[procs.Process]:
     """The machine's first process."""
     found = [process for process in procs.scan() if name in " ".join(process.argv)]
-    return [process for process in found if sandbox.leads(process)]
+    return [process for process in found if sandbox.is_leader(process)]
 
 
 def share(name: str, seconds: float) -> float:
     """Processors that a machine uses on average, by what the kernel counts."""
     (first,) = processes(name)
-    pids = [sandbox.innermost(first)[0].pid, *(one.pid for one in helpers.find(name))]
+    pids = [sandbox.inner_processes(first)[0].pid, *(one.pid for one in helper_processes.find(name))]
     began, before = time.monotonic(), sum(map(processor_seconds, pids))
     threading.Event().wait(seconds)
     return (sum(map(processor_seconds, pids)) - before) / (time.monotonic() - began)
@@ -95,9 +95,9 @@ def seconds_of(what: str, console: str) -> float:
 
 
 def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> None:
-    limits = MachineLimits(cpu_percent=30)
+    limits = VmLimits(cpu_percent=30)
     assert uml.driver.unenforced(limits, uml.directory) == ()
-    (told,) = uml.driver.unenforced(MachineLimits(disk_bytes=1 << 20), uml.directory)
+    (told,) = uml.driver.unenforced(VmLimits(disk_bytes=1 << 20), uml.directory)
     assert "disks is not limited" in told
     limited = uml.machine("spin", limits=limits)
     subprocess.run([sys.executable, "-c", _STARTER], input=pickle.dumps(limited), check=True)
@@ -106,18 +106,18 @@ def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> 
     found = share_in_time(limited.name, 3, 0.2, 0.4)
     # A busy node may not have that much for a while.
     wait_until(lambda: share(free.name, 1) > found + 0.05, BOOT, "the free one gets more")
-    assert uml.driver.state(limited.name) is MachineState.RUNNING
+    assert uml.driver.state(limited.name) is VmState.RUNNING
 
 
 def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
-    machine = uml.start("spin", "spinning", limits=MachineLimits(cpu_percent=30))
+    machine = uml.start("spin", "spinning", limits=VmLimits(cpu_percent=30))
     for _ in range(5):  # at whatever moment of the regulator's
         uml.driver.pause(machine.name)
         uml.driver.pause(machine.name)
-        assert uml.driver.state(machine.name) is MachineState.PAUSED
+        assert uml.driver.state(machine.name) is VmState.PAUSED
         assert share(machine.name, 0.2) < 0.02
         uml.driver.resume(machine.name)
-        assert uml.driver.state(machine.name) is MachineState.RUNNING
+        assert uml.driver.state(machine.name) is VmState.RUNNING
     share_in_time(machine.name, 2, 0.08, 0.45)  # it may have to pay a debt first
     uml.driver.pause(machine.name)  # and is destroyed like that
 
@@ -126,12 +126,12 @@ def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
     """On a busy node a kernel may obey once nobody waits for its answer any more."""
     machine = uml.start("count", "count=3")
     (first,) = processes(machine.name)
-    kernel = sandbox.innermost(first)[0]
+    kernel = sandbox.inner_processes(first)[0]
     for paused in (False, True):
         mconsole.command(kernel.pid, machine.name, "stop", 5.0)
         if paused:
             uml.driver.pause(machine.name)
-            assert uml.driver.state(machine.name) is MachineState.PAUSED
+            assert uml.driver.state(machine.name) is VmState.PAUSED
         uml.driver.resume(machine.name)
         before = said(machine.console)
         wait_until(lambda told=before: said(machine.console) > told, 20, "the guest goes on")  # type: ignore[misc]
@@ -140,7 +140,7 @@ def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
 def test_a_guest_notices_nothing_but_that_it_is_slow(uml: Bench) -> None:
     network = uml.network()
     with endpoint(network):
-        text = uml.run("network", limits=MachineLimits(cpu_percent=20), network=network)
+        text = uml.run("network", limits=VmLimits(cpu_percent=20), network=network)
     assert "small=hello" in text
     assert "uploaded=1048576" in text
     assert "guest: done" in text
@@ -150,15 +150,15 @@ def test_the_network_is_as_fast_as_asked_for_each_way(uml: Bench) -> None:
     network = uml.network()
     with endpoint(network) as server:
         server.large = b"x" * 2097152
-        text = uml.run("pace", limits=MachineLimits(network_bits=8_000_000), network=network)
+        text = uml.run("pace", limits=VmLimits(network_bits=8_000_000), network=network)
     for way in ("down", "up"):
         assert 6.8 < 2097152 * 8 / 1e6 / seconds_of(way, text) < 9.2, text
 
 
 def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
-    if uml.driver.unenforced(MachineLimits(cpu_weight=50), uml.directory):
+    if uml.driver.unenforced(VmLimits(cpu_weight=50), uml.directory):
         pytest.fail("this process is at the highest nice level itself")
-    machine = uml.start("spin", "spinning", limits=MachineLimits(cpu_weight=50))
+    machine = uml.start("spin", "spinning", limits=VmLimits(cpu_weight=50))
     (main,) = processes(machine.name)
     levels = set()
     for pid in {main.pid, *procs.children(main.pid)}:
@@ -169,11 +169,11 @@ def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
 
 
 def test_qemu_keeps_to_its_share(qemu: Bench) -> None:
-    machine = qemu.machine("spin", limits=MachineLimits(cpu_percent=30))
+    machine = qemu.machine("spin", limits=VmLimits(cpu_percent=30))
     qemu.driver.start(machine)
     share_in_time(machine.name, 3, 0.2, 0.4)
     qemu.driver.pause(machine.name)
-    assert qemu.driver.state(machine.name) is MachineState.PAUSED
+    assert qemu.driver.state(machine.name) is VmState.PAUSED
     assert share(machine.name, 0.5) < 0.05
     qemu.driver.resume(machine.name)
 
@@ -181,7 +181,7 @@ def test_qemu_keeps_to_its_share(qemu: Bench) -> None:
 def test_qemu_disks_are_as_fast_as_asked_for(qemu: Bench) -> None:
     scratch = qemu.directory / "scratch"
     scratch.write_bytes(b"\0" * (8 << 20))
-    limits = MachineLimits(disk_bytes=2 << 20)
+    limits = VmLimits(disk_bytes=2 << 20)
     assert qemu.driver.unenforced(limits, qemu.directory) == ()
     machine = qemu.start("write", "writing", limits=limits, disks=(DataDisk(scratch),))
     began = time.monotonic()  # the clock of an emulated guest may be wrong by a multiple

@@ -15,21 +15,21 @@ from images_kit import STORE, WORK, debugfs, fsck, need
 
 from images import recipe
 from images.build import bootstrap, build, builder, ext4, kernel, process, wheels
-from images.build.tree import Content, Node, Tree, in_memory
+from images.build.tree import FileContent, FileNode, FileTree, in_memory
 from images.store import ImageStore
 from vmjobs.errors import BuildError
 from vmjobs.model import MIB
 
 
-def write(tree: Tree, disk: Path, slack: int = MIB) -> bytes:
+def write(tree: FileTree, disk: Path, slack: int = MIB) -> bytes:
     ext4.write(tree, disk, slack=slack, epoch=1_700_000_000, seed=b"seed", label="test")
     return disk.read_bytes()
 
 
 def test_a_disk_holds_what_its_tree_does(tmp_path: Path) -> None:
-    tree = Tree()
+    tree = FileTree()
     data = os.urandom(3 * MIB + 17)
-    tree.add("a/big", Node(stat.S_IFREG | 0o4755, 7, 70_000, in_memory(data)))
+    tree.add("a/big", FileNode(stat.S_IFREG | 0o4755, 7, 70_000, in_memory(data)))
     tree.add("a/again", tree.nodes["a/big"])
     tree.add_file("a/empty", b"")
     tree.add_link("short", "a/big")
@@ -57,11 +57,11 @@ def test_disks_of_several_groups(tmp_path: Path) -> None:
         for offset in range(0, 800 * MIB, 50 * MIB):
             file.seek(offset)
             file.write(b"%d" % offset)
-    tree = Tree()
-    content = Content(800 * MIB, file=source)
-    tree.add("small", Node(stat.S_IFREG | 0o644, content=in_memory(b"before")))
-    tree.add("spans-seven-groups", Node(stat.S_IFREG | 0o644, content=content))
-    tree.add("zz", Node(stat.S_IFREG | 0o644, content=in_memory(b"after")))
+    tree = FileTree()
+    content = FileContent(800 * MIB, file=source)
+    tree.add("small", FileNode(stat.S_IFREG | 0o644, content=in_memory(b"before")))
+    tree.add("spans-seven-groups", FileNode(stat.S_IFREG | 0o644, content=content))
+    tree.add("zz", FileNode(stat.S_IFREG | 0o644, content=in_memory(b"after")))
     disk = tmp_path / "disk"
     ext4.write(tree, disk, slack=300 * MIB, epoch=0, seed=b"")
     assert fsck(disk) == []
@@ -72,7 +72,7 @@ def test_disks_of_several_groups(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slack", [1, 64, 127, 128, 129, 260])
 def test_disks_of_every_size_are_sound(tmp_path: Path, slack: int) -> None:
-    tree = Tree()
+    tree = FileTree()
     tree.add_file("x", b"x")
     ext4.write(tree, tmp_path / "disk", slack=slack * MIB, epoch=0, seed=b"")
     assert fsck(tmp_path / "disk") == []

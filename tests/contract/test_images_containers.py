@@ -28,8 +28,8 @@ from containers_kit import (
 )
 from images_kit import WORK, Bench, Guest, fsck, need
 
-from images.content import BLOCK, scan, zero_block
-from images.oci.fetch import Access
+from images.content import CHUNK_BYTES, iter_segments, zero_chunk_digest
+from images.oci.fetch import RegistryAccess
 from images.oci.importer import ImportedImage, import_reference
 from images.store import ImageStore
 from vmjobs.errors import (
@@ -45,7 +45,7 @@ from vmjobs.model import HypervisorKind, NetworkMode, ReasonCode
 pytest_plugins = ["images_kit"]
 Made = Callable[..., ImportedImage]
 VMJOBS = Path(sys.executable).parent / "vmjobs"
-OPEN = Access(insecure=True)
+OPEN = RegistryAccess(insecure=True)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,9 @@ def run(vms: Bench, image: ImportedImage, **fields: Any) -> Guest:
     return vms.start(image.digest, values.pop("script", ""), **values).end()
 
 
-def imported(reference: str, store: ImageStore, access: Access = OPEN, **options: Any) -> ImportedImage:
+def imported(
+    reference: str, store: ImageStore, access: RegistryAccess = OPEN, **options: Any
+) -> ImportedImage:
     return import_reference(reference, store, workdir(store), access=access, **options)
 
 
@@ -205,12 +207,12 @@ def test_a_private_repository_wants_the_right_credentials(
     tmp_path: Path, private_registry: Registry, store: ImageStore
 ) -> None:
     reference = published(private_registry, tmp_path, "secret/tool", from_scratch())
-    for access in (OPEN, Access(username=USER, password="wrong-horse", insecure=True)):
+    for access in (OPEN, RegistryAccess(username=USER, password="wrong-horse", insecure=True)):
         with pytest.raises(Unauthenticated) as caught:
             imported(reference, store, access)
         assert "wrong-horse" not in str(caught.value)
         assert "--password-stdin" in caught.value.hint
-    right = Access(username=USER, password=PASSWORD, insecure=True)
+    right = RegistryAccess(username=USER, password=PASSWORD, insecure=True)
     image = imported(reference, store, right)
     assert list(workdir(store).glob("container-*")) == []  # nor the credentials
 
@@ -222,7 +224,7 @@ def test_a_private_repository_wants_the_right_credentials(
         check=True,
         timeout=60,
     )
-    again = imported(reference, store, Access(authfile=authfile, insecure=True))
+    again = imported(reference, store, RegistryAccess(authfile=authfile, insecure=True))
     assert again.digest == image.digest
 
 
@@ -239,7 +241,7 @@ def test_credentials_are_on_no_command_line(
     )
     watcher.chmod(0o755)
     monkeypatch.setenv("PATH", f"{watcher.parent}:{os.environ['PATH']}")
-    access = Access(username=USER, password=PASSWORD, insecure=True)
+    access = RegistryAccess(username=USER, password=PASSWORD, insecure=True)
     imported(reference, store, access)
     told = seen.read_text()
     assert told.count("--authfile") == 2
@@ -335,7 +337,7 @@ def test_a_registry_without_https_is_used_only_when_told_to(
 ) -> None:
     reference = published(open_registry, tmp_path, "plain", Layer().file("x"))
     with pytest.raises(Unavailable) as caught:
-        imported(reference, store, Access())
+        imported(reference, store, RegistryAccess())
     assert "--insecure" in caught.value.hint
 
 
@@ -517,7 +519,7 @@ def test_signals_reach_the_program_and_its_output_arrives_at_once(made: Made, vm
     image = made([small_system()], {"Cmd": ["/bin/sh", "-c", command]})
     guest = vms.start(image.digest, "", strategy="image")
     guest.out.wait_for(b"up\n")
-    guest.run.link.send_signal(15)
+    guest.run.guest_session.send_signal(15)
     guest.end()
     assert guest.exit == {"code": 5}, guest.text
     assert guest.out.getvalue() == b"up\ncaught\n"
@@ -558,7 +560,7 @@ def test_images_on_the_same_layers_share_their_blocks(tmp_path: Path, store: Ima
         shared.append(blocks(store, image))
     common = sum(digest in set(shared[1]) for digest in shared[0])
     # The layers' own 300 kB, and what says where things are.
-    assert len(shared[0]) - common <= 300_000 // BLOCK + 1 + 6
+    assert len(shared[0]) - common <= 300_000 // CHUNK_BYTES + 1 + 6
     assert common / len(shared[0]) > 0.9
 
 
@@ -566,5 +568,5 @@ def blocks(store: ImageStore, image: ImportedImage) -> list[bytes]:
     """Digests of the blocks of the root disk that are not zeros."""
     path = store.content_path(store.manifest(image.digest).root.digest)
     with path.open("rb", buffering=0) as file:
-        found = [digests or [] for _, digests in scan(file, path.stat().st_size)]
-    return [digest for digests in found for digest in digests if digest != zero_block()]
+        found = [digests or [] for _, digests in iter_segments(file, path.stat().st_size)]
+    return [digest for digests in found for digest in digests if digest != zero_chunk_digest()]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from formats_kit import MADE, SIZE, Lab, disk, qemu_img, stream_with_footer
 
-from images.admission import admit
-from images.content import layout_of, layout_of_bytes
-from images.convert import from_raw, head_of, to_raw
+from images.content import compute_layout, compute_layout_of_bytes
+from images.convert import from_raw, read_head, to_raw
 from images.formats import Format
+from images.inspection import inspect_image
 from images.sandbox import SandboxLimits
 from vmjobs.errors import ImageRejected, StorageFull
 
@@ -22,27 +22,27 @@ MIB = 1024 * 1024
 
 def digest(path: Path) -> str:
     with path.open("rb", buffering=0) as file:
-        return layout_of(file, path.stat().st_size).digest
+        return compute_layout(file, path.stat().st_size).digest
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_one_disk_has_one_digest(lab: Lab, tmp_path: Path, name: str) -> None:
     source, sink = lab.samples[name], tmp_path / "sink"
     seen: list[float] = []
-    to_raw(source, admit(source, MADE[name][0]), sink, progress=seen.append)
-    assert digest(sink) == layout_of_bytes(disk()).digest
+    to_raw(source, inspect_image(source, MADE[name][0]), sink, progress=seen.append)
+    assert digest(sink) == compute_layout_of_bytes(disk()).digest
     assert sink.stat().st_size == SIZE
     assert sink.stat().st_blocks * 512 < 1_500_000, "holes stay holes"
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     assert [p.name for p in tmp_path.iterdir()] == ["sink"]
-    assert head_of(source, admit(source), 2 * MIB + 5) == disk()[: 2 * MIB + 5]
+    assert read_head(source, inspect_image(source), 2 * MIB + 5) == disk()[: 2 * MIB + 5]
 
 
 def test_a_stream_as_vmware_writes_it_has_the_same_digest(lab: Lab, tmp_path: Path) -> None:
     stream = stream_with_footer(lab)
-    to_raw(stream, admit(stream), tmp_path / "sink")
-    assert digest(tmp_path / "sink") == layout_of_bytes(disk()).digest
+    to_raw(stream, inspect_image(stream), tmp_path / "sink")
+    assert digest(tmp_path / "sink") == compute_layout_of_bytes(disk()).digest
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -54,7 +54,7 @@ def test_there_and_back(lab: Lab, tmp_path: Path, format_: Format, compressed: b
             from_raw(lab.samples["raw"], format_, there, compressed=True)
         return
     from_raw(lab.samples["raw"], format_, there, compressed=compressed)
-    found = admit(there, format_)
+    found = inspect_image(there, format_)
     assert found.virtual_size == SIZE
     if compressed:
         assert any("compressed" in feature for feature in found.features)
@@ -68,7 +68,7 @@ def test_odd_sizes_survive(tmp_path: Path) -> None:
     for format_ in Format:
         there, back = tmp_path / f"{format_}", tmp_path / "back"
         from_raw(raw, format_, there)
-        to_raw(there, admit(there, format_), back)
+        to_raw(there, inspect_image(there, format_), back)
         assert back.read_bytes() == raw.read_bytes(), format_
 
 
@@ -76,14 +76,14 @@ def test_zeros_at_the_end_survive(tmp_path: Path) -> None:
     raw, sink = tmp_path / "raw", tmp_path / "sink"
     raw.write_bytes(b"A" * 65536)
     os.truncate(raw, 64 * MIB)
-    to_raw(raw, admit(raw, "raw"), sink)
+    to_raw(raw, inspect_image(raw, "raw"), sink)
     assert sink.stat().st_size == 64 * MIB
     assert digest(sink) == digest(raw)
 
 
 def test_an_image_that_was_changed_meanwhile_is_refused(lab: Lab, tmp_path: Path) -> None:
     source = lab.copy("qcow2-v3", "image")
-    description = admit(source)
+    description = inspect_image(source)
     qemu_img("create", "-q", "-f", "qcow2", "-u", "-b", "/etc/passwd", "-F", "raw", source, "8M")
     with pytest.raises(ImageRejected) as caught:
         to_raw(source, description, tmp_path / "sink")
@@ -103,7 +103,7 @@ def test_damaged_data_is_refused_and_leaves_nothing(lab: Lab, tmp_path: Path) ->
     (tmp_path / "sink").write_bytes(b"what was there")
     source = lab.changed("qcow2-compressed", spoil)
     with pytest.raises(ImageRejected) as caught:
-        to_raw(source, admit(source), tmp_path / "sink")
+        to_raw(source, inspect_image(source), tmp_path / "sink")
     assert caught.value.faults[0].code == "conversion_failed"
     assert "qemu-img" in caught.value.message
     assert (tmp_path / "sink").read_bytes() == b"what was there"
@@ -115,7 +115,7 @@ def test_an_image_within_an_image_is_refused(lab: Lab, tmp_path: Path, format_: 
     """What is a disk from outside is a trap from inside: unpacked, it would be probed."""
     inner, outer = lab.copy("qcow2-v3", "inner"), tmp_path / "outer"
     qemu_img("convert", "-f", "raw", "-O", format_, inner, outer)
-    description = admit(outer)
+    description = inspect_image(outer)
     for call in (lambda: to_raw(outer, description, tmp_path / "sink"), lambda: head(outer)):
         with pytest.raises(ImageRejected) as caught:
             call()
@@ -124,7 +124,7 @@ def test_an_image_within_an_image_is_refused(lab: Lab, tmp_path: Path, format_: 
 
 
 def head(path: Path) -> bytes:
-    return head_of(path, admit(path), MIB)
+    return read_head(path, inspect_image(path), MIB)
 
 
 def test_names_of_files_have_no_meaning(
@@ -135,7 +135,7 @@ def test_names_of_files_have_no_meaning(
     for name in ("nbd:localhost:1", 'json:{"driver":"nbd"}', "-O", "a,b=c", "a b\n", "fat:rw:x"):
         source = lab.copy("qcow2-v3", name)
         sink = tmp_path / f"{name}.raw"
-        to_raw(Path(name), admit(Path(name)), Path(sink.name))
+        to_raw(Path(name), inspect_image(Path(name)), Path(sink.name))
         assert sink.read_bytes() == disk()
         source.unlink()
 
@@ -148,7 +148,7 @@ def test_a_conversion_is_stopped_at_the_callers_limits(lab: Lab, tmp_path: Path)
         (SandboxLimits(file_size=1 << 40, written=1 << 40, memory=32 * MIB), "conversion_failed"),
     ):
         with pytest.raises(ImageRejected) as caught:
-            to_raw(source, admit(source), tmp_path / "sink", limits)
+            to_raw(source, inspect_image(source), tmp_path / "sink", limits)
         assert caught.value.faults[0].code == code, caught.value.message
     assert not (tmp_path / "sink").exists()
 
@@ -156,10 +156,10 @@ def test_a_conversion_is_stopped_at_the_callers_limits(lab: Lab, tmp_path: Path)
 def test_a_place_that_cannot_be_written_is_said(lab: Lab, tmp_path: Path) -> None:
     source = lab.samples["qcow2-v3"]
     with pytest.raises(ImageRejected) as caught:
-        to_raw(source, admit(source), tmp_path / "missing" / "sink")
+        to_raw(source, inspect_image(source), tmp_path / "missing" / "sink")
     assert caught.value.faults[0].code == "unwritable"
     with pytest.raises(ImageRejected) as caught:
-        to_raw(source, replace(admit(source), virtual_size=MIB), tmp_path / "sink")
+        to_raw(source, replace(inspect_image(source), virtual_size=MIB), tmp_path / "sink")
     assert caught.value.faults[0].code == "disk_too_large"
 
 
@@ -172,7 +172,7 @@ def test_a_full_disk_is_said_to_be_full(lab: Lab, tmp_path: Path) -> None:
         for name in ("qcow2-v3", "raw"):
             source = lab.samples[name]
             with pytest.raises(StorageFull):
-                to_raw(source, admit(source, MADE[name][0]), small / "sink")
+                to_raw(source, inspect_image(source, MADE[name][0]), small / "sink")
             assert list(small.iterdir()) == []
         with pytest.raises(StorageFull):
             from_raw(lab.samples["raw"], Format.QCOW2, small / "sink")

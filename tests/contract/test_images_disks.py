@@ -11,14 +11,14 @@ import pytest
 from images_kit import fsck
 
 from images.build import ext4
-from images.build.tree import Node, Tree, in_memory
+from images.build.tree import FileNode, FileTree, in_memory
 from vmjobs.errors import BuildError
 from vmjobs.model import MIB
 
 CHUNK = 64 * 1024
 
 
-def write(tree: Tree, disk: Path) -> bytes:
+def write(tree: FileTree, disk: Path) -> bytes:
     """Write it, and have e2fsck look at every structure."""
     ext4.write(tree, disk, slack=MIB, epoch=1_700_000_000, seed=b"seed")
     assert fsck(disk) == []
@@ -29,13 +29,13 @@ def debugfs(disk: Path, command: str) -> str:
     return images_kit.debugfs(disk, command).decode("utf-8", "replace")
 
 
-def file(data: bytes = b"", **fields: object) -> Node:
-    return Node(stat.S_IFREG | 0o755, content=in_memory(data), **fields)  # type: ignore[arg-type]
+def file(data: bytes = b"", **fields: object) -> FileNode:
+    return FileNode(stat.S_IFREG | 0o755, content=in_memory(data), **fields)  # type: ignore[arg-type]
 
 
 def test_capabilities_and_other_attributes(tmp_path: Path) -> None:
     capability = b"\1\0\0\2\0\x20\0\0" + bytes(12)
-    tree = Tree()
+    tree = FileTree()
     tree.add("ping", file(b"x", xattrs={"security.capability": capability}))
     many = {f"user.note{number}": os.urandom(100) for number in range(20)}
     tree.add("much", file(b"y", xattrs={"security.capability": capability, **many}))
@@ -54,17 +54,17 @@ def test_capabilities_and_other_attributes(tmp_path: Path) -> None:
     "attributes", [{"user.big": bytes(5000)}, {"trusted.x": b""}, {f"user.{'n' * 300}": b""}]
 )
 def test_attributes_that_do_not_fit_are_refused(tmp_path: Path, attributes: dict[str, bytes]) -> None:
-    tree = Tree()
+    tree = FileTree()
     tree.add("x", file(xattrs=attributes))
     with pytest.raises(BuildError):
         ext4.write(tree, tmp_path / "disk", slack=MIB, epoch=0, seed=b"")
 
 
 def test_devices_pipes_and_times(tmp_path: Path) -> None:
-    tree = Tree()
-    tree.add("null", Node(stat.S_IFCHR | 0o666, device=(1, 3)))
-    tree.add("far", Node(stat.S_IFBLK | 0o660, 0, 6, device=(259, 70_000)))
-    tree.add("pipe", Node(stat.S_IFIFO | 0o600))
+    tree = FileTree()
+    tree.add("null", FileNode(stat.S_IFCHR | 0o666, device=(1, 3)))
+    tree.add("far", FileNode(stat.S_IFBLK | 0o660, 0, 6, device=(259, 70_000)))
+    tree.add("pipe", FileNode(stat.S_IFIFO | 0o600))
     tree.add("old", file(mtime=1))
     tree.add("late", file(mtime=2**32 + 5))  # 2106
     disk = tmp_path / "disk"
@@ -78,15 +78,15 @@ def test_devices_pipes_and_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "target"), [("n" * 256, "x"), ("n", "t" * 4096), ("n", "")])
 def test_names_that_do_not_fit_are_refused(tmp_path: Path, name: str, target: str) -> None:
-    tree = Tree()
+    tree = FileTree()
     tree.add_link(name, target)
     with pytest.raises(BuildError):
         ext4.write(tree, tmp_path / "disk", slack=MIB, epoch=0, seed=b"")
 
 
-def layered(*more: dict[str, bytes], without: tuple[str, ...] = ()) -> Tree:
+def layered(*more: dict[str, bytes], without: tuple[str, ...] = ()) -> FileTree:
     """A tree of a large layer that is always the same, and of others."""
-    tree = Tree()
+    tree = FileTree()
     base = {f"usr/{n % 13}/file{n}": (b"%d " % n) * (500 * (n % 40)) for n in range(1, 400)}
     for files in (base, *more):
         nodes = {path: file(data) for path, data in files.items()}
@@ -124,7 +124,7 @@ def test_what_a_layer_replaced_is_not_on_the_disk(tmp_path: Path) -> None:
 
 def test_large_files_are_the_same_blocks_wherever_they_lie(tmp_path: Path) -> None:
     large = os.urandom(5 * CHUNK + 100)
-    one, two = Tree(), Tree()
+    one, two = FileTree(), FileTree()
     one.add("large", file(large))
     for number in range(37):
         two.add(f"a/{number}", file(os.urandom(1000 * number)))
@@ -135,7 +135,7 @@ def test_large_files_are_the_same_blocks_wherever_they_lie(tmp_path: Path) -> No
 
 
 def test_a_disk_without_lost_and_found(tmp_path: Path) -> None:
-    tree = Tree()
+    tree = FileTree()
     tree.add("only", file(b"x"))
     disk = tmp_path / "disk"
     ext4.write(tree, disk, slack=MIB, epoch=0, seed=b"", lost_and_found=False)

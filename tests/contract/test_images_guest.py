@@ -222,7 +222,7 @@ def test_output_arrives_while_the_script_runs_and_signals_reach_it(
     guest = vms.start(generic, script)
     guest.out.wait_for(b"up\n")
     if way == "endpoint":
-        guest.run.link.send_signal(15)
+        guest.run.guest_session.send_signal(15)
     else:
         guest.run.driver.stop(guest.machine)
     guest.end()
@@ -237,7 +237,7 @@ def test_a_script_that_kills_all_helpers_loses_no_output(generic: str, vms: Benc
     # The control loop is back as well. The request of the one that was killed still waits at the
     # server, and takes the order too; but nobody says that it was delivered.
     vms.calls.wait_for("/v1/control?wait=25&done=0", 2)
-    guest.run.link.send_signal(2)
+    guest.run.guest_session.send_signal(2)
     guest.end()
     assert guest.exit == {"signal": 2}, guest.text
     numbers = "".join(f"{n}\n" for n in range(1, 20001))
@@ -327,7 +327,7 @@ def test_what_is_not_sent_in_time_is_no_success(
     over = threading.Event()
     guest = vms.start(generic, "sleep 3; echo some")
     guest.console.wait_for(b":ready")
-    monkeypatch.setattr(guest.run.link, "on_log", lambda: over.wait(600))
+    monkeypatch.setattr(guest.run.guest_session, "on_log", lambda: over.wait(600))
     try:
         guest.console.wait_for(b"the logs are incomplete", 240)
     finally:
@@ -339,7 +339,7 @@ def test_what_is_not_sent_in_time_is_no_success(
 def test_what_a_node_cannot_keep_is_its_fault(generic: str, vms: Bench, tmp_path: Path) -> None:
     guest = vms.start(generic, "sleep 3; echo some")
     guest.console.wait_for(b":ready")
-    guest.run.link.logs["out"] = tmp_path / "none" / "out"
+    guest.run.guest_session.logs["out"] = tmp_path / "none" / "out"
     assert guest.end().report.reason.code is ReasonCode.NODE_FAILED
     assert guest.said("exit") == "code=0 undelivered=yes"
 

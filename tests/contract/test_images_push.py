@@ -11,17 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from images.content import BLOCK, SEGMENT, Layout, layout_of_bytes, layout_size
-from images.local_gc import NEW_SECONDS, collect_local
+from images.content import (
+    CHUNK_BYTES,
+    SEGMENT_BYTES,
+    ContentLayout,
+    compute_layout_of_bytes,
+    layout_size,
+)
+from images.local_gc import MIN_AGE_SECONDS, collect_garbage
 from images.manifest import ImageManifest, Part
 from images.push import send_content
-from images.push_notes import Notes, UploadNote
-from images.segment import Kind, parse_index
+from images.segment import ChunkEncoding, parse_header
 from images.store import ImageStore
+from images.upload_state import FileDigestCache, UploadState
 from repository.images import Images, Viewer
 from repository.service import open_repository
 from vmjobs.config import Config
-from vmjobs.errors import Conflict, InvalidRequest, MissingBlocks
+from vmjobs.errors import Conflict, InvalidRequest, MissingChunks
 
 ADA = Viewer("ada")
 
@@ -36,26 +42,28 @@ class Receiver:
     images: Images
     upload: str
     asked: int = 0
-    blocks: int = 0
+    chunk_digests: int = 0
     segments: list[bytes] = field(default_factory=list)
     contents: int = 0
-    forget: bool = False
+    clear: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
         self.asked += len(digests)
         return self.images.missing_segments(ADA, self.upload, digests)
 
-    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
-        if self.forget:
+    def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
+        if self.clear:
             return [False] * len(digests)
-        return self.images.missing_blocks(ADA, self.upload, digests)
+        return self.images.missing_chunks(ADA, self.upload, digests)
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
         with self.lock:
             self.segments.append(digest)
-            index = parse_index(body, whole=len(body))
-            self.blocks += sum(entry.kind in {Kind.PLAIN, Kind.ZSTD} for entry in index.entries)
+            index = parse_header(body, whole=len(body))
+            self.chunk_digests += sum(
+                entry.kind in {ChunkEncoding.PLAIN, ChunkEncoding.ZSTD} for entry in index.entries
+            )
         return self.images.put_segment(ADA, self.upload, digest, bytes(body))
 
     def put_content(self, digest: str, layout: bytes) -> None:
@@ -79,14 +87,16 @@ def file_of(path: Path, data: bytes) -> Path:
 
 
 def test_each_missing_block_is_sent_once(images: Images, tmp_path: Path) -> None:
-    data = os.urandom(BLOCK) + bytes(SEGMENT) + os.urandom(SEGMENT + BLOCK // 2)
+    data = os.urandom(CHUNK_BYTES) + bytes(SEGMENT_BYTES) + os.urandom(SEGMENT_BYTES + CHUNK_BYTES // 2)
     file, to = file_of(tmp_path / "disk", data), receiver(images)
     steps: list[tuple[int, int]] = []
-    layout = send_content(file, to, moved=lambda done, sent: steps.append((done, sent)))
-    assert layout == layout_of_bytes(data)
-    assert to.blocks == sum(any(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK))
+    layout = send_content(file, to, on_progress=lambda done, sent: steps.append((done, sent)))
+    assert layout == compute_layout_of_bytes(data)
+    assert to.chunk_digests == sum(
+        any(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
+    )
     assert steps[-1][0] == len(data)
-    assert len(data) - SEGMENT < steps[-1][1] < len(data) - SEGMENT + 3 * BLOCK
+    assert len(data) - SEGMENT_BYTES < steps[-1][1] < len(data) - SEGMENT_BYTES + 3 * CHUNK_BYTES
     again = receiver(images)
     assert send_content(file, again) == layout
     assert (again.segments, again.contents) == ([], 1)
@@ -95,29 +105,29 @@ def test_each_missing_block_is_sent_once(images: Images, tmp_path: Path) -> None
 def test_holes_are_neither_read_nor_asked_for(images: Images, tmp_path: Path) -> None:
     file, to = tmp_path / "disk", receiver(images)
     with file.open("wb") as sink:
-        sink.truncate(100 * SEGMENT + 1)
+        sink.truncate(100 * SEGMENT_BYTES + 1)
     layout = send_content(file, to)
-    assert (to.asked, to.segments, layout.size) == (0, [], 100 * SEGMENT + 1)
+    assert (to.asked, to.segments, layout.size) == (0, [], 100 * SEGMENT_BYTES + 1)
 
 
 def test_blocks_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path) -> None:
-    data = os.urandom(SEGMENT)
+    data = os.urandom(SEGMENT_BYTES)
     to = receiver(images)
-    to.forget = True
+    to.clear = True
     send_content(file_of(tmp_path / "disk", data), to)
     assert len(to.segments) == 2
-    assert to.blocks == SEGMENT // BLOCK
+    assert to.chunk_digests == SEGMENT_BYTES // CHUNK_BYTES
 
 
 def test_segments_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path) -> None:
     """The upload is given up and its bytes collected, just before the content is made."""
-    file = file_of(tmp_path / "disk", os.urandom(SEGMENT))
+    file = file_of(tmp_path / "disk", os.urandom(SEGMENT_BYTES))
 
     class Forgetful(Receiver):
         def put_content(self, digest: str, layout: bytes) -> None:
             super().put_content(digest, layout)
             if self.contents == 1:
-                raise MissingBlocks("1 of the 1 segments are not here")
+                raise MissingChunks("1 of the 1 segments are not here")
 
     to = Forgetful(images, images.open_upload(ADA, 1 << 30).id)
     send_content(file, to)
@@ -125,10 +135,10 @@ def test_segments_that_are_gone_are_sent_after_all(images: Images, tmp_path: Pat
 
 
 def test_a_layout_that_is_known_saves_reading(images: Images, tmp_path: Path) -> None:
-    data = os.urandom(3 * SEGMENT)
+    data = os.urandom(3 * SEGMENT_BYTES)
     file = file_of(tmp_path / "disk", data)
     send_content(file, receiver(images))
-    known = layout_of_bytes(data)
+    known = compute_layout_of_bytes(data)
     # Its bytes are never looked at: nothing is missing.
     file.write_bytes(bytes(len(data)))
     again = receiver(images)
@@ -144,7 +154,7 @@ def test_files_that_cannot_be_sent(images: Images, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["grow", "shrink", "write"])
 def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
-    file = file_of(tmp_path / "disk", os.urandom(4 * SEGMENT))
+    file = file_of(tmp_path / "disk", os.urandom(4 * SEGMENT_BYTES))
 
     class Meddler(Receiver):
         def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
@@ -152,7 +162,7 @@ def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
                 if what == "write":
                     sink.write(b"other")
                 else:
-                    sink.truncate(5 * SEGMENT if what == "grow" else SEGMENT)
+                    sink.truncate(5 * SEGMENT_BYTES if what == "grow" else SEGMENT_BYTES)
             return super().missing_segments(digests)
 
     to = Meddler(images, images.open_upload(ADA, 1 << 30).id)
@@ -165,63 +175,69 @@ def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
 
 
 def test_notes_save_reading_until_the_file_changes(images: Images, tmp_path: Path) -> None:
-    file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT))
-    with closing(Notes.open(tmp_path / "notes", file)) as notes:
-        assert notes.blocks(0) is None
-        layout = send_content(file, receiver(images), memory=notes)
-    with closing(Notes.open(tmp_path / "notes", file)) as notes:
-        assert len(notes.blocks(1) or ()) == SEGMENT // BLOCK
-        assert send_content(file, receiver(images), memory=notes) == layout
+    file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT_BYTES))
+    with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
+        assert notes.chunk_digests(0) is None
+        layout = send_content(file, receiver(images), digest_cache=notes)
+    with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
+        assert len(notes.chunk_digests(1) or ()) == SEGMENT_BYTES // CHUNK_BYTES
+        assert send_content(file, receiver(images), digest_cache=notes) == layout
     with file.open("r+b") as sink:
         sink.write(b"x")
-    with closing(Notes.open(tmp_path / "notes", file)) as notes:
-        assert notes.blocks(1) is None
+    with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
+        assert notes.chunk_digests(1) is None
 
 
 def test_broken_notes_are_none(images: Images, tmp_path: Path) -> None:
-    file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT))
+    file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT_BYTES))
     folder = tmp_path / "notes"
-    with closing(Notes.open(folder, file)) as notes:
-        send_content(file, receiver(images), memory=notes)
+    with closing(FileDigestCache.open(folder, file)) as notes:
+        send_content(file, receiver(images), digest_cache=notes)
     (path,) = folder.iterdir()
     good = path.read_bytes()
     for bad in (good[:-1], good + b"\0" * 5, good + b"\xff" * 100, good[:30], b"", b"x" * 10000):
         path.write_bytes(bad)
-        with closing(Notes.open(folder, file)) as notes:
-            send_content(file, receiver(images), memory=notes)
+        with closing(FileDigestCache.open(folder, file)) as notes:
+            send_content(file, receiver(images), digest_cache=notes)
     assert path.read_bytes() == good
     # Wrong digests: the repository notices, and they are forgotten.
     path.write_bytes(good[:-32] + b"\1" * 32)
-    with closing(Notes.open(folder, file)) as notes, pytest.raises(Exception, match=r"segment|chunk"):
-        send_content(file, receiver(images), memory=notes)
-    with closing(Notes.open(folder, file)) as notes:
-        send_content(file, receiver(images), memory=notes)
+    with (
+        closing(FileDigestCache.open(folder, file)) as notes,
+        pytest.raises(Exception, match=r"segment|chunk"),
+    ):
+        send_content(file, receiver(images), digest_cache=notes)
+    with closing(FileDigestCache.open(folder, file)) as notes:
+        send_content(file, receiver(images), digest_cache=notes)
 
 
 def test_notes_are_for_one_at_a_time_and_for_oneself(tmp_path: Path) -> None:
     file, folder = file_of(tmp_path / "disk", b"x" * 10), tmp_path / "notes"
-    with closing(Notes.open(folder, file)) as first, closing(Notes.open(folder, file)) as second:
-        first.keep(0, [b"\1" * 32])
-        assert first.blocks(0) == [b"\1" * 32]
-        second.keep(1, [])
-        assert second.blocks(1) is None
+    with (
+        closing(FileDigestCache.open(folder, file)) as first,
+        closing(FileDigestCache.open(folder, file)) as second,
+    ):
+        first.save(0, [b"\1" * 32])
+        assert first.chunk_digests(0) == [b"\1" * 32]
+        second.save(1, [])
+        assert second.chunk_digests(1) is None
     assert folder.stat().st_mode & 0o777 == 0o700
     no_folder = file_of(tmp_path / "file", b"")
-    with closing(Notes.open(no_folder, file)) as notes:
-        notes.keep(0, [])
-        assert notes.blocks(0) is None
-    note = UploadNote(folder, "http://a", "disk")
-    assert note.recall() == ""
-    note.remember("abc")
-    assert UploadNote(folder, "http://a", "disk").recall() == ""  # a push that is under way has it
-    assert UploadNote(folder, "http://b", "disk").recall() == ""
+    with closing(FileDigestCache.open(no_folder, file)) as notes:
+        notes.save(0, [])
+        assert notes.chunk_digests(0) is None
+    note = UploadState(folder, "http://a", "disk")
+    assert note.load() == ""
+    note.save("abc")
+    assert UploadState(folder, "http://a", "disk").load() == ""  # a push that is under way has it
+    assert UploadState(folder, "http://b", "disk").load() == ""
     del note
-    later = UploadNote(folder, "http://a", "disk")
-    assert later.recall() == "abc"
-    later.remember("defg")
-    assert later.recall() == "defg"
-    later.forget()
-    assert UploadNote(folder, "http://a", "disk").recall() == ""
+    later = UploadState(folder, "http://a", "disk")
+    assert later.load() == "abc"
+    later.save("defg")
+    assert later.load() == "defg"
+    later.clear()
+    assert UploadState(folder, "http://a", "disk").load() == ""
 
 
 # ----------------------------------------------------------------- the local store
@@ -233,15 +249,15 @@ def test_garbage_in_the_local_store(tmp_path: Path) -> None:
     image = store.put_manifest(ImageManifest(root=named))
     other = store.put_manifest(ImageManifest(root=nameless))
     store.tag("kept", "latest", image)
-    assert collect_local(store).contents == 0, "a build may be at it"
+    assert collect_garbage(store).contents == 0, "a build may be at it"
     contents = [store.folder.path(part.digest) for part in (named, nameless, alone)]
     for path in [*contents, *tmp_path.glob("manifests/*")]:
-        old = path.stat().st_mtime - NEW_SECONDS - 1
+        old = path.stat().st_mtime - MIN_AGE_SECONDS - 1
         os.utime(path, (old, old))
-    report = collect_local(store, dry_run=True)
+    report = collect_garbage(store, dry_run=True)
     assert (report.images, report.contents) == (1, 2)
     assert store.complete(other)
-    assert collect_local(store) == report
+    assert collect_garbage(store) == report
     assert store.complete(image)
     assert not store.folder.has(nameless.digest)
     assert not store.folder.has(alone.digest)
@@ -254,6 +270,6 @@ def _stored(store: ImageStore, data: bytes) -> Part:
 
 
 def test_layouts_of_large_contents_have_the_size_that_is_expected() -> None:
-    for size in (1, SEGMENT, SEGMENT + 1, 100 * SEGMENT):
-        digests = tuple([b"\0" * 32] * -(-size // SEGMENT))
-        assert len(Layout(size, digests).to_bytes()) == layout_size(size)
+    for size in (1, SEGMENT_BYTES, SEGMENT_BYTES + 1, 100 * SEGMENT_BYTES):
+        digests = tuple([b"\0" * 32] * -(-size // SEGMENT_BYTES))
+        assert len(ContentLayout(size, digests).to_bytes()) == layout_size(size)

@@ -11,7 +11,7 @@ from formats_kit import MADE, Lab, damage
 
 from images import sandbox
 from images.convert import to_raw
-from images.formats import Description, Format, inspect
+from images.formats import Format, ImageDescription, inspect
 from images.sandbox import SandboxLimits
 from vmjobs.errors import ImageRejected
 
@@ -22,15 +22,15 @@ CONTAINERS = [name for name in MADE if name not in ("raw", "vdi-static", "vhdx-f
 
 def qemu_says(path: Path, format_: str) -> int | None:
     """The size that QEMU sees; ``None`` where it sees no disk."""
-    said = bytearray()
+    on_output = bytearray()
     node = {"driver": format_, "file": {"driver": "file", "filename": sandbox.SOURCE}}
     argv = ("qemu-img", "info", "-U", "--output=json", f"json:{json.dumps(node)}")
     try:
         with path.open("rb") as file:
-            sandbox.run(argv, source=file, limits=LIMITS, said=said.extend)
+            sandbox.run(argv, source=file, limits=LIMITS, on_output=on_output.extend)
     except ImageRejected:
         return None
-    size = json.loads(said)["virtual-size"]
+    size = json.loads(on_output)["virtual-size"]
     assert isinstance(size, int)
     return size
 
@@ -58,7 +58,7 @@ def test_what_is_let_in_is_what_qemu_sees(lab: Lab, tmp_path: Path, name: str) -
         check(path, description, sink)
 
 
-def check(path: Path, description: Description, sink: Path) -> None:
+def check(path: Path, description: ImageDescription, sink: Path) -> None:
     size = qemu_says(path, str(description.format))
     assert size in (None, description.virtual_size)
     try:

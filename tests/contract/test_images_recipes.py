@@ -21,9 +21,12 @@ BUILD_SECONDS = 900
 REALM = "VMJOBS.TEST"
 
 
-def vmjobs(*words: str | Path, state: Path, seconds: float = 180) -> subprocess.CompletedProcess[str]:
+def vmjobs(
+    *words: str | Path, state: Path, seconds: float = 180, **settings: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command as a user would, with a state directory of the test's own."""
-    environment = {**os.environ, "VMJOBS_IMAGE_DIR": str(STORE), "VMJOBS_STATE_DIR": str(state)}
+    settings |= {"VMJOBS_IMAGE_DIR": str(STORE), "VMJOBS_STATE_DIR": str(state)}
+    environment = {**os.environ, **settings}
     return subprocess.run(
         [VMJOBS, *words], env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )
@@ -110,6 +113,7 @@ def test_a_worker_has_htcondor_inside(tmp_path: Path) -> None:
 class Kdc:
     """A key distribution centre of the test's own, where a guest can reach it."""
 
+    address: str
     config: Path
     keytab: Path
 
@@ -168,7 +172,7 @@ def kdc(tmp_path: Path) -> Iterator[Kdc]:
             stderr=subprocess.DEVNULL,
         ) as process:
             try:
-                yield Kdc(config, folder / "keytab")
+                yield Kdc(address, config, folder / "keytab")
                 assert process.poll() is None, (folder / "log").read_text()
             finally:
                 process.terminate()
@@ -182,6 +186,7 @@ def test_a_job_gets_a_kerberos_ticket_from_a_real_kdc(kdc: Kdc, tmp_path: Path) 
         "run", "--image", "kerberos", "--network", "outbound",
         "--input", f"krb5.conf={kdc.config}", "--input", f"keytab={kdc.keytab}",
         "--env", "KRB5_CONFIG=krb5.conf", script(tmp_path, login), state=tmp_path,
+        VMJOBS_NETWORK_ALLOW=kdc.address,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"Default principal: physicist@{REALM}" in done.stdout

@@ -30,14 +30,14 @@ SECRET = b"a secret of the host" * 100
 
 def python(program: str, source: Path | None = None, output: Path | None = None) -> object:
     """Run some Python in the sandbox and return what it prints, which is JSON."""
-    said = bytearray()
+    on_output = bytearray()
     argv = ("python3", "-c", f"import os, json, socket, ctypes\n{program}")
     if source is None:
-        sandbox.run(argv, output=output, limits=LIMITS, said=said.extend)
+        sandbox.run(argv, output=output, limits=LIMITS, on_output=on_output.extend)
     else:
         with source.open("rb") as file:
-            sandbox.run(argv, source=file, output=output, limits=LIMITS, said=said.extend)
-    return json.loads(said)
+            sandbox.run(argv, source=file, output=output, limits=LIMITS, on_output=on_output.extend)
+    return json.loads(on_output)
 
 
 def attempt(*lines: str) -> object:
@@ -275,14 +275,14 @@ def code_of(program: str, limits: SandboxLimits, output: Path | None = None) -> 
 def test_a_flood_of_words_is_taken_in_bounded_memory() -> None:
     count = 0
 
-    def said(data: bytes) -> None:
+    def on_output(data: bytes) -> None:
         nonlocal count
         count += len(data)
 
     program = (
         "import sys\nfor _ in range(100):\n    print('x' * 100000); sys.stderr.write('y' * 100000)"
     )
-    sandbox.run(("python3", "-c", program), limits=LIMITS, said=said)
+    sandbox.run(("python3", "-c", program), limits=LIMITS, on_output=on_output)
     assert count == 100 * 100001
 
 
@@ -351,9 +351,9 @@ def test_an_unprivileged_user_has_the_sandbox_too(lab: Lab) -> None:
 def test_the_file_that_was_opened_is_what_is_seen(lab: Lab, tmp_path: Path) -> None:
     """Another file in its place, after it was looked at, is not what the program gets."""
     path = lab.copy("qcow2-v3", "image")
-    said = bytearray()
+    on_output = bytearray()
     with path.open("rb") as file:
         path.rename(tmp_path / "moved")
         path.write_bytes(b"another file")
-        sandbox.run(("head", "-c", "4", SOURCE), source=file, limits=LIMITS, said=said.extend)
-    assert said == b"QFI\xfb"
+        sandbox.run(("head", "-c", "4", SOURCE), source=file, limits=LIMITS, on_output=on_output.extend)
+    assert on_output == b"QFI\xfb"

@@ -36,13 +36,13 @@ from vmjobs.hypervisor.base import (
     NAMESERVER_ADDRESS,
     BootImage,
     DataDisk,
-    Ending,
     Hypervisor,
-    Machine,
-    MachineState,
+    ShutdownCause,
+    VmConfig,
+    VmState,
 )
-from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
+from vmjobs.hypervisor.process_launcher import LaunchedProcess, Launcher
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
@@ -63,13 +63,13 @@ class Node:
     kind: HypervisorKind
     names: list[str] = field(default_factory=list)
 
-    def machine(self, image: BootImage, *words: str) -> Machine:
+    def machine(self, image: BootImage, *words: str) -> VmConfig:
         made = Bench(UserModeLinux(), image, self.directory, {"memory": 128}, self.names).machine()
         disk = made.workdir.with_suffix(".disk")
         disk.write_bytes(b"the disk of " + made.name.encode().ljust(1 << 20, b"\0"))
         return replace(made, disks=(DataDisk(disk),), cmdline=words)
 
-    def broken(self, tries: _Tries, then: str = "end", posing: str = "") -> Machine:
+    def broken(self, tries: _Tries, then: str = "end", posing: str = "") -> VmConfig:
         """A machine whose kernel is in the hands of its guest."""
         root = self.directory / "root"
         root.write_bytes(bytes(4096))
@@ -86,14 +86,14 @@ class Node:
             return UserModeLinux(str(self.program), isolated=isolated)
         return Libvirt(self.kind, node_connection(), isolated=isolated, program=str(self.program))
 
-    def begun(self, then: str, posing: str = "") -> tuple[Hypervisor, Machine]:
+    def begun(self, then: str, posing: str = "") -> tuple[Hypervisor, VmConfig]:
         """An isolated broken machine that has begun, and its driver."""
         driver, machine = self.driver(isolated=True), self.broken({}, then, posing)
         driver.start(machine)
         wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
         return driver, machine
 
-    def start(self, driver: Hypervisor, machine: Machine) -> None:
+    def start(self, driver: Hypervisor, machine: VmConfig) -> None:
         """Have a broken one run. libvirt waits for QEMU's first words, which it does not say."""
         with nullcontext() if self.kind is HypervisorKind.UML else suppress(HypervisorError):
             driver.start(machine)
@@ -104,13 +104,13 @@ class Node:
         assert list(found) == list(tries)
         return found
 
-    def tell(self, machine: Machine, *, isolated: bool) -> _Found:
+    def tell(self, machine: VmConfig, *, isolated: bool) -> _Found:
         """Run a broken one: which of its tries succeeded."""
         driver = self.driver(isolated=isolated)
         self.start(driver, machine)
         # A script shows its interpreter's name: without a sandbox no driver knows it for a kernel.
         wait_until(lambda: "tried all" in said(machine.console).splitlines(), BOOT, "all was tried")
-        assert driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+        assert driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
         driver.destroy(machine.name)
         lines = said(machine.console).splitlines()
         told = [json.loads(line) for line in lines if line.startswith('{"try"')]
@@ -150,7 +150,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
 
 
 @pytest.fixture(scope="module")
-def neighbour(tmp_path_factory: pytest.TempPathFactory, image: BootImage) -> Iterator[Machine]:
+def neighbour(tmp_path_factory: pytest.TempPathFactory, image: BootImage) -> Iterator[VmConfig]:
     folder = tmp_path_factory.mktemp("neighbour")
     disk = folder / "disk"
     disk.write_bytes(b"the disk of another".ljust(1 << 20, b"\0"))
@@ -159,11 +159,11 @@ def neighbour(tmp_path_factory: pytest.TempPathFactory, image: BootImage) -> Ite
 
 
 @pytest.fixture
-def victim(neighbour: Machine) -> Iterator[Machine]:
+def victim(neighbour: VmConfig) -> Iterator[VmConfig]:
     """Another machine, that runs, and goes on whatever a broken one does."""
     before = len(said(neighbour.console))
     yield neighbour
-    assert UserModeLinux().state(neighbour.name) is MachineState.RUNNING
+    assert UserModeLinux().state(neighbour.name) is VmState.RUNNING
     wait_until(lambda: len(said(neighbour.console)) > before, BOOT, "it counts on")
 
 
@@ -185,8 +185,8 @@ def test_users_of_one_guest_are_kept_apart_if_there_are_several(tmp_path: Path, 
 def kernel_of(name: str) -> int:
     """The machine's kernel, as seen from outside."""
     words = f"umid={name}"
-    (first,) = (one for one in procs.scan() if sandbox.leads(one) and words in one.argv)
-    return sandbox.innermost(first)[0].pid
+    (first,) = (one for one in procs.scan() if sandbox.is_leader(one) and words in one.argv)
+    return sandbox.inner_processes(first)[0].pid
 
 
 def chain(words: str) -> list[int]:
@@ -199,7 +199,7 @@ def chain(words: str) -> list[int]:
 
 
 @each
-def test_files_of_others_and_of_the_agent(node: Node, victim: Machine) -> None:
+def test_files_of_others_and_of_the_agent(node: Node, victim: VmConfig) -> None:
     state = node.directory / "state"
     state.mkdir()
     token = state / "token"
@@ -254,7 +254,7 @@ def test_what_is_its_own_it_has(node: Node) -> None:
 
 
 @each
-def test_sockets_of_the_agent_and_of_other_machines(node: Node, victim: Machine) -> None:
+def test_sockets_of_the_agent_and_of_other_machines(node: Node, victim: VmConfig) -> None:
     with ExitStack() as stack:
         abstract = f"vmjobs-test-{secrets.token_hex(6)}"
         for address in (node.directory / "agent.sock", node.directory / "endpoint", f"\0{abstract}"):
@@ -320,7 +320,7 @@ def test_its_own_network_leads_nowhere_else(node: Node, mode: NetworkMode) -> No
 
 
 @each
-def test_processes_of_others(node: Node, victim: Machine) -> None:
+def test_processes_of_others(node: Node, victim: VmConfig) -> None:
     with subprocess.Popen(["sleep", "600"]) as bystander:
         try:
             tries: _Tries = {}
@@ -397,7 +397,7 @@ import os, resource, subprocess
 from vmjobs.hypervisor import sandbox
 for which in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
     resource.setrlimit(which, (1 << 30, 1 << 30))
-bounds, filtered = sandbox.Bounds(*[1 << 40] * 5), sandbox.filter_file()
+bounds, filtered = sandbox.ResourceLimits(*[1 << 40] * 5), sandbox.open_seccomp_filter()
 argv = sandbox.command(["true"], binds=(), bounds=bounds, filtered=filtered, env={})
 raise SystemExit(subprocess.run(argv, pass_fds=[filtered], check=False).returncode)
 """
@@ -420,8 +420,10 @@ print(len(made), flush=True)
 
 def forks(processes: int) -> int:
     """How many processes somebody in a sandbox can start."""
-    filtered = sandbox.filter_file()
-    bounds = sandbox.Bounds(memory=0, cpus=0, address=1 << 40, file=1 << 30, processes=processes)
+    filtered = sandbox.open_seccomp_filter()
+    bounds = sandbox.ResourceLimits(
+        memory=0, cpus=0, address=1 << 40, file=1 << 30, processes=processes
+    )
     told = ["/usr/bin/python3", "-c", FORKS]
     argv = sandbox.command(told, binds=(), bounds=bounds, filtered=filtered, env={})
     nobody = 65534 if ROOT else None
@@ -445,12 +447,12 @@ def forks(processes: int) -> int:
 def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:
     driver, machine = node.driver(isolated=True), node.broken({}, then="hide")
     driver.start(machine)
-    assert driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert driver.wait(machine.name, BOOT) is VmState.GONE
     assert mentioning(machine.name) == []
     driver.destroy(machine.name)
 
 
-def test_it_cannot_pass_for_another_machine(node: Node, victim: Machine) -> None:
+def test_it_cannot_pass_for_another_machine(node: Node, victim: VmConfig) -> None:
     driver, machine = node.begun("pose", victim.name)
     _, phantom = node.begun("pose", "vmjobs-test-phantom")
     wait_until(lambda: len(mentioning(f"umid={victim.name}")) > 4, 10, "it poses")
@@ -460,7 +462,7 @@ def test_it_cannot_pass_for_another_machine(node: Node, victim: Machine) -> None
     driver.destroy(machine.name)
     driver.destroy(phantom.name)
     assert mentioning(machine.name) == mentioning("vmjobs-test-phantom") == []
-    assert UserModeLinux().state(victim.name) is MachineState.RUNNING
+    assert UserModeLinux().state(victim.name) is VmState.RUNNING
 
 
 # The first process of a namespace, the third of a machine, takes no SIGTERM.
@@ -485,21 +487,21 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
         driver.start(machine)
         words = f"guest={machine.name},"
     os.kill(chain(words)[which], number)
-    assert driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert driver.wait(machine.name, BOOT) is VmState.GONE
     wait_until(lambda: mentioning(machine.name) == [], 10, "all are gone")
-    assert driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
+    assert driver.shutdown_cause(machine.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
 
 
 def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
     """As libvirt does with QEMU, which then writes down what it knows of its disks."""
     driver, machine = node.begun(then="heed")
     os.kill(chain(f"umid={machine.name}")[0], signal.SIGTERM)
-    assert driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert driver.wait(machine.name, BOOT) is VmState.GONE
     assert mentioning(machine.name) == []
     assert "told to end" in said(machine.console).splitlines()
 
 
-def test_its_management_console_cannot_be_anothers(node: Node, victim: Machine) -> None:
+def test_its_management_console_cannot_be_anothers(node: Node, victim: VmConfig) -> None:
     """It makes a link of the name by which its own is known; the driver does not follow."""
     home = node.directory / "home"
     (home / "vmjobs-a").mkdir(parents=True)
@@ -521,7 +523,7 @@ def test_its_management_console_cannot_be_anothers(node: Node, victim: Machine) 
 def test_one_that_has_ended_before_it_is_looked_at(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Launcher.start
 
-    def start_and_see_it_end(*args: Any) -> Detached:
+    def start_and_see_it_end(*args: Any) -> LaunchedProcess:
         process = begin(*args)
         assert process.status(BOOT) == 1
         return process
@@ -568,7 +570,7 @@ def test_a_guest_can_use_all_of_its_memory(node: Node, image: BootImage) -> None
     """The bound of what its kernel may keep in memory is not below it."""
     driver, machine = UserModeLinux(), node.machine(image, "do=fill")
     driver.start(machine)
-    assert driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+    assert driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
     told = dict(line.partition("=")[::2] for line in said(machine.console).splitlines())
     assert told["sum"] == told["again"]
     assert len(told["sum"].split()[0]) == 32

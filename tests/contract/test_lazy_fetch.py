@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from lazy_kit import Place, machine, noise, place_at, wait_for
 
-from images.content import BLOCK, SEGMENT
+from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.lazy import fetch as lazy_fetch
-from images.lazy.cache import LiveCache
+from images.lazy.cache import LazyImageCache
 from vmjobs.cli import agent
 from vmjobs.config import Config
 from vmjobs.errors import (
@@ -26,13 +26,19 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.hypervisor import blockserver
-from vmjobs.hypervisor.base import LiveDisk
+from vmjobs.hypervisor import nbd_server
+from vmjobs.hypervisor.base import LazyDisk
 from vmjobs.model import MIB
 from vmjobs.subprocess import run
 
-DISK = noise(3 * SEGMENT) + bytes(2 * SEGMENT) + noise(5 * BLOCK) + bytes(BLOCK) + b"the end"
-WINDOW = lazy_fetch.WINDOW * BLOCK
+DISK = (
+    noise(3 * SEGMENT_BYTES)
+    + bytes(2 * SEGMENT_BYTES)
+    + noise(5 * CHUNK_BYTES)
+    + bytes(CHUNK_BYTES)
+    + b"the end"
+)
+WINDOW = lazy_fetch.WINDOW_CHUNKS * CHUNK_BYTES
 
 
 @pytest.fixture
@@ -49,10 +55,10 @@ def test_nbdkit_serves_what_is_not_here_yet(place: Place, tmp_path: Path) -> Non
     errors: list[Exception] = []
     with cache.live(digest, tmp_path / "s", errors.append) as image:
         assert image.image.live is not None
-        process, nbd = blockserver.start("vmjobs-one", image.image.live, tmp_path)
+        process, nbd = nbd_server.start("vmjobs-one", image.image.live, tmp_path)
         url = f"nbd+unix:///?socket={nbd}"
         try:
-            assert [p.pid for p in blockserver.find("vmjobs-one")] == [process.pid]
+            assert [p.pid for p in nbd_server.find("vmjobs-one")] == [process.pid]
             # NBD counts in sectors; the last one is filled up with zeros.
             run(["qemu-img", "compare", "-f", "raw", "-F", "raw", original, url], timeout=60)
             with pytest.raises(VMJobsError, match="Permission denied"):
@@ -74,11 +80,11 @@ def test_a_little_is_read_and_little_moves(place: Place, tmp_path: Path) -> None
     digest = place.push(DISK)
     with machine(place.cache(), digest, tmp_path / "s") as got:
         place.gate.bytes = 0
-        at = 2 * SEGMENT + 5 * BLOCK + 1000
+        at = 2 * SEGMENT_BYTES + 5 * CHUNK_BYTES + 1000
         assert got.read(at, 100) == DISK[at : at + 100]
-        assert got.read(at + 100, BLOCK) == DISK[at + 100 : at + 100 + BLOCK]
+        assert got.read(at + 100, CHUNK_BYTES) == DISK[at + 100 : at + 100 + CHUNK_BYTES]
         assert place.gate.bytes < 2 * WINDOW
-        assert got.read(3 * SEGMENT + 7, 4096) == bytes(4096)
+        assert got.read(3 * SEGMENT_BYTES + 7, 4096) == bytes(4096)
         assert got.read(len(DISK) - 7, 7) == b"the end"
         assert got.image.waiting() is False
         assert 0 < got.image.waited() < 30
@@ -119,7 +125,7 @@ def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
         good = got.read(0, 10)
         place.gate.spoil = lambda data: bytes([data[0] ^ 1]) + data[1:]
         with pytest.raises(OSError, match="is unavailable") as caught:
-            got.read(SEGMENT, 10)
+            got.read(SEGMENT_BYTES, 10)
         assert caught.value.errno == errno.EIO
         assert [type(error) for error in got.errors] == [DigestMismatch]
         assert good == DISK[:10]
@@ -133,14 +139,14 @@ def test_a_read_waits_for_a_repository_that_comes_back(place: Place, tmp_path: P
     with machine(place.cache(), digest, tmp_path / "s") as got:
         place.gate.away = True
         found: list[bytes] = []
-        reader = threading.Thread(target=lambda: found.append(got.read(SEGMENT, 10)))
+        reader = threading.Thread(target=lambda: found.append(got.read(SEGMENT_BYTES, 10)))
         reader.start()
         wait_for(got.image.waiting)
         reader.join(2)
         assert reader.is_alive()
         place.gate.away = False
         reader.join(30)
-        assert found == [DISK[SEGMENT : SEGMENT + 10]]
+        assert found == [DISK[SEGMENT_BYTES : SEGMENT_BYTES + 10]]
         assert got.image.waited() > 1.5
         assert got.errors == []
 
@@ -152,7 +158,7 @@ def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
         got.read(0, 10)
         place.gate.away = True
         with pytest.raises(OSError, match="is unavailable"):
-            got.read(SEGMENT, 10)
+            got.read(SEGMENT_BYTES, 10)
         assert [type(error) for error in got.errors] == [Unavailable]
     wait_for(lambda: not cache._fillings)
     with (
@@ -169,14 +175,14 @@ def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, tmp_path: Path) ->
     digest = place.push(DISK)
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
-        for at in range(0, 2 * SEGMENT, BLOCK):
-            got.read(at, BLOCK)
-        got.read(2 * SEGMENT, BLOCK)
+        for at in range(0, 2 * SEGMENT_BYTES, CHUNK_BYTES):
+            got.read(at, CHUNK_BYTES)
+        got.read(2 * SEGMENT_BYTES, CHUNK_BYTES)
         cache.close()
     before = set(place.gate.ranges)
     place.gate.bytes = 0
     assert place.plain().prepare(digest).root.read_bytes() == DISK
-    assert place.gate.bytes < 1.3 * (SEGMENT + 6 * BLOCK)
+    assert place.gate.bytes < 1.3 * (SEGMENT_BYTES + 6 * CHUNK_BYTES)
     assert len({segment for segment, _ in before}) == 4  # the kernel's, too
 
 
@@ -186,25 +192,25 @@ def test_a_live_fetch_goes_on_where_another_was_killed(place: Place, tmp_path: P
     content = place.plain()._manifest(digest).root.digest
     partial = place.root / "partial" / content.removeprefix("tree:")
     partial.parent.mkdir()
-    partial.write_bytes(DISK[: SEGMENT + BLOCK] + noise(5 * SEGMENT, "rubbish"))
+    partial.write_bytes(DISK[: SEGMENT_BYTES + CHUNK_BYTES] + noise(5 * SEGMENT_BYTES, "rubbish"))
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
         assert got.read_all() == DISK
     wait_for(lambda: cache.cached() == [digest])
     assert place.plain().prepare(digest).root.read_bytes() == DISK
     sent = sum(place.gate.ranges.values()) * WINDOW
-    assert sent < 3 * SEGMENT
+    assert sent < 3 * SEGMENT_BYTES
 
 
 def test_blocks_of_other_images_are_not_fetched_again(place: Place, tmp_path: Path) -> None:
     changed = bytearray(DISK)
-    changed[9 * BLOCK] ^= 1
+    changed[9 * CHUNK_BYTES] ^= 1
     first, second = place.push(DISK), place.push(bytes(changed))
     place.plain().prepare(first)
     place.gate.bytes = 0
     with machine(place.cache(), second, tmp_path / "s") as got:
         assert got.read_all() == changed
-    assert place.gate.bytes < 3 * BLOCK
+    assert place.gate.bytes < 3 * CHUNK_BYTES
 
 
 def test_who_reads_no_more_leaves_a_complete_image(place: Place, tmp_path: Path) -> None:
@@ -219,7 +225,7 @@ def test_who_reads_no_more_leaves_a_complete_image(place: Place, tmp_path: Path)
 
 
 def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
-    digest = place.push(noise(8 * SEGMENT))
+    digest = place.push(noise(8 * SEGMENT_BYTES))
     cache = place.cache(limit=20 * MIB)
     with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="is unavailable"):
         got.read_all()
@@ -245,26 +251,26 @@ def test_the_server_ends_with_whoever_fills_the_disk(place: Place, tmp_path: Pat
     digest = place.push(DISK)
     with place.cache().live(digest, tmp_path / "s", lambda _error: None) as image:
         assert image.image.live is not None
-        process, _ = blockserver.start("vmjobs-two", image.image.live, tmp_path)
+        process, _ = nbd_server.start("vmjobs-two", image.image.live, tmp_path)
     assert process.wait(20) == -signal.SIGKILL
-    assert blockserver.find("vmjobs-two") == []
+    assert nbd_server.find("vmjobs-two") == []
 
 
 def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     with pytest.raises(HypervisorError, match="No such file"):
-        blockserver.start("vmjobs-three", LiveDisk(tmp_path / "nobody", MIB), tmp_path)
-    assert blockserver.find("vmjobs-three") == []
+        nbd_server.start("vmjobs-three", LazyDisk(tmp_path / "nobody", MIB), tmp_path)
+    assert nbd_server.find("vmjobs-three") == []
 
 
 def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert blockserver.missing() == ""
+    assert nbd_server.unavailable_reason() == ""
     poor = tmp_path / "nbdkit"
     poor.write_text("#!/bin/sh\necho no such plugin >&2\nexit 1\n")
     poor.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no such plugin" in blockserver.missing()
+    assert "no such plugin" in nbd_server.unavailable_reason()
     poor.unlink()
-    assert blockserver.missing() == "nbdkit is not installed"
+    assert nbd_server.unavailable_reason() == "nbdkit is not installed"
 
 
 def test_a_node_starts_lazily_only_if_it_is_told_to(
@@ -274,9 +280,9 @@ def test_a_node_starts_lazily_only_if_it_is_told_to(
     token.write_text("token")
     told = Config(state_dir=tmp_path, agent_token_file=token, lazy_start=True)
     for settings in (told, told.model_copy(update={"lazy_start": False})):
-        images = agent._images(settings)
-        assert isinstance(images, LiveCache) == settings.lazy_start
-        assert agent._live(settings, images) is (images if settings.lazy_start else None)
+        images = agent._image_source(settings)
+        assert isinstance(images, LazyImageCache) == settings.lazy_start
+        assert agent._live_cache(settings, images) is (images if settings.lazy_start else None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="nbdkit is not installed"):
-        agent._live(told, agent._images(told))
+        agent._live_cache(told, agent._image_source(told))

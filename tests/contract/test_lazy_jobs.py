@@ -21,25 +21,25 @@ from lazy_node import INIT, Node, qemu
 from repository_kit import ADMIN, send
 
 from images.cache import ImageCache
-from images.content import BLOCK, SEGMENT, layout_of_bytes
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, compute_layout_of_bytes
 from images.manifest import ImageManifest, Part
 from vmjobs.agent.journal import Journal, sweep
+from vmjobs.agent.outcome import RunOutcome
 from vmjobs.agent.run import Run, RunSettings
-from vmjobs.agent.verdict import Verdict
-from vmjobs.hypervisor import blockserver, procs
+from vmjobs.hypervisor import nbd_server, procs
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.libvirt import Libvirt
 from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode
 from vmjobs.wire import Publication
 
-DISK = noise(3 * SEGMENT) + bytes(SEGMENT) + noise(SEGMENT, 2)
+DISK = noise(3 * SEGMENT_BYTES) + bytes(SEGMENT_BYTES) + noise(SEGMENT_BYTES, 2)
 READ = "dd if=/dev/vda bs=64k skip={} count={} 2>/dev/null"
 #: Reads a little from everywhere, and says what it read.
 LOOK = (
     f"for at in 0 1 130 260 300 400 520 639; do {READ.format('$at', 1)}; done"
     " | md5sum | cut -c1-32 > outputs/sum"
 )
-LOOKED = b"".join(DISK[at * BLOCK :][:BLOCK] for at in (0, 1, 130, 260, 300, 400, 520, 639))
+LOOKED = b"".join(DISK[at * CHUNK_BYTES :][:CHUNK_BYTES] for at in (0, 1, 130, 260, 300, 400, 520, 639))
 SUM = hashlib.md5(LOOKED).hexdigest()  # noqa: S324
 
 
@@ -92,11 +92,11 @@ def machines(folder: Path, driver: Libvirt) -> list[str]:
 
 def servers(folder: Path) -> list[int]:
     """Block servers of the machines of a node."""
-    ours = [p for p in procs.scan() if blockserver.machine_of(p)]
+    ours = [p for p in procs.scan() if nbd_server.vm_of(p)]
     return [p.pid for p in ours if any(str(folder) in word for word in p.argv)]
 
 
-def assert_looked(ended: Verdict, outputs: Path) -> None:
+def assert_looked(ended: RunOutcome, outputs: Path) -> None:
     assert ended.reason.code is ReasonCode.SUCCEEDED, ended.reason.message
     assert (outputs / "sum").read_text().strip() == SUM
 
@@ -171,7 +171,9 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     ready, _, _ = plain.start("echo up", ready="console:^up")
     ready.execute()
     boot = 3 * int(ready.seconds["booting"]) + 10  # by then, other tests may take the processors
-    place.gate.withheld = frozenset(digest.hex() for _, digest in layout_of_bytes(DISK).stored())
+    place.gate.withheld = frozenset(
+        digest.hex() for _, digest in compute_layout_of_bytes(DISK).stored()
+    )
 
     def release(run: Run, lease: Lease) -> None:
         try:
@@ -188,7 +190,7 @@ def test_waiting_for_the_image_is_not_the_guests_time(
 def test_the_block_server_is_killed(node: Node) -> None:
     def kill(run: Run, lease: Lease) -> None:
         lease.wait_for(JobState.RUNNING)
-        (server,) = blockserver.find(run.machine)
+        (server,) = nbd_server.find(run.machine)
         os.kill(server.pid, signal.SIGKILL)
 
     ended, _ = node.run("sleep 1000", kill, run_seconds=60)

@@ -5,25 +5,25 @@ from __future__ import annotations
 from full_kit import nothing_fits
 from member_node_kit import Service, kept, order, remains
 
-from vmjobs.agent.members.keeper import TROUBLE_SECONDS, Keeper
-from vmjobs.agent.members.parts import MemberParts
-from vmjobs.cluster.member import MemberCode, Phase
-from vmjobs.cluster.wire import NodeShare
+from vmjobs.agent.cluster_vms.reconciler import RETRY_SECONDS, Reconciler
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
+from vmjobs.cluster.vm_state import ClusterVmCode, Phase
+from vmjobs.cluster.wire import Assignment
 
 pytest_plugins = ["member_node_kit"]
 NOW = 1_800_000_000.0
 
 
 def test_a_member_of_which_nothing_can_be_kept_says_so_and_mends(
-    parts: MemberParts, service: Service
+    parts: ClusterVmServices, service: Service
 ) -> None:
-    keeper = Keeper(parts, lambda: NOW)
-    keeper.take(NodeShare(revision=1, members=(order(),)))
+    keeper = Reconciler(parts, lambda: NOW)
+    keeper.accept(Assignment(revision=1, members=(order(),)))
     with nothing_fits():
         until = keeper.step(NOW)
-    assert until == NOW + TROUBLE_SECONDS
+    assert until == NOW + RETRY_SECONDS
     (report,) = parts.reporter.known()
-    assert (report.phase, report.code) == (Phase.WAITING, MemberCode.NODE_FAILED)
+    assert (report.phase, report.code) == (Phase.WAITING, ClusterVmCode.NODE_FAILED)
     assert "record cannot be stored" in report.message
     assert "too large" in report.message
     # A half record is none: whoever comes next begins anew.
@@ -35,15 +35,15 @@ def test_a_member_of_which_nothing_can_be_kept_says_so_and_mends(
         service.wait_running(1)
 
 
-def test_what_was_told_of_a_full_disk_is_taken_back(parts: MemberParts) -> None:
-    keeper = Keeper(parts, lambda: NOW)
-    keeper.take(NodeShare(revision=1, members=(order(),)))
+def test_what_was_told_of_a_full_disk_is_taken_back(parts: ClusterVmServices) -> None:
+    keeper = Reconciler(parts, lambda: NOW)
+    keeper.accept(Assignment(revision=1, members=(order(),)))
     with nothing_fits():
         keeper.step(NOW)
     # It is not wanted any more when there is room again: its record is as it was.
-    keeper.take(NodeShare(revision=2, members=(order(goal="drain"),)))
+    keeper.accept(Assignment(revision=2, members=(order(goal="drain"),)))
     with nothing_fits():
         keeper.step(NOW + 1)
-    assert [r.code for r in parts.reporter.known()] == [MemberCode.NODE_FAILED]
+    assert [r.code for r in parts.reporter.known()] == [ClusterVmCode.NODE_FAILED]
     keeper.step(NOW + 2)
-    assert [(r.phase, r.code) for r in parts.reporter.known()] == [(Phase.GONE, MemberCode.DRAINED)]
+    assert [(r.phase, r.code) for r in parts.reporter.known()] == [(Phase.GONE, ClusterVmCode.DRAINED)]

@@ -28,38 +28,38 @@ from member_node_kit import (
     order,
 )
 
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.members import plan, tokens
-from vmjobs.agent.members.parts import MemberParts
-from vmjobs.agent.members.record import Record
-from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.agent.cluster_vms import plan, pool_tokens
+from vmjobs.agent.cluster_vms.record import ClusterVmRecord
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.errors import Forbidden
-from vmjobs.hypervisor.base import Machine, MachineState
+from vmjobs.hypervisor.base import VmConfig, VmState
 from vmjobs.model import HypervisorKind
 
 pytest_plugins = ["member_node_kit"]
-NewParts = Callable[..., MemberParts]
+NewParts = Callable[..., ClusterVmServices]
 
 
-def out(parts: MemberParts) -> str:
+def out(parts: ClusterVmServices) -> str:
     """What the script of the only member's last machine has printed by now."""
-    consoles = list(parts.journal.place(order().id).directory.glob("console-[0-9]"))
+    consoles = list(parts.journal.paths(order().id).directory.glob("console-[0-9]"))
     return max(consoles).read_text("utf-8", "replace") if consoles else ""
 
 
-def wait_out(parts: MemberParts, text: str) -> None:
+def wait_out(parts: ClusterVmServices, text: str) -> None:
     wait_until(lambda: text in out(parts), SECONDS, f"the script says {text!r}")
 
 
-def kill(parts: MemberParts) -> None:
+def kill(parts: ClusterVmServices) -> None:
     pid = machine_pid(parts)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_life(parts: MemberParts, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_life(parts: ClusterVmServices, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started, admitted, given new tokens, killed, started again, drained, and nothing is left."""
-    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 1.0)
+    monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 1.0)
     service.token_seconds = 6.0
     service.wants(1, order())
     with kept(parts):
@@ -73,13 +73,13 @@ def test_a_life(parts: MemberParts, service: Service, monkeypatch: pytest.Monkey
         kill(parts)
         service.wait_running(2)
         told = [(r.code, r.failures) for r in service.reports if r.incarnation == 1]
-        assert told[-1] == (MemberCode.GUEST_LOST, 0), "it had been admitted"
+        assert told[-1] == (ClusterVmCode.GUEST_LOST, 0), "it had been admitted"
         wait_out(parts, "I am tiny-0 (2)")
         assert "admitted" not in out(parts)
 
         service.wants(3, order(admitted=1, goal=Goal.DRAIN))
         service.wait_phase(Phase.GONE)
-        assert (service.last().code, service.last().incarnation) == (MemberCode.DRAINED, 2)
+        assert (service.last().code, service.last().incarnation) == (ClusterVmCode.DRAINED, 2)
         assert machine_pid(parts) is None
         assert parts.images.held == 0
         assert_forgotten(parts, service, 4)
@@ -91,7 +91,7 @@ def test_a_life(parts: MemberParts, service: Service, monkeypatch: pytest.Monkey
 
 
 def test_the_agent_may_go_and_come_back_and_the_service_too(
-    parts: MemberParts, service: Service
+    parts: ClusterVmServices, service: Service
 ) -> None:
     service.wants(1, order())
     argv = [sys.executable, member_node_kit.__file__, str(parts.journal.root), str(service.folder)]
@@ -117,7 +117,7 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
         service.wait_running(2)
         service.wants(3, order(goal=Goal.STOP))
         service.wait_phase(Phase.GONE)
-        assert service.last().code is MemberCode.STOPPED
+        assert service.last().code is ClusterVmCode.STOPPED
         assert_forgotten(parts, service, 4)
 
 
@@ -135,26 +135,28 @@ def _path() -> str:
     ],
 )
 def test_what_a_killed_agent_leaves_is_mended(
-    parts: MemberParts, service: Service, phase: Phase, then: int, failures: int
+    parts: ClusterVmServices, service: Service, phase: Phase, then: int, failures: int
 ) -> None:
     service.wants(1, order())
-    name = parts.journal.machine_name(order().id, 1)
+    name = parts.journal.vm_name(order().id, 1)
     left = {"incarnation": 1, "phase": phase, "machine": name, "token": "t", "sentinel": "s"}
     kind = None if phase is Phase.STAGING else HypervisorKind.UML
-    parts.journal.write(Record(order=order(), since=0.0, hypervisor=kind, **left))
-    (parts.journal.place(order().id).machine / "vm").mkdir(parents=True)
+    parts.journal.write(ClusterVmRecord(order=order(), since=0.0, hypervisor=kind, **left))
+    (parts.journal.paths(order().id).machine / "vm").mkdir(parents=True)
     with kept(parts):
         service.wait_running(then)
         assert service.last().failures == failures
         assert_forgotten(parts, service, 2)
 
 
-def test_why_a_machine_cannot_be_destroyed_is_told(parts: MemberParts, service: Service) -> None:
+def test_why_a_machine_cannot_be_destroyed_is_told(parts: ClusterVmServices, service: Service) -> None:
     service.wants(1, order())
-    name = parts.journal.machine_name(order().id, 1)
+    name = parts.journal.vm_name(order().id, 1)
     left = {"incarnation": 1, "machine": name, "token": "t", "sentinel": "s", "message": "it ended"}
     kind = HypervisorKind.QEMU  # this node has no such thing any more
-    parts.journal.write(Record(order=order(), since=0.0, phase=Phase.STOPPING, hypervisor=kind, **left))
+    parts.journal.write(
+        ClusterVmRecord(order=order(), since=0.0, phase=Phase.STOPPING, hypervisor=kind, **left)
+    )
 
     with kept(parts):
         service.wait(lambda last: last.message.startswith("it cannot be destroyed: "), "it says why")
@@ -164,14 +166,14 @@ def test_why_a_machine_cannot_be_destroyed_is_told(parts: MemberParts, service: 
 
 
 def test_a_machine_that_no_record_names_is_removed(
-    tmp_path: Path, parts: MemberParts, service: Service
+    tmp_path: Path, parts: ClusterVmServices, service: Service
 ) -> None:
     service.wants(1)
     (tmp_path / "vm").mkdir()
-    name = parts.journal.machine_name(order(9).id, 1)
-    UML.start(Machine(name, 1, 128, member_guest(), (), tmp_path / "console", tmp_path / "vm"))
+    name = parts.journal.vm_name(order(9).id, 1)
+    UML.start(VmConfig(name, 1, 128, member_guest(), (), tmp_path / "console", tmp_path / "vm"))
     with kept(parts):
-        assert UML.state(name) is MachineState.GONE
+        assert UML.state(name) is VmState.GONE
 
 
 def test_a_guest_that_ends_by_itself_says_why(service: Service, new_parts: NewParts) -> None:
@@ -180,7 +182,7 @@ def test_a_guest_that_ends_by_itself_says_why(service: Service, new_parts: NewPa
     with kept(ending):
         service.wait_phase(Phase.WAITING)
         ended = service.ended()
-        assert (ended.code, ended.failures) == (MemberCode.GUEST_ENDED, 1)
+        assert (ended.code, ended.failures) == (ClusterVmCode.GUEST_ENDED, 1)
         assert "ended with status 3" in ended.message
         assert "no pool here" in ended.message
         assert {"staging", "booting"} <= set(ended.seconds)
@@ -193,14 +195,14 @@ def test_a_machine_that_gets_no_token_is_not_at_fault(
     service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again, not at once, until the service has a token for it."""
-    monkeypatch.setattr(plan, "REFUSED_PAUSE", 3.0)
+    monkeypatch.setattr(plan, "REFUSED_PAUSE_SECONDS", 3.0)
     needy = new_parts(more="with_retries ask >token || exit 69")
     service.refusal = Forbidden("the pool's key is not here")
     service.wants(1, order())
     with kept(needy):
         service.wait_phase(Phase.WAITING)
         refused = service.ended()
-        assert (refused.code, refused.failures) == (MemberCode.TOKEN_REFUSED, 0)
+        assert (refused.code, refused.failures) == (ClusterVmCode.TOKEN_REFUSED, 0)
         assert refused.message == "it got no token for the pool: the pool's key is not here"
         assert refused.retry is not None
         assert 2 < (refused.retry - refused.since).total_seconds() < 4
@@ -263,7 +265,7 @@ def test_a_kept_disk_is_mended_or_left_as_it_is(
 ) -> None:
     more = "cat /job/mine; echo precious >/job/mine; sync; echo marked; cat /dev/zero >/job/more"
     lasting = new_parts(more=more)
-    disk = lasting.journal.place(order().id).kept / "scratch.disk"
+    disk = lasting.journal.paths(order().id).kept / "scratch.disk"
     service.wants(1, order(lifecycle="persistent"))
     with kept(lasting):
         wait_out(lasting, "marked")
@@ -295,19 +297,19 @@ def test_a_machine_that_cannot_be_had_holds_up_no_other(service: Service, new_pa
 
 
 def test_an_order_reaches_the_script_though_the_answer_is_lost(
-    parts: MemberParts, service: Service, monkeypatch: pytest.MonkeyPatch
+    parts: ClusterVmServices, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[list[int]] = []
-    take = GuestLink.take_signals
+    accept = GuestSession.take_signals
 
-    def lose_the_first(link: GuestLink, done: int | None) -> list[int]:
-        taken = take(link, done)
+    def lose_the_first(link: GuestSession, done: int | None) -> list[int]:
+        taken = accept(link, done)
         if taken and not lost:
             lost.append(taken)
             return []
         return taken
 
-    monkeypatch.setattr(GuestLink, "take_signals", lose_the_first)
+    monkeypatch.setattr(GuestSession, "take_signals", lose_the_first)
     service.wants(1, order())
     with kept(parts):
         wait_out(parts, "I am tiny-0 (1)")
@@ -321,17 +323,17 @@ def test_an_order_reaches_the_script_though_the_answer_is_lost(
 
 
 def test_a_record_of_another_release_is_left_alone_with_its_machine(
-    parts: MemberParts, service: Service, new_parts: NewParts
+    parts: ClusterVmServices, service: Service, new_parts: NewParts
 ) -> None:
     service.wants(1, order())
     with kept(new_parts()):
         service.wait_running(1)
-    path, pid = parts.journal.place(order().id).record, machine_pid(parts)
+    path, pid = parts.journal.paths(order().id).record, machine_pid(parts)
     understood = path.read_text()
     other = json.dumps({**json.loads(understood), "mood": "good"})
     path.write_text(other)
     with kept(new_parts()):
-        service.wait(lambda last: last.code is MemberCode.INTERNAL, "it is told of")
+        service.wait(lambda last: last.code is ClusterVmCode.INTERNAL, "it is told of")
         service.wants(2, order(), order(1))
         service.wait_running(1, number=1)
         assert (service.last().phase, service.last().incarnation) == (Phase.RUNNING, 1)
@@ -348,19 +350,19 @@ def test_a_record_of_another_release_is_left_alone_with_its_machine(
 def test_a_frozen_machine_is_replaced(
     service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 1.0)
+    monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 1.0)
     service.token_seconds = 4.0  # what is done for a guest is no sign of its life
     impatient = new_parts(silence=6.0)
     service.wants(1, order())
     with kept(impatient):
         service.wait_running(1)
         os.kill(kernel_pid(impatient), signal.SIGSTOP)
-        name = impatient.journal.machine_name(order().id, 1)
-        wait_until(lambda: UML.state(name) is not MachineState.RUNNING, SECONDS, "it is frozen")
+        name = impatient.journal.vm_name(order().id, 1)
+        wait_until(lambda: UML.state(name) is not VmState.RUNNING, SECONDS, "it is frozen")
         service.wait_running(2)
-        assert (service.ended().code, service.ended().failures) == (MemberCode.GUEST_LOST, 1)
+        assert (service.ended().code, service.ended().failures) == (ClusterVmCode.GUEST_LOST, 1)
         assert service.ended().retry is not None
-        assert UML.state(name) is MachineState.GONE
+        assert UML.state(name) is VmState.GONE
         assert_forgotten(impatient, service, 2)
 
 
@@ -371,13 +373,13 @@ def test_a_condemned_machine_is_replaced_and_a_guest_that_hangs_is_given_up(
     service.wants(1, order(drain_seconds=1))
     with kept(hanging):
         service.wait_running(1)
-        why = {"why": MemberCode.JOIN_TIMED_OUT, "why_message": "it is not in the pool"}
+        why = {"why": ClusterVmCode.JOIN_TIMED_OUT, "why_message": "it is not in the pool"}
         service.wants(2, order(drain_seconds=1, condemned=1, **why))
         service.wait_running(2)
         ended = service.ended()
-        assert (ended.code, ended.message) == (MemberCode.JOIN_TIMED_OUT, "it is not in the pool")
+        assert (ended.code, ended.message) == (ClusterVmCode.JOIN_TIMED_OUT, "it is not in the pool")
         assert ended.failures == 1
         wait_out(hanging, "I am tiny-0 (2)")
         service.wants(3, order(goal=Goal.DRAIN, drain_seconds=1))
         service.wait_phase(Phase.GONE)
-        assert service.last().code is MemberCode.DRAIN_TIMED_OUT
+        assert service.last().code is ClusterVmCode.DRAIN_TIMED_OUT

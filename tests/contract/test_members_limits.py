@@ -11,17 +11,17 @@ from collections.abc import Callable
 import pytest
 from member_node_kit import UML, Service, assert_forgotten, kept, kernel_pid, order
 
-from vmjobs.agent.members.parts import MemberParts
-from vmjobs.cluster.member import MemberCode
-from vmjobs.cluster.spec import Limits
-from vmjobs.hypervisor import helpers, procs
-from vmjobs.hypervisor.regulator import processor_seconds
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
+from vmjobs.cluster.spec import ClusterVmLimits
+from vmjobs.cluster.vm_state import ClusterVmCode
+from vmjobs.hypervisor import helper_processes, procs
+from vmjobs.hypervisor.cpu_throttle import processor_seconds
 
 pytest_plugins = ["member_node_kit"]
 BUSY = "(while :; do :; done) &"
 
 
-def share(parts: MemberParts) -> float:
+def share(parts: ClusterVmServices) -> float:
     """Processors that the machine uses on average, for the next seconds."""
     pid = kernel_pid(parts)
     began, before = time.monotonic(), processor_seconds(pid)
@@ -30,10 +30,10 @@ def share(parts: MemberParts) -> float:
 
 
 def test_a_limited_machine_of_a_cluster(
-    service: Service, new_parts: Callable[..., MemberParts]
+    service: Service, new_parts: Callable[..., ClusterVmServices]
 ) -> None:
     parts = new_parts(silence=6.0, more=BUSY)
-    limits = Limits(cpu_percent=40, disk_mib_s=20, network_mbit_s=50)
+    limits = ClusterVmLimits(cpu_percent=40, disk_mib_s=20, network_mbit_s=50)
     service.wants(1, order(limits=limits))
     with kept(parts):
         service.wait_running(1)
@@ -43,24 +43,24 @@ def test_a_limited_machine_of_a_cluster(
     with kept(parts):  # the next agent
         assert 0.25 < share(parts) < 0.5
         assert service.last().incarnation == 1, "it was heard of all the while"
-        name = parts.journal.machine_name(order().id, 1)
-        (holds,) = helpers.find(name)
+        name = parts.journal.vm_name(order().id, 1)
+        (holds,) = helper_processes.find(name)
         os.kill(holds.pid, signal.SIGKILL)
         service.wait_running(2)
-        assert service.ended().code is MemberCode.GUEST_LOST
+        assert service.ended().code is ClusterVmCode.GUEST_LOST
         assert procs.read(holds.pid) is None
         assert_forgotten(parts, service, 2)
 
 
 @pytest.mark.soak
 def test_a_limited_machine_that_somebody_froze_is_replaced(
-    service: Service, new_parts: Callable[..., MemberParts]
+    service: Service, new_parts: Callable[..., ClusterVmServices]
 ) -> None:
     parts = new_parts(silence=6.0, more=BUSY)
-    service.wants(1, order(limits=Limits(cpu_percent=40)))
+    service.wants(1, order(limits=ClusterVmLimits(cpu_percent=40)))
     with kept(parts):
         service.wait_running(1)
-        UML.pause(parts.journal.machine_name(order().id, 1))
+        UML.pause(parts.journal.vm_name(order().id, 1))
         service.wait_running(2)
-        assert service.ended().code is MemberCode.GUEST_LOST
+        assert service.ended().code is ClusterVmCode.GUEST_LOST
         assert_forgotten(parts, service, 2)

@@ -19,9 +19,9 @@ from lazy_kit import DEADLINE, QUICK, Gate, Place, noise, place_at, wait_for
 from repository_kit import ADMIN
 
 from images.cache import ImageCache
-from images.content import BLOCK, SEGMENT
+from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.signature import require_signed, sign
-from vmjobs.agent.node import Announcer, describe
+from vmjobs.agent.node import NodeAnnouncer, describe
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.client import ImageClient, NodeClient, Retries
 from vmjobs.config import Config
@@ -70,7 +70,7 @@ def kept(root: Path) -> int:
 
 
 def test_a_node_fetches_an_image_once(place: Place) -> None:
-    disk = noise(3 * SEGMENT) + bytes(2 * SEGMENT) + b"end"
+    disk = noise(3 * SEGMENT_BYTES) + bytes(2 * SEGMENT_BYTES) + b"end"
     digest = place.push(disk)
     cache = place.plain()
     image = cache.prepare(digest)
@@ -84,20 +84,20 @@ def test_a_node_fetches_an_image_once(place: Place) -> None:
 
 
 def test_a_changed_image_costs_what_has_changed(place: Place) -> None:
-    disk = noise(6 * SEGMENT)
+    disk = noise(6 * SEGMENT_BYTES)
     changed = bytearray(disk)
     for segment in range(0, 6, 2):
-        changed[segment * SEGMENT + 9 * BLOCK] ^= 1
+        changed[segment * SEGMENT_BYTES + 9 * CHUNK_BYTES] ^= 1
     first, second = place.push(disk), place.push(bytes(changed))
     cache = place.plain()
     cache.prepare(first)
     place.gate.bytes = 0
     assert cache.prepare(second).root.read_bytes() == changed
-    assert place.gate.bytes < 3 * BLOCK * 1.2
+    assert place.gate.bytes < 3 * CHUNK_BYTES * 1.2
 
 
 def test_two_processes_at_once_fetch_once(place: Place) -> None:
-    disk = noise(8 * SEGMENT)
+    disk = noise(8 * SEGMENT_BYTES)
     digest = place.push(disk)
     place.gate.let = 2
     nodes = [child(place, digest) for _ in range(3)]
@@ -115,11 +115,11 @@ def test_two_processes_at_once_fetch_once(place: Place) -> None:
 
 def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
     """kill -9 of a real process in the middle of a fetch; what it had is not fetched again."""
-    disk = noise(12 * SEGMENT)
+    disk = noise(12 * SEGMENT_BYTES)
     digest = place.push(disk)
     place.gate.let = 7
     node = child(place, digest)
-    wait_for(lambda: kept(place.root) >= 7 * SEGMENT)
+    wait_for(lambda: kept(place.root) >= 7 * SEGMENT_BYTES)
     node.kill()
     assert node.wait(DEADLINE) == -signal.SIGKILL
     assert place.plain().cached() == []
@@ -130,23 +130,23 @@ def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
     [told] = said(child(place, digest))
     assert Path(told["root"]).read_bytes() == disk
     assert told["left"] == []
-    assert before > 7 * SEGMENT
+    assert before > 7 * SEGMENT_BYTES
     # Five segments and the kernel; what the killed one had asked for may still be on its way.
-    assert place.gate.bytes < (5 + 4) * SEGMENT + 10 * BLOCK
+    assert place.gate.bytes < (5 + 4) * SEGMENT_BYTES + 10 * CHUNK_BYTES
     assert sum(place.gate.ranges.values()) <= 6 + 4
 
 
 def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
-    disk = noise(16 * SEGMENT)
+    disk = noise(16 * SEGMENT_BYTES)
     digest = place.push(disk)
     for number in range(1, 4):
         # The requests of a killed process, four at most, still wait for their turn.
         place.gate.let = 3 + 4
         node = child(place, digest)
-        wait_for(lambda least=3 * number * SEGMENT: kept(place.root) >= least)  # type: ignore[misc]
+        wait_for(lambda least=3 * number * SEGMENT_BYTES: kept(place.root) >= least)  # type: ignore[misc]
         node.kill()
         assert node.wait(DEADLINE) == -signal.SIGKILL
-    there = kept(place.root) // SEGMENT
+    there = kept(place.root) // SEGMENT_BYTES
     assert there >= 9
     place.gate.ranges.clear()
     place.gate.open()
@@ -157,21 +157,21 @@ def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
 
 
 def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place: Place) -> None:
-    digest = place.push(noise(6 * SEGMENT))
+    digest = place.push(noise(6 * SEGMENT_BYTES))
     place.gate.let = 2
     node = child(place, digest)
-    wait_for(lambda: kept(place.root) >= 2 * SEGMENT)
+    wait_for(lambda: kept(place.root) >= 2 * SEGMENT_BYTES)
     node.send_signal(signal.SIGINT)
     assert node.wait(DEADLINE / 4) != 0  # far sooner than a silent peer is given up
     place.gate.open()
-    assert kept(place.root) == 2 * SEGMENT
+    assert kept(place.root) == 2 * SEGMENT_BYTES
     [note] = place.root.glob("partial/*.note")
     assert json.loads(note.read_bytes())["have"]
 
 
 def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     """Retried, then a clear reason; and the next attempt has what the first one had."""
-    disk = noise(8 * SEGMENT)
+    disk = noise(8 * SEGMENT_BYTES)
     site = make_site(tmp_path / "site")
     gate = Gate(site.app, let=5)
     token = site.issuer.node_token("n1")
@@ -188,7 +188,7 @@ def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=fetch)
         thread.start()
-        wait_for(lambda: kept(place.root) >= 5 * SEGMENT)
+        wait_for(lambda: kept(place.root) >= 5 * SEGMENT_BYTES)
         gate.away = True  # what is under way fails, as does everything after
         gate.open()
         thread.join(DEADLINE)
@@ -199,11 +199,11 @@ def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     gate.away, gate.bytes = False, 0
     with serving(gate, port):
         assert place.plain().prepare(digest).root.read_bytes() == disk
-    assert gate.bytes < 3 * SEGMENT + 10 * BLOCK
+    assert gate.bytes < 3 * SEGMENT_BYTES + 10 * CHUNK_BYTES
 
 
 def test_wrong_bytes_are_never_kept(place: Place) -> None:
-    disk = noise(2 * SEGMENT)
+    disk = noise(2 * SEGMENT_BYTES)
     digest = place.push(disk)
     place.gate.spoil = lambda data: data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(DigestMismatch):
@@ -215,7 +215,7 @@ def test_wrong_bytes_are_never_kept(place: Place) -> None:
 
 def test_connections_that_break_in_the_middle_of_a_segment(place: Place) -> None:
     """A segment goes on where it broke: each byte comes once."""
-    disk = noise(3 * SEGMENT)
+    disk = noise(3 * SEGMENT_BYTES)
     digest = place.push(disk)
     pieces = 0
 
@@ -228,11 +228,11 @@ def test_connections_that_break_in_the_middle_of_a_segment(place: Place) -> None
     fetcher = ImageClient(place.url, place.token, retries=Retries(deadline=20.0, first=0.05))
     assert ImageCache(place.root, fetcher).prepare(digest).root.read_bytes() == disk
     assert pieces > 20
-    assert place.gate.bytes < 3 * SEGMENT * 1.2 + 10 * BLOCK
+    assert place.gate.bytes < 3 * SEGMENT_BYTES * 1.2 + 10 * CHUNK_BYTES
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(place: Place) -> None:
-    digest = place.push(noise(BLOCK))
+    digest = place.push(noise(CHUNK_BYTES))
 
     def endless(_environ: dict[str, Any], start: Any) -> Iterator[bytes]:
         start("200 OK", [("Content-Length", str(64 * 1024**3))])
@@ -247,7 +247,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(place: Place) -> None:
 
 
 def test_something_on_the_way_knows_of_no_ranges(place: Place) -> None:
-    disk = noise(3 * SEGMENT)
+    disk = noise(3 * SEGMENT_BYTES)
     changed = disk[:-1] + b"!"
     first, second = place.push(disk), place.push(changed)
     app = place.site.app
@@ -263,19 +263,19 @@ def test_something_on_the_way_knows_of_no_ranges(place: Place) -> None:
 
 
 def test_what_somebody_may_not_see_is_not_found(place: Place) -> None:
-    digest = place.push(noise(BLOCK))
+    digest = place.push(noise(CHUNK_BYTES))
     fetcher = ImageClient(place.url, place.site.issuer.user_token("eve"), retries=QUICK)
     with pytest.raises(NotFound):
         ImageCache(place.root, fetcher).prepare(digest)
     with pytest.raises(NotFound):
         place.plain().prepare("sha256:" + "0" * 64)
-    assert place.plain().prepare(digest).root.read_bytes() == noise(BLOCK)
+    assert place.plain().prepare(digest).root.read_bytes() == noise(CHUNK_BYTES)
 
 
 def test_a_full_disk(place: Place) -> None:
     """A file system of its own: others are evicted if that helps; if not, nothing is left."""
-    first, second = place.push(noise(3 * SEGMENT)), place.push(noise(3 * SEGMENT, 1))
-    large = place.push(noise(6 * SEGMENT, 2))
+    first, second = place.push(noise(3 * SEGMENT_BYTES)), place.push(noise(3 * SEGMENT_BYTES, 1))
+    large = place.push(noise(6 * SEGMENT_BYTES, 2))
     told = said(child(place, first, second, large, first, tmpfs="size=40m"))
     assert told[0]["cached"] == [first]
     assert told[1]["cached"] == [second]
@@ -287,7 +287,7 @@ def test_a_full_disk(place: Place) -> None:
 
 def test_a_disk_without_room_for_another_file(place: Place) -> None:
     """What the system itself says, at whatever point it says so."""
-    first, second = place.push(noise(SEGMENT)), place.push(noise(SEGMENT, 1))
+    first, second = place.push(noise(SEGMENT_BYTES)), place.push(noise(SEGMENT_BYTES, 1))
     codes = []
     for inodes in range(10, 50, 4):
         for told in said(child(place, first, second, tmpfs=f"size=100m,nr_inodes={inodes}")):
@@ -301,20 +301,20 @@ def test_a_disk_without_room_for_another_file(place: Place) -> None:
 
 
 def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: Path) -> None:
-    digest = place.push(noise(2 * SEGMENT))
+    digest = place.push(noise(2 * SEGMENT_BYTES))
     images = place.site.repository.images
     cache = place.plain()
     settings = Config(state_dir=tmp_path, site="here")
     registry = NodeClient(place.url, place.token, retries=QUICK)
     prefetcher = Prefetcher(cache)
-    announcer = Announcer(
-        registry, lambda: describe("n1", settings, (), cache.cached(), ()), prefetcher.wish
+    announcer = NodeAnnouncer(
+        registry, lambda: describe("n1", settings, (), cache.cached(), ()), prefetcher.set_wanted
     )
     announcer.step()
     images.prefetch(ADMIN, digest, PrefetchRequest(site="here"))
     threads = [
         threading.Thread(target=announcer.run),
-        threading.Thread(target=prefetcher.run, args=(announcer.soon,)),
+        threading.Thread(target=prefetcher.run, args=(announcer.announce_soon,)),
     ]
     for thread in threads:
         thread.start()
@@ -333,13 +333,13 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
 def test_a_node_boots_only_what_was_signed(place: Place) -> None:
     key = Ed25519PrivateKey.generate()
     keys = {"site": key.public_key()}
-    unsigned = place.push(noise(BLOCK))
-    signed = place.push(noise(BLOCK, 1))
+    unsigned = place.push(noise(CHUNK_BYTES))
+    signed = place.push(noise(CHUNK_BYTES, 1))
     body = {"signature": sign(signed, key)}
     answer = place.site.admin(ADMIN.user)("PATCH", f"/v1/images/{signed}", json=body)
     assert answer.status_code == 200, answer.text
     cache = place.plain(trust=lambda digest, signature: require_signed(digest, signature, keys))
-    assert cache.prepare(signed).root.read_bytes() == noise(BLOCK, 1)
+    assert cache.prepare(signed).root.read_bytes() == noise(CHUNK_BYTES, 1)
     with pytest.raises(ImageRejected, match="has no signature"):
         cache.prepare(unsigned)
     assert cache.cached() == [signed]

@@ -15,7 +15,7 @@ from repository_kit import refused
 
 from repository.objects import ObjectStore
 from repository.objects.base import CHUNK, MAX_KEY
-from repository.objects.s3 import PART
+from repository.objects.s3 import PART_BYTES
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable
 
 BAD_KEYS = [
@@ -24,7 +24,9 @@ BAD_KEYS = [
 ]
 
 
-@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK + 1, PART, PART + 1, 2 * PART + 3])
+@pytest.mark.parametrize(
+    "size", [0, 1, CHUNK - 1, CHUNK + 1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES + 3]
+)
 def test_in_and_out(object_store: Store, objects: ObjectStore, size: int) -> None:
     data = os.urandom(size)
     objects.put("a/b/c", io.BytesIO(data), size)
@@ -104,7 +106,7 @@ def test_keys_of_a_folder_in_order(objects: ObjectStore) -> None:
     assert list(objects.keys("none")) == list(objects.keys("aa")) == []
 
 
-@pytest.mark.parametrize("announced", [0, 99, 101, PART + 1])
+@pytest.mark.parametrize("announced", [0, 99, 101, PART_BYTES + 1])
 def test_a_wrong_size_leaves_what_was_there(objects: ObjectStore, announced: int) -> None:
     objects.put_bytes("a", b"old")
     for key in "ab":
@@ -117,7 +119,7 @@ def test_a_wrong_size_leaves_what_was_there(objects: ObjectStore, announced: int
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what was left half way count as left for long."""
     monkeypatch.setattr("repository.spool.SETTLE_SECONDS", -1.0)
-    monkeypatch.setattr("repository.objects.s3.STALE", timedelta(seconds=-60))
+    monkeypatch.setattr("repository.objects.s3.STALE_AFTER", timedelta(seconds=-60))
 
 
 class Breaking(io.BytesIO):

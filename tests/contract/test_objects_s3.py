@@ -16,7 +16,7 @@ from s3_kit import S3Server
 
 from repository.objects import ObjectStore, open_objects
 from repository.objects.base import CHUNK
-from repository.objects.s3 import PART
+from repository.objects.s3 import PART_BYTES
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NotFound, StorageFull, Unavailable
 
@@ -61,7 +61,7 @@ class Killing(io.BytesIO):
         return super().read(size)
 
 
-@pytest.mark.parametrize("size", [PART, LARGE])
+@pytest.mark.parametrize("size", [PART_BYTES, LARGE])
 def test_a_server_that_dies_in_mid_put_and_comes_back(
     own_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -77,15 +77,15 @@ def test_a_server_that_dies_in_mid_put_and_comes_back(
         objects.check()
         assert held(objects) == [("a", 3)]
     assert objects.get("a") == b"old"
-    monkeypatch.setattr("repository.objects.s3.STALE", timedelta(seconds=-60))
-    assert objects.clean() == (2 if size > PART else 0)
+    monkeypatch.setattr("repository.objects.s3.STALE_AFTER", timedelta(seconds=-60))
+    assert objects.clean() == (2 if size > PART_BYTES else 0)
     objects.put("b", io.BytesIO(bytes(size)), size)
     assert objects.size("b") == size
 
 
 def test_reading_goes_on_where_the_server_left_off(own_s3_server: S3Server) -> None:
     objects = open_url(own_s3_server.url(own_s3_server.bucket()))
-    data = bytes(range(256)) * (PART // 256)
+    data = bytes(range(256)) * (PART_BYTES // 256)
     objects.put_bytes("a", data)
     with objects.open("a") as reader:
         got = reader.read(CHUNK)
@@ -104,11 +104,11 @@ def test_a_full_server(s3_keys: None, tmp_path: Path) -> None:
         server.start()
         try:
             objects = open_url(server.url(server.bucket()))
-            objects.put_bytes("a", b"1" * PART)
-            for size in (PART, LARGE):
+            objects.put_bytes("a", b"1" * PART_BYTES)
+            for size in (PART_BYTES, LARGE):
                 with pytest.raises(StorageFull):
                     objects.put("b", io.BytesIO(bytes(size)), size)
-            assert held(objects) == [("a", PART)]
+            assert held(objects) == [("a", PART_BYTES)]
             objects.put_bytes("b", bytes(4 * CHUNK))  # the parts that came were given up
         finally:
             server.kill()

@@ -18,13 +18,13 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import private_network
 from vmjobs.hypervisor.base import (
     BootImage,
-    Machine,
-    MachineState,
     Network,
     PrivateCard,
     PrivateNetwork,
+    VmConfig,
+    VmState,
 )
-from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.process_launcher import Launcher
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import NetworkMode
 
@@ -61,7 +61,9 @@ def network(launcher: Launcher) -> Iterator[PrivateNetwork]:
 def cards(launcher: Launcher, network: PrivateNetwork) -> Iterator[list[socket.socket]]:
     """Three cards, as their VMs have them."""
     with ExitStack() as stack:
-        plugged = [private_network.plug_in(launcher, PrivateCard(network, mac(n))) for n in range(3)]
+        plugged = [
+            private_network.connect_card(launcher, PrivateCard(network, mac(n))) for n in range(3)
+        ]
         for card in plugged:
             stack.enter_context(card).settimeout(0.3)
         yield plugged
@@ -112,7 +114,7 @@ def test_a_new_card_may_have_the_address_of_one_that_was_closed(
     launcher: Launcher, network: PrivateNetwork, cards: list[socket.socket]
 ) -> None:
     cards[0].close()
-    with private_network.plug_in(launcher, PrivateCard(network, mac(0))) as again:
+    with private_network.connect_card(launcher, PrivateCard(network, mac(0))) as again:
         again.settimeout(0.3)
         again.send(frame(mac(1), mac(0)))
         assert got(cards[1]) == [frame(mac(1), mac(0))]
@@ -122,7 +124,7 @@ def test_a_new_card_may_have_the_address_of_one_that_was_closed(
 
 def test_a_network_ends_with_its_last_handle(launcher: Launcher) -> None:
     with closing(private_network.create(launcher)) as network:
-        card = private_network.plug_in(launcher, PrivateCard(network, mac(0)))
+        card = private_network.connect_card(launcher, PrivateCard(network, mac(0)))
         assert "card" in _devices(card)
     with card:
         wait_until(lambda: "card" not in _devices(card), 10, "its other end is gone")
@@ -144,13 +146,13 @@ def lan(image: BootImage, tmp_path: Path) -> Iterator[Bench]:
 
 def neighbour(
     lan: Bench, private: PrivateNetwork, number: int, network: Network | None = None
-) -> Machine:
+) -> VmConfig:
     """One of the VMs."""
     targets = f"targets={ADDRESSES[number]},{ADDRESSES[1 - number]}"
     return lan.machine("lan", targets, network=network, card=PrivateCard(private, mac(number)))
 
 
-def check_met(lan: Bench, number: int, machine: Machine, card: str) -> None:
+def check_met(lan: Bench, number: int, machine: VmConfig, card: str) -> None:
     """Wait until a VM has met the other one through this card, and got a MiB from it."""
     other = ADDRESSES[1 - number]
     lan.until(machine, f"met={other} through {card} at {mac(number)}")
@@ -176,7 +178,7 @@ def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench) -> N
     for number, machine in enumerate(pair):
         check_met(lan, number, machine, "vec0")
     lan.driver.destroy(pair[1].name)
-    assert lan.driver.state(pair[0].name) is MachineState.RUNNING
+    assert lan.driver.state(pair[0].name) is VmState.RUNNING
     names = ["vmjobs-never-seen", *(machine.name for machine in pair)]
     with closing(UserModeLinux().open_private_network(names)) as found:
         newcomer = neighbour(lan, found, 1)
@@ -189,4 +191,4 @@ def test_a_card_that_cannot_be_made_starts_no_vm(lan: Bench) -> None:
         machine = lan.machine("lan", card=PrivateCard(private, "no address"))
         with pytest.raises(HypervisorError, match="cannot set up the network of a VM"):
             lan.driver.start(machine)
-    assert lan.driver.state(machine.name) is MachineState.GONE
+    assert lan.driver.state(machine.name) is VmState.GONE

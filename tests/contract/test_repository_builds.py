@@ -7,13 +7,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from repository_kit import Ledger, dispatcher, refused
+from repository_kit import Ledger, dispatch_context, refused
 from sqlalchemy import update
 
 from images import recipe as recipes
-from repository.broker import BUILD_QUEUE, Publisher
-from repository.build_rows import Work
-from repository.builds import AGAIN, CANCELED, LOST, MAX_ACTIVE, Superseded, lock_name, patience
+from repository.broker import BUILD_QUEUE, TaskPublisher
+from repository.build_rows import BuildTask
+from repository.builds import (
+    BUILDER_LOST,
+    CANCELED,
+    MAX_ACTIVE,
+    MAX_RESTARTS,
+    BuildSuperseded,
+    lock_name,
+    resend_interval,
+)
 from repository.images import LIBRARY, Viewer
 from repository.models import BuildRow
 from repository.service import Repository
@@ -47,7 +55,7 @@ def create(repository: Repository, viewer: Viewer = ADA, **changes: Any) -> Buil
     return repository.builds.create(viewer, wish(**changes))
 
 
-def begun(repository: Repository, made: Build | None = None, **changes: Any) -> Work:
+def begun(repository: Repository, made: Build | None = None, **changes: Any) -> BuildTask:
     """A build that a builder is at."""
     work = repository.builds.begin((made or create(repository, **changes)).id)
     assert work is not None
@@ -76,7 +84,7 @@ def test_from_beginning_to_end(repository: Repository) -> None:
     assert (done.state, done.digest, done.progress) == (BuildState.DONE, DIGEST, 1)
     assert done.updated >= done.created
     assert builds.begin(made.id) is None
-    refused(Superseded, lambda: builds.fail(work, BuildError("too late")))
+    refused(BuildSuperseded, lambda: builds.fail(work, BuildError("too late")))
     assert builds.get(made.id) == done
 
 
@@ -158,7 +166,7 @@ def test_one_owner_does_not_fill_the_queue(repository: Repository) -> None:
 
 @pytest.mark.both_databases
 def test_old_builds_are_forgotten(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repository.builds.KEPT", 3)
+    monkeypatch.setattr("repository.builds.MAX_ENDED", 3)
     builds = repository.builds
     made = [create(repository).id for _ in range(6)]
     for build in made[:5]:
@@ -177,12 +185,12 @@ def test_a_recipe_has_bounds(repository: Repository) -> None:
         create(repository, recipe={"files": files})
 
 
-def has_no_say(repository: Repository, work: Work) -> None:
+def has_no_say(repository: Repository, work: BuildTask) -> None:
     """Whatever this builder says is refused."""
     builds = repository.builds
     refused(
-        Superseded,
-        lambda: builds.wanted(work),
+        BuildSuperseded,
+        lambda: builds.check_current(work),
         lambda: builds.progress(work, BuildState.TESTING, "", 0.9),
         lambda: builds.name(work),
         lambda: builds.finish(work, DIGEST),
@@ -205,13 +213,13 @@ def test_canceling_one_that_runs(repository: Repository) -> None:
     builds = repository.builds
     work = begun(repository)
     builds.progress(work, BuildState.TESTING, "boot test", 0.8)
-    builds.wanted(work)
+    builds.check_current(work)
     canceled = builds.cancel(work.id, Viewer("the operator", admin=True))
     assert (canceled.state, canceled.code) == (BuildState.FAILED, CANCELED)
     assert canceled.message == "canceled by the operator while it was TESTING"
     has_no_say(repository, work)
     assert builds.get(work.id) == canceled
-    assert builds.unattended(now() + timedelta(days=1)) == []
+    assert builds.mark_overdue_as_sent(now() + timedelta(days=1)) == []
 
 
 def test_canceling_too_late(repository: Repository) -> None:
@@ -245,18 +253,18 @@ def test_a_reason_is_kept_at_both_ends(repository: Repository) -> None:
 def test_a_builder_that_dies_again_and_again(repository: Repository) -> None:
     builds = repository.builds
     made = create(repository)
-    for old in [begun(repository, made) for _ in range(AGAIN + 1)][:-1]:
+    for old in [begun(repository, made) for _ in range(MAX_RESTARTS + 1)][:-1]:
         has_no_say(repository, old)
     assert builds.begin(made.id) is None
     failed = builds.get(made.id)
-    assert (failed.state, failed.code) == (BuildState.FAILED, LOST)
-    assert f"{AGAIN + 1} times" in failed.message
+    assert (failed.state, failed.code) == (BuildState.FAILED, BUILDER_LOST)
+    assert f"{MAX_RESTARTS + 1} times" in failed.message
 
 
 def test_waiting_for_a_service_is_no_attempt(repository: Repository) -> None:
     builds = repository.builds
     made = create(repository)
-    for _ in range(2 * AGAIN):
+    for _ in range(2 * MAX_RESTARTS):
         work = begun(repository, made)
         builds.postpone(work, "the storage does not answer")
         has_no_say(repository, work)
@@ -276,7 +284,7 @@ def test_a_builder_of_earlier_days_has_no_say(repository: Repository) -> None:
     assert [work.generation for work in known] == sorted({work.generation for work in known})
     for old in known:
         has_no_say(repository, old)
-    builds.wanted(newest)
+    builds.check_current(newest)
     builds.finish(newest, DIGEST)
 
 
@@ -285,18 +293,18 @@ def test_builds_without_a_message_are_found(repository: Repository) -> None:
     builds = repository.builds
     made = create(repository)
     present = now()
-    assert builds.unattended(present) == []
+    assert builds.mark_overdue_as_sent(present) == []
     later = present + timedelta(seconds=61)
-    assert builds.unattended(later) == [made.id]
+    assert builds.mark_overdue_as_sent(later) == [made.id]
     # It may stand in a long queue: no flood of messages for it.
-    assert builds.unattended(later + timedelta(seconds=61)) == []
-    assert builds.unattended(later + timedelta(seconds=121)) == [made.id]
-    assert builds.unattended(later + timedelta(seconds=121 + 121)) == []
-    assert patience(100) < timedelta(hours=2)
+    assert builds.mark_overdue_as_sent(later + timedelta(seconds=61)) == []
+    assert builds.mark_overdue_as_sent(later + timedelta(seconds=121)) == [made.id]
+    assert builds.mark_overdue_as_sent(later + timedelta(seconds=121 + 121)) == []
+    assert resend_interval(100) < timedelta(hours=2)
     with repository.database.exclusive(lock_name(made.id)):
-        assert builds.unattended(later + timedelta(days=1)) == []
+        assert builds.mark_overdue_as_sent(later + timedelta(days=1)) == []
     builds.cancel(made.id, ADA)
-    assert builds.unattended(later + timedelta(days=1)) == []
+    assert builds.mark_overdue_as_sent(later + timedelta(days=1)) == []
 
 
 @pytest.mark.both_databases
@@ -304,17 +312,17 @@ def test_builds_whose_builder_is_gone_are_found_at_once(repository: Repository) 
     builds = repository.builds
     waiting, work = create(repository), begun(repository)
     with repository.database.exclusive(lock_name(work.id)):
-        assert builds.abandoned() == []
-    assert builds.abandoned() == [work.id]
+        assert builds.mark_abandoned_as_sent() == []
+    assert builds.mark_abandoned_as_sent() == [work.id]
     builds.finish(work, DIGEST)
-    assert builds.abandoned() == []
+    assert builds.mark_abandoned_as_sent() == []
     assert builds.get(waiting.id).state is BuildState.QUEUED
 
 
 def test_the_sweep_sends_what_the_broker_lost(repository: Repository, config: Config) -> None:
     made = create(repository)
-    app = make_celery(config, lambda: dispatcher(repository, Ledger()))
-    publisher = Publisher(config)
+    app = make_celery(config, lambda: dispatch_context(repository, Ledger()))
+    publisher = TaskPublisher(config)
 
     def messages() -> list[str]:
         found = (config.data_dir / "broker").glob(f"*.{BUILD_QUEUE}.msg")

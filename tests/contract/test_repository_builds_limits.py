@@ -10,7 +10,7 @@ from repository_kit import statements
 from test_repository_builds import ADA, create, wish
 
 from images.store import ImageStore
-from repository import building
+from repository import build_worker
 from repository.builds import MAX_ACTIVE
 from repository.service import Repository
 from vmjobs.errors import Conflict
@@ -82,10 +82,10 @@ def test_a_list_has_bounds(repository: Repository) -> None:
 def test_downloads_go_where_room_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr(building, "ROOM", room)
+    monkeypatch.setattr(build_worker, "MIN_FREE_BYTES", room)
     files = [tmp_path / "packages" / "bookworm-1.tar", tmp_path / "wheels" / "x-1-py3-none-any.whl"]
     for file in files:
         file.parent.mkdir()
         file.write_bytes(b"x")
-    building._clean(tmp_path, ImageStore(tmp_path / "images"))
+    build_worker._clean(tmp_path, ImageStore(tmp_path / "images"))
     assert [file.exists() for file in files] == [not room] * 2

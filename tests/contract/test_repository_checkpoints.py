@@ -8,8 +8,8 @@ import pytest
 from repository_images_kit import MIB, noise, send, stored, sweeper
 from repository_kit import bring, claim, one, push, refused, told
 
-from images.content import Layout
-from images.segment import unpack
+from images.content import ContentLayout
+from images.segment import decode_segment
 from repository.images import LIBRARY, Viewer
 from repository.service import Repository
 from vmjobs.errors import (
@@ -18,7 +18,7 @@ from vmjobs.errors import (
     InvalidRequest,
     InvalidSpec,
     JobFinal,
-    MissingBlocks,
+    MissingChunks,
     NotFound,
     QuotaExceeded,
 )
@@ -31,7 +31,7 @@ ADA = Viewer("ada")
 MEMORY = noise(3 * MIB, seed=7)
 
 
-def saved(attempt: str, layout: Layout, **changes: object) -> Checkpoint:
+def saved(attempt: str, layout: ContentLayout, **changes: object) -> Checkpoint:
     values: dict[str, object] = {
         "machine": f"vmjobs-0123abcd-{attempt}",
         "hypervisor": HypervisorKind.QEMU,
@@ -55,14 +55,14 @@ def running(repository: Repository, **changes: object) -> tuple[Job, str]:
     return job, attempt
 
 
-def upload(repository: Repository, job: Job, data: bytes = MEMORY) -> tuple[str, Layout]:
+def upload(repository: Repository, job: Job, data: bytes = MEMORY) -> tuple[str, ContentLayout]:
     """What the job's own token has brought."""
     who = replace(ADA, job=job.id)
     opened = repository.images.open_upload(who, len(data)).id
     return opened, send(repository.images, who, opened, data)
 
 
-def kept(repository: Repository) -> tuple[Job, str, Layout]:
+def kept(repository: Repository) -> tuple[Job, str, ContentLayout]:
     """A job whose machine was saved."""
     job, attempt = running(repository)
     opened, layout = upload(repository, job)
@@ -81,11 +81,11 @@ def test_the_next_attempt_goes_on_from_it(repository: Repository) -> None:
     repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.CHECKPOINTED))
     assert again(repository, job) == saved(attempt, layout)
     images = repository.images
-    assert Layout.parse(images.checkpoint_layout(job.id, layout.digest), layout.digest) == layout
+    assert ContentLayout.parse(images.checkpoint_layout(job.id, layout.digest), layout.digest) == layout
     data = b""
     for digest in layout.segments:
         with images.open_checkpoint_segment(job.id, digest) as reader:
-            data += unpack(reader.read(), digest)
+            data += decode_segment(reader.read(), digest)
     assert data == MEMORY
 
 
@@ -139,7 +139,7 @@ def test_what_was_not_brought_is_not_kept(repository: Repository) -> None:
     empty = repository.images.open_upload(replace(ADA, job=job.id), 1).id
     for wrong in (empty, own, theirs, "0" * 32):
         checkpoint = saved(attempt, layout, ran=30.0)
-        refused(MissingBlocks, lambda w=wrong, c=checkpoint: repository.keep(job.id, attempt, w, c))
+        refused(MissingChunks, lambda w=wrong, c=checkpoint: repository.keep(job.id, attempt, w, c))
 
 
 def test_what_is_refused(repository: Repository) -> None:

@@ -6,16 +6,16 @@ import pytest
 from clusters_kit import OPERATOR, POOLS, World, declared, node_of
 from repository_kit import push, push_library, refused
 
-from repository.clusters import declaring, history
-from repository.clusters.reconciling import Reconciling
+from repository.clusters import history, specs
+from repository.clusters.reconciler import ClusterReconciler
 from repository.clusters.tables import ClusterEventRow
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.models import NodeRow
 from repository.service import Repository, open_repository
-from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
-from vmjobs.cluster.spec import Size
-from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome
+from vmjobs.cluster.spec import SizeRange
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
+from vmjobs.cluster.wire import ApplyOutcome, ClusterVmReport, ClusterVmReports
 from vmjobs.config import Config
 from vmjobs.errors import (
     Conflict,
@@ -41,13 +41,17 @@ pytestmark = [
 @pytest.mark.both_databases
 def test_declaring_the_same_again_changes_nothing(world: World) -> None:
     first = world.apply(size=2)
-    assert (first.outcome, first.cluster.generation, first.cluster.target) == (Outcome.CREATED, 1, 2)
+    assert (first.outcome, first.cluster.generation, first.cluster.target) == (
+        ApplyOutcome.CREATED,
+        1,
+        2,
+    )
     assert first.cluster.image == world.repository.images.resolve(OPERATOR, "hep")
     again = world.apply(size=2)
-    assert again.outcome is Outcome.UNCHANGED
+    assert again.outcome is ApplyOutcome.UNCHANGED
     assert again.cluster == first.cluster == world.clusters.get("vc")
     changed = world.apply(size=2, memory=300)
-    assert (changed.outcome, changed.cluster.generation) == (Outcome.CHANGED, 2)
+    assert (changed.outcome, changed.cluster.generation) == (ApplyOutcome.CHANGED, 2)
     assert [c.name for c in world.clusters.list()] == ["vc"]
     assert world.codes() == [("", "CREATED", "PROGRESS"), ("", "CHANGED", "PROGRESS")]
 
@@ -56,7 +60,7 @@ def test_a_tag_that_means_another_image_is_a_change(world: World) -> None:
     world.apply()
     moved = push_library(world.repository.images, "hep", b"another disk")
     applied = world.apply()
-    assert (applied.outcome, applied.cluster.image) == (Outcome.CHANGED, moved.digest)
+    assert (applied.outcome, applied.cluster.image) == (ApplyOutcome.CHANGED, moved.digest)
 
 
 def test_every_fault_is_told(world: World) -> None:
@@ -123,7 +127,7 @@ def test_an_assessment_changes_nothing(world: World) -> None:
 def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     world.apply(size=2, attributes={"Color": "red"}, start="TARGET.x == 1")
     world.step()
-    assert set(world.states().values()) == {MemberState.ASSIGNED}
+    assert set(world.states().values()) == {ClusterVmState.ASSIGNED}
     order = world.orders("n1")["vc-0"]
     assert (order.pool.collector, order.pool.trust_domain) == ("site.grid", "grid")
     assert (order.attributes, order.start, order.admitted) == ({"Color": "red"}, "TARGET.x == 1", 0)
@@ -131,9 +135,9 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
 
     member = world.members()["vc-0"]
     for phase, state in (
-        (Phase.STAGING, MemberState.STAGING),
-        (Phase.BOOTING, MemberState.BOOTING),
-        (Phase.RUNNING, MemberState.JOINING),
+        (Phase.STAGING, ClusterVmState.STAGING),
+        (Phase.BOOTING, ClusterVmState.BOOTING),
+        (Phase.RUNNING, ClusterVmState.JOINING),
     ):
         world.report(member, phase)
         assert world.states()["vc-0"] is state
@@ -142,11 +146,11 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     world.pool.join("vc-0")
     world.pool.probing = ProbeState.WAITING
     world.step()
-    assert world.states()["vc-0"] is MemberState.PROBING
+    assert world.states()["vc-0"] is ClusterVmState.PROBING
     world.pool.probing = ProbeState.RAN
     world.step()
     found = world.members()["vc-0"]
-    assert (found.state, found.up_since is not None) == (MemberState.UP, True)
+    assert (found.state, found.up_since is not None) == (ClusterVmState.UP, True)
     assert world.orders("n1")["vc-0"].admitted == 1
     assert world.clusters.share("n1").revision > revision
     assert world.clusters.get("vc").up == world.clusters.list()[0].up == 1
@@ -157,7 +161,7 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
 def test_a_step_with_nothing_to_do_writes_nothing(world: World, other: Repository) -> None:
     world.apply(size=2)
     world.bring_up()
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
     before = (world.clusters.share("n1"), world.clusters.get("vc"), world.codes())
     calls = world.pool.calls
     for _ in range(5):
@@ -172,9 +176,9 @@ def test_a_step_with_nothing_to_do_writes_nothing(world: World, other: Repositor
 def test_why_there_is_no_room(world: World) -> None:
     world.apply(size=9)
     world.step()
-    pending = [m for m in world.members().values() if m.state is MemberState.PENDING]
+    pending = [m for m in world.members().values() if m.state is ClusterVmState.PENDING]
     (member,) = pending
-    assert (member.code, member.node) == (MemberCode.NO_ROOM, "")
+    assert (member.code, member.node) == (ClusterVmCode.NO_ROOM, "")
     assert "n1 lacks" in member.message
     for name in ("n1", "n2"):
         world.repository.put_node(node_of(name, cluster_memory=0))
@@ -193,16 +197,20 @@ def test_one_that_does_not_join_is_condemned_and_tried_again(world: World) -> No
     assert world.orders("n1")["vc-0"].condemned == 0
     world.step(31)
     order = world.orders("n1")["vc-0"]
-    assert (order.condemned, order.why) == (1, MemberCode.JOIN_TIMED_OUT)
+    assert (order.condemned, order.why) == (1, ClusterVmCode.JOIN_TIMED_OUT)
     world.report(
-        world.members()["vc-0"], Phase.WAITING, failures=1, code=MemberCode.JOIN_TIMED_OUT, retry=now()
+        world.members()["vc-0"],
+        Phase.WAITING,
+        failures=1,
+        code=ClusterVmCode.JOIN_TIMED_OUT,
+        retry=now(),
     )
     found = world.members()["vc-0"]
-    assert (found.state, found.failures) == (MemberState.BACKOFF, 1)
-    assert found.code is MemberCode.JOIN_TIMED_OUT
+    assert (found.state, found.failures) == (ClusterVmState.BACKOFF, 1)
+    assert found.code is ClusterVmCode.JOIN_TIMED_OUT
     world.run("vc-0", 2)
     world.step()
-    assert world.states()["vc-0"] is MemberState.UP
+    assert world.states()["vc-0"] is ClusterVmState.UP
     assert world.orders("n1")["vc-0"].admitted == 2
 
 
@@ -212,7 +220,7 @@ def test_a_failed_probe_condemns(world: World) -> None:
     world.pool.probing = ProbeState.FAILED
     world.run("vc-0")
     world.step()
-    assert world.orders("n1")["vc-0"].why is MemberCode.PROBE_FAILED
+    assert world.orders("n1")["vc-0"].why is ClusterVmCode.PROBE_FAILED
     assert ("vc-0", "PROBING", "PROBE_FAILED") in world.codes()
 
 
@@ -230,7 +238,7 @@ def test_a_pool_that_does_not_answer_is_nobodys_fault(world: World) -> None:
     assert world.orders("n1")["vc-0"].condemned == 0
     world.pool.join("vc-0")
     world.step()
-    assert world.states()["vc-0"] is MemberState.UP
+    assert world.states()["vc-0"] is ClusterVmState.UP
     assert ("", "POOL", "PROGRESS") in world.codes()
 
 
@@ -246,7 +254,7 @@ def test_a_pool_whose_schedd_alone_is_away(world: World, monkeypatch: pytest.Mon
     world.run("vc-0")
     for _ in range(4):
         world.step(20)
-    assert world.states() == {"vc-0": MemberState.PROBING}
+    assert world.states() == {"vc-0": ClusterVmState.PROBING}
     assert world.orders("n1")["vc-0"].condemned == 0
     asked = world.pool.calls
     for _ in range(5):
@@ -254,15 +262,15 @@ def test_a_pool_whose_schedd_alone_is_away(world: World, monkeypatch: pytest.Mon
     assert world.pool.calls == asked
     monkeypatch.undo()
     world.step(15)
-    assert world.states() == {"vc-0": MemberState.UP}
+    assert world.states() == {"vc-0": ClusterVmState.UP}
 
 
 def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:
     world.apply()
     world.bring_up()
     calls = world.pool.calls
-    world.report(world.members()["vc-0"], Phase.WAITING, code=MemberCode.GUEST_LOST, failures=0)
-    assert world.states()["vc-0"] is MemberState.BACKOFF
+    world.report(world.members()["vc-0"], Phase.WAITING, code=ClusterVmCode.GUEST_LOST, failures=0)
+    assert world.states()["vc-0"] is ClusterVmState.BACKOFF
     world.pool.down = True
     world.step()
     assert world.pool.withdrawn == []
@@ -275,7 +283,7 @@ def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:
     world.pool.join("vc-0", 2)
     world.step()
     assert world.pool.withdrawn == [("vc-0", 1)]
-    assert world.states() == {"vc-0": MemberState.UP}
+    assert world.states() == {"vc-0": ClusterVmState.UP}
 
 
 def test_what_the_pool_says_of_jobs(world: World) -> None:
@@ -306,7 +314,7 @@ def test_scaling(world: World) -> None:
     assert {m.generation for m in cluster.members} == {2}
     world.clusters.scale("vc", 1, "root")
     world.step()
-    assert list(world.states().values()) == [MemberState.UP, *[MemberState.DRAINING] * 2]
+    assert list(world.states().values()) == [ClusterVmState.UP, *[ClusterVmState.DRAINING] * 2]
     world.obey("n1", "n2")
     assert list(world.members()) == ["vc-0"]
     # One that its agent has not told of may have had a token.
@@ -314,25 +322,25 @@ def test_scaling(world: World) -> None:
     assert sorted(world.pool.withdrawn) == told
     assert "vc-1" not in world.orders("n2")
     # The file still says 1.
-    assert world.apply(size=1).outcome is Outcome.UNCHANGED
+    assert world.apply(size=1).outcome is ApplyOutcome.UNCHANGED
 
 
 def test_an_attribute_of_another_type_is_a_change(world: World) -> None:
     world.apply(attributes={"HasCVMFS": 1})
-    assert world.apply(attributes={"HasCVMFS": True}).outcome is Outcome.CHANGED
-    assert world.apply(attributes={"HasCVMFS": True}).outcome is Outcome.UNCHANGED
-    assert world.apply(attributes={"HasCVMFS": 1.0}).outcome is Outcome.CHANGED
+    assert world.apply(attributes={"HasCVMFS": True}).outcome is ApplyOutcome.CHANGED
+    assert world.apply(attributes={"HasCVMFS": True}).outcome is ApplyOutcome.UNCHANGED
+    assert world.apply(attributes={"HasCVMFS": 1.0}).outcome is ApplyOutcome.CHANGED
 
 
 def test_scaling_within_a_range(world: World) -> None:
-    assert world.apply(size=Size(min=1, max=3)).cluster.target == 1
+    assert world.apply(size=SizeRange(min=1, max=3)).cluster.target == 1
     assert world.clusters.scale("vc", 3, "root").target == 3
     with pytest.raises(InvalidRequest) as caught:
         world.clusters.scale("vc", 4, "root")
     assert caught.value.faults[0].code == "out_of_range"
-    assert world.apply(size=Size(min=1, max=3)).outcome is Outcome.UNCHANGED
+    assert world.apply(size=SizeRange(min=1, max=3)).outcome is ApplyOutcome.UNCHANGED
     assert world.clusters.get("vc").target == 3
-    assert world.apply(size=Size(min=1, max=2)).cluster.target == 2
+    assert world.apply(size=SizeRange(min=1, max=2)).cluster.target == 2
 
 
 def test_an_order_counts_until_it_is_gone(world: World) -> None:
@@ -342,10 +350,10 @@ def test_an_order_counts_until_it_is_gone(world: World) -> None:
     world.apply(declared("other"))
     world.step()
     world.step()
-    assert world.states("other") == {"other-0": MemberState.PENDING}
+    assert world.states("other") == {"other-0": ClusterVmState.PENDING}
     world.obey("n1", "n2")
     world.step()
-    assert world.states("other") == {"other-0": MemberState.ASSIGNED}
+    assert world.states("other") == {"other-0": ClusterVmState.ASSIGNED}
 
 
 # ------------------------------------------------------------------------- a new declaration
@@ -359,12 +367,12 @@ def test_machines_are_replaced_one_at_a_time(world: World) -> None:
     for _ in range(12):
         world.bring_up()
         states = list(world.states().values())
-        assert states.count(MemberState.UP) >= 1
-        assert states.count(MemberState.DRAINING) <= 1
+        assert states.count(ClusterVmState.UP) >= 1
+        assert states.count(ClusterVmState.DRAINING) <= 1
         seen.append(tuple(world.states()))
         world.obey("n1", "n2")
     assert {m.generation for m in world.members().values()} == {2}
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
     assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {300}
     assert len(set(seen)) > 2
 
@@ -378,20 +386,20 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
     world.step()
     (new,) = [m for m in world.members().values() if m.generation == 2]
     world.obey("n1", "n2")
-    world.report(new, Phase.WAITING, 3, failures=3, code=MemberCode.BOOT_FAILED, message="no kernel")
+    world.report(new, Phase.WAITING, 3, failures=3, code=ClusterVmCode.BOOT_FAILED, message="no kernel")
     for _ in range(3):
         world.step()
     stalls = [e for e in world.clusters.events("vc") if e.state == "STALLED"]
     assert [e.code for e in stalls] == ["REPLACEMENT_FAILED"]
     assert "BOOT_FAILED: no kernel" in stalls[0].message
     assert sorted(m.generation for m in world.members().values()) == [1, 2]
-    assert MemberState.DRAINING not in world.states().values()
+    assert ClusterVmState.DRAINING not in world.states().values()
     world.apply(size=2)  # the earlier declaration again, as generation 3
     for _ in range(8):
         world.bring_up()
         world.obey("n1", "n2")
     assert {m.generation for m in world.members().values()} == {3}
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
 
 
 # ------------------------------------------------------------------------- lost nodes
@@ -430,13 +438,13 @@ def test_a_node_that_lost_what_it_knew_gets_other_members(world: World) -> None:
     world.apply()
     world.step()
     before = world.members()["vc-0"]
-    nothing = MemberReports(reports=(), complete=True)
-    world.clusters.take_reports(before.node, nothing)  # it was not told of it yet
-    assert world.states() == {"vc-0": MemberState.ASSIGNED}
+    nothing = ClusterVmReports(reports=(), complete=True)
+    world.clusters.store_reports(before.node, nothing)  # it was not told of it yet
+    assert world.states() == {"vc-0": ClusterVmState.ASSIGNED}
     world.run("vc-0", 5)
     world.step()
-    world.clusters.take_reports(before.node, nothing)
-    assert world.members()["vc-0"].code is MemberCode.NODE_FAILED
+    world.clusters.store_reports(before.node, nothing)
+    assert world.members()["vc-0"].code is ClusterVmCode.NODE_FAILED
     world.step()
     assert list(world.members()) == ["vc-1"]
     assert world.pool.withdrawn == [("vc-0", incarnation) for incarnation in range(1, 7)]
@@ -449,12 +457,12 @@ def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
     world.run("vc-0", 3)
     world.report(world.members()["vc-0"], Phase.BOOTING, 2)
     assert world.members()["vc-0"].incarnation == 3
-    stranger = MemberReport(id="0" * 32, incarnation=1, phase=Phase.RUNNING, since=now())
-    world.clusters.take_reports("n1", MemberReports(reports=(stranger,)))
+    stranger = ClusterVmReport(id="0" * 32, incarnation=1, phase=Phase.RUNNING, since=now())
+    world.clusters.store_reports("n1", ClusterVmReports(reports=(stranger,)))
     # Another node has no say.
     mine = world.members()["vc-0"]
-    told = MemberReport(id=mine.id, incarnation=9, phase=Phase.GONE, since=now())
-    world.clusters.take_reports("n2" if mine.node == "n1" else "n1", MemberReports(reports=(told,)))
+    told = ClusterVmReport(id=mine.id, incarnation=9, phase=Phase.GONE, since=now())
+    world.clusters.store_reports("n2" if mine.node == "n1" else "n1", ClusterVmReports(reports=(told,)))
     assert world.members()["vc-0"].incarnation == 3
 
 
@@ -496,7 +504,7 @@ def test_deleting_lets_jobs_end(world: World) -> None:
     world.step()
     refused(NotFound, lambda: world.clusters.get("vc"))
     assert world.orders("n1") == {}
-    assert world.apply(size=1).outcome is Outcome.CREATED
+    assert world.apply(size=1).outcome is ApplyOutcome.CREATED
 
 
 def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
@@ -507,7 +515,7 @@ def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
     world.pool.down = True
     world.obey("n1", "n2")
     world.step()
-    assert world.states() == {"vc-0": MemberState.GONE}
+    assert world.states() == {"vc-0": ClusterVmState.GONE}
     world.pool.down = False
     world.step()
     world.step()
@@ -535,7 +543,7 @@ def test_a_worker_that_is_killed_when_it_has_asked_a_pool(world: World, asked: s
         assert world.clusters.list() == []
         assert world.pool.there == {}
     else:
-        assert set(world.states().values()) == {MemberState.UP}
+        assert set(world.states().values()) == {ClusterVmState.UP}
 
 
 # ------------------------------------------------------------------------- agents
@@ -558,7 +566,7 @@ def test_who_may_have_a_token(world: World) -> None:
     refused(Forbidden, lambda: ask(node, mine, 3), match="has to end")
     world.clusters.delete("vc", Goal.STOP, "root")
     world.step()
-    refused(Forbidden, lambda: ask(node, mine, 4), match="no machine any more")
+    refused(Forbidden, lambda: ask(node, mine, 4), match="has to stop")
 
 
 def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
@@ -601,15 +609,15 @@ def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_f
     world.clusters.delete("vc", Goal.STOP, "root")
     world.step()
     world.report(member, Phase.GONE, 1)
-    world.step_killed_after(Reconciling, "_write")
+    world.step_killed_after(ClusterReconciler, "_write")
     folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
     assert not folder.exists()
 
 
 def test_the_history_keeps_its_last_lines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (history, declaring):
-        monkeypatch.setattr(module, "KEPT", 20)
-    monkeypatch.setattr(history, "_AT_ONCE", 5)
+    for module in (history, specs):
+        monkeypatch.setattr(module, "MAX_EVENTS", 20)
+    monkeypatch.setattr(history, "_PRUNE_BATCH", 5)
     world.apply()
     for number in range(25):
         world.clusters.scale("vc", number % 2 + 1, "root")
@@ -633,7 +641,7 @@ def test_an_image_that_a_cluster_needs_stays(world: World) -> None:
         images.remove(ada, digest)
     world.bring_up()
     moved = world.clusters.apply(ada, declared(image="hep"))
-    assert moved.outcome is Outcome.CHANGED
+    assert moved.outcome is ApplyOutcome.CHANGED
     with pytest.raises(ImageInUse):
         images.remove(ada, digest)  # a machine of it still runs
     # Nodes may read it for that reason, private as it is.

@@ -10,9 +10,9 @@ import pytest
 from clusters_kit import POOLS, ROOMY, World
 from repository_kit import refused
 
-from repository.clusters import weighing
+from repository.clusters import autoscaling
 from repository.service import Repository
-from vmjobs.cluster.member import Goal, MemberState
+from vmjobs.cluster.vm_state import ClusterVmState, Goal
 from vmjobs.errors import NotFound
 
 pytestmark = [
@@ -72,7 +72,7 @@ def test_a_job_wakes_a_cluster_and_its_end_puts_it_to_sleep(world: World) -> Non
     busy(world, "vc-0")
     world.step(100)
     world.step(100)
-    assert world.states() == {"vc-0": MemberState.UP}  # as long as its job runs
+    assert world.states() == {"vc-0": ClusterVmState.UP}  # as long as its job runs
     busy(world)
     world.step(20)
     world.step(50)
@@ -169,7 +169,7 @@ def test_a_job_is_noticed_within_seconds(world: World) -> None:
 def test_a_pool_that_takes_long_to_answer_is_asked_less_often(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weighing, "monotonic", count(0, 2).__next__)  # as if each answer took 2 s
+    monkeypatch.setattr(autoscaling, "monotonic", count(0, 2).__next__)  # as if each answer took 2 s
     ranged(world, 0, 2)
     world.step()
     asked = world.pool.weighings

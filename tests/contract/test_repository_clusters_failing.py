@@ -9,12 +9,12 @@ from clusters_kit import OPERATOR, POOLS, World, declared, node_of
 from repository_kit import push_library, refused
 from sqlalchemy import select
 
-from repository.clusters import reconciling
-from repository.clusters.tables import GuardRow
+from repository.clusters import reconciler
+from repository.clusters.tables import BackoffRow
 from repository.service import Repository
-from vmjobs.cluster.guard import GuardState
-from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
-from vmjobs.cluster.wire import Cluster, Outcome
+from vmjobs.cluster.failure_backoff import BackoffState
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
+from vmjobs.cluster.wire import ApplyOutcome, Cluster
 from vmjobs.errors import Conflict, ImageInUse, NotFound
 
 pytestmark = [
@@ -24,7 +24,11 @@ pytestmark = [
 
 
 def fail(
-    world: World, name: str, times: int = 3, code: MemberCode = MemberCode.BOOT_FAILED, vc: str = "vc"
+    world: World,
+    name: str,
+    times: int = 3,
+    code: ClusterVmCode = ClusterVmCode.BOOT_FAILED,
+    vc: str = "vc",
 ) -> None:
     """Its agent says that so many machines have failed, one after the other."""
     for number in range(1, times + 1):
@@ -36,7 +40,7 @@ def fail(
 def kept(repository: Repository) -> dict[str, tuple[int, bool]]:
     """Failures in a row by node (empty: all), and whether it is closed."""
     with repository.database.read() as session:
-        rows = session.scalars(select(GuardRow)).all()
+        rows = session.scalars(select(BackoffRow)).all()
         return {row.node: (row.failures, row.until is not None) for row in rows}
 
 
@@ -61,14 +65,14 @@ def test_a_machine_that_only_fails_is_moved(world: World, other: Repository) -> 
     assert world.members()["vc-0"].goal is Goal.DRAIN
     assert world.members()["vc-1"].node == elsewhere
     (guard,) = seen(world).guards
-    assert (guard.node, guard.state) == (first.node, GuardState.CLOSED)
-    assert guard.code is MemberCode.BOOT_FAILED
+    assert (guard.node, guard.state) == (first.node, BackoffState.CLOSED)
+    assert guard.code is ClusterVmCode.BOOT_FAILED
     assert guard.message.startswith(f"{first.node}: 3 VMs of {guard.image[:19]}… failed there")
     assert other.clusters.get("vc").guards == (guard,)
     assert ("", "GUARD_CLOSED", "GUARDED") in world.codes()
     world.obey(first.node)
     world.bring_up()
-    assert world.states() == {"vc-1": MemberState.UP}
+    assert world.states() == {"vc-1": ClusterVmState.UP}
     assert [e[1] for e in world.codes()].count("GUARD_CLOSED") == 1
 
 
@@ -77,19 +81,19 @@ def test_what_is_said_again_counts_once(world: World) -> None:
     world.step()
     member = world.members()["vc-0"]
     for _ in range(5):
-        world.report(member, Phase.WAITING, failures=1, code=MemberCode.BOOT_FAILED)
-        world.report(member, Phase.WAITING, failures=1, code=MemberCode.BOOT_FAILED, message="x")
+        world.report(member, Phase.WAITING, failures=1, code=ClusterVmCode.BOOT_FAILED)
+        world.report(member, Phase.WAITING, failures=1, code=ClusterVmCode.BOOT_FAILED, message="x")
     assert kept(world.repository) == {"": (1, False), member.node: (1, False)}
-    world.report(member, Phase.WAITING, 4, failures=4, code=MemberCode.NODE_FAILED)
+    world.report(member, Phase.WAITING, 4, failures=4, code=ClusterVmCode.NODE_FAILED)
     assert kept(world.repository) == {"": (1, False), member.node: (4, True)}
-    world.report(member, Phase.WAITING, 5, failures=5, code=MemberCode.TOKEN_REFUSED)
+    world.report(member, Phase.WAITING, 5, failures=5, code=ClusterVmCode.TOKEN_REFUSED)
     assert kept(world.repository) == {"": (1, False), member.node: (4, True)}
 
 
 def test_one_that_ended_after_jobs_came_is_no_failure(world: World) -> None:
     world.apply()
     world.bring_up()
-    world.report(world.members()["vc-0"], Phase.WAITING, code=MemberCode.GUEST_LOST)
+    world.report(world.members()["vc-0"], Phase.WAITING, code=ClusterVmCode.GUEST_LOST)
     assert kept(world.repository) == {"": (0, False)}
 
 
@@ -103,17 +107,17 @@ def test_a_guarded_node_is_told_of_and_tried_again(world: World, repository: Rep
     world.step()
     assert world.members()["vc-0"].goal is Goal.RUN  # there is nowhere else
     pending = world.members()["vc-1"]
-    assert (pending.state, pending.code) == (MemberState.PENDING, MemberCode.GUARDED)
+    assert (pending.state, pending.code) == (ClusterVmState.PENDING, ClusterVmCode.GUARDED)
     assert "failed there in a row, last: BOOT_FAILED no kernel; next try at " in pending.message
     outlook = world.clusters.assess(OPERATOR, declared("other"))
     assert (outlook.pending, outlook.why.partition(":")[0]) == (1, "n1")
     world.step(61)
-    assert world.members()["vc-1"].state is MemberState.PENDING  # the first one tries itself
+    assert world.members()["vc-1"].state is ClusterVmState.PENDING  # the first one tries itself
     assert "now one is tried at a time" in world.members()["vc-1"].message
     world.run("vc-0", 4)
     world.step()
     world.step()
-    assert world.states() == {"vc-0": MemberState.UP, "vc-1": MemberState.ASSIGNED}
+    assert world.states() == {"vc-0": ClusterVmState.UP, "vc-1": ClusterVmState.ASSIGNED}
     assert seen(world).guards == ()
     guarded = [e[1] for e in world.codes() if e[2] == "GUARDED" and not e[0]]
     assert guarded == ["GUARD_CLOSED", "GUARD_OPEN"]
@@ -150,7 +154,7 @@ def test_it_is_half_open_for_one(world: World, repository: Repository) -> None:
     world.obey("n1")
     world.clusters.scale("vc", 2, "root")
     world.step()
-    assert set(world.states().values()) == {MemberState.PENDING}
+    assert set(world.states().values()) == {ClusterVmState.PENDING}
     world.step(61)
     assert sorted(m.node for m in world.members().values()) == ["", "n1"]
     (tried,) = [m.name for m in world.members().values() if m.node]
@@ -167,7 +171,7 @@ def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repositor
     world.apply(size=2)
     world.step()
     for name in ("vc-0", "vc-1"):
-        fail(world, name, 1, MemberCode.KERNEL_PANIC)
+        fail(world, name, 1, ClusterVmCode.KERNEL_PANIC)
     world.clusters.scale("vc", 3, "root")
     world.step()
     (guard,) = seen(world).guards
@@ -177,7 +181,7 @@ def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repositor
     push_library(repository.images, "other", b"another disk")
     world.apply(declared("other", image="other"))
     world.step()
-    assert world.states("other") == {"other-0": MemberState.ASSIGNED}
+    assert world.states("other") == {"other-0": ClusterVmState.ASSIGNED}
     assert world.clusters.get("other").guards == ()
     assert not [e for e in world.codes("other") if e[2] == "GUARDED"]
 
@@ -196,7 +200,7 @@ def test_a_retry_forgets_failures(world: World) -> None:
     assert world.clusters.share("n1").revision > revision
     world.obey("n1", "n2")
     world.bring_up()
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
     events = [e[1] for e in world.codes() if not e[0]]
     assert events[1:] == ["GUARD_CLOSED"] * 3 + ["RETRIED"] + ["GUARD_OPEN"] * 3
 
@@ -223,7 +227,7 @@ def test_nothing_is_kept_of_images_that_nobody_has(world: World) -> None:
         world.bring_up()
         world.obey("n1", "n2")
     with world.repository.database.read() as session:
-        assert {row.image for row in session.scalars(select(GuardRow))} == {moved}
+        assert {row.image for row in session.scalars(select(BackoffRow))} == {moved}
 
 
 @pytest.mark.both_databases
@@ -284,11 +288,11 @@ def test_a_failed_upgrade_is_taken_back(world: World, other: Repository) -> None
     told = [e for e in world.clusters.events("vc") if e.state == "ROLLED_BACK"]
     assert [(e.code, e.message) for e in told] == [("REPLACEMENT_FAILED", found.failed.message)]
     settle(world)
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
     assert [m.generation for m in world.members().values()] == [1, 1]
     assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {256}
     applied = world.apply(size=2, memory=300)
-    assert (applied.outcome, applied.cluster.failed) == (Outcome.UNCHANGED, found.failed)
+    assert (applied.outcome, applied.cluster.failed) == (ApplyOutcome.UNCHANGED, found.failed)
     assert [e[1] for e in world.codes()].count("ROLLED_BACK") == 1
 
 
@@ -311,14 +315,14 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
         world.repository.put_node(node_of(node))
     for name, order in {**world.orders("n1"), **world.orders("n2")}.items():
         if order.goal is Goal.DRAIN:
-            world.report(world.members()[name], Phase.GONE, 3, code=MemberCode.DRAINED)
+            world.report(world.members()[name], Phase.GONE, 3, code=ClusterVmCode.DRAINED)
     world.bring_up()
     world.step(20)
     assert world.members()[first].goal is Goal.DRAIN
     world.report(world.members()[first], Phase.DRAINING)
     for _ in range(5):  # its job takes its time
         world.step(20)
-    assert world.states()[first] is MemberState.DRAINING
+    assert world.states()[first] is ClusterVmState.DRAINING
     settle(world)
     assert [m.generation for m in world.members().values()] == [1, 1, 1]
 
@@ -327,7 +331,7 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
 def test_a_worker_that_is_killed_while_it_goes_back(world: World, done: str) -> None:
     fail(world, upgraded(world))
     before, told = seen(world), world.codes()
-    world.step_killed_after(reconciling, done)
+    world.step_killed_after(reconciler, done)
     assert (seen(world), world.codes()) == (before, told)
     world.step()
     assert seen(world).generation == 1
@@ -345,7 +349,7 @@ def taken_back(world: World, size: int = 2) -> None:
 
 def test_a_cluster_of_one_machine_goes_back(world: World) -> None:
     taken_back(world, size=1)
-    assert (seen(world).generation, world.states()) == (1, {"vc-0": MemberState.UP})
+    assert (seen(world).generation, world.states()) == (1, {"vc-0": ClusterVmState.UP})
 
 
 def test_a_retry_declares_it_again(world: World) -> None:
@@ -355,7 +359,7 @@ def test_a_retry_declares_it_again(world: World) -> None:
     assert "generation 2 is declared again" in world.clusters.events("vc")[-1].message
     settle(world, 10)
     assert {m.generation for m in world.members().values()} == {3}
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
     # That is the one to go back to, from then on.
     world.apply(size=2, memory=310)
     world.step()
@@ -389,7 +393,7 @@ def test_the_number_of_machines_is_not_taken_back(world: World) -> None:
     assert (scaled.target, scaled.spec.size, scaled.spec.memory) == (3, 3, 256)
     assert scaled.failed is not None
     assert (scaled.failed.spec.size, scaled.generation) == (3, 3)
-    assert world.apply(size=3, memory=300).outcome is Outcome.UNCHANGED
+    assert world.apply(size=3, memory=300).outcome is ApplyOutcome.UNCHANGED
     settle(world)
     assert [m.generation for m in world.members().values()] == [3, 3, 3]
     assert len({m.id for m in world.members().values()}) == 3
@@ -401,11 +405,11 @@ def test_the_earlier_declaration_again_ends_it(world: World) -> None:
     taken_back(world)
     before = {m.id for m in world.members().values()}
     applied = world.apply(size=2)
-    assert (applied.outcome, applied.cluster.failed) == (Outcome.CHANGED, None)
+    assert (applied.outcome, applied.cluster.failed) == (ApplyOutcome.CHANGED, None)
     assert applied.cluster.generation == 3
     settle(world)
     assert {m.id for m in world.members().values()} == before
-    assert world.apply(size=2).outcome is Outcome.UNCHANGED
+    assert world.apply(size=2).outcome is ApplyOutcome.UNCHANGED
 
 
 def test_images_to_go_back_to_and_to_try_again_stay(world: World) -> None:

@@ -13,12 +13,12 @@ from repository_kit import statements
 from sqlalchemy import Table, insert, text
 from sqlalchemy.orm import Session
 
-from repository.clusters.history import KEPT
-from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
+from repository.clusters.history import MAX_EVENTS
+from repository.clusters.tables import ClusterEventRow, ClusterRow, ClusterVmRow
 from repository.metrics import figures
 from repository.service import Repository
-from vmjobs.cluster.member import MemberState
-from vmjobs.cluster.wire import MemberReports
+from vmjobs.cluster.vm_state import ClusterVmState
+from vmjobs.cluster.wire import ClusterVmReports
 from vmjobs.model import now
 
 pytestmark = [
@@ -42,17 +42,17 @@ def world(repository: Repository) -> World:
     world.bring_up()
     with repository.database.write() as session:
         cluster = _row(session, ClusterRow)
-        member = _row(session, MemberRow)
+        member = _row(session, ClusterVmRow)
         each = MANY // CLUSTERS
-        cluster = {**cluster, "events_count": KEPT, "target": each}
+        cluster = {**cluster, "events_count": MAX_EVENTS, "target": each}
         session.execute(insert(ClusterRow), [{**cluster, "name": f"c{c}"} for c in range(CLUSTERS)])
         members = [_member(member, n, each) for n in range(MANY)]
-        session.execute(insert(MemberRow), members)
+        session.execute(insert(ClusterVmRow), members)
         line = {"time": now(), "node": "", "state": "UP", "code": "PROGRESS", "message": ""}
         lines = [
             {**line, "cluster": f"c{c}", "member": f"c{c}-{seq % each}", "seq": seq}
             for c in range(CLUSTERS)
-            for seq in range(1, KEPT + 1)
+            for seq in range(1, MAX_EVENTS + 1)
         ]
         session.execute(insert(ClusterEventRow), lines)
     with repository.database.engine.connect() as connection:
@@ -71,7 +71,7 @@ def _row(session: Session, table: Any) -> dict[str, Any]:
 def _member(made: dict[str, Any], n: int, each: int) -> dict[str, Any]:
     cluster = f"c{n // each}"
     own = {"id": f"{n:032x}", "cluster": cluster, "name": f"{cluster}-{n % each}"}
-    return {**made, **own, "node": f"m{n % NODES}", "state": MemberState.UP.value}
+    return {**made, **own, "node": f"m{n % NODES}", "state": ClusterVmState.UP.value}
 
 
 def scanned(repository: Repository, asked: list[tuple[str, Any]]) -> set[str]:
@@ -100,11 +100,11 @@ Case = tuple[Callable[[Repository], object], int, set[str]]
 CASES: dict[str, Case] = {
     "one cluster": (lambda r: r.clusters.get("c3"), 8, set()),
     "the history": (lambda r: r.clusters.events("c3"), 2, set()),
-    "what is new in it": (lambda r: r.clusters.events("c3", KEPT - 5), 2, set()),
+    "what is new in it": (lambda r: r.clusters.events("c3", MAX_EVENTS - 5), 2, set()),
     "all clusters": (lambda r: r.clusters.list(), 3, {"cluster_members"}),
     "a node's share": (lambda r: r.clusters.share("m7"), 6, set()),
     "a node's report": (
-        lambda r: r.clusters.take_reports("m7", MemberReports(reports=())), 3, set()
+        lambda r: r.clusters.store_reports("m7", ClusterVmReports(reports=())), 3, set()
     ),
     "a machine's token": (lambda r: r.clusters.order_for("m0", f"{0:032x}", 1), 1, set()),
     "metrics": (

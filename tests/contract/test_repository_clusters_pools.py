@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 from clusters_kit import POOLS, ROOMY, World
 
-from repository.clusters import pools as looking
+from repository.clusters import pools as polling
 from repository.service import Repository
-from vmjobs.cluster.member import MemberCode, MemberState, Phase
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
 from vmjobs.errors import Unavailable
-from vmjobs.ports import PoolMachine, ProbeState
+from vmjobs.ports import PoolVm, ProbeState
 
 pytestmark = [
     pytest.mark.in_process,
@@ -33,12 +33,12 @@ class Clock:
         self.slow, self._now = 0.0, 0.0
         machines = world.pool.machines
 
-        def slowly() -> list[PoolMachine]:
+        def slowly() -> list[PoolVm]:
             self._now += self.slow
             world.later += timedelta(seconds=self.slow)
             return machines()
 
-        monkeypatch.setattr(looking, "monotonic", lambda: self._now)
+        monkeypatch.setattr(polling, "monotonic", lambda: self._now)
         monkeypatch.setattr(world.pool, "machines", slowly)
 
 
@@ -48,7 +48,7 @@ def test_an_earlier_members_machine_admits_nobody(world: World) -> None:
     world.report(world.members()["vc-0"], Phase.RUNNING)
     world.pool.join("vc-0", id=EARLIER)
     world.step()
-    assert world.states() == {"vc-0": MemberState.JOINING}
+    assert world.states() == {"vc-0": ClusterVmState.JOINING}
     assert world.orders("n1")["vc-0"].admitted == 0
     assert world.pool.probed == []
 
@@ -61,7 +61,7 @@ def test_an_earlier_members_machine_condemns_nobody(world: World) -> None:
     world.run("vc-0")
     world.step()
     (member,) = world.members().values()
-    assert member.state is MemberState.UP
+    assert member.state is ClusterVmState.UP
     assert world.pool.probed == [{(member.id, 1)}]
     assert world.pool.there.keys() == {("vc-0", member.id)}
     assert world.pool.withdrawn == [("vc-0", 7)]
@@ -79,7 +79,7 @@ def test_what_cannot_be_withdrawn_holds_up_nobody(
     world.pool.join("vc-0", 7, id=EARLIER)
     world.run("vc-0")
     world.step()
-    assert world.states() == {"vc-0": MemberState.UP}
+    assert world.states() == {"vc-0": ClusterVmState.UP}
 
 
 def test_all_are_asked_about_at_once(world: World) -> None:
@@ -88,7 +88,7 @@ def test_all_are_asked_about_at_once(world: World) -> None:
     for name in world.members():
         world.run(name)
     world.step()
-    assert set(world.states().values()) == {MemberState.UP}
+    assert set(world.states().values()) == {ClusterVmState.UP}
     assert world.pool.probed == [{(member.id, 1) for member in world.members().values()}]
 
 
@@ -109,4 +109,4 @@ def test_time_that_a_slow_pool_takes_is_not_the_machines(
     assert world.orders("n1")["vc-0"].condemned == 0
     world.step(20)
     order = world.orders("n1")["vc-0"]
-    assert (order.condemned, order.why) == (1, MemberCode.JOIN_TIMED_OUT)
+    assert (order.condemned, order.why) == (1, ClusterVmCode.JOIN_TIMED_OUT)

@@ -14,10 +14,10 @@ from clusters_kit import OPERATOR, POOLS, World, declared
 from repository_kit import push_library
 from test_repository_worker import eventually, worker
 
-from repository.broker import Publisher
+from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
-from vmjobs.cluster.member import Goal, MemberState, Phase
-from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome
+from vmjobs.cluster.vm_state import ClusterVmState, Goal, Phase
+from vmjobs.cluster.wire import ApplyOutcome, ClusterVmReport, ClusterVmReports
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.model import now
@@ -52,7 +52,7 @@ class Agents(threading.Thread):
 
     def _obey(self, node: str) -> None:
         told = [
-            MemberReport(
+            ClusterVmReport(
                 id=order.id,
                 incarnation=1,
                 phase=Phase.RUNNING if order.goal is Goal.RUN else Phase.GONE,
@@ -60,7 +60,7 @@ class Agents(threading.Thread):
             )
             for order in self._clusters.share(node).members
         ]
-        self._clusters.take_reports(node, MemberReports(reports=tuple(told), complete=True))
+        self._clusters.store_reports(node, ClusterVmReports(reports=tuple(told), complete=True))
 
 
 def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None
     with closing(open_repository(config)) as repository:
         push_library(repository.images)
         world = World(repository, "n1", "n2")
-        publisher = Publisher(config)
+        publisher = TaskPublisher(config)
         world.apply(size=6)
         chance = random.Random(1)
         with Agents(repository, "n1", "n2") as agents:
@@ -126,12 +126,14 @@ def test_one_cluster_declared_by_many_at_once(repository: Repository, other: Rep
         declaring = [r.clusters for r in (repository, other) for _ in range(4)]
         done = list(pool.map(lambda clusters: clusters.apply(OPERATOR, declared()), declaring))
     outcomes = [applied.outcome for applied in done]
-    assert sorted(outcomes) == [Outcome.CREATED, *[Outcome.UNCHANGED] * 7]
+    assert sorted(outcomes) == [ApplyOutcome.CREATED, *[ApplyOutcome.UNCHANGED] * 7]
 
 
 def _is_as_declared(world: World, size: int) -> bool:
     cluster = world.clusters.get("vc")
     right = [
-        m for m in cluster.members if m.state is MemberState.UP and m.generation == cluster.generation
+        m
+        for m in cluster.members
+        if m.state is ClusterVmState.UP and m.generation == cluster.generation
     ]
     return len(right) == size == len(cluster.members)

@@ -6,14 +6,14 @@ import threading
 from typing import Any
 
 import pytest
-from repository_kit import Ledger, claim, dispatcher, one, states, submission, told
+from repository_kit import Ledger, claim, dispatch_context, one, states, submission, told
 from repository_race import cancel as cancel_job
 from repository_race import claim as claim_job
 from repository_race import race
 from repository_race import stage as stage_job
 from repository_race import submit as submit_jobs
 
-from repository import dispatch
+from repository import dispatcher
 from repository.service import Repository
 from vmjobs.config import Config
 from vmjobs.errors import AttemptSuperseded, NotFound, Unavailable
@@ -87,17 +87,17 @@ def test_cancel_against_submission_to_the_scheduler(
             schedd: Ledger = schedd, array: str = array, start: threading.Barrier = start
         ) -> None:
             start.wait(30)
-            dispatch.submit_array(dispatcher(repository, schedd), array)
+            dispatcher.submit_array(dispatch_context(repository, schedd), array)
 
         threads = [threading.Thread(target=submit), threading.Thread(target=submit)]
         for thread in threads:
             thread.start()
         start.wait(30)
         other.cancel(jobs[0].id)
-        dispatch.cancel_jobs(dispatcher(other, schedd), [jobs[0].id])
+        dispatcher.cancel_jobs(dispatch_context(other, schedd), [jobs[0].id])
         for thread in threads:
             thread.join()
-        dispatch.track(dispatcher(other, schedd))
+        dispatcher.track(dispatch_context(other, schedd))
         assert repository.job(jobs[0].id).state is S.CANCELED
         left = [s.job_id for s in schedd.queue.values() if s.status is BatchStatus.IDLE]
         assert sorted(left) == sorted(job.id for job in jobs[1:])
@@ -111,11 +111,11 @@ def test_a_message_before_its_commit(repository: Repository, other: Repository) 
     def publish(array: str) -> None:
         if repository.database.url.get_backend_name() == "postgresql":
             with pytest.raises(NotFound):
-                dispatch.submit_array(dispatcher(other, schedd), array)
+                dispatcher.submit_array(dispatch_context(other, schedd), array)
         early.append(array)
 
     array = repository.submit("ada", submission(), publish=publish).array
-    dispatch.submit_array(dispatcher(other, schedd), array)
+    dispatcher.submit_array(dispatch_context(other, schedd), array)
     assert early == [array]
     assert schedd.submitted == 1
 

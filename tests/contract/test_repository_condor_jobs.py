@@ -7,7 +7,7 @@ from repository_images_kit import MIB, noise, send, stored, sweeper
 from repository_kit import refused
 from test_repository_checkpoints import MEMORY, saved
 
-from images.content import Layout
+from images.content import ContentLayout
 from repository.condor_jobs import OWNER_PREFIX
 from repository.images import Images, Viewer
 from repository.service import Repository
@@ -15,18 +15,18 @@ from vmjobs.errors import (
     AttemptSuperseded,
     Forbidden,
     InvalidRequest,
-    MissingBlocks,
+    MissingChunks,
     NotFound,
     QuotaExceeded,
 )
-from vmjobs.model import Checkpoint, Making, NetworkMode
+from vmjobs.model import Checkpoint, NetworkMode, VmSpec
 from vmjobs.wire import CondorJobClaim
 
 pytestmark = pytest.mark.in_process
 
 JOB, OTHER = "htc" + "a" * 29, "htc" + "b" * 29
 FIRST, SECOND = "1" * 32, "2" * 32
-MAKING = Making(
+MAKING = VmSpec(
     named="hep:1",
     image="sha256:" + "c" * 64,
     door="d" * 32,
@@ -42,13 +42,13 @@ def begin(repository: Repository, attempt: str = FIRST, job: str = JOB) -> Check
     return repository.claim_condor_job(job, claim)
 
 
-def upload(repository: Repository, data: bytes = MEMORY, job: str = JOB) -> tuple[str, Layout]:
+def upload(repository: Repository, data: bytes = MEMORY, job: str = JOB) -> tuple[str, ContentLayout]:
     who = Viewer(f"{OWNER_PREFIX}ada@grid", job=job, image="")
     opened = repository.images.open_upload(who, len(data)).id
     return opened, send(repository.images, who, opened, data)
 
 
-def kept(repository: Repository, data: bytes = MEMORY, making: Making = MAKING) -> Checkpoint:
+def kept(repository: Repository, data: bytes = MEMORY, making: VmSpec = MAKING) -> Checkpoint:
     """A machine that was saved in its job's first run."""
     begin(repository)
     opened, layout = upload(repository, data)
@@ -109,7 +109,7 @@ def test_what_is_refused(repository: Repository) -> None:
     with pytest.raises(InvalidRequest, match="no VM specification"):
         keep(JOB, FIRST, opened, saved(FIRST, layout))
     theirs, _ = upload(repository, job=OTHER)
-    refused(MissingBlocks, lambda: keep(JOB, FIRST, theirs, checkpoint))
+    refused(MissingChunks, lambda: keep(JOB, FIRST, theirs, checkpoint))
     refused(NotFound, lambda: keep(OTHER, FIRST, opened, checkpoint))
 
 

@@ -8,9 +8,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from repository_kit import Ledger, bring, claim, dispatcher, one, refused, states, submission, told
+from repository_kit import (
+    Ledger,
+    bring,
+    claim,
+    dispatch_context,
+    one,
+    refused,
+    states,
+    submission,
+    told,
+)
 
-from repository import batch, decide, dispatch
+from repository import condor_sync, dispatcher, state_policy
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.job_sets import JobSelection
@@ -27,17 +37,17 @@ class Grid:
 
     def __init__(self, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
         self.repository, self.schedd, self._patch = repository, Ledger(), monkeypatch
-        self.parts = dispatcher(repository, self.schedd)
+        self.parts = dispatch_context(repository, self.schedd)
 
     def later(self, span: timedelta) -> None:
         """Let time pass for what decides about graces."""
-        for module in (batch, dispatch):
+        for module in (condor_sync, dispatcher):
             self._patch.setattr(module, "utc_now", lambda: now() + span)
 
     def submit(self, state: JobState | None = None) -> tuple[Job, str]:
         """A job that the scheduler has, brought to a state by an attempt; both."""
         job = one(self.repository)
-        dispatch.submit_array(self.parts, job.array)
+        dispatcher.submit_array(self.parts, job.array)
         attempt = claim(self.repository, job.id) if state else ""
         if state and state is not S.QUEUED:
             bring(self.repository, job.id, attempt, state)
@@ -46,7 +56,7 @@ class Grid:
     def cancel(self, job: Job) -> None:
         """Cancel a job, and tell the scheduler."""
         assert self.repository.cancel(job.id).state is S.CANCELING
-        dispatch.cancel_jobs(self.parts, [job.id])
+        dispatcher.cancel_jobs(self.parts, [job.id])
 
     def report(
         self, job: Job, attempt: str, state: S, code: ReasonCode = ReasonCode.PROGRESS, *exit_code: int
@@ -55,11 +65,11 @@ class Grid:
 
     def track(self, job: Job) -> JobState:
         """What a job's state is once the scheduler was listened to."""
-        dispatch.track(self.parts)
+        dispatcher.track(self.parts)
         return self.state(job)
 
     def sweep(self) -> None:
-        dispatch.sweep(self.parts)
+        dispatcher.sweep(self.parts)
 
     def state(self, job: Job) -> JobState:
         return self.repository.job(job.id).state
@@ -84,26 +94,27 @@ def instead(of: Ledger, submit: Callable[..., Any]) -> Callable[..., Any]:
 def test_an_array_is_submitted_once(grid: Grid) -> None:
     array, jobs, _ = grid.repository.submit("ada", submission(3))
     for _ in range(2):
-        dispatch.submit_array(grid.parts, array)
+        dispatcher.submit_array(grid.parts, array)
     assert grid.schedd.submitted == 3
     for job in jobs:
         assert grid.repository.job(job.id).condor == grid.schedd.queue[job.id].ref
         assert grid.end(job) == (S.QUEUED, ReasonCode.SCHEDULED)
         assert grid.schedd.tokens[job.id] == f"token {job.id} ada"
-    refused(NotFound, lambda: dispatch.submit_array(grid.parts, "0" * 32))
+    refused(NotFound, lambda: dispatcher.submit_array(grid.parts, "0" * 32))
 
 
 def test_what_waits_goes_together_and_owners_take_turns(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "TOGETHER", 4)
+    monkeypatch.setattr(dispatcher, "MAX_SUBMIT_JOBS", 4)
     large = [grid.repository.submit("ada", submission(3)).jobs for _ in range(2)]
     jobs = [one(grid.repository, owner) for owner in ("ada", "bob", "ada")]
     together: list[list[str]] = []
     submit = instead(
-        grid.schedd, lambda batch: [together.append([j.id for j in batch]), submit(batch)][1]
+        grid.schedd,
+        lambda condor_sync: [together.append([j.id for j in condor_sync]), submit(condor_sync)][1],
     )
-    dispatch.submit_array(grid.parts, jobs[-1].array)
+    dispatcher.submit_array(grid.parts, jobs[-1].array)
     ada, bob, last = [job.id for job in jobs]
     first, second = [[job.id for job in array] for array in large]
     assert together == [[bob, *first], [*second, ada], [last]]
@@ -112,13 +123,13 @@ def test_what_waits_goes_together_and_owners_take_turns(
 def test_an_array_that_is_refused_holds_up_no_other(grid: Grid) -> None:
     jobs = [one(grid.repository, name=f"job {n}") for n in range(5)]
 
-    def refuse(batch: Any) -> Any:
-        if any(job.spec.name == "job 2" for job in batch):
+    def refuse(condor_sync: Any) -> Any:
+        if any(job.spec.name == "job 2" for job in condor_sync):
             raise ConfigError("the schedd takes no such job")
-        return submit(batch)
+        return submit(condor_sync)
 
     submit = instead(grid.schedd, refuse)
-    dispatch.submit_array(grid.parts, jobs[2].array)
+    dispatcher.submit_array(grid.parts, jobs[2].array)
     waits = [job for job in jobs if grid.repository.job(job.id).condor is None]
     assert waits == [jobs[2]]
     assert grid.end(jobs[2]) == (S.QUEUED, ReasonCode.SCHEDULER_UNAVAILABLE)
@@ -127,11 +138,11 @@ def test_an_array_that_is_refused_holds_up_no_other(grid: Grid) -> None:
 def test_a_schedd_that_is_down_is_told_once(grid: Grid) -> None:
     job = one(grid.repository)
     grid.schedd.down = True
-    refused(Unavailable, *[lambda: dispatch.submit_array(grid.parts, job.array)] * 2)
+    refused(Unavailable, *[lambda: dispatcher.submit_array(grid.parts, job.array)] * 2)
     assert grid.end(job) == (S.QUEUED, ReasonCode.SCHEDULER_UNAVAILABLE)
     assert states(grid.repository, job.id) == ["QUEUED"]
     grid.schedd.down = False
-    dispatch.submit_array(grid.parts, job.array)
+    dispatcher.submit_array(grid.parts, job.array)
     assert grid.end(job) == (S.QUEUED, ReasonCode.SCHEDULED)
 
 
@@ -148,7 +159,7 @@ def test_killed_between_submission_and_record(grid: Grid) -> None:
 
     submit = instead(grid.schedd, submit_and_die)
     with pytest.raises(Killed):
-        dispatch.submit_array(grid.parts, job.array)
+        dispatcher.submit_array(grid.parts, job.array)
     assert grid.repository.job(job.id).condor is None
     instead(grid.schedd, submit)
     grid.sweep()
@@ -159,7 +170,7 @@ def test_killed_between_submission_and_record(grid: Grid) -> None:
 def test_killed_between_submission_and_record_then_canceled(grid: Grid) -> None:
     job = one(grid.repository)
     (ready,) = grid.repository.begin_dispatch(1)
-    grid.schedd.submit([dispatch.BatchJob(ready.id, ready.array, 0, "ada", ready.spec, "t")])
+    grid.schedd.submit([dispatcher.BatchJob(ready.id, ready.array, 0, "ada", ready.spec, "t")])
     grid.cancel(job)
     assert grid.schedd.removed == [grid.schedd.queue[job.id].ref]
     assert grid.track(job) is S.CANCELED
@@ -173,7 +184,7 @@ def test_canceled_while_it_is_being_submitted(grid: Grid) -> None:
         return submit(jobs)
 
     submit = instead(grid.schedd, submit_slowly)
-    dispatch.submit_array(grid.parts, job.array)
+    dispatcher.submit_array(grid.parts, job.array)
     assert grid.schedd.removed == [grid.schedd.queue[job.id].ref]
     assert grid.track(job) is S.CANCELED
 
@@ -181,23 +192,23 @@ def test_canceled_while_it_is_being_submitted(grid: Grid) -> None:
 def test_canceled_before_it_was_submitted(grid: Grid) -> None:
     array, (first, second), _ = grid.repository.submit("ada", submission(2))
     assert grid.repository.cancel(first.id).state is S.CANCELED
-    dispatch.cancel_jobs(grid.parts, [first.id])
-    dispatch.submit_array(grid.parts, array)
+    dispatcher.cancel_jobs(grid.parts, [first.id])
+    dispatcher.submit_array(grid.parts, array)
     assert list(grid.schedd.queue) == [second.id]
 
 
 def test_a_set_is_changed_by_one_call(grid: Grid) -> None:
     array, jobs, _ = grid.repository.submit("ada", submission(3))
     late = one(grid.repository)
-    dispatch.submit_waiting(grid.parts)
+    dispatcher.submit_waiting(grid.parts)
     unsent = one(grid.repository)
     selection = JobSelection(jobs=(array, unsent.id, late.id))
 
     def change(action: JobAction) -> set[S]:
         grid.repository.change_jobs(
-            action, selection, "ada", lambda *what: dispatch.change_jobs(grid.parts, *what)
+            action, selection, "ada", lambda *what: dispatcher.change_jobs(grid.parts, *what)
         )
-        dispatch.track(grid.parts)
+        dispatcher.track(grid.parts)
         return {grid.state(job) for job in (*jobs, late, unsent)}
 
     for _ in range(2):
@@ -225,7 +236,7 @@ def test_canceled_while_it_runs(grid: Grid) -> None:
     publish = lambda *what: published.append(what)  # noqa: E731
     assert grid.repository.cancel(job.id, "ada", publish).state is S.CANCELING
     assert published == [(JobAction.CANCEL, [job.id])]
-    dispatch.cancel_jobs(grid.parts, [job.id])
+    dispatcher.cancel_jobs(grid.parts, [job.id])
     assert grid.track(job) is S.CANCELING  # the VM may still be there
     grid.report(job, attempt, S.COLLECTING)  # accepted, and moves nothing
     assert grid.state(job) is S.CANCELING
@@ -239,7 +250,7 @@ def test_a_node_that_never_confirms(grid: Grid) -> None:
     job, _ = grid.submit(S.QUEUED)
     grid.cancel(job)
     assert grid.track(job) is S.CANCELING
-    grid.later(decide.CANCEL_GRACE)
+    grid.later(state_policy.CANCEL_GRACE)
     assert grid.track(job) is S.CANCELED
     assert "did not confirm" in grid.repository.job(job.id).reason.message
 
@@ -262,7 +273,7 @@ def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
     grid.repository.cancel(job.id)
     grid.report(job, attempt, state, code)
     assert grid.state(job) is S.CANCELING  # the scheduler's word is what is missing
-    dispatch.cancel_jobs(grid.parts, [job.id])
+    dispatcher.cancel_jobs(grid.parts, [job.id])
     assert grid.track(job) is S.CANCELED
 
 
@@ -298,14 +309,14 @@ def test_removed_at_the_scheduler(grid: Grid) -> None:
 def test_held_and_released(grid: Grid) -> None:
     job, _ = grid.submit()
     grid.schedd.say(job.id, B.HELD, "no such route")
-    dispatch.track(grid.parts)
+    dispatcher.track(grid.parts)
     assert grid.end(job) == (S.HELD, ReasonCode.SCHEDULER_HELD)
     assert grid.repository.job(job.id).reason.message == "no such route"
     version = grid.repository.version(job.id)
-    dispatch.track(grid.parts)
+    dispatcher.track(grid.parts)
     assert grid.repository.version(job.id) == version
     grid.schedd.say(job.id, B.IDLE)
-    dispatch.reconcile(grid.parts)
+    dispatcher.reconcile(grid.parts)
     assert grid.state(job) is S.QUEUED
 
 
@@ -313,10 +324,10 @@ def test_evicted_and_run_again(grid: Grid) -> None:
     job, attempt = grid.submit(S.STAGING)
     assert grid.track(job) is S.STAGING  # still idle there: late news, not an eviction
     grid.schedd.say(job.id, B.RUNNING)
-    dispatch.track(grid.parts)
+    dispatcher.track(grid.parts)
     bring(grid.repository, job.id, attempt, S.RUNNING)
     grid.schedd.say(job.id, B.IDLE)
-    dispatch.track(grid.parts)
+    dispatcher.track(grid.parts)
     assert states(grid.repository, job.id)[-2:] == ["PREEMPTED", "QUEUED"]
     bring(grid.repository, job.id, claim(grid.repository, job.id, "node2"), S.RUNNING)
     assert grid.state(job) is S.RUNNING
@@ -337,9 +348,9 @@ def test_a_batch_job_that_ends_without_a_report(grid: Grid) -> None:
     job, _ = grid.submit(S.RUNNING)
     grid.schedd.say(job.id, B.COMPLETED, exit_code=0)
     assert grid.track(job) is S.RUNNING
-    grid.later(decide.REPORT_GRACE)
+    grid.later(state_policy.REPORT_GRACE)
     grid.schedd.queue.clear()  # the event log is not heard again: what was stored decides
-    dispatch.track(grid.parts)
+    dispatcher.track(grid.parts)
     assert grid.end(job) == (S.FAILED, ReasonCode.NO_EXIT_REPORT)
     assert "ended with code 0" in grid.repository.job(job.id).reason.message
 
@@ -347,10 +358,10 @@ def test_a_batch_job_that_ends_without_a_report(grid: Grid) -> None:
 def test_lost_at_the_schedd(grid: Grid) -> None:
     job, _ = grid.submit()
     grid.schedd.queue.clear()
-    dispatch.reconcile(grid.parts)
+    dispatcher.reconcile(grid.parts)
     assert grid.state(job) is S.QUEUED
-    grid.later(decide.LOST_AFTER)
-    dispatch.reconcile(grid.parts)
+    grid.later(state_policy.LOST_AFTER)
+    dispatcher.reconcile(grid.parts)
     assert grid.end(job) == (S.FAILED, ReasonCode.SCHEDULER_LOST)
 
 
@@ -368,7 +379,7 @@ def test_the_sweep_submits_what_was_left_even_where_storage_does_not_answer(grid
         raise Unavailable("storage", "the storage does not answer")
 
     job = one(grid.repository)
-    dispatch.sweep(replace(grid.parts, clean=(broken,)))
+    dispatcher.sweep(replace(grid.parts, clean=(broken,)))
     assert grid.schedd.submitted == 1
     assert grid.repository.job(job.id).condor is not None
 
@@ -380,30 +391,30 @@ def test_the_sweep_cancels_what_the_broker_lost(grid: Grid) -> None:
         raise Unavailable("broker", "down")
 
     assert grid.repository.cancel(job.id, "ada", publish).state is S.CANCELING
-    grid.later(dispatch.LEFT_OVER)
+    grid.later(dispatcher.REMOVE_CANCELED_AFTER)
     grid.sweep()
     assert grid.schedd.removed == [grid.schedd.queue[job.id].ref]
 
 
 def test_the_sweep_tidies_up_after_the_end(grid: Grid) -> None:
     array, (first, second), _ = grid.repository.submit("ada", submission(2))
-    dispatch.submit_array(grid.parts, array)
+    dispatcher.submit_array(grid.parts, array)
     for job, code in ((first, ReasonCode.SCRIPT_FAILED), (second, ReasonCode.IMAGE_REJECTED)):
         grid.report(job, claim(grid.repository, job.id), S.FAILED, code)
     grid.schedd.say(first.id, B.COMPLETED, exit_code=1)
     grid.schedd.say(second.id, B.HELD, "image rejected")  # held for ever, if nobody removed it
-    dispatch.track(grid.parts)
+    dispatcher.track(grid.parts)
     grid.sweep()
     assert grid.schedd.forgotten == []
-    grid.later(dispatch.LEFT_OVER)
+    grid.later(dispatcher.REMOVE_CANCELED_AFTER)
     grid.sweep()
     assert grid.schedd.removed == []  # it may not have heard of the end, and hear of it from a node
-    grid.later(dispatch.ENDED)
+    grid.later(dispatcher.REMOVE_ENDED_AFTER)
     grid.sweep()
     assert grid.schedd.removed == [grid.schedd.queue[second.id].ref]
-    (left,) = grid.repository.leftover([second.id])
+    (left,) = grid.repository.jobs_to_remove([second.id])
     assert left.why == "the job is FAILED already"
-    dispatch.track(grid.parts)
+    dispatcher.track(grid.parts)
     grid.sweep()
     grid.sweep()
     assert grid.schedd.forgotten == [array]
@@ -426,12 +437,12 @@ def test_jobs_wait_for_settings_and_fail_where_nothing_will_do(
         raise error
 
     submit = instead(grid.schedd, refuse)
-    dispatch.submit_array(grid.parts, job.array)
+    dispatcher.submit_array(grid.parts, job.array)
     assert grid.state(job) is state
     assert str(error) in grid.repository.job(job.id).reason.message
     instead(grid.schedd, submit)
-    dispatch.submit_array(grid.parts, job.array)
+    dispatcher.submit_array(grid.parts, job.array)
     assert (grid.repository.job(job.id).condor is not None) == (state is S.QUEUED)
-    grid.later(dispatch.ENDED)
+    grid.later(dispatcher.REMOVE_ENDED_AFTER)
     grid.sweep()
     assert grid.schedd.forgotten == [job.array] * (state is S.FAILED)

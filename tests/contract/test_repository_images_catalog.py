@@ -322,11 +322,11 @@ def test_prefetching(repository) -> None:  # type: ignore[no-untyped-def]
     assert (asked.wanted, asked.cached) == (("a1",), ("a2",))
     asked = images.prefetch(ADA, done.digest, PrefetchRequest(nodes=("b1", "a1")))
     assert (asked.wanted, asked.cached) == (("a1", "b1"), ("a2",))
-    assert images.wishes(node("a1", "a")).prefetch == (done.digest,)
-    assert images.wishes(node("a2", "a")).prefetch == ()
-    assert images.wishes(node("a1", "a", done.digest)).prefetch == ()
-    assert images.wishes(node("a1", "a")).prefetch == ()  # crossed off
+    assert images.prefetch_requests(node("a1", "a")).prefetch == (done.digest,)
+    assert images.prefetch_requests(node("a2", "a")).prefetch == ()
+    assert images.prefetch_requests(node("a1", "a", done.digest)).prefetch == ()
+    assert images.prefetch_requests(node("a1", "a")).prefetch == ()  # crossed off
     for wish in (PrefetchRequest(nodes=("nope",)), PrefetchRequest(site="nowhere")):
         refused(NotFound, lambda wish=wish: images.prefetch(ADA, done.digest, wish))
     images.remove(ADA, done.digest)
-    assert images.wishes(node("b1", "b")).prefetch == ()
+    assert images.prefetch_requests(node("b1", "b")).prefetch == ()

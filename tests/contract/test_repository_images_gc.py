@@ -15,8 +15,8 @@ from repository_images_load import DISKS, disk, load, manifest
 from repository_kit import ADMIN, statements
 from sqlalchemy import func, select
 
-from images.content import BLOCK, Layout
-from images.manifest import digest_of
+from images.content import CHUNK_BYTES, ContentLayout
+from images.manifest import sha256_digest
 from repository.images import Images, Viewer, tables
 from repository.images.tables import (
     ContentRow,
@@ -26,7 +26,7 @@ from repository.images.tables import (
     SegmentRow,
     UploadRow,
 )
-from repository.images.usage import needed
+from repository.images.usage import is_needed
 from repository.service import Repository
 from vmjobs.config import Config
 from vmjobs.errors import NotFound
@@ -75,16 +75,16 @@ def check_whole(images: Images) -> None:
         contents = set(session.scalars(select(ImageContentRow.content)))
         assert contents == set(session.scalars(select(ContentRow.id)))
         held = set(session.scalars(select(tables.HoldingRow.image)))
-        needy = set(session.scalars(select(ImageRow.digest).where(needed())))
+        needy = set(session.scalars(select(ImageRow.digest).where(is_needed())))
         assert held | needy == set(session.scalars(select(ImageRow.digest)))
 
 
 def test_what_nobody_needs_goes(images: Images) -> None:
-    push(images, ADA, noise(3 * BLOCK), name="kept")
-    push(images, ADA, noise(3 * BLOCK) + noise(BLOCK, 1), b"kernel", name="gone")
+    push(images, ADA, noise(3 * CHUNK_BYTES), name="kept")
+    push(images, ADA, noise(3 * CHUNK_BYTES) + noise(CHUNK_BYTES, 1), b"kernel", name="gone")
     images.remove(ADA, images.resolve(ADA, "gone"))
-    upload = images.open_upload(BOB, 10 * BLOCK).id
-    send(images, BOB, upload, noise(BLOCK, 2))
+    upload = images.open_upload(BOB, 10 * CHUNK_BYTES).id
+    send(images, BOB, upload, noise(CHUNK_BYTES, 2))
     assert images.collect() == GcReport()  # all of it is too young
     before = rows(images)
     dry = sweeper(images).collect(dry_run=True)
@@ -93,7 +93,7 @@ def test_what_nobody_needs_goes(images: Images) -> None:
     done = sweeper(images).collect()
     assert done == dry
     assert (done.images, done.contents, done.segments, done.uploads) == (0, 3, 3, 1)
-    assert done.bytes > 2 * BLOCK
+    assert done.bytes > 2 * CHUNK_BYTES
     assert sweeper(images).collect() == GcReport()
     check_whole(images)
     with pytest.raises(NotFound):
@@ -101,12 +101,12 @@ def test_what_nobody_needs_goes(images: Images) -> None:
 
 
 def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Images) -> None:
-    push(images, ADA, noise(3 * BLOCK), b"kernel", name="kept")
-    push(images, ADA, noise(3 * BLOCK) + noise(BLOCK, 1), b"kernel", name="gone")
-    push(images, BOB, noise(3 * BLOCK, 2), name="also", keep_days=1)
+    push(images, ADA, noise(3 * CHUNK_BYTES), b"kernel", name="kept")
+    push(images, ADA, noise(3 * CHUNK_BYTES) + noise(CHUNK_BYTES, 1), b"kernel", name="gone")
+    push(images, BOB, noise(3 * CHUNK_BYTES, 2), name="also", keep_days=1)
     images.remove(ADA, images.resolve(ADA, "gone"))
-    upload = images.open_upload(BOB, 10 * BLOCK).id
-    send(images, BOB, upload, noise(BLOCK, 3))
+    upload = images.open_upload(BOB, 10 * CHUNK_BYTES).id
+    send(images, BOB, upload, noise(CHUNK_BYTES, 3))
     with images.database.write() as session:
         for holding in session.scalars(
             select(tables.HoldingRow).where(tables.HoldingRow.owner == "bob")
@@ -128,9 +128,9 @@ def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Images) -> None:
 
 
 def test_a_running_upload_keeps_what_it_was_told_of(images: Images) -> None:
-    push(images, ADA, noise(3 * BLOCK), name="old", visibility="public")
-    ((digest, piece),) = pieces(noise(3 * BLOCK))
-    upload = images.open_upload(BOB, 10 * BLOCK).id
+    push(images, ADA, noise(3 * CHUNK_BYTES), name="old", visibility="public")
+    ((digest, piece),) = pieces(noise(3 * CHUNK_BYTES))
+    upload = images.open_upload(BOB, 10 * CHUNK_BYTES).id
     assert images.missing_segments(BOB, upload, [digest]) == [False]
     images.remove(ADA, images.resolve(ADA, "old"))
     busy = sweeper(images, patience=0.0)
@@ -140,7 +140,7 @@ def test_a_running_upload_keeps_what_it_was_told_of(images: Images) -> None:
     assert images.missing_segments(BOB, upload, [digest]) == [False]
     images.drop_upload(BOB, upload)
     assert busy.collect().segments == 1
-    fresh = images.open_upload(BOB, 10 * BLOCK).id
+    fresh = images.open_upload(BOB, 10 * CHUNK_BYTES).id
     assert images.missing_segments(BOB, fresh, [digest]) == [True]
     assert images.put_segment(BOB, fresh, digest, packed(piece))
 
@@ -217,8 +217,10 @@ def test_under_load(config: Config, images: Images, repository: Repository) -> N
         viewer = Viewer("x", image=digest)
         parts = images.parsed_manifest(viewer, digest).root
         assert b"".join(images.read_content(viewer, digest, parts.digest)) == disks[digest]
-        assert digest_of(images.manifest(viewer, digest)) == digest
-        segments = Layout.parse(images.layout(viewer, digest, parts.digest), parts.digest).stored()
+        assert sha256_digest(images.manifest(viewer, digest)) == digest
+        segments = ContentLayout.parse(
+            images.layout(viewer, digest, parts.digest), parts.digest
+        ).stored()
         report = images.verify(viewer, digest, [name for _, name in segments])
         assert (report.damaged, report.missing) == ((), ())
     check_whole(images)

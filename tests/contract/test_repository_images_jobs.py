@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 from repository_images_kit import ADA, BOB, EVE, noise, push, read, sweeper
-from repository_kit import ADMIN, Ledger, bring, claim, dispatcher, one, refused, submission, told
+from repository_kit import ADMIN, Ledger, bring, claim, dispatch_context, one, refused, submission, told
 from sqlalchemy import update
 
-from repository import dispatch
+from repository import dispatcher
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.service import Repository
@@ -104,7 +104,7 @@ def test_what_boots_an_image(repository: Repository) -> None:
     }
     schedd = Counter()
     for job_id in wanted:
-        dispatch.submit_array(dispatcher(repository, schedd), repository.job(job_id).array)
+        dispatcher.submit_array(dispatch_context(repository, schedd), repository.job(job_id).array)
     assert handed == wanted
 
 

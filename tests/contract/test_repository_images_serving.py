@@ -6,10 +6,10 @@ import pytest
 from repository_images_kit import ADA, BOB, EVE, noise, packed, pieces, push, stored, sweeper
 from repository_kit import Clock, refused, statements
 
-from images.content import SEGMENT
-from images.segment import unpack
+from images.content import SEGMENT_BYTES
+from images.segment import decode_segment
 from repository.images import Images, Viewer
-from repository.images.serving import FRESH_SECONDS
+from repository.images.serving import CACHE_SECONDS
 from vmjobs.errors import NotFound
 from vmjobs.wire import ImageChange, ImageDetail, Share, Visibility
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.in_process
 
 NODE = Viewer("node1", node=True)
 #: Three segments, few of whose bytes differ.
-DISK = b"".join(noise(1000, n) + bytes(SEGMENT - 1000) for n in range(3))
+DISK = b"".join(noise(1000, n) + bytes(SEGMENT_BYTES - 1000) for n in range(3))
 SEGMENTS = [digest for digest, _ in pieces(DISK)]
 BOB_TOO = [{"kind": "user", "name": "bob"}]
 
@@ -28,7 +28,7 @@ def served(
     """A segment's bytes, and who may see the image."""
     reader, seen_by = images.serve_segment(viewer, done.digest, SEGMENTS[number])
     with reader:
-        return unpack(reader.read(), SEGMENTS[number]), seen_by
+        return decode_segment(reader.read(), SEGMENTS[number]), seen_by
 
 
 @pytest.mark.both_databases
@@ -45,8 +45,8 @@ def test_segments_are_what_they_were_and_asked_for_once(images: Images) -> None:
 def test_so_many_come_with_the_first_and_no_more(
     images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repository.images.serving.AHEAD", 2)
-    data = b"".join(noise(16, n) + bytes(SEGMENT - 16) for n in range(4))
+    monkeypatch.setattr("repository.images.serving.LOOKAHEAD", 2)
+    data = b"".join(noise(16, n) + bytes(SEGMENT_BYTES - 16) for n in range(4))
     done = push(images, ADA, data, name="hep")
     digests = [digest for digest, _ in pieces(data)]
     reader = Viewer("another", image=done.digest)  # a question of its own: they are kept
@@ -60,7 +60,7 @@ def test_a_share_that_is_taken_back_ends_after_some_seconds(images: Images, cloc
     done = push(images, ADA, DISK, name="hep", shares=BOB_TOO)
     served(images, BOB, done)
     images.change(ADA, done.digest, ImageChange(shares=()))
-    clock.now += FRESH_SECONDS - 0.01
+    clock.now += CACHE_SECONDS - 0.01
     served(images, BOB, done)
     clock.now += 0.01  # reading has not made it longer
     refused(NotFound, lambda: served(images, BOB, done))
@@ -91,7 +91,7 @@ def test_visibility_follows_after_some_seconds(images: Images, clock: Clock) -> 
     done = push(images, ADA, DISK, name="hep")
     assert served(images, NODE, done)[1] is Visibility.PRIVATE
     images.change(ADA, done.digest, ImageChange(visibility=Visibility.PUBLIC))
-    clock.now += FRESH_SECONDS
+    clock.now += CACHE_SECONDS
     assert served(images, NODE, done)[1] is Visibility.PUBLIC
 
 

@@ -27,11 +27,18 @@ from repository_kit import refused
 from s3_kit import S3Server
 from sqlalchemy import select
 
-from images.content import BLOCK, SEGMENT, Layout, block_digest, segment_digest, zero_segment
-from images.segment import Kind, assemble, parse_index, unpack
+from images.content import (
+    CHUNK_BYTES,
+    SEGMENT_BYTES,
+    ContentLayout,
+    chunk_digest,
+    segment_digest,
+    zero_segment_digest,
+)
+from images.segment import ChunkEncoding, build_segment, decode_segment, parse_header
 from repository.database import Database
 from repository.images import Images, Viewer
-from repository.images.tables import BlockRow, SegmentRow
+from repository.images.tables import ChunkRow, SegmentRow
 from repository.objects import open_objects
 from vmjobs.config import Config
 from vmjobs.errors import (
@@ -39,7 +46,7 @@ from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,
     InvalidRequest,
-    MissingBlocks,
+    MissingChunks,
     NotFound,
     PayloadTooLarge,
     QuotaExceeded,
@@ -50,7 +57,7 @@ from vmjobs.wire import Publication
 
 pytestmark = pytest.mark.in_process
 
-TWO = noise(SEGMENT + 3 * BLOCK + 17)
+TWO = noise(SEGMENT_BYTES + 3 * CHUNK_BYTES + 17)
 
 
 @pytest.fixture
@@ -75,7 +82,7 @@ def begin(images: Images, viewer: Viewer = ADA, size: int = 64 * MIB) -> str:
 
 @BOTH_STORES
 def test_what_was_pushed_is_what_is_read(images: Images) -> None:
-    data = TWO[:SEGMENT] + bytes(SEGMENT) + TWO[SEGMENT:]
+    data = TWO[:SEGMENT_BYTES] + bytes(SEGMENT_BYTES) + TWO[SEGMENT_BYTES:]
     done = push(images, ADA, data, kernel=b"a kernel", name="hep")
     assert read(images, ADA, done) == data
     assert read(images, ADA, done, "kernel") == b"a kernel"
@@ -83,13 +90,21 @@ def test_what_was_pushed_is_what_is_read(images: Images) -> None:
     assert len(stored(images)) == 3  # two of the disk, none for zeros, one of the kernel
     assert done.stored == sum(info.size for info in images.objects.keys("segments"))
     content = done.manifest["root"]["digest"]
-    for offset, length in [(0, 1), (BLOCK - 1, 2), (SEGMENT - 5, SEGMENT + 10), (len(data) - 3, 99)]:
+    for offset, length in [
+        (0, 1),
+        (CHUNK_BYTES - 1, 2),
+        (SEGMENT_BYTES - 5, SEGMENT_BYTES + 10),
+        (len(data) - 3, 99),
+    ]:
         found = b"".join(images.read_content(ADA, done.digest, content, offset, length))
         assert found == data[offset : offset + length]
-    parts = Layout.parse(images.layout(ADA, done.digest, content), content)
+    parts = ContentLayout.parse(images.layout(ADA, done.digest, content), content)
     for number, digest in parts.stored():
         with images.open_segment(ADA, done.digest, digest) as reader:
-            assert unpack(reader.read(), digest) == data[number * SEGMENT :][: parts.length(number)]
+            assert (
+                decode_segment(reader.read(), digest)
+                == data[number * SEGMENT_BYTES :][: parts.length(number)]
+            )
     report = images.verify(ADA, done.digest, [digest for _, digest in parts.stored()])
     assert (report.checked, report.damaged, report.missing) == (2, (), ())
 
@@ -123,16 +138,16 @@ def test_the_same_segment_at_the_same_moment(images: Images) -> None:
 @pytest.mark.both_databases
 def test_blocks_that_are_here_need_not_be_sent(images: Images) -> None:
     push(images, ADA, TWO, visibility="public")
-    changed = bytearray(TWO[:SEGMENT])
-    changed[5 * BLOCK : 6 * BLOCK] = noise(BLOCK, 1)
-    changed[9 * BLOCK : 10 * BLOCK] = bytes(BLOCK)
+    changed = bytearray(TWO[:SEGMENT_BYTES])
+    changed[5 * CHUNK_BYTES : 6 * CHUNK_BYTES] = noise(CHUNK_BYTES, 1)
+    changed[9 * CHUNK_BYTES : 10 * CHUNK_BYTES] = bytes(CHUNK_BYTES)
     ((digest, piece),) = pieces(bytes(changed))
-    blocks = [block_digest(piece[i : i + BLOCK]) for i in range(0, SEGMENT, BLOCK)]
+    blocks = [chunk_digest(piece[i : i + CHUNK_BYTES]) for i in range(0, SEGMENT_BYTES, CHUNK_BYTES)]
     upload = begin(images, BOB)
-    missing = images.missing_blocks(BOB, upload, blocks)
+    missing = images.missing_chunks(BOB, upload, blocks)
     assert [n for n, is_missing in enumerate(missing) if is_missing] == [5]
     body = packed(piece, [n for n, is_missing in enumerate(missing) if not is_missing])
-    assert len(body) < 2 * BLOCK
+    assert len(body) < 2 * CHUNK_BYTES
     assert images.put_segment(BOB, upload, digest, body)
     done = images.open_upload(BOB, 1)
     again = send(images, BOB, done.id, bytes(changed))
@@ -143,7 +158,7 @@ def test_blocks_that_are_here_need_not_be_sent(images: Images) -> None:
 def test_a_block_that_is_not_here_is_asked_for(images: Images) -> None:
     upload = begin(images)
     (first, piece), _ = pieces(TWO)
-    with pytest.raises(MissingBlocks, match="3 of the 3 blocks"):
+    with pytest.raises(MissingChunks, match="3 of the 3 blocks"):
         images.put_segment(ADA, upload, first, packed(piece, [0, 7, 127]))
     assert stored(images) == []
 
@@ -153,7 +168,7 @@ def damage(images: Images, digest: bytes, lose: bool = False) -> None:
     with images.database.read() as session:
         key = session.scalars(select(SegmentRow.object).where(SegmentRow.digest == digest)).one()
     body = bytearray(images.objects.get(key))
-    index = parse_index(bytes(body), whole=len(body))
+    index = parse_header(bytes(body), whole=len(body))
     body[index.entries[0].offset] ^= 1
     images.objects.delete(key)
     if not lose:
@@ -175,7 +190,7 @@ def test_a_damaged_segment_is_named_and_heals(images: Images, lose: bool) -> Non
         read(images, ADA, done)
     upload = begin(images)
     assert images.missing_segments(ADA, upload, [first]) == [True]
-    assert images.missing_blocks(ADA, upload, [block_digest(piece[:BLOCK])]) == [True]
+    assert images.missing_chunks(ADA, upload, [chunk_digest(piece[:CHUNK_BYTES])]) == [True]
     assert images.put_segment(ADA, upload, first, packed(piece))
     assert read(images, ADA, done) == TWO
     assert images.verify(ADA, done.digest, [first]).damaged == ()
@@ -186,25 +201,27 @@ def test_a_damaged_block_is_not_copied(images: Images) -> None:
     push(images, ADA, TWO)
     (first, piece), _ = pieces(TWO)
     damage(images, first)
-    changed = piece[:-BLOCK] + noise(BLOCK, 2)
+    changed = piece[:-CHUNK_BYTES] + noise(CHUNK_BYTES, 2)
     ((digest, _),) = pieces(changed)
     upload = begin(images)
     body = packed(changed, [0, 1, 2])
-    refused(MissingBlocks, lambda: images.put_segment(ADA, upload, digest, body))
+    refused(MissingChunks, lambda: images.put_segment(ADA, upload, digest, body))
     assert images.missing_segments(ADA, upload, [first]) == [True]  # noted
     assert images.put_segment(ADA, upload, digest, packed(changed))
-    blocks = [block_digest(changed[i : i + BLOCK]) for i in range(0, SEGMENT, BLOCK)]
-    assert not any(images.missing_blocks(ADA, upload, blocks))  # to be had of the new one
+    blocks = [chunk_digest(changed[i : i + CHUNK_BYTES]) for i in range(0, SEGMENT_BYTES, CHUNK_BYTES)]
+    assert not any(images.missing_chunks(ADA, upload, blocks))  # to be had of the new one
 
 
 def test_a_lie_about_a_blocks_length_is_not_stored(images: Images) -> None:
     push(images, ADA, TWO)
-    piece = TWO[:BLOCK]
-    real = block_digest(piece)
-    index = parse_index(packed(TWO[:BLOCK]), whole=len(packed(TWO[:BLOCK])))
-    short = assemble(index, [(Kind.ABSENT, b"")]).replace(BLOCK.to_bytes(4, "big"), b"\0\0\0\x64", 1)
+    piece = TWO[:CHUNK_BYTES]
+    real = chunk_digest(piece)
+    index = parse_header(packed(TWO[:CHUNK_BYTES]), whole=len(packed(TWO[:CHUNK_BYTES])))
+    short = build_segment(index, [(ChunkEncoding.ABSENT, b"")]).replace(
+        CHUNK_BYTES.to_bytes(4, "big"), b"\0\0\0\x64", 1
+    )
     whole = segment_digest([real])
-    refused(MissingBlocks, lambda: images.put_segment(ADA, begin(images), whole, short))
+    refused(MissingChunks, lambda: images.put_segment(ADA, begin(images), whole, short))
 
 
 def test_damaged_bytes_are_refused(images: Images) -> None:
@@ -236,14 +253,14 @@ def test_a_content_needs_all_of_its_segments(images: Images) -> None:
     parts = layout(TWO)
     (first, piece), (second, rest) = pieces(TWO)
     images.put_segment(ADA, upload, first, packed(piece))
-    with pytest.raises(MissingBlocks, match="1 of the 2 segments"):
+    with pytest.raises(MissingChunks, match="1 of the 2 segments"):
         images.put_content(ADA, upload, parts.digest, parts.to_bytes())
     wish = Publication(manifest=manifest_of(parts), upload=upload)
-    refused(MissingBlocks, lambda: images.publish(ADA, wish))
+    refused(MissingChunks, lambda: images.publish(ADA, wish))
     short = parts.to_bytes()[:-32]
     refused(DigestMismatch, lambda: images.put_content(ADA, upload, parts.digest, short))
     images.put_segment(ADA, upload, second, packed(rest))
-    wrong = Layout(2 * SEGMENT, (first, second))
+    wrong = ContentLayout(2 * SEGMENT_BYTES, (first, second))
     with pytest.raises(InvalidRequest, match="belong there"):
         images.put_content(ADA, upload, wrong.digest, wrong.to_bytes())
     for _ in range(2):
@@ -279,7 +296,7 @@ def test_another_users_upload_does_not_exist(images: Images) -> None:
         lambda: images.upload(EVE, upload),
         lambda: images.drop_upload(EVE, upload),
         lambda: images.missing_segments(EVE, upload, [first]),
-        lambda: images.missing_blocks(EVE, upload, [first]),
+        lambda: images.missing_chunks(EVE, upload, [first]),
         lambda: images.put_segment(EVE, upload, first, packed(piece)),
         lambda: images.put_content(EVE, upload, parts.digest, parts.to_bytes()),
         lambda: images.upload(EVE, "0" * 32),
@@ -287,16 +304,16 @@ def test_another_users_upload_does_not_exist(images: Images) -> None:
     )
     # Knowing what a content is called does not make it one's own.
     theft = Publication(manifest=manifest_of(parts), upload=upload)
-    refused(MissingBlocks, lambda: images.publish(EVE, theft))
+    refused(MissingChunks, lambda: images.publish(EVE, theft))
     push(images, ADA, TWO)
-    refused(MissingBlocks, lambda: images.publish(EVE, theft.model_copy(update={"upload": ""})))
+    refused(MissingChunks, lambda: images.publish(EVE, theft.model_copy(update={"upload": ""})))
 
 
 def test_more_than_was_announced(images: Images) -> None:
-    upload = begin(images, size=SEGMENT)
+    upload = begin(images, size=SEGMENT_BYTES)
     (first, piece), (second, rest) = pieces(TWO)
     images.put_segment(ADA, upload, first, packed(piece))
-    with pytest.raises(QuotaExceeded, match=f"{SEGMENT} bytes of content"):
+    with pytest.raises(QuotaExceeded, match=f"{SEGMENT_BYTES} bytes of content"):
         images.put_segment(ADA, upload, second, packed(rest))
     assert len(stored(images)) == 1
     assert images.upload(ADA, upload).received == len(packed(piece))
@@ -306,11 +323,11 @@ def test_more_than_was_announced(images: Images) -> None:
 def test_a_content_of_nothing_but_zeros_costs_its_layout(images: Images) -> None:
     images = with_limits(images, image_quota=1, max_image_size=1 << 20)
     upload = begin(images, size=1 << 40)
-    zeros = Layout(20_000 * SEGMENT, (zero_segment(),) * 20_000)
+    zeros = ContentLayout(20_000 * SEGMENT_BYTES, (zero_segment_digest(),) * 20_000)
     for _ in range(2):
         images.put_content(ADA, upload, zeros.digest, zeros.to_bytes())
         assert images.upload(ADA, upload).received == len(zeros.to_bytes())
-    last = Layout(19_000 * SEGMENT, (zero_segment(),) * 19_000)
+    last = ContentLayout(19_000 * SEGMENT_BYTES, (zero_segment_digest(),) * 19_000)
     with pytest.raises(QuotaExceeded, match="1 MiB"):
         images.put_content(ADA, upload, last.digest, last.to_bytes())
 
@@ -358,7 +375,7 @@ def test_quota_at_the_same_moment(images: Images) -> None:
     uploads = [begin(images) for _ in range(3)]
 
     def put(seed: int) -> bool:
-        ((digest, piece),) = pieces(noise(MIB - BLOCK, seed))
+        ((digest, piece),) = pieces(noise(MIB - CHUNK_BYTES, seed))
         try:
             return images.put_segment(ADA, uploads[seed % 3], digest, packed(piece))
         except QuotaExceeded:
@@ -378,7 +395,7 @@ def test_too_large(images: Images) -> None:
         PayloadTooLarge,
         lambda: small.open_upload(ADA, 100 * MIB),
         lambda: small.put_content(ADA, upload, parts.digest, parts.to_bytes()),
-        lambda: small.put_segment(ADA, upload, bytes(32), bytes(SEGMENT + 2 * MIB)),
+        lambda: small.put_segment(ADA, upload, bytes(32), bytes(SEGMENT_BYTES + 2 * MIB)),
     )
     images.put_content(ADA, upload, parts.digest, parts.to_bytes())
     with pytest.raises(ImageRejected, match="the limit here is 1 MiB"):
@@ -393,7 +410,7 @@ def test_too_large(images: Images) -> None:
         ({"root": {"digest": "sha256:" + "0" * 64, "size": 1}}, "digest"),
         ({"schema": 1}, "schema"),
         ({"architecture": "../x"}, "architecture"),
-        ({"architecture": "sparc64"}, "no machine here"),
+        ({"architecture": "sparc64"}, "not supported"),
         ({"kernel": None, "initrd": {"digest": "tree:" + "0" * 64, "size": 1}}, "initrd"),
         ({"name": "a name is no part of an image"}, "name"),
         ({"packages": {"a": "\ud800"}}, "not an image manifest"),
@@ -412,26 +429,31 @@ def test_a_manifest_that_is_none(images: Images, manifest: dict[str, object], wh
 
 def test_a_disk_that_looks_like_something_else(images: Images) -> None:
     for disk in (
-        b"QFI\xfb\0\0\0\3" + noise(2 * BLOCK),
-        b"KDMV" + noise(2 * BLOCK),
-        noise(2 * BLOCK) + b"conectix" + bytes(504),
-        b"# Disk DescriptorFile\nversion=1\n" + bytes(BLOCK),
-        b"\x1f\x8b\x08" + noise(BLOCK),
+        b"QFI\xfb\0\0\0\3" + noise(2 * CHUNK_BYTES),
+        b"KDMV" + noise(2 * CHUNK_BYTES),
+        noise(2 * CHUNK_BYTES) + b"conectix" + bytes(504),
+        b"# Disk DescriptorFile\nversion=1\n" + bytes(CHUNK_BYTES),
+        b"\x1f\x8b\x08" + noise(CHUNK_BYTES),
     ):
         refused(ImageRejected, lambda disk=disk: push(images, ADA, disk, name="evil"))
     assert images.list(ADA) == []
     # A boot sector and a CD are what disks begin with.
-    push(images, ADA, bytes(510) + b"\x55\xaa" + bytes(32256) + b"\x01CD001" + bytes(BLOCK), name="cd")
+    push(
+        images,
+        ADA,
+        bytes(510) + b"\x55\xaa" + bytes(32256) + b"\x01CD001" + bytes(CHUNK_BYTES),
+        name="cd",
+    )
 
 
 @pytest.mark.both_databases
 def test_block_rows_are_few(images: Images) -> None:
     """Nothing is noted of zeros, and of a block only one place."""
-    piece = noise(BLOCK) * 3 + bytes(BLOCK) + noise(100, 3)
+    piece = noise(CHUNK_BYTES) * 3 + bytes(CHUNK_BYTES) + noise(100, 3)
     push(images, ADA, piece)
     push(images, ADA, piece + noise(100, 4))
     with images.database.read() as session:
-        assert len(session.scalars(select(BlockRow.digest)).all()) == 3
+        assert len(session.scalars(select(ChunkRow.digest)).all()) == 3
 
 
 @pytest.mark.starts_processes
@@ -450,9 +472,9 @@ def test_no_room_in_the_middle_of_an_upload(config: Config, tmp_path: Path) -> N
         assert images.upload(ADA, upload).received == before
         assert len(stored(images)) == 1
         (place / "others").unlink()
-        wanted[1:] = pieces(TWO[SEGMENT:])  # a smaller one has room
+        wanted[1:] = pieces(TWO[SEGMENT_BYTES:])  # a smaller one has room
         images.put_segment(ADA, upload, wanted[1][0], packed(wanted[1][1]))
-        with pytest.raises(MissingBlocks):
+        with pytest.raises(MissingChunks):
             images.put_content(ADA, upload, parts.digest, parts.to_bytes())
         parts = send(images, ADA, upload, TWO)
         done = images.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
@@ -473,7 +495,7 @@ def test_a_storage_that_goes_away_and_comes_back(config: Config, own_s3_server: 
     with pytest.raises(Unavailable) as caught:
         images.put_segment(ADA, upload, second, packed(rest))
     assert caught.value.service == "storage"
-    changed = noise(BLOCK, 3) + piece[BLOCK:]
+    changed = noise(CHUNK_BYTES, 3) + piece[CHUNK_BYTES:]
     ((digest, _),) = pieces(changed)
     refused(Unavailable, lambda: images.put_segment(ADA, upload, digest, packed(changed, [5])))
     own_s3_server.start()

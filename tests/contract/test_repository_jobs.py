@@ -8,7 +8,7 @@ from datetime import UTC
 import pytest
 from repository_kit import ADMIN, bring, claim, digest_of, one, refused, states, submission, told
 
-from repository.broker import Publisher
+from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import (
@@ -262,7 +262,7 @@ def test_a_set_of_jobs_is_canceled_together(repository: Repository) -> None:
 
 
 def test_too_many_jobs_for_one_request(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repository.selection.MAX_SELECTED", 2)
+    monkeypatch.setattr("repository.selection.MAX_SELECTED_JOBS", 2)
     array = repository.submit("ada", submission(3)).array
     selection = JobSelection(jobs=(array,))
     hold = lambda: repository.change_jobs(JobAction.HOLD, selection, "ada")  # noqa: E731
@@ -328,7 +328,7 @@ def test_a_database_that_is_away_is_unavailable(tmp_path) -> None:  # type: igno
 
 def test_a_file_broker_that_cannot_be_written_is_unavailable(tmp_path) -> None:  # type: ignore[no-untyped-def]
     config = Config(data_dir=tmp_path)
-    publisher = Publisher(config)
+    publisher = TaskPublisher(config)
     publisher.ping()
     publisher.submit_array("0" * 32)
     folder = tmp_path / "broker"

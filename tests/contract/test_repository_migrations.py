@@ -11,9 +11,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, Table, inspect, select
 
-from repository.clusters.tables import ClusterRow, GuardRow, NodeShareRow
+from repository.clusters.tables import AssignmentRow, BackoffRow, ClusterRow
 from repository.database import Database
-from repository.images.tables import BlockRow, UploadRow
+from repository.images.tables import ChunkRow, UploadRow
 from repository.migrations import alembic_config, upgrade
 from repository.models import Base, BlobOwnerRow, BuildRow
 from vmjobs.model import now
@@ -82,7 +82,7 @@ def test_images_whose_machines_came_up_are_known_to(empty_database: str) -> None
             connection.execute(members.insert().values(values))
     upgrade(empty_database)
     with database.read() as session:
-        (found,) = session.scalars(select(GuardRow))
+        (found,) = session.scalars(select(BackoffRow))
         assert (found.image, found.node, found.proven, found.until) == ("good", "", True, None)
     database.close()
 
@@ -100,7 +100,7 @@ def test_clusters_that_are_there_begin_to_be_counted(empty_database: str) -> Non
     upgrade(empty_database)
     with database.read() as session:
         assert [row.happened for row in session.scalars(select(ClusterRow))] == [{}]
-        (share,) = session.scalars(select(NodeShareRow))
+        (share,) = session.scalars(select(AssignmentRow))
         assert (share.revision, share.tokens, share.refusals) == (7, 0, 0)
     database.close()
 
@@ -172,7 +172,7 @@ def test_owners_have_what_their_jobs_have(empty_database: str) -> None:
         }
         assert found == {("ada", taken, 7, True), ("ada", made, 9, True)}
         assert all(row.touched.year >= 2024 for row in session.scalars(select(BlobOwnerRow)))
-        assert [(row.segment, row.number) for row in session.scalars(select(BlockRow))] == [(5, 3)]
+        assert [(row.segment, row.number) for row in session.scalars(select(ChunkRow))] == [(5, 3)]
         assert session.scalars(select(UploadRow)).all() == []
     with database.engine.begin() as connection:
         command.downgrade(alembic_config(connection), "0015")

@@ -23,17 +23,17 @@ from repository_images_kit import (
 from repository_kit import bring, claim, digest_of, one, refused
 from sqlalchemy import delete
 
-from images.content import BLOCK, SEGMENT, block_digests
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, digest_chunks
 from repository.images import Images, Viewer
 from repository.models import BlobOwnerRow
 from repository.service import Repository
-from vmjobs.errors import InvalidSpec, MissingBlocks, NotFound, QuotaExceeded
+from vmjobs.errors import InvalidSpec, MissingChunks, NotFound, QuotaExceeded
 from vmjobs.model import JobState, now
 from vmjobs.wire import Publication
 
 pytestmark = pytest.mark.in_process
 
-DISK = noise(SEGMENT + 5 * BLOCK)
+DISK = noise(SEGMENT_BYTES + 5 * CHUNK_BYTES)
 SECRET = b"the password is wombat"
 
 
@@ -126,7 +126,7 @@ def test_a_blob_that_is_collected_while_it_is_asked_for_is_not_there(
             session.execute(delete(BlobOwnerRow))
         return now()
 
-    monkeypatch.setattr("repository.possession.utc_now", collected_now)
+    monkeypatch.setattr("repository.blob_owners.utc_now", collected_now)
     assert not impatient(repository).has_blob("ada", digest_of(SECRET))
 
 
@@ -142,7 +142,7 @@ def test_what_no_job_uses_counts(repository: Repository) -> None:
 
 
 def test_a_blob_whose_upload_was_killed_is_sent_again(repository: Repository) -> None:
-    repository.possess("ada", digest_of(SECRET), len(SECRET), limited=True)
+    repository.add_blob_owner("ada", digest_of(SECRET), len(SECRET), limited=True)
     assert not repository.has_blob("ada", digest_of(SECRET))
     assert put(repository, "ada", SECRET)
     assert repository.has_blob("ada", digest_of(SECRET))
@@ -160,11 +160,11 @@ def test_the_segments_and_blocks_of_a_private_image_are_missing_for_others(
     upload = begin(repository, EVE)
     segments = [digest for digest, _ in pieces(DISK)]
     assert images.missing_segments(EVE, upload, segments) == [True, True]
-    blocks = block_digests(memoryview(DISK[:SEGMENT]))
-    assert all(images.missing_blocks(EVE, upload, blocks))
+    blocks = digest_chunks(memoryview(DISK[:SEGMENT_BYTES]))
+    assert all(images.missing_chunks(EVE, upload, blocks))
     mine = begin(repository, ADA)
     assert images.missing_segments(ADA, mine, segments) == [False, False]
-    assert not any(images.missing_blocks(ADA, mine, blocks))
+    assert not any(images.missing_chunks(ADA, mine, blocks))
 
 
 def test_an_image_cannot_be_made_of_digests(repository: Repository) -> None:
@@ -172,14 +172,14 @@ def test_an_image_cannot_be_made_of_digests(repository: Repository) -> None:
     images = repository.images
     push(images, ADA, DISK, name="secret")
     parts, upload = layout(DISK), begin(repository, EVE)
-    with pytest.raises(MissingBlocks, match="2 of the 2 segments"):
+    with pytest.raises(MissingChunks, match="2 of the 2 segments"):
         images.put_content(EVE, upload, parts.digest, parts.to_bytes())
     for digest, piece in pieces(DISK):
-        count = -(-len(piece) // BLOCK)
-        with pytest.raises(MissingBlocks, match=f"{count} of the {count} blocks"):
+        count = -(-len(piece) // CHUNK_BYTES)
+        with pytest.raises(MissingChunks, match=f"{count} of the {count} blocks"):
             images.put_segment(EVE, upload, digest, packed(piece, list(range(count))))
     theft = Publication(manifest=manifest_of(parts), upload=upload)
-    refused(MissingBlocks, lambda: images.publish(EVE, theft))
+    refused(MissingChunks, lambda: images.publish(EVE, theft))
     assert images.upload(EVE, upload).received == 0
 
 
@@ -202,12 +202,12 @@ def test_what_was_shared_need_not_be_sent(repository: Repository) -> None:
     images = repository.images
     push(images, ADA, DISK, name="ours", shares=[{"kind": "user", "name": "bob"}])
     changed = bytearray(DISK)
-    changed[BLOCK : 2 * BLOCK] = noise(BLOCK, 9)
+    changed[CHUNK_BYTES : 2 * CHUNK_BYTES] = noise(CHUNK_BYTES, 9)
     (first, _), (second, _) = pieces(bytes(changed))
     upload = begin(repository, BOB)
     assert images.missing_segments(BOB, upload, [first, second]) == [True, False]
-    blocks = block_digests(memoryview(bytes(changed[:SEGMENT])))
-    assert images.missing_blocks(BOB, upload, blocks).count(True) == 1
+    blocks = digest_chunks(memoryview(bytes(changed[:SEGMENT_BYTES])))
+    assert images.missing_chunks(BOB, upload, blocks).count(True) == 1
 
 
 @pytest.mark.both_databases
@@ -215,12 +215,12 @@ def test_blocks_that_others_have_too_are_found_among_ones_own(repository: Reposi
     """The second push of a changed image sends what changed, also where others had its blocks first."""
     images = repository.images
     push(images, EVE, DISK, name="hers")
-    push(images, ADA, DISK[:SEGMENT], name="mine")
-    changed = bytearray(DISK[:SEGMENT])
-    changed[7 * BLOCK : 8 * BLOCK] = noise(BLOCK, 3)
+    push(images, ADA, DISK[:SEGMENT_BYTES], name="mine")
+    changed = bytearray(DISK[:SEGMENT_BYTES])
+    changed[7 * CHUNK_BYTES : 8 * CHUNK_BYTES] = noise(CHUNK_BYTES, 3)
     ((digest, piece),) = pieces(bytes(changed))
     upload = begin(repository, ADA)
-    flags = images.missing_blocks(ADA, upload, block_digests(memoryview(piece)))
+    flags = images.missing_chunks(ADA, upload, digest_chunks(memoryview(piece)))
     assert [n for n, missing in enumerate(flags) if missing] == [7]
     body = packed(piece, [n for n, missing in enumerate(flags) if not missing])
     assert images.put_segment(ADA, upload, digest, body)
@@ -229,11 +229,11 @@ def test_blocks_that_others_have_too_are_found_among_ones_own(repository: Reposi
 def test_a_jobs_token_may_use_its_image_alone(repository: Repository) -> None:
     images = repository.images
     push(images, ADA, DISK, name="secret")
-    booted = push(images, ADA, noise(SEGMENT, 5), name="booted")
+    booted = push(images, ADA, noise(SEGMENT_BYTES, 5), name="booted")
     job = Viewer("ada", image=booted.digest, job="c" * 32)
     upload = begin(repository, job)
     (secret, _), *_ = pieces(DISK)
-    ((own, _),) = pieces(noise(SEGMENT, 5))
+    ((own, _),) = pieces(noise(SEGMENT_BYTES, 5))
     assert images.missing_segments(job, upload, [secret, own]) == [True, False]
 
 

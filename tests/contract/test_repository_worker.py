@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from repository_kit import one, push_library, submission
 
-from repository.broker import Publisher
+from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
@@ -151,10 +151,10 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
     config = Config(data_dir=tmp_path, broker_url=url, broker_ca=rabbit.root / "server.pem")
     repository = open_repository(config)
     push_library(repository.images)
-    publisher = Publisher(config)
+    publisher = TaskPublisher(config)
     publisher.ping()
     with pytest.raises(Unavailable):  # its certificate is not one that the system knows
-        Publisher(config.model_copy(update={"broker_ca": None})).ping()
+        TaskPublisher(config.model_copy(update={"broker_ca": None})).ping()
     with worker(config, tmp_path) as process:
         first = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
         eventually(placed(repository, first.id))
@@ -188,7 +188,7 @@ def embedded(tmp_path: Path) -> Iterator[tuple[Config, Repository]]:
 
 def test_a_worker_without_a_broker_service(embedded: tuple[Config, Repository], tmp_path: Path) -> None:
     config, repository = embedded
-    publisher = Publisher(config)
+    publisher = TaskPublisher(config)
     early = one(repository)
     publisher.submit_array(early.array)
     with worker(config, tmp_path) as process:
@@ -214,7 +214,7 @@ def test_publishing_to_nobody_fails_within_seconds(tmp_path: Path) -> None:
         mute = silent.getsockname()[1]
         for port in (1, mute):
             config = Config(data_dir=tmp_path, broker_url=f"amqp://guest:guest@127.0.0.1:{port}//")
-            publisher = Publisher(config)
+            publisher = TaskPublisher(config)
             for ask in (publisher.ping, lambda p=publisher: p.submit_array("0" * 32)):
                 began = time.monotonic()
                 with pytest.raises(Unavailable) as caught:

@@ -25,9 +25,9 @@ from wrapper_kit import build_evil
 from condor import outcomes
 from vmjobs.agent.node_health import NodeHealth
 from vmjobs.errors import Unauthenticated
-from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState, ProbeResult
+from vmjobs.hypervisor.base import BootImage, Hypervisor, ProbeResult, VmState
 from vmjobs.hypervisor.select import choose
-from vmjobs.model import MIB, SAVING, HypervisorKind
+from vmjobs.model import CHECKPOINTABLE_KINDS, MIB, HypervisorKind
 from vmjobs.ports import ImageSource
 
 pytest_plugins = ["unchanged_kit"]
@@ -311,9 +311,9 @@ def test_a_job_that_is_suspended_stands_still(node: AgentNode) -> None:
     wait_until(lambda: len(job.out) > 3, BOOT, "the job")
     job.process.send_signal(signal.SIGSTOP)
     (name,) = node.machines()
-    wait_until(lambda: node.driver.state(name) is MachineState.PAUSED, 10, "the machine to stand still")
+    wait_until(lambda: node.driver.state(name) is VmState.PAUSED, 10, "the machine to stand still")
     job.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: node.driver.state(name) is MachineState.RUNNING, 10, "the machine to go on")
+    wait_until(lambda: node.driver.state(name) is VmState.RUNNING, 10, "the machine to go on")
     before = len(job.out)
     wait_until(lambda: len(job.out) > before + 3, 10, "the job to go on")
     node.end(job)
@@ -437,7 +437,7 @@ def test_a_job_for_which_its_machine_has_not_the_memory(node: AgentNode, chirp: 
     state, reason = chirp.shown()
     assert state == "FAILED"
     assert reason.startswith("OUT_OF_MEMORY: the job was killed by signal 9; ")
-    assert reason.endswith(outcomes.STARVED_REMEDY)
+    assert reason.endswith(outcomes.OUT_OF_MEMORY_ADVICE)
 
 
 def test_no_room_for_what_the_job_left(node: AgentNode, chirp: ChirpService) -> None:
@@ -503,23 +503,23 @@ def only_uml(
 @pytest.mark.parametrize(
     ("fields", "wish", "told"),
     [
-        ({"kinds": SAVING, "architecture": ""}, "", {"Kinds": "kvm,qemu", "Arch": ""}),
+        ({"kinds": CHECKPOINTABLE_KINDS, "architecture": ""}, "", {"Kinds": "kvm,qemu", "Arch": ""}),
         ({"architecture": "riscv64"}, "", {"Kinds": "kvm,uml,qemu", "Arch": "riscv64"}),
         # No node has what boots the image and is the one that the job demands.
-        ({"kinds": SAVING}, 'VMJobHypervisor = "uml"', {}),
+        ({"kinds": CHECKPOINTABLE_KINDS}, 'VMJobHypervisor = "uml"', {}),
     ],
 )
 def test_what_an_image_wants_of_a_node_is_told_where_this_one_has_it_not(
     node: AgentNode, chirp: ChirpService, fields: dict[str, Any], wish: str, told: dict[str, str]
 ) -> None:
-    parts = node.agent.parts
-    changed = cast("ImageSource", Changed(parts.images, **fields))
-    node.agent.parts = replace(parts, images=changed, choose=partial(only_uml, node.driver))
+    services = node.agent.services
+    changed = cast("ImageSource", Changed(services.images, **fields))
+    node.agent.services = replace(services, images=changed, choose=partial(only_uml, node.driver))
     try:
         ad = f'VMJobImage = "generic"\n{wish}'
         job = node.run("/bin/true", ad=ad, files={".chirp.config": chirp.config})
     finally:
-        node.agent.parts = parts
+        node.agent.services = services
     assert job.status == -signal.SIGKILL
     assert chirp.attributes["ChirpVMReason"].startswith('"NO_HYPERVISOR: ')
     found = {n: v for n, v in chirp.attributes.items() if n.startswith("ChirpVMImage")}

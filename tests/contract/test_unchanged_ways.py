@@ -22,7 +22,7 @@ from chirp_service import ChirpService
 from hypervisor_host import wait_until
 from unchanged_kit import GID, UID, AgentNode, Job
 
-from vmjobs.agent.entrance import MOST
+from vmjobs.agent.job_access import MAX_SESSIONS
 
 AD = 'VMJobImage = "generic"\n'
 pytest_plugins = ["unchanged_kit"]
@@ -248,7 +248,7 @@ def test_no_token_is_in_sight_in_there(node: AgentNode, monkeypatch: pytest.Monk
 
 def test_no_more_than_some_are_inside(node: AgentNode, resident: Job) -> None:
     slot = resident.process.pid
-    visitors = [entering(node, slot, "echo in; sleep 1000") for _ in range(MOST)]
+    visitors = [entering(node, slot, "echo in; sleep 1000") for _ in range(MAX_SESSIONS)]
     for visitor in visitors:
         assert visitor.stdout is not None
         assert visitor.stdout.readline() == b"in\n"
@@ -265,7 +265,7 @@ def test_no_more_than_some_are_inside(node: AgentNode, resident: Job) -> None:
 
 def test_who_leaves_while_nobody_reads_leaves_room(node: AgentNode, resident: Job) -> None:
     slot = resident.process.pid
-    for _ in range(MOST + 2):
+    for _ in range(MAX_SESSIONS + 2):
         visitor = entering(node, slot, "echo in; sleep 1000")
         assert visitor.stdin is not None
         assert visitor.stdout is not None

@@ -18,7 +18,7 @@ from wrapper_kit import build_wrapper, install_program
 
 from images.store import ImageStore
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run import Parts, RunSettings
+from vmjobs.agent.run import RunServices, RunSettings
 from vmjobs.agent.server import Agent, CondorJobServices, listening
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import MIB, Node, now
@@ -199,7 +199,7 @@ def agent_node() -> Iterator[AgentNode]:
         store = ImageStore(ROOT / "build" / "images")
         journal = Journal(folder / "runs")
         settings = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
-        parts = Parts(store, lambda *_, **__: driver, journal, settings)
+        parts = RunServices(store, lambda *_, **__: driver, journal, settings)
         condor_jobs = CondorJobServices(folder / "handed", 2048, store.resolve, slot_of)
 
         def describe(running: tuple[str, ...]) -> Node:

@@ -15,7 +15,7 @@ from typing import Any
 
 from condor.schedd import Schedd
 from condor.scheduler import CondorScheduler
-from condor.submit import Program
+from condor.submit import JobProgram
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.model import CondorRef, JobAction, JobSpec
@@ -25,7 +25,7 @@ from vmjobs.ports import BatchJob, BatchStatus, Observation
 def main() -> None:
     request = json.load(sys.stdin)
     config = Config(**request.pop("config"))
-    program = Program("/bin/sh", ("-c", request.pop("command", "true")))
+    program = JobProgram("/bin/sh", ("-c", request.pop("command", "true")))
     scheduler = CondorScheduler(config, program=program, timeout=request.pop("timeout", 30.0))
     started = time.monotonic()
     try:

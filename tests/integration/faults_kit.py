@@ -13,7 +13,7 @@ from test_cluster_grid import Submitter
 
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import Member
+from vmjobs.cluster.wire import ClusterVm
 
 #: Seconds in which a job waits for a machine that does not answer any more.
 LEASE = 20
@@ -43,7 +43,7 @@ class Running:
         #: The member that it ended in.
         self.ended_in = ""
 
-    def _busy(self) -> Member | None:
+    def _busy(self) -> ClusterVm | None:
         """The machine that runs it, as the site's schedd has it."""
         at_site = self.user("condor_q", self.job, "-af", "GridJobId").split()
         if len(at_site) < 4:

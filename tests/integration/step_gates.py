@@ -51,10 +51,10 @@ def stop(job: str, point: str, run: Any = None) -> None:
 def _halt(run: Any) -> bool:
     """Have the machine stand still; false where there is none (any more), or it cannot yet."""
     from vmjobs.errors import HypervisorError
-    from vmjobs.hypervisor.base import MachineState
+    from vmjobs.hypervisor.base import VmState
 
     try:
-        if run.watch is None or run.driver.state(run.machine) is not MachineState.RUNNING:
+        if run.watch is None or run.driver.state(run.machine) is not VmState.RUNNING:
             return False
         run.driver.pause(run.machine)
     except HypervisorError:
@@ -104,13 +104,13 @@ def plant() -> None:
     deliver = before("deliver", job_of)(Run._deliver)
 
     def deliver_and_stop(run: Run, *arguments: Any) -> Any:
-        verdict = deliver(run, *arguments)
+        outcome = deliver(run, *arguments)
         stop(run.job_id, "clear away")
-        return verdict
+        return outcome
 
     Run._deliver = deliver_and_stop  # type: ignore[method-assign]
     condor_job.CondorJob.take = before("take over", name_of)(CondorJob.take)  # type: ignore[method-assign]
-    condor_job.CondorJob.send_back = before("give back", name_of)(CondorJob.send_back)  # type: ignore[method-assign]
+    condor_job.CondorJob.send_outputs = before("give back", name_of)(CondorJob.send_outputs)  # type: ignore[method-assign]
 
 
 if "agent" in sys.argv[1:2] and Path(sys.argv[0]).name == "vmjobs":

@@ -10,7 +10,7 @@ from grid_kit import Grid, wait_for
 from test_cluster_grid import UP_SECONDS, Submitter, name, operator  # noqa: F401  fixtures
 
 from vmjobs.client import Client
-from vmjobs.cluster.spec import ClusterSpec, Size
+from vmjobs.cluster.spec import ClusterSpec, SizeRange
 
 
 def shown(grid: Grid, cluster: str) -> str:
@@ -25,7 +25,7 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
     name: str,  # noqa: F811
 ) -> None:
     spec = ClusterSpec(
-        name=name, image="worker", size=Size(min=0, max=2), memory=512, disk=512, idle_seconds=20
+        name=name, image="worker", size=SizeRange(min=0, max=2), memory=512, disk=512, idle_seconds=20
     )
     assert operator.clusters.put(spec).cluster.target == 0
     wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
@@ -53,7 +53,7 @@ def test_a_job_that_a_node_has_room_for_waits_for_no_cluster_and_wakes_none(
 ) -> None:
     """Though a machine of the cluster is the smallest that it fits into."""
     operator.clusters.put(
-        ClusterSpec(name=name, image="worker", size=Size(min=0, max=2), memory=512, disk=512)
+        ClusterSpec(name=name, image="worker", size=SizeRange(min=0, max=2), memory=512, disk=512)
     )
     wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
     user = Submitter(grid)
@@ -96,7 +96,7 @@ def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for
     name: str,  # noqa: F811
 ) -> None:
     """The service leaves such a job to the other machine; the negotiator has nothing else for it."""
-    spec = ClusterSpec(name=name, image="worker", size=Size(min=0, max=2), memory=512, disk=512)
+    spec = ClusterSpec(name=name, image="worker", size=SizeRange(min=0, max=2), memory=512, disk=512)
     operator.clusters.put(spec)
     wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
 

@@ -25,8 +25,8 @@ from grid_kit import NODES, Grid, healthy, run, wait_for
 from test_cluster_grid import UP_SECONDS, delete, machines, up
 
 from vmjobs.client import Client
-from vmjobs.cluster.member import MemberCode, MemberState
-from vmjobs.cluster.wire import Cluster, Member
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
+from vmjobs.cluster.wire import Cluster, ClusterVm
 
 #: Those that take less than a minute are for every test run, the others for `make soak` alone.
 pytestmark = pytest.mark.disruptive
@@ -73,13 +73,13 @@ def running(grid: Grid, operator: Client, record_property: Tell) -> Run:
     return partial(Running, grid, operator, record_property)
 
 
-def member_of(operator: Client, job: Running) -> Member | None:
+def member_of(operator: Client, job: Running) -> ClusterVm | None:
     """What there is now of the member that a job ran in."""
     members = operator.clusters.get(job.cluster).members
     return next((m for m in members if m.id == job.member.id), None)
 
 
-def wait_state(operator: Client, name: str, *states: MemberState, timeout: float = 60) -> Cluster:
+def wait_state(operator: Client, name: str, *states: ClusterVmState, timeout: float = 60) -> Cluster:
     """Wait until the machines of a cluster are in these states, in whatever order."""
 
     def look() -> Cluster | None:
@@ -95,9 +95,9 @@ def test_a_node_whose_disk_is_full(grid: Grid, operator: Client, running: Run, n
     its job; for another one there is no room, until there is."""
     node = NODES[0]
 
-    def second() -> Member | None:
+    def second() -> ClusterVm | None:
         found = [m for m in operator.clusters.get(name).members if m.name == f"{name}-1"]
-        return found[0] if found and found[0].code is not MemberCode.PROGRESS else None
+        return found[0] if found and found[0].code is not ClusterVmCode.PROGRESS else None
 
     with small_disk(grid, node, "members", 512 * 1024) as members:
         operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
@@ -106,7 +106,7 @@ def test_a_node_whose_disk_is_full(grid: Grid, operator: Client, running: Run, n
         filler = fill(grid, node, members)
         operator.clusters.scale(name, 2)
         failed = wait_for(second, "the other machine to fail", 60)
-        assert (failed.state, failed.code) == (MemberState.BACKOFF, MemberCode.NODE_FAILED)
+        assert (failed.state, failed.code) == (ClusterVmState.BACKOFF, ClusterVmCode.NODE_FAILED)
         assert "No space left on device" in failed.message
         job.assert_ended_once()
         grid.on(node, "rm", filler)
@@ -134,7 +134,7 @@ def test_the_agent_is_killed(grid: Grid, operator: Client, running: Run, shared:
     ]
 
 
-def age(grid: Grid, member: Member) -> int:
+def age(grid: Grid, member: ClusterVm) -> int:
     """Seconds since a member's machine was started."""
     on = member.node.removesuffix(".grid")
     kernel = grid.on(on, "pgrep", "-o", "-f", f"umid=vmjobs-[^ ]*{member.id}-{member.incarnation} ")
@@ -151,7 +151,7 @@ def test_the_service_is_killed(
     operator.clusters.put(declared(name))
     wait_for(
         lambda: (
-            any(m.state is MemberState.BOOTING for m in operator.clusters.get(name).members) or None
+            any(m.state is ClusterVmState.BOOTING for m in operator.clusters.get(name).members) or None
         ),
         "a machine to boot",
         60,
@@ -194,9 +194,9 @@ def test_a_machine_that_is_needed_while_the_service_is_away(
         booted = f"umid=vmjobs-[^ ]*{before.id}-{before.incarnation + 1}"
         wait_for(lambda: grid.on(node, "pgrep", "-f", booted, check=False), "another machine", 60)
 
-    def back() -> Member | None:
+    def back() -> ClusterVm | None:
         found = next(m for m in operator.clusters.get(shared).members if m.id == before.id)
-        return found if found.state is MemberState.UP and found.incarnation > 1 else None
+        return found if found.state is ClusterVmState.UP and found.incarnation > 1 else None
 
     wait_for(back, "the machine to be up", UP_SECONDS)
 
@@ -213,10 +213,10 @@ def test_a_node_that_has_no_room_for_disks(grid: Grid, operator: Client, name: s
     limit(64 * 1024 * 1024)
     try:
         operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
-        (failed,) = wait_state(operator, name, MemberState.BACKOFF).members
+        (failed,) = wait_state(operator, name, ClusterVmState.BACKOFF).members
     finally:
         limit("unlimited")
-    assert failed.code in {MemberCode.NODE_FAILED, MemberCode.BOOT_FAILED}
+    assert failed.code in {ClusterVmCode.NODE_FAILED, ClusterVmCode.BOOT_FAILED}
     assert "large" in failed.message, failed.message
     up(operator, name, 1)
 
@@ -229,8 +229,8 @@ def test_an_image_that_cannot_be_had_now(grid: Grid, operator: Client, name: str
     grid.on(node, "sh", "-c", f"cd {images} && rm -rf manifests/* contents/* verified/* partial/*")
     with without_objects(grid):
         operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
-        (failed,) = wait_state(operator, name, MemberState.BACKOFF).members
-        assert failed.code is MemberCode.IMAGE_UNAVAILABLE
+        (failed,) = wait_state(operator, name, ClusterVmState.BACKOFF).members
+        assert failed.code is ClusterVmCode.IMAGE_UNAVAILABLE
         assert failed.message
     up(operator, name, 1)
 
@@ -256,27 +256,27 @@ def test_a_machine_that_is_frozen_is_replaced(
     grid.on(job.node, "kill", "-STOP", *found.split())
     assert job.assert_ended_once() == 2  # in the other machine
 
-    def back() -> Member | None:
+    def back() -> ClusterVm | None:
         now = member_of(operator, job)
-        again = now and now.incarnation > job.member.incarnation and now.state is MemberState.UP
+        again = now and now.incarnation > job.member.incarnation and now.state is ClusterVmState.UP
         return now if again else None
 
     wait_for(back, "the machine to be replaced", 120 + UP_SECONDS)
     told = [e for e in operator.clusters.events(name) if e.member == job.member.name]
-    assert MemberCode.GUEST_LOST in {e.code for e in told}
+    assert ClusterVmCode.GUEST_LOST in {e.code for e in told}
 
 
 @pytest.mark.soak
 def test_an_image_that_never_joins_is_told_of_and_tried_again(operator: Client, name: str) -> None:
     operator.clusters.put(declared(name, 1, image="generic", join_seconds=5))
 
-    def pausing() -> Member | None:
+    def pausing() -> ClusterVm | None:
         (member,) = operator.clusters.get(name).members or [None]
-        again = member and member.state is MemberState.BACKOFF and member.failures > 0
+        again = member and member.state is ClusterVmState.BACKOFF and member.failures > 0
         return member if again else None
 
     member = wait_for(pausing, "the machine to have failed", 120)
-    assert member.code in {MemberCode.JOIN_TIMED_OUT, MemberCode.GUEST_ENDED}
+    assert member.code in {ClusterVmCode.JOIN_TIMED_OUT, ClusterVmCode.GUEST_ENDED}
     assert member.message
     assert member.retry is not None
 

@@ -13,8 +13,8 @@ from grid_kit import NODES, PATIENCE, PHYSICIST, Grid, wait_for
 
 from vmjobs.client import Client
 from vmjobs.client.transport import Retries
-from vmjobs.cluster.member import MemberState
 from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import Cluster
 from vmjobs.errors import Conflict, NotFound
 
@@ -60,7 +60,7 @@ def up(operator: Client, name: str, size: int) -> Cluster:
     def look() -> Cluster | None:
         cluster = operator.clusters.get(name)
         states = [member.state for member in cluster.members]
-        return cluster if states == [MemberState.UP] * size else None
+        return cluster if states == [ClusterVmState.UP] * size else None
 
     try:
         return wait_for(look, f"{size} machines to be up", UP_SECONDS)
@@ -249,7 +249,7 @@ def test_a_machine_that_is_killed_comes_back_under_its_name(
     def back() -> Cluster | None:
         found = operator.clusters.get(name)
         (member,) = found.members
-        again = member.incarnation > before.incarnation and member.state is MemberState.UP
+        again = member.incarnation > before.incarnation and member.state is ClusterVmState.UP
         return found if again else None
 
     (after,) = wait_for(back, "another machine of the same name", UP_SECONDS).members

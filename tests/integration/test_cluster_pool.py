@@ -20,9 +20,9 @@ import pytest
 from grid_kit import PHYSICIST, ROOT, Grid, run, wait_for
 
 from condor.worker import WorkerKit
-from vmjobs.cluster.member import Goal
-from vmjobs.cluster.wire import MemberOrder, PoolAddress
-from vmjobs.ports import PoolMachine
+from vmjobs.cluster.vm_state import Goal
+from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
+from vmjobs.ports import PoolVm
 
 PORT: Final = 8099
 TOKEN: Final = "/run/vmjobs/pool-token"
@@ -42,12 +42,12 @@ http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
 """
 
 
-def mint(grid: Grid, machine: PoolMachine, seconds: int = 600) -> dict[str, Any]:
+def mint(grid: Grid, machine: PoolVm, seconds: int = 600) -> dict[str, Any]:
     """A token, as the service makes them."""
     code = (
-        "from vmjobs.config import load; from vmjobs.ports import PoolMachine;"
-        "from condor.pool_tokens import CondorMinter;"
-        "c = load(); minter = CondorMinter(c.pool_key_dir, {'site': c.pool('site').trust_domain});"
+        "from vmjobs.config import load; from vmjobs.ports import PoolVm;"
+        "from condor.pool_tokens import CondorTokenIssuer;"
+        "c = load(); minter = CondorTokenIssuer(c.pool_key_dir, {'site': c.pool('site').trust_domain});"
         f"print(minter.mint('site', {machine}, {seconds}).model_dump_json())"
     )
     answer: dict[str, Any] = json.loads(grid.on("api", "python3", "-c", code, user="vmjobs"))
@@ -58,13 +58,13 @@ def pool(grid: Grid, expression: str) -> Any:
     """What the service's pool says."""
     code = (
         "import json; from vmjobs.config import load; from condor.pool import CondorPool;"
-        "from vmjobs.ports import PoolMachine; pool = CondorPool('site', load().pool('site'));"
+        "from vmjobs.ports import PoolVm; pool = CondorPool('site', load().pool('site'));"
         f"print(json.dumps({expression}, default=vars))"
     )
     return json.loads(grid.on("worker", "python3", "-c", code, user="vmjobs"))
 
 
-def withdraw(grid: Grid, *machines: PoolMachine) -> None:
+def withdraw(grid: Grid, *machines: PoolVm) -> None:
     pool(grid, f"pool.withdraw({list(machines)})")
 
 
@@ -73,7 +73,7 @@ class Machine:
 
     def __init__(self, grid: Grid, folder: Path, name: str, **fields: Any) -> None:
         self.grid, self.name = grid, name
-        self.order = MemberOrder(
+        self.order = ClusterVmOrder(
             id=uuid.uuid4().hex,
             cluster=name.rpartition("-")[0],
             name=name,
@@ -87,7 +87,7 @@ class Machine:
             drain_seconds=100,
             **fields,
         )
-        self.known = PoolMachine(name, 1, self.order.id)
+        self.known = PoolVm(name, 1, self.order.id)
         self._kit = folder
         self.container = run(
             *("docker", "run", "-d", "--init", "--network", f"{grid.project}_grid", "--user", "root"),
@@ -263,7 +263,7 @@ def may(grid: Grid, token: str, kind: str, right: str, host: str = "site.grid") 
 def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
     name = f"t{uuid.uuid4().hex[:8]}-0"
     other = name.replace("-0", "-1")
-    known = PoolMachine(name, 2, uuid.uuid4().hex)
+    known = PoolVm(name, 2, uuid.uuid4().hex)
     target = f"{known.id}.2"
     minted = mint(grid, known)
     assert minted["identity"] == f"vmjobs-{name}.{target}@grid"
@@ -350,7 +350,7 @@ def refused(grid: Grid) -> list[str]:
     return grid.on("site", *asked, check=False).strip().split(",")
 
 
-def user_of(machine: PoolMachine) -> str:
+def user_of(machine: PoolVm) -> str:
     return f"vmjobs-{machine.name}.{machine.id}.{machine.incarnation}"
 
 
@@ -383,7 +383,7 @@ def test_the_tokens_of_a_machine_that_ended_are_refused(
 
 
 def test_whose_tokens_are_over_is_the_services_word(grid: Grid) -> None:
-    victim = PoolMachine(f"t{uuid.uuid4().hex[:8]}-0", 1, uuid.uuid4().hex)
+    victim = PoolVm(f"t{uuid.uuid4().hex[:8]}-0", 1, uuid.uuid4().hex)
     entry = f"{int(time.time()) + 600}:{user_of(victim)}"
     forged = {"MyType": "StartD", "Name": "revoked.offline.vc", "VMJobsRevoked": entry}
     advertise(grid, mint(grid, victim)["token"], **forged)
@@ -392,7 +392,7 @@ def test_whose_tokens_are_over_is_the_services_word(grid: Grid) -> None:
 
 
 def test_a_list_of_tokens_that_are_over_goes_with_them(grid: Grid) -> None:
-    short = PoolMachine(f"t{uuid.uuid4().hex[:8]}-0", 1, uuid.uuid4().hex)
+    short = PoolVm(f"t{uuid.uuid4().hex[:8]}-0", 1, uuid.uuid4().hex)
     pool(grid, f"[setattr(pool, '_token_seconds', -45), pool.withdraw([{short}])][1:]")
     wait_for(lambda: user_of(short) in refused(grid) or None, "the collector to be told", 30)
     # The collector hears of it with the next one: each time that it is told it puts off looking for

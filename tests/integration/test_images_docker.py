@@ -13,7 +13,7 @@ import pytest
 from containers_kit import Registry, registry
 from images_kit import WORK, Bench, Drivers, bench, drivers, need
 
-from images.oci.fetch import Access
+from images.oci.fetch import RegistryAccess
 from images.oci.importer import import_reference
 from images.store import ImageStore
 from vmjobs.model import HypervisorKind, NetworkMode
@@ -144,7 +144,9 @@ def digests(names: dict[str, str], served: Registry, store: ImageStore) -> dict[
     for name, built in names.items():
         served.copy(f"docker-daemon:{built}", f"docker/{name}", "1")
         reference = f"oci:{served.host}/docker/{name}:1"
-        found[name] = import_reference(reference, store, WORK, access=Access(insecure=True)).digest
+        found[name] = import_reference(
+            reference, store, WORK, access=RegistryAccess(insecure=True)
+        ).digest
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grid_kit import ROOT, Grid, wait_for
 
-from vmjobs.model import AMOUNTS, MIB, JobState
+from vmjobs.model import BYTE_COUNTERS, MIB, JobState
 
 VMJOBS = Path(sys.executable).parent / "vmjobs"
 
@@ -83,7 +83,7 @@ def test_what_a_job_used_is_known_to_the_api_and_to_htcondor(grid: Grid) -> None
     assert 40 * MIB < ended.bytes["memory"] <= job.spec.memory * MIB
     assert ended.bytes["disk"] > 40 * MIB
     assert ended.bytes["output"] == 100_000
-    assert set(ended.bytes) == set(AMOUNTS) - {"checkpoint"}
+    assert set(ended.bytes) == set(BYTE_COUNTERS) - {"checkpoint"}
     asked = ("-constraint", f'VMJobsId == "{job.id}"', "-af")
     asked += ("ChirpVMCpuSeconds", "ChirpVMMemoryBytes", "ChirpVMOutputBytes", "MemoryUsage")
     for host in ("site", "submit"):

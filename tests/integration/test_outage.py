@@ -30,7 +30,7 @@ def stopped(grid: Grid, service: str) -> Iterator[None]:
 
 
 def impatient(grid: Grid) -> Client:
-    from vmjobs.cli.support import config, read_token
+    from vmjobs.cli.common import config, read_token
 
     return Client(grid.url, read_token(config().token_file), retries=Retries(deadline=3.0))
 

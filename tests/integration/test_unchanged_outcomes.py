@@ -268,8 +268,8 @@ def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images:
         assert (ad["HoldReasonSubCode"], ad["NumJobStarts"]) == (122, 3), ad["HoldReason"]
         begun = re.findall(r"(?m)^001 \([0-9.]+\) (\S+ \S+) ", desk.read("log"))
         first, second, third = map(datetime.fromisoformat, begun)
-        assert (second - first).total_seconds() >= outcomes.pause(1)
-        assert (third - second).total_seconds() >= outcomes.pause(2)
+        assert (second - first).total_seconds() >= outcomes.retry_delay_seconds(1)
+        assert (third - second).total_seconds() >= outcomes.retry_delay_seconds(2)
     finally:
         remove(desk)
 

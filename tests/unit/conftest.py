@@ -13,7 +13,7 @@ from waiting_kit import Clock
 
 from images.cache import ImageCache
 from images.store import ImageStore
-from vmjobs.cli.support import config
+from vmjobs.cli.common import config
 
 __all__ = ["typed"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from images_cache_kit import Remote
 
 from images.cache import ImageCache
-from images.content import layout_of_bytes
+from images.content import compute_layout_of_bytes
 from images.store import ImageStore
 from vmjobs.errors import StorageFull
 
@@ -32,7 +32,7 @@ def main() -> None:
                     cache.prepare(chance.choice(images))  # may evict anything but what is leased
                 data = image.root.read_bytes()
                 manifest = ImageStore(Path(store)).manifest(digest)
-                if layout_of_bytes(data).digest != manifest.root.digest:
+                if compute_layout_of_bytes(data).digest != manifest.root.digest:
                     sys.exit(f"{digest} has other bytes than it should")
             used += 1
         except StorageFull:

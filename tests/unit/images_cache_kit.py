@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from images.cache import ImageCache
-from images.content import BLOCK, SEGMENT
+from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
-from images.segment import pack
+from images.segment import encode_segment
 from images.store import ImageStore
 from vmjobs.errors import NotFound, Unavailable
 
@@ -28,11 +28,11 @@ def noise(size: int, seed: object = 0) -> bytes:
 
 #: Four segments: of data, of zeros, of a little data, and a short one.
 DISK = (
-    noise(SEGMENT)
-    + bytes(SEGMENT)
-    + bytes(BLOCK)
+    noise(SEGMENT_BYTES)
+    + bytes(SEGMENT_BYTES)
+    + bytes(CHUNK_BYTES)
     + b"x"
-    + bytes(SEGMENT - BLOCK - 1)
+    + bytes(SEGMENT_BYTES - CHUNK_BYTES - 1)
     + noise(70_000, 1)
 )
 
@@ -89,12 +89,12 @@ class Remote:
             count = len(self.segments)
             self.segments.append(segment)
         self.before(count)
-        data = self.change(pack(self._bytes(image, segment)))
+        data = self.change(encode_segment(self._bytes(image, segment)))
         self._count(data)
         return data
 
     def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
-        whole = self.change(pack(self._bytes(image, segment)))
+        whole = self.change(encode_segment(self._bytes(image, segment)))
         self._count(whole[begin:end])
         return whole[begin:end], len(whole)
 
@@ -109,7 +109,7 @@ class Remote:
             if segment in layout.segments:
                 number = layout.segments.index(segment)
                 with self.store.content_path(part.digest).open("rb") as file:
-                    return os.pread(file.fileno(), layout.length(number), number * SEGMENT)
+                    return os.pread(file.fileno(), layout.length(number), number * SEGMENT_BYTES)
         raise NotFound(f"the image {image} has no segment {segment.hex()}")
 
     def _check(self, image: str, content: str) -> None:
@@ -127,7 +127,7 @@ def cut_off(remote: Remote, cache: ImageCache, digest: str, after: int) -> None:
             raise Unavailable("api", "connection lost")
 
     def progress(done: int, _total: int) -> None:
-        if done >= after * SEGMENT:
+        if done >= after * SEGMENT_BYTES:
             arrived.set()
 
     remote.before = before

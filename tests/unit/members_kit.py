@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from vmjobs.agent.members.record import Record
-from vmjobs.cluster.member import Goal
-from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.agent.cluster_vms.record import ClusterVmRecord
+from vmjobs.cluster.vm_state import Goal
+from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 
 NOW = 1_800_000_000.0
 POOL = PoolAddress(name="site", collector="pool.site.grid", trust_domain="site.grid")
 
 
-def member_order(number: int = 0, **fields: object) -> MemberOrder:
+def member_order(number: int = 0, **fields: object) -> ClusterVmOrder:
     """An order for a machine that is to run."""
     values: dict[str, object] = {
         "id": f"{number:032x}",
@@ -25,9 +25,11 @@ def member_order(number: int = 0, **fields: object) -> MemberOrder:
         "boot_seconds": 60,
         "drain_seconds": 1000,
     }
-    return MemberOrder.model_validate({**values, **fields})
+    return ClusterVmOrder.model_validate({**values, **fields})
 
 
-def member_record(order: MemberOrder | None = None, **fields: object) -> Record:
+def member_record(order: ClusterVmOrder | None = None, **fields: object) -> ClusterVmRecord:
     """A record of a member, as of ``NOW``."""
-    return Record.model_validate({"order": order or member_order(), "since": NOW - 100, **fields})
+    return ClusterVmRecord.model_validate(
+        {"order": order or member_order(), "since": NOW - 100, **fields}
+    )

@@ -10,7 +10,7 @@ from reports_kit import report
 
 from vmjobs.agent import condor_checkpoint
 from vmjobs.agent.protocol import SubmitMessage
-from vmjobs.agent.starter import Starter
+from vmjobs.agent.starter import StarterProcess
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable
 from vmjobs.model import (
     AttemptClaim,
@@ -18,20 +18,20 @@ from vmjobs.model import (
     HypervisorKind,
     JobSpec,
     JobState,
-    Making,
     NetworkMode,
     ReasonCode,
     Report,
+    VmSpec,
 )
 
 IMAGE, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 SIZE = {"cpus": 2, "memory": 512, "disk": 2048}
 WHO = {"job": "7.0", "user": "ada", "group": "ada"}
 MESSAGE = SubmitMessage(image="hep:1", directory="/scratch", checkpoint=True, **WHO, **SIZE)
-MAKING = Making(named="hep:1", image=IMAGE, door="d" * 32, network=NetworkMode.REPOSITORY, **SIZE)
+MAKING = VmSpec(named="hep:1", image=IMAGE, door="d" * 32, network=NetworkMode.REPOSITORY, **SIZE)
 
 
-def checkpoint(making: Making | None) -> Checkpoint:
+def checkpoint(making: VmSpec | None) -> Checkpoint:
     return Checkpoint(
         machine="vmjobs-0123abcd-" + "e" * 32,
         hypervisor=HypervisorKind.QEMU,
@@ -55,11 +55,11 @@ class Place:
     old: bool = False
     calls: list[str] = field(default_factory=list)
 
-    def open(self, slot: Starter) -> Place:
+    def open(self, slot: StarterProcess) -> Place:
         self.calls.append(f"open {slot.pid}")
         return self
 
-    def unfit(self, image: str, network: NetworkMode) -> str:
+    def save_obstacle(self, image: str, network: NetworkMode) -> str:
         self.calls.append(f"unfit {image} {network}")
         if image == self.gone:
             raise NotFound(f"there is no image {image}")
@@ -71,7 +71,7 @@ class Place:
             raise NotFound("there is nothing at this URL")
         return self.found
 
-    def not_resumed(self) -> None:
+    def report_not_resumed(self) -> None:
         self.calls.append("not resumed")
         if self.away:
             raise Unavailable("api", "it is away")
@@ -79,7 +79,7 @@ class Place:
     def close(self) -> None:
         self.calls.append("close")
 
-    def over(self) -> None:
+    def delete_checkpoints(self) -> None:
         self.calls.append("over")
         self.found = None
         if self.away:
@@ -87,7 +87,9 @@ class Place:
 
 
 def begun(place: Place, message: SubmitMessage = MESSAGE) -> condor_checkpoint.StartPoint:
-    return condor_checkpoint.begin(message, "f" * 32, lambda _ref: OTHER, place, Starter(42, 1))
+    return condor_checkpoint.find_start_point(
+        message, "f" * 32, lambda _ref: OTHER, place, StarterProcess(42, 1)
+    )
 
 
 def test_one_that_was_not_saved_begins_at_the_beginning() -> None:
@@ -154,11 +156,11 @@ def test_a_service_of_another_release_is_no_word_about_the_image() -> None:
 def test_what_was_saved_is_forgotten_even_where_the_service_is_away() -> None:
     place = Place(away=True)
     found = begun(place)
-    found.forget()
+    found.remove_checkpoint()
     found.close()
     assert place.calls[-2:] == ["over", "close"]
     plain = replace(found, store=None)
-    plain.forget()
+    plain.remove_checkpoint()
     plain.close()
     assert place.calls[-2:] == ["over", "close"]
 
@@ -167,7 +169,7 @@ def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
     """And if it does not listen, the job's end does not wait for that."""
     for away in (False, True):
         place, told = Place(checkpoint(MAKING), away=away), list[Report]()
-        job = condor_checkpoint.SavedJob(
+        job = condor_checkpoint.CheckpointedJob(
             job_id="7.0",
             spec=JobSpec(image="hep:1", script="x", checkpoint=True),
             image_digest=IMAGE,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from vmjobs.agent import consoles, protocol
+from vmjobs.agent import console_stream, protocol
 from vmjobs.agent.framing import DataMessage
 from vmjobs.agent.protocol import ConsoleMessage
 
@@ -28,7 +28,7 @@ class Watched:
 
     def _show(self, message: ConsoleMessage) -> None:
         with self._theirs, suppress(OSError):  # the agent takes that for what it is
-            consoles.show(self._theirs, self.path, message, self.ended.wait)
+            console_stream.send_console(self._theirs, self.path, message, self.ended.wait)
 
     def says(self, text: bytes) -> None:
         with self.path.open("ab") as console:

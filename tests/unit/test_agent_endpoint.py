@@ -24,8 +24,8 @@ from waiting_kit import wait_for
 
 from vmjobs.agent import endpoint as endpoints
 from vmjobs.agent.endpoint import MAX_CONNECTIONS, MAX_HEADER, MAX_LOG_CHUNK, serving
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.run_events import EventQueue, ExitReported, GuestReady, RunEvent, ScriptEnded
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import ENDPOINT_PORT
 from vmjobs.model import ExitChannel, ExitStatus
@@ -36,7 +36,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 
 @dataclass
 class Guest:
-    link: GuestLink
+    link: GuestSession
     address: tuple[str, int]
 
     def ask(
@@ -49,13 +49,13 @@ class Guest:
         connection.close()
         return found
 
-    def seen(self) -> Observation | None:
-        return self.link.inbox.next(time.monotonic() + 5)
+    def seen(self) -> RunEvent | None:
+        return self.link.event_queue.next(time.monotonic() + 5)
 
 
 @contextmanager
 def endpoint(**fields: Any) -> Iterator[Guest]:
-    link = GuestLink(token=TOKEN, inbox=Inbox(), **fields)
+    link = GuestSession(token=TOKEN, event_queue=EventQueue(), **fields)
     network = guest_network()
     address = network.listening[ENDPOINT_PORT].getsockname()
     with serving(link, network):
@@ -72,7 +72,7 @@ def guest(tmp_path: Path) -> Iterator[Guest]:
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[Guest]:
     """A guest that goes on for months, and runs programs of many users."""
-    with endpoint(logs={}, max_log=0, on_words=lambda _: None) as made:
+    with endpoint(logs={}, max_log=0, on_output=lambda _: None) as made:
         yield made
 
 
@@ -82,11 +82,11 @@ def test_only_the_guests_own_token_is_good(guest: Guest) -> None:
 
 
 def test_a_hushed_endpoint_answers_nothing_until_it_speaks_again(guest: Guest) -> None:
-    assert guest.link.hush(1.0)
+    assert guest.link.quiesce(1.0)
     assert guest.ask("POST", "/v1/log/out?offset=0", b"a word")[0] == 503
     assert guest.ask("GET", "/v1/control?wait=20")[0] == 503
     assert not guest.link.logs["out"].exists()
-    guest.link.speak()
+    guest.link.resume()
     assert guest.ask("POST", "/v1/log/out?offset=0", b"a word")[0] == 204
 
 
@@ -99,8 +99,8 @@ def test_an_endpoint_is_hushed_once_who_waited_for_orders_has_his_answer(guest: 
 
     waiting = threading.Thread(target=control)
     waiting.start()
-    wait_for(lambda: guest.link.beating)
-    assert guest.link.hush(5.0)
+    wait_for(lambda: guest.link.has_heartbeat)
+    assert guest.link.quiesce(5.0)
     assert [status for status, _ in answers][:1] == [200], "its answer was still on its way"
     waiting.join()
     assert [status for status, _ in answers] == [200, 503]
@@ -109,7 +109,7 @@ def test_an_endpoint_is_hushed_once_who_waited_for_orders_has_his_answer(guest: 
 def test_who_never_asks_again_is_not_waited_for_longer_than_that(guest: Guest) -> None:
     assert guest.ask("GET", "/v1/control?wait=0")[0] == 200
     began = time.monotonic()
-    assert guest.link.hush(0.2)
+    assert guest.link.quiesce(0.2)
     assert time.monotonic() - began < 5
 
 
@@ -125,7 +125,7 @@ def test_a_resumed_guest_gets_its_new_token_for_the_old_one_and_nothing_else(gue
         assert (status, token) == (200, TOKEN)
         assert abs(int(epoch) - time.time()) < 5
     assert guest.ask("POST", "/v1/log/out?offset=0", b"a word")[0] == 204
-    assert guest.seen() == Ready()
+    assert guest.seen() == GuestReady()
     assert guest.ask("GET", "/v1/renewal", **old)[0] == 401, "it is over"
     assert guest.ask("GET", "/v1/renewal") == (204, b""), "there is nothing newer"
 
@@ -133,7 +133,7 @@ def test_a_resumed_guest_gets_its_new_token_for_the_old_one_and_nothing_else(gue
 def test_a_hushed_endpoint_gives_no_new_token_either(guest: Guest) -> None:
     """It would be the token of a machine that is saved at this moment."""
     guest.link.former = hashlib.sha256(b"of the node before").hexdigest()
-    assert guest.link.hush(1.0)
+    assert guest.link.quiesce(1.0)
     assert guest.ask("GET", "/v1/renewal", token="of the node before")[0] == 503
 
 
@@ -197,7 +197,7 @@ def test_a_guest_goes_from_ready_to_exit(guest: Guest) -> None:
     assert guest.ask("POST", "/v1/exit", b"signal=9")[0] == 204
     assert guest.ask("POST", "/v1/exit", b"code=0 undelivered=yes")[0] == 204
     via = ExitChannel.ENDPOINT
-    assert guest.seen() == Ready()
+    assert guest.seen() == GuestReady()
     assert guest.seen() == ScriptEnded(ExitStatus(code=3, channel=via), disk_full=True)
     assert guest.seen() == ExitReported(ExitStatus(signal=9, channel=via))
     assert guest.seen() == ExitReported(ExitStatus(code=0, channel=via), undelivered=True)
@@ -382,7 +382,7 @@ def test_a_guest_is_told_whether_to_ask_again_for_its_token(
 
 def test_words_of_a_guest_that_goes_on_for_months_are_passed_on_once(guest: Guest) -> None:
     heard: list[bytes] = []
-    guest.link.on_words = heard.append
+    guest.link.on_output = heard.append
 
     def post(name: str, offset: int, data: bytes) -> int:
         return guest.ask("POST", f"/v1/log/{name}?offset={offset}", data)[0]
@@ -457,7 +457,7 @@ def test_jobs_that_ask_slowly_on_all_connections_do_not_silence_the_guest(member
 def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(
     member: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(endpoints, "HEADER_SECONDS", 0.3)
     answers: list[tuple[int, bytes]] = []
     waiting = threading.Thread(
         target=lambda: answers.append(member.ask("GET", "/v1/control?wait=2", timeout=20))

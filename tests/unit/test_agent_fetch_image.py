@@ -13,11 +13,11 @@ import pytest
 from images_cache_kit import Remote, noise, put
 
 from images.cache import ImageCache
-from images.content import SEGMENT
-from images.lazy.cache import LiveCache
+from images.content import SEGMENT_BYTES
+from images.lazy.cache import LazyImageCache
 from images.signature import require_signed
+from vmjobs.agent.outcome import RunEnded, run_stopped
 from vmjobs.agent.steps import choose_hypervisor, fetch_image
-from vmjobs.agent.verdict import Ended, stopped
 from vmjobs.errors import StorageFull, Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
 
@@ -42,7 +42,7 @@ class Job:
         spec = JobSpec(image="x", script="true")
         self.ticket = SimpleNamespace(image_digest=self.digest, spec=spec, checkpoint=None)
         self.driver = SimpleNamespace(kind=self.kind)
-        self.parts = SimpleNamespace(
+        self.services = SimpleNamespace(
             images=self.cache,
             live=self.lazily,
             settings=SimpleNamespace(deliver_seconds=self.patience),
@@ -55,34 +55,36 @@ class Job:
         self.looks += 1
         time.sleep(wait / 20)
         if not self.wanted:
-            raise stopped("not wanted any more")
+            raise run_stopped("not wanted any more")
 
 
 def reason_of(job: Job) -> ReasonCode:
     """Why the step ended the run."""
-    with pytest.raises(Ended) as caught, job.resources:
+    with pytest.raises(RunEnded) as caught, job.resources:
         fetch_image(job)  # type: ignore[arg-type]
-    return caught.value.verdict.reason.code
+    return caught.value.outcome.reason.code
 
 
 def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remote) -> None:
-    first, _ = put(remote.store, noise(2 * SEGMENT))
-    second, _ = put(remote.store, noise(2 * SEGMENT, 1))
-    cache = ImageCache(tmp_path / "node", remote, limit=3 * SEGMENT)
+    first, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
+    second, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 1))
+    cache = ImageCache(tmp_path / "node", remote, limit=3 * SEGMENT_BYTES)
     job = Job(cache, first)
     with job.resources:
         fetch_image(job)  # type: ignore[arg-type]
         with pytest.raises(StorageFull):
             cache.prepare(second)
-        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT)
+        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
     cache.prepare(second)
     assert cache.cached() == [second]
     assert job.looks > 2
 
 
 def test_why_there_is_no_image(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store, noise(2 * SEGMENT))
-    assert reason_of(Job(ImageCache(node, remote, limit=SEGMENT), digest)) is ReasonCode.NODE_FAILED
+    digest, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
+    assert (
+        reason_of(Job(ImageCache(node, remote, limit=SEGMENT_BYTES), digest)) is ReasonCode.NODE_FAILED
+    )
     strict = ImageCache(node, remote, trust=lambda d, s: require_signed(d, s, {}))
     assert reason_of(Job(strict, digest)) is ReasonCode.IMAGE_REJECTED
     unknown = Job(ImageCache(node, remote), "sha256:" + "0" * 64)
@@ -94,7 +96,7 @@ def test_why_there_is_no_image(node: Path, remote: Remote) -> None:
 
 
 def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store, noise(4 * SEGMENT))
+    digest, _ = put(remote.store, noise(4 * SEGMENT_BYTES))
 
     def flaky(count: int) -> None:
         if count % 2:
@@ -104,7 +106,7 @@ def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, rem
     job = Job(ImageCache(tmp_path / "node", remote), digest, patience=60.0)
     with job.resources:
         fetch_image(job)  # type: ignore[arg-type]
-        assert job.live.image.root.read_bytes() == noise(4 * SEGMENT)
+        assert job.live.image.root.read_bytes() == noise(4 * SEGMENT_BYTES)
     remote.before = lambda _count: (_ for _ in ()).throw(Unavailable("api", "gone"))
     again = Job(ImageCache(tmp_path / "other", remote), digest)
     assert reason_of(again) is ReasonCode.IMAGE_UNAVAILABLE
@@ -115,8 +117,8 @@ def test_an_image_is_given_out_early_only_where_it_can_be(
     tmp_path: Path, remote: Remote, kind: HypervisorKind
 ) -> None:
     """UML has no NBD: it waits for the whole image."""
-    digest, _ = put(remote.store, noise(2 * SEGMENT))
-    cache = LiveCache(tmp_path / "node", remote)
+    digest, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
+    cache = LazyImageCache(tmp_path / "node", remote)
     job = Job(cache, digest, lazily=cache, kind=kind, directory=tmp_path)
     with job.resources:
         fetch_image(job)  # type: ignore[arg-type]
@@ -127,8 +129,8 @@ def test_an_image_is_given_out_early_only_where_it_can_be(
 
 
 def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store, noise(2 * SEGMENT))
-    cache = LiveCache(tmp_path / "node", remote)
+    digest, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
+    cache = LazyImageCache(tmp_path / "node", remote)
     job: Any = Job(cache, digest, lazily=cache, kind="another", directory=tmp_path)
     with job.resources:
         fetch_image(job)
@@ -136,5 +138,5 @@ def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> N
         job.image = job.live.image
         choose_hypervisor(job)
         assert job.live.image.live is None
-        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT)
+        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
     cache.close()

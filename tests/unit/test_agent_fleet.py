@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from vmjobs.agent.fleet import Fleet
+from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.errors import NoHypervisor
 from vmjobs.hypervisor.base import ProbeResult
-from vmjobs.model import Abilities, HypervisorKind
+from vmjobs.model import Capabilities, HypervisorKind
 
 QEMU, UML = HypervisorKind.QEMU, HypervisorKind.UML
 
@@ -21,15 +21,15 @@ class Driver:
     def __init__(self, kind: HypervisorKind, works: bool) -> None:
         self.kind, self.works, self.probes = kind, works, 0
 
-    abilities = Abilities(cpus=2, cloud_init=False)
+    abilities = Capabilities(cpus=2, cloud_init=False)
 
     def probe(self, deadline: float) -> ProbeResult:
         self.probes += 1
         return ProbeResult(self.kind, self.works, "booted" if self.works else "no kernel", 0.1)
 
 
-def fleet(*drivers: Any, cache: Path | None = None) -> Fleet:
-    return Fleet({driver.kind: driver for driver in drivers}, 1.0, cache)
+def fleet(*drivers: Any, cache: Path | None = None) -> HypervisorRegistry:
+    return HypervisorRegistry({driver.kind: driver for driver in drivers}, 1.0, cache)
 
 
 def test_what_failed_is_looked_at_again_and_what_works_is_not() -> None:
@@ -38,7 +38,7 @@ def test_what_failed_is_looked_at_again_and_what_works_is_not() -> None:
     with pytest.raises(NoHypervisor, match="no kernel"):
         node.choose(QEMU)
     qemu.works = True
-    node.probe_the_rest()
+    node.reprobe_failing()
     assert node.choose(QEMU) is qemu
     assert node.choose(None) is uml
     assert (uml.probes, qemu.probes) == (1, 2)
@@ -49,10 +49,10 @@ def test_a_hypervisor_in_doubt_is_probed_again_and_others_are_not() -> None:
     node, losses = fleet(uml, qemu), []
     node.on_loss = lambda: losses.append(node.results)
     node.probe()
-    assert node.recheck(UML).works
+    assert node.reprobe(UML).works
     uml.works = False
-    assert not node.recheck(UML).works
-    assert not node.recheck(UML).works
+    assert not node.reprobe(UML).works
+    assert not node.reprobe(UML).works
     assert len(losses) == 1, "it is told once"
     uml.probes -= 1
     assert (uml.probes, qemu.probes) == (3, 1)
@@ -60,7 +60,7 @@ def test_a_hypervisor_in_doubt_is_probed_again_and_others_are_not() -> None:
     with pytest.raises(NoHypervisor):
         node.choose(UML)
     uml.works = True
-    node.probe_the_rest(lost=True)
+    node.reprobe_failing(only_lost=True)
     assert node.choose(None) is uml
 
 
@@ -68,7 +68,7 @@ def test_what_never_worked_is_not_looked_at_as_if_it_were_lost() -> None:
     uml, qemu = Driver(UML, works=True), Driver(QEMU, works=False)
     node = fleet(uml, qemu)
     node.probe()
-    node.probe_the_rest(lost=True)
+    node.reprobe_failing(only_lost=True)
     assert (uml.probes, qemu.probes) == (1, 1)
 
 

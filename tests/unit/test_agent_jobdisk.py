@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk
+from vmjobs.agent.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
 from vmjobs.model import InputFile, JobSpec, JobTicket
 
 NASTY = 'it\'s $HOME `id` "x"\n\\end'
@@ -23,8 +23,8 @@ def ticket(**fields: object) -> JobTicket:
     )
 
 
-def briefing(of: JobTicket, endpoint: str = "") -> Briefing:
-    return Briefing(ticket=of, endpoint=endpoint, token="secret", sentinel="5e")
+def job_description(of: JobTicket, endpoint: str = "") -> JobDescription:
+    return JobDescription(ticket=of, endpoint=endpoint, token="secret", sentinel="5e")
 
 
 def test_the_disk_is_a_plain_tar_from_its_first_byte(tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ def test_the_disk_is_a_plain_tar_from_its_first_byte(tmp_path: Path) -> None:
     def fetch(_: InputFile, disk: BinaryIO) -> None:
         disk.write(b"12345")
 
-    write_job_disk(tmp_path / "disk", briefing(ticket(inputs=inputs)), fetch)
-    assert (tmp_path / "disk").stat().st_size % BLOCK == 0
+    write_job_disk(tmp_path / "disk", job_description(ticket(inputs=inputs)), fetch)
+    assert (tmp_path / "disk").stat().st_size % SIZE_UNIT == 0
     with tarfile.open(tmp_path / "disk") as tar:
         names = tar.getnames()
         assert json.load(tar.extractfile("job.json"))["index"] == 2  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_the_time_on_the_disk_is_that_of_a_complete_disk(
         clock[0] += 3600
 
     inputs = [InputFile(name="card", digest="sha256:" + "1" * 64, size=5)]
-    write_job_disk(tmp_path / "disk", briefing(ticket(inputs=inputs)), fetch)
+    write_job_disk(tmp_path / "disk", job_description(ticket(inputs=inputs)), fetch)
     with tarfile.open(tmp_path / "disk") as tar:
         assert b"VMJOBS_EPOCH='1700003600'\n" in tar.extractfile("job.env").read()  # type: ignore[union-attr]
 
@@ -67,13 +67,15 @@ def test_an_input_of_another_size_is_refused(tmp_path: Path) -> None:
     inputs = [InputFile(name="card", digest="sha256:" + "1" * 64, size=5)]
     with pytest.raises(OSError, match="4 bytes of 5"):
         write_job_disk(
-            tmp_path / "disk", briefing(ticket(inputs=inputs)), lambda _, disk: disk.write(b"1234")
+            tmp_path / "disk",
+            job_description(ticket(inputs=inputs)),
+            lambda _, disk: disk.write(b"1234"),
         )
 
 
 def test_a_shell_reads_back_exactly_what_was_given(tmp_path: Path) -> None:
     job = ticket(arguments=[NASTY, "", "b c"], environment={"A": NASTY})
-    write_job_disk(tmp_path / "disk", briefing(job), lambda *_: None)
+    write_job_disk(tmp_path / "disk", job_description(job), lambda *_: None)
     subprocess.run(["tar", "xf", "disk", "job.env", "environment"], cwd=tmp_path, check=True)
     program = (
         '. ./job.env; . ./environment; eval "set -- $VMJOBS_ARGUMENTS"; '
@@ -85,7 +87,7 @@ def test_a_shell_reads_back_exactly_what_was_given(tmp_path: Path) -> None:
 
 
 def test_blank_disks_take_no_room(tmp_path: Path) -> None:
-    blank_disk(tmp_path / "disk", 10 * BLOCK + 1)
+    create_blank_disk(tmp_path / "disk", 10 * SIZE_UNIT + 1)
     found = (tmp_path / "disk").stat()
-    assert found.st_size == 11 * BLOCK
+    assert found.st_size == 11 * SIZE_UNIT
     assert found.st_blocks == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from full_kit import nothing_fits
 
-from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep, write_durably
+from vmjobs.agent.journal import RECORD_FILE, Journal, RunRecord, sweep, write_durably
 from vmjobs.errors import HypervisorError
 from vmjobs.model import HypervisorKind
 
@@ -44,7 +44,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def record(journal: Journal) -> RunRecord:
-    return RunRecord(ATTEMPT, "job", journal.machine_name(ATTEMPT), HypervisorKind.UML)
+    return RunRecord(ATTEMPT, "job", journal.vm_name(ATTEMPT), HypervisorKind.UML)
 
 
 def killed(journal: Journal) -> Path:
@@ -55,15 +55,15 @@ def killed(journal: Journal) -> Path:
         copy = directory.with_name("copy")
         directory.rename(copy)
         directory.mkdir()
-        (directory / RECORD).write_bytes((copy / RECORD).read_bytes())
+        (directory / RECORD_FILE).write_bytes((copy / RECORD_FILE).read_bytes())
     copy.rename(directory)
     return directory
 
 
 def test_a_run_that_ends_leaves_nothing(journal: Journal) -> None:
-    shelf = Shelf(journal.machine_name(ATTEMPT))
+    shelf = Shelf(journal.vm_name(ATTEMPT))
     with journal.run(record(journal), shelf) as directory:
-        assert (directory / RECORD).exists()
+        assert (directory / RECORD_FILE).exists()
     assert shelf.names == []
 
 
@@ -85,39 +85,39 @@ def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_another_driver_may_turn_out_to_be_needed(journal: Journal) -> None:
-    name = journal.machine_name(ATTEMPT)
+    name = journal.vm_name(ATTEMPT)
     first, second = Shelf(), Shelf(name)
     with journal.run(record(journal), first):
-        journal.reassign(ATTEMPT, journal.machine_name(ATTEMPT), second)
+        journal.reassign(ATTEMPT, journal.vm_name(ATTEMPT), second)
     assert second.names == []
 
 
 def test_the_other_driver_is_known_after_a_kill(journal: Journal, tmp_path: Path) -> None:
     killed(journal)
-    second = Shelf(journal.machine_name(ATTEMPT))
+    second = Shelf(journal.vm_name(ATTEMPT))
     second.kind = HypervisorKind.QEMU
-    journal.reassign(ATTEMPT, journal.machine_name(ATTEMPT), second)
+    journal.reassign(ATTEMPT, journal.vm_name(ATTEMPT), second)
     (left,) = Journal(tmp_path).recover({HypervisorKind.UML: Shelf(), second.kind: second})
     assert left.record.hypervisor is HypervisorKind.QEMU
     assert second.names == []
 
 
 def test_a_machine_that_cannot_be_removed_keeps_its_record(journal: Journal, tmp_path: Path) -> None:
-    shelf = Shelf(journal.machine_name(ATTEMPT))
+    shelf = Shelf(journal.vm_name(ATTEMPT))
     shelf.broken = True
     with pytest.raises(HypervisorError), journal.run(record(journal), shelf):
         pass
     shelf.broken = False
     (left,) = Journal(tmp_path).recover({HypervisorKind.UML: shelf})
-    assert (left.record.job, left.verdict, shelf.names) == ("job", "", [])
+    assert (left.record.job, left.outcome, shelf.names) == ("job", "", [])
 
 
 def test_what_a_killed_agent_left_is_removed_and_its_verdict_survives(journal: Journal) -> None:
     assert killed(journal).exists()
-    journal.conclude(ATTEMPT, '{"state": "COMPLETED"}')
-    shelf = Shelf(journal.machine_name(ATTEMPT))
+    journal.record_outcome(ATTEMPT, '{"state": "COMPLETED"}')
+    shelf = Shelf(journal.vm_name(ATTEMPT))
     (left,) = journal.recover({HypervisorKind.UML: shelf})
-    assert (left.verdict, shelf.names) == ('{"state": "COMPLETED"}', [])
+    assert (left.outcome, shelf.names) == ('{"state": "COMPLETED"}', [])
 
 
 def test_a_directory_without_record_had_no_machine(journal: Journal, tmp_path: Path) -> None:
@@ -127,14 +127,14 @@ def test_a_directory_without_record_had_no_machine(journal: Journal, tmp_path: P
 
 def test_only_machines_of_this_journal_are_swept(tmp_path: Path) -> None:
     journal, other = Journal(tmp_path / "a"), Journal(tmp_path / "b")
-    shelf = Shelf(journal.machine_name(ATTEMPT), other.machine_name(ATTEMPT))
-    assert sweep(journal, {HypervisorKind.UML: shelf}) == [journal.machine_name(ATTEMPT)]
-    assert shelf.names == [other.machine_name(ATTEMPT)]
+    shelf = Shelf(journal.vm_name(ATTEMPT), other.vm_name(ATTEMPT))
+    assert sweep(journal, {HypervisorKind.UML: shelf}) == [journal.vm_name(ATTEMPT)]
+    assert shelf.names == [other.vm_name(ATTEMPT)]
 
 
 def test_a_machine_that_keeps_the_name_of_an_earlier_run_is_not_swept(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "runs")
-    machine = journal.machine_name("b" * 32)
+    machine = journal.vm_name("b" * 32)
     shelf = Shelf(machine)
     with journal.run(record(journal), shelf):
         journal.reassign(ATTEMPT, machine, shelf)
@@ -146,7 +146,7 @@ def test_a_machine_with_the_name_of_an_earlier_run_is_removed_after_a_kill(
     journal: Journal, tmp_path: Path
 ) -> None:
     killed(journal)
-    machine = journal.machine_name("b" * 32)
+    machine = journal.vm_name("b" * 32)
     shelf = Shelf(machine)
     journal.reassign(ATTEMPT, machine, shelf)
     (left,) = Journal(tmp_path).recover({HypervisorKind.UML: shelf})

@@ -15,9 +15,9 @@ from members_kit import member_order, member_record
 from prometheus_client.parser import text_string_to_metric_families
 
 from vmjobs import __version__
-from vmjobs.agent.members.telling import Reporter
+from vmjobs.agent.cluster_vms.status_reporter import StatusReporter
 from vmjobs.agent.metrics import AgentMetrics, serving
-from vmjobs.cluster.member import MemberCode, Phase
+from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.errors import ConfigError
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import HypervisorKind, JobState
@@ -93,21 +93,25 @@ def test_steps_of_jobs(metrics: AgentMetrics) -> None:
 
 
 def test_members_by_phase_what_they_took_and_failures(metrics: AgentMetrics) -> None:
-    reporter = Reporter(cast(Any, None))  # which does not run
-    reporter.heard, metrics.members = metrics.member, reporter.known
+    reporter = StatusReporter(cast(Any, None))  # which does not run
+    reporter.on_change, metrics.members = metrics.member, reporter.known
     one = member_record(incarnation=1, phase=Phase.STAGING)
     two = member_record(member_order(1), incarnation=5, phase=Phase.RUNNING, seconds={"staging": 9.0})
     way = [
         one,
         two,  # an earlier agent's: what it took was counted then
-        one.but(phase=Phase.BOOTING, seconds={"staging": 2.0}),
-        one.but(phase=Phase.RUNNING, seconds={"staging": 2.0, "booting": 4.0}),
-        one.but(
-            phase=Phase.STOPPING, code=MemberCode.GUEST_LOST, seconds={"staging": 2.0, "booting": 4.0}
+        one.with_changes(phase=Phase.BOOTING, seconds={"staging": 2.0}),
+        one.with_changes(phase=Phase.RUNNING, seconds={"staging": 2.0, "booting": 4.0}),
+        one.with_changes(
+            phase=Phase.STOPPING,
+            code=ClusterVmCode.GUEST_LOST,
+            seconds={"staging": 2.0, "booting": 4.0},
         ),
-        one.but(phase=Phase.WAITING, code=MemberCode.GUEST_LOST, failures=1, seconds={"staging": 2.0}),
-        one.but(phase=Phase.STAGING, incarnation=2, failures=1),
-        one.but(phase=Phase.BOOTING, incarnation=2, failures=1, seconds={"staging": 0.5}),
+        one.with_changes(
+            phase=Phase.WAITING, code=ClusterVmCode.GUEST_LOST, failures=1, seconds={"staging": 2.0}
+        ),
+        one.with_changes(phase=Phase.STAGING, incarnation=2, failures=1),
+        one.with_changes(phase=Phase.BOOTING, incarnation=2, failures=1, seconds={"staging": 0.5}),
     ]
     with served(metrics) as scrape:
         for record in way:

@@ -8,15 +8,21 @@ import pytest
 from reports_kit import ended
 from waiting_kit import Clock
 
-from vmjobs.agent.node_health import DOUBT_SECONDS, FIRST_REST, LIMIT, LONGEST_REST, NodeHealth
-from vmjobs.agent.verdict import Verdict, failed, stopped
+from vmjobs.agent.node_health import (
+    FAILURE_LIMIT,
+    FIRST_REST_SECONDS,
+    LONGEST_REST_SECONDS,
+    REPROBE_SECONDS,
+    NodeHealth,
+)
+from vmjobs.agent.outcome import RunOutcome, run_failed, run_stopped
 from vmjobs.model import JobState, ReasonCode, reason
 
-NODE = failed(ReasonCode.NODE_FAILED, "no space left", unfit=True).verdict
+NODE = run_failed(ReasonCode.NODE_FAILED, "no space left", node_at_fault=True).outcome
 GIVEN_BACK = replace(NODE, state=JobState.PREEMPTED)
-OWN_END = Verdict(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, "exit 3"), ended(3))
-UNBOOTED = failed(ReasonCode.BOOT_FAILED, "it powered off").verdict
-HANGS = failed(ReasonCode.BOOT_TIMED_OUT, "not ready within 120 s").verdict
+OWN_END = RunOutcome(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, "exit 3"), ended(3))
+UNBOOTED = run_failed(ReasonCode.BOOT_FAILED, "it powered off").outcome
+HANGS = run_failed(ReasonCode.BOOT_TIMED_OUT, "not ready within 120 s").outcome
 
 
 @pytest.fixture
@@ -27,75 +33,77 @@ def health(clock: Clock) -> NodeHealth:
 def test_a_node_that_fails_three_in_a_row_rests_and_says_so(health: NodeHealth, clock: Clock) -> None:
     rests: list[str] = []
     health.on_rest = lambda: rests.append(health.fault())
-    for verdict in (NODE, GIVEN_BACK):
-        health.note(verdict)
+    for outcome in (NODE, GIVEN_BACK):
+        health.count_run(outcome)
         assert health.fault() == ""
-    health.note(NODE)
+    health.count_run(NODE)
     (said,) = rests
     assert said.startswith("3 jobs in a row failed because of this node; it takes no jobs until 20")
-    clock.now += FIRST_REST - 0.1
+    clock.now += FIRST_REST_SECONDS - 0.1
     assert health.fault() == said
     clock.now += 0.2
     assert health.fault() == ""
 
 
 def test_one_that_goes_well_between_them_is_enough(health: NodeHealth) -> None:
-    for verdict in (NODE, NODE, OWN_END, NODE, NODE):
-        health.note(verdict)
+    for outcome in (NODE, NODE, OWN_END, NODE, NODE):
+        health.count_run(outcome)
     assert health.fault() == ""
 
 
 def test_each_rest_is_twice_as_long_up_to_an_hour_until_one_goes_well(
     health: NodeHealth, clock: Clock
 ) -> None:
-    for _ in range(LIMIT - 1):
-        health.note(NODE)
+    for _ in range(FAILURE_LIMIT - 1):
+        health.count_run(NODE)
     found = []
     for _ in range(10):
-        health.note(NODE)
+        health.count_run(NODE)
         begun = clock.now
         while health.fault():
             clock.now += 1
         found.append(clock.now - begun)
-    assert found[:3] == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
-    assert found[-2:] == [LONGEST_REST, LONGEST_REST]
-    health.note(OWN_END)
-    health.note(NODE)
+    assert found[:3] == [FIRST_REST_SECONDS, 2 * FIRST_REST_SECONDS, 4 * FIRST_REST_SECONDS]
+    assert found[-2:] == [LONGEST_REST_SECONDS, LONGEST_REST_SECONDS]
+    health.count_run(OWN_END)
+    health.count_run(NODE)
     assert health.fault() == ""
 
 
 def test_jobs_that_ran_already_change_nothing_unless_they_go_well(
     health: NodeHealth, clock: Clock
 ) -> None:
-    for _ in range(LIMIT + 5):
-        health.note(NODE)
+    for _ in range(FAILURE_LIMIT + 5):
+        health.count_run(NODE)
     assert health.fault()
-    clock.now += FIRST_REST
+    clock.now += FIRST_REST_SECONDS
     assert health.fault() == ""
-    health.note(NODE)
+    health.count_run(NODE)
     assert health.fault()
-    health.note(OWN_END)
+    health.count_run(OWN_END)
     assert health.fault() == ""
 
 
 @pytest.mark.parametrize(
-    "verdict",
+    "outcome",
     [
-        stopped("vacated").verdict,
-        failed(ReasonCode.IMAGE_UNAVAILABLE, "the repository is down").verdict,
-        failed(ReasonCode.KERNEL_PANIC, "init died").verdict,
-        failed(ReasonCode.GUEST_LOST, "silent").verdict,
-        failed(ReasonCode.NODE_FAILED, "the image is larger than this node's cache").verdict,
+        run_stopped("vacated").outcome,
+        run_failed(ReasonCode.IMAGE_UNAVAILABLE, "the repository is down").outcome,
+        run_failed(ReasonCode.KERNEL_PANIC, "init died").outcome,
+        run_failed(ReasonCode.GUEST_LOST, "silent").outcome,
+        run_failed(ReasonCode.NODE_FAILED, "the image is larger than this node's cache").outcome,
         UNBOOTED,
         HANGS,
     ],
 )
-def test_what_is_not_the_nodes_fault_counts_for_nothing(health: NodeHealth, verdict: Verdict) -> None:
-    for _ in range(LIMIT * 2):
-        health.note(verdict)
+def test_what_is_not_the_nodes_fault_counts_for_nothing(
+    health: NodeHealth, outcome: RunOutcome
+) -> None:
+    for _ in range(FAILURE_LIMIT * 2):
+        health.count_run(outcome)
     assert health.fault() == ""
-    for _ in range(LIMIT):
-        health.note(NODE)
+    for _ in range(FAILURE_LIMIT):
+        health.count_run(NODE)
     assert health.fault()
 
 
@@ -104,9 +112,9 @@ def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
 ) -> None:
     """Whoever is told has it boot something: whether it can is not the jobs' to say."""
     ends = (UNBOOTED, HANGS, OWN_END, HANGS, UNBOOTED, HANGS, UNBOOTED, HANGS)
-    doubts = [health.note(verdict) for verdict in ends]
+    doubts = [health.count_run(outcome) for outcome in ends]
     assert doubts == [False, False, False, False, False, True, False, False]
-    assert not any(health.note(UNBOOTED) for _ in range(9)), "it has been looked at just now"
-    clock.now += DOUBT_SECONDS
-    assert not health.note(stopped("vacated").verdict), "that says nothing of any hypervisor"
-    assert health.note(UNBOOTED)
+    assert not any(health.count_run(UNBOOTED) for _ in range(9)), "it has been looked at just now"
+    clock.now += REPROBE_SECONDS
+    assert not health.count_run(run_stopped("vacated").outcome), "that says nothing of any hypervisor"
+    assert health.count_run(UNBOOTED)

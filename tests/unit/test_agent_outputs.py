@@ -13,22 +13,28 @@ from pathlib import Path
 import pytest
 
 from vmjobs.agent import outputs
-from vmjobs.agent.outputs import DiskContents, Kept, OutputTray, Refused, read_output_disk
+from vmjobs.agent.outputs import (
+    CollectedFile,
+    DiskContents,
+    OutputCollector,
+    OutputRejected,
+    read_output_disk,
+)
 from vmjobs.model import ExitChannel, ExitStatus
-from vmjobs.paths import matches, refusal
+from vmjobs.paths import check_path, matches_glob
 
 
-def tray(*globs: str, limit: int = 1000) -> OutputTray:
-    return OutputTray(globs or ("*",), limit)
+def output_collector(*globs: str, limit: int = 1000) -> OutputCollector:
+    return OutputCollector(globs or ("*",), limit)
 
 
-def accept(to: OutputTray, name: str, size: int = 1) -> None:
-    to.accept(Kept(name, Path("disk"), 0, size))
+def accept(to: OutputCollector, name: str, size: int = 1) -> None:
+    to.accept(CollectedFile(name, Path("disk"), 0, size))
 
 
-def content(kept: Kept) -> bytes:
-    with kept.open() as file:
-        return file.read(kept.size)
+def content(collected: CollectedFile) -> bytes:
+    with collected.open() as file:
+        return file.read(collected.size)
 
 
 LEAVING = ["../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a\\b", "\ud800"]
@@ -36,11 +42,11 @@ LEAVING = ["../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a\\b", "\ud800"]
 
 @pytest.mark.parametrize("name", [*LEAVING, "", "a\nb", "a\0b", "x" * 300, "d/" * 20 + "f"])
 def test_names_that_leave_or_confuse_are_refused_with_a_reason(name: str) -> None:
-    assert refusal(name)
-    receiving = tray("*")
-    with pytest.raises(Refused):
+    assert check_path(name)
+    receiving = output_collector("*")
+    with pytest.raises(OutputRejected):
         accept(receiving, name)
-    assert receiving.kept == {}
+    assert receiving.collected == {}
     assert receiving.rejected[0].why
 
 
@@ -57,26 +63,26 @@ def test_names_that_leave_or_confuse_are_refused_with_a_reason(name: str) -> Non
     ],
 )
 def test_globs_mean_what_they_mean_in_a_shell(name: str, glob: str, answer: bool) -> None:
-    assert matches(name, glob) is answer
+    assert matches_glob(name, glob) is answer
 
 
 def test_only_what_was_asked_for_is_taken() -> None:
-    receiving = tray("*.csv")
+    receiving = output_collector("*.csv")
     accept(receiving, "a.csv")
-    with pytest.raises(Refused):
+    with pytest.raises(OutputRejected):
         accept(receiving, "core")
-    assert list(receiving.kept) == ["a.csv"]
+    assert list(receiving.collected) == ["a.csv"]
 
 
 def test_the_limit_holds_for_all_outputs_together() -> None:
-    receiving = tray(limit=10)
+    receiving = output_collector(limit=10)
     accept(receiving, "a", 6)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(OutputRejected) as refused:
         accept(receiving, "b", 6)
     assert refused.value.too_large and receiving.too_large
     for _ in range(20):
         accept(receiving, "a", 10)  # a tar may have a name twice: the last one holds
-    assert [kept.size for kept in receiving.kept.values()] == [10]
+    assert [collected.size for collected in receiving.collected.values()] == [10]
 
 
 @pytest.mark.parametrize("names", [("dir", "dir/file"), ("dir/deep/file", "dir")])
@@ -84,19 +90,19 @@ def test_a_file_and_a_directory_of_one_name_are_not_both_taken(
     names: tuple[str, str],
 ) -> None:
     """They could be written nowhere."""
-    receiving = tray("*", "*/*", "*/*/*")
+    receiving = output_collector("*", "*/*", "*/*/*")
     accept(receiving, names[0])
-    with pytest.raises(Refused, match=f"conflicts with the output {names[0]}"):
+    with pytest.raises(OutputRejected, match=f"conflicts with the output {names[0]}"):
         accept(receiving, names[1])
     accept(receiving, "directory")
-    assert list(receiving.kept) == [names[0], "directory"]
+    assert list(receiving.collected) == [names[0], "directory"]
     assert [entry.path for entry in receiving.rejected] == [names[1]]
 
 
 def test_what_was_asked_for_and_did_not_arrive_is_lacking() -> None:
-    receiving = tray("*", limit=10)
+    receiving = output_collector("*", limit=10)
     for name, size in (("new\nline", 1), ("large", 11), ("dir/other", 1)):
-        with pytest.raises(Refused):
+        with pytest.raises(OutputRejected):
             accept(receiving, name, size)
     assert set(receiving.lacking) == {"new\nline", "large"}, "nothing asks for dir/other"
     assert len(receiving.rejected) == 3
@@ -139,12 +145,12 @@ def test_a_hostile_tar_is_refused_entry_by_entry_and_the_rest_delivered(tmp_path
             entry("outputs/also-good.csv", b"3\n"),
         ],
     )
-    receiving = tray("*")
+    receiving = output_collector("*")
     streams = {"stdout": tmp_path / "out"}
     found = read_output_disk(disk, receiving, streams, 1000)
     assert found.exit == ExitStatus(code=0, channel=ExitChannel.OUTPUT_DISK)
     assert found.complete
-    assert sorted(receiving.kept) == ["also-good.csv", "good.csv"]
+    assert sorted(receiving.collected) == ["also-good.csv", "good.csv"]
     assert streams["stdout"].read_bytes() == b"hello\n"
     reasons = {r.path: r.why for r in receiving.rejected}
     assert "symbolic link" in reasons["outputs/link"]
@@ -152,7 +158,7 @@ def test_a_hostile_tar_is_refused_entry_by_entry_and_the_rest_delivered(tmp_path
     assert "'..'" in next(why for path, why in reasons.items() if ".." in path)
     assert "absolute" in reasons["/etc/passwd"]
     assert len(reasons) == 7
-    assert content(receiving.kept["also-good.csv"]) == b"3\n"
+    assert content(receiving.collected["also-good.csv"]) == b"3\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["disk", "out"]
 
 
@@ -161,7 +167,7 @@ def test_a_tar_that_breaks_off_is_told(tmp_path: Path) -> None:
         tmp_path / "disk", [entry("exit.json", b'{"code": 0}'), entry("outputs/a", b"x" * 9000)]
     )
     os.truncate(disk, 4096)
-    receiving = tray(limit=10**6)
+    receiving = output_collector(limit=10**6)
     found = read_output_disk(disk, receiving, {}, 1000)
     assert found.exit is not None
     assert not found.complete
@@ -178,7 +184,7 @@ def test_what_a_guest_leaves_out_is_refused(tmp_path: Path) -> None:
     found, receiving, _ = read(tmp_path)
     assert found.complete
     assert receiving.too_large
-    assert list(receiving.kept) == ["there"]
+    assert list(receiving.collected) == ["there"]
     named = {
         "a b": "not a regular file but a symbolic link",
         "pipe": "not a regular file but a FIFO",
@@ -201,13 +207,13 @@ def test_more_entries_than_are_looked_at_are_not_all(
     write_disk(tmp_path / "disk", [entry(f"outputs/{number}") for number in range(9)])
     found, receiving, _ = read(tmp_path)
     assert not found.complete
-    assert len(receiving.kept) == 3
+    assert len(receiving.collected) == 3
     assert "more than 3 output files" in receiving.lacking["3"]
 
 
-def read(folder: Path, **streams: Path) -> tuple[DiskContents, OutputTray, int]:
+def read(folder: Path, **streams: Path) -> tuple[DiskContents, OutputCollector, int]:
     """What is found on a folder's disk, what is taken, and how much memory that took at most."""
-    receiving = tray()
+    receiving = output_collector()
     tracemalloc.start()
     found = read_output_disk(folder / "disk", receiving, streams, 1000)
     _, peak = tracemalloc.get_traced_memory()
@@ -304,7 +310,7 @@ def test_headers_of_many_entries_are_not_kept(tmp_path: Path) -> None:
             file.write(extended(tarfile.XHDTYPE, pax) + entry_bytes(f"outputs/a{number}"))
     found, receiving, peak = read(tmp_path)
     assert (found.begun, found.complete) == (True, False)
-    assert {"0", "1", "2", "a0", "a100"} <= receiving.kept.keys()
+    assert {"0", "1", "2", "a0", "a100"} <= receiving.collected.keys()
     assert peak < 16 * 2**20
 
 
@@ -317,9 +323,9 @@ def test_long_names_and_pax_headers_of_honest_entries_are_heeded(tmp_path: Path)
                 item = tarfile.TarInfo(f"outputs/{name}{number}")
                 item.size, item.mtime = 3, 1.5
                 made.addfile(item, io.BytesIO(b"abc"))
-            receiving = tray()
+            receiving = output_collector()
         assert read_output_disk(disk, receiving, {}, 1000).complete
-        assert set(receiving.kept) == {f"{name}{number}" for number in range(50)}
+        assert set(receiving.collected) == {f"{name}{number}" for number in range(50)}
 
 
 def test_tens_of_thousands_of_files_are_taken_in_seconds(tmp_path: Path) -> None:
@@ -328,9 +334,9 @@ def test_tens_of_thousands_of_files_are_taken_in_seconds(tmp_path: Path) -> None
         for number in range(30_000):
             file.write(entry_bytes(f"outputs/many/{number}"))
         file.write(bytes(1024))
-    receiving, began = tray("many/*", limit=10**6), time.process_time()
+    receiving, began = output_collector("many/*", limit=10**6), time.process_time()
     assert read_output_disk(disk, receiving, {}, 1000).complete
-    assert len(receiving.kept) == 30_000
+    assert len(receiving.collected) == 30_000
     assert time.process_time() - began < 15, "or it looks at all of them for each"
 
 
@@ -343,19 +349,19 @@ def test_an_output_beyond_four_gibibytes(tmp_path: Path) -> None:
         file.seek(size, 1)
         file.write(entry_bytes("outputs/behind"))
         file.truncate(file.tell() + 1024)
-    receiving = tray(limit=2 * size)
+    receiving = output_collector(limit=2 * size)
     assert read_output_disk(disk, receiving, {}, 1000).complete
-    assert [kept.size for kept in receiving.kept.values()] == [size, 1]
-    assert content(receiving.kept["behind"]) == b"x"
+    assert [collected.size for collected in receiving.collected.values()] == [size, 1]
+    assert content(receiving.collected["behind"]) == b"x"
 
 
 def test_a_disk_that_cannot_be_read_is_not_what_the_guest_wrote(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
-        read_output_disk(tmp_path, tray(), {}, 100)
+        read_output_disk(tmp_path, output_collector(), {}, 100)
     disk, full = tmp_path / "disk", Path("/dev/full")
     with tarfile.open(disk, "w") as tar:
         info = tarfile.TarInfo("stdout")
         info.size = 5
         tar.addfile(info, io.BytesIO(b"12345"))
     with pytest.raises(OSError, match="No space left"):
-        read_output_disk(disk, tray(), {"stdout": full}, 100)
+        read_output_disk(disk, output_collector(), {"stdout": full}, 100)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.own_token import AGAIN_SECONDS, OwnToken
+from vmjobs.agent.node_token import RETRY_SECONDS, NodeToken
 
 
 def token(issued: float, expires: float) -> str:
@@ -20,9 +20,9 @@ def test_it_is_due_when_half_of_its_life_is_over_and_then_once_an_hour(tmp_path:
     now = 0.0
     file = tmp_path / "token"
     file.write_text(token(0, 20_000))
-    own = OwnToken(file, lambda: now)
+    own = NodeToken(file, lambda: now)
     due = []
-    for now in (0.0, 9_999.0, 10_000.0, 10_001.0, 10_000 + AGAIN_SECONDS):  # noqa: B007
+    for now in (0.0, 9_999.0, 10_000.0, 10_001.0, 10_000 + RETRY_SECONDS):  # noqa: B007
         due.append(own.is_due())
     assert due == [False, False, True, False, True]
     own.replace(token(now, now + 20_000))
@@ -36,8 +36,8 @@ def test_it_is_due_when_half_of_its_life_is_over_and_then_once_an_hour(tmp_path:
 @pytest.mark.parametrize("text", ["", "opaque", "a.b.c", "\N{SNOWMAN}", token(0, 1)[:10]])
 def test_one_that_says_nothing_of_itself_is_left_alone(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text, "utf-8")
-    assert not OwnToken(tmp_path / "token").is_due()
-    assert not OwnToken(tmp_path / "none").is_due()
+    assert not NodeToken(tmp_path / "token").is_due()
+    assert not NodeToken(tmp_path / "none").is_due()
 
 
 def test_where_it_cannot_be_kept_nothing_is_asked_for(
@@ -46,7 +46,7 @@ def test_where_it_cannot_be_kept_nothing_is_asked_for(
     file = tmp_path / "token"
     file.write_text(token(0, 1))
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert not OwnToken(file).is_due()
+    assert not NodeToken(file).is_due()
     assert f"cannot write to {tmp_path}" in caplog.text
-    OwnToken(tmp_path / "none" / "token").replace("x")
+    NodeToken(tmp_path / "none" / "token").replace("x")
     assert "the node's token is not renewed: No such file or directory" in caplog.text

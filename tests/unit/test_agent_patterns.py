@@ -11,8 +11,20 @@ from waiting_kit import wait_for
 
 from vmjobs.agent import console as console_module
 from vmjobs.agent.console import ConsoleReader
-from vmjobs.agent.inbox import ExitReported, LineSeen, Observation, Panicked, RuleFailed
-from vmjobs.agent.patterns import LONGEST_LINE, Pattern, TooSlow, pattern_of, text_of
+from vmjobs.agent.console_rules import (
+    MAX_LINE_BYTES,
+    ConsoleRule,
+    ConsoleRuleError,
+    parse_console_rule,
+    plain_text,
+)
+from vmjobs.agent.run_events import (
+    ConsoleLineMatched,
+    ExitReported,
+    KernelPanicked,
+    RuleFailed,
+    RunEvent,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,31 +41,31 @@ from vmjobs.agent.patterns import LONGEST_LINE, Pattern, TooSlow, pattern_of, te
         (b"latin-1: \xfc", "latin-1: �"),
         (b"\x1b", ""),
         (b"cut \x1b[", "cut "),
-        (b"x" * 100_000 + b"end", "x" * (LONGEST_LINE - 3) + "end"),
+        (b"x" * 100_000 + b"end", "x" * (MAX_LINE_BYTES - 3) + "end"),
     ],
 )
 def test_what_a_person_would_read(line: bytes, text: str) -> None:
-    assert text_of(line) == text
+    assert plain_text(line) == text
 
 
 def test_escape_sequences_cannot_take_time() -> None:
     began = time.monotonic()
     for start in (b"\x1b]", b"\x1b[", b"\x1b(", b"\x1bP"):
-        text_of(start * 200_000)
+        plain_text(start * 200_000)
     assert time.monotonic() - began < 2
 
 
 def test_only_console_rules_have_patterns() -> None:
-    assert pattern_of("report") is None
-    assert pattern_of("poweroff") is None
-    found = pattern_of("console:^done$")
+    assert parse_console_rule("report") is None
+    assert parse_console_rule("poweroff") is None
+    found = parse_console_rule("console:^done$")
     assert found is not None
-    assert found.found_in("done")
-    assert not found.found_in("not done")
+    assert found.matches("done")
+    assert not found.matches("not done")
 
 
 def test_a_catastrophic_expression_has_a_deadline() -> None:
-    pattern = Pattern(r"(a|aa|aaa)+$", line_seconds=0.3)
+    pattern = ConsoleRule(r"(a|aa|aaa)+$", line_seconds=0.3)
     ticks = 0
     stop = threading.Event()
 
@@ -66,8 +78,8 @@ def test_a_catastrophic_expression_has_a_deadline() -> None:
     other.start()
     began = time.monotonic()
     try:
-        with pytest.raises(TooSlow, match=r"took longer than 0\.3 s"):
-            pattern.found_in("a" * 200 + " b")
+        with pytest.raises(ConsoleRuleError, match=r"took longer than 0\.3 s"):
+            pattern.matches("a" * 200 + " b")
     finally:
         stop.set()
         other.join()
@@ -76,20 +88,20 @@ def test_a_catastrophic_expression_has_a_deadline() -> None:
 
 
 def test_all_lines_together_have_a_deadline() -> None:
-    pattern = Pattern(r"(a|aa|aaa)+$", line_seconds=0.2, all_seconds=0.5)
-    with pytest.raises(TooSlow):
+    pattern = ConsoleRule(r"(a|aa|aaa)+$", line_seconds=0.2, run_seconds=0.5)
+    with pytest.raises(ConsoleRuleError):
         for length in range(20, 200):
-            assert not pattern.found_in("a" * length + "b")
+            assert not pattern.matches("a" * length + "b")
 
 
 def test_an_expression_that_only_one_matcher_takes() -> None:
-    with pytest.raises(TooSlow, match="cannot be used"):
-        Pattern(r"(?P<x>a)(?P=y)")
+    with pytest.raises(ConsoleRuleError, match="cannot be used"):
+        ConsoleRule(r"(?P<x>a)(?P=y)")
 
 
 def reader(path: Path, printed: bytes, **rules: str) -> ConsoleReader:
     path.write_bytes(printed)
-    return ConsoleReader(path, "abc", {name: Pattern(text) for name, text in rules.items()})
+    return ConsoleReader(path, "abc", {name: ConsoleRule(text) for name, text in rules.items()})
 
 
 def test_a_rule_is_told_of_once_and_only_for_complete_lines(path: Path) -> None:
@@ -97,7 +109,7 @@ def test_a_rule_is_told_of_once_and_only_for_complete_lines(path: Path) -> None:
     assert seen.read() == []
     with path.open("ab") as file:
         file.write(b"\x1b[0m\r\nall done\r\n")
-    assert seen.read() == [LineSeen("exit", "all done")]
+    assert seen.read() == [ConsoleLineMatched("exit", "all done")]
     with path.open("ab") as file:
         file.write(b"all done\n")
     assert seen.read() == []
@@ -106,7 +118,7 @@ def test_a_rule_is_told_of_once_and_only_for_complete_lines(path: Path) -> None:
 def test_what_came_last_is_a_line_once_the_machine_is_gone(path: Path) -> None:
     seen = reader(path, b"first\nall done", exit="^all done$")
     assert seen.read() == []
-    assert seen.finish() == [LineSeen("exit", "all done")]
+    assert seen.finish() == [ConsoleLineMatched("exit", "all done")]
     assert seen.finish() == []
 
 
@@ -125,22 +137,22 @@ def test_a_prompt_counts_for_readiness_alone(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(console_module, "PROMPT_SECONDS", 0.05)
     seen = reader(path, b"Debian GNU/Linux\n\nguest login: ", ready="login:", exit="login:")
     assert seen.read() == []
-    told: list[Observation] = []
+    told: list[RunEvent] = []
     wait_for(lambda: told.extend(seen.read()) or told)
-    assert told == [LineSeen("ready", "guest login: ")]
+    assert told == [ConsoleLineMatched("ready", "guest login: ")]
     assert seen.read() == []
 
 
 def test_one_line_may_fit_both_rules(path: Path) -> None:
     assert reader(path, b"up and done\n", ready="up", exit="done").read() == [
-        LineSeen("ready", "up and done"),
-        LineSeen("exit", "up and done"),
+        ConsoleLineMatched("ready", "up and done"),
+        ConsoleLineMatched("exit", "up and done"),
     ]
 
 
 def test_a_rule_that_cannot_be_evaluated_ends_the_search(path: Path) -> None:
     path.write_bytes(b"a" * 200 + b" b\n" + b"done\n" * 10)
-    seen = ConsoleReader(path, "abc", {"exit": Pattern("(a|aa|aaa)+$", line_seconds=0.1)})
+    seen = ConsoleReader(path, "abc", {"exit": ConsoleRule("(a|aa|aaa)+$", line_seconds=0.1)})
     (told,) = seen.read()
     assert isinstance(told, RuleFailed)
     assert "use a simpler expression" in told.why
@@ -149,7 +161,7 @@ def test_a_rule_that_cannot_be_evaluated_ends_the_search(path: Path) -> None:
 def test_a_kernel_that_halts_after_its_panic(path: Path) -> None:
     panic = b"Kernel panic - not syncing: VFS: no root"
     printed = b"[ 3.0] %s\r\n[ 3.1] ---[ end %s ]---\r\n" % (panic, panic)
-    assert reader(path, printed).read() == [Panicked("VFS: no root")]
+    assert reader(path, printed).read() == [KernelPanicked("VFS: no root")]
 
 
 def test_last_words_of_a_kernel_cannot_take_time(path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from images_cache_kit import Remote, noise, put
 
 from images.cache import ImageCache
-from images.content import SEGMENT
+from images.content import SEGMENT_BYTES
 from vmjobs.agent import node
-from vmjobs.agent.node import Announcer, describe
-from vmjobs.agent.prefetch import FIRST_PAUSE, Prefetcher
+from vmjobs.agent.node import NodeAnnouncer, describe
+from vmjobs.agent.prefetch import FIRST_PAUSE_SECONDS, Prefetcher
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import MIB, Node
@@ -39,14 +39,14 @@ def prefetcher(cache: ImageCache) -> Prefetcher:
 def test_what_is_wished_for_is_fetched_once_and_told(
     remote: Remote, cache: ImageCache, prefetcher: Prefetcher
 ) -> None:
-    images = [put(remote.store, noise(SEGMENT, n))[0] for n in range(3)]
+    images = [put(remote.store, noise(SEGMENT_BYTES, n))[0] for n in range(3)]
     cache.prepare(images[1])
     assert prefetcher.step(0.0, lambda: None) is None
-    prefetcher.wish(NodeWishes(prefetch=tuple(images)))
+    prefetcher.set_wanted(NodeWishes(prefetch=tuple(images)))
     assert len(run_dry(prefetcher)) == 2
     assert cache.cached() == sorted(images)
     count = len(remote.segments)
-    prefetcher.wish(NodeWishes(prefetch=tuple(images)))
+    prefetcher.set_wanted(NodeWishes(prefetch=tuple(images)))
     assert run_dry(prefetcher) == []
     assert len(remote.segments) == count
 
@@ -54,9 +54,9 @@ def test_what_is_wished_for_is_fetched_once_and_told(
 def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
     remote: Remote, cache: ImageCache, prefetcher: Prefetcher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good, _ = put(remote.store, noise(SEGMENT))
+    good, _ = put(remote.store, noise(SEGMENT_BYTES))
     nowhere = "sha256:" + "0" * 64
-    prefetcher.wish(NodeWishes(prefetch=(nowhere, good)))
+    prefetcher.set_wanted(NodeWishes(prefetch=(nowhere, good)))
     came: list[str] = []
     for _ in range(2):
         assert prefetcher.step(0.0, lambda: came.append("an image")) == 0
@@ -65,30 +65,30 @@ def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
     assert nowhere in caplog.text
     wait = prefetcher.step(0.0, lambda: None)
     assert wait is not None
-    assert wait > FIRST_PAUSE / 2
-    prefetcher.wish(NodeWishes())
+    assert wait > FIRST_PAUSE_SECONDS / 2
+    prefetcher.set_wanted(NodeWishes())
     assert prefetcher.step(0.0, lambda: None) is None
 
 
 def test_it_never_pushes_out_what_is_in_use(
     tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:
-    used, _ = put(remote.store, noise(2 * SEGMENT, 0), b"0")
-    idle, _ = put(remote.store, noise(2 * SEGMENT, 1), b"1")
-    wished, _ = put(remote.store, noise(4 * SEGMENT, 2), b"2")
-    cache = ImageCache(tmp_path / "node", remote, limit=5 * SEGMENT)
+    used, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 0), b"0")
+    idle, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 1), b"1")
+    wished, _ = put(remote.store, noise(4 * SEGMENT_BYTES, 2), b"2")
+    cache = ImageCache(tmp_path / "node", remote, limit=5 * SEGMENT_BYTES)
     cache.prepare(idle)
     with cache.lease(used) as image:
         prefetcher = Prefetcher(cache)
-        prefetcher.wish(NodeWishes(prefetch=(wished,)))
+        prefetcher.set_wanted(NodeWishes(prefetch=(wished,)))
         assert prefetcher.step(0.0, lambda: None) == 0
         assert cache.cached() == [used]
-        assert image.root.read_bytes() == noise(2 * SEGMENT, 0)
+        assert image.root.read_bytes() == noise(2 * SEGMENT_BYTES, 0)
         assert "does not fit onto this node" in caplog.text
 
 
 def test_an_agent_that_ends_does_not_wait_for_a_fetch(remote: Remote, prefetcher: Prefetcher) -> None:
-    digest, _ = put(remote.store, noise(6 * SEGMENT))
+    digest, _ = put(remote.store, noise(6 * SEGMENT_BYTES))
     under_way, go_on = threading.Event(), threading.Event()
 
     def before(count: int) -> None:
@@ -97,7 +97,7 @@ def test_an_agent_that_ends_does_not_wait_for_a_fetch(remote: Remote, prefetcher
             assert go_on.wait(30)
 
     remote.before = before
-    prefetcher.wish(NodeWishes(prefetch=(digest,)))
+    prefetcher.set_wanted(NodeWishes(prefetch=(digest,)))
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(prefetcher.run, lambda: None)
         assert under_way.wait(30)
@@ -128,14 +128,14 @@ class Registry:
 def test_a_prefetched_image_is_announced_at_once(
     tmp_path: Path, remote: Remote, cache: ImageCache, prefetcher: Prefetcher
 ) -> None:
-    digest, _ = put(remote.store, noise(SEGMENT))
+    digest, _ = put(remote.store, noise(SEGMENT_BYTES))
     registry = Registry(NodeWishes(prefetch=(digest,)))
     settings = Config(state_dir=tmp_path, site="here", image_cache_size=1024 * MIB)
-    announcer = Announcer(
-        registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.wish
+    announcer = NodeAnnouncer(
+        registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.set_wanted
     )
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(announcer.run), pool.submit(prefetcher.run, announcer.soon)]
+        running = [pool.submit(announcer.run), pool.submit(prefetcher.run, announcer.announce_soon)]
         with registry.changed:
             # Far sooner than the next regular announcement would be.
             assert registry.changed.wait_for(lambda: any(n.images for n in registry.nodes), 10)
@@ -154,7 +154,7 @@ def test_an_api_that_does_not_answer_stops_nothing(
     registry.broken = True
     settings = Config(state_dir=tmp_path)
     granted: list[NodeWishes] = []
-    announcer = Announcer(registry, lambda: describe("n", settings, (), [], ()), granted.append)
+    announcer = NodeAnnouncer(registry, lambda: describe("n", settings, (), [], ()), granted.append)
     announcer.step()
     assert "nobody is there" in caplog.text
     registry.broken = False

@@ -30,7 +30,7 @@ def test_bytes_arrive_as_they_were() -> None:
     with ours, theirs:
         found = protocol.receive(theirs)
         got = b""
-        for piece in framing.pieces(Channel.TREE, io.BytesIO(data)):
+        for piece in framing.split_file(Channel.TREE, io.BytesIO(data)):
             protocol.send(ours, piece)
             arrived = next(found)
             assert isinstance(arrived, DataMessage)

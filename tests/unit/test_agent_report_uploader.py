@@ -8,8 +8,8 @@ from pathlib import Path
 
 from reports_kit import report
 
-from vmjobs.agent.inbox import Inbox, Superseded
 from vmjobs.agent.report_uploader import ReportUploader
+from vmjobs.agent.run_events import EventQueue, RunSuperseded
 from vmjobs.errors import AttemptSuperseded, Unavailable
 from vmjobs.model import JobState, Report, StreamName
 
@@ -44,12 +44,12 @@ class Ledger:
 
 def test_reports_keep_their_order_and_streams_every_byte(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "out"
-    uploader = ReportUploader(ledger, Inbox(), {StreamName.OUT: path})
+    uploader = ReportUploader(ledger, EventQueue(), {StreamName.OUT: path})
     states = [JobState.STAGING, JobState.BOOTING, JobState.RUNNING]
     for number, state in enumerate(states):
         with path.open("ab") as file:
             file.write(bytes([number]) * 700_000)
-        uploader.streams_grew()
+        uploader.notify_streams()
         uploader.report(report(state))
     assert uploader.flush(10)
     assert ledger.states == states
@@ -61,7 +61,7 @@ def test_an_outage_delays_and_loses_nothing(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "err"
     path.write_bytes(b"before")
     ledger.refuse = Unavailable("api", "down")
-    uploader = ReportUploader(ledger, Inbox(), {StreamName.ERR: path})
+    uploader = ReportUploader(ledger, EventQueue(), {StreamName.ERR: path})
     uploader.report(report(JobState.STAGING))
     assert ledger.refused.wait(10)
     assert not uploader.flush(0.1)
@@ -76,25 +76,25 @@ def test_an_end_is_told_once_all_that_was_printed_is_there(tmp_path: Path) -> No
     ledger, path = Ledger(), tmp_path / "out"
     path.write_bytes(b"all")
     ledger.takes_streams = False
-    uploader = ReportUploader(ledger, Inbox(), {StreamName.OUT: path})
+    uploader = ReportUploader(ledger, EventQueue(), {StreamName.OUT: path})
     uploader.report(report(JobState.COLLECTING))
     uploader.report(report(JobState.COMPLETED))
     assert ledger.refused.wait(10)
     assert not uploader.flush(0.1)
-    assert (ledger.states, uploader.owes()) == ([JobState.COLLECTING], True)
+    assert (ledger.states, uploader.has_undelivered()) == ([JobState.COLLECTING], True)
     ledger.takes_streams = True
     assert uploader.flush(10)
     assert (ledger.states[-1], ledger.bytes[StreamName.OUT]) == (JobState.COMPLETED, b"all")
-    assert not uploader.owes()
+    assert not uploader.has_undelivered()
     uploader.close()
 
 
 def test_a_superseded_attempt_stops_talking_and_the_run_hears_of_it() -> None:
-    ledger, inbox = Ledger(), Inbox()
+    ledger, event_queue = Ledger(), EventQueue()
     ledger.refuse = AttemptSuperseded("a newer attempt has the job")
-    uploader = ReportUploader(ledger, inbox, {})
+    uploader = ReportUploader(ledger, event_queue, {})
     uploader.report(report(JobState.RUNNING))
-    seen = inbox.next(time.monotonic() + 10)
-    assert isinstance(seen, Superseded)
+    seen = event_queue.next(time.monotonic() + 10)
+    assert isinstance(seen, RunSuperseded)
     assert not uploader.flush(10)
     uploader.close()

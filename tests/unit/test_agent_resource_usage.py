@@ -11,46 +11,46 @@ import pytest
 from test_agent_watch import watch_of
 from waiting_kit import wait_for
 
-from vmjobs.agent.resource_usage import ResourceUsage, count_files, count_machine
-from vmjobs.agent.watch import watching
+from vmjobs.agent.resource_usage import ResourceUsage, measure_files, measure_vm
+from vmjobs.agent.vm_watch import watching
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import Hypervisor, MachineState, Usage
+from vmjobs.hypervisor.base import Hypervisor, VmState, VmUsage
 from vmjobs.model import MIB, StreamName
 
 
 class Driver:
     """A driver that says what it is told to, or fails."""
 
-    said: Usage | None = None
+    said: VmUsage | None = None
 
-    def usage(self, name: str) -> Usage:
+    def usage(self, name: str) -> VmUsage:
         if self.said is None:
             raise HypervisorError("it does not answer")
         return self.said
 
-    def wait(self, name: str, timeout: float, beside: Sequence[int]) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int]) -> VmState:
         procs.readable(list(beside), timeout)
-        return MachineState.RUNNING
+        return VmState.RUNNING
 
 
 def test_what_a_machine_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
     usage, driver = ResourceUsage(), Driver()
 
-    def count(said: Usage | None) -> tuple[float, int]:
+    def count(said: VmUsage | None) -> tuple[float, int]:
         driver.said = said
-        count_machine(usage, cast(Hypervisor, driver), "it", 100 * MIB)
+        measure_vm(usage, cast(Hypervisor, driver), "it", 100 * MIB)
         return usage.cpu_seconds, usage.bytes.get("memory", -1)
 
     assert count(None) == (0.0, -1)
-    assert count(Usage(1.5, 60 * MIB)) == (1.5, 60 * MIB)
-    assert count(Usage()) == (1.5, 60 * MIB)
+    assert count(VmUsage(1.5, 60 * MIB)) == (1.5, 60 * MIB)
+    assert count(VmUsage()) == (1.5, 60 * MIB)
     assert count(None) == (1.5, 60 * MIB)
 
 
 def test_what_its_hypervisor_needs_itself_is_not_the_machines() -> None:
     usage = ResourceUsage()
-    usage.used(Usage(1.0, 150 * MIB), 100 * MIB)
+    usage.add_vm_usage(VmUsage(1.0, 150 * MIB), 100 * MIB)
     assert usage.bytes == {"memory": 100 * MIB}
 
 
@@ -70,11 +70,11 @@ def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
     def stream(name: StreamName) -> Path:
         return tmp_path / f"stream-{name}"
 
-    count_files(usage, tmp_path, stream)
+    measure_files(usage, tmp_path, stream)
     assert 69632 <= usage.bytes.pop("disk") < 2 * 69632
     assert usage.bytes == {"console": 7, "log": 6}
     (tmp_path / "stream-out").unlink()
-    count_files(usage, tmp_path, stream)
+    measure_files(usage, tmp_path, stream)
     assert usage.bytes["log"] == 6
 
 

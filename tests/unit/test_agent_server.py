@@ -20,12 +20,12 @@ from waiting_kit import wait_for
 
 from vmjobs import errors
 from vmjobs.agent import protocol, server
-from vmjobs.agent.checks import LEAST_ROOM
-from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
-from vmjobs.agent.journal import Leftover, RunRecord
+from vmjobs.agent.checks import MIN_FREE_BYTES
+from vmjobs.agent.journal import InterruptedRun, RunRecord
+from vmjobs.agent.outcome import RunOutcome, run_stopped
+from vmjobs.agent.run_events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.agent.server import Agent, CondorJobServices, listening
-from vmjobs.agent.verdict import Verdict, stopped
-from vmjobs.execute import Failed, Refused, run_job
+from vmjobs.execute import JobRefused, NodeFailure, run_job
 from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now
 
 TOKEN = "token"
@@ -39,15 +39,15 @@ class Script:
 
     end: JobState = JobState.COMPLETED
     code: ReasonCode = ReasonCode.SCRIPT_FAILED
-    unfit: bool = False
+    node_at_fault: bool = False
     unbooted: bool = False
     rechecked: list[HypervisorKind] = field(default_factory=list)
     resumed: Exception = field(default_factory=lambda: errors.Conflict("it is known"))
     hold: bool = False
-    savable: bool = False
+    checkpointable: bool = False
     fault: Exception | None = None
     started: threading.Event = field(default_factory=threading.Event)
-    seen: list[Observation] = field(default_factory=list)
+    seen: list[RunEvent] = field(default_factory=list)
     runs: int = 0
 
 
@@ -86,29 +86,43 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
     class Run:
         """Stands for a run in a VM: waits where the test says so, then ends."""
 
-        def __init__(self, source: Any, lease: Any, parts: Any, job: str, attempt: str, inbox: Inbox):
-            self.lease, self.inbox, self.savable = lease, inbox, script.savable
+        def __init__(
+            self,
+            source: Any,
+            lease: Any,
+            services: Any,
+            job: str,
+            attempt: str,
+            event_queue: EventQueue,
+        ):
+            self.lease, self.event_queue, self.checkpointable = (
+                lease,
+                event_queue,
+                script.checkpointable,
+            )
 
-        def execute(self) -> Verdict:
+        def execute(self) -> RunOutcome:
             script.runs += 1
             script.started.set()
             if script.fault:
                 raise script.fault
             if script.hold:
-                seen = self.inbox.next(time.monotonic() + 20)
+                seen = self.event_queue.next(time.monotonic() + 20)
                 assert seen is not None
                 script.seen.append(seen)
                 if isinstance(seen, LeaseLost):
-                    raise stopped("gone")
+                    raise run_stopped("gone")
             told = report(script.end, script.code, "exit 7", exit=ended(7))
             self.lease.progress(told)
-            exit = None if script.unfit or script.unbooted else told.exit
-            return Verdict(script.end, told.reason, exit, script.unfit)
+            exit = None if script.node_at_fault or script.unbooted else told.exit
+            return RunOutcome(script.end, told.reason, exit, script.node_at_fault)
 
         driver = SimpleNamespace(kind=HypervisorKind.UML)
 
     monkeypatch.setattr(server, "Run", Run)
-    parts: Any = SimpleNamespace(settings=SimpleNamespace(node="n1"), recheck=script.rechecked.append)
+    services: Any = SimpleNamespace(
+        settings=SimpleNamespace(node="n1"), reprobe=script.rechecked.append
+    )
 
     def describe(running: tuple[str, ...]) -> Node:
         return Node(name="n1", cpus=1, memory=1, disk=1, running=running, updated=now())
@@ -122,7 +136,7 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
         def end(self) -> Report:
             return report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 3", exit=ended(3))
 
-    serving = Agent(parts, lambda job, token: Source(), describe)  # type: ignore[arg-type, return-value]
+    serving = Agent(services, lambda job, token: Source(), describe)  # type: ignore[arg-type, return-value]
     with listening(tmp_path / "s", serving.serve):
         yield Served(serving, tmp_path / "s")
 
@@ -178,10 +192,10 @@ def test_the_same_job_is_not_run_twice_at_once(agent: Served, script: Script) ->
 def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
     agent: Served, script: Script
 ) -> None:
-    script.savable, script.end = True, JobState.PREEMPTED
+    script.checkpointable, script.end = True, JobState.PREEMPTED
     agent.begin(script)
     agent.agent.stop(0.0, saving=10)
-    assert script.seen == [SaveWanted()]
+    assert script.seen == [SaveRequested()]
     assert agent.agent.jobs() == ()
 
 
@@ -195,10 +209,10 @@ def test_a_job_that_has_ended_before_ends_alike(agent: Served, script: Script) -
 @pytest.mark.parametrize(
     ("fault", "kind", "told"),
     [
-        (RuntimeError("boom"), Failed, "the agent failed: RuntimeError"),
-        (OSError(errno.ENOSPC, "No space left on device"), Failed, "the node failed: "),
+        (RuntimeError("boom"), NodeFailure, "the agent failed: RuntimeError"),
+        (OSError(errno.ENOSPC, "No space left on device"), NodeFailure, "the node failed: "),
         # would be the same elsewhere
-        (errors.Forbidden("that token is another job's"), Refused, "another job's"),
+        (errors.Forbidden("that token is another job's"), JobRefused, "another job's"),
     ],
 )
 def test_whose_fault_it_was_is_told_and_nobody_asks_again(
@@ -211,11 +225,11 @@ def test_whose_fault_it_was_is_told_and_nobody_asks_again(
 
 
 def test_a_node_that_fails_its_jobs_says_so(agent: Served, script: Script) -> None:
-    script.end, script.code, script.unfit = JobState.PREEMPTED, ReasonCode.NODE_FAILED, True
+    script.end, script.code, script.node_at_fault = JobState.PREEMPTED, ReasonCode.NODE_FAILED, True
     faults = []
     for _ in range(3):
         faults.append(agent.agent.node().fault)
-        with pytest.raises(Failed):
+        with pytest.raises(NodeFailure):
             agent.run()
     assert faults == ["", "", ""]
     assert "3 jobs in a row failed" in agent.agent.node().fault
@@ -224,7 +238,7 @@ def test_a_node_that_fails_its_jobs_says_so(agent: Served, script: Script) -> No
 def test_a_user_has_no_more_connections_than_leave_others_theirs(
     agent: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_OF_A_USER", 3)
+    monkeypatch.setattr(server, "MAX_USER_CONNECTIONS", 3)
     connections = [agent.said(protocol.StatusMessage()) for _ in range(3)]
     for messages in connections:
         assert isinstance(next(messages), protocol.StatusMessage)
@@ -257,13 +271,13 @@ def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
     """Who has connected may have gone, and left the connection to another process."""
     agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, lambda pid: pid)
     for owner, why in ((os.getuid(), "no running VM"), (65534, "has exited"), (-1, "has exited")):
-        monkeypatch.setattr(server, "owner_of", lambda _pid, owner=owner: owner)
+        monkeypatch.setattr(server, "effective_uid", lambda _pid, owner=owner: owner)
         (refused,) = agent.said(protocol.ConsoleMessage())
         assert isinstance(refused, protocol.ErrorMessage)
         assert (refused.code, why in refused.message) == ("FORBIDDEN", True), refused
 
 
-@pytest.mark.parametrize(("free", "rests"), [(LEAST_ROOM - 1, True), (LEAST_ROOM, False)])
+@pytest.mark.parametrize(("free", "rests"), [(MIN_FREE_BYTES - 1, True), (MIN_FREE_BYTES, False)])
 def test_a_node_without_any_room_says_so(
     agent: Served, script: Script, monkeypatch: pytest.MonkeyPatch, free: int, *, rests: bool
 ) -> None:
@@ -276,7 +290,7 @@ def test_a_node_without_any_room_says_so(
         OSError(errno.ENOSPC, "full"),
     ):
         script.fault = error
-        with pytest.raises((Failed, Refused)):
+        with pytest.raises((NodeFailure, JobRefused)):
             agent.run()
     assert bool(agent.agent.node().fault) is rests
 
@@ -295,11 +309,11 @@ def test_what_an_earlier_agent_gave_back_is_not_run_here(agent: Served, script: 
     """It could not tell the repository, or whoever asked. A job that was stopped is."""
     for code, runs in ((ReasonCode.NODE_FAILED, 0), (ReasonCode.EVICTED, 1)):
         left = report(JobState.PREEMPTED, code, "before")
-        agent.agent.remember([Leftover(RECORD, left.model_dump_json())])
+        agent.agent.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
         if runs:
             assert agent.run() == 0
         else:
-            with pytest.raises(Failed, match="before"):
+            with pytest.raises(NodeFailure, match="before"):
                 agent.run()
         assert script.runs == runs
 
@@ -318,7 +332,7 @@ def test_an_end_that_an_earlier_agent_could_not_tell(
     """It counts unless the repository knows better: 7 is the end of another run, here."""
     script.end, script.resumed = JobState.FAILED, resumed
     left = report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 4", exit=ended(4))
-    agent.agent.remember([Leftover(RECORD, left.model_dump_json())])
+    agent.agent.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
     assert agent.run() == exits
 
 
@@ -329,7 +343,7 @@ def test_a_job_that_its_node_gives_back_is_not_asked_for_again_there(
     script.end = JobState.PREEMPTED
     for code in (ReasonCode.NODE_FAILED, ReasonCode.IMAGE_UNAVAILABLE, ReasonCode.NOT_RESUMED):
         script.code, script.runs = code, 0
-        with pytest.raises(Failed, match="exit 7"):
+        with pytest.raises(NodeFailure, match="exit 7"):
             agent.run()
         assert script.runs == 1
 
@@ -357,7 +371,7 @@ def test_the_node_tells_about_itself_and_at_once_of_what_changes(agent: Served) 
         assert isinstance(told, protocol.StatusMessage)
         assert told.node is not None
         assert told.node.name == "n1"
-        agent.agent.announce()
+        agent.agent.notify_subscribers()
 
 
 def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: Served) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from full_kit import files_left
 
-from vmjobs.agent.starter import as_it_is, owner_of, starter_of
+from vmjobs.agent.starter import effective_uid, find_starter, read_starter
 from vmjobs.errors import Forbidden, Unavailable
 
 ME = os.getuid()
@@ -27,7 +27,7 @@ def test_the_nearest_starter_above(tmp_path: Path) -> None:
     process(tmp_path, 11, 10, "condor_starter")
     process(tmp_path, 12, 11, "odd) name (")
     process(tmp_path, 13, 12, "python3")
-    assert starter_of(13, {ME}, tmp_path) == 11
+    assert find_starter(13, {ME}, tmp_path) == 11
 
 
 def test_nobody_names_himself_a_starter(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_nobody_names_himself_a_starter(tmp_path: Path) -> None:
     process(tmp_path, 10, 1, "condor_starter", uid=4242)
     process(tmp_path, 11, 10, "python3")
     with pytest.raises(Forbidden):
-        starter_of(11, {ME}, tmp_path)
+        find_starter(11, {ME}, tmp_path)
 
 
 @pytest.mark.parametrize("parent", [1, 0, 11, 99])
@@ -43,20 +43,20 @@ def test_no_starter_anywhere(tmp_path: Path, parent: int) -> None:
     process(tmp_path, 11, parent, "sh")
     process(tmp_path, 1, 0, "init")
     with pytest.raises(Forbidden, match="only an HTCondor job"):
-        starter_of(11, {ME}, tmp_path)
+        find_starter(11, {ME}, tmp_path)
     with pytest.raises(Forbidden):
-        starter_of(os.getpid(), {0, ME})
+        find_starter(os.getpid(), {0, ME})
 
 
 def test_whose_a_process_is(tmp_path: Path) -> None:
     """It is its effective user's: so are its connections."""
     process(tmp_path, 10, 1, "Uid: 7", uid=4242)
-    assert owner_of(10, tmp_path) == 0
-    assert owner_of(11, tmp_path) == -1
-    assert owner_of(os.getpid()) == os.geteuid()
+    assert effective_uid(10, tmp_path) == 0
+    assert effective_uid(11, tmp_path) == -1
+    assert effective_uid(os.getpid()) == os.geteuid()
 
 
-@pytest.mark.parametrize("look", [owner_of, as_it_is, lambda pid: starter_of(pid, {0, ME})])
+@pytest.mark.parametrize("look", [effective_uid, read_starter, lambda pid: find_starter(pid, {0, ME})])
 def test_nobody_is_refused_since_there_is_no_file_to_look_by(look: Callable[[int], object]) -> None:
     """It is this node's fault, and no job's."""
     with files_left(0), pytest.raises(Unavailable, match="processes: Too many open files"):

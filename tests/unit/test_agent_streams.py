@@ -12,7 +12,12 @@ import pytest
 from socket_kit import listener
 
 from vmjobs.agent.framing import Channel, DataMessage
-from vmjobs.agent.streams import MAX_WAITING, MOST, Streams, listening
+from vmjobs.agent.stream_multiplexer import (
+    MAX_CONNECTIONS,
+    MAX_PENDING_BYTES,
+    StreamMultiplexer,
+    listening,
+)
 
 PATIENCE = 10.0
 
@@ -27,8 +32,8 @@ class Wire:
 
     def __init__(self, path: Path, answer: Callable[[socket.socket], object]) -> None:
         self.path = path
-        self.near = Streams(Channel.CHIRP, self._to_far)
-        self.far = Streams(Channel.CHIRP, self._to_near, answer)
+        self.near = StreamMultiplexer(Channel.CHIRP, self._to_far)
+        self.far = StreamMultiplexer(Channel.CHIRP, self._to_near, answer)
         self._lock = threading.Lock()
 
     def _to_far(self, message: DataMessage) -> None:
@@ -55,7 +60,7 @@ def wire(tmp_path: Path) -> Iterator[Wire]:
 
 def test_each_connection_gets_its_own_answers(wire: Wire) -> None:
     """Whoever connects first need not speak first."""
-    connections = [wire.connect() for _ in range(MOST)]
+    connections = [wire.connect() for _ in range(MAX_CONNECTIONS)]
     for number, connection in reversed(list(enumerate(connections))):
         connection.sendall(b"from %d" % number)
         assert connection.recv(100) == b"FROM %d" % number
@@ -65,7 +70,7 @@ def test_each_connection_gets_its_own_answers(wire: Wire) -> None:
 
 
 def test_there_is_room_again_once_some_are_over(wire: Wire) -> None:
-    connections = [wire.connect() for _ in range(MOST)]
+    connections = [wire.connect() for _ in range(MAX_CONNECTIONS)]
     for connection in connections:
         connection.sendall(b"x")
         assert connection.recv(1) == b"X"
@@ -94,14 +99,14 @@ def test_who_has_said_all_still_hears_the_answer(wire: Wire) -> None:
 def test_who_reads_nothing_keeps_nobody_waiting(path: Path) -> None:
     """The thread that takes messages has more to look after, the end of a lease for one."""
     begun = threading.Event()
-    streams = Streams(Channel.CHIRP, lambda _message: begun.set())
+    streams = StreamMultiplexer(Channel.CHIRP, lambda _message: begun.set())
     with listening(streams, listener(path)), socket.socket(socket.AF_UNIX) as idle:
         idle.settimeout(PATIENCE)
         idle.connect(str(path))
         assert begun.wait(PATIENCE)
         piece = bytes(64 * 1024)
         message = DataMessage(Channel.CHIRP, piece, stream=1)
-        for _ in range(2 * MAX_WAITING // len(piece)):
+        for _ in range(2 * MAX_PENDING_BYTES // len(piece)):
             streams.take(message)
         # It was hung up on. What had been written by then is still there.
         while idle.recv(1024 * 1024):

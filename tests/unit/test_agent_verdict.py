@@ -10,29 +10,29 @@ import pytest
 from reports_kit import ended
 
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
-from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
-from vmjobs.agent.run import _verdict_of
-from vmjobs.agent.verdict import (
-    NO_STATUS,
-    Verdict,
-    by_rule,
-    failed,
-    is_of_the_node,
-    judge,
-    judge_early_end,
-    mended_elsewhere,
-    overdue,
-    stopped,
-    with_a_full_disk,
+from vmjobs.agent.outcome import (
+    NO_EXIT_STATUS,
+    RunOutcome,
+    blame_full_disk,
+    is_node_fault,
+    outcome_of_early_end,
+    outcome_of_exit,
+    requeue_if_retryable,
+    run_failed,
+    run_stopped,
+    success_by_rule,
+    timeout_message,
 )
+from vmjobs.agent.run import _outcome_of_error
+from vmjobs.agent.run_events import ExitReported, GuestReady, ScriptEnded
 from vmjobs.errors import HypervisorError, StorageFull
-from vmjobs.hypervisor.base import Ending
-from vmjobs.model import MENDED_ELSEWHERE, ExitChannel, ExitStatus, JobState, ReasonCode
+from vmjobs.hypervisor.base import ShutdownCause
+from vmjobs.model import RETRYABLE, ExitChannel, ExitStatus, JobState, ReasonCode
 
 
-def judged(exit: ExitStatus, **facts: Any) -> Verdict:
+def judged(exit: ExitStatus, **facts: Any) -> RunOutcome:
     nothing: dict[str, Any] = {"disk_full": False, "too_large": False, "missing": [], "disk": 10}
-    return judge(exit, **{**nothing, **facts})
+    return outcome_of_exit(exit, **{**nothing, **facts})
 
 
 @pytest.mark.parametrize(
@@ -42,34 +42,34 @@ def judged(exit: ExitStatus, **facts: Any) -> Verdict:
         (ended(3), {}, ReasonCode.SCRIPT_FAILED, 3),
         (ended(3), {"missing": ["a"]}, ReasonCode.SCRIPT_FAILED, 3),
         (ended(signal=9), {}, ReasonCode.SCRIPT_KILLED, 137),
-        (ended(0), {"missing": ["a"]}, ReasonCode.OUTPUT_MISSING, NO_STATUS),
-        (ended(0), {"missing": ["a"], "too_large": True}, ReasonCode.OUTPUT_TOO_LARGE, NO_STATUS),
+        (ended(0), {"missing": ["a"]}, ReasonCode.OUTPUT_MISSING, NO_EXIT_STATUS),
+        (ended(0), {"missing": ["a"], "too_large": True}, ReasonCode.OUTPUT_TOO_LARGE, NO_EXIT_STATUS),
         (ended(1), {"disk_full": True}, ReasonCode.OUTPUT_TOO_LARGE, 1),
         (ended(0), {"disk_full": True}, ReasonCode.SUCCEEDED, 0),
     ],
 )
 def test_verdicts(exit: ExitStatus, facts: dict[str, Any], code: ReasonCode, exit_code: int) -> None:
-    verdict = judged(exit, **facts)
-    assert verdict.reason.code is code
-    assert verdict.state is (JobState.COMPLETED if code is ReasonCode.SUCCEEDED else JobState.FAILED)
-    assert verdict.exit_code == exit_code
-    assert verdict.exit == exit
+    outcome = judged(exit, **facts)
+    assert outcome.reason.code is code
+    assert outcome.state is (JobState.COMPLETED if code is ReasonCode.SUCCEEDED else JobState.FAILED)
+    assert outcome.exit_code == exit_code
+    assert outcome.exit == exit
 
 
 def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
     lacking = {f"odd\n{number}": "not printable" for number in range(5)}
-    verdict = judged(ended(0), lacking=lacking)
-    assert (verdict.state, verdict.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
-    assert r"'odd\n0' was rejected: not printable" in verdict.reason.message
-    assert verdict.reason.message.endswith("; 2 more were rejected")
+    outcome = judged(ended(0), lacking=lacking)
+    assert (outcome.state, outcome.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
+    assert r"'odd\n0' was rejected: not printable" in outcome.reason.message
+    assert outcome.reason.message.endswith("; 2 more were rejected")
 
 
 R, P, L = "report", "poweroff", "console:all done"
-E, C = Ending, ReasonCode
+E, C = ShutdownCause, ReasonCode
 
 
 @pytest.mark.parametrize(
-    ("rule", "ending", "panic", "ready", "code"),
+    ("rule", "shutdown_cause", "panic", "ready", "code"),
     [
         (R, None, "VFS: no root", False, C.KERNEL_PANIC),
         (R, None, "", True, C.KERNEL_PANIC),
@@ -96,24 +96,26 @@ E, C = Ending, ReasonCode
     ],
 )
 def test_an_end_without_a_word_is_never_a_success(
-    rule: str, ending: Ending | None, panic: str | None, ready: bool, code: ReasonCode
+    rule: str, shutdown_cause: ShutdownCause | None, panic: str | None, ready: bool, code: ReasonCode
 ) -> None:
-    verdict = judge_early_end(
-        panic=panic, ready=ready, last_lines="line 1\nline 2", rule=rule, ending=ending
+    outcome = outcome_of_early_end(
+        panic=panic, ready=ready, last_lines="line 1\nline 2", rule=rule, shutdown_cause=shutdown_cause
     )
-    assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
-    assert verdict.exit is None
-    assert verdict.exit_code == NO_STATUS
-    assert "line 2" in verdict.reason.message
+    assert (outcome.state, outcome.reason.code) == (JobState.FAILED, code)
+    assert outcome.exit is None
+    assert outcome.exit_code == NO_EXIT_STATUS
+    assert "line 2" in outcome.reason.message
     if rule == L and code is C.NO_EXIT_REPORT:
-        assert "all done" in verdict.reason.message, "it says what never came"
+        assert "all done" in outcome.reason.message, "it says what never came"
 
 
-@pytest.mark.parametrize("ending", [None, *Ending])
+@pytest.mark.parametrize("shutdown_cause", [None, *ShutdownCause])
 @pytest.mark.parametrize("rule", [R, P, L])
-def test_a_power_off_counts_under_its_rule_alone(rule: str, ending: Ending | None) -> None:
-    success = by_rule(rule, ending, None)
-    if (rule, ending) == (P, E.POWEROFF):
+def test_a_power_off_counts_under_its_rule_alone(
+    rule: str, shutdown_cause: ShutdownCause | None
+) -> None:
+    success = success_by_rule(rule, shutdown_cause, None)
+    if (rule, shutdown_cause) == (P, E.POWEROFF):
         assert success is not None
         assert success.exit == ExitStatus(code=0, channel=ExitChannel.POWEROFF)
     else:
@@ -121,19 +123,19 @@ def test_a_power_off_counts_under_its_rule_alone(rule: str, ending: Ending | Non
 
 
 def test_a_line_counts_and_is_quoted() -> None:
-    success = by_rule(L, None, "all done")
+    success = success_by_rule(L, None, "all done")
     assert success is not None
-    verdict = judged(success.exit, subject=success.subject, deed=success.deed)
-    assert verdict.state is JobState.COMPLETED
-    assert verdict.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
-    assert "'all done'" in verdict.reason.message
+    outcome = judged(success.exit, subject=success.subject, achievement=success.achievement)
+    assert outcome.state is JobState.COMPLETED
+    assert outcome.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
+    assert "'all done'" in outcome.reason.message
 
 
 def test_what_was_not_done_in_time() -> None:
-    assert "powered off" in overdue(P, 5, script=False)
-    assert "/all done/" in overdue(L, 5, script=False)
-    assert "script" in overdue(R, 5, script=True)
-    assert "script" not in overdue(R, 5, script=False)
+    assert "powered off" in timeout_message(P, 5, script=False)
+    assert "/all done/" in timeout_message(L, 5, script=False)
+    assert "script" in timeout_message(R, 5, script=True)
+    assert "script" not in timeout_message(R, 5, script=False)
 
 
 def test_sentinel_lines_are_found_however_the_bytes_come(path: Path) -> None:
@@ -151,7 +153,7 @@ def test_sentinel_lines_are_found_however_the_bytes_come(path: Path) -> None:
         seen += reader.read()
     console = ExitChannel.CONSOLE
     assert seen == [
-        Ready(),
+        GuestReady(),
         ScriptEnded(ExitStatus(signal=9, channel=console), disk_full=True),
         ExitReported(ExitStatus(code=3, channel=console)),
         ExitReported(ExitStatus(code=4, channel=console), undelivered=True),
@@ -193,31 +195,31 @@ def test_last_lines_show_nothing_unprintable(path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_not_the_jobs_fault(code: ReasonCode, blamed: ReasonCode) -> None:
-    before = failed(code, "so it was").verdict
-    after = with_a_full_disk(before)
+    before = run_failed(code, "so it was").outcome
+    after = blame_full_disk(before)
     assert (after.state, after.reason.code) == (before.state, blamed)
     assert "so it was" in after.reason.message
     assert ("disk was full" in after.reason.message) == (blamed is ReasonCode.NODE_FAILED)
 
 
 def test_a_machine_that_finds_no_room_is_not_the_jobs_fault() -> None:
-    def verdict(cause: Exception | None) -> ReasonCode:
+    def outcome(cause: Exception | None) -> ReasonCode:
         error = HypervisorError("cannot lay it out")
         error.__cause__ = cause
-        return _verdict_of(error).reason.code
+        return _outcome_of_error(error).reason.code
 
-    assert verdict(OSError(errno.ENOSPC, "no room")) is ReasonCode.NODE_FAILED
-    assert verdict(OSError(errno.ENOENT, "not there")) is ReasonCode.BOOT_FAILED
-    assert verdict(None) is ReasonCode.BOOT_FAILED
+    assert outcome(OSError(errno.ENOSPC, "no room")) is ReasonCode.NODE_FAILED
+    assert outcome(OSError(errno.ENOENT, "not there")) is ReasonCode.BOOT_FAILED
+    assert outcome(None) is ReasonCode.BOOT_FAILED
 
 
-@pytest.mark.parametrize("code", sorted(MENDED_ELSEWHERE))
+@pytest.mark.parametrize("code", sorted(RETRYABLE))
 def test_a_job_that_its_node_failed_goes_back_as_often_as_it_may(code: ReasonCode) -> None:
-    verdict = failed(code, "the disk is gone").verdict
-    again = mended_elsewhere(verdict, 2)
+    outcome = run_failed(code, "the disk is gone").outcome
+    again = requeue_if_retryable(outcome, 2)
     assert (again.state, again.reason.code) == (JobState.PREEMPTED, code)
     assert again.reason.message == "the disk is gone; it is run again, up to 2 times"
-    assert mended_elsewhere(verdict, 0) == verdict
+    assert requeue_if_retryable(outcome, 0) == outcome
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.ENOMEM, errno.EIO])
@@ -225,23 +227,23 @@ def test_what_is_wrong_with_the_node(number: int) -> None:
     try:
         raise HypervisorError("no machine") from OSError(number, "no")
     except HypervisorError as error:
-        assert is_of_the_node(error)
+        assert is_node_fault(error)
 
 
 @pytest.mark.parametrize(
     "error", [TimeoutError(), ConnectionResetError(), FileExistsError(), StorageFull("too large")]
 )
 def test_what_whoever_asks_can_bring_about(error: Exception) -> None:
-    assert not is_of_the_node(error)
+    assert not is_node_fault(error)
 
 
-@pytest.mark.parametrize("code", sorted(set(ReasonCode) - MENDED_ELSEWHERE))
+@pytest.mark.parametrize("code", sorted(set(ReasonCode) - RETRYABLE))
 def test_any_other_end_is_its_end(code: ReasonCode) -> None:
-    verdict = failed(code, "no").verdict
-    assert mended_elsewhere(verdict, 4) == verdict
+    outcome = run_failed(code, "no").outcome
+    assert requeue_if_retryable(outcome, 4) == outcome
 
 
 def test_what_was_stopped_from_outside_stays_that() -> None:
-    verdict = stopped("gone").verdict
-    assert verdict.state is JobState.PREEMPTED
-    assert mended_elsewhere(verdict, 4) == verdict
+    outcome = run_stopped("gone").outcome
+    assert outcome.state is JobState.PREEMPTED
+    assert requeue_if_retryable(outcome, 4) == outcome

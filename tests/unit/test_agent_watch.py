@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from vmjobs.agent import watch
+from vmjobs.agent import vm_watch
 from vmjobs.agent.console import ConsoleReader
-from vmjobs.agent.inbox import ExitReported, GuestSilent, Inbox, MachineGone, Observation
-from vmjobs.agent.watch import MOST_UNREAD, watching
+from vmjobs.agent.run_events import EventQueue, ExitReported, GuestSilent, RunEvent, VmEnded
+from vmjobs.agent.vm_watch import MAX_FAILED_READS, watching
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import Hypervisor, MachineState
+from vmjobs.hypervisor.base import Hypervisor, VmState
 
 SILENCE = 0.6
 
@@ -28,29 +28,34 @@ class Sleepy:
 
     first: float = 0.0
 
-    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
         seconds, self.first = self.first, 0.0
         time.sleep(seconds)
         procs.readable(list(beside), timeout)
-        return MachineState.RUNNING
+        return VmState.RUNNING
 
 
-def watch_of(folder: Path, driver: object, **fields: Any) -> watch.Watch:
+def watch_of(folder: Path, driver: object, **fields: Any) -> vm_watch.VmWatch:
     """One for a machine with a console in ``folder``."""
     reader = ConsoleReader(folder / "console", "sentinel")
-    plain = {"inbox": Inbox(), "max_console": 1000, "silence": 60, "heard": lambda: 0.0}
+    plain = {"event_queue": EventQueue(), "max_console": 1000, "silence": 60, "heard": lambda: 0.0}
     told = {"reader": reader, "on_console": lambda: None, **plain, **fields}
-    return watch.Watch(driver=cast(Hypervisor, driver), machine="it", **told)
+    return vm_watch.VmWatch(driver=cast(Hypervisor, driver), machine="it", **told)
 
 
 def silent_after(folder: Path, asleep: float) -> float:
     """Seconds after which a guest that was heard of just now counts as lost."""
-    inbox, began = Inbox(), time.monotonic()
+    event_queue, began = EventQueue(), time.monotonic()
     one = watch_of(
-        folder, Sleepy(asleep), inbox=inbox, silence=SILENCE, heard=lambda: began, listening=True
+        folder,
+        Sleepy(asleep),
+        event_queue=event_queue,
+        silence=SILENCE,
+        heard=lambda: began,
+        listening=True,
     )
     with watching(one):
-        assert isinstance(inbox.next(began + 10), GuestSilent)
+        assert isinstance(event_queue.next(began + 10), GuestSilent)
     return time.monotonic() - began
 
 
@@ -59,50 +64,54 @@ def test_a_silent_guest_is_lost_and_what_was_not_heard_in_sleep_does_not_count(t
     assert silent_after(tmp_path, asleep=3 * SILENCE) >= 4 * SILENCE
 
 
-@pytest.mark.parametrize(("failures", "read"), [(3, True), (2 * MOST_UNREAD, False)])
+@pytest.mark.parametrize(("failures", "read"), [(3, True), (2 * MAX_FAILED_READS, False)])
 def test_a_console_that_could_not_be_read_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, *, read: bool
 ) -> None:
     """Its machine is watched on; what it said last comes before its end, if it can be read."""
-    monkeypatch.setattr(watch, "TICK", 0.001)
+    monkeypatch.setattr(vm_watch, "TICK_SECONDS", 0.001)
     (tmp_path / "console").write_text("vmjobs:sentinel:exit code=3\n")
     reader, tries = ConsoleReader(tmp_path / "console", "sentinel"), iter(range(failures))
     look = reader.read
 
-    def may_fail() -> list[Observation]:
+    def may_fail() -> list[RunEvent]:
         if next(tries, None) is not None:
             raise OSError(errno.EMFILE, "Too many open files")
         return look()
 
     monkeypatch.setattr(reader, "read", may_fail)
-    inbox = Inbox()
-    gone = SimpleNamespace(wait=lambda *_: MachineState.GONE)
-    with watching(watch_of(tmp_path, gone, inbox=inbox, reader=reader, heard=time.monotonic)):
-        seen = inbox.next(time.monotonic() + 10)
+    event_queue = EventQueue()
+    gone = SimpleNamespace(wait=lambda *_: VmState.GONE)
+    with watching(
+        watch_of(tmp_path, gone, event_queue=event_queue, reader=reader, heard=time.monotonic)
+    ):
+        seen = event_queue.next(time.monotonic() + 10)
         if read:
             assert isinstance(seen, ExitReported)
-            seen = inbox.next(time.monotonic() + 10)
-        assert isinstance(seen, MachineGone)
+            seen = event_queue.next(time.monotonic() + 10)
+        assert isinstance(seen, VmEnded)
 
 
 def test_what_a_console_says_is_heard_at_once_and_an_idle_one_costs_nothing(tmp_path: Path) -> None:
-    console, inbox, looks = tmp_path / "console", Inbox(), 0
+    console, event_queue, looks = tmp_path / "console", EventQueue(), 0
     console.touch()
     reader = ConsoleReader(console, "sentinel")
     look = reader.read
 
-    def count() -> list[Observation]:
+    def count() -> list[RunEvent]:
         nonlocal looks
         looks += 1
         return look()
 
     reader.read = count  # type: ignore[method-assign]
-    with watching(watch_of(tmp_path, Sleepy(), inbox=inbox, reader=reader, heard=time.monotonic)):
+    with watching(
+        watch_of(tmp_path, Sleepy(), event_queue=event_queue, reader=reader, heard=time.monotonic)
+    ):
         for _ in range(3):
             time.sleep(0.5)
             began = time.monotonic()
             with console.open("ab") as file:
                 file.write(b"vmjobs:sentinel:exit code=3\n")
-            assert isinstance(inbox.next(began + 10), ExitReported)
+            assert isinstance(event_queue.next(began + 10), ExitReported)
             assert time.monotonic() - began < 0.3
     assert looks < 20

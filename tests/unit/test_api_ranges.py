@@ -9,7 +9,7 @@ import pytest
 from flask import Flask
 
 from api.problems import RangeNotSatisfiable, install
-from api.ranges import Cut, MemorySource, ObjectSource, PartSource, Span, parse_range, send
+from api.ranges import ComputedSource, MemorySource, ObjectSource, RangeReader, Span, parse_range, send
 from repository.objects.local import LocalObjects
 
 
@@ -66,7 +66,7 @@ def test_cut_gives_every_range_and_checks_at_the_end() -> None:
     for start in range(11):
         for stop in range(start, 11):
             whole = Verified(b"abc", b"d", b"efghi", b"j")
-            assert b"".join(Cut(whole).chunks(start, stop)) == data[start:stop]
+            assert b"".join(RangeReader(whole).chunks(start, stop)) == data[start:stop]
             assert whole.checked == (stop == 10)
 
 
@@ -94,7 +94,7 @@ def test_an_object_that_is_gone_is_sent_from_the_open_file(tmp_path: Path) -> No
 
 
 def test_part_source() -> None:
-    source = PartSource(10, lambda at, length: iter([b"0123456789"[at : at + length]]))
+    source = ComputedSource(10, lambda at, length: iter([b"0123456789"[at : at + length]]))
     assert (source.size, list(source.chunks(3, 5))) == (10, [b"34"])
 
 

@@ -10,10 +10,17 @@ import pytest
 from waiting_kit import Clock
 
 from api import session_hub
-from api.session_hub import LEAVING_SECONDS, MAX_SESSIONS, REMEMBERED_SECONDS, SILENT_SECONDS, Hub, Side
-from api.session_link import Sessions
-from vmjobs.cluster.session import MAX_WAITING, SessionAnswer
-from vmjobs.errors import Conflict, SessionOver, Unavailable
+from api.session_hub import (
+    LEAVING_SECONDS,
+    MAX_SESSIONS,
+    REMEMBERED_SECONDS,
+    SILENT_SECONDS,
+    SessionHub,
+    Side,
+)
+from api.session_link import SessionClient
+from vmjobs.cluster.ssh_session import MAX_PENDING_BYTES, SessionAnswer
+from vmjobs.errors import Conflict, SessionEnded, Unavailable
 
 KEY = "ssh-ed25519 " + "K" * 68
 ANSWER = SessionAnswer(host_key="ssh-ed25519 " + "H" * 68)
@@ -21,11 +28,11 @@ OPERATOR, NODE = (Side.OPERATOR, "ada"), (Side.NODE, "n1")
 
 
 @pytest.fixture
-def hub(clock: Clock) -> Hub:
-    return Hub(clock)
+def hub(clock: Clock) -> SessionHub:
+    return SessionHub(clock)
 
 
-def opened(hub: Hub, answer: SessionAnswer | None = ANSWER) -> str:
+def opened(hub: SessionHub, answer: SessionAnswer | None = ANSWER) -> str:
     session = hub.open("ada", "n1", "0" * 32, 1, KEY)
     if answer is not None:
         hub.answer("n1", session, answer)
@@ -33,16 +40,16 @@ def opened(hub: Hub, answer: SessionAnswer | None = ANSWER) -> str:
 
 
 @pytest.fixture
-def session(hub: Hub) -> str:
+def session(hub: SessionHub) -> str:
     """One that its node has answered."""
     return opened(hub)
 
 
-def heard(hub: Hub, who: tuple[Side, str], session: str, offset: int, most: int = 1000) -> bytes:
+def heard(hub: SessionHub, who: tuple[Side, str], session: str, offset: int, most: int = 1000) -> bytes:
     return hub.receive(*who, session, offset, most, 0)[0]
 
 
-def test_a_node_is_told_once_for_each_until_it_answers(hub: Hub) -> None:
+def test_a_node_is_told_once_for_each_until_it_answers(hub: SessionHub) -> None:
     session = opened(hub, None)
     (call,) = hub.calls("n1")
     assert (call.id, call.member, call.incarnation, call.key) == (session, "0" * 32, 1, KEY)
@@ -56,7 +63,7 @@ def test_a_node_is_told_once_for_each_until_it_answers(hub: Hub) -> None:
         hub.answer("n1", session, SessionAnswer(refused="no"))
 
 
-def test_bytes_go_both_ways_and_calls_may_be_repeated(session: str, hub: Hub) -> None:
+def test_bytes_go_both_ways_and_calls_may_be_repeated(session: str, hub: SessionHub) -> None:
     assert hub.send(*OPERATOR, session, 0, b"hello", False, 0) == 5
     assert hub.send(*OPERATOR, session, 0, b"hello you", False, 0) == 9
     assert hub.send(*NODE, session, 0, b"welcome", False, 0) == 7
@@ -72,21 +79,21 @@ def test_bytes_go_both_ways_and_calls_may_be_repeated(session: str, hub: Hub) ->
         hub.send(*OPERATOR, session, 10, b"x", False, 0)
 
 
-def test_no_more_waits_than_may(session: str, hub: Hub) -> None:
-    assert hub.send(*NODE, session, 0, bytes(MAX_WAITING + 5), True, 0) == MAX_WAITING
-    assert hub.send(*NODE, session, MAX_WAITING, b"12345", True, 0) == MAX_WAITING
+def test_no_more_waits_than_may(session: str, hub: SessionHub) -> None:
+    assert hub.send(*NODE, session, 0, bytes(MAX_PENDING_BYTES + 5), True, 0) == MAX_PENDING_BYTES
+    assert hub.send(*NODE, session, MAX_PENDING_BYTES, b"12345", True, 0) == MAX_PENDING_BYTES
     assert hub.receive(*OPERATOR, session, 0, 10, 0) == (bytes(10), False)
     heard(hub, OPERATOR, session, 10)
-    assert hub.send(*NODE, session, MAX_WAITING, b"12345", True, 0) == MAX_WAITING + 5
-    assert hub.receive(*OPERATOR, session, MAX_WAITING, 10, 0) == (b"12345", True)
+    assert hub.send(*NODE, session, MAX_PENDING_BYTES, b"12345", True, 0) == MAX_PENDING_BYTES + 5
+    assert hub.receive(*OPERATOR, session, MAX_PENDING_BYTES, 10, 0) == (b"12345", True)
 
 
 @pytest.mark.parametrize("waits", ["answer", "bytes", "room"])
 def test_who_waits_hears_at_once(waits: str) -> None:
-    hub = Hub()
+    hub = SessionHub()
     session = opened(hub, None if waits == "answer" else ANSWER)
     if waits == "room":
-        hub.send(*NODE, session, 0, bytes(MAX_WAITING), False, 0)
+        hub.send(*NODE, session, 0, bytes(MAX_PENDING_BYTES), False, 0)
     with ThreadPoolExecutor(1) as pool:
         if waits == "answer":
             found = pool.submit(hub.await_answer, "ada", session, 60.0)
@@ -97,56 +104,56 @@ def test_who_waits_hears_at_once(waits: str) -> None:
             hub.send(*OPERATOR, session, 0, b"x", False, 0)
             assert got.result(10) == (b"x", False)
         else:
-            sent = pool.submit(hub.send, *NODE, session, MAX_WAITING, b"x", False, 60.0)
+            sent = pool.submit(hub.send, *NODE, session, MAX_PENDING_BYTES, b"x", False, 60.0)
             heard(hub, OPERATOR, session, 1)
-            assert sent.result(10) == MAX_WAITING + 1
+            assert sent.result(10) == MAX_PENDING_BYTES + 1
 
 
-def test_a_session_is_its_two_sides_alone(session: str, hub: Hub) -> None:
+def test_a_session_is_its_two_sides_alone(session: str, hub: SessionHub) -> None:
     for side, who in ((Side.OPERATOR, "bob"), (Side.NODE, "n2"), (Side.NODE, "ada")):
-        with pytest.raises(SessionOver, match="no such session"):
+        with pytest.raises(SessionEnded, match="no such session"):
             hub.send(side, who, session, 0, b"x", False, 0)
-        with pytest.raises(SessionOver, match="no such session"):
+        with pytest.raises(SessionEnded, match="no such session"):
             hub.receive(side, who, session, 0, 10, 0)
         hub.close(side, who, session)
-    with pytest.raises(SessionOver):
+    with pytest.raises(SessionEnded):
         hub.answer("n2", session, ANSWER)
-    with pytest.raises(SessionOver):
+    with pytest.raises(SessionEnded):
         hub.await_answer("bob", session, 0)
     assert hub.send(*OPERATOR, session, 0, b"x", False, 0) == 1
 
 
-def test_what_a_side_said_before_it_left_is_heard(session: str, hub: Hub) -> None:
+def test_what_a_side_said_before_it_left_is_heard(session: str, hub: SessionHub) -> None:
     hub.send(*NODE, session, 0, b"last words", False, 0)
     hub.close(*NODE, session)
-    with pytest.raises(SessionOver, match="node has left"):
+    with pytest.raises(SessionEnded, match="node has left"):
         hub.send(*OPERATOR, session, 0, b"x", False, 0)
     assert hub.receive(*OPERATOR, session, 0, 100, 0) == (b"last words", True)
     hub.close(*OPERATOR, session)
-    with pytest.raises(SessionOver, match="operator has left"):
+    with pytest.raises(SessionEnded, match="operator has left"):
         heard(hub, OPERATOR, session, 0)
 
 
 @pytest.mark.parametrize(("side", "who"), [OPERATOR, NODE])
-def test_who_has_left_takes_no_more_part(session: str, hub: Hub, side: Side, who: str) -> None:
+def test_who_has_left_takes_no_more_part(session: str, hub: SessionHub, side: Side, who: str) -> None:
     hub.close(side, who, session)
-    with pytest.raises(SessionOver, match=f"its {side} has left"):
+    with pytest.raises(SessionEnded, match=f"its {side} has left"):
         hub.receive(side, who, session, 0, 100, 0)
-    with pytest.raises(SessionOver, match=f"its {side} has left"):
+    with pytest.raises(SessionEnded, match=f"its {side} has left"):
         hub.send(side, who, session, 0, b"x", False, 0)
 
 
-def test_who_leaves_before_the_answer_ends_it(hub: Hub) -> None:
+def test_who_leaves_before_the_answer_ends_it(hub: SessionHub) -> None:
     session = opened(hub, None)
     hub.close(*OPERATOR, session)
     assert hub.calls("n1") == []
-    with pytest.raises(SessionOver):
+    with pytest.raises(SessionEnded):
         hub.answer("n1", session, ANSWER)
 
 
 @pytest.mark.parametrize("leaves", Side)
 def test_who_stays_when_the_other_has_left_does_not_keep_the_session(
-    session: str, hub: Hub, clock: Clock, leaves: Side
+    session: str, hub: SessionHub, clock: Clock, leaves: Side
 ) -> None:
     gone, stays = (NODE, OPERATOR) if leaves is Side.NODE else (OPERATOR, NODE)
     hub.close(*gone, session)
@@ -156,11 +163,13 @@ def test_who_stays_when_the_other_has_left_does_not_keep_the_session(
         assert hub.receive(*stays, session, 0, 100, 0) == (b"", True)
     clock.now += 1
     hub.sweep()
-    with pytest.raises(SessionOver, match=f"{leaves} has left"):
+    with pytest.raises(SessionEnded, match=f"{leaves} has left"):
         heard(hub, stays, session, 0)
 
 
-def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(session: str, hub: Hub) -> None:
+def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(
+    session: str, hub: SessionHub
+) -> None:
     with ThreadPoolExecutor() as pool:
         late = pool.submit(hub.receive, *NODE, session, 0, 1000, 10)
         while not hub._sessions[session].present[Side.NODE]:
@@ -175,7 +184,9 @@ def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(session: s
 
 
 @pytest.mark.parametrize("silent", Side)
-def test_a_side_that_is_silent_has_gone(session: str, hub: Hub, clock: Clock, silent: Side) -> None:
+def test_a_side_that_is_silent_has_gone(
+    session: str, hub: SessionHub, clock: Clock, silent: Side
+) -> None:
     other = NODE if silent is Side.OPERATOR else OPERATOR
     clock.now += SILENT_SECONDS
     heard(hub, other, session, 0)
@@ -183,13 +194,13 @@ def test_a_side_that_is_silent_has_gone(session: str, hub: Hub, clock: Clock, si
     assert heard(hub, other, session, 0) == b""
     clock.now += 1
     hub.sweep()
-    with pytest.raises(SessionOver, match=f"{silent} made no request"):
+    with pytest.raises(SessionEnded, match=f"{silent} made no request"):
         heard(hub, other, session, 0)
     clock.now += REMEMBERED_SECONDS + 1
     assert hub.sweep() == 0
 
 
-def test_there_is_a_limit(hub: Hub) -> None:
+def test_there_is_a_limit(hub: SessionHub) -> None:
     sessions = [opened(hub) for _ in range(MAX_SESSIONS)]
     with pytest.raises(Unavailable, match="logged in"):
         opened(hub)
@@ -199,7 +210,7 @@ def test_there_is_a_limit(hub: Hub) -> None:
 
 
 def test_processes_share_one_hub(tmp_path: Path) -> None:
-    first, second = Sessions(tmp_path / "run", 4), Sessions(tmp_path / "run", 4)
+    first, second = SessionClient(tmp_path / "run", 4), SessionClient(tmp_path / "run", 4)
     assert second.calls("n1") == []
     session = first.open("ada", "n1", "0" * 32, 1, KEY)
     (call,) = second.calls("n1")
@@ -212,14 +223,14 @@ def test_processes_share_one_hub(tmp_path: Path) -> None:
         assert got.result(10) == (b"\0\xff", True)
     first.close(*OPERATOR, session)
     second.close(*NODE, session)
-    with pytest.raises(SessionOver, match="has left"):
+    with pytest.raises(SessionEnded, match="has left"):
         second.receive(*NODE, session, 0, 0)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"sessions.sock", "sessions.lock"}
     assert (tmp_path / "run" / "sessions.sock").stat().st_mode & 0o077 == 0
 
 
 def test_where_too_many_wait_one_more_is_answered_soon(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path / "run", 1)
+    sessions = SessionClient(tmp_path / "run", 1)
     session = sessions.open("ada", "n1", "0" * 32, 1, KEY)
     sessions.answer("n1", session, ANSWER)
     begun = threading.Event()
@@ -240,9 +251,9 @@ def test_where_too_many_wait_one_more_is_answered_soon(tmp_path: Path) -> None:
 
 
 def test_the_look_for_silent_sides_ends_with_the_last_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_hub, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(session_hub, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(session_hub, "REMEMBERED_SECONDS", 0.0)
-    hub = Hub()
+    hub = SessionHub()
     before = set(threading.enumerate())
     session = opened(hub, None)
     (look,) = set(threading.enumerate()) - before

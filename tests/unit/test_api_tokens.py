@@ -18,13 +18,13 @@ from waiting_kit import Clock
 
 from api.tokens import (
     USER_SCOPES,
+    ApiTokenIssuer,
     InsufficientScope,
-    Issuer,
     MissingToken,
     Scope,
-    bearer,
+    bearer_token,
     challenge,
-    load_or_make_key,
+    load_or_create_key,
 )
 from vmjobs.errors import ConfigError, Forbidden, Unauthenticated
 
@@ -42,8 +42,8 @@ def key_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def issuer(key_file: Path, clock: Clock) -> Issuer:
-    return Issuer(key_file, ISSUER, clock)
+def issuer(key_file: Path, clock: Clock) -> ApiTokenIssuer:
+    return ApiTokenIssuer(key_file, ISSUER, clock)
 
 
 def signed(key_file: Path, algorithm: str = "ES256", **changes: Any) -> str:
@@ -59,10 +59,10 @@ def signed(key_file: Path, algorithm: str = "ES256", **changes: Any) -> str:
         "scope": "compute.read",
     }
     claims = {k: v for k, v in {**claims, **changes}.items() if v is not None}
-    return jwt.encode(claims, load_or_make_key(key_file), algorithm)  # type: ignore[arg-type]
+    return jwt.encode(claims, load_or_create_key(key_file), algorithm)  # type: ignore[arg-type]
 
 
-def test_what_tokens_are_good_for(issuer: Issuer) -> None:
+def test_what_tokens_are_good_for(issuer: ApiTokenIssuer) -> None:
     """One for a job is for that job and nothing else."""
     for token, subject, scopes, job in (
         (issuer.user_token("ada"), "ada", USER_SCOPES, None),
@@ -80,7 +80,7 @@ def test_what_tokens_are_good_for(issuer: Issuer) -> None:
     assert Scope.NODE not in USER_SCOPES
 
 
-def test_claims_follow_the_profile(issuer: Issuer) -> None:
+def test_claims_follow_the_profile(issuer: ApiTokenIssuer) -> None:
     token = issuer.user_token("ada", [Scope.STORAGE_READ, Scope.COMPUTE_READ], lifetime=60)
     claims = jwt.decode(token, options={"verify_signature": False})
     assert claims["wlcg.ver"] == "1.0"
@@ -92,7 +92,7 @@ def test_claims_follow_the_profile(issuer: Issuer) -> None:
 
 @pytest.mark.parametrize(("still", "no_more", "why"), [(9, 1, "expired"), (-20, -20, "not valid yet")])
 def test_they_have_their_time_and_clocks_may_differ_a_little(
-    issuer: Issuer, clock: Clock, still: int, no_more: int, why: str
+    issuer: ApiTokenIssuer, clock: Clock, still: int, no_more: int, why: str
 ) -> None:
     token = issuer.user_token("ada", lifetime=10)
     assert issuer.verify(token).subject == "ada"
@@ -104,18 +104,18 @@ def test_they_have_their_time_and_clocks_may_differ_a_little(
 
 
 def test_foreign_issuers_and_foreign_keys_with_our_name(
-    tmp_path: Path, key_file: Path, issuer: Issuer, clock: Clock
+    tmp_path: Path, key_file: Path, issuer: ApiTokenIssuer, clock: Clock
 ) -> None:
-    elsewhere = Issuer(key_file, "https://elsewhere.example.org", clock)
+    elsewhere = ApiTokenIssuer(key_file, "https://elsewhere.example.org", clock)
     for other, why in (
-        (elsewhere, "issued by someone"),
-        (Issuer(tmp_path / "other.pem", ISSUER, clock), "signature"),
+        (elsewhere, "from an issuer"),
+        (ApiTokenIssuer(tmp_path / "other.pem", ISSUER, clock), "signature"),
     ):
         with pytest.raises(Unauthenticated, match=why):
             issuer.verify(other.user_token("ada"))
 
 
-def test_tampered_claims(issuer: Issuer) -> None:
+def test_tampered_claims(issuer: ApiTokenIssuer) -> None:
     head, body, tail = issuer.user_token("ada").split(".")
     claims = json.loads(base64.urlsafe_b64decode(body + "=="))
     forged = base64.urlsafe_b64encode(json.dumps(claims | {"sub": "eve"}).encode()).decode()
@@ -123,10 +123,10 @@ def test_tampered_claims(issuer: Issuer) -> None:
         issuer.verify(".".join([head, forged.rstrip("="), tail]))
 
 
-def test_unsigned_and_symmetric_tokens(key_file: Path, issuer: Issuer) -> None:
+def test_unsigned_and_symmetric_tokens(key_file: Path, issuer: ApiTokenIssuer) -> None:
     claims = {"iss": ISSUER, "sub": "eve", "aud": "vmjobs", "exp": 2_000_000_000}
     unsigned = jwt.encode(claims, None, "none")  # type: ignore[arg-type]
-    public = load_or_make_key(key_file).public_key()
+    public = load_or_create_key(key_file).public_key()
     der = public.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -139,7 +139,7 @@ NO_TOKENS = ["a", "a.b", "a.b.c", "....", "\x00.\x00.\x00", "é.é.é", "eyJhbGc
 
 
 @pytest.mark.parametrize("token", [*NO_TOKENS, "", "x" * 9000, "[" * 2000 + ".a.b"])
-def test_malformed(issuer: Issuer, token: str) -> None:
+def test_malformed(issuer: ApiTokenIssuer, token: str) -> None:
     with pytest.raises(Unauthenticated, match="malformed"):
         issuer.verify(token)
 
@@ -158,19 +158,21 @@ def test_malformed(issuer: Issuer, token: str) -> None:
         ({"scope": "vmjobs.job:1 vmjobs.job:2"}, "malformed"),
     ],
 )
-def test_wrong_claims(key_file: Path, issuer: Issuer, change: dict[str, Any], sentence: str) -> None:
+def test_wrong_claims(
+    key_file: Path, issuer: ApiTokenIssuer, change: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(Unauthenticated, match=sentence):
         issuer.verify(signed(key_file, **change))
 
 
-def test_unknown_scopes_are_ignored(key_file: Path, issuer: Issuer) -> None:
+def test_unknown_scopes_are_ignored(key_file: Path, issuer: ApiTokenIssuer) -> None:
     token = signed(key_file, scope="compute.read compute.rule offline_access")
     assert issuer.verify(token).scopes == {Scope.COMPUTE_READ}
 
 
 def test_key_is_private_and_made_once(key_file: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        keys = list(pool.map(lambda _: load_or_make_key(key_file), range(8)))
+        keys = list(pool.map(lambda _: load_or_create_key(key_file), range(8)))
     assert len({key.private_numbers().private_value for key in keys}) == 1
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     assert os.listdir(key_file.parent) == ["issuer.pem"]  # noqa: PTH208
@@ -190,19 +192,19 @@ def test_bad_key_files(tmp_path: Path) -> None:
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=why) as caught:
-            load_or_make_key(tmp_path / name)
+            load_or_create_key(tmp_path / name)
         assert "Errno" not in caught.value.message
 
 
 def test_bearer_header() -> None:
-    assert bearer("Bearer abc") == "abc"
-    assert bearer("bearer  abc ") == "abc"
+    assert bearer_token("Bearer abc") == "abc"
+    assert bearer_token("bearer  abc ") == "abc"
     for missing in (None, "", "  "):
         with pytest.raises(MissingToken):
-            bearer(missing)
+            bearer_token(missing)
     for bad in ("Basic YTpi", "Bearer", "Bearer ", "Bearer a b"):
         with pytest.raises(Unauthenticated):
-            bearer(bad)
+            bearer_token(bad)
 
 
 def test_challenges() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vmjobs.cli.cluster_ssh import logging_in, split
+from vmjobs.cli.cluster_ssh import open_login, split_ssh_arguments
 from vmjobs.errors import InvalidRequest
 
 
@@ -24,16 +24,16 @@ from vmjobs.errors import InvalidRequest
     ],
 )
 def test_options_go_before_the_machine(words: str, options: str, command: str) -> None:
-    assert split(words.split()) == (options.split(), "w-0", command.split())
+    assert split_ssh_arguments(words.split()) == (options.split(), "w-0", command.split())
 
 
 @pytest.mark.parametrize("words", ["", "--", "-t", "-L 80:x:80", "--loud w-0", "-Z w-0"])
 def test_what_is_no_login_is_said_at_once(words: str) -> None:
     with pytest.raises(InvalidRequest):
-        split(words.split())
+        split_ssh_arguments(words.split())
 
 
 @pytest.mark.parametrize("name", ["workers", "-1", "workers-", "workers-one", "root@workers-x"])
 def test_a_name_that_no_machine_has(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="not the name"), logging_in(name):
+    with pytest.raises(InvalidRequest, match="not the name"), open_login(name):
         pass

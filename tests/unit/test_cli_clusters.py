@@ -18,13 +18,20 @@ from cli_kit import Done, Run
 from http_kit import Handler, Scripted
 
 from vmjobs.cli import cluster_wait, cluster_watch
-from vmjobs.cli.cluster_support import changes, complete_cluster, complete_member
-from vmjobs.cli.cluster_wait import settled
+from vmjobs.cli.cluster_common import changed_fields, complete_cluster, complete_vm_name
+from vmjobs.cli.cluster_wait import has_settled
 from vmjobs.cli.main import main
-from vmjobs.cluster.guard import GuardState
-from vmjobs.cluster.member import Goal, MemberCode, MemberState
-from vmjobs.cluster.spec import ClusterSpec, Size
-from vmjobs.cluster.wire import Assessment, Cluster, ClusterGuard, FailedGeneration, Member, Outcome
+from vmjobs.cluster.failure_backoff import BackoffState
+from vmjobs.cluster.spec import ClusterSpec, SizeRange
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal
+from vmjobs.cluster.wire import (
+    ApplyOutcome,
+    Assessment,
+    Cluster,
+    ClusterBackoff,
+    ClusterVm,
+    FailedGeneration,
+)
 from vmjobs.errors import Conflict
 from vmjobs.model import Node
 from vmjobs.wire import ImageDetail, Visibility
@@ -48,7 +55,7 @@ FAILED = FailedGeneration(
 )
 
 
-def member(number: int, state: MemberState = MemberState.UP, **fields: Any) -> Member:
+def member(number: int, state: ClusterVmState = ClusterVmState.UP, **fields: Any) -> ClusterVm:
     made: dict[str, Any] = {
         "id": f"{number:032x}",
         "name": f"workers-{number}",
@@ -59,10 +66,10 @@ def member(number: int, state: MemberState = MemberState.UP, **fields: Any) -> M
         "incarnation": 1,
         "since": datetime.now(UTC) - timedelta(minutes=5),
     }
-    return Member(**{**made, "state": state, **fields})
+    return ClusterVm(**{**made, "state": state, **fields})
 
 
-def cluster(*members: Member, spec: ClusterSpec = SPEC, **fields: Any) -> Cluster:
+def cluster(*members: ClusterVm, spec: ClusterSpec = SPEC, **fields: Any) -> Cluster:
     made: dict[str, Any] = {
         "name": spec.name,
         "owner": "root",
@@ -70,7 +77,7 @@ def cluster(*members: Member, spec: ClusterSpec = SPEC, **fields: Any) -> Cluste
         "image": IMAGE,
         "generation": 1,
         "target": spec.range.min,
-        "up": sum(m.state is MemberState.UP for m in members),
+        "up": sum(m.state is ClusterVmState.UP for m in members),
         "members": members,
         "created": NOW,
         "updated": NOW,
@@ -126,9 +133,9 @@ def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VMJOBS_API_URL", server.url)
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setattr(cluster_wait, "FIRST_POLL", 0.01)
-    monkeypatch.setattr(cluster_wait, "LAST_POLL", 0.01)
-    monkeypatch.setattr(cluster_watch, "LAST_POLL", 0.01)
+    monkeypatch.setattr(cluster_wait, "FIRST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_wait, "LAST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_watch, "LAST_POLL_SECONDS", 0.01)
     return service
 
 
@@ -143,9 +150,9 @@ def vmjobs(service: Service, typed: Run) -> Run:
 def test_changes_are_told_field_by_field() -> None:
     old = SPEC.model_copy(update={"attributes": {"A": 1, "B": "x"}})
     new = ClusterSpec(
-        name="workers", image="worker:2", size=Size(min=1, max=2), attributes={"A": True, "C": 2.5}
+        name="workers", image="worker:2", size=SizeRange(min=1, max=2), attributes={"A": True, "C": 2.5}
     )
-    assert [str(change) for change in changes(cluster(spec=old), new, IMAGE)] == [
+    assert [str(change) for change in changed_fields(cluster(spec=old), new, IMAGE)] == [
         "image: worker -> worker:2",
         'size: 2 -> {"min": 1, "max": 2}',
         "attributes.A: 1 -> true",
@@ -156,19 +163,19 @@ def test_changes_are_told_field_by_field() -> None:
 
 def test_a_name_that_means_another_image_by_now_is_a_change() -> None:
     broken = FAILED.spec
-    assert changes(cluster(failed=FAILED), broken, NEW_IMAGE) == []
-    assert [c.field for c in changes(cluster(failed=FAILED), SPEC, IMAGE)] == ["image"]
-    (change,) = changes(cluster(), SPEC, NEW_IMAGE)
+    assert changed_fields(cluster(failed=FAILED), broken, NEW_IMAGE) == []
+    assert [c.field for c in changed_fields(cluster(failed=FAILED), SPEC, IMAGE)] == ["image"]
+    (change,) = changed_fields(cluster(), SPEC, NEW_IMAGE)
     assert str(change) == "image: worker (111111111111) -> worker (222222222222)"
-    assert changes(cluster(), SPEC, IMAGE) == []
+    assert changed_fields(cluster(), SPEC, IMAGE) == []
 
 
-def applied(outcome: Outcome, *members: Member, **fields: Any) -> dict[str, Any]:
+def applied(outcome: ApplyOutcome, *members: ClusterVm, **fields: Any) -> dict[str, Any]:
     return {"outcome": outcome, "cluster": cluster(*members, **fields)}
 
 
 def test_apply_creates(service: Service, vmjobs: Run) -> None:
-    service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.CREATED))
     done = vmjobs("apply", "c.yaml")
     assert (done.code, done.out) == (0, "workers created, 2 VMs of worker\n")
     assert service.bodies[-1]["size"] == 2
@@ -176,9 +183,9 @@ def test_apply_creates(service: Service, vmjobs: Run) -> None:
 
 def test_apply_says_what_it_changed(service: Service, vmjobs: Run) -> None:
     service.says("GET /v1/clusters/workers", cluster(spec=SPEC.model_copy(update={"memory": 512})))
-    service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.CHANGED))
     assert vmjobs("apply", "c.yaml").out == "workers changed\n  memory: 512 -> 1024\n"
-    service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.UNCHANGED))
     assert vmjobs("apply", "c.yaml").out == "workers unchanged\n"
     (found,) = json.loads(vmjobs("apply", "--json", "c.yaml").out)
     assert (found["outcome"], found["changes"], found["cluster"]["name"]) == (
@@ -201,12 +208,12 @@ def test_nothing_is_applied_if_the_service_finds_a_fault(service: Service, vmjob
 
 
 def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
-    service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.CREATED))
     service.says(
         "GET /v1/clusters/workers",
         cluster(),
-        cluster(member(0, MemberState.BOOTING), member(1, MemberState.STAGING)),
-        cluster(member(0), member(1, MemberState.PROBING)),
+        cluster(member(0, ClusterVmState.BOOTING), member(1, ClusterVmState.STAGING)),
+        cluster(member(0), member(1, ClusterVmState.PROBING)),
         cluster(member(0), member(1)),
     )
     done = vmjobs("apply", "--wait", "c.yaml")
@@ -215,9 +222,9 @@ def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
 
 
 def test_apply_says_why_not_all_are_up_in_time(service: Service, vmjobs: Run) -> None:
-    failed = {"code": MemberCode.BOOT_FAILED, "message": "no init found\nmore of it"}
-    service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
-    waiting = cluster(member(0), member(1, MemberState.BACKOFF, **failed))
+    failed = {"code": ClusterVmCode.BOOT_FAILED, "message": "no init found\nmore of it"}
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.CREATED))
+    waiting = cluster(member(0), member(1, ClusterVmState.BACKOFF, **failed))
     service.says("GET /v1/clusters/workers", waiting)
     done = vmjobs("apply", "--wait", "--timeout", "0.2", "c.yaml")
     assert done.code == 124
@@ -241,10 +248,10 @@ def test_nobody_is_waited_for_for_ever_unasked(
     service: Service, vmjobs: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     over = words[0] in {"drain", "delete"}
-    state = MemberState.DRAINING if over else MemberState.PENDING
-    why = {"code": MemberCode.NO_ROOM, "message": "no node has room", "busy": over}
+    state = ClusterVmState.DRAINING if over else ClusterVmState.PENDING
+    why = {"code": ClusterVmCode.NO_ROOM, "message": "no node has room", "busy": over}
     there = cluster(member(0, state, **why), draining=over)
-    service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.CHANGED))
     for request in ("GET", "DELETE"):
         service.says(f"{request} /v1/clusters/workers{'?mode=now' * (request == 'DELETE')}", there)
     for verb in ("scale", "retry", "drain"):
@@ -260,10 +267,10 @@ def test_nobody_is_waited_for_for_ever_unasked(
 
 
 def test_drain_and_delete_wait_until_machines_have_ended(service: Service, vmjobs: Run) -> None:
-    draining = cluster(member(0, MemberState.DRAINING, busy=True), draining=True)
+    draining = cluster(member(0, ClusterVmState.DRAINING, busy=True), draining=True)
     service.says("POST /v1/clusters/workers/drain", draining)
     service.says(
-        "GET /v1/clusters/workers", draining, cluster(member(0, MemberState.GONE), draining=True)
+        "GET /v1/clusters/workers", draining, cluster(member(0, ClusterVmState.GONE), draining=True)
     )
     done = vmjobs("drain", "workers", "--wait")
     assert (done.code, done.out) == (0, "workers is draining: 1 VM up, 1 of them with jobs\n")
@@ -272,7 +279,7 @@ def test_drain_and_delete_wait_until_machines_have_ended(service: Service, vmjob
     done = vmjobs("drain", "workers", "--wait")
     assert done.code == Conflict.exit_code
     assert "workers was resumed" in done.err
-    deleting = cluster(member(0, MemberState.STOPPING), deleting=True)
+    deleting = cluster(member(0, ClusterVmState.STOPPING), deleting=True)
     service.says("DELETE /v1/clusters/workers?mode=now", deleting)
     another = cluster(member(0), created=NOW + timedelta(seconds=1))
     service.says("GET /v1/clusters/workers", deleting, deleting, another)
@@ -286,7 +293,7 @@ def test_a_command_waits_for_ever_where_it_is_told_to(service: Service, vmjobs: 
 
 
 def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -> None:
-    service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED, failed=FAILED))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.UNCHANGED, failed=FAILED))
     service.says("GET /v1/clusters/workers", cluster(member(0), member(1), failed=FAILED))
     hint = "fix the declaration, or retry it: `vmjobs cluster retry workers`"
     assert vmjobs("apply", "c.yaml").out == f"workers unchanged\n  {FAILED.message}; {hint}\n"
@@ -298,7 +305,7 @@ def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -
 
 
 def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmjobs: Run) -> None:
-    service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.UNCHANGED))
     service.says("GET /v1/clusters/workers", cluster(draining=True))
     done = vmjobs("apply", "--wait", "c.yaml")
     assert done.code == 65
@@ -312,15 +319,15 @@ def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmj
         ((member(0),), False),
         ((member(0), member(1, generation=2)), False),
         ((member(0, goal=Goal.DRAIN), member(1)), False),
-        ((member(0), member(1), member(2, MemberState.LOST)), True),
-        ((member(0), member(1), member(2, MemberState.DRAINING, goal=Goal.DRAIN)), True),
-        ((member(0), member(1, MemberState.JOINING)), False),
+        ((member(0), member(1), member(2, ClusterVmState.LOST)), True),
+        ((member(0), member(1), member(2, ClusterVmState.DRAINING, goal=Goal.DRAIN)), True),
+        ((member(0), member(1, ClusterVmState.JOINING)), False),
     ],
 )
 def test_settled_is_as_many_up_as_wanted_as_they_are_declared(
-    members: tuple[Member, ...], is_settled: bool
+    members: tuple[ClusterVm, ...], is_settled: bool
 ) -> None:
-    assert settled(cluster(*members)) is is_settled
+    assert has_settled(cluster(*members)) is is_settled
 
 
 def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
@@ -382,15 +389,15 @@ def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch
     assert "the service was not asked" in done.err
 
 
-def running(**fields: Any) -> Member:
+def running(**fields: Any) -> ClusterVm:
     since = NOW - timedelta(hours=2)
     return member(0, up_since=since, busy=True, jobs=7, hypervisor="uml", system=TRIXIE, **fields)
 
 
 def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None:
     retry = datetime.now(UTC) + timedelta(seconds=99)
-    failed = {"code": MemberCode.KERNEL_PANIC, "message": "no root", "retry": retry}
-    old = member(1, MemberState.BACKOFF, **failed)
+    failed = {"code": ClusterVmCode.KERNEL_PANIC, "message": "no root", "retry": retry}
+    old = member(1, ClusterVmState.BACKOFF, **failed)
     service.says("GET /v1/clusters/workers", cluster(running(), old, generation=2))
     done = vmjobs("show", "workers")
     assert done.code == 0
@@ -435,12 +442,12 @@ def test_show_fits_a_terminal(
 
 
 def test_show_says_what_failed_and_where_nothing_is_tried(service: Service, vmjobs: Run) -> None:
-    guard = ClusterGuard(
+    guard = ClusterBackoff(
         image=IMAGE,
         node="node1",
-        state=GuardState.CLOSED,
+        state=BackoffState.CLOSED,
         failures=3,
-        code=MemberCode.BOOT_TIMED_OUT,
+        code=ClusterVmCode.BOOT_TIMED_OUT,
         message="node1: 3 machines failed there; next try at 12:34:56 UTC",
     )
     failed = FAILED.model_copy(update={"since": datetime.now(UTC) - timedelta(minutes=5)})
@@ -497,7 +504,7 @@ def test_what_others_say_is_shown_and_not_obeyed(
     service.says("GET /v1/jobs?limit=256", {"jobs": [JOB], "next": ""})
     service.says("GET /v1/nodes", {"detail": ESCAPE, "title": "", "status": 403}, status=403)
     service.says(f"GET /v1/builds/{'3' * 32}", build)
-    up = member(0, MemberState.BACKOFF, message=ESCAPE, system=ESCAPE, node=ESCAPE)
+    up = member(0, ClusterVmState.BACKOFF, message=ESCAPE, system=ESCAPE, node=ESCAPE)
     service.says("GET /v1/clusters/workers", cluster(up))
     service.says("POST /v1/clusters/workers/scale", cluster(up))
     done = vmjobs(*words, noun=noun)
@@ -536,7 +543,7 @@ def test_a_terminal_obeys_nothing_of_what_a_guest_prints_and_a_file_has_all_of_i
 
 
 def test_list_has_a_line_for_each_cluster(service: Service, vmjobs: Run) -> None:
-    other = ClusterSpec(name="other", image="hep", size=Size(min=1, max=4))
+    other = ClusterSpec(name="other", image="hep", size=SizeRange(min=1, max=4))
     rows = [cluster(member(0)), cluster(spec=other, draining=True)]
     service.says("GET /v1/clusters", {"clusters": rows})
     lines = vmjobs("list").lines
@@ -571,7 +578,7 @@ def test_console_is_followed_over_a_restart(service: Service, vmjobs: Run) -> No
     service.says(
         "GET /v1/clusters/workers",
         cluster(member(0)),
-        cluster(member(0, MemberState.BOOTING, incarnation=2)),
+        cluster(member(0, ClusterVmState.BOOTING, incarnation=2)),
         cluster(),
     )
     service.says(f"{CONSOLE}1", b"first\n", b"first\npanic\n")
@@ -617,7 +624,7 @@ def test_upgrade_declares_another_image_and_nothing_else(service: Service, vmjob
     spec = SPEC.model_copy(update={"attributes": {"A": True}, "memory": 512})
     service.says("GET /v1/clusters/workers", cluster(spec=spec))
     new = spec.model_copy(update={"image": "worker:2"})
-    service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED, spec=new, image=NEW_IMAGE))
+    service.says("PUT /v1/clusters/workers", applied(ApplyOutcome.CHANGED, spec=new, image=NEW_IMAGE))
     done = vmjobs("upgrade", "workers", "worker:2")
     assert done.out == ("workers changed\n  image: worker (111111111111) -> worker:2 (222222222222)\n")
     assert service.bodies == [new.model_dump(mode="json")]
@@ -655,7 +662,12 @@ def test_nodes_show_what_they_have_for_clusters(service: Service, vmjobs: Run) -
     service.says("GET /v1/nodes", {"nodes": [OFFER, node("node2")]})
     service.says("GET /v1/nodes/node1", OFFER)
     service.says("GET /v1/clusters", {"clusters": [cluster()]})
-    there = [member(0), member(1), member(2, MemberState.GONE), member(3, MemberState.PENDING, node="")]
+    there = [
+        member(0),
+        member(1),
+        member(2, ClusterVmState.GONE),
+        member(3, ClusterVmState.PENDING, node=""),
+    ]
     service.says("GET /v1/clusters/workers", cluster(*there))
     done = vmjobs("list", noun="node")
     assert "2 of 4 cpus, 2048 of 4096 MiB" in done.lines[1]
@@ -681,10 +693,10 @@ def test_names_are_completed(service: Service) -> None:
     assert complete_cluster(context, parameter, "w") == ["workers"]
     service.says("GET /v1/clusters/workers", cluster(member(0), member(1)))
     context.params["name"] = "workers"
-    assert complete_member(context, parameter, "") == ["workers-0", "workers-1"]
+    assert complete_vm_name(context, parameter, "") == ["workers-0", "workers-1"]
     service.answers.clear()
     assert complete_cluster(context, parameter, "w") == []
-    assert complete_member(context, parameter, "") == []
+    assert complete_vm_name(context, parameter, "") == []
 
 
 def test_the_service_is_asked_where_it_is(service: Service, vmjobs: Run) -> None:

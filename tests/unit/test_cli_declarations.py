@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.cli import declarations
-from vmjobs.cli.declarations import Finding, read
-from vmjobs.cluster.spec import Limits, Size
+from vmjobs.cli import manifests
+from vmjobs.cli.manifests import ManifestFinding, read_clusters
+from vmjobs.cluster.spec import ClusterVmLimits, SizeRange
 from vmjobs.errors import Fault, InvalidSpec
 
 GOOD = """\
@@ -27,9 +27,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def found(text: str | bytes, name: str = "c.yaml") -> tuple[Finding, ...]:
+def found(text: str | bytes, name: str = "c.yaml") -> tuple[ManifestFinding, ...]:
     Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read([name]).findings
+    return read_clusters([name]).findings
 
 
 def told(text: str | bytes) -> list[str]:
@@ -42,13 +42,13 @@ def test_documents_and_files_are_read_in_order() -> None:
         f"---\n{GOOD}---\nname: b\nimage: worker:2\nsize: {{min: 1, max: 4}}\n---\n"
     )
     Path("c.json").write_text(json.dumps({"name": "c", "image": "worker", "size": 0, "memory": 512}))
-    clusters = read(["a.yaml", "c.json"]).checked()
+    clusters = read_clusters(["a.yaml", "c.json"]).require_valid()
     assert [(c.file, c.spec.name) for c in clusters] == [
         ("a.yaml", "workers"),
         ("a.yaml", "b"),
         ("c.json", "c"),
     ]
-    assert clusters[1].spec.size == Size(min=1, max=4)
+    assert clusters[1].spec.size == SizeRange(min=1, max=4)
     assert clusters[2].spec.memory == 512
 
 
@@ -74,7 +74,7 @@ join_seconds: 60
 drain_seconds: 3600
 """
     )
-    (cluster,) = read(["c.yaml"]).checked()
+    (cluster,) = read_clusters(["c.yaml"]).require_valid()
     assert cluster.spec.attributes == {
         "Country": "no",
         "Tier": 2,
@@ -84,12 +84,12 @@ drain_seconds: 3600
         "Version": "1.10",
     }
     assert cluster.spec.nodes == ("node1.*", "node2.*")
-    assert cluster.spec.limits == Limits(cpu_percent=50)
+    assert cluster.spec.limits == ClusterVmLimits(cpu_percent=50)
 
 
 def test_standard_input_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(GOOD.encode() + b"cpus: x\n")))
-    (finding,) = read(["-"]).findings
+    (finding,) = read_clusters(["-"]).findings
     assert str(finding.place) == "<stdin>:5:1"
 
 
@@ -97,10 +97,10 @@ def test_all_faults_of_all_documents_and_files_come_at_once() -> None:
     Path("a.yaml").write_text(f"{GOOD}cpu: 2\n---\nname: Not_This\nsize: 1\n")
     Path("b.yaml").write_text("name: b\nimage: worker\nsize: {min: 3, max: 1}\nmemroy: 12\n")
     with pytest.raises(InvalidSpec, match="has 5 faults") as error:
-        read(["a.yaml", "b.yaml"]).checked()
+        read_clusters(["a.yaml", "b.yaml"]).require_valid()
     assert [(f.field, f.message) for f in error.value.faults] == [
         ("a.yaml:5:1", "cpu: there is no such field; did you mean cpus?"),
-        ("a.yaml:7:1", f"name: {declarations._PLAIN['name']}"),
+        ("a.yaml:7:1", f"name: {manifests._PATTERN_MESSAGES['name']}"),
         ("a.yaml:7:1", "image: is missing"),
         ("b.yaml:3:1", "size: min (3) is larger than max (1)"),
         ("b.yaml:4:1", "memroy: there is no such field; did you mean memory?"),
@@ -123,7 +123,7 @@ NO_FIELD = "there is no such field"
         ),
         ("wholly_else: 5\n", f"5:1: wholly_else: {NO_FIELD}"),
         ("<<: {cpus: 2}\n", f"5:1: <<: {NO_FIELD}"),
-        ("nodes:\n- node1\n- a b\n", f"7:3: nodes.1: {declarations._PLAIN['nodes']}"),
+        ("nodes:\n- node1\n- a b\n", f"7:3: nodes.1: {manifests._PATTERN_MESSAGES['nodes']}"),
         ("nodes: node1\n", "5:1: nodes: must be a list"),
         ("attributes:\n  A: 1\n  B: [2]\n", f"7:3: attributes.B: {VALUE}"),
         ("attributes: {A: 2026-11-20, B: ~}\n", f"5:29: attributes.B: {VALUE}"),
@@ -149,7 +149,7 @@ def test_a_fault_is_told_with_its_line(lines: str | bytes, fault: str) -> None:
         ("name: a\n  image: b\n", "2:8: is not YAML: mapping values are not allowed here"),
         ("name: *nobody\n", "1:7: is not YAML: found undefined alias 'nobody'"),
         ("[" * 5000, "1:1: is nested more than 16 levels deep"),
-        (" " * (declarations.MAX_BYTES + 1), "1:1: has more than 1 MiB"),
+        (" " * (manifests.MAX_BYTES + 1), "1:1: has more than 1 MiB"),
     ],
 )
 def test_a_file_that_declares_nothing_is_a_fault(text: str, fault: str) -> None:
@@ -158,7 +158,7 @@ def test_a_file_that_declares_nothing_is_a_fault(text: str, fault: str) -> None:
 
 def test_a_file_that_cannot_be_read_is_one_fault_among_others() -> None:
     Path("a.yaml").write_text(f"{GOOD}cpus: 0\n")
-    found = read(["nowhere.yaml", ".", "a.yaml"]).findings
+    found = read_clusters(["nowhere.yaml", ".", "a.yaml"]).findings
     assert [f.fault.message for f in found] == [
         "cannot be read: No such file or directory",
         "cannot be read: Is a directory",
@@ -175,7 +175,7 @@ def test_good_documents_before_a_broken_one_are_still_checked() -> None:
 
 def test_aliases_within_reason_are_fine_and_others_refused_at_once() -> None:
     Path("c.yaml").write_text(f"{GOOD}cpus: &n 2\nboot_seconds: *n\n")
-    (cluster,) = read(["c.yaml"]).checked()
+    (cluster,) = read_clusters(["c.yaml"]).require_valid()
     assert (cluster.spec.cpus, cluster.spec.boot_seconds) == (2, 2)
     laughs = "\n".join(
         f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 'lol'}]" for n in range(12)
@@ -190,14 +190,14 @@ def test_one_name_twice_is_refused_with_both_places() -> None:
     (name, *_) = [line for line in GOOD.splitlines() if line.startswith("name:")]
     Path("a.yaml").write_text(GOOD)
     Path("b.yaml").write_text(GOOD)
-    (finding,) = read(["a.yaml", "b.yaml"]).findings
+    (finding,) = read_clusters(["a.yaml", "b.yaml"]).findings
     said = f"{name.removeprefix('name: ')} is declared at a.yaml:2:1 as well"
     assert (str(finding.place), finding.message) == ("b.yaml:2:1", said)
 
 
 def test_a_fault_that_the_service_finds_has_a_place() -> None:
     Path("a.yaml").write_text(f"{GOOD}limits: {{cpu_percent: 5}}\n")
-    (cluster,) = read(["a.yaml"]).checked()
+    (cluster,) = read_clusters(["a.yaml"]).require_valid()
     places = {
         field: str(cluster.finding(Fault(field, "x", "y")).place)
         for field in ("image", "spec.image", "size.machines", "limits.cpu_percent", "site", "")
@@ -214,7 +214,7 @@ def test_a_fault_that_the_service_finds_has_a_place() -> None:
 
 def test_findings_are_plain_for_programs() -> None:
     (finding,) = found(f"{GOOD}cpus: 0\n")
-    assert finding.plain() == {
+    assert finding.to_dict() == {
         "file": "c.yaml",
         "line": 5,
         "column": 1,

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from http_kit import Handler, Scripted
 
-from condor.names import POLICY_NOW
+from condor.names import POLICY_VERSION
 from vmjobs.cli.doctor import doctor
-from vmjobs.cli.doctor_condor import findings_of_condor
+from vmjobs.cli.doctor_condor import check_condor
 
 TOKEN = {"agent_token_file": "/nowhere"}
 POOLS = {"pools": '{ site = "cm sched grid" }'}
@@ -62,7 +62,7 @@ NODE = {
     "DAEMON_LIST": "MASTER, STARTD",
     "STARTD_CRON_JOBLIST": " VMJOBS",
     "STARTD_CRON_VMJOBS_EXECUTABLE": "{folder}/job-wrapper",
-    "START": f"(true) && (TARGET.VMJobImage =?= undefined || TARGET.VMJobPolicy =?= {POLICY_NOW})",
+    "START": f"(true) && (TARGET.VMJobImage =?= undefined || TARGET.VMJobPolicy =?= {POLICY_VERSION})",
     "USER_JOB_WRAPPER": "{folder}/job-wrapper",
     "RANK": "0.0",
     "MEMORY_USAGE_METRIC": "ifThenElse(ChirpVMMemoryBytes =!= undefined, 1, 2)",
@@ -70,8 +70,8 @@ NODE = {
 SCHEDD = {
     "DAEMON_LIST": "MASTER SCHEDD",
     "JOB_TRANSFORM_NAMES": "Other VMJobs",
-    "JOB_TRANSFORM_VMJobs": f"  SET VMJobPolicy {POLICY_NOW}\n  SET VMJobWaits a\n  SET VMJobRank b\n"
-    "  SET VMJobImageKnown c",
+    "JOB_TRANSFORM_VMJobs": f"  SET VMJobPolicy {POLICY_VERSION}\n  SET VMJobWaits a\n"
+    "  SET VMJobRank b\n  SET VMJobImageKnown c",
 }
 NEGOTIATOR = {
     "DAEMON_LIST": "MASTER NEGOTIATOR",
@@ -141,7 +141,7 @@ def test_what_htcondor_lacks_for_unchanged_jobs(
     values: dict[str, str], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(values, tmp_path, monkeypatch)
-    told = [finding.detail for finding in findings_of_condor() if not finding.ok]
+    told = [finding.detail for finding in check_condor() if not finding.ok]
     assert len(told) == len(said)
     begin = [start.format(folder=tmp_path) for start in said]
     assert all(fault.startswith(start) for fault, start in zip(told, begin, strict=True))

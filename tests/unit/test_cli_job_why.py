@@ -15,7 +15,7 @@ from http_kit import Handler, Scripted
 from pydantic import BaseModel
 from why_kit import Daemons, Schedd, daemons, node, queued
 
-from condor.why_read import Reader
+from condor.diagnose.explainer import JobExplainer
 from vmjobs.cli import job_why
 from vmjobs.errors import ConfigError, NotFound, Unavailable
 from vmjobs.model import CondorRef, Job, JobEvent, JobSpec, JobState, ReasonCode, now, reason
@@ -69,7 +69,7 @@ def have(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have HTCondor's daemons be these."""
 
     def have(said: Daemons) -> None:
-        monkeypatch.setattr("vmjobs.cli.job_why_service.Reader", lambda: Reader(1.0, said))
+        monkeypatch.setattr("vmjobs.cli.job_why_service.JobExplainer", lambda: JobExplainer(1.0, said))
 
     return have
 

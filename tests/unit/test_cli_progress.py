@@ -10,8 +10,8 @@ import pytest
 from rich.progress import Progress
 
 from vmjobs.cli import progress
+from vmjobs.cli.common import json_option
 from vmjobs.cli.progress import byte_bars, step_bars
-from vmjobs.cli.support import json_option
 
 Read = Callable[[], str]
 
@@ -19,8 +19,8 @@ Read = Callable[[], str]
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Read:
     """All of standard error until now; what takes any time is long."""
-    monkeypatch.setattr(progress, "FIRST_LINE", 0.01)
-    monkeypatch.setattr(progress, "NEXT_LINE", 0.01)
+    monkeypatch.setattr(progress, "FIRST_LINE_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "NEXT_LINE_SECONDS", 0.01)
     lines: list[str] = []
 
     def read() -> str:
@@ -72,7 +72,7 @@ def test_programs_that_read_json_are_told_nothing(said: Read) -> None:
     def command(as_json: bool) -> None:
         with byte_bars() as shown:
             shown.add_task("x", total=5)
-            assert not shown._clock.is_alive()  # type: ignore[attr-defined]
+            assert not shown._timer.is_alive()  # type: ignore[attr-defined]
 
     command.main(["--json"], standalone_mode=False)
     assert said() == ""

@@ -37,12 +37,12 @@ def script(path: Path) -> str:
 
 
 def test_an_image_needs_no_script_and_a_script_alone_is_as_ever(script: str) -> None:
-    for words, strategy, exit, readiness in (
+    for words, strategy, exit, ready_rule in (
         (("--", script, "a", "-b"), Strategy.SCRIPT, "report", "report"),
         (("--exit", "poweroff"), Strategy.IMAGE, "poweroff", "started"),
     ):
         spec = spec_of(*words)
-        assert (spec.strategy, spec.exit, spec.readiness) == (strategy, exit, readiness)
+        assert (spec.strategy, spec.exit, spec.ready_rule) == (strategy, exit, ready_rule)
         assert spec.arguments == (("a", "-b") if script in words else ())
         assert spec.script.startswith("#!/bin/sh") is (script in words)
     assert spec_of().strategy is Strategy.IMAGE

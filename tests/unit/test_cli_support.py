@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_kit import Run
 
-from vmjobs.cli.support import print_table, shortened
+from vmjobs.cli.common import print_table, shorten_ids
 from vmjobs.errors import Fault, InvalidRequest
 
 #: Sets a terminal's title; looks like markup.
@@ -45,7 +45,7 @@ def test_a_narrow_terminal_shows_ids_that_tell_rows_apart(
 
 
 def test_a_short_id_has_enough_digits_for_rows_that_are_not_shown() -> None:
-    (short,) = shortened(["01a20b26c3d4" + "5" * 20])
+    (short,) = shorten_ids(["01a20b26c3d4" + "5" * 20])
     assert short == "01a20b26c3d45555"
 
 

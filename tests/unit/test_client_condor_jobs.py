@@ -44,10 +44,10 @@ def test_a_job_that_begins_anew_is_claimed_with_the_nodes_token_again() -> None:
         "http://service", "node", JOB, "ada@grid", session=session, retries=retries
     )
     client.begin("1" * 32)
-    client.over()
+    client.delete_checkpoints()
     service.busy = 2
     client.begin("2" * 32)
-    client.over()
+    client.delete_checkpoints()
     node, first, second = "Bearer node", "Bearer of-the-job-1", "Bearer of-the-job-5"
     posts = [("POST", node)] * 3
     assert service.asked == [("POST", node), ("DELETE", first), *posts, ("DELETE", second)]

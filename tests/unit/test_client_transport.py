@@ -15,8 +15,8 @@ import pytest
 from http_kit import Handler, Scripted
 
 from vmjobs import errors
-from vmjobs.client import Client, JobAgentClient, Retries, Transport
-from vmjobs.client.transport import Upload, retry_after
+from vmjobs.client import ApiTransport, Client, JobAgentClient, Retries
+from vmjobs.client.transport import FileBody, retry_after
 from vmjobs.model import JobSpec, StreamName
 
 QUICK = Retries(deadline=3.0, first=0.01, ceiling=0.05, connect=1.0, read=1.0)
@@ -24,8 +24,8 @@ BYTES = bytes(range(256)) * 4096
 NO_URLS = ("", "localhost:8080", "ftp://x", "http://", "http://x:99999", "http://[", "http://x/?a=b")
 
 
-def http(server: Scripted, retries: Retries = QUICK) -> Transport:
-    return Transport(server.url, "secret", retries=retries)
+def http(server: Scripted, retries: Retries = QUICK) -> ApiTransport:
+    return ApiTransport(server.url, "secret", retries=retries)
 
 
 def fails_until(number: int, status: int) -> Callable[[Handler, int], None]:
@@ -118,7 +118,7 @@ def test_nobody_there() -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         start = time.monotonic()
         with pytest.raises(errors.Unavailable, match="Connection refused") as caught:
-            Transport(url, retries=Retries(deadline=0.5, first=0.05)).call("GET", "/x")
+            ApiTransport(url, retries=Retries(deadline=0.5, first=0.05)).call("GET", "/x")
     assert caught.value.service == "api"
     assert caught.value.hint
     assert 0.1 < time.monotonic() - start < 10
@@ -136,7 +136,7 @@ def test_what_is_no_url_or_token_is_told_at_once(
     url: str, token: str, kind: type[errors.VMJobsError], why: str
 ) -> None:
     with pytest.raises(kind, match=why):
-        Transport(url, token)
+        ApiTransport(url, token)
 
 
 def test_silence_times_out(server: Scripted) -> None:
@@ -162,7 +162,7 @@ def test_close_ends_the_waiting(server: Scripted) -> None:
 
 def test_neither_redirects_are_followed_nor_other_services_taken_for_ours(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(302, Location="http://evil.example.org/")
-    with pytest.raises(errors.Unavailable, match="redirects"):
+    with pytest.raises(errors.Unavailable, match="redirect"):
         http(server).call("GET", "/x")
     server.script = lambda handler, _: handler.answer(200, b"<html>hello</html>")
     with pytest.raises(errors.Unavailable, match="answered in another format"):
@@ -274,11 +274,11 @@ def test_upload_begins_anew_with_every_try(server: Scripted) -> None:
     source = io.BytesIO(b"skip" + BYTES)
     source.seek(4)
     steps: list[tuple[int, int]] = []
-    body = Upload(source, len(BYTES), lambda done, total: steps.append((done, total)))
+    body = FileBody(source, len(BYTES), lambda done, total: steps.append((done, total)))
     http(server).call("PUT", "/x", body=body)
     assert [call.body for call in server.seen] == [BYTES] * 3
     assert steps[-1] == (len(BYTES), len(BYTES))
-    http(server).call("PUT", "/x", body=Upload(io.BytesIO(), 0))
+    http(server).call("PUT", "/x", body=FileBody(io.BytesIO(), 0))
     assert server.seen[-1].headers["Content-Length"] == "0"
 
 
@@ -298,7 +298,7 @@ class Pipe(io.RawIOBase):
 def test_upload_of_what_passes_once_is_not_repeated(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(503)
     with pytest.raises(errors.Unavailable):
-        http(server).call("PUT", "/x", body=Upload(Pipe(), 5))  # type: ignore[arg-type]
+        http(server).call("PUT", "/x", body=FileBody(Pipe(), 5))  # type: ignore[arg-type]
     assert len(server.seen) == 1
 
 

@@ -1,4 +1,4 @@
-"""How many machines a cluster is to have: the table of ``vmjobs.cluster.demand``."""
+"""How many machines a cluster is to have: the table of ``vmjobs.cluster.autoscaler``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vmjobs.cluster.demand import AWAKE, Demand, Sizing, Slack, held, size, wakes
-from vmjobs.cluster.spec import ClusterSpec, Size
+from vmjobs.cluster.autoscaler import (
+    WAKE_DURATION,
+    Demand,
+    ScaleDownDelay,
+    SizeDecision,
+    can_wake,
+    decide_size,
+    still_woken,
+)
+from vmjobs.cluster.spec import ClusterSpec, SizeRange
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SPEC = ClusterSpec.model_validate(
@@ -15,24 +23,24 @@ SPEC = ClusterSpec.model_validate(
 )
 
 
-def slack(seconds: float, most: int) -> Slack:
-    return Slack(NOW - timedelta(seconds=seconds), most)
+def slack(seconds: float, most: int) -> ScaleDownDelay:
+    return ScaleDownDelay(NOW - timedelta(seconds=seconds), most)
 
 
 def jobs(count: int, busy: int = 0) -> Demand:
     return Demand(count, count, busy)
 
 
-def many(target: int, why: str, kept: Slack | None = None) -> Sizing:
+def many(target: int, why: str, kept: ScaleDownDelay | None = None) -> SizeDecision:
     """That many machines from now on; why, after their number."""
-    return Sizing(target, kept, f"{target} machine{'s' * (target != 1)}: {why}")
+    return SizeDecision(target, kept, f"{target} machine{'s' * (target != 1)}: {why}")
 
 
 IDLE = "idle jobs that only this cluster can run"
 
 #: The target, what was remembered, what there is to do, and what follows.
-TABLE: dict[str, tuple[int, Slack | None, Demand | None, Sizing]] = {
-    "as many as are needed": (3, None, jobs(1, busy=2), Sizing(3)),
+TABLE: dict[str, tuple[int, ScaleDownDelay | None, Demand | None, SizeDecision]] = {
+    "as many as are needed": (3, None, jobs(1, busy=2), SizeDecision(3)),
     "more at once": (1, None, jobs(3), many(3, f"3 {IDLE}")),
     "beside those that run jobs": (
         2,
@@ -42,13 +50,13 @@ TABLE: dict[str, tuple[int, Slack | None, Demand | None, Sizing]] = {
     ),
     "several jobs in one machine": (1, None, Demand(jobs=7, machines=2), many(2, f"7 {IDLE}")),
     "never more than max": (7, None, jobs(100), many(8, f"100 {IDLE}")),
-    "at max it stays": (8, None, jobs(100), Sizing(8)),
-    "never fewer than min": (1, None, jobs(0), Sizing(1)),
+    "at max it stays": (8, None, jobs(100), SizeDecision(8)),
+    "never fewer than min": (1, None, jobs(0), SizeDecision(1)),
     "a higher min": (0, None, jobs(0), many(1, "0 run jobs, and the declared minimum is kept")),
-    "fewer with patience": (5, None, jobs(2), Sizing(5, slack(0, 2))),
-    "it waits": (5, slack(99, 2), jobs(2), Sizing(5, slack(99, 2))),
-    "most of what was needed meanwhile": (5, slack(50, 2), jobs(4), Sizing(5, slack(50, 4))),
-    "not the least": (5, slack(50, 4), jobs(2), Sizing(5, slack(50, 4))),
+    "fewer with patience": (5, None, jobs(2), SizeDecision(5, slack(0, 2))),
+    "it waits": (5, slack(99, 2), jobs(2), SizeDecision(5, slack(99, 2))),
+    "most of what was needed meanwhile": (5, slack(50, 2), jobs(4), SizeDecision(5, slack(50, 4))),
+    "not the least": (5, slack(50, 4), jobs(2), SizeDecision(5, slack(50, 4))),
     "then those that nobody needed go": (
         5,
         slack(100, 2),
@@ -56,67 +64,72 @@ TABLE: dict[str, tuple[int, Slack | None, Demand | None, Sizing]] = {
         many(2, "no more were needed for 100 s", slack(0, 1)),
     ),
     "down to min": (5, slack(100, 1), jobs(0), many(1, "no more were needed for 100 s")),
-    "demand that is back ends the wait": (5, slack(99, 2), jobs(5), Sizing(5)),
+    "demand that is back ends the wait": (5, slack(99, 2), jobs(5), SizeDecision(5)),
     "or makes it grow": (5, slack(99, 2), jobs(6), many(6, f"6 {IDLE}")),
-    "machines that run jobs are needed": (5, slack(100, 5), jobs(0, busy=4), Sizing(5, slack(0, 4))),
-    "nobody can tell": (5, slack(1000, 1), None, Sizing(5)),
-    "an operator made it smaller": (2, slack(100, 4), jobs(1), Sizing(2, slack(0, 1))),
+    "machines that run jobs are needed": (
+        5,
+        slack(100, 5),
+        jobs(0, busy=4),
+        SizeDecision(5, slack(0, 4)),
+    ),
+    "nobody can tell": (5, slack(1000, 1), None, SizeDecision(5)),
+    "an operator made it smaller": (2, slack(100, 4), jobs(1), SizeDecision(2, slack(0, 1))),
 }
 
 
 @pytest.mark.parametrize("case", TABLE, ids=list(TABLE))
 def test_the_table(case: str) -> None:
     target, kept, demand, expected = TABLE[case]
-    assert size(SPEC, target, kept, demand, NOW) == expected
+    assert decide_size(SPEC, target, kept, demand, NOW) == expected
 
 
 #: How many are declared, at least and at most, the target, what there is to do, and what follows for a
 #: cluster that was woken.
-AWAKE_TABLE: dict[str, tuple[int, int, int, Demand | None, Sizing]] = {
-    "it keeps its machine": (0, 8, 1, jobs(0), Sizing(1)),
+AWAKE_TABLE: dict[str, tuple[int, int, int, Demand | None, SizeDecision]] = {
+    "it keeps its machine": (0, 8, 1, jobs(0), SizeDecision(1)),
     "it gets more as ever": (0, 8, 1, jobs(2), many(2, f"2 {IDLE}")),
-    "others may go": (0, 8, 3, jobs(0), Sizing(3, slack(0, 1))),
-    "an operator put it back to sleep": (0, 8, 0, jobs(0), Sizing(0)),
-    "it may have none by now": (0, 0, 1, jobs(0), Sizing(1, slack(0, 0))),
-    "nobody can tell": (0, 8, 1, None, Sizing(1)),
+    "others may go": (0, 8, 3, jobs(0), SizeDecision(3, slack(0, 1))),
+    "an operator put it back to sleep": (0, 8, 0, jobs(0), SizeDecision(0)),
+    "it may have none by now": (0, 0, 1, jobs(0), SizeDecision(1, slack(0, 0))),
+    "nobody can tell": (0, 8, 1, None, SizeDecision(1)),
 }
 
 
 @pytest.mark.parametrize("case", AWAKE_TABLE, ids=list(AWAKE_TABLE))
 def test_who_was_woken(case: str) -> None:
     least, most, target, demand, expected = AWAKE_TABLE[case]
-    spec = SPEC.model_copy(update={"size": Size(min=least, max=most)})
-    assert size(spec, target, None, demand, NOW, awake=True) == expected
+    spec = SPEC.model_copy(update={"size": SizeRange(min=least, max=most)})
+    assert decide_size(spec, target, None, demand, NOW, is_awake=True) == expected
 
 
 @pytest.mark.parametrize(
     ("ago", "demand", "still"),
     [
-        (AWAKE / 2, jobs(0), True),
-        (AWAKE / 2, None, True),
-        (AWAKE / 2, jobs(1), False),
-        (AWAKE / 2, jobs(0, busy=1), False),
-        (AWAKE, jobs(0), False),
-        (AWAKE, None, False),
+        (WAKE_DURATION / 2, jobs(0), True),
+        (WAKE_DURATION / 2, None, True),
+        (WAKE_DURATION / 2, jobs(1), False),
+        (WAKE_DURATION / 2, jobs(0, busy=1), False),
+        (WAKE_DURATION, jobs(0), False),
+        (WAKE_DURATION, None, False),
     ],
 )
 def test_it_is_kept_awake_until_there_is_demand_or_time_is_over(
     ago: timedelta, demand: Demand | None, still: bool
 ) -> None:
-    assert held(NOW - ago, demand, NOW) == (NOW - ago if still else None)
-    assert held(None, demand, NOW) is None
+    assert still_woken(NOW - ago, demand, NOW) == (NOW - ago if still else None)
+    assert still_woken(None, demand, NOW) is None
 
 
 @pytest.mark.parametrize(
     ("declared", "target", "expected"),
     [
-        (Size(min=0, max=1), 0, True),
-        (Size(min=0, max=1), 1, False),
-        (Size(min=0, max=0), 0, False),
-        (Size(min=0, max=0), 1, False),
+        (SizeRange(min=0, max=1), 0, True),
+        (SizeRange(min=0, max=1), 1, False),
+        (SizeRange(min=0, max=0), 0, False),
+        (SizeRange(min=0, max=0), 1, False),
         (0, 0, False),
         (2, 2, False),
     ],
 )
-def test_who_sleeps(declared: int | Size, target: int, expected: bool) -> None:
-    assert wakes(SPEC.model_copy(update={"size": declared}), target) is expected
+def test_who_sleeps(declared: int | SizeRange, target: int, expected: bool) -> None:
+    assert can_wake(SPEC.model_copy(update={"size": declared}), target) is expected

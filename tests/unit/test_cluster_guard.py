@@ -1,4 +1,4 @@
-"""When no more machines are tried where they only fail: the table of ``vmjobs.cluster.guard``."""
+"""The table of ``vmjobs.cluster.failure_backoff``: when no more VMs are tried where they only fail."""
 
 from __future__ import annotations
 
@@ -6,33 +6,43 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vmjobs.cluster.guard import LONGEST_PAUSE, Blame, Failure, Guard, Guards, GuardState, blame
-from vmjobs.cluster.member import MemberCode
+from vmjobs.cluster.failure_backoff import (
+    LONGEST_PAUSE,
+    BackoffState,
+    FailureBackoff,
+    FailureBackoffs,
+    FaultSource,
+    VmFailures,
+    fault_source,
+)
+from vmjobs.cluster.vm_state import ClusterVmCode
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 IMAGE = f"sha256:{'1' * 64}"
-PAIR, WIDE = Guard(IMAGE, "n1"), Guard(IMAGE)
-OPEN, CLOSED, HALF_OPEN = GuardState.OPEN, GuardState.CLOSED, GuardState.HALF_OPEN
+PAIR, WIDE = FailureBackoff(IMAGE, "n1"), FailureBackoff(IMAGE)
+OPEN, CLOSED, HALF_OPEN = BackoffState.OPEN, BackoffState.CLOSED, BackoffState.HALF_OPEN
 
 
-def failed(node: str = "n1", code: MemberCode = MemberCode.BOOT_TIMED_OUT, count: int = 1) -> Failure:
-    return Failure(node, code, "the guest was not ready within 180 s", count)
+def failed(
+    node: str = "n1", code: ClusterVmCode = ClusterVmCode.BOOT_TIMED_OUT, count: int = 1
+) -> VmFailures:
+    return VmFailures(node, code, "the guest was not ready within 180 s", count)
 
 
-def after(guard: Guard, *failures: Failure) -> Guard:
+def after(guard: FailureBackoff, *failures: VmFailures) -> FailureBackoff:
     for failure in failures:
         guard = guard.after_failure(failure, NOW)
     return guard
 
 
-REJECTED, NO_NODE_DISK = MemberCode.IMAGE_REJECTED, MemberCode.NODE_FAILED
+REJECTED, NO_NODE_DISK = ClusterVmCode.IMAGE_REJECTED, ClusterVmCode.NODE_FAILED
 #: A guard, what failed, and what it is then.
-TABLE: dict[str, tuple[Guard, list[Failure], GuardState]] = {
+TABLE: dict[str, tuple[FailureBackoff, list[VmFailures], BackoffState]] = {
     "two failures": (PAIR, [failed(), failed()], OPEN),
     "three": (PAIR, [failed(), failed(), failed()], CLOSED),
     "three that were told of at once": (PAIR, [failed(count=3)], CLOSED),
     "for the node's sake": (PAIR, [failed(code=NO_NODE_DISK, count=3)], CLOSED),
-    "for the service's sake": (PAIR, [failed(code=MemberCode.TOKEN_REFUSED, count=9)], OPEN),
+    "for the service's sake": (PAIR, [failed(code=ClusterVmCode.TOKEN_REFUSED, count=9)], OPEN),
     "an image on one node": (WIDE, [failed(count=4)], OPEN),
     "an image five times": (WIDE, [failed(count=4), failed()], CLOSED),
     "an image on two nodes": (WIDE, [failed("n1"), failed("n2")], CLOSED),
@@ -43,7 +53,7 @@ TABLE: dict[str, tuple[Guard, list[Failure], GuardState]] = {
     ),
     "two nodes that are not able to": (
         WIDE,
-        [failed("n1", NO_NODE_DISK, 9), failed("n2", MemberCode.NO_HYPERVISOR, 9)],
+        [failed("n1", NO_NODE_DISK, 9), failed("n2", ClusterVmCode.NO_HYPERVISOR, 9)],
         OPEN,
     ),
     "an image that came up some time": (
@@ -75,29 +85,29 @@ def test_pauses_double_up_to_an_hour_and_begin_anew_after_a_success() -> None:
     assert (opened.state(present), opened.failures) == (OPEN, 0)
     again = opened.after_failure(failed(count=3), present)
     assert again.until == present + timedelta(seconds=60)
-    assert guard.cleared() == PAIR
-    endless = Guard(IMAGE, "n1", failures=5000, closures=5000, until=NOW)
+    assert guard.reset() == PAIR
+    endless = FailureBackoff(IMAGE, "n1", failures=5000, closures=5000, until=NOW)
     assert endless.after_failure(failed(), NOW).until == NOW + LONGEST_PAUSE
 
 
 def test_failures_meanwhile_do_not_lengthen_a_pause() -> None:
     guard = after(PAIR, failed(count=3))
-    later = guard.after_failure(failed(code=MemberCode.KERNEL_PANIC), NOW + timedelta(seconds=30))
-    assert (later.until, later.failures, later.code) == (guard.until, 4, MemberCode.KERNEL_PANIC)
+    later = guard.after_failure(failed(code=ClusterVmCode.KERNEL_PANIC), NOW + timedelta(seconds=30))
+    assert (later.until, later.failures, later.code) == (guard.until, 4, ClusterVmCode.KERNEL_PANIC)
 
 
 def test_every_reason_is_somebodys_or_nobodys() -> None:
-    nobodys = {code for code in MemberCode if blame(code) is Blame.NOBODY}
+    nobodys = {code for code in ClusterVmCode if fault_source(code) is FaultSource.UNKNOWN}
     assert nobodys == {
-        MemberCode.PROGRESS,
-        MemberCode.NO_NODE,
-        MemberCode.NO_ROOM,
-        MemberCode.GUARDED,
-        MemberCode.NODE_LOST,
-        MemberCode.TOKEN_REFUSED,
-        MemberCode.DRAINED,
-        MemberCode.DRAIN_TIMED_OUT,
-        MemberCode.STOPPED,
+        ClusterVmCode.PROGRESS,
+        ClusterVmCode.NO_NODE,
+        ClusterVmCode.NO_ROOM,
+        ClusterVmCode.GUARDED,
+        ClusterVmCode.NODE_LOST,
+        ClusterVmCode.TOKEN_REFUSED,
+        ClusterVmCode.DRAINED,
+        ClusterVmCode.DRAIN_TIMED_OUT,
+        ClusterVmCode.STOPPED,
     }
 
 
@@ -116,24 +126,24 @@ def test_who_may_come() -> None:
         ([wide], later, True, False, wide),
         ([wide, pair], NOW, False, False, wide),
     ):
-        guards = Guards(known, present)
-        assert guards.barring(IMAGE, "n1", trying=trying, trying_there=there) == barred
-    assert Guards([pair], NOW).barring(IMAGE, "n2", trying=True, trying_there=True) is None
+        guards = FailureBackoffs(known, present)
+        assert guards.blocking(IMAGE, "n1", trying=trying, trying_there=there) == barred
+    assert FailureBackoffs([pair], NOW).blocking(IMAGE, "n2", trying=True, trying_there=True) is None
 
 
 def test_it_says_why_and_until_when() -> None:
     pair = after(PAIR, failed(count=3))
     short = "sha256:111111111111…"
-    assert pair.sentence(NOW) == (
+    assert pair.describe(NOW) == (
         f"n1: 3 VMs of {short} failed there in a row, last: BOOT_TIMED_OUT the guest was not "
         "ready within 180 s; next try at 12:01:00 UTC"
     )
-    assert pair.sentence(NOW + timedelta(hours=1)).endswith("; now one is tried at a time")
-    assert pair.after_success().sentence(NOW) == f"n1: VMs of {short} may start again"
+    assert pair.describe(NOW + timedelta(hours=1)).endswith("; now one is tried at a time")
+    assert pair.after_success().describe(NOW) == f"n1: VMs of {short} may start again"
     wide = after(WIDE, failed("n1"), failed("n2"))
-    assert wide.sentence(NOW).startswith(
+    assert wide.describe(NOW).startswith(
         f"2 VMs of {short} failed on n1, n2, and none ever came up, last: BOOT_TIMED_OUT"
     )
-    assert wide.cleared().sentence(NOW) == f"VMs of {short} may start again"
-    long = Failure("n1", MemberCode.BOOT_FAILED, "a" * 5000 + "\nmore", 3)
-    assert len(after(PAIR, long).sentence(NOW)) < 400
+    assert wide.reset().describe(NOW) == f"VMs of {short} may start again"
+    long = VmFailures("n1", ClusterVmCode.BOOT_FAILED, "a" * 5000 + "\nmore", 3)
+    assert len(after(PAIR, long).describe(NOW)) < 400

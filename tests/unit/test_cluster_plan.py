@@ -11,32 +11,32 @@ import pytest
 
 from vmjobs.cluster.actions import (
     Action,
-    Admit,
-    Condemn,
-    Create,
-    Forget,
-    Keep,
-    Place,
-    Remove,
+    AllowJobs,
+    AssignNode,
+    CompleteRollout,
+    CreateVm,
+    DeleteCluster,
+    DeleteVm,
+    PauseRollout,
+    RemoveAd,
+    ReplaceVm,
     RollBack,
     SetGoal,
     SetPending,
-    Stall,
-    Withdraw,
 )
-from vmjobs.cluster.guard import Failure, Guard, Guards
-from vmjobs.cluster.member import Goal, MemberCode, Phase
-from vmjobs.cluster.now import ClusterNow, MemberNow
-from vmjobs.cluster.placement import Need, NodeNow, Placement, Room
-from vmjobs.cluster.plan import AD_LIFETIME, GIVEN_UP, plan, wanted_by
+from vmjobs.cluster.failure_backoff import FailureBackoff, FailureBackoffs, VmFailures
+from vmjobs.cluster.placement import FreeCapacity, NodeSnapshot, Placement, VmRequest
+from vmjobs.cluster.plan import AD_LIFETIME, NODE_GIVEN_UP_AFTER, placement_request, plan
+from vmjobs.cluster.snapshot import ClusterSnapshot, ClusterVmSnapshot
 from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.model import HypervisorKind
 from vmjobs.ports import ProbeState
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 IMAGE, OLD_IMAGE = f"sha256:{'2' * 64}", f"sha256:{'1' * 64}"
 KINDS = frozenset({HypervisorKind.UML, HypervisorKind.QEMU})
-SMALL = Need(1, 1024, 1000)
+SMALL = VmRequest(1, 1024, 1000)
 PLAIN = {"image": "worker", "size": 0, "memory": 1024, "disk": 1000, "join_seconds": 100}
 
 
@@ -44,7 +44,7 @@ def at(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeNow:
+def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeSnapshot:
     """A node with room for so many machines of one processor."""
     values: dict[str, Any] = {
         "site": "here",
@@ -55,62 +55,62 @@ def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeN
         "alive": silent <= 300,
         "heard": at(silent),
     }
-    return NodeNow(name=name, **{**values, **more})
+    return NodeSnapshot(name=name, **{**values, **more})
 
 
-def member(number: int, on: str = "", **more: Any) -> MemberNow:
+def member(number: int, on: str = "", **more: Any) -> ClusterVmSnapshot:
     """Of the cluster ``vc``; its id is its name."""
     values = {"id": f"vc-{number}", "name": f"vc-{number}", "need": SMALL, "generation": 1, "node": on}
-    return MemberNow(**{**values, "image": IMAGE, **more})
+    return ClusterVmSnapshot(**{**values, "image": IMAGE, **more})
 
 
-def runs(number: int, on: str = "n1", **more: Any) -> MemberNow:
+def runs(number: int, on: str = "n1", **more: Any) -> ClusterVmSnapshot:
     values = {"phase": Phase.RUNNING, "incarnation": 1, "waiting": at(10)}
     return member(number, on, **{**values, **more})
 
 
-def waits(number: int, **more: Any) -> MemberNow:
+def waits(number: int, **more: Any) -> ClusterVmSnapshot:
     return member(number, "n1", phase=Phase.WAITING, **more)
 
 
-def boots(number: int, **more: Any) -> MemberNow:
+def boots(number: int, **more: Any) -> ClusterVmSnapshot:
     return member(number, "n1", phase=Phase.BOOTING, **more)
 
 
-def joined(number: int, probe: ProbeState, **more: Any) -> MemberNow:
+def joined(number: int, probe: ProbeState, **more: Any) -> ClusterVmSnapshot:
     return runs(number, advertised=1, probe=probe, **more)
 
 
-def up(number: int, on: str = "n1", **more: Any) -> MemberNow:
+def up(number: int, on: str = "n1", **more: Any) -> ClusterVmSnapshot:
     return runs(number, on, **{"advertised": 1, "admitted": 1, "waiting": None, **more})
 
 
-def failing(number: int, on: str = "n1", **more: Any) -> MemberNow:
+def failing(number: int, on: str = "n1", **more: Any) -> ClusterVmSnapshot:
     values = {"phase": Phase.WAITING, "incarnation": 3, "failures": 3, "withdrawn": 3}
-    return member(number, on, **{**values, "code": MemberCode.BOOT_FAILED, **more})
+    return member(number, on, **{**values, "code": ClusterVmCode.BOOT_FAILED, **more})
 
 
-def cluster(*members: MemberNow, target: int = 0, **more: Any) -> ClusterNow:
+def cluster(*members: ClusterVmSnapshot, target: int = 0, **more: Any) -> ClusterSnapshot:
     spec = ClusterSpec.model_validate({"name": "vc", **PLAIN, **more.pop("spec", {})})
     values = {"kinds": KINDS, "generation": 1, "target": target, "members": members}
     values |= {"image": IMAGE, "good": more.get("generation", 1)}
-    return ClusterNow(name="vc", spec=spec, **{**values, **more})
+    return ClusterSnapshot(name="vc", spec=spec, **{**values, **more})
 
 
-def created(number: int, on: str) -> Create:
-    return Create("vc", f"vc-{number}", Placement(on))
+def created(number: int, on: str) -> CreateVm:
+    return CreateVm("vc", f"vc-{number}", Placement(on))
 
 
-def condemned(code: MemberCode, why: str) -> Condemn:
-    return Condemn("vc-0", 1, code, why)
+def condemned(code: ClusterVmCode, why: str) -> ReplaceVm:
+    return ReplaceVm("vc-0", 1, code, why)
 
 
 def drained(number: int) -> SetGoal:
     return SetGoal(f"vc-{number}", Goal.DRAIN)
 
 
-def gone(number: int) -> Forget:
-    return Forget(f"vc-{number}")
+def gone(number: int) -> DeleteVm:
+    return DeleteVm(f"vc-{number}")
 
 
 ONE, TWO = [node("n1")], [node("n1"), node("n2")]
@@ -120,7 +120,7 @@ DRAIN: dict[str, Any] = {"goal": Goal.DRAIN}
 BACK = "generation 2 failed (vc-2 failed 3 times: BOOT_FAILED: no kernel): back to generation 1"
 
 #: What there is, what is done about it, and on which nodes, if not on one with room.
-TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]] = {
+TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapshot], ...]]] = {
     "nothing is wanted": (cluster(), []),
     "all is well": (cluster(up(0), up(1), target=2), []),
     # -- how many
@@ -133,7 +133,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     ),
     "the lowest number is used again": (cluster(up(1), target=2), [created(0, "n1")]),
     "a name is free once its machine has gone": (cluster(up(0, **DRAIN), target=1), [created(1, "n1")]),
-    "one that came late gets a node": (cluster(member(0), target=1), [Place("vc-0", "n1")]),
+    "one that came late gets a node": (cluster(member(0), target=1), [AssignNode("vc-0", "n1")]),
     "smaller: the highest number goes": (cluster(up(0), up(1), target=1), [drained(1)]),
     "smaller: rather one that is not busy": (cluster(up(0), up(1, busy=True), target=1), [drained(0)]),
     "smaller: rather one that is not up": (cluster(runs(0), up(1), target=1), [drained(0)]),
@@ -148,7 +148,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
         [
             SetPending(
                 "vc-2",
-                MemberCode.NO_ROOM,
+                ClusterVmCode.NO_ROOM,
                 "no node has room: n1 lacks 1 processors and 1024 MiB of memory and 1000 MiB of disk; "
                 "settings cluster_cpus, cluster_memory and cluster_disk of a node say what it offers",
             )
@@ -157,31 +157,31 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     ),
     "the same reason is told once": (
         cluster(
-            member(0, code=MemberCode.NO_NODE, why="no node has registered with the service"),
+            member(0, code=ClusterVmCode.NO_NODE, why="no node has registered with the service"),
             target=1,
         ),
         [],
         [],
     ),
     # -- in the pool
-    "a probe job ran": (cluster(joined(0, ProbeState.RAN), target=1), [Admit("vc-0", 1)]),
+    "a probe job ran": (cluster(joined(0, ProbeState.RAN), target=1), [AllowJobs("vc-0", 1)]),
     "a probe job waits": (cluster(joined(0, ProbeState.WAITING), target=1), []),
     "a probe job failed": (
         cluster(joined(0, ProbeState.FAILED), target=1),
         [
             condemned(
-                MemberCode.PROBE_FAILED,
+                ClusterVmCode.PROBE_FAILED,
                 "its probe job failed: the VM is in the pool but runs no jobs",
             )
         ],
     ),
     "it did not join in time": (
         cluster(runs(0, waiting=at(101)), target=1),
-        [condemned(MemberCode.JOIN_TIMED_OUT, "the VM did not join the pool within 100 s")],
+        [condemned(ClusterVmCode.JOIN_TIMED_OUT, "the VM did not join the pool within 100 s")],
     ),
     "its probe did not run in time": (
         cluster(joined(0, ProbeState.WAITING, waiting=at(101)), target=1),
-        [condemned(MemberCode.JOIN_TIMED_OUT, "its probe job did not run within 100 s")],
+        [condemned(ClusterVmCode.JOIN_TIMED_OUT, "its probe job did not run within 100 s")],
     ),
     "a machine is condemned once": (cluster(runs(0, waiting=at(101), condemned=1), target=1), []),
     "a pool that does not answer condemns nobody": (cluster(runs(0, waiting=None), target=1), []),
@@ -195,24 +195,24 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     ),
     "it does not come back": (
         cluster(up(0, advertised=0, waiting=NOW - AD_LIFETIME - timedelta(seconds=1)), target=1),
-        [condemned(MemberCode.JOIN_TIMED_OUT, "the VM has been missing from the pool for 900 s")],
+        [condemned(ClusterVmCode.JOIN_TIMED_OUT, "the VM has been missing from the pool for 900 s")],
     ),
     "a machine that ended is withdrawn": (
         cluster(waits(0, incarnation=1, advertised=1), target=1),
-        [Withdraw("vc-0")],
+        [RemoveAd("vc-0")],
     ),
     "so is the one before the present one": (
         cluster(boots(0, incarnation=2, advertised=1), target=1),
-        [Withdraw("vc-0")],
+        [RemoveAd("vc-0")],
     ),
     "so is one that nobody has seen in the pool: it may have a token": (
         cluster(waits(0, incarnation=2, withdrawn=1), target=1),
-        [Withdraw("vc-0")],
+        [RemoveAd("vc-0")],
     ),
     "a pool that was told is told once": (cluster(waits(0, incarnation=2, withdrawn=2), target=1), []),
     "and again if it is there after all": (
         cluster(boots(0, incarnation=2, withdrawn=1, advertised=1), target=1),
-        [Withdraw("vc-0")],
+        [RemoveAd("vc-0")],
     ),
     "one may join before its agent says that it runs": (
         cluster(boots(0, incarnation=2, advertised=2, withdrawn=1), target=1),
@@ -228,11 +228,12 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     "one lost and one missing: who is missing is shown": (
         cluster(up(0), target=2),
         [
-            Create(
+            CreateVm(
                 "vc",
                 "vc-1",
                 Placement(
-                    code=MemberCode.NO_NODE, why="no node can run it: n1 has sent no recent heartbeat"
+                    code=ClusterVmCode.NO_NODE,
+                    why="no node can run it: n1 has sent no recent heartbeat",
                 ),
             )
         ],
@@ -244,7 +245,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     "a node that does not come back is given up": (
         cluster(up(0), up(1, "n2"), target=1),
         [drained(0)],
-        [node("n1", silent=GIVEN_UP.total_seconds()), node("n2")],
+        [node("n1", silent=NODE_GIVEN_UP_AFTER.total_seconds()), node("n2")],
     ),
     "so is one that nobody knows": (cluster(up(0, "n9"), up(1), target=1), [drained(0)]),
     "a lost one that was to stop is forgotten": (cluster(up(0, goal=Goal.STOP)), [gone(0)], LOST),
@@ -267,7 +268,10 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
         cluster(up(0), up(1, **DRAIN), target=3, deleting=Goal.STOP),
         [SetGoal("vc-0", Goal.STOP), SetGoal("vc-1", Goal.STOP)],
     ),
-    "a cluster goes with its last member": (cluster(target=3, deleting=Goal.DRAIN), [Remove("vc")]),
+    "a cluster goes with its last member": (
+        cluster(target=3, deleting=Goal.DRAIN),
+        [DeleteCluster("vc")],
+    ),
     "and not before": (cluster(up(0, **DRAIN), target=3, deleting=Goal.DRAIN), []),
     # -- a new declaration
     "the first one of an old generation": (cluster(up(0), up(1), target=2, generation=2), [drained(1)]),
@@ -286,7 +290,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     "then it follows": (cluster(up(0), up(2, generation=2), target=2, generation=2), [drained(0)]),
     "not while another one is down that was up": (
         cluster(up(0), up(1, phase=Phase.WAITING, failures=1), target=2, generation=2),
-        [Withdraw("vc-1")],
+        [RemoveAd("vc-1")],
     ),
     "not while another one is lost": (cluster(up(0), up(1, "n2"), target=1, generation=2), [], LOST),
     "those that never were up hold up nothing, and go first": (
@@ -300,7 +304,7 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
     "a failing successor ends it": (
         cluster(up(0), failing(2, generation=2, why="no kernel"), target=2, generation=2),
         [
-            Stall(
+            PauseRollout(
                 "vc",
                 "the rollout is paused: vc-2 of generation 2 failed 3 times "
                 "(BOOT_FAILED: no kernel); 1 of earlier generations stay. Correct the declaration, or "
@@ -313,8 +317,11 @@ TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]
         [],
     ),
     # -- what was good before
-    "all is up: remembered": (cluster(up(0), target=1, good=0), [Keep("vc")]),
-    "of each generation": (cluster(up(0, generation=2), target=1, generation=2, good=1), [Keep("vc")]),
+    "all is up: remembered": (cluster(up(0), target=1, good=0), [CompleteRollout("vc")]),
+    "of each generation": (
+        cluster(up(0, generation=2), target=1, generation=2, good=1),
+        [CompleteRollout("vc")],
+    ),
     "not yet all": (cluster(up(0), runs(1), target=2, good=0), []),
     "not all of it": (
         cluster(up(0), up(1, **DRAIN), up(2, generation=2), target=2, generation=2, good=1),
@@ -365,7 +372,7 @@ def test_the_table(case: str) -> None:
 
 
 #: What a machine looks for, the nodes, and the reason that none of them gets.
-REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
+REASONS: dict[str, tuple[dict[str, Any], list[NodeSnapshot], str]] = {
     "no node at all": ({}, [], "no node has registered with the service"),
     "another site": (
         {"site": "there"},
@@ -403,7 +410,7 @@ REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
 def test_why_there_is_no_node(case: str) -> None:
     spec, nodes, expected = REASONS[case]
     (action,) = plan([cluster(target=1, spec=spec)], {n.name: n for n in nodes}, NOW)
-    assert isinstance(action, Create)
+    assert isinstance(action, CreateVm)
     assert (action.place.node, action.place.why) == ("", expected)
 
 
@@ -416,17 +423,17 @@ def test_patterns_and_sites_choose_nodes() -> None:
 def test_clusters_share_what_nodes_offer() -> None:
     other = replace(cluster(target=1), name="other")
     actions = plan([cluster(target=2), other], {"n1": node("n1", 2)}, NOW)
-    assert [(a.name, a.place.node) for a in actions if isinstance(a, Create)] == [
+    assert [(a.name, a.place.node) for a in actions if isinstance(a, CreateVm)] == [
         ("other-0", "n1"),
         ("vc-0", "n1"),
         ("vc-1", ""),
     ]
 
 
-def _settle(there: ClusterNow, action: Action) -> ClusterNow:
+def _settle(there: ClusterSnapshot, action: Action) -> ClusterSnapshot:
     """The cluster after an action, and after agents and pool did their part at once."""
     left = [m for m in there.members if m.id != getattr(action, "member", "")]
-    if isinstance(action, Create):
+    if isinstance(action, CreateVm):
         number = int(action.name.rpartition("-")[2])
         left = [*there.members, up(number, action.place.node, generation=there.generation)]
     return replace(there, members=tuple(left))
@@ -445,21 +452,25 @@ def test_a_new_declaration_replaces_every_machine_and_ends() -> None:
     assert sorted(m.generation for m in there.members) == [2] * 5
 
 
-def closed(on: str, *, image: str = IMAGE, code: MemberCode = MemberCode.BOOT_FAILED) -> Guard:
+def closed(
+    on: str, *, image: str = IMAGE, code: ClusterVmCode = ClusterVmCode.BOOT_FAILED
+) -> FailureBackoff:
     """Closed for a minute from now on; on: empty: everywhere."""
-    guard = Guard(image, on)
+    guard = FailureBackoff(image, on)
     for failed in ("n1", "n2") if not on else (on,):
-        guard = guard.after_failure(Failure(failed, code, "no kernel", 3), NOW)
+        guard = guard.after_failure(VmFailures(failed, code, "no kernel", 3), NOW)
     return guard
 
 
-PROVEN = Guard(IMAGE).after_success()
+PROVEN = FailureBackoff(IMAGE).after_success()
 LATER = timedelta(seconds=61)
 MOVED = [drained(0), created(1, "n2")]
 UPGRADE: dict[str, Any] = {"target": 2, "generation": 2, "good": 1}
 
 #: What there is, where it is closed, what is done, and after how long. All is on two nodes.
-GUARDED: dict[str, tuple[ClusterNow, list[Guard], list[Action], *tuple[timedelta, ...]]] = {
+GUARDED: dict[
+    str, tuple[ClusterSnapshot, list[FailureBackoff], list[Action], *tuple[timedelta, ...]]
+] = {
     "a new one goes elsewhere": (cluster(target=1), [closed("n1")], [created(0, "n2")]),
     "another image is another matter": (
         cluster(target=1),
@@ -514,7 +525,7 @@ GUARDED: dict[str, tuple[ClusterNow, list[Guard], list[Action], *tuple[timedelta
         [RollBack("vc", BACK), drained(2)],
     ),
     "unless it is the node's": (
-        cluster(up(5, "n2"), failing(0, generation=2, code=MemberCode.NODE_FAILED), **UPGRADE),
+        cluster(up(5, "n2"), failing(0, generation=2, code=ClusterVmCode.NODE_FAILED), **UPGRADE),
         [closed("n1"), PROVEN],
         MOVED,
     ),
@@ -538,25 +549,25 @@ def test_where_machines_only_fail(case: str) -> None:
     there, guards, expected, *later = GUARDED[case]
     after = sum(later, timedelta())
     nodes = {name: node(name, silent=-after.total_seconds()) for name in ("n1", "n2")}
-    assert plan([there], nodes, NOW + after, Guards(guards, NOW + after)) == expected
+    assert plan([there], nodes, NOW + after, FailureBackoffs(guards, NOW + after)) == expected
 
 
 def test_why_a_guarded_node_is_not_chosen() -> None:
     nodes = {"n1": node("n1"), "n2": node("n2", 0), "n3": node("n3")}
     there = cluster(target=1)
-    guards = Guards([closed("n1"), closed("n3", code=MemberCode.KERNEL_PANIC)], NOW)
+    guards = FailureBackoffs([closed("n1"), closed("n3", code=ClusterVmCode.KERNEL_PANIC)], NOW)
     (action,) = plan([there], nodes, NOW, guards)
-    assert isinstance(action, Create)
+    assert isinstance(action, CreateVm)
     short = "sha256:222222222222…"
-    assert action.place.code is MemberCode.GUARDED
+    assert action.place.code is ClusterVmCode.GUARDED
     assert action.place.why == (
         f"n1: 3 VMs of {short} failed there in a row, last: BOOT_FAILED no kernel; next try at "
         "12:01:00 UTC; n2 lacks 1 processors and 1024 MiB of memory and 1000 MiB of disk; "
         f"n3: 3 VMs of {short} failed there in a row, last: KERNEL_PANIC no kernel; next try at "
         "12:01:00 UTC"
     )
-    (wide,) = plan([there], nodes, NOW, Guards([closed("")], NOW))
-    assert isinstance(wide, Create)
+    (wide,) = plan([there], nodes, NOW, FailureBackoffs([closed("")], NOW))
+    assert isinstance(wide, CreateVm)
     assert "failed on n1, n2, and none ever came up" in wide.place.why
     assert wide.place.why.count("next try") == 1
 
@@ -564,9 +575,9 @@ def test_why_a_guarded_node_is_not_chosen() -> None:
 def test_clusters_of_the_same_image_try_one_machine_at_a_time() -> None:
     other = replace(cluster(target=1), name="other")
     for when, nodes in ((NOW - LATER, ["", ""]), (NOW + LATER, ["n1", ""])):
-        guards = Guards([closed("n1")], when)
+        guards = FailureBackoffs([closed("n1")], when)
         actions = plan([cluster(target=1), other], {"n1": node("n1")}, NOW, guards)
-        assert [a.place.node for a in actions if isinstance(a, Create)] == nodes
+        assert [a.place.node for a in actions if isinstance(a, CreateVm)] == nodes
 
 
 class Looked(frozenset[HypervisorKind]):
@@ -586,8 +597,8 @@ def test_where_there_is_no_room_each_node_is_looked_at_once(
     monkeypatch.setattr(Looked, "times", 0)
     nodes = {f"n{n}": node(f"n{n}", 1, kinds=Looked(KINDS)) for n in range(20)}
     nodes["m"] = node("m", 500)
-    closed = Guard(IMAGE, "m", failures=3, until=at(-600), nodes=("m",))
-    open_guards = Guards([closed, replace(closed, node="")], NOW)
+    closed = FailureBackoff(IMAGE, "m", failures=3, until=at(-600), nodes=("m",))
+    open_guards = FailureBackoffs([closed, replace(closed, node="")], NOW)
     made = {"pending": member, "missing": up, "failing": lambda n: failing(n, "m")}[crowd]
     members = [] if crowd == "missing" else [made(n) for n in range(500)]
     there = [replace(up(1000 + n, f"n{n}"), name=f"vc-{1000 + n}") for n in range(20)]
@@ -599,8 +610,8 @@ def test_where_there_is_no_room_each_node_is_looked_at_once(
 
 def test_a_machine_goes_where_its_processors_are() -> None:
     uml, both = frozenset({HypervisorKind.UML}), KINDS | {HypervisorKind.QEMU}
-    wanted = wanted_by(cluster(spec={"cpus": 2}).spec, both, IMAGE)
-    place = Room([node("n1", kinds=uml)]).place(wanted)
-    assert (place.node, place.code) == ("", MemberCode.NO_NODE)
+    wanted = placement_request(cluster(spec={"cpus": 2}).spec, both, IMAGE)
+    place = FreeCapacity([node("n1", kinds=uml)]).place(wanted)
+    assert (place.node, place.code) == ("", ClusterVmCode.NO_NODE)
     assert "n1 has no hypervisor for it (qemu; working there: uml)" in place.why
-    assert Room([node("n1", kinds=uml), node("n2", kinds=both)]).place(wanted).node == "n2"
+    assert FreeCapacity([node("n1", kinds=uml), node("n2", kinds=both)]).place(wanted).node == "n2"

@@ -9,7 +9,7 @@ import classad2
 import pytest
 from why_kit import job, node
 
-from condor.analysis import analyse, demands, shown
+from condor.diagnose.slot_analysis import analyse, format_value, requirement_clauses
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_the_demands_that_are_not_met(case: tuple[Any, ...]) -> None:
 
 
 def test_demands_stand_for_what_they_name() -> None:
-    assert demands(job())[:2] == ['TARGET.Arch == "X86_64"', 'TARGET.OpSys == "LINUX"']
-    assert demands(node())[0:3] == ["true", demands(node())[1], "MY.Cpus > 0"]
-    assert "VMJobPolicy" in demands(node())[1]
+    assert requirement_clauses(job())[:2] == ['TARGET.Arch == "X86_64"', 'TARGET.OpSys == "LINUX"']
+    assert requirement_clauses(node())[0:3] == ["true", requirement_clauses(node())[1], "MY.Cpus > 0"]
+    assert "VMJobPolicy" in requirement_clauses(node())[1]
 
 
 def test_several_nodes_are_told_of_together() -> None:
@@ -150,5 +150,12 @@ def test_hostile_ads_are_bounded_and_obeyed_by_nobody() -> None:
 
 def test_values_as_people_read_them() -> None:
     values = classad2.ClassAd('[a=1.0; b=true; c=error; d="x\\ny"; e={1}]')
-    assert [shown(values.get(n)) for n in "abcdef"] == ["1", "true", "error", "x y", "[1]", "undefined"]
-    assert len(shown("y" * 500)) == 80
+    assert [format_value(values.get(n)) for n in "abcdef"] == [
+        "1",
+        "true",
+        "error",
+        "x y",
+        "[1]",
+        "undefined",
+    ]
+    assert len(format_value("y" * 500)) == 80

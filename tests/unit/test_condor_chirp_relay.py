@@ -17,7 +17,7 @@ COOKIE = "now"
 
 @contextmanager
 def connected(
-    folder: Path, *, everything: bool = False, moves: bool = True
+    folder: Path, *, has_full_access: bool = False, is_checkpointable: bool = True
 ) -> Iterator[tuple[socket.socket, list[bytes]]]:
     """A job's end of a relayed connection, and all that the service has heard, a line each."""
     heard: list[bytes] = []
@@ -31,7 +31,9 @@ def connected(
                     heard.append(line)
                     connection.sendall(b"0\n")
 
-        relay = ChirpRelay(folder / "config", everything=everything, moves=moves)
+        relay = ChirpRelay(
+            folder / "config", has_full_access=has_full_access, is_checkpointable=is_checkpointable
+        )
         job, inner = socket.socketpair()
         work: list[Callable[[], object]] = [serve, lambda: relay(inner)]
         threads = [threading.Thread(target=one, daemon=True) for one in work]
@@ -45,10 +47,10 @@ def connected(
         inner.close()
 
 
-@pytest.mark.parametrize("everything", [True, False])
-def test_a_job_that_goes_on_elsewhere_is_known_there(tmp_path: Path, *, everything: bool) -> None:
+@pytest.mark.parametrize("has_full_access", [True, False])
+def test_a_job_that_goes_on_elsewhere_is_known_there(tmp_path: Path, *, has_full_access: bool) -> None:
     """It says the cookie of the starter that it left, whose service is not this one."""
-    with connected(tmp_path, everything=everything) as (job, heard):
+    with connected(tmp_path, has_full_access=has_full_access) as (job, heard):
         job.sendall(b"cookie before\nset_job_attr_delayed ChirpN 1\n")
         answers = b""
         while answers.count(b"\n") < 2:
@@ -67,7 +69,7 @@ def test_a_job_that_goes_on_elsewhere_is_known_there(tmp_path: Path, *, everythi
     ],
 )
 def test_what_another_job_says(tmp_path: Path, said: bytes, answer: bytes, heard: list[bytes]) -> None:
-    with connected(tmp_path, moves=False) as (job, found):
+    with connected(tmp_path, is_checkpointable=False) as (job, found):
         job.sendall(said)
         assert job.recv(100) == answer
     assert found == heard

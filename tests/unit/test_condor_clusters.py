@@ -19,17 +19,17 @@ from members_kit import member_order
 
 from condor import names
 from condor.cluster_ads import faults
-from condor.pool import CondorPool, among, is_machine, machine, probe_jobs, probe_state
-from condor.pool_tokens import CondorMinter, expiry
-from condor.worker import WorkerKit, machine_attributes, member_config
+from condor.pool import CondorPool, is_machine, machine, membership_expression, probe_jobs, probe_state
+from condor.pool_tokens import CondorTokenIssuer, expiry
+from condor.worker import WorkerKit, machine_attributes, worker_config
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 from vmjobs.config import PoolSetting
 from vmjobs.errors import Unavailable
-from vmjobs.ports import MachineKind, PoolMachine, ProbeState
+from vmjobs.ports import PoolVm, ProbeState, WorkerVmProfile
 
 
-def order(**fields: object) -> MemberOrder:
+def order(**fields: object) -> ClusterVmOrder:
     pool = PoolAddress(name="site", collector="site.grid:9618", trust_domain="grid")
     names = {"id": "5" * 32, "cluster": "sl3", "name": "sl3-0"}
     return member_order(**{**names, "cpus": 2, "pool": pool, **fields})
@@ -38,9 +38,9 @@ def order(**fields: object) -> MemberOrder:
 class Configuration:
     """The files of a machine, as HTCondor reads them."""
 
-    def __init__(self, folder: Path, made: MemberOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, made: ClusterVmOrder, monkeypatch: pytest.MonkeyPatch) -> None:
         files = WorkerKit().files(made, 3)
-        text = files[names.STARTD_CONFIG] + files[names.MEMBER_CONFIG]
+        text = files[names.STARTD_CONFIG] + files[names.CLUSTER_VM_CONFIG]
         self.file = folder / "condor_config"
         self.file.write_bytes(text)
         self.environment = monkeypatch
@@ -70,7 +70,7 @@ class Configuration:
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made: list[Configuration] = []
 
-    def make(made_order: MemberOrder) -> Configuration:
+    def make(made_order: ClusterVmOrder) -> Configuration:
         made.append(Configuration(tmp_path, made_order, monkeypatch))
         return made[-1]
 
@@ -137,9 +137,9 @@ def test_an_operators_attribute_wins_over_the_default_of_that_name_only() -> Non
 
 
 def test_a_line_end_never_gets_into_a_configuration() -> None:
-    with pytest.raises(ValueError, match="cannot stand"):
-        member_config(order(start="True\nSTARTER_ALLOW_RUNAS_OWNER = True"), 1)
-    text = member_config(order(attributes={"A": "x\nB = 1"}), 1)
+    with pytest.raises(ValueError, match="control characters"):
+        worker_config(order(start="True\nSTARTER_ALLOW_RUNAS_OWNER = True"), 1)
+    text = worker_config(order(attributes={"A": "x\nB = 1"}), 1)
     assert "\nB = 1" not in text
 
 
@@ -242,7 +242,7 @@ def test_what_a_machine_says_cannot_be_more_than_can_be_kept() -> None:
 
 def test_a_machines_ad() -> None:
     ad = {names.MEMBER: "a-0", names.INCARNATION: 2, names.SYSTEM: "Debian GNU/Linux 13"}
-    assert machine(ad) == PoolMachine("a-0", 2, system="Debian GNU/Linux 13")
+    assert machine(ad) == PoolVm("a-0", 2, system="Debian GNU/Linux 13")
     assert machine({**ad, **AD}).id == "5" * 32
     ad |= {names.DYNAMIC_SLOTS: 1, names.JOB_STARTS: 1}
     assert machine(ad).busy
@@ -271,7 +271,7 @@ def expression(submit: Any, name: str) -> Any:
 
 
 def test_each_probe_is_for_one_machine_and_moves_no_file() -> None:
-    known = [PoolMachine("a-0", 1, "5" * 32), PoolMachine("a-1", 1, "6" * 32)]
+    known = [PoolVm("a-0", 1, "5" * 32), PoolVm("a-1", 1, "6" * 32)]
     made = probe_jobs(known)
     submit = htcondor2.Submit(made.description)
     for item, mine, other in zip(made.items, known, reversed(known), strict=True):
@@ -316,7 +316,7 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
     monkeypatch.setattr("condor.schedd.call", queue.call)
     monkeypatch.setattr("condor.schedd.submit", queue.submit)
     pool = CondorPool("site", AT)
-    known = [PoolMachine(f"a-{n}", 2, f"{n:032x}") for n in range(200)]
+    known = [PoolVm(f"a-{n}", 2, f"{n:032x}") for n in range(200)]
     states = pool.probes(known)
     assert queue.verbs == ["query", "history", "submit"]
     assert states == {(each.id, 2): ProbeState.WAITING for each in known}
@@ -335,7 +335,7 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
         {**second, names.JOB_STATUS: 3},
     ]
     queue.verbs.clear()
-    said = pool.probes([*known, PoolMachine("b-0", 1, "b" * 32)])
+    said = pool.probes([*known, PoolVm("b-0", 1, "b" * 32)])
     assert queue.verbs == ["query", "history", "submit"]
     assert (said[known[0].id, 2], said[known[1].id, 2]) == (ProbeState.RAN, ProbeState.FAILED)
     assert said["b" * 32, 1] is ProbeState.WAITING
@@ -343,7 +343,7 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
     assert len(queue.jobs) == 198 + 1 + 2
 
 
-def withdrawn(machines: list[PoolMachine], queue: Queue, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def withdrawn(machines: list[PoolVm], queue: Queue, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the pool's collector is told, by verb."""
     said: dict[str, Any] = {}
     patch.setattr("condor.schedd.call", queue.call)
@@ -361,7 +361,7 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
     ]
     removed: list[list[str]] = []
     monkeypatch.setattr("condor.schedd.Schedd.act", lambda *what: removed.append(what[2]))
-    machines = [PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)]
+    machines = [PoolVm("a-0", 2, "5" * 32), PoolVm("a-1", 1, "6" * 32)]
     said = withdrawn(machines, queue, monkeypatch)
     assert list(said) == ["revoke", "withdraw"]  # or a machine that lives could be back in between
     users = [f"vmjobs-a-0.{'5' * 32}.2", f"vmjobs-a-1.{'6' * 32}.1"]
@@ -384,7 +384,7 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
 def test_thousands_of_machines_are_withdrawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("condor.schedd.Schedd.query", lambda _, where, __: asked.append(where) or [])
-    said = withdrawn([PoolMachine(f"a-{n}", 1, f"{n:032x}") for n in range(5000)], Queue(), monkeypatch)
+    said = withdrawn([PoolVm(f"a-{n}", 1, f"{n:032x}") for n in range(5000)], Queue(), monkeypatch)
     ad = {names.MEMBER: "a-4999", names.MACHINE: f"{4999:032x}.1"}
     job = {names.OWNER: AT.user, names.PROBE: f"{4999:032x}.1"}
     for where, meant in ((said["withdraw"]["constraint"], ad), (asked[0], job)):
@@ -407,7 +407,7 @@ def test_a_machine_wakes_no_cluster_by_posing_as_one_that_is_switched_off() -> N
 
 
 def test_names_in_a_constraint_are_literals() -> None:
-    text = among("A", ["x", 'y" || true || "'])
+    text = membership_expression("A", ["x", 'y" || true || "'])
     for value, there in (("z", False), ("x", True)):
         assert classad2.ExprTree(text).eval(classad2.ClassAd({"A": value})) is there
 
@@ -415,11 +415,11 @@ def test_names_in_a_constraint_are_literals() -> None:
 def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
     pool = CondorPool("site", AT._replace(collector="127.0.0.1:9"), timeout=20.0)
-    kind = MachineKind("a", 1, 512, 512, {}, "true", {})
+    kind = WorkerVmProfile("a", 1, 512, 512, {}, "true", {})
     for attempt in (
         pool.machines,
-        lambda: pool.probes([PoolMachine("a-0", 1, "5" * 32)]),
-        lambda: pool.withdraw([PoolMachine("a-0", 1, "5" * 32)]),
+        lambda: pool.probes([PoolVm("a-0", 1, "5" * 32)]),
+        lambda: pool.withdraw([PoolVm("a-0", 1, "5" * 32)]),
         lambda: pool.idle([kind]),
         lambda: pool.offer([kind]),
     ):
@@ -471,7 +471,7 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 POOLS = {"site": "grid"}
-MACHINE = PoolMachine("a-0", 2, "5" * 32)
+MACHINE = PoolVm("a-0", 2, "5" * 32)
 
 
 def test_what_a_token_is_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,7 +479,7 @@ def test_what_a_token_is_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made = token(sub=f"{user}@grid", exp=1_800_000_000)
     programs(tmp_path, monkeypatch, f'echo "$*" >{tmp_path}/said; env >{tmp_path}/env; echo {made}')
     (tmp_path / "site").write_text("secret key")
-    minted = CondorMinter(tmp_path, POOLS).mint("site", MACHINE, 600)
+    minted = CondorTokenIssuer(tmp_path, POOLS).mint("site", MACHINE, 600)
     assert minted.token == made
     assert minted.identity == f"{user}@grid"
     said = (tmp_path / "said").read_text().split()
@@ -490,7 +490,7 @@ def test_what_a_token_is_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_key_no_pool_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minter = CondorMinter(tmp_path, POOLS)
+    minter = CondorTokenIssuer(tmp_path, POOLS)
     with pytest.raises(Unavailable, match="no signing key") as caught:
         minter.mint("site", MACHINE, 600)
     assert caught.value.service == "pool"
@@ -501,8 +501,8 @@ def test_no_key_no_pool_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(Unavailable, match="cannot"):
         minter.mint("site", MACHINE, 600)
     for name in ("../x", "a b", "-a", "A", "a.b", ""):
-        with pytest.raises(ValueError, match="not what"):
+        with pytest.raises(ValueError, match="not a valid"):
             minter.mint("site", replace(MACHINE, name=name), 600)
     for lie in (replace(MACHINE, id="5"), replace(MACHINE, incarnation=0)):
-        with pytest.raises(ValueError, match="not what"):
+        with pytest.raises(ValueError, match="not a valid"):
             minter.mint("site", lie, 600)

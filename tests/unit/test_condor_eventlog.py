@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from condor import eventlog
-from condor.eventlog import EventLogs, fold
+from condor.eventlog import EventLogs, apply_event
 from condor.jobstatus import observe
 from vmjobs.ports import BatchStatus, Observation
 
@@ -172,8 +172,8 @@ def test_garbage_and_unreadable_logs_raise_nothing(logs: Logs) -> None:
 def test_what_each_event_means(kind: int, event: dict[str, Any], status: str, reason: str) -> None:
     known: dict[tuple[int, int], Observation] = {}
     where = {"Cluster": 1, "Proc": 0}
-    fold(known, eventlog.SUBMIT, {**where, "LogNotes": "vmjobs j"}, "s")
-    fold(known, kind, {**where, **event}, "s")
+    apply_event(known, eventlog.SUBMIT, {**where, "LogNotes": "vmjobs j"}, "s")
+    apply_event(known, kind, {**where, **event}, "s")
     assert (known[1, 0].status.value, known[1, 0].reason) == (status, reason)
 
 

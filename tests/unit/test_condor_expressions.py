@@ -5,7 +5,7 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from condor.expressions import Name, attributes, conjuncts, usual
+from condor.expressions import AttributeReference, attribute_references, conjuncts, format_expression
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ from condor.expressions import Name, attributes, conjuncts, usual
     ],
 )
 def test_what_has_to_be_true_each_by_itself(expression: str, parts: list[str]) -> None:
-    assert [usual(part) for part in conjuncts(str(classad2.ExprTree(expression)))] == parts
+    assert [format_expression(part) for part in conjuncts(str(classad2.ExprTree(expression)))] == parts
 
 
 @pytest.mark.parametrize("text", ["", "((", "))&&((", '"open && x', "a &&", "&& a", "\x1b && '", "?"])
 def test_what_is_no_expression_is_no_trouble(text: str) -> None:
     assert conjuncts(text)
-    attributes(text)
+    attribute_references(text)
 
 
 def test_what_is_deep_or_long_is_no_trouble() -> None:
@@ -49,14 +49,16 @@ def test_the_attributes_that_an_expression_names() -> None:
     text = (
         'TARGET.Memory >= RequestMemory && MY.x == a.b && f(Y) is true && "Z" != 1e+5 && requestmemory'
     )
-    assert attributes(text) == [
-        Name("TARGET", "Memory"),
-        Name("", "RequestMemory"),
-        Name("MY", "x"),
-        Name("", "a"),
-        Name("", "Y"),
+    assert attribute_references(text) == [
+        AttributeReference("TARGET", "Memory"),
+        AttributeReference("", "RequestMemory"),
+        AttributeReference("MY", "x"),
+        AttributeReference("", "a"),
+        AttributeReference("", "Y"),
     ]
 
 
 def test_expressions_as_people_write_them() -> None:
-    assert usual('A is "x is y" &&\n { 1 } isnt  isnta') == 'A =?= "x is y" && { 1 } =!= isnta'
+    assert (
+        format_expression('A is "x is y" &&\n { 1 } isnt  isnta') == 'A =?= "x is y" && { 1 } =!= isnta'
+    )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from condor.gateway import CHECK_KEY, POOL_KEY, STORAGE_KEY, GatewayKit
-from condor.idtoken import mint, sign
+from condor.idtoken import create_token, sign
 from vmjobs.errors import Forbidden, InvalidSpec
-from vmjobs.gateway.spec import Gateway, Role, parse_gateway
+from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -79,7 +79,7 @@ def test_a_token_is_signed_and_says_what_those_of_htcondor_do() -> None:
     assert sign(KNOWN_KEY[:-1] + b"0", said) != signature
     known, rights = claims(KNOWN_TOKEN), ("READ", "WRITE")
     when = {"now": datetime.fromtimestamp(known["iat"], UTC), "lifetime": timedelta(hours=1)}
-    made = mint(KNOWN_KEY, "gateway", "x@tier3.example", authorizations=rights, **when)
+    made = create_token(KNOWN_KEY, "gateway", "x@tier3.example", authorizations=rights, **when)
     assert claims(made) == known | {"jti": claims(made)["jti"]}
     said, _, signature = made.rpartition(".")
     assert signature == sign(KNOWN_KEY, said)
@@ -87,7 +87,7 @@ def test_a_token_is_signed_and_says_what_those_of_htcondor_do() -> None:
 
 def test_no_two_tokens_are_the_same() -> None:
     def one() -> str:
-        return mint(b"key", "gateway", "x@d", now=NOW, lifetime=timedelta(1))
+        return create_token(b"key", "gateway", "x@d", now=NOW, lifetime=timedelta(1))
 
     assert claims(one())["jti"] != claims(one())["jti"]
     assert "scope" not in claims(one())
@@ -167,7 +167,7 @@ def test_a_storage_element_may_be_alone(kit: GatewayKit) -> None:
 
 
 def test_there_is_one_computing_element_and_what_needs_it_says_so(kit: GatewayKit) -> None:
-    two = gateway(other=(str(Role.COMPUTING_ELEMENT), "10.77.0.30"))
+    two = gateway(other=(str(GatewayRole.COMPUTING_ELEMENT), "10.77.0.30"))
     for made, names in ((gateway("ui", "wn"), ["ui", "wn"]), (two, ["other"])):
         with pytest.raises(InvalidSpec) as caught:
             kit.secrets(made)

@@ -17,12 +17,12 @@ from test_condor_submit import HOSTILE
 
 from condor import chirp, jobad, machine_ad, names, progress
 from condor.chirp import ChirpReporter
-from vmjobs.agent.protocol import EndMessage, ImageNeeds, ProgressMessage
+from vmjobs.agent.protocol import EndMessage, ImageRequirements, ProgressMessage
 from vmjobs.errors import InvalidRequest, NotFound
-from vmjobs.model import AMOUNTS, HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, now
+from vmjobs.model import BYTE_COUNTERS, HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, now
 
 if TYPE_CHECKING:
-    from condor.chirp import Told
+    from condor.chirp import AttributeValue
 
 
 def sent(model: BaseModel) -> dict[str, Any]:
@@ -179,11 +179,11 @@ class Noting(ChirpReporter):
         self.at_once: list[str] = []
         self.later: list[str] = []
 
-    def publish(self, attributes: Mapping[str, Told]) -> bool:
+    def publish(self, attributes: Mapping[str, AttributeValue]) -> bool:
         self.at_once += attributes
         return True
 
-    def publish_later(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
+    def publish_later(self, attributes: Mapping[str, AttributeValue], *, last: bool = False) -> bool:
         self.later += attributes
         return True
 
@@ -192,7 +192,7 @@ def test_the_state_alone_is_told_at_once() -> None:
     """What is told at once is an event in the job's log."""
     moved = {"memory": 2**33, "output": 0, "of_the_future": 1}
     told = report(JobState.RUNNING, bytes=moved, cpu_seconds=1.5)
-    used = progress.usage(sent(told))
+    used = progress.usage_attributes(sent(told))
     assert used == {"ChirpVMMemoryBytes": 2**33, "ChirpVMOutputBytes": 0, "ChirpVMCpuSeconds": 1.5}
     assert all(chirp.set_command(name, value) for name, value in used.items())
     for message in (
@@ -200,7 +200,7 @@ def test_the_state_alone_is_told_at_once() -> None:
         EndMessage(node="n1", report=told, exit_code=0),
     ):
         reporter = Noting()
-        progress.tell(reporter, sent(message))
+        progress.publish_progress(reporter, sent(message))
         assert reporter.at_once == ["ChirpVMState"]
         assert set(used) | {"ChirpVMNode", "ChirpVMReason"} == set(reporter.later)
 
@@ -209,30 +209,30 @@ def test_how_the_run_of_an_unchanged_job_ended_is_not_how_the_job_did() -> None:
     told = {"node": "n1", "report": report(JobState.COMPLETED, ReasonCode.SUCCEEDED)}
     reporter = Noting()
     for message in (ProgressMessage(**told), EndMessage(**told, exit_code=0)):
-        progress.tell(reporter, sent(message), unchanged=True)
+        progress.publish_progress(reporter, sent(message), unchanged=True)
     assert (reporter.at_once, set(reporter.later)) == ([], {"ChirpVMNode"})
 
 
 def test_what_an_image_demands_of_nodes_is_told_where_this_one_does_not_have_it() -> None:
     told = report(JobState.FAILED, ReasonCode.NO_HYPERVISOR)
-    needs = ImageNeeds(named="disk:1", kinds=(HypervisorKind.KVM, HypervisorKind.QEMU))
+    needs = ImageRequirements(named="disk:1", kinds=(HypervisorKind.KVM, HypervisorKind.QEMU))
     end = EndMessage(node="n1", report=told, exit_code=71)
-    assert progress.needs(sent(end).get("needs")) == {}
-    told = progress.needs(sent(needs))
+    assert progress.image_requirement_attributes(sent(end).get("needs")) == {}
+    told = progress.image_requirement_attributes(sent(needs))
     assert list(told.items()) == [
         ("ChirpVMImageKinds", "kvm,qemu"),
         ("ChirpVMImageArch", ""),
         ("ChirpVMImageNamed", "disk:1"),
     ]
     elsewhere = needs.model_copy(update={"architecture": "aarch64"})
-    told = progress.needs(sent(elsewhere))
+    told = progress.image_requirement_attributes(sent(elsewhere))
     assert told["ChirpVMImageArch"] == "aarch64"
 
 
 def test_every_amount_has_an_attribute() -> None:
-    everything = dict.fromkeys(AMOUNTS, 1)
-    used = progress.usage(sent(report(JobState.RUNNING, bytes=everything)))
-    assert [name.lower() for name in used] == [f"chirpvm{a}bytes" for a in AMOUNTS]
+    everything = dict.fromkeys(BYTE_COUNTERS, 1)
+    used = progress.usage_attributes(sent(report(JobState.RUNNING, bytes=everything)))
+    assert [name.lower() for name in used] == [f"chirpvm{a}bytes" for a in BYTE_COUNTERS]
 
 
 def test_what_is_told_later_is_told_once_and_again_at_the_end(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_where_nothing_is_taken_for_later_it_is_told_at_once(tmp_path: Path) -> 
     starter = Starter(tmp_path, [b"0\n", b"-1\n"])
 
     class Refused(ChirpReporter):
-        def publish(self, attributes: Mapping[str, Told]) -> bool:
+        def publish(self, attributes: Mapping[str, AttributeValue]) -> bool:
             return attributes == {names.VM_NODE: "n1"}
 
     assert Refused(starter.config).publish_later({names.VM_NODE: "n1"})
@@ -315,6 +315,6 @@ def test_a_node_that_boots_nothing_or_rests_or_has_no_agent_takes_no_jobs() -> N
     uml = HypervisorInfo(kind=HypervisorKind.UML, works=True)
     rests = machine_ad.lines(a_node(uml, fault="3 jobs failed"))
     assert 'VMJobsFault = "3 jobs failed"\n' in rests
-    for text in (machine_ad.lines(a_node()), rests, machine_ad.absent()):
+    for text in (machine_ad.lines(a_node()), rests, machine_ad.lines_without_agent()):
         assert "HasVMJobs = false\n" in text
         assert text.endswith("- update:true\n")

@@ -7,9 +7,9 @@ from typing import Any
 import classad2
 import pytest
 
-from condor.matching import Group, Kind, waiting, whole
-from condor.offers import lasting, offer
-from vmjobs.ports import MachineKind
+from condor.idle_jobs import ClusterAd, JobGroup, count_idle_jobs, with_full_capacity
+from condor.offline_ads import offline_ad, stable_attributes
+from vmjobs.ports import WorkerVmProfile
 
 #: As condor_submit writes it for a job that has its files transferred.
 ORDINARY = (
@@ -19,9 +19,9 @@ ORDINARY = (
 REQUEST = {"RequestCpus": 1, "RequestMemory": 128, "RequestDisk": 1024}
 
 
-def kind(cluster: str = "sl3", **more: Any) -> MachineKind:
+def kind(cluster: str = "sl3", **more: Any) -> WorkerVmProfile:
     values: dict[str, Any] = {"cpus": 2, "memory": 512, "disk": 100, "attributes": {}, "known": {}}
-    return MachineKind(**{"cluster": cluster, "start": "true", **values, **more})
+    return WorkerVmProfile(**{"cluster": cluster, "start": "true", **values, **more})
 
 
 def ad(expressions: dict[str, str]) -> Any:
@@ -31,31 +31,33 @@ def ad(expressions: dict[str, str]) -> Any:
     return made
 
 
-def offered(*kinds: MachineKind) -> list[Kind]:
-    return [Kind(k.cluster, ad(offer(k))) for k in kinds]
+def offered(*kinds: WorkerVmProfile) -> list[ClusterAd]:
+    return [ClusterAd(k.cluster, ad(offline_ad(k))) for k in kinds]
 
 
-def jobs(count: int = 1, requirements: str = "true", **more: Any) -> Group:
+def jobs(count: int = 1, requirements: str = "true", **more: Any) -> JobGroup:
     job = classad2.ClassAd({**REQUEST, **more})
     job["Requirements"] = classad2.ExprTree(f"({requirements}) && {ORDINARY}")
-    return Group(job, count)
+    return JobGroup(job, count)
 
 
 def present(cluster: str = "", **more: Any) -> Any:
     """A machine that is there; cluster: of which it is a member."""
-    machine = ad(offer(kind(cluster or "metal", **more)))
+    machine = ad(offline_ad(kind(cluster or "metal", **more)))
     del machine["Offline"]
     if not cluster:
         del machine["VMJobsCluster"]
         del machine["VirtualCluster"]
-    return whole(machine)
+    return with_full_capacity(machine)
 
 
 SL3 = 'TARGET.VirtualCluster == "sl3"'
 
 
 def test_jobs_that_ask_for_a_cluster_wait_for_it() -> None:
-    found = waiting([jobs(3, SL3), jobs(2, 'TARGET.VirtualCluster == "sl4"')], offered(kind()), [])
+    found = count_idle_jobs(
+        [jobs(3, SL3), jobs(2, 'TARGET.VirtualCluster == "sl4"')], offered(kind()), []
+    )
     assert found == {"sl3": {"jobs": 3, "machines": 2}}  # two processors each
 
 
@@ -74,43 +76,43 @@ def test_jobs_that_ask_for_a_cluster_wait_for_it() -> None:
         ([jobs(1, SL3, RequestDisk=200 * 1024)], (0, 0)),
     ],
 )
-def test_as_many_machines_as_the_jobs_fill(groups: list[Group], found: tuple[int, int]) -> None:
-    wanted = waiting(groups, offered(kind()), [])["sl3"]
+def test_as_many_machines_as_the_jobs_fill(groups: list[JobGroup], found: tuple[int, int]) -> None:
+    wanted = count_idle_jobs(groups, offered(kind()), [])["sl3"]
     assert (wanted["jobs"], wanted["machines"]) == found
 
 
 def test_a_job_that_another_machine_could_run_starts_none() -> None:
-    assert waiting([jobs()], offered(kind()), [present()])["sl3"]["jobs"] == 0
-    assert waiting([jobs(1, SL3)], offered(kind()), [present()])["sl3"]["jobs"] == 1
+    assert count_idle_jobs([jobs()], offered(kind()), [present()])["sl3"]["jobs"] == 0
+    assert count_idle_jobs([jobs(1, SL3)], offered(kind()), [present()])["sl3"]["jobs"] == 1
     # Machines of the cluster itself are no others.
-    assert waiting([jobs(2, SL3)], offered(kind()), [present("sl3")])["sl3"]["jobs"] == 2
+    assert count_idle_jobs([jobs(2, SL3)], offered(kind()), [present("sl3")])["sl3"]["jobs"] == 2
     # As soon as the jobs that run there now have ended.
     full = present()
     full["Cpus"] = full["Memory"] = 0
-    assert waiting([jobs()], offered(kind()), [whole(full)])["sl3"]["jobs"] == 0
+    assert count_idle_jobs([jobs()], offered(kind()), [with_full_capacity(full)])["sl3"]["jobs"] == 0
     # Never: it is too small.
-    assert waiting([jobs()], offered(kind()), [present(memory=64)])["sl3"]["jobs"] == 1
+    assert count_idle_jobs([jobs()], offered(kind()), [present(memory=64)])["sl3"]["jobs"] == 1
 
 
 def test_one_of_several_clusters_gets_a_job() -> None:
     both = offered(kind("a"), kind("b"))
-    assert waiting([jobs()], both, [])["a"]["jobs"] == 1
-    assert waiting([jobs()], both, [])["b"]["jobs"] == 0
-    assert waiting([jobs()], both, [present("b")])["b"]["jobs"] == 1  # it has machines
+    assert count_idle_jobs([jobs()], both, [])["a"]["jobs"] == 1
+    assert count_idle_jobs([jobs()], both, [])["b"]["jobs"] == 0
+    assert count_idle_jobs([jobs()], both, [present("b")])["b"]["jobs"] == 1  # it has machines
     # A cluster of a fixed size is another machine.
-    assert waiting([jobs()], both, [present("fixed")])["a"]["jobs"] == 0
+    assert count_idle_jobs([jobs()], both, [present("fixed")])["a"]["jobs"] == 0
 
 
 def test_the_operators_expression_counts() -> None:
     picky = offered(kind(start="TARGET.Flavour =?= 3"))
-    assert waiting([jobs(1, SL3)], picky, [])["sl3"]["jobs"] == 0
-    assert waiting([jobs(1, SL3, Flavour=3)], picky, [])["sl3"]["jobs"] == 1
+    assert count_idle_jobs([jobs(1, SL3)], picky, [])["sl3"]["jobs"] == 0
+    assert count_idle_jobs([jobs(1, SL3, Flavour=3)], picky, [])["sl3"]["jobs"] == 1
 
 
 def test_what_machines_were_seen_to_say_counts() -> None:
     wanted = 'TARGET.OpSysAndVer == "Debian13"'
-    assert waiting([jobs(1, wanted)], offered(kind()), [])["sl3"]["jobs"] == 0
-    seen = lasting(
+    assert count_idle_jobs([jobs(1, wanted)], offered(kind()), [])["sl3"]["jobs"] == 0
+    seen = stable_attributes(
         {
             "OpSysAndVer": "Debian13",
             "HasVM": False,
@@ -123,27 +125,27 @@ def test_what_machines_were_seen_to_say_counts() -> None:
     )
     assert seen == {"OpSysAndVer": "Debian13", "HasVM": False, "TotalSlotMemory": 481}
     known = offered(kind(known=seen))
-    assert waiting([jobs(1, wanted)], known, [])["sl3"]["jobs"] == 1
+    assert count_idle_jobs([jobs(1, wanted)], known, [])["sl3"]["jobs"] == 1
     # Not what was declared: what HTCondor finds in such a machine.
-    assert waiting([jobs(1, wanted, RequestMemory=500)], known, [])["sl3"]["jobs"] == 0
+    assert count_idle_jobs([jobs(1, wanted, RequestMemory=500)], known, [])["sl3"]["jobs"] == 0
 
 
 def test_what_no_startd_says_is_not_believed() -> None:
     said = {f"Has{number}": True for number in range(1000)}
     odd = {"HasNaN": float("nan"), "HasVMJobs": True, "HasLine": "a\nb", "HasNul": "\0", "Has" * 999: 1}
-    seen = lasting({**said, **odd, "Arch": "x" * 2000})
+    seen = stable_attributes({**said, **odd, "Arch": "x" * 2000})
     assert len(seen) == 300
     assert not {*odd, "Arch"} & {*seen}
 
 
 @pytest.mark.parametrize("odd", [1e-320, "many", float("inf"), -1, 0.5, True])
 def test_odd_requests_do_no_harm(odd: Any) -> None:
-    found = waiting([jobs(4, SL3), jobs(1, SL3, RequestCpus=odd)], offered(kind()), [])
+    found = count_idle_jobs([jobs(4, SL3), jobs(1, SL3, RequestCpus=odd)], offered(kind()), [])
     assert found["sl3"]["machines"] in {2, 3}
 
 
 def test_an_offer_is_of_nobody_in_particular() -> None:
-    made = ad(offer(kind(attributes={"virtualcluster": "mine", "Flavour": 'a "b"'})))
+    made = ad(offline_ad(kind(attributes={"virtualcluster": "mine", "Flavour": 'a "b"'})))
     assert "VMJobsMember" not in made
     assert (made["Name"], made["Machine"]) == ("slot1@sl3.offline.vc", "sl3.offline.vc")
     assert (made["VirtualCluster"], made["Flavour"]) == ("mine", 'a "b"')

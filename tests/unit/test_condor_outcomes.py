@@ -12,13 +12,13 @@ import pytest
 from reports_kit import ended
 
 from condor import names, outcomes
-from condor.chirp import VALUE_MAX, Expression
+from condor.chirp import VALUE_MAX, ClassAdExpression
 from vmjobs.errors import NotFound
 from vmjobs.model import ExitStatus, ReasonCode
-from vmjobs.unchanged_job import End
+from vmjobs.transparent_job import RunResult
 
 if TYPE_CHECKING:
-    from condor.chirp import Told
+    from condor.chirp import AttributeValue
 
 ROOT = Path(__file__).parents[2]
 NOW = 1795228200.7
@@ -52,11 +52,11 @@ def test_every_failure_of_a_run_has_an_outcome(code: ReasonCode) -> None:
 def test_sub_codes_differ() -> None:
     found = [outcome.subcode for outcome in outcomes.OUTCOMES.values()]
     assert len(set(found)) == len(found)
-    assert outcomes.outcome_of("WHAT_NOBODY_THOUGHT_OF").deed == outcomes.AGAIN
+    assert outcomes.outcome_of("WHAT_NOBODY_THOUGHT_OF").action == outcomes.AGAIN
 
 
 def test_nobody_acts_before_all_is_told() -> None:
-    told = outcomes.failure(NotFound("there is no image x"), NOW)
+    told = outcomes.error_attributes(NotFound("there is no image x"), NOW)
     assert list(told)[-1] == names.VM_STATE
     assert told[names.VM_OUTCOME] == outcomes.HOLD
     assert told[names.VM_STATE] == "FAILED"
@@ -64,7 +64,9 @@ def test_nobody_acts_before_all_is_told() -> None:
 
 
 def test_users_are_told_what_they_can_do_with_htcondor() -> None:
-    told = outcomes.attributes("OUTPUT_TOO_LARGE", "more than 128 MiB; ask for more with --disk", NOW)
+    told = outcomes.failure_attributes(
+        "OUTPUT_TOO_LARGE", "more than 128 MiB; ask for more with --disk", NOW
+    )
     assert told[names.VM_REASON] == (
         "OUTPUT_TOO_LARGE: the job wrote more than its disk; ask for more with request_disk"
     )
@@ -72,7 +74,9 @@ def test_users_are_told_what_they_can_do_with_htcondor() -> None:
 
 @pytest.mark.parametrize("code", ["OUTPUT_MISSING", "SCRIPT_FAILED", "SCRIPT_KILLED"])
 def test_nobody_takes_our_script_for_the_job(code: str) -> None:
-    told = str(outcomes.attributes(code, "the script exited with status 1", NOW)[names.VM_REASON])
+    told = str(
+        outcomes.failure_attributes(code, "the script exited with status 1", NOW)[names.VM_REASON]
+    )
     assert told.startswith(f"{code}: {outcomes.OUTCOMES[code].why}; the script exited with status 1 (")
     assert told.endswith("not the job)")
 
@@ -86,11 +90,11 @@ def test_nobody_takes_our_script_for_the_job(code: str) -> None:
     ],
 )
 def test_the_jobs_own_end_is_told_as_it_was(exit: ExitStatus, state: str, reason: str) -> None:
-    told = {names.VM_STATE: state, names.VM_REASON: reason, names.VM_OUTCOME: outcomes.OWN}
-    assert outcomes.own(exit) == told
-    starved = outcomes.own(exit, starved=True)
-    assert starved[names.VM_STATE] == state
-    why = str(starved[names.VM_REASON])
+    told = {names.VM_STATE: state, names.VM_REASON: reason, names.VM_OUTCOME: outcomes.JOB_END}
+    assert outcomes.job_end_attributes(exit) == told
+    is_out_of_memory = outcomes.job_end_attributes(exit, is_out_of_memory=True)
+    assert is_out_of_memory[names.VM_STATE] == state
+    why = str(is_out_of_memory[names.VM_REASON])
     assert why.startswith(f"OUT_OF_MEMORY: {reason.partition(': ')[2]}; ")
     assert why.endswith("; ask for more with request_memory")
 
@@ -101,16 +105,16 @@ TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
-        (End(stopped=15), TOLD_TO_LEAVE),
-        (End(stopped=15, code="EVICTED", why="stopped by signal 15"), TOLD_TO_LEAVE),
-        (End(ended(5), stopped=15), f"{TOLD_TO_LEAVE}, and it exited with status 5"),
-        (End(ended(signal=15), stopped=15), f"{TOLD_TO_LEAVE}, and it was killed by signal 15"),
-        (End(stopped=15, code="GUEST_LOST", why="gone"), f"{TOLD_TO_LEAVE}; GUEST_LOST: gone"),
-        (End(stopped=15, code="CHECKPOINTED", why="saved"), "CHECKPOINTED: saved"),
+        (RunResult(stopped=15), TOLD_TO_LEAVE),
+        (RunResult(stopped=15, code="EVICTED", why="stopped by signal 15"), TOLD_TO_LEAVE),
+        (RunResult(ended(5), stopped=15), f"{TOLD_TO_LEAVE}, and it exited with status 5"),
+        (RunResult(ended(signal=15), stopped=15), f"{TOLD_TO_LEAVE}, and it was killed by signal 15"),
+        (RunResult(stopped=15, code="GUEST_LOST", why="gone"), f"{TOLD_TO_LEAVE}; GUEST_LOST: gone"),
+        (RunResult(stopped=15, code="CHECKPOINTED", why="saved"), "CHECKPOINTED: saved"),
     ],
 )
-def test_a_job_that_was_told_to_leave_says_so(end: End, reason: str) -> None:
-    told = outcomes.left(end, 2)
+def test_a_job_that_was_told_to_leave_says_so(end: RunResult, reason: str) -> None:
+    told = outcomes.transparent_eviction_attributes(end, 2)
     assert told == {names.VM_STATE: "PREEMPTED", names.VM_REASON: reason, names.VM_VACATED: 3}
 
 
@@ -120,8 +124,8 @@ def test_a_job_that_was_told_to_leave_says_so(end: End, reason: str) -> None:
 def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bool) -> None:
     """What runs it may be killed with the starter: nothing is told then."""
     ad = classad2.ClassAd({"JobStatus": status})
-    for name, value in outcomes.under_way("RUNNING", 'PROGRESS: "run"').items():
-        assert isinstance(value, Expression)
+    for name, value in outcomes.progress_attributes("RUNNING", 'PROGRESS: "run"').items():
+        assert isinstance(value, ClassAdExpression)
         assert len(value.text.encode()) <= VALUE_MAX
         ad[name] = classad2.ExprTree(value.text)
     assert ad.eval(names.VM_STATE) == ("PREEMPTED" if lost else "RUNNING")
@@ -133,8 +137,8 @@ def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bo
 
 def test_however_long_the_last_word_is_it_gets_into_the_ad() -> None:
     for text in ("\U0001f600 " * 999, '" ' * 999):
-        for value in outcomes.under_way("RUNNING", text).values():
-            assert isinstance(value, Expression)
+        for value in outcomes.progress_attributes("RUNNING", text).values():
+            assert isinstance(value, ClassAdExpression)
             assert len(value.text.encode()) <= VALUE_MAX
             assert classad2.ExprTree(value.text)
 
@@ -145,16 +149,16 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
         assert word in policy
     assert f'=?= "{outcomes.HOLD}"' in policy
     assert f'=?= "{outcomes.AGAIN}"' in policy
-    lost = outcomes.OUTCOMES[outcomes.LOST]
-    assert f'ChirpVMSubCode =?= {lost.subcode}, strcat("{outcomes.LOST}: {lost.why}; ' in policy
+    lost = outcomes.OUTCOMES[outcomes.EXEC_LOST]
+    assert f'ChirpVMSubCode =?= {lost.subcode}, strcat("{outcomes.EXEC_LOST}: {lost.why}; ' in policy
     assert f"SET ChirpVMSubCode {lost.subcode}\n" in policy
-    assert outcomes.begun(NOW)[names.VM_SUBCODE] == lost.subcode
-    assert f"   SET {names.WAITS} {outcomes.waits('VMJobTries')}\n" in policy, (
+    assert outcomes.start_attributes(NOW)[names.VM_SUBCODE] == lost.subcode
+    assert f"   SET {names.WAITS} {outcomes.wait_expression('VMJobTries')}\n" in policy, (
         "as for the service's jobs"
     )
-    assert f"SET {names.POLICY} {names.POLICY_NOW}\n" in policy
+    assert f"SET {names.POLICY} {names.POLICY_VERSION}\n" in policy
     node = (ROOT / "condor/config/node.conf").read_text("utf-8")
-    assert f"TARGET.{names.POLICY} =?= {names.POLICY_NOW})" in node, "schedds and nodes have one"
+    assert f"TARGET.{names.POLICY} =?= {names.POLICY_VERSION})" in node, "schedds and nodes have one"
 
 
 def decided(name: str, **job: object) -> bool:
@@ -206,17 +210,17 @@ def test_a_job_is_held_however_its_image_was_written(written: str | None, *, wan
         ("FAILED", "own", False, False),
         ("FAILED", "hold", False, True),
         ("PREEMPTED", "again", True, False),
-        (outcomes.under_way("RUNNING", "it runs")[names.VM_STATE], "again", True, False),
-        (outcomes.begun(NOW)[names.VM_STATE], "hold", True, False),  # of an earlier try
+        (outcomes.progress_attributes("RUNNING", "it runs")[names.VM_STATE], "again", True, False),
+        (outcomes.start_attributes(NOW)[names.VM_STATE], "hold", True, False),  # of an earlier try
     ],
 )
 def test_the_jobs_own_end_is_by_its_state(
-    state: Told | None, outcome: str, *, again: bool, held: bool
+    state: AttributeValue | None, outcome: str, *, again: bool, held: bool
 ) -> None:
     """That alone is told at once: an attribute that is told at once is an event in the job's log."""
     told: dict[str, object] = {names.VM_OUTCOME: outcome, "NumJobStarts": 1, "JobStatus": 2}
     if state is not None:
-        expression = isinstance(state, Expression)
+        expression = isinstance(state, ClassAdExpression)
         told[names.VM_STATE] = classad2.ExprTree(state.text) if expression else state
     assert decided("VMJobAgain", **told) is again
     assert decided("VMJobHold", **told) is held
@@ -235,16 +239,16 @@ def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bo
 )
 def test_to_be_vacated_is_no_failure(starts: int, vacated: int, *, held: bool) -> None:
     """A job that goes on elsewhere again and again is not held for the first node that fails."""
-    assert outcomes.vacated(vacated) == {names.VM_VACATED: vacated + 1}
+    assert outcomes.eviction_attributes(vacated) == {names.VM_VACATED: vacated + 1}
     told = {"NumJobStarts": starts, names.VM_VACATED: vacated, names.VM_OUTCOME: outcomes.AGAIN}
     assert decided("VMJobHold", **told) is held
-    late = outcomes.pause(starts - vacated) + 1
+    late = outcomes.retry_delay_seconds(starts - vacated) + 1
     assert not decided("VMJobWaits", **told, **{names.VM_TRIED: int(time.time() - late)})
 
 
 @pytest.mark.parametrize("starts", [1, 2, 5, 7, 8, 50])
 def test_what_failed_waits_longer_each_time(starts: int) -> None:
-    pause = outcomes.pause(starts)
+    pause = outcomes.retry_delay_seconds(starts)
     assert waits(0, starts)
     assert waits(pause - 2, starts)
     assert not waits(pause + 1, starts)
@@ -259,12 +263,19 @@ def test_nobody_else_waits() -> None:
 
 
 def test_pauses_are_bounded() -> None:
-    assert [outcomes.pause(starts) for starts in (1, 2, 3, 7, 8, 1000)] == [5, 10, 20, 320, 600, 600]
+    assert [outcomes.retry_delay_seconds(starts) for starts in (1, 2, 3, 7, 8, 1000)] == [
+        5,
+        10,
+        20,
+        320,
+        600,
+        600,
+    ]
 
 
 def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs/htcondor-jobs.md").read_text("utf-8")
     for code, outcome in outcomes.OUTCOMES.items():
-        assert f"| `{code}` | {outcome.subcode} | {outcome.deed} | {outcome.why} |" in page
+        assert f"| `{code}` | {outcome.subcode} | {outcome.action} | {outcome.why} |" in page
     rest = outcomes.UNKNOWN
-    assert f"| any other | {rest.subcode} | {rest.deed} | {rest.why} |" in page
+    assert f"| any other | {rest.subcode} | {rest.action} | {rest.why} |" in page

@@ -16,7 +16,7 @@ MACHINE = "Cpus = 2\nMemory = 2048\nDisk = 4194304.5\n"
 ACCOUNT = ("alice", "users")
 
 
-def ad(folder: Path, text: str) -> scratch.Ad:
+def ad(folder: Path, text: str) -> scratch.TextAd:
     (folder / "ad").write_text(text)
     return scratch.read(str(folder / "ad"))
 
@@ -24,7 +24,7 @@ def ad(folder: Path, text: str) -> scratch.Ad:
 def handed(folder: Path, said: str, slot: str = MACHINE) -> SubmitMessage:
     """What the agent takes the ads of a job for, which says that as well, and of its slot."""
     job = ad(folder, f'ClusterId = 12\nProcId = 3\nVMJobImage = "x"\n{said}\n')
-    found = protocol.parsed(scratch.hand_message(job, ad(folder, slot), "/x/dir_1", ACCOUNT))
+    found = protocol.parse_message(scratch.submit_message(job, ad(folder, slot), "/x/dir_1", ACCOUNT))
     assert isinstance(found, SubmitMessage)
     return found
 
@@ -95,7 +95,7 @@ def test_all_that_cannot_be_is_told_at_once(tmp_path: Path) -> None:
     wrong = 'VMJobImage = "UP/../x"\nVMJobHypervisor = "abacus"\nVMJobBootTimeout = 0'
     with pytest.raises(InvalidRequest) as told:
         handed(tmp_path, wrong)
-    assert {scratch.FIELDS[fault.field] for fault in told.value.faults} == {
+    assert {scratch.ATTRIBUTE_OF_FIELD[fault.field] for fault in told.value.faults} == {
         *("VMJobImage", "VMJobHypervisor", "VMJobBootTimeout")
     }
 
@@ -130,7 +130,7 @@ def test_outputs_that_are_missing_are_laid_out_inside_alone(tmp_path: Path) -> N
     folder.mkdir()
     (folder / "there").write_text("as it was")
     (folder / ".job.ad").write_text('TransferOutput = "there, a/b,dir/,../out,/abs, c"\n')
-    scratch.lay_out_missing(str(folder))
+    scratch.create_missing_outputs(str(folder))
     assert (folder / "there").read_text() == "as it was"
     assert sorted(path.name for path in folder.iterdir()) == [".job.ad", "a", "c", "dir", "there"]
     assert (folder / "a/b").read_bytes() == b""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from condor.slot import SlotJob, job_of, slot_name
-from vmjobs.agent.starter import Starter
+from condor.slot import SlotJob, job_of_starter, slot_name
+from vmjobs.agent.starter import StarterProcess
 from vmjobs.errors import Unavailable
 
-STARTER = Starter(42, 22)
+STARTER = StarterProcess(42, 22)
 #: As HTCondor 23.9.6 prints it.
 ANSWER = """[
 {
@@ -47,7 +47,7 @@ def tool(folder: Path, name: str, script: str) -> None:
 def test_the_job_of_the_starters_slot(proc: Path) -> None:
     (proc / "answer").write_text(ANSWER)
     tool(proc, "condor_status", f'[ "$1 $2" = "-direct node2.grid" ] && cat {proc}/answer')
-    found = job_of(STARTER, proc)
+    found = job_of_starter(STARTER, proc)
     assert found == SlotJob("site.grid#29.0#1795314046", "ada@grid")
     assert re.fullmatch("htc[0-9a-f]{29}", found.key)
 
@@ -64,9 +64,9 @@ def test_a_starter_that_has_gone_meanwhile(proc: Path) -> None:
     (proc / "answer").write_text(ANSWER)
     tool(proc, "condor_status", f"cat {proc}/answer")
     with pytest.raises(Unavailable, match="has gone"):
-        job_of(Starter(42, STARTER.birth - 1), proc)
+        job_of_starter(StarterProcess(42, STARTER.birth - 1), proc)
     with pytest.raises(Unavailable, match="has gone"):
-        job_of(Starter(43, 1), proc)
+        job_of_starter(StarterProcess(43, 1), proc)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_starter_that_has_gone_meanwhile(proc: Path) -> None:
 def test_a_startd_that_does_not_say(proc: Path, script: str, why: str) -> None:
     tool(proc, "condor_status", script)
     with pytest.raises(Unavailable, match=why):
-        job_of(STARTER, proc)
+        job_of_starter(STARTER, proc)
 
 
 def test_a_starter_that_names_no_slot() -> None:

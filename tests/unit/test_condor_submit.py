@@ -11,7 +11,7 @@ import pytest
 
 from condor import names, outcomes
 from condor.submit import (
-    Program,
+    JobProgram,
     accounting_name,
     argument_string,
     classad_string,
@@ -61,7 +61,7 @@ def batch(count: int = 1, owner: str = "alice", **fields: Any) -> list[BatchJob]
 
 
 def parsed(jobs: list[BatchJob], settings: Config | None = None) -> htcondor2.Submit:
-    (submission,) = describe(jobs, settings or config(), Program())
+    (submission,) = describe(jobs, settings or config(), JobProgram())
     return htcondor2.Submit(submission.description)
 
 
@@ -93,7 +93,7 @@ def test_hostile_names_and_owners_change_nothing_but_their_own_attribute(text: s
 
 
 def test_items_carry_the_ids_and_nothing_else() -> None:
-    (submission,) = describe(batch(3), config(), Program())
+    (submission,) = describe(batch(3), config(), JobProgram())
     assert [list(item.values()) for item in submission.items] == [
         [f"j{i}", "arr", str(i), "0"] for i in range(3)
     ]
@@ -110,13 +110,13 @@ def test_arrays_that_differ_are_one_cluster_for_each_place() -> None:
         "c": batch(1, route="site"),
     }
     jobs = [replace(job, id=f"{a}{job.id}", array=a) for a, jobs in arrays.items() for job in jobs]
-    local, remote = describe(jobs, config(), Program())
+    local, remote = describe(jobs, config(), JobProgram())
     assert [item["vmjobs_id"] for item in local.items + remote.items] == [job.id for job in jobs]
-    assert remote == describe(jobs[-1:], config(), Program())[0]
+    assert remote == describe(jobs[-1:], config(), JobProgram())[0]
     for item in (local.items[0], local.items[-1]):
         together = htcondor2.Submit({**item, **local.description})
         alone = describe(
-            [job for job in jobs if job.array == item["vmjobs_array"]], config(), Program()
+            [job for job in jobs if job.array == item["vmjobs_array"]], config(), JobProgram()
         )
         for key in htcondor2.Submit(alone[0].description):
             assert together.expand(key) == htcondor2.Submit({**item, **alone[0].description}).expand(
@@ -129,15 +129,15 @@ def test_ids_must_be_plain(bad: str) -> None:
     (good,) = batch()
     for job in (replace(good, id=bad), replace(good, array=bad)):
         with pytest.raises(ValueError, match="not the id"):
-            describe([job], config(), Program())
+            describe([job], config(), JobProgram())
 
 
 def test_the_environment_of_a_job_is_for_its_guest_alone() -> None:
     """No program on the node is started with it."""
     hostile = {"LD_PRELOAD": "./evil.so", "PYTHONPATH": "evil"}
     for route in ("local", "site"):
-        (submission,) = describe(batch(route=route, environment=hostile), config(), Program())
-        assert [submission] == describe(batch(route=route), config(), Program())
+        (submission,) = describe(batch(route=route, environment=hostile), config(), JobProgram())
+        assert [submission] == describe(batch(route=route), config(), JobProgram())
         assert not any(word in str(submission) for word in ("LD_PRELOAD", "PYTHONPATH", "evil"))
 
 
@@ -205,7 +205,7 @@ def test_an_image_goes_where_it_can_be_booted() -> None:
     uml = batch(hypervisor="uml")[0].spec
     with pytest.raises(InvalidSpec, match="cannot be booted by uml, but by kvm or qemu"):
         requirements(uml, disk)
-    (described,) = describe([BatchJob("j", "a", 0, "o", spec, "t", disk)], config(), Program())
+    (described,) = describe([BatchJob("j", "a", 0, "o", spec, "t", disk)], config(), JobProgram())
     assert '"kvm"' in described.description["requirements"]
 
 
@@ -277,7 +277,7 @@ def test_a_job_that_a_node_failed_waits_for_longer_each_time(
     assert matched(0) is True
     assert matched(3) is True, "it was vacated"
     for starts, ago, runs in ((1, 2, False), (1, 7, True), (3, 15, False), (3, 22, True)):
-        told = outcomes.elsewhere(time.time() - ago)
+        told = outcomes.node_failure_attributes(time.time() - ago)
         assert matched(starts, **told) is runs, (starts, ago)
 
 
@@ -324,4 +324,4 @@ def test_arguments_are_quoted() -> None:
 def test_a_spool_directory_that_would_break_quoting_is_refused() -> None:
     for bad in ("/spool $(x)", '/a"b', "/a b"):
         with pytest.raises(ValueError, match="special"):
-            describe(batch(), Config(spool_dir=Path(bad)), Program())
+            describe(batch(), Config(spool_dir=Path(bad)), JobProgram())

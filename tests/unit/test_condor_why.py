@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from why_kit import Collector, Daemons, Schedd, ad, daemons, node, queued
 
-from condor import why_call
+from condor.diagnose import daemon_queries
+from condor.diagnose.explainer import JobExplainer, JobExplanation, JobLocation
 from condor.outcomes import AGAIN, OUTCOMES
-from condor.why_read import Explanation, Place, Reader
 from vmjobs.errors import NotFound, Unavailable
 
-HERE = Place("", "", 3, 0)
+HERE = JobLocation("", "", 3, 0)
 
 
-def explain(said: Daemons, place: Place = HERE) -> Explanation:
-    return Reader(1.0, said).explain(place)
+def explain(said: Daemons, place: JobLocation = HERE) -> JobExplanation:
+    return JobExplainer(1.0, said).explain(place)
 
 
-def codes(found: Explanation) -> list[str]:
+def codes(found: JobExplanation) -> list[str]:
     return [finding.code for finding in found.findings]
 
 
@@ -110,7 +110,7 @@ def test_each_hold_of_ours_has_a_remedy(code: str, remote: bool) -> None:
     assert "on n7; condor_q -af HoldReason 3.0 has the console's last lines [" in found.message
     assert "a b c" not in found.message
     assert found.remedy and "{" not in found.remedy
-    if outcome.deed == AGAIN and not remote and code != "NO_HYPERVISOR":
+    if outcome.action == AGAIN and not remote and code != "NO_HYPERVISOR":
         assert "VMJobMaxStarts 10" in found.remedy
     if remote:
         assert "condor_qedit" not in found.remedy
@@ -135,7 +135,7 @@ def test_a_job_whose_machine_had_no_memory_left() -> None:
 def test_jobs_that_have_left_the_queue() -> None:
     said = daemons(ended=[queued(JobStatus="4", ExitCode="0"), queued(4, JobStatus="3")])
     assert codes(explain(said)) == ["COMPLETED"]
-    found = explain(said, Place("", "", 4))
+    found = explain(said, JobLocation("", "", 4))
     assert (found.state, codes(found)) == ("not in the queue", ["REMOVED"])
 
 
@@ -143,9 +143,9 @@ def test_a_job_that_nobody_knows_and_a_schedd_that_does_not_answer() -> None:
     with pytest.raises(NotFound, match=r"no job 3\.0"):
         explain(daemons())
     with pytest.raises(NotFound, match="no job 3, "):
-        explain(daemons(), Place("", "", 3))
+        explain(daemons(), JobLocation("", "", 3))
     with pytest.raises(Unavailable, match=r"other\.grid: no answer"):
-        explain(daemons(), Place("", "other.grid", 3))
+        explain(daemons(), JobLocation("", "other.grid", 3))
 
 
 def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
@@ -156,7 +156,7 @@ def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
         queued(3, 3),
         queued(4, 0),
     ]
-    found = explain(daemons(*jobs, nodes=[node()]), Place("", "", 3))
+    found = explain(daemons(*jobs, nodes=[node()]), JobLocation("", "", 3))
     assert found.id == "3.2"
     assert found.jobs == {"1": 2, "2": 1, "5": 1}
 
@@ -403,7 +403,7 @@ def at_site(*jobs: Any, **ads: Any) -> Daemons:
 def test_a_job_is_followed_to_its_site() -> None:
     found = explain(at_site(queued(7, 1, RequestMemory="9999")))
     assert (found.id, found.state, codes(found)) == ("3.0", "idle", ["TOO_LARGE"])
-    assert found.way == ["3.0 at here", "7.1 at site.grid"]
+    assert found.route == ["3.0 at here", "7.1 at site.grid"]
     found = explain(at_site(queued(7, 1, JobStatus="2")))
     assert codes(found) == ["RUNNING"]
 
@@ -415,19 +415,19 @@ def test_a_site_that_says_less() -> None:
     alone, gone = at_site(queued(7, 1)), at_site()
     alone.collectors["cm.grid"].silent = frozenset({"Startd"})  # it tells of its jobs alone
     del gone.schedds["site.grid"]
-    for said, code, way in (
+    for said, code, route in (
         (alone, "SITE_UNREADABLE", ["3.0 at here", "7.1 at site.grid"]),
         (gone, "NO_ROUTE", ["3.0 at here"]),
     ):
         found = explain(said)
-        assert (codes(found), found.way) == ([code], way)
+        assert (codes(found), found.route) == ([code], route)
 
 
 def test_a_job_that_is_sent_round_in_circles() -> None:
     circle = queued(7, 1, **COPIED, GridJobId='"condor site.grid cm.grid 7.1"')
     found = explain(at_site(circle))
     assert codes(found) == ["AT_SITE"]
-    assert len(found.way) == 4
+    assert len(found.route) == 4
 
 
 ROUTED = {"VMJobPolicy": '"route"', "RoutedToJobId": '"4.0"', "Managed": '"External"'}
@@ -440,7 +440,7 @@ def test_a_job_that_a_router_takes_is_followed_by_its_copy() -> None:
     said.schedds[""] = Schedd([queued(3, schedd="here", **ROUTED), copy])
     found = explain(said)
     assert (found.id, codes(found)) == ("3.0", ["TOO_LARGE"])
-    assert found.way == ["3.0 at here", "4.0 at here", "7.1 at site.grid"]
+    assert found.route == ["3.0 at here", "4.0 at here", "7.1 at site.grid"]
 
 
 @pytest.mark.parametrize("more", [{"Managed": ""}, {"Managed": '"Schedd"'}, {"RoutedToJobId": ""}])
@@ -453,9 +453,9 @@ def test_a_job_that_no_router_has_taken(more: dict[str, str]) -> None:
 def test_a_routed_job_that_is_held_is_not_released_at_once() -> None:
     held = {**ROUTED, "JobStatus": "5", "HoldReasonCode": "3", "HoldReasonSubCode": "101"}
     (finding,) = explain(daemons(queued(**held))).findings
-    assert "condor_release 3.0" in finding.remedy and "not at once" in finding.remedy
+    assert "condor_release 3.0" in finding.remedy and "wait until the job router" in finding.remedy
     (finding,) = explain(daemons(queued(**{**held, "Managed": '"Schedd"'}))).findings
-    assert "not at once" not in finding.remedy
+    assert "wait until" not in finding.remedy
 
 
 def test_a_copy_that_is_not_there_or_the_job_itself() -> None:
@@ -481,7 +481,7 @@ def test_numbers_that_are_none_are_no_trouble(odd: str) -> None:
 
 def test_what_is_no_ad_is_said_to_be_none() -> None:
     with pytest.raises(ValueError, match="cannot be parsed"):
-        why_call.explain(None, None, "[ a = ")
+        daemon_queries.explain(None, None, "[ a = ")
 
 
 def test_words_of_others_are_bounded_and_on_one_line() -> None:

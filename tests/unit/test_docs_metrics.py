@@ -13,12 +13,12 @@ from prometheus_client.registry import Collector
 
 from api.metrics import ServiceMetrics
 from api.tokens import Scope
-from repository.metrics import ClusterFigures, Figures, GuardFigures, SiteFigures
+from repository.metrics import BackoffFigures, ClusterFigures, Figures, SiteFigures
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.cli.logs import SUBJECTS
-from vmjobs.cluster.guard import GuardState
-from vmjobs.cluster.member import MemberCode, Phase
-from vmjobs.cluster.wire import MemberReport
+from vmjobs.cluster.failure_backoff import BackoffState
+from vmjobs.cluster.vm_state import ClusterVmCode, Phase
+from vmjobs.cluster.wire import ClusterVmReport
 from vmjobs.config import Config
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import HypervisorKind, now
@@ -44,7 +44,7 @@ def service() -> Collector:
             clusters={"vc": ClusterFigures()},
             sites={"here": SiteFigures()},
             pools={"site": True},
-            guards=[GuardFigures(f"sha256:{'1' * 64}", "n1", GuardState.CLOSED, 3)],
+            guards=[BackoffFigures(f"sha256:{'1' * 64}", "n1", BackoffState.CLOSED, 3)],
         )
     )
 
@@ -55,8 +55,8 @@ def agent() -> Iterable[Metric]:
     made.probes = lambda: (ProbeResult(HypervisorKind.UML, True, "", 1.0),)
     made.cache = Cache()
     made.job_step("boot", 1.0)
-    report = MemberReport(
-        id="0" * 32, incarnation=1, phase=Phase.WAITING, code=MemberCode.GUEST_LOST, since=now()
+    report = ClusterVmReport(
+        id="0" * 32, incarnation=1, phase=Phase.WAITING, code=ClusterVmCode.GUEST_LOST, since=now()
     )
     made.member(report, report.model_copy(update={"failures": 1}))
     return made.registry.collect()

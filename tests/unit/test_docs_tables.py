@@ -7,21 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.cli.cluster import VERBS
-from vmjobs.cli.declarations import read
-from vmjobs.cluster.member import MemberCode, MemberState
+from vmjobs.cli.cluster import SUBCOMMANDS
+from vmjobs.cli.manifests import read_clusters
 from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
 from vmjobs.config import Config
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "clusters.md").read_text("utf-8")
 WHY_GUIDE = (ROOT / "docs" / "htcondor-jobs.md").read_text("utf-8")
-SOURCES = ("condor/why.py", "condor/why_pool.py", "condor/why_read.py", "vmjobs/cli/job_why_service.py")
+SOURCES = (
+    "condor/diagnose/findings.py",
+    "condor/diagnose/pool_findings.py",
+    "condor/diagnose/explainer.py",
+    "vmjobs/cli/job_why_service.py",
+)
 EXAMPLE = ROOT / "examples" / "worker-cluster.yaml"
 
 
 def test_the_example_is_valid_and_says_the_defaults() -> None:
-    (cluster,) = read([str(EXAMPLE)]).checked()
+    (cluster,) = read_clusters([str(EXAMPLE)]).require_valid()
     spec = cluster.spec.model_dump(exclude={"name", "image", "size", "attributes"})
     default = ClusterSpec(name="x", image="x", size=1).model_dump(
         exclude={"name", "image", "size", "attributes"}
@@ -29,12 +34,12 @@ def test_the_example_is_valid_and_says_the_defaults() -> None:
     assert spec == default
 
 
-@pytest.mark.parametrize("word", [*MemberState, *MemberCode])
+@pytest.mark.parametrize("word", [*ClusterVmState, *ClusterVmCode])
 def test_every_state_and_reason_is_in_the_tables(word: str) -> None:
     assert any(line.startswith("| `") and f"`{word}`" in line for line in GUIDE.splitlines())
 
 
-@pytest.mark.parametrize("verb", [verb for verb, (*_, shown) in VERBS.items() if shown])
+@pytest.mark.parametrize("verb", [verb for verb, (*_, shown) in SUBCOMMANDS.items() if shown])
 def test_every_command_is_shown(verb: str) -> None:
     assert f"vmjobs cluster {verb} " in GUIDE or f"vmjobs cluster {verb}\n" in GUIDE
 

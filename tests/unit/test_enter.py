@@ -6,27 +6,27 @@ import os
 
 import pytest
 
-from vmjobs.enter import Tail
+from vmjobs.job_shell import ExitStatusFilter
 
 MARK = "0123456789abcdef" * 2
 END = f"\x1evmjobs {MARK} 7\n".encode()
 
 
-def through(tail: Tail, data: bytes, size: int) -> bytes:
-    return b"".join(tail.take(data[at : at + size]) for at in range(0, len(data), size))
+def through(tail: ExitStatusFilter, data: bytes, size: int) -> bytes:
+    return b"".join(tail.feed(data[at : at + size]) for at in range(0, len(data), size))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000, 100_000])
 def test_all_but_the_end_is_printed(size: int) -> None:
     words = b"a line\nanother\n\x1evmjobs \x1e\x1e\x00" + os.urandom(5000)
-    tail = Tail(MARK)
+    tail = ExitStatusFilter(MARK)
     assert through(tail, words + END, size) == words
-    assert (tail.status, tail.rest()) == (7, b"")
+    assert (tail.status, tail.remainder()) == (7, b"")
 
 
 @pytest.mark.parametrize("line", [b"$ ", b"a line\n", b"\n", b"vmjobs"])
 def test_no_text_is_kept_back(line: bytes) -> None:
-    assert Tail(MARK).take(line) == line
+    assert ExitStatusFilter(MARK).feed(line) == line
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,6 @@ def test_no_text_is_kept_back(line: bytes) -> None:
 )
 def test_without_an_end_there_is_no_status(data: bytes) -> None:
     """The machine hung up, or somebody in it makes believe."""
-    tail = Tail(MARK)
-    assert tail.take(data) + tail.rest() == data
+    tail = ExitStatusFilter(MARK)
+    assert tail.feed(data) + tail.remainder() == data
     assert tail.status is None

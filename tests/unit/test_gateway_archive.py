@@ -12,13 +12,13 @@ import zstandard
 
 from vmjobs.errors import DigestMismatch, InvalidRequest
 from vmjobs.gateway.archive import (
+    ArchiveFile,
     ArchiveWriter,
-    Content,
+    AtomicFile,
     Extents,
-    Replacing,
-    contents,
-    extents_of,
     parse_extents,
+    read_archive,
+    read_extents,
     write_disk,
 )
 
@@ -46,7 +46,7 @@ def written(disk: Path | None = None) -> bytes:
 
 
 def read(data: bytes) -> dict[str, bytes]:
-    return {content.name: content.small() for content in contents(io.BytesIO(data))}
+    return {content.name: content.read_small() for content in read_archive(io.BytesIO(data))}
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -63,7 +63,7 @@ def test_a_disk_comes_back_with_its_holes(tmp_path: Path) -> None:
     data = written(disk)
     assert len(data) < 100_000
     extents = None
-    for content in contents(io.BytesIO(data)):
+    for content in read_archive(io.BytesIO(data)):
         if content.name.endswith(".map"):
             extents = parse_extents(content)
         elif content.name.endswith(".data"):
@@ -150,32 +150,32 @@ def test_nonsense_is_refused_and_a_name_comes_once() -> None:
 def test_maps_of_no_disk_are_refused(size: object, extents: object) -> None:
     data = json.dumps({"size": size, "extents": extents}).encode()
     with pytest.raises(InvalidRequest, match="not a map of a disk"):
-        parse_extents(Content("m", len(data), io.BytesIO(data)))
+        parse_extents(ArchiveFile("m", len(data), io.BytesIO(data)))
 
 
 def test_data_that_the_map_does_not_know_is_refused(tmp_path: Path) -> None:
     extents = Extents(size=10, extents=((0, 3),))
     with pytest.raises(InvalidRequest, match="another size than its map"):
-        write_disk(Content("d", 4, io.BytesIO(b"data")), extents, tmp_path / "disk")
+        write_disk(ArchiveFile("d", 4, io.BytesIO(b"data")), extents, tmp_path / "disk")
 
 
 def test_extents_are_where_data_is(tmp_path: Path) -> None:
-    found = extents_of(sparse(tmp_path / "disk"))
+    found = read_extents(sparse(tmp_path / "disk"))
     assert found.size == SIZE
     assert 5004 <= found.data <= 65536
     (tmp_path / "empty").touch()
-    assert extents_of(tmp_path / "empty") == Extents(size=0, extents=())
+    assert read_extents(tmp_path / "empty") == Extents(size=0, extents=())
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "b"
     target.write_bytes(b"old")
     (tmp_path / ".b.part").write_bytes(b"of one that was killed")
-    with pytest.raises(ZeroDivisionError), Replacing(target) as sink:
+    with pytest.raises(ZeroDivisionError), AtomicFile(target) as sink:
         sink.write(b"new")
         raise ZeroDivisionError
     assert target.read_bytes() == b"old"
-    with Replacing(target) as sink:
+    with AtomicFile(target) as sink:
         sink.write(b"new")
     assert target.read_bytes() == b"new"
     assert target.stat().st_mode & 0o777 == 0o600

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import Unavailable
-from vmjobs.gateway.control import Control, Message, answering
+from vmjobs.gateway.control import Message, SupervisorClient, serve_commands
 
 
 def test_who_logs_in_gets_the_connection(tmp_path: Path) -> None:
@@ -18,7 +18,10 @@ def test_who_logs_in_gets_the_connection(tmp_path: Path) -> None:
         assert asked == {"do": "log in", "machine": "ce", "key": "mine"}
         return {"host_key": "its", "connection": guests}
 
-    with answering(tmp_path / "s", handle, lambda _: None), Control(tmp_path / "s") as control:
+    with (
+        serve_commands(tmp_path / "s", handle, lambda _: None),
+        SupervisorClient(tmp_path / "s") as control,
+    ):
         host_key, connection = control.log_in("ce", "mine")
         with mine, connection:
             assert host_key == "its"
@@ -32,8 +35,8 @@ def test_who_logs_in_gets_the_connection(tmp_path: Path) -> None:
 )
 def test_without_a_connection_nobody_is_logged_in(tmp_path: Path, answer: Message, why: str) -> None:
     with (
-        answering(tmp_path / "s", lambda _: dict(answer), lambda _: None),
-        Control(tmp_path / "s") as control,
+        serve_commands(tmp_path / "s", lambda _: dict(answer), lambda _: None),
+        SupervisorClient(tmp_path / "s") as control,
         pytest.raises(Unavailable, match=why),
     ):
         control.log_in("ce", "mine")

@@ -9,85 +9,88 @@ from typing import Any
 import pytest
 from test_gateway_spec import plain
 
-from vmjobs.cluster.member import Goal, Phase
-from vmjobs.cluster.wire import MemberReport, MemberReports, PoolToken
+from vmjobs.cluster.vm_state import Goal, Phase
+from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports, PoolToken
 from vmjobs.errors import Conflict, Forbidden, NotFound
-from vmjobs.gateway.place import GatewayPlace, Installed, member_of, network_files
-from vmjobs.gateway.share import Condition, GatewayShare, Heard, condition_of
+from vmjobs.gateway.assignments import GatewayAssignments, GatewayVmState, ScriptStatus, vm_state
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway, network_files, vm_id
 from vmjobs.gateway.spec import parse_gateway
 from vmjobs.model import HypervisorKind
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> GatewayPlace:
+def place(tmp_path: Path) -> GatewayDirectory:
     gateway = parse_gateway(plain())
     digests = {machine.name: "sha256:" + "1" * 64 for machine in gateway.machines}
-    installed = Installed(schema=1, gateway=gateway, images=digests, kind=HypervisorKind.UML)
-    made = GatewayPlace(tmp_path)
+    installed = InstalledGateway(schema=1, gateway=gateway, images=digests, kind=HypervisorKind.UML)
+    made = GatewayDirectory(tmp_path)
     for machine in gateway.machines:
         made.prepare(installed, machine)
-    made.keep(installed)
+    made.save(installed)
     return made
 
 
 @pytest.fixture
-def share(place: GatewayPlace) -> GatewayShare:
-    return GatewayShare(place, place.installed())
+def share(place: GatewayDirectory) -> GatewayAssignments:
+    return GatewayAssignments(place, place.installed())
 
 
-def report(share: GatewayShare, name: str, phase: Phase, incarnation: int = 1) -> None:
-    told = MemberReport(
-        id=member_of(name), incarnation=incarnation, phase=phase, since=datetime.now(UTC)
+def report(share: GatewayAssignments, name: str, phase: Phase, incarnation: int = 1) -> None:
+    told = ClusterVmReport(
+        id=vm_id(name), incarnation=incarnation, phase=phase, since=datetime.now(UTC)
     )
-    share.report(MemberReports(reports=(told,)))
+    share.report(ClusterVmReports(reports=(told,)))
 
 
-def goals(share: GatewayShare) -> dict[str, Goal]:
+def goals(share: GatewayAssignments) -> dict[str, Goal]:
     return {order.name: order.goal for order in share.share(-1, 0).members}
 
 
-def shown(share: GatewayShare, name: str) -> Any:
+def shown(share: GatewayAssignments, name: str) -> Any:
     machines: Any = share.show(-1, 0)["machines"]
     return machines[name]
 
 
 def test_what_is_wanted_is_ordered_and_outlives_the_supervisor(
-    place: GatewayPlace, share: GatewayShare
+    place: GatewayDirectory, share: GatewayAssignments
 ) -> None:
     assert goals(share) == {"ce": Goal.DRAIN, "wn": Goal.DRAIN}
-    share.want({"ce", "wn"}, set())
-    share.want(set(), {"wn"})
+    share.set_wanted({"ce", "wn"}, set())
+    share.set_wanted(set(), {"wn"})
     assert goals(share) == {"ce": Goal.RUN, "wn": Goal.DRAIN}
-    assert goals(GatewayShare(place, place.installed())) == goals(share)
+    assert goals(GatewayAssignments(place, place.installed())) == goals(share)
 
 
-def test_a_stopped_machine_that_is_wanted_is_begun_again(share: GatewayShare) -> None:
+def test_a_stopped_machine_that_is_wanted_is_begun_again(share: GatewayAssignments) -> None:
     begun: list[tuple[str, int]] = []
-    share.again = lambda member, incarnation: begun.append((member, incarnation))
+    share.on_restart = lambda member, incarnation: begun.append((member, incarnation))
     report(share, "ce", Phase.GONE, 3)
     assert not begun
-    share.want({"ce"}, set())
-    assert begun == [(member_of("ce"), 3)]
+    share.set_wanted({"ce"}, set())
+    assert begun == [(vm_id("ce"), 3)]
 
 
-def test_a_service_is_up_once_its_script_says_so(share: GatewayShare) -> None:
-    share.want({"ce"}, set())
+def test_a_service_is_up_once_its_script_says_so(share: GatewayAssignments) -> None:
+    share.set_wanted({"ce"}, set())
     report(share, "ce", Phase.RUNNING)
-    assert shown(share, "ce")["state"] == Condition.STARTING
-    share.words(member_of("ce"), 1, b"hello\nvmjobs-gate")
-    share.words(member_of("ce"), 1, b"way: up\n")
-    assert shown(share, "ce")["state"] == Condition.UP
+    assert shown(share, "ce")["state"] == GatewayVmState.STARTING
+    share.words(vm_id("ce"), 1, b"hello\nvmjobs-gate")
+    share.words(vm_id("ce"), 1, b"way: up\n")
+    assert shown(share, "ce")["state"] == GatewayVmState.UP
     assert {o.name: o.admitted for o in share.share(-1, 0).members} == {"ce": 1, "wn": 0}
-    share.words(member_of("ce"), 1, b"vmjobs-gateway: down no schedd\r\n")
-    assert (shown(share, "ce")["state"], shown(share, "ce")["message"]) == (Condition.DOWN, "no schedd")
+    share.words(vm_id("ce"), 1, b"vmjobs-gateway: down no schedd\r\n")
+    assert (shown(share, "ce")["state"], shown(share, "ce")["message"]) == (
+        GatewayVmState.DOWN,
+        "no schedd",
+    )
     report(share, "ce", Phase.RUNNING, 2)
-    assert shown(share, "ce")["state"] == Condition.STARTING, (
+    assert shown(share, "ce")["state"] == GatewayVmState.STARTING, (
         "another machine, of which nothing is known"
     )
 
 
 def test_words_that_say_nothing_count_for_nothing() -> None:
-    heard = Heard(1)
+    heard = ScriptStatus(1)
     assert not heard.take(b"vmjobs-gateway: " + b"x" * 5000 + b"\nup\nvmjobs-gateway:up\n")
     assert heard.up is None
     assert not heard.take(b"y" * 100_000)
@@ -98,40 +101,40 @@ def test_words_that_say_nothing_count_for_nothing() -> None:
     assert heard.frozen is False
 
 
-def test_who_asks_for_frozen_data_waits_for_the_answer(share: GatewayShare) -> None:
-    member = member_of("ce")
+def test_who_asks_for_frozen_data_waits_for_the_answer(share: GatewayAssignments) -> None:
+    member = vm_id("ce")
     share.words(member, 1, b"vmjobs-gateway: up\nvmjobs-gateway: frozen\n")
     assert share.is_frozen(member, 0)
-    share.ask_frozen(member)
+    share.clear_frozen(member)
     assert not share.is_frozen(member, 0.05), "that was the last time"
-    assert not share.is_frozen(member_of("wn"), 0.05)
+    assert not share.is_frozen(vm_id("wn"), 0.05)
 
 
-def test_a_machine_gets_a_token_by_its_name(share: GatewayShare) -> None:
+def test_a_machine_gets_a_token_by_its_name(share: GatewayAssignments) -> None:
     with pytest.raises(Forbidden):
-        share.token(member_of("ce"), 1)
+        share.token(vm_id("ce"), 1)
     share.mint = lambda name: PoolToken(token="t", identity=name, expires=datetime.now(UTC))
-    assert share.token(member_of("ce"), 1).identity == "ce"
+    assert share.token(vm_id("ce"), 1).identity == "ce"
     with pytest.raises(Forbidden):
-        share.token(member_of("none"), 1)
+        share.token(vm_id("none"), 1)
 
 
 @pytest.mark.parametrize(
     ("phase", "up", "condition"),
     [
-        (Phase.GONE, True, Condition.STOPPED),
-        (Phase.RUNNING, None, Condition.STARTING),
-        (Phase.RUNNING, True, Condition.UP),
-        (Phase.RUNNING, False, Condition.DOWN),
-        (Phase.DRAINING, True, Condition.STOPPING),
-        (Phase.STOPPING, None, Condition.STOPPING),
+        (Phase.GONE, True, GatewayVmState.STOPPED),
+        (Phase.RUNNING, None, GatewayVmState.STARTING),
+        (Phase.RUNNING, True, GatewayVmState.UP),
+        (Phase.RUNNING, False, GatewayVmState.DOWN),
+        (Phase.DRAINING, True, GatewayVmState.STOPPING),
+        (Phase.STOPPING, None, GatewayVmState.STOPPING),
     ],
 )
-def test_conditions(phase: Phase, up: bool | None, condition: Condition) -> None:
-    assert condition_of(phase, up) is condition
+def test_conditions(phase: Phase, up: bool | None, condition: GatewayVmState) -> None:
+    assert vm_state(phase, up) is condition
 
 
-def test_disks_are_sparse_and_made_once(place: GatewayPlace) -> None:
+def test_disks_are_sparse_and_made_once(place: GatewayDirectory) -> None:
     disk = place.disks("ce") / "scratch.disk"
     assert disk.stat().st_size == 2048 * 1024 * 1024
     assert disk.stat().st_blocks * 512 < 2 * 1024 * 1024
@@ -141,14 +144,18 @@ def test_disks_are_sparse_and_made_once(place: GatewayPlace) -> None:
     assert disk.read_bytes() == b"data"
 
 
-def test_one_supervisor_at_a_time_where_something_is_installed(place: GatewayPlace) -> None:
-    with place.alone(), pytest.raises(Conflict, match="already"), GatewayPlace(place.directory).alone():
+def test_one_supervisor_at_a_time_where_something_is_installed(place: GatewayDirectory) -> None:
+    with (
+        place.lock_supervisor(),
+        pytest.raises(Conflict, match="already"),
+        GatewayDirectory(place.directory).lock_supervisor(),
+    ):
         pass
     with pytest.raises(NotFound, match="no gateway is installed"):
-        GatewayPlace(place.directory / "x").installed()
+        GatewayDirectory(place.directory / "x").installed()
 
 
-def test_machines_know_one_another(place: GatewayPlace) -> None:
+def test_machines_know_one_another(place: GatewayDirectory) -> None:
     gateway = place.installed().gateway
     assert network_files(gateway, gateway.machines[0]) == {
         "address": b"10.77.0.10/24\n",
@@ -157,7 +164,7 @@ def test_machines_know_one_another(place: GatewayPlace) -> None:
     }
 
 
-def test_keys_are_nobody_elses(place: GatewayPlace) -> None:
-    place.keep_secrets({"pool-key": b"secret"})
+def test_keys_are_nobody_elses(place: GatewayDirectory) -> None:
+    place.save_secrets({"pool-key": b"secret"})
     assert place.secrets() == {"pool-key": b"secret"}
     assert (place.directory / "secrets").stat().st_mode & 0o077 == 0

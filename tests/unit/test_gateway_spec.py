@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vmjobs.errors import InvalidSpec
-from vmjobs.gateway.spec import Gateway, Role, declared, parse_gateway
+from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway, to_declaration
 
 
 def plain(**changes: Any) -> dict[str, Any]:
@@ -44,18 +44,22 @@ def test_a_declaration_becomes_a_gateway() -> None:
         "10.77.0.0/24",
     )
     ce, wn = gateway.machines
-    assert (ce.name, ce.role, ce.address) == ("ce", Role.COMPUTING_ELEMENT, IPv4Address("10.77.0.10"))
+    assert (ce.name, ce.role, ce.address) == (
+        "ce",
+        GatewayRole.COMPUTING_ELEMENT,
+        IPv4Address("10.77.0.10"),
+    )
     assert (wn.cpus, wn.memory, wn.disk, wn.hypervisor) == (1, 512, 2048, None)
     assert gateway.fqdn(ce) == "ce.tier3.example"
-    assert gateway.of_role(Role.WORKER) == (wn,)
+    assert gateway.of_role(GatewayRole.WORKER) == (wn,)
     assert gateway.machine("wn") is wn
     assert gateway.machine("se") is None
 
 
 def test_what_was_read_can_be_written_and_read_again() -> None:
     gateway = parse_gateway(plain())
-    assert parse_gateway(declared(gateway)) == gateway
-    assert list(declared(gateway)) == ["gateway", "domain", "network", "machines"]
+    assert parse_gateway(to_declaration(gateway)) == gateway
+    assert list(to_declaration(gateway)) == ["gateway", "domain", "network", "machines"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from waiting_kit import wait_for
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.detached import Detached, Launcher
+from vmjobs.hypervisor.process_launcher import LaunchedProcess, Launcher
 
 PATH = {"PATH": "/usr/bin:/bin"}
 
@@ -25,9 +25,11 @@ class Shells:
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
-        self.started: list[Detached] = []
+        self.started: list[LaunchedProcess] = []
 
-    def __call__(self, script: str, stdout: int | None = None, cwd: Path | None = None) -> Detached:
+    def __call__(
+        self, script: str, stdout: int | None = None, cwd: Path | None = None
+    ) -> LaunchedProcess:
         with open(os.devnull, "r+b") as nothing:  # noqa: PTH123
             handles = [nothing.fileno(), nothing.fileno() if stdout is None else stdout, 2]
             found = self.launcher.start(["sh", "-c", script], handles, PATH, cwd)
@@ -66,7 +68,7 @@ def test_it_is_no_descendant_and_its_environment_names_nobody(
         assert b"_CONDOR_" not in Path(f"/proc/{pid}/environ").read_bytes()
     found = procs.read(process.pid)
     assert found is not None
-    assert found.leads
+    assert found.is_leader
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -ABRT $$", -6), ("exit 0", 0)])
@@ -162,7 +164,7 @@ def test_what_starts_them_may_be_killed(shells: Shells) -> None:
 def asker(program: list[str], then: str = "") -> list[str]:
     """Another process that starts one, does something then, and waits for it."""
     script = f"""
-from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.process_launcher import Launcher
 process = Launcher().start({program}, [0, 1, 2], {PATH!r})
 {then}
 process.status(60)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, DataDisk, Machine, MachineLimits, Network
+from vmjobs.hypervisor.base import BootImage, DataDisk, Network, VmConfig, VmLimits
 from vmjobs.hypervisor.domain_xml import QEMU_NAMESPACE, board, domain_xml
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.model import BootMethod, NetworkMode
@@ -22,7 +22,7 @@ IMAGE = BootImage(
     initrd=Path("/images/initrd"),
     cmdline=("init=/sbin/vmjobs-init", "root=/dev/sdz"),
 )
-MACHINE = Machine(
+MACHINE = VmConfig(
     name="vmjobs-1",
     cpus=3,
     memory=700,
@@ -35,7 +35,7 @@ MACHINE = Machine(
 
 
 def parsed(
-    machine: Machine = MACHINE,
+    machine: VmConfig = MACHINE,
     kind: str = "qemu",
     uefi: Firmware | None = None,
     nbd: Path | None = None,
@@ -59,8 +59,8 @@ def test_name_size_and_end_of_life() -> None:
 
 def test_all_disks_share_one_limit() -> None:
     assert parsed().find(".//iotune") is None
-    assert parsed(replace(MACHINE, limits=MachineLimits(cpu_percent=30))).find(".//iotune") is None
-    disks = parsed(replace(MACHINE, limits=MachineLimits(disk_bytes=5_000_000))).findall(".//disk")
+    assert parsed(replace(MACHINE, limits=VmLimits(cpu_percent=30))).find(".//iotune") is None
+    disks = parsed(replace(MACHINE, limits=VmLimits(disk_bytes=5_000_000))).findall(".//disk")
     assert len(disks) == 3
     for disk in disks:
         assert disk.findtext("iotune/total_bytes_sec") == "5000000"

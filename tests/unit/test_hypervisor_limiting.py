@@ -7,16 +7,21 @@ from pathlib import Path
 import pytest
 from waiting_kit import Clock
 
-from vmjobs.hypervisor.base import MachineLimits
-from vmjobs.hypervisor.bucket import Bucket
-from vmjobs.hypervisor.cgroup import Delegation, delegated
-from vmjobs.hypervisor.limits import Node, Plan, bounded, plan
-from vmjobs.hypervisor.regulator import BURST_SECONDS, PERIOD, Allowance
-from vmjobs.hypervisor.sandbox import Bounds
+from vmjobs.hypervisor.base import VmLimits
+from vmjobs.hypervisor.cgroup import Delegation, find_delegation
+from vmjobs.hypervisor.cpu_throttle import BURST_SECONDS, PERIOD, CpuAllowance
+from vmjobs.hypervisor.limit_enforcement import (
+    LimitPlan,
+    LimitSupport,
+    plan_limits,
+    resource_limit_settings,
+)
+from vmjobs.hypervisor.sandbox import ResourceLimits
+from vmjobs.hypervisor.token_bucket import TokenBucket
 
 
 def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim(clock: Clock) -> None:
-    bucket = Bucket(1000, 0.1, clock)
+    bucket = TokenBucket(1000, 0.1, clock)
     assert bucket.level == 100
     clock.now += 60
     assert bucket.level == 100
@@ -27,7 +32,7 @@ def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim(clock: Clock) -
 
 
 def test_a_debt_is_paid_before_more_is_had(clock: Clock) -> None:
-    bucket = Bucket(1000, 0.1, clock)
+    bucket = TokenBucket(1000, 0.1, clock)
     bucket.take(1100)
     assert bucket.level == -1000
     assert bucket.wait() == 1
@@ -43,12 +48,12 @@ def use(share: float, greed: float, seconds: float, late: float = 0.0) -> float:
     late: seconds that each turn comes later than it was asked for.
     """
     clock = Clock()
-    allowance, used, end = Allowance(share, clock), 0.0, clock.now + seconds
+    allowance, used, end = CpuAllowance(share, clock), 0.0, clock.now + seconds
     while clock.now < end:
-        turn = allowance.turn(used)
-        assert turn.seconds > 0
-        clock.now += turn.seconds + late
-        used += greed * (turn.seconds + late) if turn.runs else 0.0
+        next_step = allowance.next_step(used)
+        assert next_step.seconds > 0
+        clock.now += next_step.seconds + late
+        used += greed * (next_step.seconds + late) if next_step.runs else 0.0
     return used / seconds
 
 
@@ -63,31 +68,31 @@ def test_a_modest_machine_is_never_halted() -> None:
 
 
 def test_what_was_used_before_is_free_and_a_rest_is_a_period_and_the_debt(clock: Clock) -> None:
-    allowance = Allowance(0.5, clock)
-    assert allowance.turn(1000.0).runs
-    turn = allowance.turn(1000.0 + 0.5 * BURST_SECONDS + 0.2)
-    assert not turn.runs
-    assert turn.seconds == pytest.approx(PERIOD + 0.4)
+    allowance = CpuAllowance(0.5, clock)
+    assert allowance.next_step(1000.0).runs
+    next_step = allowance.next_step(1000.0 + 0.5 * BURST_SECONDS + 0.2)
+    assert not next_step.runs
+    assert next_step.seconds == pytest.approx(PERIOD + 0.4)
 
 
 def test_processes_that_vanish_earn_nothing(clock: Clock) -> None:
     """A child's time shows nowhere for a moment after its end."""
-    allowance = Allowance(0.5, clock)
-    allowance.turn(10.0)
-    allowance.turn(10.2)
-    allowance.turn(4.0)
-    assert allowance.turn(10.2).runs
-    assert not allowance.turn(10.2 + 0.5 * BURST_SECONDS).runs
+    allowance = CpuAllowance(0.5, clock)
+    allowance.next_step(10.0)
+    allowance.next_step(10.2)
+    allowance.next_step(4.0)
+    assert allowance.next_step(10.2).runs
+    assert not allowance.next_step(10.2 + 0.5 * BURST_SECONDS).runs
 
 
 GROUPS = Delegation(Path("/sys/fs/cgroup/x"), frozenset({"cpu", "io"}))
-WITH = Node(GROUPS, nice=0, lowest=0)
-WITHOUT = Node(None, nice=0, lowest=0)
-LIMITS = MachineLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1000)
+WITH = LimitSupport(GROUPS, nice=0, lowest=0)
+WITHOUT = LimitSupport(None, nice=0, lowest=0)
+LIMITS = VmLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1000)
 
 
 def test_with_a_cgroup_all_is_held_by_it() -> None:
-    assert plan(LIMITS, 2, WITH, ["8:0", "8:0"]) == Plan(
+    assert plan_limits(LIMITS, 2, WITH, ["8:0", "8:0"]) == LimitPlan(
         settings=(
             ("cpu.max", "60000 100000"),
             ("cpu.weight", "50"),
@@ -97,19 +102,19 @@ def test_with_a_cgroup_all_is_held_by_it() -> None:
 
 
 def test_with_a_cgroup_no_machine_gets_beyond_its_bounds() -> None:
-    bounds = Bounds(memory=1000, cpus=3, address=2000, file=3000, processes=40)
-    full = Node(Delegation(Path("/x"), frozenset({"cpu", "memory", "pids"})), nice=0, lowest=0)
-    assert dict(bounded(bounds, full)) == {
+    bounds = ResourceLimits(memory=1000, cpus=3, address=2000, file=3000, processes=40)
+    full = LimitSupport(Delegation(Path("/x"), frozenset({"cpu", "memory", "pids"})), nice=0, lowest=0)
+    assert dict(resource_limit_settings(bounds, full)) == {
         "memory.max": "1000",
         "pids.max": "40",
         "cpu.max": "300000 100000",
     }
-    assert dict(bounded(bounds, WITH)) == {"cpu.max": "300000 100000"}
-    assert bounded(bounds, WITHOUT) == ()
+    assert dict(resource_limit_settings(bounds, WITH)) == {"cpu.max": "300000 100000"}
+    assert resource_limit_settings(bounds, WITHOUT) == ()
 
 
 def test_without_one_a_process_and_nice_levels_do_it_and_disks_are_told_of() -> None:
-    found = plan(LIMITS, 2, WITHOUT, ["8:0"])
+    found = plan_limits(LIMITS, 2, WITHOUT, ["8:0"])
     assert (found.settings, found.processors, found.nice) == ((), 0.6, 3)
     (said,) = found.unenforced
     assert "disks is not limited" in said
@@ -117,12 +122,12 @@ def test_without_one_a_process_and_nice_levels_do_it_and_disks_are_told_of() -> 
 
 
 def test_disks_on_no_device_are_told_of_unless_the_hypervisor_limits_them() -> None:
-    limits = MachineLimits(disk_bytes=1000)
+    limits = VmLimits(disk_bytes=1000)
     for devices in ([""], ["8:0", ""]):
-        found = plan(limits, 1, WITH, devices)
+        found = plan_limits(limits, 1, WITH, devices)
         assert found.settings == ()
         assert "not all lie on a disk of the node" in "".join(found.unenforced)
-    assert plan(limits, 1, WITHOUT, None) == Plan()
+    assert plan_limits(limits, 1, WITHOUT, None) == LimitPlan()
 
 
 NICE = {1: 19, 10: 10, 50: 3, 100: 0, 200: -3, 1000: -10, 10000: -20}
@@ -141,7 +146,7 @@ NICE = {1: 19, 10: 10, 50: 3, 100: 0, 200: -3, 1000: -10, 10000: -20}
     ],
 )
 def test_nice_levels_of_weights(weight: int, nice: int, lowest: int, level: int, said: str) -> None:
-    found = plan(MachineLimits(cpu_weight=weight), 1, Node(None, nice, lowest), None)
+    found = plan_limits(VmLimits(cpu_weight=weight), 1, LimitSupport(None, nice, lowest), None)
     assert found.nice == level
     assert said in "".join(found.unenforced)
     assert bool(said) == bool(found.unenforced)
@@ -153,6 +158,6 @@ def test_a_group_that_nobody_delegated_is_left_alone(tmp_path: Path) -> None:
     (group / "cgroup.controllers").write_text("cpu io memory")
     (tmp_path / "cgroup").write_text("0::/system.slice/ssh.service\n")
     (tmp_path / "mountinfo").write_text(f"30 20 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n")
-    assert delegated(tmp_path) is None
+    assert find_delegation(tmp_path) is None
     (tmp_path / "cgroup").write_text("4:memory:/x\n")
-    assert delegated(tmp_path) is None
+    assert find_delegation(tmp_path) is None

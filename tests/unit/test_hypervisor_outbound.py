@@ -9,14 +9,22 @@ import pytest
 
 from vmjobs.config import Config
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.outbound import NOT_PUBLIC, OutboundPolicy, networks, node_addresses, rules
+from vmjobs.hypervisor.outbound import (
+    NON_PUBLIC_NETWORKS,
+    OutboundPolicy,
+    nftables_rules,
+    node_addresses,
+    resolve_networks,
+)
 
 
 @pytest.mark.parametrize(
     "policy", [OutboundPolicy(), OutboundPolicy(allow=("10.1.0.0/16", "10.1.2.3"), deny=("8.8.8.8",))]
 )
 def test_rules_are_those_of_nftables(policy: OutboundPolicy) -> None:
-    text = rules(policy, [IPv4Network("10.0.0.1"), IPv4Network("192.0.2.9"), IPv4Network("9.9.9.9")])
+    text = nftables_rules(
+        policy, [IPv4Network("10.0.0.1"), IPv4Network("192.0.2.9"), IPv4Network("9.9.9.9")]
+    )
     check = ["unshare", "-Urn", "nft", "--check", "-f", "-"]
     done = subprocess.run(check, input=text, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,7 +48,7 @@ def test_rules_are_those_of_nftables(policy: OutboundPolicy) -> None:
     ],
 )
 def test_what_is_public(address: str, public: bool) -> None:
-    assert any(IPv4Address(address) in network for network in NOT_PUBLIC) is not public
+    assert any(IPv4Address(address) in network for network in NON_PUBLIC_NETWORKS) is not public
 
 
 def test_the_nodes_own_addresses_are_known() -> None:
@@ -48,12 +56,12 @@ def test_the_nodes_own_addresses_are_known() -> None:
 
 
 def test_names_stand_for_their_addresses() -> None:
-    assert list(networks(["192.0.2.7/24", "localhost"])) == [
+    assert list(resolve_networks(["192.0.2.7/24", "localhost"])) == [
         IPv4Network("192.0.2.0/24"),
         IPv4Network("127.0.0.1"),
     ]
     with pytest.raises(HypervisorError, match=r"no-such-host\.invalid of network_allow"):
-        list(networks(["no-such-host.invalid"]))
+        list(resolve_networks(["no-such-host.invalid"]))
 
 
 @pytest.mark.parametrize("word", ["fd00::/8", "10.0.0.0/33", "10.0.0.256", "a host", "-x", ""])

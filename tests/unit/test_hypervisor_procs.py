@@ -29,7 +29,7 @@ def test_nobody_has_ended_since_there_is_no_file_to_look_by(other: procs.Process
         lambda: list(procs.scan()),
         lambda: procs.read(other.pid),
         lambda: procs.children(os.getpid()),
-        lambda: procs.birth_of(other.pid),
+        lambda: procs.start_ticks(other.pid),
     ):
         with files_left(0), pytest.raises((HypervisorError, OSError), match="Too many open files"):
             look()

@@ -9,7 +9,7 @@ import pytest
 from vmjobs.errors import NoHypervisor
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.hypervisor.select import choose
-from vmjobs.model import Abilities, HypervisorKind
+from vmjobs.model import Capabilities, HypervisorKind
 
 KVM, UML, QEMU = HypervisorKind.KVM, HypervisorKind.UML, HypervisorKind.QEMU
 ALL = (KVM, UML, QEMU)
@@ -39,7 +39,7 @@ DISK = (KVM, QEMU)
 
 
 def test_cloud_init_data_go_where_they_can_be_read() -> None:
-    fallback = replace(probed(uml=True)[0], abilities=Abilities(cloud_init=False))
+    fallback = replace(probed(uml=True)[0], abilities=Capabilities(cloud_init=False))
     found = [fallback, *probed(qemu=True)]
     assert choose(ALL, None, found) is UML
     assert choose(ALL, None, found, cloud_init=True) is QEMU

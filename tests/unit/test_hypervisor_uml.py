@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, DataDisk, Machine
+from vmjobs.hypervisor.base import BootImage, DataDisk, VmConfig
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.hypervisor.uml_boot import allowed_parameters
 
@@ -70,8 +70,8 @@ def test_no_such_program(tmp_path: Path) -> None:
     assert "no-such-uml" in result.detail
 
 
-def _machine(directory: Path, name: str, disks: tuple[DataDisk, ...] = ()) -> Machine:
+def _machine(directory: Path, name: str, disks: tuple[DataDisk, ...] = ()) -> VmConfig:
     image, console = BootImage("", directory / "root"), directory / "console"
-    return Machine(
+    return VmConfig(
         name, cpus=1, memory=64, image=image, disks=disks, console=console, workdir=directory
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.uml_cow import create, follow
+from vmjobs.hypervisor.uml_cow import create_overlay, update_base
 
 #: As the kernel writes it for a base of 4 KiB.
 HEAD = bytes.fromhex("4f4f4f4d 00000003 6b006445 0000000000001000 00000200 00001000 00000000")
@@ -28,14 +28,14 @@ def base(tmp_path: Path) -> Path:
 def test_an_overlay_goes_with_its_base_whenever_that_was_written(tmp_path: Path, base: Path) -> None:
     overlay = tmp_path / "overlay"
     overlay.write_bytes(HEAD + DATA)
-    follow(overlay, base, NAME)
+    update_base(overlay, base, NAME)
     expected = HEAD[:8] + (1_000_000_000).to_bytes(4, "big") + HEAD[12:] + NAMED
     assert overlay.read_bytes() == expected
 
 
 def test_one_that_is_made_is_as_the_kernel_makes_it(tmp_path: Path, base: Path) -> None:
     overlay = tmp_path / "overlay"
-    create(overlay, base, NAME)
+    create_overlay(overlay, base, NAME)
     made = overlay.read_bytes()
     # A page of head and bitmap, rounded up, and the disk.
     assert len(made) == 8192 + 4096
@@ -45,9 +45,9 @@ def test_one_that_is_made_is_as_the_kernel_makes_it(tmp_path: Path, base: Path) 
 
 def test_one_that_is_not_there_yet_is_the_kernels_to_make(tmp_path: Path, base: Path) -> None:
     overlay = tmp_path / "overlay"
-    follow(overlay, base, NAME)
+    update_base(overlay, base, NAME)
     overlay.touch()  # it died while it did
-    follow(overlay, base, NAME)
+    update_base(overlay, base, NAME)
     assert not overlay.exists()
 
 
@@ -60,5 +60,5 @@ def test_what_is_none_of_the_base_is_refused(tmp_path: Path, base: Path, data: b
     overlay.write_bytes(data)
     base.write_bytes(bytes(8192))
     with pytest.raises(HypervisorError, match=why):
-        follow(overlay, base, NAME)
+        update_base(overlay, base, NAME)
     assert overlay.read_bytes() == data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from images.bootinfo import BootInfo, boot_of, boot_of_bytes
+from images.bootinfo import BootInfo, detect_boot, detect_boot_of_bytes
 from vmjobs.model import BootMethod
 
 MIB = 1024 * 1024
@@ -47,7 +47,7 @@ def test_a_cloud_image_boots_by_bios_and_uefi(tmp_path: Path) -> None:
     path = made(tmp_path, table, code=True)
     mkfs(path, "vfat", "EFI", 2 * MIB)
     mkfs(path, "ext4", "root", 22 * MIB)
-    found = boot_of(path)
+    found = detect_boot(path)
     assert found.methods == (BootMethod.BIOS, BootMethod.UEFI, BootMethod.KERNEL)
     assert found.boot is BootMethod.BIOS
     assert found.partition == 3
@@ -62,20 +62,20 @@ def test_a_cloud_image_boots_by_bios_and_uefi(tmp_path: Path) -> None:
 
 def test_without_boot_code_there_is_no_bios(tmp_path: Path) -> None:
     table = f"label: gpt\nsize=20M, type={ESP}\ntype={ROOT}\n"
-    found = boot_of(made(tmp_path, table))
+    found = detect_boot(made(tmp_path, table))
     assert found.boot is BootMethod.UEFI
     assert "no boot code" in found.why
 
 
 def test_an_old_disk_boots_by_bios(tmp_path: Path) -> None:
-    found = boot_of(made(tmp_path, "label: dos\ntype=83, bootable\n", code=True))
+    found = detect_boot(made(tmp_path, "label: dos\ntype=83, bootable\n", code=True))
     assert (found.boot, found.table, found.partition) == (BootMethod.BIOS, "mbr", 1)
 
 
 def test_a_disk_without_any_boot_loader_needs_a_kernel(tmp_path: Path) -> None:
     path = made(tmp_path, "label: dos\nsize=8M, type=82\nsize=16M, type=83\nsize=20M, type=83\n")
     mkfs(path, "ext4", "small", 9 * MIB)
-    found = boot_of(path)
+    found = detect_boot(path)
     assert found.boot is BootMethod.KERNEL
     # The one with a file system, though another is larger.
     assert found.partition == 2
@@ -84,7 +84,7 @@ def test_a_disk_without_any_boot_loader_needs_a_kernel(tmp_path: Path) -> None:
 def test_logical_partitions_are_seen(tmp_path: Path) -> None:
     table = "label: dos\nsize=8M, type=83\ntype=5\nsize=8M, type=83\nsize=8M, type=83\n"
     path = made(tmp_path, f"{table}")
-    numbers = [volume.number for volume in boot_of(path).partitions]
+    numbers = [volume.number for volume in detect_boot(path).partitions]
     assert numbers[0] == 1
     assert len(numbers) >= 3
 
@@ -98,13 +98,13 @@ def test_circles_of_logical_partitions_end() -> None:
         entry = sector * 512 + 446
         disk[entry + 4], disk[entry + 8 : entry + 16] = 0x83, b"\1\0\0\0\1\0\0\0"
         disk[entry + 20], disk[entry + 24 : entry + 32] = 5, bytes([following]) + b"\0\0\0\1\0\0\0"
-    assert [v.number for v in boot_of_bytes(bytes(disk)).partitions] == [5, 6]
+    assert [v.number for v in detect_boot_of_bytes(bytes(disk)).partitions] == [5, 6]
 
 
 @pytest.mark.parametrize("kind", ["ext2", "ext3", "ext4"])
 def test_a_file_system_by_itself_needs_a_kernel(path: Path, kind: str) -> None:
     mkfs(path, kind, "rootfs")
-    assert boot_of(path) == BootInfo(
+    assert detect_boot(path) == BootInfo(
         boot=BootMethod.KERNEL,
         why=f"the disk is one file system ({kind}): it boots with a separate kernel",
         methods=(BootMethod.KERNEL,),
@@ -115,10 +115,10 @@ def test_a_file_system_by_itself_needs_a_kernel(path: Path, kind: str) -> None:
 
 def test_what_nothing_boots_from_is_said(path: Path) -> None:
     mkfs(path, "vfat", "STICK")
-    found = boot_of(path)
+    found = detect_boot(path)
     assert (found.boot, found.filesystem, found.label) == (None, "vfat", "STICK")
     assert found.is_disk
-    assert not boot_of_bytes(bytes(MIB)).is_disk
+    assert not detect_boot_of_bytes(bytes(MIB)).is_disk
 
 
 def test_labels_are_fit_for_terminals(path: Path) -> None:
@@ -126,4 +126,4 @@ def test_labels_are_fit_for_terminals(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(1024 + 0x78)
         file.write(b"\x1b[31mred\x07\xff\n")
-    assert boot_of(path).label == "[31mred\ufffd"
+    assert detect_boot(path).label == "[31mred\ufffd"

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from images_cache_kit import DISK, Remote, cut_off, damage, files, noise, put, used
 
 from images.cache import ImageCache
-from images.content import BLOCK, SEGMENT
+from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.signature import require_signed, sign
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound
 
@@ -33,7 +33,7 @@ def test_an_image_is_fetched_once_and_kept_sparse(
     assert image.root.read_bytes() == DISK
     assert image.kernel is not None
     assert image.kernel.read_bytes() == b"kernel"
-    assert image.root.stat().st_blocks * 512 < SEGMENT + 4 * BLOCK
+    assert image.root.stat().st_blocks * 512 < SEGMENT_BYTES + 4 * CHUNK_BYTES
     done = [done for done, _ in seen]
     assert done == sorted(done)
     assert seen[-1] == (manifest.size, manifest.size)
@@ -125,7 +125,7 @@ def test_a_fetch_can_be_stopped_while_nothing_comes(digest: str, node: Path, rem
 
 def test_images_share_what_they_have_in_common(cache: ImageCache, node: Path, remote: Remote) -> None:
     """Segments that any other image of this node has are not fetched; order does not matter."""
-    pieces = [noise(SEGMENT, n) for n in range(6)]
+    pieces = [noise(SEGMENT_BYTES, n) for n in range(6)]
     first, _ = put(remote.store, b"".join(pieces[:4]))
     second, manifest = put(remote.store, b"".join([pieces[3], pieces[5], pieces[0], pieces[0]]))
     cache.prepare(first)
@@ -136,20 +136,20 @@ def test_images_share_what_they_have_in_common(cache: ImageCache, node: Path, re
 
 
 def test_a_segment_that_occurs_twice_is_fetched_once(node: Path, remote: Remote) -> None:
-    piece = noise(SEGMENT)
+    piece = noise(SEGMENT_BYTES)
     digest, _ = put(remote.store, piece * 3)
     assert ImageCache(node, remote).prepare(digest).root.read_bytes() == piece * 3
     assert len(remote.segments) == 2
 
 
 def test_what_another_image_has_damaged_is_fetched(cache: ImageCache, remote: Remote) -> None:
-    disk = noise(2 * SEGMENT)
+    disk = noise(2 * SEGMENT_BYTES)
     first, _ = put(remote.store, disk)
     second, _ = put(remote.store, disk + b"more")
     damage(cache.prepare(first).root)
     remote.bytes = 0
     assert cache.prepare(second).root.read_bytes() == disk + b"more"
-    assert BLOCK < remote.bytes < 3 * BLOCK  # the damaged block, and what is new
+    assert CHUNK_BYTES < remote.bytes < 3 * CHUNK_BYTES  # the damaged block, and what is new
     remote.bytes = 0
     assert cache.prepare(first).root.read_bytes() == disk
     assert remote.bytes == 0
@@ -159,38 +159,38 @@ def test_of_a_changed_image_only_the_changed_blocks_are_fetched(
     cache: ImageCache, remote: Remote
 ) -> None:
     """Also where no segment is the same, and where the blocks moved."""
-    old = noise(6 * SEGMENT)
-    new = bytearray(old[20 * BLOCK :] + old[: 20 * BLOCK])
+    old = noise(6 * SEGMENT_BYTES)
+    new = bytearray(old[20 * CHUNK_BYTES :] + old[: 20 * CHUNK_BYTES])
     for segment in range(6):
-        new[segment * SEGMENT + 5 * BLOCK] ^= 1
-    new[3 * SEGMENT : 3 * SEGMENT + 10 * BLOCK] = bytes(10 * BLOCK)
+        new[segment * SEGMENT_BYTES + 5 * CHUNK_BYTES] ^= 1
+    new[3 * SEGMENT_BYTES : 3 * SEGMENT_BYTES + 10 * CHUNK_BYTES] = bytes(10 * CHUNK_BYTES)
     first, _ = put(remote.store, old)
     second, _ = put(remote.store, bytes(new))
     cache.prepare(first)
     remote.bytes = remote.requests = 0
     assert cache.prepare(second).root.read_bytes() == new
-    assert remote.bytes < 2 * 6 * BLOCK
+    assert remote.bytes < 2 * 6 * CHUNK_BYTES
     assert remote.requests == 6 + 5  # a head of each segment, and a block where one changed
 
 
 def test_a_block_that_is_damaged_here_is_fetched(cache: ImageCache, remote: Remote) -> None:
-    old = noise(2 * SEGMENT)
+    old = noise(2 * SEGMENT_BYTES)
     new = old[:-1] + b"!"
     first, _ = put(remote.store, old)
     second, _ = put(remote.store, new)
-    damage(cache.prepare(first).root, SEGMENT + 7 * BLOCK)
-    damage(cache.prepare(first).root, SEGMENT + 7 * BLOCK)  # mended, and damaged once more
+    damage(cache.prepare(first).root, SEGMENT_BYTES + 7 * CHUNK_BYTES)
+    damage(cache.prepare(first).root, SEGMENT_BYTES + 7 * CHUNK_BYTES)  # mended, and damaged once more
     remote.bytes = 0
     assert cache.prepare(second).root.read_bytes() == new
-    assert remote.bytes < 4 * BLOCK
+    assert remote.bytes < 4 * CHUNK_BYTES
 
 
 @pytest.mark.slow
 def test_images_with_nothing_in_common_are_not_asked_about_for_long(
     cache: ImageCache, remote: Remote
 ) -> None:
-    first, _ = put(remote.store, noise(SEGMENT))
-    second, _ = put(remote.store, noise(20 * SEGMENT, 1))
+    first, _ = put(remote.store, noise(SEGMENT_BYTES))
+    second, _ = put(remote.store, noise(20 * SEGMENT_BYTES, 1))
     cache.prepare(first)
     remote.requests = 0
     cache.prepare(second)
@@ -200,11 +200,11 @@ def test_images_with_nothing_in_common_are_not_asked_about_for_long(
 def test_a_fetch_that_is_cut_off_goes_on_where_it_was(
     cache: ImageCache, node: Path, remote: Remote
 ) -> None:
-    disk = noise(12 * SEGMENT)
+    disk = noise(12 * SEGMENT_BYTES)
     digest, _ = put(remote.store, disk)
     cut_off(remote, cache, digest, after=7)
     assert cache.cached() == []
-    assert used(node / "partial") // SEGMENT == 7
+    assert used(node / "partial") // SEGMENT_BYTES == 7
     assert cache.prepare(digest).root.read_bytes() == disk
     assert len(remote.segments) == 12 - 7 + 1  # and the kernel
     assert list((node / "partial").iterdir()) == []
@@ -212,18 +212,23 @@ def test_a_fetch_that_is_cut_off_goes_on_where_it_was(
 
 def test_what_was_fetched_before_a_crash_is_checked(node: Path, remote: Remote) -> None:
     """Without the note of an orderly end the file is read, and what is wrong in it is replaced."""
-    data = [noise(SEGMENT, n) for n in range(3)]
-    disk = b"".join([*data, bytes(SEGMENT), bytes(BLOCK), noise(BLOCK, 9)])
+    data = [noise(SEGMENT_BYTES, n) for n in range(3)]
+    disk = b"".join([*data, bytes(SEGMENT_BYTES), bytes(CHUNK_BYTES), noise(CHUNK_BYTES, 9)])
     digest, manifest = put(remote.store, disk)
     partial = node / "partial" / manifest.root.digest.removeprefix("tree:")
     partial.parent.mkdir(parents=True)
     # One good segment, one half written, one not begun; garbage where zeros should be.
-    garbage = noise(SEGMENT, 7)
-    partial.write_bytes(data[0] + data[1][: 3 * BLOCK] + bytes(SEGMENT - 3 * BLOCK) + bytes(SEGMENT))
+    garbage = noise(SEGMENT_BYTES, 7)
+    partial.write_bytes(
+        data[0]
+        + data[1][: 3 * CHUNK_BYTES]
+        + bytes(SEGMENT_BYTES - 3 * CHUNK_BYTES)
+        + bytes(SEGMENT_BYTES)
+    )
     with partial.open("r+b") as file:
-        file.seek(3 * SEGMENT)
+        file.seek(3 * SEGMENT_BYTES)
         file.write(garbage)
-        file.write(b"\1" * BLOCK)
+        file.write(b"\1" * CHUNK_BYTES)
     assert ImageCache(node, remote).prepare(digest).root.read_bytes() == disk
     assert len(remote.segments) == 4  # two of data, the last one, the kernel
 
@@ -232,15 +237,15 @@ def test_what_is_wrong_in_a_file_is_not_forgotten_by_the_next_attempt(
     cache: ImageCache, node: Path, remote: Remote
 ) -> None:
     """Garbage where zeros belong, found by an attempt that was broken off in its turn."""
-    disk = noise(2 * SEGMENT) + bytes(BLOCK) + noise(BLOCK, 9) + bytes(SEGMENT)
+    disk = noise(2 * SEGMENT_BYTES) + bytes(CHUNK_BYTES) + noise(CHUNK_BYTES, 9) + bytes(SEGMENT_BYTES)
     digest, manifest = put(remote.store, disk)
     partial = node / "partial" / manifest.root.digest.removeprefix("tree:")
     partial.parent.mkdir(parents=True)
     with partial.open("wb") as file:
-        file.seek(2 * SEGMENT)
-        file.write(noise(3 * BLOCK, 5))
-        file.seek(3 * SEGMENT)
-        file.write(noise(BLOCK, 6))
+        file.seek(2 * SEGMENT_BYTES)
+        file.write(noise(3 * CHUNK_BYTES, 5))
+        file.seek(3 * SEGMENT_BYTES)
+        file.write(noise(CHUNK_BYTES, 6))
     cut_off(remote, cache, digest, after=1)
     assert list(node.glob("partial/*.note"))
     assert cache.prepare(digest).root.read_bytes() == disk
@@ -249,7 +254,7 @@ def test_what_is_wrong_in_a_file_is_not_forgotten_by_the_next_attempt(
 def test_a_note_that_does_not_fit_its_file_is_not_believed(
     cache: ImageCache, node: Path, remote: Remote
 ) -> None:
-    disk = noise(4 * SEGMENT)
+    disk = noise(4 * SEGMENT_BYTES)
     digest, manifest = put(remote.store, disk)
 
     cut_off(remote, cache, digest, after=3)
@@ -300,16 +305,16 @@ def test_a_layout_that_does_not_fit_the_manifest_is_refused(
 
 
 def test_a_cached_image_that_is_damaged_is_mended(cache: ImageCache, remote: Remote) -> None:
-    disk = noise(3 * SEGMENT)
+    disk = noise(3 * SEGMENT_BYTES)
     digest, _ = put(remote.store, disk)
     damage(cache.prepare(digest).root)
     remote.bytes = 0
     assert cache.prepare(digest).root.read_bytes() == disk
-    assert BLOCK < remote.bytes < 2 * BLOCK  # only what is damaged
-    os.truncate(cache.prepare(digest).root, 2 * SEGMENT - 5)
+    assert CHUNK_BYTES < remote.bytes < 2 * CHUNK_BYTES  # only what is damaged
+    os.truncate(cache.prepare(digest).root, 2 * SEGMENT_BYTES - 5)
     remote.bytes = 0
     assert cache.prepare(digest).root.read_bytes() == disk
-    assert SEGMENT < remote.bytes < SEGMENT + 3 * BLOCK
+    assert SEGMENT_BYTES < remote.bytes < SEGMENT_BYTES + 3 * CHUNK_BYTES
 
 
 def test_an_image_that_nobody_has_is_not_found_and_leaves_nothing(node: Path, remote: Remote) -> None:

@@ -107,7 +107,7 @@ def test_the_kit_offers_what_lies_in_the_work_directory(
     (work / "sub" / "d.txt").write_text("d")
     (work / "out").symlink_to(job)
     globs = ["*.txt", "a.*", "sub/*", "out/*.txt", "../*.txt", "none"]
-    found = dict(cloud_kit.outputs(globs))
+    found = dict(cloud_kit.find_outputs(globs))
     assert [name for name, left_out in found.items() if not left_out] == [
         "a.txt",
         "b c.txt",

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from images.content import (
-    BLOCK,
-    MAX_SIZE,
-    SEGMENT,
-    Layout,
-    layout_of,
-    layout_of_bytes,
-    scan,
-    zero_segment,
+    CHUNK_BYTES,
+    MAX_CONTENT_BYTES,
+    SEGMENT_BYTES,
+    ContentLayout,
+    compute_layout,
+    compute_layout_of_bytes,
+    iter_segments,
+    zero_segment_digest,
 )
 from vmjobs.errors import DigestMismatch
 
@@ -34,7 +34,15 @@ def by_the_book(data: bytes) -> str:
     return "tree:" + hashlib.sha256(head + segments).hexdigest()
 
 
-SIZES = [1, BLOCK - 1, BLOCK, BLOCK + 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 3 * BLOCK + 7]
+SIZES = [
+    1,
+    CHUNK_BYTES - 1,
+    CHUNK_BYTES,
+    CHUNK_BYTES + 1,
+    SEGMENT_BYTES,
+    SEGMENT_BYTES + 1,
+    2 * SEGMENT_BYTES + 3 * CHUNK_BYTES + 7,
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -42,9 +50,9 @@ def test_the_digest_is_the_documented_one(path: Path, size: int) -> None:
     data = random.Random(size).randbytes(size)
     path.write_bytes(data)
     with path.open("rb", buffering=0) as file:
-        layout = layout_of(file, size)
+        layout = compute_layout(file, size)
     assert layout.digest == by_the_book(data)
-    assert layout == layout_of_bytes(data)
+    assert layout == compute_layout_of_bytes(data)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -52,33 +60,35 @@ def test_a_hole_is_as_good_as_zeros(path: Path, size: int) -> None:
     with path.open("wb") as file:
         file.truncate(size)
     with path.open("rb", buffering=0) as file:
-        layout = layout_of(file, size)
+        layout = compute_layout(file, size)
     assert layout.digest == by_the_book(bytes(size))
     assert list(layout.stored()) == []
 
 
 def test_a_hole_is_not_even_read(path: Path) -> None:
     with path.open("wb") as file:
-        file.seek(3 * SEGMENT + 5)
+        file.seek(3 * SEGMENT_BYTES + 5)
         file.write(b"data")
     with path.open("rb", buffering=0) as file:
-        found = dict(scan(file, 3 * SEGMENT + 9))
+        found = dict(iter_segments(file, 3 * SEGMENT_BYTES + 9))
     assert [number for number, blocks in found.items() if blocks is not None] == [3]
 
 
 def test_only_what_is_not_zero_is_stored() -> None:
-    layout = layout_of_bytes(bytes(SEGMENT) + b"x" * 10 + bytes(SEGMENT - 10) + bytes(5))
+    layout = compute_layout_of_bytes(
+        bytes(SEGMENT_BYTES) + b"x" * 10 + bytes(SEGMENT_BYTES - 10) + bytes(5)
+    )
     assert [number for number, _ in layout.stored()] == [1]
-    assert layout.segments[0] == zero_segment()
-    assert layout.segments[2] == zero_segment(5)
+    assert layout.segments[0] == zero_segment_digest()
+    assert layout.segments[2] == zero_segment_digest(5)
 
 
 def test_a_layout_is_read_back_and_pinned_by_its_digest() -> None:
-    layout = layout_of_bytes(b"x" * (SEGMENT + 1))
+    layout = compute_layout_of_bytes(b"x" * (SEGMENT_BYTES + 1))
     data = layout.to_bytes()
-    assert Layout.parse(data, layout.digest) == layout
+    assert ContentLayout.parse(data, layout.digest) == layout
     with pytest.raises(DigestMismatch, match="damaged"):
-        Layout.parse(data[:-1] + bytes([data[-1] ^ 1]), layout.digest)
+        ContentLayout.parse(data[:-1] + bytes([data[-1] ^ 1]), layout.digest)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +96,18 @@ def test_a_layout_is_read_back_and_pinned_by_its_digest() -> None:
     [
         b"",
         b"vmjobs-content-1\0",
-        b"vmjobs-content-1\0" + struct.pack(">Q", SEGMENT) + bytes(31),
-        b"vmjobs-content-1\0" + struct.pack(">Q", SEGMENT) + bytes(64),
-        b"vmjobs-content-1\0" + struct.pack(">Q", MAX_SIZE + 1) + bytes(32),
+        b"vmjobs-content-1\0" + struct.pack(">Q", SEGMENT_BYTES) + bytes(31),
+        b"vmjobs-content-1\0" + struct.pack(">Q", SEGMENT_BYTES) + bytes(64),
+        b"vmjobs-content-1\0" + struct.pack(">Q", MAX_CONTENT_BYTES + 1) + bytes(32),
         b"vmjobs-content-2\0" + struct.pack(">Q", 1) + bytes(32),
     ],
 )
 def test_what_is_no_layout_is_refused_even_by_its_own_digest(data: bytes) -> None:
     with pytest.raises(DigestMismatch, match="not the layout"):
-        Layout.parse(data, "tree:" + hashlib.sha256(data).hexdigest())
+        ContentLayout.parse(data, "tree:" + hashlib.sha256(data).hexdigest())
 
 
 def test_a_file_that_is_shorter_than_said_is_an_error(path: Path) -> None:
     path.write_bytes(b"x" * 100)
     with path.open("rb", buffering=0) as file, pytest.raises(OSError, match="shorter"):
-        layout_of(file, 200)
+        compute_layout(file, 200)

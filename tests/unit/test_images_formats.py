@@ -13,7 +13,7 @@ import pytest
 
 from images.build import cpio, kernel, wheels
 from images.build.bootstrap import clean
-from images.build.tree import Tree, from_tar
+from images.build.tree import FileTree, from_tar
 from images.recipe import parse
 from vmjobs.errors import BuildError
 
@@ -44,7 +44,7 @@ def test_a_tar_becomes_a_tree_with_hard_links_shared_and_devices_left_out(path: 
 
 
 def test_links_are_followed_and_circles_end() -> None:
-    tree = Tree()
+    tree = FileTree()
     tree.add_dir("usr/sbin")
     tree.add_link("sbin", "usr/sbin")
     tree.add_link("usr/sbin/tool", "/opt/../usr/real")
@@ -61,7 +61,7 @@ def test_links_are_followed_and_circles_end() -> None:
 
 
 def test_what_would_differ_between_builds_is_taken_out() -> None:
-    tree = Tree()
+    tree = FileTree()
     for path in ("etc/machine-id", "etc/hostname", "var/log/apt/x", "usr/share/doc/a/b", "opt/junk/x"):
         tree.add_file(path, b"x")
     tree.add_file("usr/lib/a.py", b"x")
@@ -77,7 +77,7 @@ def test_what_would_differ_between_builds_is_taken_out() -> None:
 
 
 def test_a_cpio_archive_has_the_format_that_the_kernel_reads() -> None:
-    tree = Tree()
+    tree = FileTree()
     tree.add_file("init", b"#!/bin/sh\n", 0o755)
     tree.add_link("bin/sh", "busybox")
     data = cpio.archive(tree, epoch=1000)
@@ -148,7 +148,7 @@ def test_a_wheel_is_laid_out_as_pip_would(tmp_path: Path) -> None:
     file = wheel(
         tmp_path, "x.py", "x-1.data/data/share/d", "x-1.data/scripts/run", "x-1.data/headers/h", "x-1/R"
     )
-    tree = Tree()
+    tree = FileTree()
     wheels.install(tree, file, "/opt/py")
     assert {p for p, n in tree.nodes.items() if not n.is_dir} == {
         "opt/py/x.py",
@@ -167,11 +167,11 @@ def test_a_wheel_has_plain_names_and_writes_nowhere_else(
 ) -> None:
     for name in names:
         with pytest.raises(BuildError, match=why):
-            wheels.install(Tree(), wheel(tmp_path, name), "/opt/py")
+            wheels.install(FileTree(), wheel(tmp_path, name), "/opt/py")
 
 
 def test_a_wheel_cannot_replace_a_directory(tmp_path: Path) -> None:
-    tree = Tree()
+    tree = FileTree()
     tree.add_file("opt/py/x/inside", b"")
     with pytest.raises(BuildError, match="is a directory"):
         wheels.install(tree, wheel(tmp_path, "x"), "/opt/py")
@@ -188,7 +188,7 @@ def test_a_wheel_that_would_fill_the_memory_is_not_unpacked(
         for number in range(3):
             archive.writestr(f"zeros{number}", bytes(1 << 20))
     monkeypatch.setattr(wheels, "MAX_UNPACKED", 2 << 20)
-    tree = Tree()
+    tree = FileTree()
     with pytest.raises(BuildError, match="has 3 MiB; the limit is 2 MiB"):
         wheels.install(tree, file, "/opt/py")
     assert list(tree.nodes) == [""]
@@ -201,7 +201,7 @@ def test_a_wheel_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     data[data.index(b"PK\x03\x04") + 6] |= 1
     file.write_bytes(bytes(data))
     with pytest.raises(BuildError, match="cannot unpack x-1-py3-none-any"):
-        wheels.install(Tree(), file, "/opt/py")
+        wheels.install(FileTree(), file, "/opt/py")
 
 
 def test_a_source_that_is_shorter_than_it_was_is_an_error(path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from formats_kit import MADE, SIZE, Lab, qemu_img, refused
 
-from images.admission import admit, limits_of
-from images.formats import Format, Limits, detect, inspect
+from images.formats import Format, ImageLimits, detect, inspect
+from images.inspection import inspect_image, limits_from_config
 from vmjobs.config import Config
 from vmjobs.errors import ImageRejected
 
@@ -20,8 +20,8 @@ MIB = 1024 * 1024
 @pytest.mark.parametrize("name", MADE)
 def test_an_honest_image_is_taken(lab: Lab, name: str) -> None:
     path = lab.samples[name]
-    found = admit(path)
-    assert found == admit(path, MADE[name][0])
+    found = inspect_image(path)
+    assert found == inspect_image(path, MADE[name][0])
     assert found.format == MADE[name][0]
     assert found.virtual_size == SIZE
     assert found.file_size == path.stat().st_size
@@ -30,7 +30,10 @@ def test_an_honest_image_is_taken(lab: Lab, name: str) -> None:
 
 
 def test_what_the_header_says_is_told(lab: Lab) -> None:
-    told = {name: (admit(path).version, admit(path).features) for name, path in lab.samples.items()}
+    told = {
+        name: (inspect_image(path).version, inspect_image(path).features)
+        for name, path in lab.samples.items()
+    }
     assert told["qcow2-v2"] == ("2", ())
     assert told["qcow2-v3"] == ("3", ())
     assert told["qcow2-compressed"] == ("3", ("compressed (zlib)",))
@@ -40,8 +43,8 @@ def test_what_the_header_says_is_told(lab: Lab) -> None:
     assert told["vmdk-stream"] == ("3", ("streamOptimized, compressed",))
     assert told["vdi-static"] == ("1.1", ("fixed",))
     assert told["vhdx-dynamic"] == ("1", ("dynamic",))
-    assert admit(lab.samples["qcow2-4k"]).unit == 4096
-    assert admit(lab.samples["qcow2-2M"]).unit == 2 * MIB
+    assert inspect_image(lab.samples["qcow2-4k"]).unit == 4096
+    assert inspect_image(lab.samples["qcow2-2M"]).unit == 2 * MIB
 
 
 @pytest.mark.parametrize("format_", ["qcow2", "vmdk", "vdi", "vhdx"])
@@ -49,15 +52,15 @@ def test_empty_and_larger_disks_are_taken(tmp_path: Path, format_: str) -> None:
     for size in ("1M", "100G"):
         path = tmp_path / f"{size}"
         qemu_img("create", "-q", "-f", format_, path, size)
-        assert admit(path).allocated == 0
+        assert inspect_image(path).allocated == 0
 
 
 def test_neither_the_name_of_a_file_says_its_format_nor_nothing_at_all(lab: Lab) -> None:
-    assert admit(lab.copy("qcow2-v3", "disk.vmdk")).format is Format.QCOW2
-    assert admit(lab.copy("vdi-dynamic", "disk.raw")).format is Format.VDI
+    assert inspect_image(lab.copy("qcow2-v3", "disk.vmdk")).format is Format.QCOW2
+    assert inspect_image(lab.copy("vdi-dynamic", "disk.raw")).format is Format.VDI
     # What looks like nothing is raw, if its owner says so.
     assert detect(bytes(4096)) is Format.RAW
-    assert admit(lab.file(bytes(MIB)), "raw").virtual_size == MIB
+    assert inspect_image(lab.file(bytes(MIB)), "raw").virtual_size == MIB
 
 
 @pytest.mark.parametrize("name", [n for n in MADE if n != "raw"])
@@ -110,11 +113,11 @@ def test_a_truncated_image_is_refused(lab: Lab) -> None:
 
 
 def test_what_is_over_a_limit_is_refused(lab: Lab) -> None:
-    limits = Limits(virtual_size=4 * MIB)
+    limits = ImageLimits(virtual_size=4 * MIB)
     for name in MADE:
         assert "8 MiB" in refused(lab.samples[name], "disk_too_large", limits=limits)
-    assert limits_of(Config(max_image_size=7)).virtual_size == 7 * MIB
-    refused(lab.samples["qcow2-512"], "too_much_metadata", limits=Limits(metadata=80_000))
+    assert limits_from_config(Config(max_image_size=7)).virtual_size == 7 * MIB
+    refused(lab.samples["qcow2-512"], "too_much_metadata", limits=ImageLimits(metadata=80_000))
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in ("raw", "vmdk-stream")])

@@ -13,12 +13,12 @@ import pytest
 from formats_kit import MADE, Lab, damage
 
 from images import bootinfo
-from images.admission import admit
-from images.formats import Format, Limits, inspect
+from images.formats import Format, ImageLimits, inspect
+from images.inspection import inspect_image
 from vmjobs.errors import ImageRejected
 
 ROUNDS = 100
-LIMITS = Limits(metadata=16 * 1024 * 1024)
+LIMITS = ImageLimits(metadata=16 * 1024 * 1024)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_random_bytes_are_refused_or_taken(path: Path) -> None:
         path.write_bytes(data)
         for format_ in (None, *Format):
             try:
-                admit(path, format_)
+                inspect_image(path, format_)
             except ImageRejected as refused:
                 assert refused.faults[0].code
 
@@ -77,9 +77,9 @@ def test_no_content_is_an_error_for_boot_hints(lab: Lab) -> None:
             head[454:462] = b"\1\0\0\0\xff\xff\xff\xff"
             head[512:520] = b"EFI PART"
         for length in (0, 100, 511, 512, 600, 1100, 2048):
-            found = bootinfo.boot_of_bytes(bytes(head[:length]))
+            found = bootinfo.detect_boot_of_bytes(bytes(head[:length]))
             assert len(found.partitions) <= 3 * 128 + 4
             assert found.why
-    assert bootinfo.boot_of_bytes(b"").boot is None
+    assert bootinfo.detect_boot_of_bytes(b"").boot is None
     with lab.samples["raw"].open("rb") as file:
-        assert bootinfo.boot_of(file).table == "mbr"
+        assert bootinfo.detect_boot(file).table == "mbr"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from formats_kit import Lab, qemu_img, refused
 
-from images.admission import admit
-from images.formats import Limits
+from images.formats import ImageLimits
+from images.inspection import inspect_image
 
 MIB = 1024 * 1024
 
@@ -221,6 +221,6 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
     raw.write_bytes(b"A" * 64 * MIB)
     options = "compression_type=zstd,cluster_size=2M"
     qemu_img("convert", "-c", "-f", "raw", "-O", "qcow2", "-o", options, raw, bomb)
-    limits = Limits(expansion_floor=16 * MIB, expansion=4)
-    assert admit(bomb).allocated == 64 * MIB
+    limits = ImageLimits(expansion_floor=16 * MIB, expansion=4)
+    assert inspect_image(bomb).allocated == 64 * MIB
     refused(bomb, "expands_too_much", limits=limits)

@@ -7,9 +7,9 @@ import struct
 import pytest
 from formats_kit import MADE, SIZE, Lab, disk, refused
 
-from images.admission import admit
 from images.formats import Format, refusal_of_raw
 from images.formats.signatures import signatures
+from images.inspection import inspect_image
 
 MIB = 1024 * 1024
 
@@ -104,11 +104,11 @@ def test_formats_with_a_boot_sector_or_a_cd_in_them_are_refused(lab: Lab) -> Non
 def test_a_cd_image_that_boots_as_a_disk_is_raw(lab: Lab) -> None:
     data = bytearray(MIB)
     data[0x8001:0x8006] = b"CD001"
-    assert admit(lab.file(bytes(data))).format is Format.RAW
+    assert inspect_image(lab.file(bytes(data))).format is Format.RAW
     data[:2] = b"\xeb\x63"
     data[510:512] = b"\x55\xaa"
     struct.pack_into("<B3xB3xII", data, 446, 0x80, 0x17, 0, MIB // 512)
-    assert admit(lab.file(bytes(data))).format is Format.RAW
+    assert inspect_image(lab.file(bytes(data))).format is Format.RAW
 
 
 def test_nothing_is_no_disk() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from formats_kit import SIZE, Lab, le16, le32, le64, qemu_img, refused, stream_with_footer
 
-from images.admission import admit
-from images.formats import Limits
+from images.formats import ImageLimits
+from images.inspection import inspect_image
 
 BOTH = ("vmdk-sparse", "vmdk-stream")
 MIB = 1024 * 1024
@@ -52,7 +52,7 @@ def test_what_qemu_leaves_behind_shorter_cids_is_no_fault(lab: Lab, lengths: tup
             write_cid(data, digits)
 
     path = lab.changed("vmdk-sparse", written)
-    assert admit(path, "vmdk", Limits()).virtual_size == SIZE
+    assert inspect_image(path, "vmdk", ImageLimits()).virtual_size == SIZE
 
 
 def test_one_foreign_byte_among_what_qemu_leaves_behind_is_refused(lab: Lab) -> None:
@@ -181,9 +181,9 @@ def test_grains_outside_or_shared_are_refused(lab: Lab, name: str) -> None:
 
 
 def test_a_stream_with_its_tables_at_the_end_is_taken(lab: Lab) -> None:
-    found = admit(stream_with_footer(lab))
+    found = inspect_image(stream_with_footer(lab))
     assert found.virtual_size == SIZE
-    assert found.allocated == admit(lab.samples["vmdk-stream"]).allocated
+    assert found.allocated == inspect_image(lab.samples["vmdk-stream"]).allocated
 
 
 def test_streams_that_end_otherwise_are_refused(lab: Lab) -> None:
@@ -200,8 +200,8 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
     raw.write_bytes(b"A" * 32 * MIB)
     options = "subformat=streamOptimized"
     qemu_img("convert", "-f", "raw", "-O", "vmdk", "-o", options, raw, bomb)
-    assert admit(bomb).allocated == 32 * MIB
-    refused(bomb, "expands_too_much", limits=Limits(expansion_floor=16 * MIB, expansion=20))
+    assert inspect_image(bomb).allocated == 32 * MIB
+    refused(bomb, "expands_too_much", limits=ImageLimits(expansion_floor=16 * MIB, expansion=20))
 
 
 def test_virtualbox_rounds_the_capacity_up_to_whole_grains(lab: Lab) -> None:
@@ -210,6 +210,6 @@ def test_virtualbox_rounds_the_capacity_up_to_whole_grains(lab: Lab) -> None:
         new = b'RW %d SPARSE "disk.vmdk"' % sectors
         path = lab.replaced("vmdk-stream", old, new.ljust(len(old)))
         if taken:
-            assert admit(path).virtual_size == SIZE
+            assert inspect_image(path).virtual_size == SIZE
         else:
             refused(path, "capacity")

@@ -8,7 +8,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from images.manifest import GuestSupport, ImageManifest, Part, digest_of
+from images.manifest import GuestSupport, ImageManifest, Part, sha256_digest
 from vmjobs.errors import DigestMismatch
 from vmjobs.model import BootMethod, HypervisorKind
 
@@ -97,7 +97,7 @@ def test_what_cannot_boot_is_refused(more: dict[str, object]) -> None:
 )
 def test_bytes_that_are_no_manifest_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(DigestMismatch, match=words):
-        ImageManifest.parse(data, digest_of(data))
+        ImageManifest.parse(data, sha256_digest(data))
 
 
 def test_a_manifest_with_other_bytes_than_its_digest_is_refused() -> None:

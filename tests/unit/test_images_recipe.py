@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from images import recipe
-from images.build.bootstrap import SiteRepository, archive_of, sources
+from images.build.bootstrap import SiteRepository, archive_path, sources
 from images.build.builder import build_key, guest_program
 from vmjobs.errors import InvalidRequest, NotFound
 
@@ -195,4 +195,4 @@ def test_who_allows_an_archive_that_is_out_of_date_does_so_for_all_layers_and_no
     top = recipe.parse('name = "top"\nversion = "1"\nlayers = ["mine"]\n')
     assert recipe.compose([recipe.parse(EXPIRED), top]).allow_expired_archive
     assert one(EXPIRED).digest != one(GOOD).digest
-    assert archive_of(one(EXPIRED), tmp_path) != archive_of(one(GOOD), tmp_path)
+    assert archive_path(one(EXPIRED), tmp_path) != archive_path(one(GOOD), tmp_path)

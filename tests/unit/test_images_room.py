@@ -14,15 +14,15 @@ import pytest
 from images_cache_kit import Remote, cut_off, files, noise, put, used
 
 from images.cache import ImageCache
-from images.content import SEGMENT
+from images.content import SEGMENT_BYTES
 from images.store import ImageStore
 from vmjobs.errors import StorageFull
 from vmjobs.model import MIB
 
 
 def test_what_was_used_longest_ago_goes_first(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT, n), b"kernel %d" % n)[0] for n in range(4)]
-    cache = ImageCache(node, remote, limit=3 * 2 * SEGMENT + MIB)
+    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"kernel %d" % n)[0] for n in range(4)]
+    cache = ImageCache(node, remote, limit=3 * 2 * SEGMENT_BYTES + MIB)
     for digest in images[:3]:
         with cache.lease(digest):
             pass
@@ -30,14 +30,14 @@ def test_what_was_used_longest_ago_goes_first(node: Path, remote: Remote) -> Non
         pass
     with cache.lease(images[3]):
         assert cache.cached() == sorted([images[0], images[2], images[3]])
-    assert used(node) <= 3 * 2 * SEGMENT + MIB
+    assert used(node) <= 3 * 2 * SEGMENT_BYTES + MIB
     assert not any("partial" in name for name in files(node))
     assert node.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_end_of_a_use_counts_as_one(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT, n), b"%d" % n)[0] for n in range(3)]
-    cache = ImageCache(node, remote, limit=4 * SEGMENT + MIB)
+    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"%d" % n)[0] for n in range(3)]
+    cache = ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB)
     with cache.lease(images[0]), cache.lease(images[1]):
         pass
     cache.prepare(images[2])
@@ -45,22 +45,22 @@ def test_the_end_of_a_use_counts_as_one(node: Path, remote: Remote) -> None:
 
 
 def test_the_order_outlives_the_process(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT, n), b"%d" % n)[0] for n in range(3)]
+    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"%d" % n)[0] for n in range(3)]
     for digest in (images[1], images[0]):
         with ImageCache(node, remote).lease(digest):
             pass
-    ImageCache(node, remote, limit=4 * SEGMENT + MIB).prepare(images[2])
+    ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB).prepare(images[2])
     assert ImageCache(node, remote).cached() == sorted([images[0], images[2]])
 
 
 def test_what_is_in_use_stays_and_what_does_not_fit_says_so(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT, n), b"%d" % n)[0] for n in range(3)]
-    cache = ImageCache(node, remote, limit=3 * SEGMENT)
+    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"%d" % n)[0] for n in range(3)]
+    cache = ImageCache(node, remote, limit=3 * SEGMENT_BYTES)
     with cache.lease(images[0]) as image:
-        other = ImageCache(node, remote, limit=3 * SEGMENT)  # as another process would
+        other = ImageCache(node, remote, limit=3 * SEGMENT_BYTES)  # as another process would
         with pytest.raises(StorageFull, match="images may take 24 MiB here"):
             other.prepare(images[1])
-        assert image.root.read_bytes() == noise(2 * SEGMENT, 0)
+        assert image.root.read_bytes() == noise(2 * SEGMENT_BYTES, 0)
         assert cache.cached() == [images[0]]
         assert not any(name.startswith("partial") for name in files(node))
         assert len(list((node / "manifests").iterdir())) == 1
@@ -71,9 +71,9 @@ def test_what_is_in_use_stays_and_what_does_not_fit_says_so(node: Path, remote: 
 
 def test_parts_that_an_image_in_use_needs_stay(node: Path, remote: Remote) -> None:
     """Two images with the same kernel: evicting the one does not take the other's."""
-    first, second = (put(remote.store, noise(2 * SEGMENT, n))[0] for n in range(2))
-    third, _ = put(remote.store, noise(2 * SEGMENT, 3), b"another kernel")
-    cache = ImageCache(node, remote, limit=4 * SEGMENT + MIB)
+    first, second = (put(remote.store, noise(2 * SEGMENT_BYTES, n))[0] for n in range(2))
+    third, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 3), b"another kernel")
+    cache = ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB)
     cache.prepare(first)
     with cache.lease(second) as image:
         cache.prepare(third)
@@ -83,13 +83,13 @@ def test_parts_that_an_image_in_use_needs_stay(node: Path, remote: Remote) -> No
 
 
 def test_leftovers_go_before_images(node: Path, remote: Remote) -> None:
-    first, _ = put(remote.store, noise(2 * SEGMENT, 0), b"0")
-    given_up, _ = put(remote.store, noise(3 * SEGMENT, 1), b"1")
-    second, _ = put(remote.store, noise(2 * SEGMENT, 2), b"2")
-    cache = ImageCache(node, remote, limit=6 * SEGMENT + MIB)
+    first, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 0), b"0")
+    given_up, _ = put(remote.store, noise(3 * SEGMENT_BYTES, 1), b"1")
+    second, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 2), b"2")
+    cache = ImageCache(node, remote, limit=6 * SEGMENT_BYTES + MIB)
     cache.prepare(first)
     cut_off(remote, cache, given_up, after=2)
-    ImageCache(node, remote, limit=4 * SEGMENT + MIB).prepare(second)
+    ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB).prepare(second)
     assert cache.cached() == sorted([first, second])
     assert not any(name.startswith("partial") for name in files(node))
 
@@ -122,8 +122,8 @@ def user(
 @pytest.mark.slow
 def test_processes_that_push_out_each_others_images(node: Path, remote: Remote) -> None:
     """Four processes, seven images, room for three: what one of them uses is whole all the time."""
-    images = [put(remote.store, noise(SEGMENT, n), b"%d" % (n % 2))[0] for n in range(7)]
-    limit = 3 * SEGMENT + MIB
+    images = [put(remote.store, noise(SEGMENT_BYTES, n), b"%d" % (n % 2))[0] for n in range(7)]
+    limit = 3 * SEGMENT_BYTES + MIB
     users = [user(node, remote, limit, 25, images) for _ in range(4)]
     most = 0
     while any(process.poll() is None for process in users):
@@ -133,14 +133,14 @@ def test_processes_that_push_out_each_others_images(node: Path, remote: Remote) 
     assert [process.returncode for process in users] == [0] * 4
     assert sum(int(count) for count, _ in done) > 25
     # Each of them may have claimed room for a segment at the same moment.
-    assert most <= limit + 4 * SEGMENT
+    assert most <= limit + 4 * SEGMENT_BYTES
 
 
 @pytest.mark.slow
 def test_processes_that_are_killed_leave_nothing_that_stays(node: Path, remote: Remote) -> None:
     """kill -9 at any moment, of fetching, evicting and using; then all is as it should be."""
-    images = [put(remote.store, noise(SEGMENT, n), b"%d" % (n % 2))[0] for n in range(7)]
-    limit = 3 * SEGMENT + MIB
+    images = [put(remote.store, noise(SEGMENT_BYTES, n), b"%d" % (n % 2))[0] for n in range(7)]
+    limit = 3 * SEGMENT_BYTES + MIB
     chance = random.Random(1)
     for _ in range(6):
         users = [user(node, remote, limit, 1000, images) for _ in range(2)]
@@ -155,7 +155,7 @@ def test_processes_that_are_killed_leave_nothing_that_stays(node: Path, remote: 
     cache = ImageCache(node, remote, limit=limit)
     for number, digest in enumerate(images):
         with cache.lease(digest) as image:
-            assert image.root.read_bytes() == noise(SEGMENT, number)
+            assert image.root.read_bytes() == noise(SEGMENT_BYTES, number)
     assert len(cache.cached()) == 3
     assert used(node) <= limit + MIB
     assert not list((node / "partial").iterdir())

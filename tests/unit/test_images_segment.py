@@ -9,90 +9,105 @@ import tracemalloc
 import pytest
 import zstandard
 
-from images.content import BLOCK, SEGMENT, block_digest, layout_of_bytes
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, chunk_digest, compute_layout_of_bytes
 from images.segment import (
-    MAX_STORED,
-    Index,
-    Kind,
-    assemble,
-    head_size,
-    pack,
-    parse_index,
-    read_block,
-    unpack,
+    MAX_STORED_BYTES,
+    ChunkEncoding,
+    SegmentHeader,
+    build_segment,
+    decode_segment,
+    encode_segment,
+    header_size,
+    parse_header,
+    read_chunk,
 )
 from vmjobs.errors import DigestMismatch
 
-RANDOM = random.Random(1).randbytes(BLOCK)
-TEXT = (b"minimum bias " * BLOCK)[:BLOCK]
+RANDOM = random.Random(1).randbytes(CHUNK_BYTES)
+TEXT = (b"minimum bias " * CHUNK_BYTES)[:CHUNK_BYTES]
 
 
 def digest(data: bytes) -> bytes:
-    return layout_of_bytes(data).segments[0]
+    return compute_layout_of_bytes(data).segments[0]
 
 
 @pytest.mark.parametrize(
-    "data", [b"x", RANDOM, TEXT, TEXT + RANDOM[:7], bytes(BLOCK) + TEXT, bytes(BLOCK + 3), RANDOM * 128]
+    "data",
+    [
+        b"x",
+        RANDOM,
+        TEXT,
+        TEXT + RANDOM[:7],
+        bytes(CHUNK_BYTES) + TEXT,
+        bytes(CHUNK_BYTES + 3),
+        RANDOM * 128,
+    ],
 )
 def test_what_was_packed_comes_back(data: bytes) -> None:
-    stored = pack(data)
-    assert len(stored) <= MAX_STORED
-    assert unpack(stored, digest(data)) == data
+    stored = encode_segment(data)
+    assert len(stored) <= MAX_STORED_BYTES
+    assert decode_segment(stored, digest(data)) == data
 
 
 def test_each_block_is_kept_in_the_shortest_way() -> None:
-    data = bytes(BLOCK) + RANDOM + TEXT
-    stored = pack(data)
-    index = parse_index(stored, whole=len(stored))
-    assert [entry.kind for entry in index.entries] == [Kind.ZEROS, Kind.PLAIN, Kind.ZSTD]
-    assert len(stored) < head_size(3) + BLOCK + 2000
+    data = bytes(CHUNK_BYTES) + RANDOM + TEXT
+    stored = encode_segment(data)
+    index = parse_header(stored, whole=len(stored))
+    assert [entry.kind for entry in index.entries] == [
+        ChunkEncoding.ZEROS,
+        ChunkEncoding.PLAIN,
+        ChunkEncoding.ZSTD,
+    ]
+    assert len(stored) < header_size(3) + CHUNK_BYTES + 2000
 
 
 def test_a_single_block_can_be_read_from_its_place() -> None:
-    stored = pack(RANDOM + TEXT)
-    entry = parse_index(stored[: head_size(2)], whole=len(stored)).entries[1]
-    assert read_block(entry, stored[entry.offset : entry.offset + entry.length]) == TEXT
+    stored = encode_segment(RANDOM + TEXT)
+    entry = parse_header(stored[: header_size(2)], whole=len(stored)).entries[1]
+    assert read_chunk(entry, stored[entry.offset : entry.offset + entry.length]) == TEXT
 
 
 def test_blocks_can_be_left_out_and_filled_in_from_elsewhere() -> None:
     data = TEXT + RANDOM
-    sent = pack(data, absent={0})
-    index = parse_index(sent, whole=len(sent))
+    sent = encode_segment(data, absent={0})
+    index = parse_header(sent, whole=len(sent))
     assert index.absent == [0]
     assert index.digest == digest(data)
     with pytest.raises(DigestMismatch, match="is missing from the segment"):
-        unpack(sent, digest(data))
-    had = pack(TEXT)
-    source = parse_index(had, whole=len(had)).entries[0]
+        decode_segment(sent, digest(data))
+    had = encode_segment(TEXT)
+    source = parse_header(had, whole=len(had)).entries[0]
     second = index.entries[1]
-    whole = assemble(
+    whole = build_segment(
         index,
         [
             (source.kind, had[source.offset : source.offset + source.length]),
             (second.kind, sent[second.offset : second.offset + second.length]),
         ],
     )
-    assert whole == pack(data)
+    assert whole == encode_segment(data)
 
 
-@pytest.mark.parametrize("at", [0, 8, 11, 12, 15, 16, 40, 48, 52, head_size(2), head_size(2) + 9, -1])
+@pytest.mark.parametrize(
+    "at", [0, 8, 11, 12, 15, 16, 40, 48, 52, header_size(2), header_size(2) + 9, -1]
+)
 def test_a_flipped_bit_anywhere_is_noticed(at: int) -> None:
-    stored = bytearray(pack(TEXT + RANDOM))
+    stored = bytearray(encode_segment(TEXT + RANDOM))
     stored[at] ^= 1
     with pytest.raises(DigestMismatch):
-        unpack(bytes(stored), digest(TEXT + RANDOM))
+        decode_segment(bytes(stored), digest(TEXT + RANDOM))
 
 
 def test_a_cut_off_segment_and_another_one_are_noticed() -> None:
     for size in (0, 7, 15, 16, 50, 100, 500):
         with pytest.raises(DigestMismatch):
-            unpack(pack(TEXT + RANDOM)[:size], digest(TEXT + RANDOM))
+            decode_segment(encode_segment(TEXT + RANDOM)[:size], digest(TEXT + RANDOM))
     with pytest.raises(DigestMismatch, match="expected"):
-        unpack(pack(TEXT), digest(RANDOM))
+        decode_segment(encode_segment(TEXT), digest(RANDOM))
 
 
-def bomb(body: bytes, size: int = BLOCK) -> bytes:
-    entry = struct.pack(">32sI", block_digest(bytes(size)), Kind.ZSTD << 30 | len(body))
+def bomb(body: bytes, size: int = CHUNK_BYTES) -> bytes:
+    entry = struct.pack(">32sI", chunk_digest(bytes(size)), ChunkEncoding.ZSTD << 30 | len(body))
     return struct.pack(">8sII", b"VMJSEG1\n", 1, size) + entry + body
 
 
@@ -101,42 +116,44 @@ def bomb(body: bytes, size: int = BLOCK) -> bytes:
     [
         zstandard.ZstdCompressor(level=1).compress(bytes(1 << 30)),
         zstandard.ZstdCompressor(level=1, write_content_size=False).compress(bytes(1 << 26)),
-        zstandard.ZstdCompressor(level=1).compress(bytes(BLOCK)) * 2,
+        zstandard.ZstdCompressor(level=1).compress(bytes(CHUNK_BYTES)) * 2,
     ],
     ids=["says 1 GiB", "says nothing", "two frames"],
 )
 def test_a_bomb_takes_no_memory(frame: bytes) -> None:
     tracemalloc.start()
     with pytest.raises(DigestMismatch):
-        unpack(bomb(frame), digest(bytes(BLOCK)))
+        decode_segment(bomb(frame), digest(bytes(CHUNK_BYTES)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 4 * SEGMENT
+    assert peak < 4 * SEGMENT_BYTES
 
 
 def test_zeros_cannot_be_claimed_for_something_else() -> None:
-    entry = struct.pack(">32sI", block_digest(TEXT), Kind.ZEROS << 30)
-    stored = struct.pack(">8sII", b"VMJSEG1\n", 1, BLOCK) + entry
+    entry = struct.pack(">32sI", chunk_digest(TEXT), ChunkEncoding.ZEROS << 30)
+    stored = struct.pack(">8sII", b"VMJSEG1\n", 1, CHUNK_BYTES) + entry
     with pytest.raises(DigestMismatch, match="cannot be 0 bytes"):
-        parse_index(stored, whole=len(stored))
+        parse_header(stored, whole=len(stored))
 
 
-@pytest.mark.parametrize(("count", "size"), [(0, 0), (129, SEGMENT + 1), (1, BLOCK + 1), (2, BLOCK)])
+@pytest.mark.parametrize(
+    ("count", "size"), [(0, 0), (129, SEGMENT_BYTES + 1), (1, CHUNK_BYTES + 1), (2, CHUNK_BYTES)]
+)
 def test_counts_and_sizes_must_agree(count: int, size: int) -> None:
     stored = struct.pack(">8sII", b"VMJSEG1\n", count, size) + bytes(36 * count)
     with pytest.raises(DigestMismatch, match="cannot have"):
-        parse_index(stored, whole=len(stored))
+        parse_header(stored, whole=len(stored))
 
 
 def test_noise_never_gets_further_than_a_refusal() -> None:
     noise = random.Random(7)
-    good = pack(TEXT + bytes(BLOCK) + RANDOM)
+    good = encode_segment(TEXT + bytes(CHUNK_BYTES) + RANDOM)
     for _ in range(2000):
         bad = bytearray(good)
         for _ in range(noise.randint(1, 4)):
-            bad[noise.randrange(head_size(3) + 64)] = noise.randrange(256)
+            bad[noise.randrange(header_size(3) + 64)] = noise.randrange(256)
         try:
-            index = parse_index(bytes(bad), whole=len(bad))
+            index = parse_header(bytes(bad), whole=len(bad))
         except DigestMismatch:
             continue
-        assert isinstance(index, Index)
+        assert isinstance(index, SegmentHeader)

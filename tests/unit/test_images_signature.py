@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from images.signature import (
-    MAX_OWN,
-    check_form,
-    private_key,
-    public_key,
+    MAX_SIGNATURES_PER_HOLDER,
+    check_signature_form,
+    find_signers,
+    load_trusted_keys,
+    parse_public_key,
+    read_private_key,
     require_signed,
     sign,
-    signers,
-    trusted_keys,
 )
 from vmjobs.errors import ConfigError, ImageRejected, InvalidRequest
 
@@ -49,13 +49,13 @@ def test_a_trusted_signature_names_its_key(form: str, tmp_path: Path) -> None:
     (tmp_path / "grid.pub").write_bytes(forms(KEY)[form])
     (tmp_path / "other.pub").write_bytes(forms(Ed25519PrivateKey.generate())[form])
     (tmp_path / "notes.txt").write_text("not a key, and not called one")
-    keys = trusted_keys(tmp_path)
+    keys = load_trusted_keys(tmp_path)
     assert sorted(keys) == ["grid", "other"]
     good, bad = sign(DIGEST, KEY), sign(DIGEST, OTHER)
-    assert signers(DIGEST, good, keys) == ("grid",)
+    assert find_signers(DIGEST, good, keys) == ("grid",)
     assert require_signed(DIGEST, f"{bad}\n{good} ", keys) == ("grid",)
     for signature in ("", " ", bad, good[:-4], good.lower(), sign("sha256:" + "0" * 64, KEY)):
-        assert signers(DIGEST, signature, keys) == ()
+        assert find_signers(DIGEST, signature, keys) == ()
         with pytest.raises(ImageRejected):
             require_signed(DIGEST, signature, keys)
     with pytest.raises(ImageRejected, match="by none of them"):
@@ -71,11 +71,18 @@ def test_a_signature_is_over_the_tagged_digest() -> None:
 
 def test_the_form_of_signatures() -> None:
     good = sign(DIGEST, KEY)
-    for fine in ("", good, " ".join([good] * MAX_OWN)):
-        check_form(fine)
-    for bad in ("x", good[:-1], "ä", good + good, " ".join([good] * (MAX_OWN + 1)), "\0" * 88):
+    for fine in ("", good, " ".join([good] * MAX_SIGNATURES_PER_HOLDER)):
+        check_signature_form(fine)
+    for bad in (
+        "x",
+        good[:-1],
+        "ä",
+        good + good,
+        " ".join([good] * (MAX_SIGNATURES_PER_HOLDER + 1)),
+        "\0" * 88,
+    ):
         with pytest.raises(InvalidRequest):
-            check_form(bad)
+            check_signature_form(bad)
 
 
 def test_keys_that_are_none(tmp_path: Path) -> None:
@@ -89,26 +96,26 @@ def test_keys_that_are_none(tmp_path: Path) -> None:
         b"\xff",
     ):
         with pytest.raises(InvalidRequest):
-            public_key(data)
+            parse_public_key(data)
         (tmp_path / "bad.pub").write_bytes(data)
         with pytest.raises(ConfigError, match="image_trust_dir"):
-            trusted_keys(tmp_path)
+            load_trusted_keys(tmp_path)
     (tmp_path / "bad.pub").write_bytes(forms(KEY)["raw"] * 1000)
     with pytest.raises(ConfigError, match="too large"):
-        trusted_keys(tmp_path)
+        load_trusted_keys(tmp_path)
     with pytest.raises(ConfigError, match="no folder"):
-        trusted_keys(tmp_path / "nowhere")
+        load_trusted_keys(tmp_path / "nowhere")
 
 
 def test_private_keys(tmp_path: Path) -> None:
     file = tmp_path / "key"
     for encoding, form in ((Encoding.PEM, PrivateFormat.PKCS8), (Encoding.PEM, PrivateFormat.OpenSSH)):
         file.write_bytes(KEY.private_bytes(encoding, form, NoEncryption()))
-        assert sign(DIGEST, private_key(file)) == sign(DIGEST, KEY)
+        assert sign(DIGEST, read_private_key(file)) == sign(DIGEST, KEY)
     locked = KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x"))
     for data in (b"", b"hello", locked, forms(KEY)["pem"]):
         file.write_bytes(data)
         with pytest.raises(InvalidRequest):
-            private_key(file)
+            read_private_key(file)
     with pytest.raises(InvalidRequest, match="cannot read"):
-        private_key(tmp_path / "nowhere")
+        read_private_key(tmp_path / "nowhere")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from images_cache_kit import damage
 
-from images.content import SEGMENT, layout_of_bytes
+from images.content import SEGMENT_BYTES, compute_layout_of_bytes
 from images.manifest import ImageManifest
 from images.store import ImageStore
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
@@ -44,21 +44,23 @@ def test_contents_come_back_as_they_were_and_zeros_take_no_room(
     path = store.content_path(part.digest)
     assert path.read_bytes() == DISK
     assert part.size == len(DISK)
-    assert part.digest == layout_of_bytes(DISK).digest
+    assert part.digest == compute_layout_of_bytes(DISK).digest
     assert path.stat().st_blocks * 512 < len(DISK) / 4
     assert path == tmp_path / "contents" / part.digest[5:7] / part.digest[5:]
 
 
-@pytest.mark.parametrize("size", [1, 65535, 65536, 65537, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3_000_001])
+@pytest.mark.parametrize(
+    "size", [1, 65535, 65536, 65537, SEGMENT_BYTES - 1, SEGMENT_BYTES, SEGMENT_BYTES + 1, 3_000_001]
+)
 @pytest.mark.parametrize("fill", [b"\0", b"x"])
 def test_contents_of_any_size_however_they_come(store: ImageStore, size: int, fill: bytes) -> None:
     """The layout is worked out on the way, in whatever pieces the bytes come."""
     data = fill * size
-    expected = layout_of_bytes(data)
+    expected = compute_layout_of_bytes(data)
     with store.folder.receive() as incoming:
         step = 100_003
         for begin in range(0, size, step):
-            incoming.sink.write(data[begin : begin + step])
+            incoming.writer.write(data[begin : begin + step])
         assert incoming.commit() == (expected.digest, size)
     assert store.layout(expected.digest) == expected
     assert store.put_content(io.BytesIO(data)).digest == expected.digest
@@ -122,10 +124,10 @@ def test_a_layout_that_was_lost_or_damaged_is_made_again(store: ImageStore) -> N
     beside = store.content_path(part.digest).with_suffix(".layout")
     good = beside.read_bytes()
     beside.unlink()
-    assert store.layout(part.digest) == layout_of_bytes(DISK)
+    assert store.layout(part.digest) == compute_layout_of_bytes(DISK)
     assert beside.read_bytes() == good
     beside.write_bytes(good[:-1])
-    assert store.layout(part.digest) == layout_of_bytes(DISK)
+    assert store.layout(part.digest) == compute_layout_of_bytes(DISK)
     assert beside.read_bytes() == good
     with pytest.raises(NotFound):
         store.layout("tree:" + "0" * 64)
@@ -265,7 +267,7 @@ def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(
     fill(store)
     (tmp_path / "tmp" / "left-by-a-crash").write_bytes(b"half a content")
     with store.folder.receive() as incoming:
-        incoming.sink.write(b"slowly")
+        incoming.writer.write(b"slowly")
         ImageStore(tmp_path)
         assert not (tmp_path / "tmp" / "left-by-a-crash").exists()
         digest, _ = incoming.commit()

@@ -8,25 +8,25 @@ from contextlib import closing
 
 import pytest
 
-from images.workers import AHEAD, THREADS, worked
+from images.worker_threads import MAX_WAITING_RESULTS, THREADS, run_tasks
 
 
 def test_all_results_come_whatever_their_order() -> None:
     looked: list[int] = []
-    found = dict(worked(lambda n: n * n, range(100), lambda: looked.append(1), 5.0))
+    found = dict(run_tasks(lambda n: n * n, range(100), lambda: looked.append(1), 5.0))
     assert found == {n: n * n for n in range(100)}
     assert not looked
-    assert list(worked(lambda n: n, [], lambda: None, 5.0)) == []
+    assert list(run_tasks(lambda n: n, [], lambda: None, 5.0)) == []
 
 
 def test_no_more_is_begun_than_may_wait() -> None:
     begun: list[int] = []
-    with closing(worked(begun.append, range(100), lambda: None, 5.0)) as results:
+    with closing(run_tasks(begun.append, range(100), lambda: None, 5.0)) as results:
         next(results)
         end = time.monotonic() + 5
-        while len(begun) < THREADS + AHEAD and time.monotonic() < end:
+        while len(begun) < THREADS + MAX_WAITING_RESULTS and time.monotonic() < end:
             time.sleep(0.01)
-        assert len(begun) == THREADS + AHEAD
+        assert len(begun) == THREADS + MAX_WAITING_RESULTS
 
 
 def test_what_was_under_way_is_not_lost_for_a_failure() -> None:
@@ -39,12 +39,12 @@ def test_what_was_under_way_is_not_lost_for_a_failure() -> None:
         assert slow.wait(10)
         return number
 
-    results = worked(work, range(100), slow.set, 0.1)
+    results = run_tasks(work, range(100), slow.set, 0.1)
     found = []
     with pytest.raises(ValueError, match="no"):
         for number, _ in results:
             found.append(number)
-    assert 1 <= len(found) < THREADS + AHEAD
+    assert 1 <= len(found) < THREADS + MAX_WAITING_RESULTS
 
 
 def test_nobody_waits_for_what_is_not_wanted_any_more() -> None:
@@ -60,7 +60,7 @@ def test_nobody_waits_for_what_is_not_wanted_any_more() -> None:
     def stop() -> None:
         raise InterruptedError
 
-    results = worked(work, range(10), stop, 0.1)
+    results = run_tasks(work, range(10), stop, 0.1)
     assert next(results) == (0, 0)
     with pytest.raises(InterruptedError):
         next(results)
@@ -71,6 +71,6 @@ def test_nobody_waits_for_what_is_not_wanted_any_more() -> None:
         return work(number)
 
     with pytest.raises(ValueError, match="no"):
-        list(worked(fail, range(10), lambda: None, 0.05))
+        list(run_tasks(fail, range(10), lambda: None, 0.05))
     assert time.monotonic() - began < 20
     hang.set()

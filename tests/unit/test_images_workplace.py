@@ -13,24 +13,24 @@ from pathlib import Path
 import pytest
 
 from images.build import process
-from images.build.workplace import FOLDER, remove_leftovers, workplace
+from images.build.scratch_dir import BUILDS_FOLDER, remove_leftovers, scratch_dir
 
-#: Makes a file in a workplace, starts a program there if told so, and is killed.
+#: Makes a file in a scratch directory, starts a program there if told so, and is killed.
 BUILDER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from images.build.workplace import workplace
-with workplace(Path(sys.argv[1])) as place:
+from images.build.scratch_dir import scratch_dir
+with scratch_dir(Path(sys.argv[1])) as place:
     (place.folder / "half-made").write_bytes(b"x")
     if len(sys.argv) > 2:
         quiet = {"stdout": subprocess.DEVNULL, "start_new_session": True}
-        child = subprocess.Popen(sys.argv[2:], pass_fds=(place.mark,), **quiet)
+        child = subprocess.Popen(sys.argv[2:], pass_fds=(place.marker,), **quiet)
         print(child.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 SWEEP = """
-import sys; from pathlib import Path; from images.build.workplace import remove_leftovers
+import sys; from pathlib import Path; from images.build.scratch_dir import remove_leftovers
 remove_leftovers(Path(sys.argv[1]))
 """
 
@@ -48,11 +48,11 @@ def killed(workdir: Path, *program: str) -> str:
 
 
 def folders(workdir: Path) -> list[Path]:
-    return [path for path in (workdir / FOLDER).iterdir() if path.is_dir()]
+    return [path for path in (workdir / BUILDS_FOLDER).iterdir() if path.is_dir()]
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), workplace(tmp_path) as place:
+    with pytest.raises(ZeroDivisionError), scratch_dir(tmp_path) as place:
         (place.folder / "mmdebstrap.x" / "etc").mkdir(parents=True)
         raise ZeroDivisionError
     assert folders(tmp_path) == []
@@ -65,12 +65,12 @@ def test_what_a_killed_build_left_goes_at_the_next_start(tmp_path: Path) -> None
     remove_leftovers(tmp_path)
     assert folders(tmp_path) == []
     killed(tmp_path)
-    with workplace(tmp_path) as place:
+    with scratch_dir(tmp_path) as place:
         assert folders(tmp_path) == [place.folder]
 
 
 def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
-    with workplace(tmp_path) as one, workplace(tmp_path) as other:
+    with scratch_dir(tmp_path) as one, scratch_dir(tmp_path) as other:
         remove_leftovers(tmp_path)
         assert set(folders(tmp_path)) == {one.folder, other.folder}
 
@@ -86,7 +86,7 @@ def test_a_program_that_outlives_its_builder_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_program_of_a_builder_that_lives_is_not(tmp_path: Path) -> None:
-    with workplace(tmp_path) as place:
+    with scratch_dir(tmp_path) as place:
         said = process.run(
             ["sh", "-c", f"{sys.executable} -c '{SWEEP}' {tmp_path}; echo well"],
             place=place,
@@ -99,7 +99,7 @@ def test_programs_put_their_temporary_files_there() -> None:
     with tempfile.TemporaryDirectory() as name:
         workdir = Path(name)
         workdir.chmod(0o711)  # pytest's own directories let nobody else pass
-        with workplace(workdir) as place:
+        with scratch_dir(workdir) as place:
             said = process.run(["mktemp"], timeout=10, place=place)
             assert Path(said.decode().strip()).parent == place.folder.resolve()
         assert folders(workdir) == []
@@ -107,19 +107,19 @@ def test_programs_put_their_temporary_files_there() -> None:
 
 def test_without_a_way_to_it_for_mmdebstrap_they_are_where_they_were(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    with workplace(tmp_path) as place:
+    with scratch_dir(tmp_path) as place:
         assert place.environment == {}
 
 
 _KILLED = """
 import subprocess, sys
 from pathlib import Path
-from images.build import workplace
+from images.build import scratch_dir
 folder, precious = map(Path, sys.argv[1:])
 inside = folder / "a root" / "dev" / "shm"
 inside.mkdir(parents=True)
 subprocess.run(["mount", "--bind", str(precious), str(inside)], check=True)
-workplace._remove(folder)
+scratch_dir._remove(folder)
 """
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.jobdisk import BLOCK
-from vmjobs.agent.members import kept_disks
+from vmjobs.agent.cluster_vms import persistent_disks
+from vmjobs.agent.job_disk import SIZE_UNIT
 from vmjobs.errors import HypervisorError
 
-SIZE = 64 * BLOCK
+SIZE = 64 * SIZE_UNIT
 OWNER, ANOTHER = "0" * 32, "1" * 32
 
 
@@ -21,16 +21,16 @@ OWNER, ANOTHER = "0" * 32, "1" * 32
 def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Made by an ordinary user, who has no directories for system programs among those for programs."""
     monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
-    kept_disks.make(tmp_path / "disks", OWNER, SIZE)
+    persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
     return tmp_path / "disks"
 
 
 def test_an_empty_disk_takes_no_room_and_is_sound(disks: Path) -> None:
-    disk = disks / kept_disks.SCRATCH
+    disk = disks / persistent_disks.SCRATCH_DISK
     assert disk.stat().st_size == SIZE
-    assert disk.stat().st_blocks * 512 < BLOCK
+    assert disk.stat().st_blocks * 512 < SIZE_UNIT
     subprocess.run(["/sbin/e2fsck", "-fn", disk], check=True, capture_output=True)
-    kept_disks.check(disks, OWNER)
+    persistent_disks.check(disks, OWNER)
     assert list(disks.parent.iterdir()) == [disks]
 
 
@@ -39,12 +39,12 @@ def _unlink(disk: Path) -> None:
 
 
 def _cut_short(disk: Path) -> None:
-    os.truncate(disk, SIZE - BLOCK)
+    os.truncate(disk, SIZE - SIZE_UNIT)
 
 
 def _replace(disk: Path) -> None:
-    kept_disks.make(disk.parents[1] / "others", ANOTHER, SIZE)
-    (disk.parents[1] / "others" / kept_disks.SCRATCH).replace(disk)
+    persistent_disks.make(disk.parents[1] / "others", ANOTHER, SIZE)
+    (disk.parents[1] / "others" / persistent_disks.SCRATCH_DISK).replace(disk)
 
 
 @pytest.mark.parametrize(
@@ -54,74 +54,74 @@ def _replace(disk: Path) -> None:
 def test_a_disk_that_is_not_the_one_is_left_alone(
     disks: Path, fault: Callable[[Path], None], message: str
 ) -> None:
-    disk = disks / kept_disks.SCRATCH
+    disk = disks / persistent_disks.SCRATCH_DISK
     fault(disk)
     before = disk.read_bytes() if disk.exists() else None
-    kept_disks.make(disks, OWNER, SIZE)
+    persistent_disks.make(disks, OWNER, SIZE)
     with pytest.raises(HypervisorError, match=f"{message}.*restore it from a backup, or remove"):
-        kept_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER)
     assert (disk.read_bytes() if disk.exists() else None) == before
 
 
 def test_a_disk_that_was_not_made_here_is_for_the_guest_to_judge(disks: Path) -> None:
-    disk = disks / kept_disks.SCRATCH
+    disk = disks / persistent_disks.SCRATCH_DISK
     for uuid in ("random", "clear"):
         subprocess.run(["/sbin/tune2fs", "-U", uuid, disk], check=True, capture_output=True)
-        kept_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER)
     disk.write_bytes(b"swap, perhaps")
-    kept_disks.check(disks, OWNER)
+    persistent_disks.check(disks, OWNER)
 
 
 def test_a_disk_on_a_file_system_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "disks").symlink_to("large/disks")
-    kept_disks.make(tmp_path / "disks", OWNER, SIZE)
+    persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
     with pytest.raises(HypervisorError, match="is missing"):
-        kept_disks.check(tmp_path / "disks", OWNER)
+        persistent_disks.check(tmp_path / "disks", OWNER)
     assert [path.name for path in tmp_path.iterdir()] == ["disks"]
 
 
-@pytest.mark.parametrize("step", ["blank_disk", "run", "sync_directory"])
+@pytest.mark.parametrize("step", ["create_blank_disk", "run", "sync_directory"])
 def test_a_disk_is_whole_or_not_there_whenever_the_agent_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class Killed(BaseException):
         pass
 
-    do = getattr(kept_disks, step)
+    do = getattr(persistent_disks, step)
 
     def die_after(*args: object, **named: object) -> None:
         do(*args, **named)
         raise Killed
 
     with monkeypatch.context() as dying, pytest.raises(Killed):
-        dying.setattr(kept_disks, step, die_after)
-        kept_disks.make(tmp_path / "disks", OWNER, SIZE)
+        dying.setattr(persistent_disks, step, die_after)
+        persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
     assert not (tmp_path / "disks").exists()
-    kept_disks.make(tmp_path / "disks", OWNER, SIZE)
-    kept_disks.check(tmp_path / "disks", OWNER)
+    persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
+    persistent_disks.check(tmp_path / "disks", OWNER)
     assert [path.name for path in tmp_path.iterdir()] == ["disks"]
 
 
 def test_a_root_that_was_there_is_never_replaced(disks: Path) -> None:
-    overlay, noted = disks / kept_disks.ROOT, disks / kept_disks.ROOT_MADE
+    overlay, noted = disks / persistent_disks.ROOT_OVERLAY, disks / persistent_disks.ROOT_MARKER
     lost = f"the persistent disk {overlay} is missing.*restore it from a backup, or remove {noted}"
     for _ in range(2):
-        kept_disks.check(disks, OWNER)  # it never booted
+        persistent_disks.check(disks, OWNER)  # it never booted
         overlay.touch()  # a kernel died before it had written anything
-        kept_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER)
         overlay.unlink()
-        kept_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER)
 
         overlay.write_bytes(b"root")  # by an earlier release, or the agent died before it was noted
-        kept_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER)
         overlay.unlink()
         with pytest.raises(HypervisorError, match=lost):
-            kept_disks.check(disks, OWNER)
+            persistent_disks.check(disks, OWNER)
         overlay.touch()
         with pytest.raises(HypervisorError, match=lost):
-            kept_disks.check(disks, OWNER)
-        kept_disks.forget_root(disks)
-    kept_disks.forget_root(disks)
+            persistent_disks.check(disks, OWNER)
+        persistent_disks.remove_root(disks)
+    persistent_disks.remove_root(disks)
 
 
 @pytest.mark.parametrize("step", ["os.fsync", "Path.touch", "sync_directory"])
@@ -131,11 +131,11 @@ def test_a_root_is_noted_or_there_whenever_the_agent_dies(
     def die(*_: object, **_named: object) -> None:
         raise KeyboardInterrupt
 
-    (disks / kept_disks.ROOT).write_bytes(b"root")
+    (disks / persistent_disks.ROOT_OVERLAY).write_bytes(b"root")
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
-        dying.setattr(f"vmjobs.agent.members.kept_disks.{step}", die)
-        kept_disks.note_root(disks)
-    kept_disks.check(disks, OWNER)
-    (disks / kept_disks.ROOT).unlink()
+        dying.setattr(f"vmjobs.agent.cluster_vms.persistent_disks.{step}", die)
+        persistent_disks.record_root(disks)
+    persistent_disks.check(disks, OWNER)
+    (disks / persistent_disks.ROOT_OVERLAY).unlink()
     with pytest.raises(HypervisorError, match="is missing"):
-        kept_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER)

@@ -9,24 +9,24 @@ import pytest
 from members_kit import NOW, member_order, member_record
 from pydantic import ValidationError
 
-from vmjobs.agent.members.plan import (
+from vmjobs.agent.cluster_vms.plan import (
     DESTROY_AGAIN_SECONDS,
     POWER_OFF_SECONDS,
-    REFUSED_PAUSE,
+    REFUSED_PAUSE_SECONDS,
     RENEW_AGAIN_SECONDS,
-    Effect,
-    decide,
+    VmAction,
     pause_after,
+    plan_vm,
 )
-from vmjobs.agent.members.record import End, Facts
-from vmjobs.cluster.member import Goal, MemberCode, Phase
-from vmjobs.cluster.spec import Limits
-from vmjobs.cluster.wire import MemberOrder
+from vmjobs.agent.cluster_vms.record import ObservedState, VmEnd
+from vmjobs.cluster.spec import ClusterVmLimits
+from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
+from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.model import ExitChannel, ExitStatus, HypervisorKind
 
-P, C, E, G = Phase, MemberCode, Effect, Goal
-PANIC = End(code=C.KERNEL_PANIC, message="the guest's kernel panicked")
-LOST = End(code=C.GUEST_LOST, message="the machine is gone")
+P, C, E, G = Phase, ClusterVmCode, VmAction, Goal
+PANIC = VmEnd(code=C.KERNEL_PANIC, message="the guest's kernel panicked")
+LOST = VmEnd(code=C.GUEST_LOST, message="the machine is gone")
 WELL = ExitStatus(code=0, channel=ExitChannel.ENDPOINT)
 BADLY = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
 RUNS = {"phase": P.RUNNING, "incarnation": 3}
@@ -141,7 +141,7 @@ TABLE = [
     ({}, {**STOPS, "failing": True, "failures": 3}, {"destroyed": True},
      P.WAITING, C.PROGRESS, (), {"failures": 4, "until": NOW + 8}),
     ({}, {**STOPS, "code": C.TOKEN_REFUSED, "failures": 2}, {"destroyed": True},
-     P.WAITING, C.TOKEN_REFUSED, (), {"failures": 2, "until": NOW + REFUSED_PAUSE}),
+     P.WAITING, C.TOKEN_REFUSED, (), {"failures": 2, "until": NOW + REFUSED_PAUSE_SECONDS}),
     ({}, {**STOPS, "code": C.TOKEN_REFUSED, "failures": 8}, {"destroyed": True},
      P.WAITING, C.TOKEN_REFUSED, (), {"failures": 8, "until": NOW + 128}),
     ({"goal": G.DRAIN}, {**STOPS, "code": C.DRAIN_TIMED_OUT}, {"destroyed": True},
@@ -157,12 +157,14 @@ def test_what_is_done(
     record: dict[str, object],
     facts: dict[str, object],
     phase: Phase,
-    code: MemberCode,
-    effects: tuple[Effect, ...],
+    code: ClusterVmCode,
+    effects: tuple[VmAction, ...],
     also: dict[str, object],
 ) -> None:
     wanted = member_order(**order) if order is not None else None
-    decision = decide(wanted, member_record(wanted, **record), Facts.model_validate(facts), NOW)
+    decision = plan_vm(
+        wanted, member_record(wanted, **record), ObservedState.model_validate(facts), NOW
+    )
     assert (decision.record.phase, decision.record.code, decision.effects) == (phase, code, effects)
     for name, value in also.items():
         found = decision.until if name == "until" else getattr(decision.record, name)
@@ -176,7 +178,7 @@ def test_pauses_double_up_to_five_minutes() -> None:
 
 def test_a_new_order_is_remembered_and_the_phase_knows_since_when_it_is() -> None:
     record = member_record(phase=P.RUNNING, incarnation=1)
-    drained = decide(member_order(goal=G.DRAIN), record, Facts(), NOW).record
+    drained = plan_vm(member_order(goal=G.DRAIN), record, ObservedState(), NOW).record
     assert drained.order.goal is G.DRAIN
     assert (record.since, drained.since) == (NOW - 100, NOW)
 
@@ -193,38 +195,40 @@ def test_what_the_service_is_told() -> None:
 
 def test_why_a_machine_cannot_be_destroyed_is_told_until_it_is() -> None:
     record = member_record(code=C.GUEST_LOST, message="it fell silent", **STOPS)
-    seen = Facts(undestroyed="libvirt does not answer")
-    again = decide(record.order, record, seen, NOW).record
+    seen = ObservedState(undestroyed="libvirt does not answer")
+    again = plan_vm(record.order, record, seen, NOW).record
     told = again.report()
     assert told.code is C.GUEST_LOST
     assert told.message == "it cannot be destroyed: libvirt does not answer; it fell silent"
     # ... and once, however often that is tried
     later = NOW + DESTROY_AGAIN_SECONDS
-    assert decide(record.order, again, seen, later).record.report().message == told.message
-    gone = decide(record.order, again, Facts(destroyed=True), later).record
+    assert plan_vm(record.order, again, seen, later).record.report().message == told.message
+    gone = plan_vm(record.order, again, ObservedState(destroyed=True), later).record
     assert gone.report().message == "it fell silent"
-    assert len(again.but(message="x" * 8192).report().message) == 8192
+    assert len(again.with_changes(message="x" * 8192).report().message) == 8192
 
 
 def test_a_guest_cannot_make_a_report_that_is_too_long() -> None:
     record = member_record(phase=P.RUNNING, incarnation=1)
-    told = End(code=C.GUEST_ENDED, message="x" * 100_000)
-    assert len(decide(record.order, record, Facts(end=told), NOW).record.report().message) == 8192
+    told = VmEnd(code=C.GUEST_ENDED, message="x" * 100_000)
+    assert (
+        len(plan_vm(record.order, record, ObservedState(end=told), NOW).record.report().message) == 8192
+    )
 
 
 def test_limits_that_nothing_enforces_are_told_for_as_long_as_the_machine_runs() -> None:
     record = member_record(phase=P.STAGING, incarnation=1)
-    facts = Facts(staged=HypervisorKind.UML, unenforced="its disks are as fast as they are")
-    booting = decide(record.order, record, facts, NOW).record
+    facts = ObservedState(staged=HypervisorKind.UML, unenforced="its disks are as fast as they are")
+    booting = plan_vm(record.order, record, facts, NOW).record
     assert booting.report().message == "its disks are as fast as they are"
-    running = decide(record.order, booting, Facts(ready=True), NOW).record
+    running = plan_vm(record.order, booting, ObservedState(ready=True), NOW).record
     assert running.report().message == "its disks are as fast as they are"
 
 
 def test_how_long_each_phase_took_is_told() -> None:
     record = member_record(phase=P.STAGING, incarnation=1)
-    booting = decide(record.order, record, Facts(staged=HypervisorKind.UML), NOW).record
-    running = decide(record.order, booting, Facts(ready=True), NOW + 2.5).record
+    booting = plan_vm(record.order, record, ObservedState(staged=HypervisorKind.UML), NOW).record
+    running = plan_vm(record.order, booting, ObservedState(ready=True), NOW + 2.5).record
     assert running.report().seconds == {"staging": 100.0, "booting": 2.5}
 
 
@@ -232,10 +236,10 @@ def test_an_order_of_a_newer_service_is_read_with_its_limits() -> None:
     words = {**member_order().model_dump(mode="json"), "mood": "good"}
     words["limits"] = {"cpu_percent": 50, "gpu_percent": 10}
     words["pool"] = {**words["pool"], "shape": "round"}
-    order = MemberOrder.model_validate_json(json.dumps(words))
-    assert order.limits == Limits(cpu_percent=50)
-    assert MemberOrder.model_validate_json(order.model_dump_json()) == order
+    order = ClusterVmOrder.model_validate_json(json.dumps(words))
+    assert order.limits == ClusterVmLimits(cpu_percent=50)
+    assert ClusterVmOrder.model_validate_json(order.model_dump_json()) == order
     with pytest.raises(ValidationError):
-        Limits.model_validate({"gpu_percent": 10})
+        ClusterVmLimits.model_validate({"gpu_percent": 10})
     with pytest.raises(ValidationError):
-        MemberOrder.model_validate({**words, "limits": {"cpu_percent": "50"}})
+        ClusterVmOrder.model_validate({**words, "limits": {"cpu_percent": "50"}})

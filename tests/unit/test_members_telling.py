@@ -15,11 +15,11 @@ import pytest
 from members_kit import member_order, member_record
 from waiting_kit import wait_for
 
-from vmjobs.agent.members import tokens
-from vmjobs.agent.members.telling import Console, Reporter, Shipper
-from vmjobs.agent.members.tokens import PoolTokens
-from vmjobs.cluster.member import Phase
-from vmjobs.cluster.wire import MemberReports, PoolToken
+from vmjobs.agent.cluster_vms import pool_tokens
+from vmjobs.agent.cluster_vms.pool_tokens import PoolTokenCache
+from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile, ConsoleUploader, StatusReporter
+from vmjobs.cluster.vm_state import Phase
+from vmjobs.cluster.wire import ClusterVmReports, PoolToken
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.model import now
 
@@ -33,11 +33,11 @@ class Service:
     fault: VMJobsError | None = None
     life: float = 600.0
     given: int = 0
-    reports: list[MemberReports] = field(default_factory=list)
+    reports: list[ClusterVmReports] = field(default_factory=list)
     consoles: dict[int, bytes] = field(default_factory=dict)
     calls: int = 0
 
-    def report(self, reports: MemberReports) -> None:
+    def report(self, reports: ClusterVmReports) -> None:
         self._answer()
         self.reports.append(reports)
 
@@ -73,12 +73,12 @@ def told() -> list[float]:
 
 
 @pytest.fixture
-def box(service: Service, told: list[float]) -> PoolTokens:
-    return PoolTokens(lambda: service.token(MEMBER, 1), told.append)
+def box(service: Service, told: list[float]) -> PoolTokenCache:
+    return PoolTokenCache(lambda: service.token(MEMBER, 1), told.append)
 
 
 def test_a_token_is_asked_for_when_it_is_wanted_and_then_kept(
-    service: Service, box: PoolTokens, told: list[float]
+    service: Service, box: PoolTokenCache, told: list[float]
 ) -> None:
     assert service.given == 0
     assert [box.get(), box.get()] == ["token 1", "token 1"]
@@ -86,9 +86,9 @@ def test_a_token_is_asked_for_when_it_is_wanted_and_then_kept(
 
 
 def test_a_token_is_replaced_when_half_of_its_life_is_over(
-    service: Service, box: PoolTokens, told: list[float], monkeypatch: pytest.MonkeyPatch
+    service: Service, box: PoolTokenCache, told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 0.0)
+    monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 0.0)
     service.life = 0.2
     box.get()
     wait_for(lambda: time.time() > told[0])
@@ -96,9 +96,9 @@ def test_a_token_is_replaced_when_half_of_its_life_is_over(
 
 
 def test_the_last_token_does_while_the_service_is_away_and_no_longer(
-    service: Service, box: PoolTokens, told: list[float], monkeypatch: pytest.MonkeyPatch
+    service: Service, box: PoolTokenCache, told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 0.0)
+    monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 0.0)
     service.life = 1.0
     box.get()
     service.fault = AWAY
@@ -111,7 +111,7 @@ def test_the_last_token_does_while_the_service_is_away_and_no_longer(
         box.get()
 
 
-def test_a_token_that_was_refused_is_refused(service: Service, box: PoolTokens) -> None:
+def test_a_token_that_was_refused_is_refused(service: Service, box: PoolTokenCache) -> None:
     service.fault = Forbidden("not that machine")
     with pytest.raises(Forbidden):
         box.get()
@@ -119,7 +119,7 @@ def test_a_token_that_was_refused_is_refused(service: Service, box: PoolTokens) 
 
 def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) -> None:
     service, why = Service(AWAY), list[str]()
-    box = PoolTokens(lambda: service.token(MEMBER, 1), told.append, refused=why.append)
+    box = PoolTokenCache(lambda: service.token(MEMBER, 1), told.append, on_refused=why.append)
     with pytest.raises(Unavailable):
         box.get()
     assert why == [AWAY.message]
@@ -129,7 +129,7 @@ def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) ->
     with pytest.raises(Unavailable):
         box.renew()
     # of the agent that comes next
-    after = PoolTokens(box.fetch, told.append, had=True, refused=why.append)
+    after = PoolTokenCache(box.fetch, told.append, had=True, on_refused=why.append)
     with pytest.raises(Unavailable):
         after.get()
     assert why == [AWAY.message]
@@ -146,7 +146,7 @@ def test_those_who_ask_at_once_share_one_token_unless_the_machine_is_left(
         assert answer.wait(30)
         return service.token(MEMBER, 1)
 
-    box = PoolTokens(fetch, told.append)
+    box = PoolTokenCache(fetch, told.append)
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(box.get) for _ in range(3)]
         assert asked.wait(5)
@@ -165,12 +165,12 @@ def test_a_fault_of_our_own_holds_up_nobody(told: list[float]) -> None:
         raise KeyError("oh")
 
     with pytest.raises(Unavailable):
-        PoolTokens(fetch, told.append).get()
+        PoolTokenCache(fetch, told.append).get()
 
 
 @pytest.fixture
-def console(path: Path) -> Console:
-    return Console(MEMBER, 1, path, limit=100)
+def console(path: Path) -> ConsoleFile:
+    return ConsoleFile(MEMBER, 1, path, limit=100)
 
 
 def grow(path: Path, data: bytes) -> None:
@@ -178,13 +178,13 @@ def grow(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def ship_all(console: Console, service: Service) -> None:
-    while console.ship(service):
+def ship_all(console: ConsoleFile, service: Service) -> None:
+    while console.upload_next(service):
         pass
 
 
 def test_a_console_arrives_whole_however_often_it_is_emptied(
-    path: Path, service: Service, console: Console
+    path: Path, service: Service, console: ConsoleFile
 ) -> None:
     sent = b""
     for number in range(12):
@@ -192,47 +192,49 @@ def test_a_console_arrives_whole_however_often_it_is_emptied(
         grow(path, piece)
         sent += piece
         ship_all(console, service)
-        console.trim()
+        console.truncate_if_full()
     assert service.consoles[1] == sent
 
 
 def test_what_is_lost_while_the_service_is_away_makes_no_hole(
-    path: Path, service: Service, console: Console
+    path: Path, service: Service, console: ConsoleFile
 ) -> None:
     path.write_bytes(b"a" * 50)
-    assert console.ship(service)
+    assert console.upload_next(service)
     service.fault = AWAY
     grow(path, b"b" * 60)
     with pytest.raises(Unavailable):
-        console.ship(service)
-    console.trim()
+        console.upload_next(service)
+    console.truncate_if_full()
     service.fault = None
     grow(path, b"c" * 10)
-    assert console.ship(service)
+    assert console.upload_next(service)
     assert service.consoles[1] == b"a" * 50 + b"c" * 10
 
 
 def test_another_agent_goes_on_where_a_console_was_emptied(path: Path, service: Service) -> None:
     path.write_bytes(b"a" * 60)
-    first = Console(MEMBER, 1, path, limit=59)
-    first.ship(service)
-    first.trim()
+    first = ConsoleFile(MEMBER, 1, path, limit=59)
+    first.upload_next(service)
+    first.truncate_if_full()
     path.write_bytes(b"b" * 10)
-    ship_all(Console(MEMBER, 1, path, limit=100), service)
+    ship_all(ConsoleFile(MEMBER, 1, path, limit=100), service)
     assert service.consoles[1] == b"a" * 59 + b"b" * 10
 
 
-def test_no_more_than_the_limit_is_ever_sent(path: Path, service: Service, console: Console) -> None:
+def test_no_more_than_the_limit_is_ever_sent(
+    path: Path, service: Service, console: ConsoleFile
+) -> None:
     for _ in range(10):
         grow(path, b"x" * 60)
         ship_all(console, service)
-        console.trim()
+        console.truncate_if_full()
     assert len(service.consoles[1]) == 100
     assert path.stat().st_size <= 100
 
 
 def test_a_console_that_is_refused_is_not_offered_again(
-    path: Path, service: Service, console: Console
+    path: Path, service: Service, console: ConsoleFile
 ) -> None:
     service.fault = Forbidden("another one's")
     path.write_bytes(b"a" * 10)
@@ -241,7 +243,7 @@ def test_a_console_that_is_refused_is_not_offered_again(
 
 
 @contextmanager
-def at_work(worker: Reporter | Shipper) -> Iterator[None]:
+def at_work(worker: StatusReporter | ConsoleUploader) -> Iterator[None]:
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -253,40 +255,40 @@ def at_work(worker: Reporter | Shipper) -> Iterator[None]:
 
 
 def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path, service: Service) -> None:
-    reporter = Reporter(service)
-    shipper = Shipper(service, reporter)
+    reporter = StatusReporter(service)
+    console_uploader = ConsoleUploader(service, reporter)
     for incarnation in (1, 2, 3):
         path = tmp_path / f"console-{incarnation}"
         path.write_bytes(b"words of %d" % incarnation)
-        shipper.follow(Console(MEMBER, incarnation, path, limit=100))
-    with at_work(shipper):
-        assert not reporter.has_told(MEMBER, 3)
+        console_uploader.follow(ConsoleFile(MEMBER, incarnation, path, limit=100))
+    with at_work(console_uploader):
+        assert not reporter.is_reported(MEMBER, 3)
         assert service.consoles == {}  # it would refuse what it has not been told of
         reporter.tell(member_record(incarnation=3).report())
         with at_work(reporter):
-            assert reporter.has_told(MEMBER, 3, timeout=5)
+            assert reporter.is_reported(MEMBER, 3, timeout=5)
             wait_for(lambda: len(service.consoles) == 2)
     assert service.consoles == {2: b"words of 2", 3: b"words of 3"}
     reporter.forget(MEMBER)
-    assert not reporter.has_told(MEMBER, 1)
+    assert not reporter.is_reported(MEMBER, 1)
 
 
 def test_reports_newest_only_and_all_of_them_as_a_heartbeat(service: Service) -> None:
     service.fault = AWAY
-    reporter = Reporter(service, heartbeat=0.2)
+    reporter = StatusReporter(service, heartbeat=0.2)
     with at_work(reporter):
         wait_for(lambda: service.calls > 0)
         one, two = member_record(), member_record(member_order(1))
         reporter.tell(one.report())
         reporter.tell(two.report())
-        reporter.tell(one.but(phase=Phase.RUNNING).report())
+        reporter.tell(one.with_changes(phase=Phase.RUNNING).report())
         service.fault = None
         wait_for(lambda: len(service.reports) >= 2)
         back = service.reports[0]
         assert back.complete
         assert {report.phase for report in back.reports} == {Phase.RUNNING, Phase.WAITING}
         reporter.forget(two.order.id)
-        reporter.tell(one.but(phase=Phase.DRAINING).report())
+        reporter.tell(one.with_changes(phase=Phase.DRAINING).report())
         wait_for(lambda: any(not told.complete for told in service.reports))
         news = next(told for told in service.reports if not told.complete)
         assert [report.phase for report in news.reports] == [Phase.DRAINING]

@@ -11,7 +11,7 @@ from vmjobs.errors import Conflict, Fault, InvalidSpec
 from vmjobs.model import (
     MAX_FAULTS,
     MAX_SCRIPT_BYTES,
-    ON_NODE,
+    ON_NODE_STATES,
     TRANSITIONS,
     HypervisorKind,
     JobState,
@@ -20,10 +20,10 @@ from vmjobs.model import (
     actor_for,
     advance,
     faults_of,
+    kinds_with_cpus,
     may_follow,
     now,
     parse_spec,
-    with_cpus,
 )
 
 
@@ -92,8 +92,8 @@ def test_a_job_gets_no_machine_with_fewer_processors_than_it_asks_for() -> None:
     assert HypervisorKind.UML in parse_spec(values).kinds
     assert parse_spec({**values, "cpus": 65}).kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)
     assert parse_spec({**values, "cpus": 65, "hypervisor": "uml"}).kinds == ()
-    assert with_cpus(2) == tuple(HypervisorKind)
-    assert with_cpus(2, shared=True) == (HypervisorKind.KVM, HypervisorKind.QEMU)
+    assert kinds_with_cpus(2) == tuple(HypervisorKind)
+    assert kinds_with_cpus(2, shared=True) == (HypervisorKind.KVM, HypervisorKind.QEMU)
 
 
 def test_a_job_that_is_to_be_saved_goes_where_it_can_be() -> None:
@@ -136,7 +136,7 @@ def test_any_job_that_has_not_ended_can_be_canceled() -> None:
             assert may_follow(state, JobState.CANCELING)
 
 
-@pytest.mark.parametrize("state", sorted(ON_NODE))
+@pytest.mark.parametrize("state", sorted(ON_NODE_STATES))
 def test_a_job_on_a_node_can_lose_its_node(state: JobState) -> None:
     assert may_follow(state, JobState.PREEMPTED)
 

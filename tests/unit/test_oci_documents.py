@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from images.build.tree import Tree
+from images.build.tree import FileTree
 from images.oci import packages
 from images.oci.container import (
-    Configuration,
+    ContainerConfig,
     index_digests,
     is_index,
     program_of,
     read_configuration,
     read_manifest,
 )
-from images.oci.reference import Transport, is_reference, parse
-from images.oci.users import Identity, look_up
+from images.oci.reference import ContainerTransport, is_reference, parse
+from images.oci.users import ContainerUser, look_up_user
 from vmjobs.errors import ImageRejected, InvalidRequest
 
 DIGEST = "sha256:" + "a" * 64
@@ -50,7 +50,7 @@ def test_references_in_registries(
 def test_references_to_files(tmp_path: Path) -> None:
     (tmp_path / "with:colon").mkdir()
     layout = parse(f"oci-layout:{tmp_path}:v1")
-    assert (layout.transport, layout.path, layout.tag) == (Transport.LAYOUT, tmp_path, "v1")
+    assert (layout.transport, layout.path, layout.tag) == (ContainerTransport.LAYOUT, tmp_path, "v1")
     assert parse(f"oci-layout:{tmp_path}/with:colon").path == tmp_path / "with:colon"
     assert parse("docker-archive:Saved Image.tar").suggested_name == ("saved-image", "latest")
 
@@ -88,8 +88,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def configuration(**run: Any) -> Configuration:
-    return Configuration.model_validate({**CONFIG, "config": run})
+def configuration(**run: Any) -> ContainerConfig:
+    return ContainerConfig.model_validate({**CONFIG, "config": run})
 
 
 def test_a_manifest_and_its_configuration() -> None:
@@ -179,33 +179,33 @@ GROUP = "root:x:0:root\nusers:x:100:\nlab:x:500:app,other\nvideo:x:44:other,app\
 @pytest.mark.parametrize(
     ("user", "wanted"),
     [
-        ("", Identity(0, 0, (0,), "/root")),
-        ("app", Identity(1000, 100, (100, 500, 44), "/home/app")),
-        ("1000", Identity(1000, 100, (100, 500, 44), "/home/app")),
-        ("app:lab", Identity(1000, 500, (500,), "/home/app")),
-        ("app:77", Identity(1000, 77, (77,), "/home/app")),
-        ("4321", Identity(4321, 0, (0,), "/")),
-        ("4321:lab", Identity(4321, 500, (500,), "/")),
-        ("homeless", Identity(1001, 1001, (1001,), "/")),
+        ("", ContainerUser(0, 0, (0,), "/root")),
+        ("app", ContainerUser(1000, 100, (100, 500, 44), "/home/app")),
+        ("1000", ContainerUser(1000, 100, (100, 500, 44), "/home/app")),
+        ("app:lab", ContainerUser(1000, 500, (500,), "/home/app")),
+        ("app:77", ContainerUser(1000, 77, (77,), "/home/app")),
+        ("4321", ContainerUser(4321, 0, (0,), "/")),
+        ("4321:lab", ContainerUser(4321, 500, (500,), "/")),
+        ("homeless", ContainerUser(1001, 1001, (1001,), "/")),
     ],
 )
-def test_users_are_looked_up_as_engines_do_it(user: str, wanted: Identity) -> None:
-    tree = Tree()
+def test_users_are_looked_up_as_engines_do_it(user: str, wanted: ContainerUser) -> None:
+    tree = FileTree()
     tree.add_file("etc/passwd", PASSWD.encode())
     tree.add_file("etc/group", GROUP.encode())
-    assert look_up(tree, user) == wanted
-    assert look_up(Tree(), "") == Identity(), "an image without users"
-    assert look_up(Tree(), "5:6") == Identity(5, 6, (6,), "/")
+    assert look_up_user(tree, user) == wanted
+    assert look_up_user(FileTree(), "") == ContainerUser(), "an image without users"
+    assert look_up_user(FileTree(), "5:6") == ContainerUser(5, 6, (6,), "/")
 
 
 @pytest.mark.parametrize("user", ["nobody-here", "0:nobody-here", "99999999999", "0:99999999999"])
 def test_users_that_are_not_there_are_refused(user: str) -> None:
     with pytest.raises(ImageRejected):
-        look_up(Tree(), user)
+        look_up_user(FileTree(), user)
 
 
 def test_packages_of_debian_of_images_without_dpkg_and_of_alpine() -> None:
-    tree = Tree()
+    tree = FileTree()
     status = "Package: bash\nStatus: install ok installed\nVersion: 5.2\nDescription: a\n b: c\n\n"
     gone = "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n"
     tree.add_file("var/lib/dpkg/status", (status + gone).encode())
@@ -217,4 +217,4 @@ def test_packages_of_debian_of_images_without_dpkg_and_of_alpine() -> None:
         "libc6": "2.36",
         "musl": "1.2-r1",
     }
-    assert packages.versions(Tree()) == {}
+    assert packages.versions(FileTree()) == {}

@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 from containers_kit import FromTar, Layer, Pack, gzipped, plain, zstded
 
-from images.build.tree import Node, Tree
-from images.manifest import digest_of
-from images.oci.apply import apply_layer
+from images.build.tree import FileNode, FileTree
+from images.manifest import sha256_digest
+from images.oci.changeset import apply_layer
 from images.oci.container import Descriptor
-from images.oci.layers import Budget, unpack
+from images.oci.layers import UnpackBudget, unpack
 from vmjobs.errors import DigestMismatch, ImageRejected
 
 
-def applied(folder: Path, *layers: Layer | FromTar, budget: Budget | None = None) -> Tree:
-    tree = Tree()
+def applied(folder: Path, *layers: Layer | FromTar, budget: UnpackBudget | None = None) -> FileTree:
+    tree = FileTree()
     for number, layer in enumerate(layers):
         archive = folder / f"{number}.tar"
         archive.write_bytes(layer.tar())
-        apply_layer(tree, archive, budget or Budget())
+        apply_layer(tree, archive, budget or UnpackBudget())
     return tree
 
 
-def text(tree: Tree, path: str) -> str:
+def text(tree: FileTree, path: str) -> str:
     return tree.file(path).read().decode()
 
 
-def names(tree: Tree) -> list[str]:
+def names(tree: FileTree) -> list[str]:
     return [path for path, _ in tree.walk() if path]
 
 
@@ -165,7 +165,7 @@ def test_the_order_of_a_layer_does_not_depend_on_its_archive(tmp_path: Path) -> 
     assert [len(layer) for layer in two] == [2]
 
 
-def _place(node: Node) -> int:
+def _place(node: FileNode) -> int:
     return node.content.offset
 
 
@@ -242,16 +242,16 @@ def test_there_is_a_limit_on_files(tmp_path: Path) -> None:
     for number in range(20):
         layer.file(f"d{number}/x")
     with pytest.raises(ImageRejected, match="too many files"):
-        applied(tmp_path, layer, budget=Budget(entries=30))
+        applied(tmp_path, layer, budget=UnpackBudget(entries=30))
 
 
 def _unpack(folder: Path, data: bytes, pack: Pack, **spoilt: str) -> bytes:
     blob, target = folder / "blob", folder / "layer.tar"
     packed = pack(data)
     blob.write_bytes(packed)
-    digest = spoilt.get("digest", digest_of(packed))
+    digest = spoilt.get("digest", sha256_digest(packed))
     layer = Descriptor.model_validate({"digest": digest, "size": len(packed)})
-    unpack(blob, layer, spoilt.get("diff_id", digest_of(data)), target, Budget(size=10 << 20))
+    unpack(blob, layer, spoilt.get("diff_id", sha256_digest(data)), target, UnpackBudget(size=10 << 20))
     return target.read_bytes()
 
 
@@ -261,7 +261,7 @@ def test_layers_are_unpacked_and_both_digests_checked(tmp_path: Path, pack: Pack
     assert _unpack(tmp_path, data, pack) == data
     for what in ("digest", "diff_id"):
         with pytest.raises(DigestMismatch):
-            _unpack(tmp_path, data, pack, **{what: digest_of(b"something else")})
+            _unpack(tmp_path, data, pack, **{what: sha256_digest(b"something else")})
 
 
 @pytest.mark.parametrize("pack", [gzipped, zstded])

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vmjobs import relay as relaying
-from vmjobs.errors import SessionOver
+from vmjobs.errors import SessionEnded
 from vmjobs.relay import relay
 
 TAIL = b"last words"
@@ -72,11 +72,11 @@ def test_who_takes_nothing_does_not_keep_a_session(
     ends: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, writer, _, sink = ends
-    monkeypatch.setattr(relaying, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(relaying, "POLL_SECONDS", 0.01)
     far = Far([(b"x" * 100_000, False), (b"y" * 100_000, False)])
-    with pytest.raises(SessionOver, match="accepted no data"):
+    with pytest.raises(SessionEnded, match="accepted no data"):
         relay(far, source, sink, lambda: os.close(writer))
-    assert far.asked == [0] + [0] * relaying.LOOKS  # is there meanwhile, and forgets nothing
+    assert far.asked == [0] + [0] * relaying.MAX_POLLS  # is there meanwhile, and forgets nothing
 
 
 def test_who_is_slow_gets_all(ends: list[int]) -> None:

@@ -6,8 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from repository.decide import CANCEL_GRACE, LOST_AFTER, REPORT_GRACE, SILENCE, Facts, Step, decide
-from vmjobs.model import ON_NODE, CondorRef, JobState, ReasonCode, may_follow, reason
+from repository.state_policy import (
+    AGENT_SILENCE,
+    CANCEL_GRACE,
+    LOST_AFTER,
+    REPORT_GRACE,
+    JobFacts,
+    StateChange,
+    decide,
+)
+from vmjobs.model import ON_NODE_STATES, CondorRef, JobState, ReasonCode, may_follow, reason
 from vmjobs.ports import BatchStatus, Observation
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -19,12 +27,12 @@ def seen(status: BatchStatus, why: str = "", code: int | None = None) -> Observa
     return Observation("j", status, CondorRef(schedd="s", cluster=1, proc=0), why, code)
 
 
-def facts(state: JobState, **changes: object) -> Facts:
+def facts(state: JobState, **changes: object) -> JobFacts:
     values: dict[str, object] = {"code": C.USER_CANCELED, "since": NOW, **changes}
-    return Facts(state=state, **values)  # type: ignore[arg-type]
+    return JobFacts(state=state, **values)  # type: ignore[arg-type]
 
 
-def path(known: Facts, word: Observation, now: datetime = NOW) -> list[tuple[str, str]]:
+def path(known: JobFacts, word: Observation, now: datetime = NOW) -> list[tuple[str, str]]:
     return [(step.state.value, step.reason.code.value) for step in decide(known, word, now)]
 
 
@@ -75,12 +83,12 @@ def test_every_path_is_in_the_transition_table(
         assert at is state
 
 
-@pytest.mark.parametrize("state", sorted(ON_NODE))
+@pytest.mark.parametrize("state", sorted(ON_NODE_STATES))
 def test_idle_is_an_eviction_only_if_it_can_be_believed(state: JobState) -> None:
     # Condor-C: the submit side says idle for up to a minute after the agent has started.
-    fresh = facts(state, claimed=True, heard=NOW - SILENCE + timedelta(seconds=1))
+    fresh = facts(state, claimed=True, heard=NOW - AGENT_SILENCE + timedelta(seconds=1))
     assert path(fresh, seen(B.IDLE)) == []
-    silent = facts(state, claimed=True, heard=NOW - SILENCE)
+    silent = facts(state, claimed=True, heard=NOW - AGENT_SILENCE)
     assert path(silent, seen(B.IDLE)) == EVICTED
     known = facts(state, claimed=True, heard=NOW, seen_running=True)
     assert path(known, seen(B.IDLE)) == EVICTED
@@ -102,7 +110,7 @@ def test_a_removed_job_waits_for_its_node() -> None:
 
 
 def test_how_a_canceled_job_ended_is_the_schedulers_to_say() -> None:
-    done = Step(S.COMPLETED, reason(C.SUCCEEDED, "the script succeeded"))
+    done = StateChange(S.COMPLETED, reason(C.SUCCEEDED, "the script succeeded"))
     known = facts(S.CANCELING, claimed=True, ended=True, ending=done)
     assert decide(known, seen(B.COMPLETED), NOW) == [done]
     assert path(known, seen(B.REMOVED)) == CANCELED

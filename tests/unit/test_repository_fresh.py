@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from waiting_kit import Clock
 
-from repository.images.fresh import Fresh
+from repository.images.ttl_cache import TtlCache
 
 
 def test_an_answer_holds_from_the_moment_of_the_question(clock: Clock) -> None:
-    fresh: Fresh[str, int] = Fresh(3, 10, clock)
+    fresh: TtlCache[str, int] = TtlCache(3, 10, clock)
     asked = clock()
     clock.now += 2  # which took so long to answer
     fresh.keep([("a", 1)], asked)
@@ -20,7 +20,7 @@ def test_an_answer_holds_from_the_moment_of_the_question(clock: Clock) -> None:
 
 
 def test_a_new_answer_takes_the_old_ones_place(clock: Clock) -> None:
-    fresh: Fresh[str, int] = Fresh(3, 2, clock)
+    fresh: TtlCache[str, int] = TtlCache(3, 2, clock)
     fresh.keep([("a", 1), ("b", 1)], clock())
     clock.now += 2
     fresh.keep([("a", 2)], clock())
@@ -31,7 +31,7 @@ def test_a_new_answer_takes_the_old_ones_place(clock: Clock) -> None:
 
 
 def test_there_are_never_more_than_the_limit(clock: Clock) -> None:
-    fresh: Fresh[int, int] = Fresh(3, 100, clock)
+    fresh: TtlCache[int, int] = TtlCache(3, 100, clock)
     for number in range(1000):
         fresh.keep([(number, number), (-number, number)], clock())
         assert len(fresh) <= 100

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from repository.images import LIBRARY, Viewer, namespace_of
-from repository.images.viewer import require_namespace
+from repository.images.permissions import require_namespace
 from vmjobs.errors import Forbidden
 
 STRANGE = ["library", "Ada", "ada-0123abcd", "../..", "-ada", "ada@cern.ch", "ada/hep", "\u00e4da"]

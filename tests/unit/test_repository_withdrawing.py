@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from repository.clusters.reconciling import _Doing
-from repository.clusters.tables import MemberRow
-from vmjobs.cluster.actions import Withdraw
+from repository.clusters.reconciler import _ActionExecutor
+from repository.clusters.tables import ClusterVmRow
+from vmjobs.cluster.actions import RemoveAd
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ from vmjobs.cluster.actions import Withdraw
 def test_no_machine_that_is_not_there_yet_counts_as_withdrawn(
     incarnation: int, before: int, told: set[int], after: int
 ) -> None:
-    row = MemberRow(id="m", incarnation=incarnation, withdrawn=before, advertised=incarnation)
+    row = ClusterVmRow(id="m", incarnation=incarnation, withdrawn=before, advertised=incarnation)
     world: Any = SimpleNamespace(members={"m": row})
     nothing: Any = None
-    doing = _Doing(nothing, nothing, world, {"m": told}, datetime.now(UTC))
-    doing.carry_out(Withdraw("m"))
+    doing = _ActionExecutor(nothing, nothing, world, {"m": told}, datetime.now(UTC))
+    doing.carry_out(RemoveAd("m"))
     assert row.withdrawn == after
     assert row.advertised == (0 if incarnation in told else incarnation)

@@ -8,7 +8,7 @@ import pytest
 
 from vmjobs.config import load
 from vmjobs.errors import ConfigError
-from vmjobs.storage import S3Location, parse_storage_url
+from vmjobs.storage_url import S3Location, parse_storage_url
 
 SECRET = "hunter2"
 

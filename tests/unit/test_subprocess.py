@@ -30,11 +30,17 @@ def test_a_program_that_is_not_there() -> None:
         run(["no-such-program", "-x"], timeout=10)
 
 
-@pytest.mark.parametrize("waiting", [None, lambda: None])
-def test_a_deadline_ends_what_was_started_too(path: Path, waiting: Callable[[], None] | None) -> None:
+@pytest.mark.parametrize("check_cancelled", [None, lambda: None])
+def test_a_deadline_ends_what_was_started_too(
+    path: Path, check_cancelled: Callable[[], None] | None
+) -> None:
     began = time.monotonic()
     with pytest.raises(VMJobsError, match=r"timed out after 1 s: sh -c"):
-        run(["sh", "-c", f"sleep 60 & echo $! >{path}; wait"], timeout=1, waiting=waiting)
+        run(
+            ["sh", "-c", f"sleep 60 & echo $! >{path}; wait"],
+            timeout=1,
+            check_cancelled=check_cancelled,
+        )
     assert time.monotonic() - began < 10
     until_gone(path.read_text().strip())
 
@@ -48,20 +54,24 @@ def until_gone(pid: str) -> None:
 def test_a_program_that_is_not_wanted_any_more(tmp_path: Path) -> None:
     note, asked = tmp_path / "pid", []
 
-    def waiting() -> None:
+    def check_cancelled() -> None:
         asked.append(note.read_text().strip())
         if len(asked) == 2:
             raise Unwanted
 
     began = time.monotonic()
     with pytest.raises(Unwanted):
-        run(["sh", "-c", f"sleep 60 & echo $! >{note}; wait"], timeout=50, waiting=waiting)
+        run(
+            ["sh", "-c", f"sleep 60 & echo $! >{note}; wait"],
+            timeout=50,
+            check_cancelled=check_cancelled,
+        )
     assert time.monotonic() - began < 10
     until_gone(asked[0])
 
 
 class Unwanted(Exception):
-    """What a test's ``waiting`` raises."""
+    """What a test's ``check_cancelled`` raises."""
 
 
 def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_path: Path) -> None:
@@ -69,12 +79,12 @@ def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_pat
     work = f"echo begun >{tmp_path}/begun; cat; echo told >{tmp_path}/told"
     script = f"exec 3<&0; setsid sh -c '{work}' <&3 & wait"
 
-    def waiting() -> None:
+    def check_cancelled() -> None:
         if (tmp_path / "begun").exists():
             raise Unwanted
 
     with pytest.raises(Unwanted):
-        run(["sh", "-c", script], timeout=50, waiting=waiting)
+        run(["sh", "-c", script], timeout=50, check_cancelled=check_cancelled)
     wait_for((tmp_path / "told").exists)
 
 
@@ -82,7 +92,7 @@ def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_pat
 def test_output_where_somebody_waits() -> None:
     looks: list[None] = []
     script = "for n in 1 2 3; do head -c 100000 /dev/zero; sleep 0.7; done; echo no >&2"
-    done = run(["sh", "-c", script], timeout=30, waiting=lambda: looks.append(None))
+    done = run(["sh", "-c", script], timeout=30, check_cancelled=lambda: looks.append(None))
     assert (len(done.stdout), done.stderr) == (300_000, b"no\n")
     assert looks
 

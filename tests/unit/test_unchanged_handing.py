@@ -8,32 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from condor.scratch import FIELDS
-from vmjobs import unchanged
+from condor.scratch import ATTRIBUTE_OF_FIELD
+from vmjobs import execute_transparent
 from vmjobs.agent import protocol
 from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.agent.protocol import ErrorMessage
-from vmjobs.agent.server import SocketLease, listening, refuse
+from vmjobs.agent.server import SocketLease, listening, send_error
 from vmjobs.errors import InvalidRequest, Unavailable
-from vmjobs.unchanged import run_handed
-from vmjobs.unchanged_job import Handing
+from vmjobs.execute_transparent import run_transparent_job
+from vmjobs.transparent_job import TransparentJob
 
 
 @pytest.fixture
-def handing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handing:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TransparentJob:
     # Standard output is that of the tests.
-    monkeypatch.setattr(unchanged, "_empty", lambda _stream: None)
+    monkeypatch.setattr(execute_transparent, "_truncate", lambda _stream: None)
     place = tmp_path / "job"
     place.mkdir()
     size = {"cpus": 1, "memory": 128, "disk": 64}
     named = {"directory": str(place), "job": "1.0", "image": "generic", "user": "u", "group": "g"}
-    return Handing({"type": "hand", **named, **size}, b"", str(place), fields=FIELDS)
+    return TransparentJob({"type": "hand", **named, **size}, b"", str(place), fields=ATTRIBUTE_OF_FIELD)
 
 
 def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
-    tmp_path: Path, handing: Handing, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job: TransparentJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unchanged, "STDIN", _stream(b"one\ntwo\n"))
+    monkeypatch.setattr(execute_transparent, "STDIN", _stream(b"one\ntwo\n"))
     heard: list[bytes] = []
 
     def serve(connection: socket.socket) -> None:
@@ -43,10 +43,10 @@ def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
             protocol.send(connection, ErrorMessage(code="NOT_FOUND", message="no", retry=again))
 
     with listening(tmp_path / "s", serve):
-        ended = run_handed(str(tmp_path / "s"), handing, lambda _message: None, patience=30.0)
+        ended = run_transparent_job(str(tmp_path / "s"), job, lambda _message: None, patience=30.0)
     assert ended.code == "NOT_FOUND"
     assert heard == [b"one\ntwo\n"] * 2
-    assert list(Path(handing.directory).iterdir()) == []
+    assert list(Path(job.directory).iterdir()) == []
 
 
 def until_all_is_there(connection: socket.socket) -> bytes:
@@ -67,27 +67,27 @@ def _stream(data: bytes) -> int:
     return out
 
 
-def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing: Handing) -> None:
+def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, job: TransparentJob) -> None:
     why = "other VMs of this node use its 4096 MiB of memory"
 
-    def refuse(connection: socket.socket) -> None:
+    def send_error(connection: socket.socket) -> None:
         with connection:
             until_all_is_there(connection)
             protocol.send(connection, ErrorMessage(code="UNAVAILABLE", message=why, retry=True))
 
     with (
-        listening(tmp_path / "s", refuse),
+        listening(tmp_path / "s", send_error),
         pytest.raises(Unavailable, match=f"cannot run the job now: {why}"),
     ):
-        run_handed(str(tmp_path / "s"), handing, lambda _message: None, patience=0.0)
+        run_transparent_job(str(tmp_path / "s"), job, lambda _message: None, patience=0.0)
 
 
 def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
-    tmp_path: Path, handing: Handing
+    tmp_path: Path, job: TransparentJob
 ) -> None:
     """What is wrong is told by the names that the job's user knows."""
-    Path(handing.directory, "large").write_bytes(bytes(8 * 1024 * 1024))
-    handing.message["boot_seconds"] = 0
+    Path(job.directory, "large").write_bytes(bytes(8 * 1024 * 1024))
+    job.message["boot_seconds"] = 0
 
     def serve(connection: socket.socket) -> None:
         lease = SocketLease(connection, "here")
@@ -95,9 +95,9 @@ def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
             try:
                 next(protocol.receive(connection))
             except InvalidRequest as error:
-                refuse(lease, error, retry=False)
+                send_error(lease, error, retry=False)
 
     with listening(tmp_path / "s", serve):
-        ended = run_handed(str(tmp_path / "s"), handing, lambda _message: None, patience=0.0)
+        ended = run_transparent_job(str(tmp_path / "s"), job, lambda _message: None, patience=0.0)
     assert ended.code == "INVALID_REQUEST"
     assert ended.why == "VMJobBootTimeout: must be greater than or equal to 1"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs import tree
+from vmjobs import job_directory
 from vmjobs.errors import InvalidRequest
 
 
@@ -51,11 +51,11 @@ def test_there_and_back(tmp_path: Path, place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place / "socket"))
     sink = io.BytesIO()
-    assert tree.pack(place, sink, {"stays"}) == {"a", "a/b", "link"}
+    assert job_directory.pack(place, sink, {"stays"}) == {"a", "a/b", "link"}
     sink.seek(0)
     other = tmp_path / "other"
     other.mkdir()
-    tree.unpack(sink, other)
+    job_directory.unpack(sink, other)
     assert (other / "a/b").read_bytes() == b"b" * 100_000
     assert (other / "a/b").stat().st_mode & 0o7777 == 0o751
     assert (other / "link").readlink() == Path("a/nothing")
@@ -65,40 +65,40 @@ def test_there_and_back(tmp_path: Path, place: Path) -> None:
 def test_names_that_lead_out_are_refused_and_absolute_ones_are_below(place: Path) -> None:
     for name in ("../outside", "a/../../outside"):
         with pytest.raises(InvalidRequest, match="outside its directory"):
-            tree.unpack(stream((entry(name), b"theirs")), place)
+            job_directory.unpack(stream((entry(name), b"theirs")), place)
     assert (place.parent / "outside").read_text() == "mine"
-    tree.unpack(stream((entry("/etc"), b"x")), place)
+    job_directory.unpack(stream((entry("/etc"), b"x")), place)
     assert (place / "etc").read_text() == "x"
 
 
 def test_links_are_neither_followed_nor_written_through(place: Path) -> None:
     entries = [(entry("way", tarfile.SYMTYPE, ".."), b""), (entry("way/outside"), b"theirs")]
     with pytest.raises(OSError, match=r"way|directory"):
-        tree.unpack(stream(*entries), place)
+        job_directory.unpack(stream(*entries), place)
     (place / "file").symlink_to("../outside")  # one that is there is replaced
-    tree.unpack(stream((entry("file"), b"new")), place)
+    job_directory.unpack(stream((entry("file"), b"new")), place)
     assert (place / "file").read_text() == "new"
     assert (place.parent / "outside").read_text() == "mine"
 
 
 def test_hard_links_stay_inside(place: Path) -> None:
     with pytest.raises(InvalidRequest):
-        tree.unpack(stream((entry("h", tarfile.LNKTYPE, "../outside"), b"")), place)
+        job_directory.unpack(stream((entry("h", tarfile.LNKTYPE, "../outside"), b"")), place)
     (place / "way").symlink_to("..")
     with pytest.raises(OSError, match=r"way|directory"):
-        tree.unpack(stream((entry("h", tarfile.LNKTYPE, "way/outside"), b"")), place)
+        job_directory.unpack(stream((entry("h", tarfile.LNKTYPE, "way/outside"), b"")), place)
 
 
 def test_special_files_and_bits_do_not_come(place: Path) -> None:
     device = entry("null", tarfile.CHRTYPE)
-    tree.unpack(stream((device, b""), (entry("suid", mode=0o6755), b"")), place)
+    job_directory.unpack(stream((device, b""), (entry("suid", mode=0o6755), b"")), place)
     assert not (place / "null").exists()
     assert (place / "suid").stat().st_mode & 0o7777 == 0o755
 
 
 def test_directories_of_which_nobody_may_write(place: Path) -> None:
     entries = [(entry("ro", tarfile.DIRTYPE, mode=0o555), b""), (entry("ro/file", mode=0o444), b"x")]
-    tree.unpack(stream(*entries), place)
+    job_directory.unpack(stream(*entries), place)
     assert (place / "ro/file").read_text() == "x"
     assert (place / "ro").stat().st_mode & 0o777 == 0o555
     assert (place / "ro/file").stat().st_mode & 0o777 == 0o444
@@ -119,7 +119,7 @@ def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path
         (entry("f", tarfile.SYMTYPE, "../outside"), b""),
     ]
     (place.parent / "outside").chmod(0o600)
-    assert set(tree.unpack(stream(*entries), place)) == set("def")
+    assert set(job_directory.unpack(stream(*entries), place)) == set("def")
     assert list(place.iterdir()) == []
     for path, mode in ((theirs, 0o700), (theirs / "within", 0o700), (place.parent / "outside", 0o600)):
         assert path.stat().st_mode & 0o777 == mode, path
@@ -133,7 +133,7 @@ def test_modes_of_directories_in_any_order(place: Path) -> None:
         (entry("a/b/file", mode=0o600), b"x"),
         (entry("a/", tarfile.DIRTYPE, mode=0o000), b""),
     ]
-    tree.unpack(stream(*entries), place)
+    job_directory.unpack(stream(*entries), place)
     assert (place / "a").stat().st_mode & 0o777 == 0
     (place / "a").chmod(0o700)
     assert (place / "a/b").stat().st_mode & 0o777 == 0o755
@@ -169,7 +169,7 @@ LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
 def test_no_link_leads_out_at_any_time(place: Path, entries: list[tarfile.TarInfo]) -> None:
     for count in range(1, len(entries) + 1):
         with suppress(OSError):
-            tree.unpack(stream(*((info, b"") for info in entries[:count])), place)
+            job_directory.unpack(stream(*((info, b"") for info in entries[:count])), place)
         for path in place.rglob("*"):
             assert path.resolve().is_relative_to(place), (count, path)
     assert not (place / "a").exists()
@@ -185,7 +185,7 @@ def test_links_that_stay_inside_come(place: Path) -> None:
         (entry("chain", LINK, "d/top/file"), b""),
         (entry("second", HARD, "chain"), b""),
     ]
-    assert tree.unpack(stream(*entries), place) == {}
+    assert job_directory.unpack(stream(*entries), place) == {}
     for name in ("d/e/up", "chain", "second", "d/top/d/e/up"):
         assert (place / name).read_text() == "x", name
 
@@ -193,7 +193,7 @@ def test_links_that_stay_inside_come(place: Path) -> None:
 def test_what_is_left_out_is_named_and_nothing_older_is_in_its_place(place: Path) -> None:
     (place / "a").write_text("older")
     fifo, link = entry("d/fifo", tarfile.FIFOTYPE), entry("./a", LINK, "/etc/hostname")
-    refused = tree.unpack(
+    refused = job_directory.unpack(
         stream((entry("d", FOLDER, mode=0o755), b""), (fifo, b""), (link, b"")), place
     )
     assert refused == {
@@ -206,16 +206,16 @@ def test_what_is_left_out_is_named_and_nothing_older_is_in_its_place(place: Path
 def test_what_no_job_leaves(place: Path) -> None:
     sparse = entry("huge", tarfile.GNUTYPE_SPARSE)
     with pytest.raises(InvalidRequest):
-        tree.unpack(stream((sparse, b"")), place)
+        job_directory.unpack(stream((sparse, b"")), place)
     with pytest.raises(InvalidRequest):
-        tree.unpack(stream((entry("h", tarfile.LNKTYPE, "."), b"")), place)
+        job_directory.unpack(stream((entry("h", tarfile.LNKTYPE, "."), b"")), place)
 
 
 def test_kinds_may_change(place: Path) -> None:
     (place / "d").mkdir()
     (place / "d/x").touch()
     (place / "f").touch()
-    tree.unpack(
+    job_directory.unpack(
         stream((entry("d"), b"file now"), (entry("f", tarfile.DIRTYPE, mode=0o700), b"")), place
     )
     assert (place / "d").read_text() == "file now"
@@ -235,13 +235,13 @@ WHOLE = stream((entry("large"), b"x" * 100_000)).getvalue()
 @pytest.mark.parametrize("data", [b"no tar at all" * 100, b"\xff" * 4096, WHOLE[:50_000], _absurd()])
 def test_garbage(place: Path, data: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        tree.unpack(io.BytesIO(data), place)
+        job_directory.unpack(io.BytesIO(data), place)
 
 
 @pytest.mark.slow
 def test_more_files_than_an_output_disk_may_have(place: Path) -> None:
     entries = [(entry(f"{n:06d}"), b"") for n in range(70_000)]
-    tree.unpack(stream(*entries), place)
+    job_directory.unpack(stream(*entries), place)
     assert len(os.listdir(place)) == 70_000  # noqa: PTH208
 
 
@@ -249,6 +249,6 @@ def test_what_is_gone_is_removed_and_links_are_not_followed(place: Path) -> None
     (place / "d").mkdir()
     (place / "d/x").touch()
     (place / "way").symlink_to("..")
-    tree.remove(place, {"d", "d/x", "way/outside", "never"})
+    job_directory.remove(place, {"d", "d/x", "way/outside", "never"})
     assert sorted(path.name for path in place.iterdir()) == ["way"]
     assert (place.parent / "outside").exists()

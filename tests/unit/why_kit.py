@@ -11,8 +11,8 @@ from typing import Any
 import classad2
 import htcondor2
 
-from condor import why_call
-from condor.call import CallError
+from condor.daemon_client import CallError
+from condor.diagnose import daemon_queries
 
 #: Whose bindings bring the functions on lists of words that policies use.
 HTCONDOR = htcondor2.version()
@@ -126,7 +126,10 @@ NEGOTIATOR = {"Name": '"site.grid"', "LastNegotiationCycleEnd0": "1795228190"}
 
 @dataclass
 class Daemons:
-    """Stands in for :func:`condor.call.call`. Schedds and collectors by name; ``""``: this host's."""
+    """Stands in for :func:`condor.daemon_client.call`.
+
+    Schedds and collectors by name; ``""``: this host's.
+    """
 
     schedds: dict[str, Schedd] = field(default_factory=dict)
     collectors: dict[str, Collector] = field(default_factory=dict)
@@ -141,13 +144,13 @@ class Daemons:
             kinds = ("Startd", "Negotiator", "Schedd", "Accounting")
             bindings = SimpleNamespace(AdType=SimpleNamespace(**{kind: kind for kind in kinds}))
             try:
-                answer = why_call.explain(bindings, self.collectors[pool], said["ad"])
+                answer = daemon_queries.explain(bindings, self.collectors[pool], said["ad"])
             except OSError as error:  # as condor.daemon_call has it
                 raise CallError(f"collector {pool}: {error}", named=True) from error
         elif said["schedd"] not in self.schedds:
             raise CallError(f"collector {pool} does not know schedd {said['schedd']}", named=True)
         else:
-            answer = why_call.find(self.schedds[said["schedd"]], said["cluster"], said["proc"])
+            answer = daemon_queries.find(self.schedds[said["schedd"]], said["cluster"], said["proc"])
         found: dict[str, Any] = json.loads(json.dumps(answer))
         return found
 

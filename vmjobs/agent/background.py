@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-def begin(name: str, action: Callable[..., object], *arguments: object) -> None:
+def start_thread(name: str, action: Callable[..., object], *arguments: object) -> None:
     """Run ``action`` in a daemon thread.
 
     Raises:

@@ -32,8 +32,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from vmjobs.agent.inbox import Observation, SaveOver, SignalSent
-from vmjobs.agent.verdict import STOPPING, VACATING, Ended, Verdict, failed, stopped, unwanted
+from vmjobs.agent.outcome import (
+    STOP_SIGNALS,
+    VACATE_SIGNAL,
+    RunEnded,
+    RunOutcome,
+    run_failed,
+    run_stopped,
+    run_unwanted,
+)
+from vmjobs.agent.run_events import RunEvent, SaveFinished, SignalSent
 from vmjobs.errors import (
     DigestMismatch,
     HypervisorError,
@@ -51,7 +59,7 @@ from vmjobs.model import (
     StreamName,
     reason,
 )
-from vmjobs.paths import below
+from vmjobs.paths import safe_join
 from vmjobs.ports import ContentReceiver
 
 if TYPE_CHECKING:
@@ -61,15 +69,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: The file of a VM's memory, in its run's directory.
-MEMORY: Final = "machine.memory"
+MEMORY_FILE: Final = "machine.memory"
 #: Seconds to send a checkpoint to the repository: HTCondor gives a vacated job ten minutes.
 SEND_SECONDS: Final = 480.0
 #: The most bytes that a hypervisor writes beside a VM's memory: device state and an index of pages.
-MEMORY_SLACK: Final = 64 * MIB
+MEMORY_OVERHEAD_BYTES: Final = 64 * MIB
 #: Seconds for answers to the guest that are in progress when its VM is to be saved.
-HUSH_SECONDS: Final = 10.0
+QUIESCE_SECONDS: Final = 10.0
 #: Reasons that do not end the job if its VM was to be resumed and was not.
-_NO_END: Final = frozenset(
+_NOT_FINAL: Final = frozenset(
     {
         ReasonCode.BOOT_FAILED,
         ReasonCode.BOOT_TIMED_OUT,
@@ -82,19 +90,19 @@ _NO_END: Final = frozenset(
 )
 _DISKS: Final = ("job.disk", "scratch.disk", "output.disk", "seed.disk")
 _STREAMS: Final = tuple(f"stream-{name}" for name in StreamName)
-_ALLOWED: Final = re.compile(r"machine/[A-Za-z0-9][A-Za-z0-9._-]*")
+_VM_FILE: Final = re.compile(r"machine/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def platform(run: Run) -> str:
+def resume_platform(run: Run) -> str:
     """Return the platform that can resume the run's VM; ``""`` if it is not saved."""
-    wanted = run.ticket.spec.checkpoint and run.parts.carrier is not None
+    wanted = run.ticket.spec.checkpoint and run.services.carrier is not None
     return run.driver.platform if wanted else ""
 
 
-def resumable(run: Run) -> Checkpoint | None:
+def resumable_checkpoint(run: Run) -> Checkpoint | None:
     """Return the checkpoint from which the run's driver can resume, if there is one."""
     saved = run.ticket.checkpoint
-    here = platform(run)
+    here = resume_platform(run)
     if saved is None or not here:
         return None
     if (saved.hypervisor, saved.platform) == (run.driver.kind, here):
@@ -104,16 +112,16 @@ def resumable(run: Run) -> Checkpoint | None:
     return None
 
 
-def not_resumed(verdict: Verdict) -> Verdict:
+def as_not_resumed(outcome: RunOutcome) -> RunOutcome:
     """Return the outcome of a run that was to resume a VM and failed before it did.
 
     The failure does not end the job: the repository decides from where it is tried again.
     """
-    if verdict.state is not JobState.FAILED or verdict.reason.code not in _NO_END:
-        return verdict
-    text = f"the saved VM was not resumed: {verdict.reason.message}"
+    if outcome.state is not JobState.FAILED or outcome.reason.code not in _NOT_FINAL:
+        return outcome
+    text = f"the saved VM was not resumed: {outcome.reason.message}"
     why = reason(ReasonCode.NOT_RESUMED, text)
-    return replace(verdict, state=JobState.PREEMPTED, reason=why, exit=None)
+    return replace(outcome, state=JobState.PREEMPTED, reason=why, exit=None)
 
 
 def save(run: Run, heard: int) -> None:
@@ -123,85 +131,85 @@ def save(run: Run, heard: int) -> None:
     """
     began, ran = time.monotonic(), run.ran()
     try:
-        if run.link.lost:
+        if run.guest_session.lost:
             raise VMJobsError("this node could not store all of its output")
-        upload = _room(run)
-        _save_machine(run)
+        upload = _open_upload(run)
+        _save_vm(run)
     except VMJobsError as error:
         log.warning("job %s: its VM is not saved: %s", run.job_id, error)
         return
-    run.end_machine()
+    run.destroy_vm()
     log.info("job %s: saving its VM took %.1f s", run.job_id, time.monotonic() - began)
     try:
-        sent = _have_it_kept(run, upload, partial(_checkpoint, run, round(ran, 1), heard))
-    except Ended:
+        sent = _store(run, upload, partial(_checkpoint, run, round(ran, 1), heard))
+    except RunEnded:
         raise
     except Exception as error:
         message = error.message if isinstance(error, VMJobsError) else str(error)
         log.warning("job %s: its checkpoint could not be stored: %s", run.job_id, message)
-        raise stopped(f"the VM was saved, but its checkpoint was not stored: {message}") from error
+        raise run_stopped(f"the VM was saved, but its checkpoint was not stored: {message}") from error
     text = f"its VM was saved, {sent / MIB:.1f} MiB were sent; the job will resume from there"
-    raise Ended(Verdict(JobState.PREEMPTED, reason(ReasonCode.CHECKPOINTED, text)))
+    raise RunEnded(RunOutcome(JobState.PREEMPTED, reason(ReasonCode.CHECKPOINTED, text)))
 
 
-def _room(run: Run) -> ContentReceiver | None:
+def _open_upload(run: Run) -> ContentReceiver | None:
     """Open an upload for the checkpoint; return None if the repository is unavailable.
 
     Raises VMJobsError: the repository refuses it, so the VM need not be saved.
     """
-    files = sum(path.stat().st_size for path in _paths(run.directory).values())
+    files = sum(path.stat().st_size for path in _checkpoint_files(run.directory).values())
     memory = run.ticket.spec.memory * MIB
     try:
-        return run.source.open_upload(files + memory + memory // 8 + MEMORY_SLACK)
+        return run.source.open_upload(files + memory + memory // 8 + MEMORY_OVERHEAD_BYTES)
     except Unavailable:
         return None
 
 
-def _save_machine(run: Run) -> None:
+def _save_vm(run: Run) -> None:
     """Save the VM. Raises HypervisorError; Ended: the run is cancelled, the VM gone."""
-    missed: list[Observation] = []
+    deferred: list[RunEvent] = []
     with ThreadPoolExecutor(1, "save") as pool:
-        saving = pool.submit(run.driver.save, run.machine, run.directory / MEMORY)
-        saving.add_done_callback(lambda _: run.inbox.put(SaveOver()))
+        saving = pool.submit(run.driver.save, run.machine, run.directory / MEMORY_FILE)
+        saving.add_done_callback(lambda _: run.event_queue.put(SaveFinished()))
         try:
-            while not isinstance(seen := run.inbox.next(math.inf), SaveOver):
-                _look_at(seen)
+            while not isinstance(seen := run.event_queue.next(math.inf), SaveFinished):
+                _raise_if_cancelled(seen)
                 if seen is not None:
-                    missed.append(seen)
-        except Ended:
+                    deferred.append(seen)
+        except RunEnded:
             run.driver.destroy(run.machine)
             raise
     try:
         saving.result()
     except HypervisorError:
-        for seen in missed:
-            run.inbox.put(seen)  # the VM may have ended by itself
+        for seen in deferred:
+            run.event_queue.put(seen)  # the VM may have ended by itself
         raise
 
 
-def _heed(run: Run, wait: float = 0.0) -> None:
+def _check_cancelled(run: Run, wait: float = 0.0) -> None:
     """Handle the run's events for ``wait`` seconds. Raises Ended if it is cancelled."""
     deadline = time.monotonic() + wait
-    while (seen := run.inbox.next(deadline)) is not None:
-        _look_at(seen)
+    while (seen := run.event_queue.next(deadline)) is not None:
+        _raise_if_cancelled(seen)
 
 
-def _look_at(seen: Observation | None) -> None:
+def _raise_if_cancelled(seen: RunEvent | None) -> None:
     """Raise Ended if the event cancels the run."""
-    if (end := unwanted(seen)) is not None:
+    if (end := run_unwanted(seen)) is not None:
         raise end
-    if isinstance(seen, SignalSent) and seen.number in STOPPING - {VACATING}:
-        raise stopped(f"stopped by signal {seen.number}")
+    if isinstance(seen, SignalSent) and seen.number in STOP_SIGNALS - {VACATE_SIGNAL}:
+        raise run_stopped(f"stopped by signal {seen.number}")
 
 
-def _have_it_kept(
+def _store(
     run: Run,
     upload: ContentReceiver | None,
-    described: Callable[[Sequence[SavedFile]], Checkpoint],
+    describe: Callable[[Sequence[SavedFile]], Checkpoint],
 ) -> int:
     """Store the checkpoint, retrying while the repository fails; return bytes sent."""
     deadline = time.monotonic() + SEND_SECONDS
-    paths = _paths(run.directory)
+    paths = _checkpoint_files(run.directory)
     sizes = {name: path.stat().st_size for name, path in paths.items()}
     sent = 0
 
@@ -218,13 +226,13 @@ def _have_it_kept(
             files.append(SavedFile(name=name, size=sizes[name], digest=digest))
         return files
 
-    receiver = _insist(run, deadline, open_upload)
-    checkpoint = described(_insist(run, deadline, send))
-    _insist(run, deadline, lambda: run.source.keep(receiver, checkpoint))
+    receiver = _retry_until(run, deadline, open_upload)
+    checkpoint = describe(_retry_until(run, deadline, send))
+    _retry_until(run, deadline, lambda: run.source.save_checkpoint(receiver, checkpoint))
     return sent
 
 
-def _insist(run: Run, deadline: float, action: Callable[[], T]) -> T:
+def _retry_until(run: Run, deadline: float, action: Callable[[], T]) -> T:
     """Repeat ``action`` until the repository answers. Raises Unavailable, Ended."""
     while True:
         try:
@@ -233,14 +241,14 @@ def _insist(run: Run, deadline: float, action: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             log.warning("job %s: its checkpoint cannot be stored now: %s", run.job_id, error)
-            _heed(run, wait=1.0)
+            _check_cancelled(run, wait=1.0)
 
 
 def _send(run: Run, path: Path, upload: ContentReceiver) -> tuple[str, int]:
-    carrier = run.parts.carrier
+    carrier = run.services.carrier
     if carrier is None:
         raise InvalidRequest("this agent cannot transfer checkpoints")
-    return carrier.send(path, upload, partial(_heed, run))
+    return carrier.send(path, upload, partial(_check_cancelled, run))
 
 
 def _checkpoint(run: Run, ran: float, heard: int, files: Sequence[SavedFile]) -> Checkpoint:
@@ -249,26 +257,26 @@ def _checkpoint(run: Run, ran: float, heard: int, files: Sequence[SavedFile]) ->
         hypervisor=run.driver.kind,
         platform=run.platform,
         sentinel=run.sentinel,
-        guest=hashlib.sha256(run.link.token.encode()).hexdigest(),
+        guest=hashlib.sha256(run.guest_session.token.encode()).hexdigest(),
         ran=ran,
         heard=heard,
         files=tuple(files),
     )
 
 
-def _paths(directory: Path) -> dict[str, Path]:
+def _checkpoint_files(directory: Path) -> dict[str, Path]:
     """Return the files of a checkpoint, by name."""
-    named = {name: directory / name for name in (*_DISKS, MEMORY, *_STREAMS)}
+    named = {name: directory / name for name in (*_DISKS, MEMORY_FILE, *_STREAMS)}
     inside = {f"machine/{path.name}": path for path in sorted((directory / "machine").iterdir())}
     return {
         name: path
         for name, path in (named | inside).items()
-        if path.is_file() and not path.is_symlink() and _known(name)
+        if path.is_file() and not path.is_symlink() and _is_checkpoint_file(name)
     }
 
 
-def _known(name: str) -> bool:
-    return name in {*_DISKS, MEMORY, *_STREAMS} or _ALLOWED.fullmatch(name) is not None
+def _is_checkpoint_file(name: str) -> bool:
+    return name in {*_DISKS, MEMORY_FILE, *_STREAMS} or _VM_FILE.fullmatch(name) is not None
 
 
 def fetch_file(run: Run, file: SavedFile) -> None:
@@ -278,13 +286,13 @@ def fetch_file(run: Run, file: SavedFile) -> None:
         NotFound, Unavailable: it cannot be fetched. DigestMismatch: its content or its name is not
         that of a checkpoint's file. Ended: this node has no room for it, or the run is cancelled.
     """
-    carrier = run.parts.carrier
-    if carrier is None or not _known(file.name):
+    carrier = run.services.carrier
+    if carrier is None or not _is_checkpoint_file(file.name):
         raise DigestMismatch(f"unexpected file in the checkpoint: {file.name[:80]!r}")
-    target = below(run.directory, file.name)
+    target = safe_join(run.directory, file.name)
     target.parent.mkdir(exist_ok=True)
     try:
         fetched = carrier.fetch(file, run.source.saved(), target, run.check_stop)
     except (StorageFull, InvalidRequest) as error:
-        raise failed(ReasonCode.NODE_FAILED, f"the node failed: {error.message}") from error
+        raise run_failed(ReasonCode.NODE_FAILED, f"the node failed: {error.message}") from error
     run.usage.add("checkpoint", fetched)

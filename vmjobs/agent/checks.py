@@ -14,12 +14,12 @@ from typing import Final
 from vmjobs.model import MIB
 
 #: The fewest free bytes on the node's disk with which it takes jobs.
-LEAST_ROOM: Final = 64 * MIB
+MIN_FREE_BYTES: Final = 64 * MIB
 #: Directories of an image cache that the agent reads and writes.
-_OF_A_CACHE: Final = ("", "manifests", "contents")
+_CACHE_DIRECTORIES: Final = ("", "manifests", "contents")
 
 
-class Cause(StrEnum):
+class FaultCause(StrEnum):
     """Why a node takes no jobs. JOBS: it pauses because several jobs in a row failed."""
 
     ACCOUNT = "account"
@@ -41,27 +41,28 @@ class NodeChecks:
     state: Path
     images: Path
     users: Sequence[str] = ()
-    refused: str = ""
+    token_fault: str = ""
     on_change: Callable[[], object] = lambda: None
 
-    def faults(self) -> dict[Cause, str]:
+    def faults(self) -> dict[FaultCause, str]:
         """Return the present faults, a sentence each."""
         found = {
-            Cause.ACCOUNT: lacking_account(self.users),
-            Cause.DISK: lacking_room(self.state),
-            Cause.IMAGE_CACHE: unusable_cache(self.images),
-            Cause.TOKEN: self.refused and f"the service rejects this node's token: {self.refused}",
+            FaultCause.ACCOUNT: account_fault(self.users),
+            FaultCause.DISK: disk_fault(self.state),
+            FaultCause.IMAGE_CACHE: image_cache_fault(self.images),
+            FaultCause.TOKEN: self.token_fault
+            and f"the service rejects this node's token: {self.token_fault}",
         }
         return {cause: why for cause, why in found.items() if why}
 
-    def note_refusal(self, why: str) -> None:
+    def note_token_fault(self, why: str) -> None:
         """Note why the service rejects the node's token; "": it accepts it."""
-        if why != self.refused:
-            self.refused = why
+        if why != self.token_fault:
+            self.token_fault = why
             self.on_change()
 
 
-def lacking_account(users: Sequence[str]) -> str:
+def account_fault(users: Sequence[str]) -> str:
     """Return why jobs cannot run as one of these accounts; "" if they can run as all."""
     for user in users:
         try:
@@ -71,23 +72,23 @@ def lacking_account(users: Sequence[str]) -> str:
     return ""
 
 
-def lacking_room(directory: Path) -> str:
+def disk_fault(directory: Path) -> str:
     """Return why the disk has no room for a job; "" if it has."""
     try:
         free = disk_usage(directory).free
     except OSError as error:
         return f"cannot read the free space of the disk of {directory}: {error.strerror}"
-    if free >= LEAST_ROOM:
+    if free >= MIN_FREE_BYTES:
         return ""
     return (
         f"the disk of {directory} has {free // MIB} MiB free "
-        f"(at least {LEAST_ROOM // MIB} are needed): free some space"
+        f"(at least {MIN_FREE_BYTES // MIB} are needed): free some space"
     )
 
 
-def unusable_cache(images: Path) -> str:
+def image_cache_fault(images: Path) -> str:
     """Return why the agent cannot use its image cache; "" if it can, or has none yet."""
-    for place in (images / name for name in _OF_A_CACHE):
+    for place in (images / name for name in _CACHE_DIRECTORIES):
         try:
             with os.scandir(place) as entries:
                 next(entries, None)

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vmjobs.agent.protocol import SubmitMessage
-from vmjobs.agent.starter import Starter
+from vmjobs.agent.starter import StarterProcess
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable, VMJobsError
 from vmjobs.local import LocalJob
 from vmjobs.model import (
     AttemptClaim,
     Checkpoint,
     JobTicket,
-    Making,
     NetworkMode,
     ReasonCode,
     Report,
+    VmSpec,
 )
 from vmjobs.ports import CheckpointStore, ContentReceiver, ContentSource
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class CheckpointStores(Protocol):
     """Opens the checkpoint store of each of this node's jobs."""
 
-    def open(self, slot: Starter) -> CheckpointStore:
+    def open(self, slot: StarterProcess) -> CheckpointStore:
         """Return the store for the job of a slot.
 
         slot: the process that the slot's jobs descend from.
@@ -40,7 +40,7 @@ class CheckpointStores(Protocol):
         Raises Unavailable: HTCondor cannot name the job's owner now.
         """
 
-    def unfit(self, image: str, network: NetworkMode) -> str:
+    def save_obstacle(self, image: str, network: NetworkMode) -> str:
         """Return why no VM of the image (a digest) can be saved, or ``""``.
 
         Raises NotFound: the image does not exist, or was removed.
@@ -66,10 +66,10 @@ class StartPoint:
         """The SSH relay's token that a resumed guest knows already; ``""``: none."""
         return self.found.making.door if self.found and self.found.making else ""
 
-    def making(self, door: str) -> Making:
+    def making(self, door: str) -> VmSpec:
         """Return the specification of its VM. door: see ``VmSpec``."""
         said = self.message
-        return Making(
+        return VmSpec(
             named=said.image,
             image=self.image,
             door=door,
@@ -79,12 +79,12 @@ class StartPoint:
             network=said.network,
         )
 
-    def forget(self) -> None:
+    def remove_checkpoint(self) -> None:
         """Remove the checkpoint of a job that has ended. A failure is logged."""
         if self.store is None:
             return
         try:
-            self.store.over()
+            self.store.delete_checkpoints()
         except VMJobsError as error:
             log.warning("the checkpoint of an ended job is not removed yet: %s", error)
 
@@ -94,12 +94,12 @@ class StartPoint:
             self.store.close()
 
 
-def begin(
+def find_start_point(
     message: SubmitMessage,
     attempt: str,
     resolve: Callable[[str], str],
     stores: CheckpointStores,
-    slot: Starter,
+    slot: StarterProcess,
 ) -> StartPoint:
     """Return the start point of a job whose VM is to be saved.
 
@@ -110,43 +110,43 @@ def begin(
     """
     store = stores.open(slot)
     try:
-        return _begun(message, attempt, resolve, stores, store)
+        return _start_point(message, attempt, resolve, stores, store)
     except BaseException:
         store.close()
         raise
 
 
-def _begun(
+def _start_point(
     message: SubmitMessage,
     attempt: str,
     resolve: Callable[[str], str],
     stores: CheckpointStores,
     store: CheckpointStore,
 ) -> StartPoint:
-    found = _found(store, attempt, anew=message.anew)
-    why = _unfit(found.making, message, stores) if found and found.making else ""
+    found = _find_checkpoint(store, attempt, anew=message.anew)
+    why = _resume_obstacle(found.making, message, stores) if found and found.making else ""
     if found and found.making and not why:
         same = {name: getattr(found.making, name) for name in ("cpus", "memory", "disk")}
         return StartPoint(message.model_copy(update=same), found.making.image, store, found)
     image = resolve(message.image)
-    if cannot := stores.unfit(image, message.network):
-        raise InvalidRequest(cannot)
+    if obstacle := stores.save_obstacle(image, message.network):
+        raise InvalidRequest(obstacle)
     return StartPoint(message, image, store, remark=f"the job starts again: {why}" if why else "")
 
 
-def _found(store: CheckpointStore, attempt: str, *, anew: bool) -> Checkpoint | None:
+def _find_checkpoint(store: CheckpointStore, attempt: str, *, anew: bool) -> Checkpoint | None:
     """Return the job's checkpoint, if it has one. anew: remove it first."""
     try:
         found = store.begin(attempt)
         if found is not None and anew:
-            store.over()
+            store.delete_checkpoints()
             found = store.begin(attempt)
     except NotFound as error:  # NotFound would hold the job because of its image
         raise Unavailable("api", "the service does not store checkpoints of HTCondor jobs") from error
     return found
 
 
-def _unfit(making: Making, message: SubmitMessage, stores: CheckpointStores) -> str:
+def _resume_obstacle(making: VmSpec, message: SubmitMessage, stores: CheckpointStores) -> str:
     """Return why a saved VM cannot be resumed or does not fit the job now, or ``""``."""
     if (making.named, making.network) != (message.image, message.network):
         return "the saved VM has another image or network than the job now requests"
@@ -156,17 +156,17 @@ def _unfit(making: Making, message: SubmitMessage, stores: CheckpointStores) -> 
         if had > has:
             return f"the saved VM has {had} {unit}, and the slot has {has}"
     try:
-        return stores.unfit(making.image, making.network)
+        return stores.save_obstacle(making.image, making.network)
     except NotFound:
         return "the image of the saved VM was removed"
 
 
 @dataclass
-class SavedJob(LocalJob):
+class CheckpointedJob(LocalJob):
     """A local job with checkpoints in ``store``. found: to resume from; None: none."""
 
     store: CheckpointStore = field(kw_only=True)
-    making: Making = field(kw_only=True)
+    making: VmSpec = field(kw_only=True)
     found: Checkpoint | None = field(kw_only=True)
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
@@ -177,7 +177,7 @@ class SavedJob(LocalJob):
         """Pass the report on; tell the store if the checkpoint could not be resumed."""
         if report.reason.code is ReasonCode.NOT_RESUMED:
             try:
-                self.store.not_resumed()
+                self.store.report_not_resumed()
             except VMJobsError as error:
                 log.warning("job %s: the failed resume is not recorded: %s", self.job_id, error)
         super().report(report)
@@ -186,9 +186,9 @@ class SavedJob(LocalJob):
         """See :class:`vmjobs.ports.JobSource`."""
         return self.store.open_upload(size)
 
-    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
-        self.store.keep(upload, checkpoint.model_copy(update={"making": self.making}))
+        self.store.save_checkpoint(upload, checkpoint.model_copy(update={"making": self.making}))
 
     def saved(self) -> ContentSource:
         """See :class:`vmjobs.ports.JobSource`."""

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import IO
 
 from vmjobs.agent import framing, protocol
-from vmjobs.agent.condor_checkpoint import SavedJob, StartPoint
-from vmjobs.agent.entrance import Entrance
+from vmjobs.agent.condor_checkpoint import CheckpointedJob, StartPoint
 from vmjobs.agent.framing import Channel, DataMessage
+from vmjobs.agent.job_access import JobAccess
+from vmjobs.agent.outcome import DISK_FULL_ERRNOS
 from vmjobs.agent.outputs import rejected_entry
-from vmjobs.agent.protocol import Peer, SubmitMessage
-from vmjobs.agent.verdict import NO_ROOM
+from vmjobs.agent.protocol import PeerCredentials, SubmitMessage
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull, reason_of
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, RejectedEntry, Report, Strategy, StreamName
@@ -33,16 +33,16 @@ from vmjobs.tar_guard import MAX_REJECTED
 
 #: Files that are sent, and their names as inputs of the script. They come in any order.
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
-_NEEDED = frozenset({Channel.START, Channel.TREE})
+_REQUIRED = frozenset({Channel.START, Channel.TREE})
 #: Another input, written by the agent: address, port and token of the SSH relay.
-_DOOR = "door"
+_RELAY_INPUT = "door"
 #: Programs that run in the VM.
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPT = _INSIDE / "unchanged.sh"
 _PROGRAMS = {name: _INSIDE / name for name in ("visit.sh", "condor_chirp.sh", "links.sh")}
 #: Outputs that are sent back at the end.
 _OUTPUTS = {Channel.LEFT: "left", Channel.CHANGED: "changed.tar"}
-_ENDED = "ended"
+_OUTCOME_OUTPUT = "ended"
 #: Most bytes of the list of files that cannot be sent back.
 _MAX_REJECTED = 64 * 1024
 _STREAMS = {StreamName.OUT: Channel.OUT, StreamName.ERR: Channel.ERR}
@@ -58,7 +58,7 @@ class _Sink:
     send: Callable[[protocol.Message], None]
 
     def write(self, data: bytes) -> None:
-        for part in framing.parts(self.channel, data):
+        for part in framing.split_bytes(self.channel, data):
             self.send(part)
 
     def flush(self) -> None:
@@ -79,14 +79,14 @@ class CondorJob:
     directory: Path
     files: dict[str, Path] = field(default_factory=dict)
 
-    def take(self, messages: Iterator[protocol.Message]) -> None:
+    def receive(self, messages: Iterator[protocol.Message]) -> None:
         """Receive the job's files.
 
         Raises:
             InvalidRequest: another message came, or a file is missing or incomplete.
             PayloadTooLarge: the files do not fit on the job's disk.
         """
-        left, missing = self.message.disk * MIB, set(_NEEDED)
+        left, missing = self.message.disk * MIB, set(_REQUIRED)
         sinks: dict[Channel, IO[bytes]] = {}
         try:
             while missing:
@@ -111,29 +111,29 @@ class CondorJob:
                 sink.close()
 
     def source(
-        self, start_point: StartPoint, send: Callable[[protocol.Message], None], entrance: Entrance
+        self, start_point: StartPoint, send: Callable[[protocol.Message], None], job_access: JobAccess
     ) -> LocalJob:
         """Return the job as a run takes it; its output is sent to the client.
 
         access: interactive sessions and Chirp of its VM.
         """
-        if entrance.key:
+        if job_access.relay_parameters:
             # A file, because every process in the guest can list a script's arguments.
-            self.files[_DOOR] = self.directory / _DOOR
-            self.files[_DOOR].write_text(f"{entrance.key}\n", "ascii")
+            self.files[_RELAY_INPUT] = self.directory / _RELAY_INPUT
+            self.files[_RELAY_INPUT].write_text(f"{job_access.relay_parameters}\n", "ascii")
         outputs = self.directory / "outputs"
         outputs.mkdir()
         make: Callable[..., LocalJob] = LocalJob
         if (store := start_point.store) is not None:
-            making = start_point.making(entrance.token)
-            make = partial(SavedJob, store=store, making=making, found=start_point.found)
+            making = start_point.making(job_access.token)
+            make = partial(CheckpointedJob, store=store, making=making, found=start_point.found)
         return make(
             job_id=self.name,
-            spec=self._spec(start_point.message, entrance.chirp),
+            spec=self._spec(start_point.message, job_access.chirp),
             image_digest=start_point.image,
             files=self.files | _PROGRAMS,
             output_directory=outputs,
-            on_report=_ignore,
+            on_report=_ignore_report,
             sinks={name: _Sink(channel, send) for name, channel in _STREAMS.items()},
         )
 
@@ -143,7 +143,7 @@ class CondorJob:
         ``code=N`` or ``signal=N``, and ``starved`` if the guest ran out of memory; or ``refused WHY``.
         """
         try:
-            with (self.directory / "outputs" / _ENDED).open("rb") as file:
+            with (self.directory / "outputs" / _OUTCOME_OUTPUT).open("rb") as file:
                 return file.readline(512).decode("utf-8", "replace").strip()
         except FileNotFoundError:
             return ""
@@ -154,7 +154,7 @@ class CondorJob:
         After its first line the file has a name and a reason for each, both terminated by NULs.
         """
         try:
-            with (self.directory / "outputs" / _ENDED).open("rb") as file:
+            with (self.directory / "outputs" / _OUTCOME_OUTPUT).open("rb") as file:
                 file.readline(512)
                 words = file.read(_MAX_REJECTED).decode("utf-8", "surrogateescape").split("\0")[:-1]
         except FileNotFoundError:
@@ -162,39 +162,43 @@ class CondorJob:
         pairs = zip(words[::2], words[1::2], strict=False)
         return tuple(rejected_entry(name, why) for name, why in islice(pairs, MAX_REJECTED))
 
-    def send_back(self, send: Callable[[protocol.Message], None]) -> None:
+    def send_outputs(self, send: Callable[[protocol.Message], None]) -> None:
         """Send the job's output files to the client, if they exist yet."""
         for channel, name in _OUTPUTS.items():
             path = self.directory / "outputs" / name
             if path.exists():
                 with path.open("rb") as file:
-                    for piece in framing.pieces(channel, file):
+                    for piece in framing.split_file(channel, file):
                         send(piece)
 
-    def _spec(self, said: SubmitMessage, chirp: str) -> JobSpec:
-        arguments = (said.user, self.owner, said.group, self.group, said.directory, chirp)
+    def _spec(self, message: SubmitMessage, chirp: str) -> JobSpec:
+        arguments = (message.user, self.owner, message.group, self.group, message.directory, chirp)
         return JobSpec(
             strategy=Strategy.SCRIPT,
-            image=said.image,
+            image=message.image,
             script=_SCRIPT.read_text("utf-8"),
             arguments=tuple(map(str, arguments)),
             inputs=describe_inputs(self.files | _PROGRAMS),
-            outputs=(_ENDED, *_OUTPUTS.values()),
-            cpus=said.cpus,
-            memory=said.memory,
+            outputs=(_OUTCOME_OUTPUT, *_OUTPUTS.values()),
+            cpus=message.cpus,
+            memory=message.memory,
             # Once for the job's directory, and once for the tar of the changed files.
-            disk=2 * said.disk,
-            hypervisor=said.hypervisor,
-            network=said.network,
-            boot_seconds=said.boot_seconds,
+            disk=2 * message.disk,
+            hypervisor=message.hypervisor,
+            network=message.network,
+            boot_seconds=message.boot_seconds,
             run_seconds=_RUN_SECONDS,
-            checkpoint=said.checkpoint,
+            checkpoint=message.checkpoint,
         )
 
 
 @contextmanager
 def receive_job(
-    message: SubmitMessage, name: str, peer: Peer, spool: Path, messages: Iterator[protocol.Message]
+    message: SubmitMessage,
+    name: str,
+    peer: PeerCredentials,
+    spool: Path,
+    messages: Iterator[protocol.Message],
 ) -> Iterator[CondorJob]:
     """Receive a transparent job; its files exist while the context lasts.
 
@@ -216,9 +220,9 @@ def receive_job(
     try:
         job = CondorJob(message, name, peer.uid, peer.gid, directory)
         try:
-            job.take(messages)
+            job.receive(messages)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise
             raise StorageFull(
                 f"this node has no room for the job's files: {reason_of(error)}"
@@ -228,10 +232,10 @@ def receive_job(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def clear(spool: Path) -> None:
+def remove_leftovers(spool: Path) -> None:
     """Remove the files that a killed agent left."""
     shutil.rmtree(spool, ignore_errors=True)
 
 
-def _ignore(_report: Report) -> None:
+def _ignore_report(_report: Report) -> None:
     """Do nothing: there is no repository."""

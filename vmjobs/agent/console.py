@@ -9,28 +9,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmjobs.agent.inbox import (
+from vmjobs.agent.console_rules import MAX_LINE_BYTES, ConsoleRule, ConsoleRuleError, plain_text
+from vmjobs.agent.run_events import (
+    ConsoleLineMatched,
     ExitReported,
-    LineSeen,
-    Observation,
-    Panicked,
-    Ready,
+    GuestReady,
+    KernelPanicked,
     RuleFailed,
+    RunEvent,
     ScriptEnded,
 )
-from vmjobs.agent.patterns import LONGEST_LINE, Pattern, TooSlow, text_of
 from vmjobs.model import ExitChannel, ExitStatus
 
 LAST_LINES = 20
-LAST_BYTES = 16 * 1024
-READ_AT_ONCE = 4 * 1024 * 1024
+TAIL_BYTES = 16 * 1024
+READ_BYTES = 4 * 1024 * 1024
 #: The text with which every Linux kernel announces that it gives up (kernel/panic.c).
 PANIC = re.compile(rb"Kernel panic - not syncing: ?([^\r\n]*)")
 #: The last line of a kernel that panics and does not restart the VM.
-_HALTED = b"---[ end Kernel panic - not syncing"
-_HALTED_END = b"]---"
+_HALT_START = b"---[ end Kernel panic - not syncing"
+_HALT_END = b"]---"
 #: The most characters that are reported of a panic's cause.
-LONGEST_CAUSE = 1024
+MAX_CAUSE = 1024
 #: Seconds after which an unfinished line counts as a prompt.
 PROMPT_SECONDS = 1.0
 
@@ -46,34 +46,34 @@ class ConsoleReader:
 
     path: Path
     sentinel: str
-    rules: dict[str, Pattern] = field(default_factory=dict)
+    rules: dict[str, ConsoleRule] = field(default_factory=dict)
     offset: int = 0
     _rest: bytes = b""
-    _grew: float = field(default_factory=time.monotonic)
+    _last_growth: float = field(default_factory=time.monotonic)
     exit: ExitStatus | None = field(default=None)
 
-    def read(self) -> list[Observation]:
+    def read(self) -> list[RunEvent]:
         """Return the events since the last call."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self.offset:
                     self.offset = 0  # the file was truncated
                 file.seek(self.offset)
-                data = file.read(READ_AT_ONCE)
+                data = file.read(READ_BYTES)
         except FileNotFoundError:
             return []
         if not data:
-            return self._prompt()
-        self._grew = time.monotonic()
+            return self._prompt_events()
+        self._last_growth = time.monotonic()
         self.offset += len(data)
         *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-LONGEST_LINE:]
-        return [seen for line in lines for seen in self._look_at(line)]
+        self._rest = rest[-MAX_LINE_BYTES:]
+        return [seen for line in lines for seen in self._line_events(line)]
 
-    def finish(self) -> list[Observation]:
+    def finish(self) -> list[RunEvent]:
         """Return the events of an unfinished last line, once the VM has ended."""
         last, self._rest = self._rest, b""
-        return list(self._fitting(last, tuple(self.rules))) if last else []
+        return list(self._matching_rules(last, tuple(self.rules))) if last else []
 
     def size(self) -> int:
         """Return the console's present size in bytes."""
@@ -83,44 +83,44 @@ class ConsoleReader:
             return 0
 
     @property
-    def prompts(self) -> bool:
+    def may_show_prompt(self) -> bool:
         """Whether the console ends with an unfinished line that may be a prompt."""
-        return bool(self._rest) and "ready" in self.rules and self._grew < float("inf")
+        return bool(self._rest) and "ready" in self.rules and self._last_growth < float("inf")
 
     @property
-    def place(self) -> int:
+    def resume_offset(self) -> int:
         """Offset of the first line that has not been processed: reading resumes there."""
         return self.offset - len(self._rest)
 
-    def _look_at(self, line: bytes) -> Iterator[Observation]:
-        if (seen := self._sentinel_line(line)) is not None:
+    def _line_events(self, line: bytes) -> Iterator[RunEvent]:
+        if (seen := self._sentinel_event(line)) is not None:
             yield seen
-        if (cause := halted(line)) is not None:
-            yield Panicked(cause)
-        yield from self._fitting(line, tuple(self.rules))
+        if (cause := halt_cause(line)) is not None:
+            yield KernelPanicked(cause)
+        yield from self._matching_rules(line, tuple(self.rules))
 
-    def _prompt(self) -> list[Observation]:
-        if not self._rest or time.monotonic() - self._grew < PROMPT_SECONDS:
+    def _prompt_events(self) -> list[RunEvent]:
+        if not self._rest or time.monotonic() - self._last_growth < PROMPT_SECONDS:
             return []
-        self._grew = float("inf")  # once is enough
-        return list(self._fitting(self._rest, ("ready",)))
+        self._last_growth = float("inf")  # once is enough
+        return list(self._matching_rules(self._rest, ("ready",)))
 
-    def _fitting(self, line: bytes, names: tuple[str, ...]) -> Iterator[Observation]:
+    def _matching_rules(self, line: bytes, names: tuple[str, ...]) -> Iterator[RunEvent]:
         if not self.rules:
             return
-        text = text_of(line)
+        text = plain_text(line)
         for name in names:
             pattern = self.rules.get(name)
             try:
-                if pattern is not None and pattern.found_in(text):
+                if pattern is not None and pattern.matches(text):
                     del self.rules[name]
-                    yield LineSeen(name, text)
-            except TooSlow as slow:
+                    yield ConsoleLineMatched(name, text)
+            except ConsoleRuleError as slow:
                 self.rules.clear()
                 yield RuleFailed(str(slow))
                 return
 
-    def _sentinel_line(self, line: bytes) -> Observation | None:
+    def _sentinel_event(self, line: bytes) -> RunEvent | None:
         # The kernel may write in the middle of a line, so the sentinel may be anywhere in it.
         text = line.strip(b"\r ").decode("ascii", "replace")
         _, mark, said = text.partition(f"vmjobs:{self.sentinel}:")
@@ -128,7 +128,7 @@ class ConsoleReader:
             return None
         word, _, rest = said.partition(" ")
         if word == "ready":
-            return Ready()
+            return GuestReady()
         ended = _exit_status(rest)
         if ended is None:
             return None
@@ -140,17 +140,17 @@ class ConsoleReader:
         return None
 
 
-def halted(line: bytes) -> str | None:
+def halt_cause(line: bytes) -> str | None:
     """Return the cause in a panicking kernel's last line; ``None`` for other lines.
 
     Takes time linear in the line, which comes from a guest and may be megabytes long. A regular
     expression for both ends takes quadratic time, while every other job waits.
     """
-    _, begun, rest = line.partition(_HALTED)
-    cause, ended, _ = rest.partition(_HALTED_END)
+    _, begun, rest = line.partition(_HALT_START)
+    cause, ended, _ = rest.partition(_HALT_END)
     if not (begun and ended) or b"\r" in cause:
         return None
-    return cause.removeprefix(b":").strip()[:LONGEST_CAUSE].decode("utf-8", "replace")
+    return cause.removeprefix(b":").strip()[:MAX_CAUSE].decode("utf-8", "replace")
 
 
 def _exit_status(text: str) -> ExitStatus | None:
@@ -175,16 +175,16 @@ def _tail(path: Path, size: int) -> bytes:
 
 def panic_text(path: Path) -> str | None:
     """Return the kernel's panic message; None if the end of the console has none."""
-    found = PANIC.search(_tail(path, 4 * LAST_BYTES))
-    return _visible(found.group(1).decode("utf-8", "replace").strip()) if found else None
+    found = PANIC.search(_tail(path, 4 * TAIL_BYTES))
+    return _printable(found.group(1).decode("utf-8", "replace").strip()) if found else None
 
 
 def last_lines(path: Path, count: int = LAST_LINES) -> str:
     """Return the console's last lines, with unprintable characters replaced by ``?``."""
-    lines = _tail(path, LAST_BYTES).decode("utf-8", "replace").splitlines()[-count:]
-    return "\n".join(map(_visible, lines))
+    lines = _tail(path, TAIL_BYTES).decode("utf-8", "replace").splitlines()[-count:]
+    return "\n".join(map(_printable, lines))
 
 
-def _visible(line: str) -> str:
+def _printable(line: str) -> str:
     """Return the line without characters that control a terminal."""
     return "".join(c if c.isprintable() else "?" for c in line)

@@ -18,17 +18,17 @@ from vmjobs.model import NetworkMode
 
 CLIENT_PORT: Final = 68
 #: The longest request that is read, in bytes.
-LONGEST: Final = 1500
+MAX_REQUEST: Final = 1500
 
 # The fields before the options: RFC 2131, figure 1, and the cookie of RFC 2132, section 2.
 _HEADER: Final = struct.Struct("!4BIHH4s4s4s4s16s192s4s")
 _COOKIE: Final = bytes((99, 130, 83, 99))
-_SHORTEST: Final = 300
+_MIN_REPLY: Final = 300
 _BOOTREQUEST, _BOOTREPLY = 1, 2
 # Options and messages: RFC 2132.
 _MASK, _ROUTER, _NAME_SERVER, _WANTED, _LEASE, _MESSAGE, _SERVER, _END = 1, 3, 6, 50, 51, 53, 54, 255
 _DISCOVER, _OFFER, _REQUEST, _ACK, _NAK = 1, 2, 3, 5, 6
-_FOR_EVER: Final = bytes((255, 255, 255, 255))
+_INFINITE_LEASE: Final = bytes((255, 255, 255, 255))
 
 
 def answer(request: bytes, mode: NetworkMode) -> bytes | None:
@@ -52,14 +52,14 @@ def answer(request: bytes, mode: NetworkMode) -> bytes | None:
     else:
         netmask = IPv4Network((0, GUEST_NETMASK_BITS)).netmask.packed
         found |= {_MESSAGE: bytes([_OFFER if message[0] == _DISCOVER else _ACK])}
-        found |= {_LEASE: _FOR_EVER, _MASK: netmask}
+        found |= {_LEASE: _INFINITE_LEASE, _MASK: netmask}
         if mode is NetworkMode.OUTBOUND:
             found |= {_ROUTER: _address(GATEWAY_ADDRESS), _NAME_SERVER: _address(NAMESERVER_ADDRESS)}
     given = bytes(4) if refused else guest
     head = (_BOOTREPLY, kind, length, 0, number, 0, flags, bytes(4), given, server, bytes(4))
     options = b"".join(bytes([code, len(value)]) + value for code, value in found.items())
     reply = _HEADER.pack(*head, card, b"", _COOKIE) + options + bytes([_END])
-    return reply.ljust(_SHORTEST, b"\0")
+    return reply.ljust(_MIN_REPLY, b"\0")
 
 
 def _options(data: bytes) -> Iterator[tuple[int, bytes]]:

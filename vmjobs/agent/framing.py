@@ -22,8 +22,8 @@ MAX_LINE = 1024 * 1024
 #: Bytes of one ``data`` message.
 MAX_DATA = 256 * 1024
 #: Names of users and groups.
-NAME = r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$"
-NO_MESSAGE = "this is not a message of the agent's protocol"
+ACCOUNT_NAME = r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$"
+INVALID_MESSAGE = "this is not a message of the agent's protocol"
 _KEYS = frozenset({"type", "channel", "stream", "size", "last"})
 
 
@@ -63,7 +63,7 @@ class DataMessage:
         self.stream = stream
         self.last = last
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the line, followed by the bytes."""
         words = {"type": "data", "channel": self.channel, "stream": self.stream}
         line = json.dumps({**words, "size": len(self.data), "last": self.last})
@@ -73,18 +73,18 @@ class DataMessage:
 def send(connection: socket.socket, message: DataMessage | Mapping[str, object]) -> None:
     """Send one whole message."""
     if isinstance(message, DataMessage):
-        connection.sendall(message.encoded())
+        connection.sendall(message.encode())
     else:
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def parts(channel: Channel, data: bytes) -> Iterator[DataMessage]:
+def split_bytes(channel: Channel, data: bytes) -> Iterator[DataMessage]:
     """Yield ``data`` as messages; more of the channel may follow."""
     for at in range(0, len(data), MAX_DATA):
         yield DataMessage(channel, data[at : at + MAX_DATA])
 
 
-def pieces(channel: Channel, source: IO[bytes]) -> Iterator[DataMessage]:
+def split_file(channel: Channel, source: IO[bytes]) -> Iterator[DataMessage]:
     """Yield the rest of ``source`` as messages, the last of which ends the channel."""
     while data := source.read(MAX_DATA):
         yield DataMessage(channel, data)
@@ -100,32 +100,32 @@ def receive(connection: socket.socket) -> Iterator[DataMessage | dict[str, Any]]
     with connection.makefile("rb") as lines:
         while line := lines.readline(MAX_LINE):
             try:
-                said = json.loads(line)
+                parsed = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InvalidRequest(f"{NO_MESSAGE}: it is not JSON") from error
-            if not isinstance(said, dict):
-                raise InvalidRequest(f"{NO_MESSAGE}: it is not an object")
-            if said.get("type") != "data":
-                yield said
+                raise InvalidRequest(f"{INVALID_MESSAGE}: it is not JSON") from error
+            if not isinstance(parsed, dict):
+                raise InvalidRequest(f"{INVALID_MESSAGE}: it is not an object")
+            if parsed.get("type") != "data":
+                yield parsed
                 continue
-            message, size = _announced(said)
+            message, size = _parse_data_header(parsed)
             message.data = lines.read(size)
             if len(message.data) < size:
                 return
             yield message
 
 
-def _announced(said: dict[str, Any]) -> tuple[DataMessage, int]:
+def _parse_data_header(parsed: dict[str, Any]) -> tuple[DataMessage, int]:
     """Return a data message without its bytes, and their number."""
-    size, stream, last = said.get("size"), said.get("stream", 0), said.get("last", False)
-    if not said.keys() <= _KEYS:
-        raise InvalidRequest(f"{NO_MESSAGE}: data has {sorted(said.keys() - _KEYS)[0][:64]}")
+    size, stream, last = parsed.get("size"), parsed.get("stream", 0), parsed.get("last", False)
+    if not parsed.keys() <= _KEYS:
+        raise InvalidRequest(f"{INVALID_MESSAGE}: data has {sorted(parsed.keys() - _KEYS)[0][:64]}")
     if type(size) is not int or not 0 <= size <= MAX_DATA:
-        raise InvalidRequest(f"{NO_MESSAGE}: data has no size from 0 to {MAX_DATA}")
+        raise InvalidRequest(f"{INVALID_MESSAGE}: data has no size from 0 to {MAX_DATA}")
     if type(stream) is not int or stream < 0 or type(last) is not bool:
-        raise InvalidRequest(f"{NO_MESSAGE}: data has no plain stream and last")
+        raise InvalidRequest(f"{INVALID_MESSAGE}: data has no plain stream and last")
     try:
-        channel = Channel(str(said.get("channel")))
+        channel = Channel(str(parsed.get("channel")))
     except ValueError as error:
-        raise InvalidRequest(f"{NO_MESSAGE}: data of no channel that there is") from error
+        raise InvalidRequest(f"{INVALID_MESSAGE}: data of no channel that there is") from error
     return DataMessage(channel, stream=stream, last=last), size

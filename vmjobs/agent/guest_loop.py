@@ -11,25 +11,25 @@ from functools import partial
 from socket import socket as Socket
 from typing import Any, Final, TypeVar
 
-from vmjobs.agent.background import begin
+from vmjobs.agent.background import start_thread
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 #: Seconds after a failed accept(2) until the next: no event announces that files can be opened again.
-_AGAIN_SECONDS: Final = 0.1
+_RETRY_SECONDS: Final = 0.1
 
 _loops: list[asyncio.AbstractEventLoop] = []
-_making = threading.Lock()
+_creation_lock = threading.Lock()
 
 
 def guest_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop. Code that runs in it must not block."""
-    with _making:
+    with _creation_lock:
         if not _loops:
             _loops.append(asyncio.new_event_loop())
-            begin("guests", _loops[0].run_forever)
+            start_thread("guests", _loops[0].run_forever)
     return _loops[0]
 
 
@@ -46,40 +46,42 @@ class Connections:
     the guest program out.
     """
 
-    def __init__(self, attend: Callable[[Socket], Coroutine[Any, Any, None]], most: int) -> None:
-        self._attend, self._most = attend, most
+    def __init__(
+        self, serve_connection: Callable[[Socket], Coroutine[Any, Any, None]], limit: int
+    ) -> None:
+        self._serve_connection, self._limit = serve_connection, limit
         self._tasks: dict[Socket, asyncio.Task[None]] = {}
-        self._strangers: dict[Socket, None] = {}  # the oldest first
-        self._given: set[Socket] = set()
+        self._unidentified: dict[Socket, None] = {}  # the oldest first
+        self._released: set[Socket] = set()
 
-    def take(self, connection: Socket) -> None:
+    def serve(self, connection: Socket) -> None:
         """Serve a new connection."""
         connection.setblocking(False)
-        task = self._tasks[connection] = guest_loop().create_task(self._attend(connection))
-        self._strangers[connection] = None
+        task = self._tasks[connection] = guest_loop().create_task(self._serve_connection(connection))
+        self._unidentified[connection] = None
         task.add_done_callback(partial(self._ended, connection))
-        if len(self._tasks) > self._most:
-            oldest = next(iter(self._strangers))
-            self.known(oldest)
+        if len(self._tasks) > self._limit:
+            oldest = next(iter(self._unidentified))
+            self.mark_identified(oldest)
             self._tasks[oldest].cancel()
 
-    def known(self, connection: Socket) -> None:
+    def mark_identified(self, connection: Socket) -> None:
         """Note that the connection is the guest program's own."""
-        self._strangers.pop(connection, None)
+        self._unidentified.pop(connection, None)
 
     def hang_up(self, connection: Socket) -> None:
         """Close a connection."""
         self._tasks[connection].cancel()
 
-    async def give(self, connection: Socket) -> None:
+    async def release(self, connection: Socket) -> None:
         """Stop serving a connection and leave it open for the caller."""
         if connection in self._tasks:
-            self._given.add(connection)
+            self._released.add(connection)
             await self._cancel(connection)
 
     async def close(self, seconds: float = 0.0) -> None:
         """Close all connections; identified ones get so many seconds to end."""
-        await self._cancel(*self._strangers)
+        await self._cancel(*self._unidentified)
         if self._tasks and seconds:
             await asyncio.wait(self._tasks.values(), timeout=seconds)
         await self._cancel(*self._tasks)
@@ -94,9 +96,9 @@ class Connections:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a guest's connection failed and is closed", exc_info=error)
         del self._tasks[connection]
-        self.known(connection)
-        if connection in self._given:
-            self._given.discard(connection)
+        self.mark_identified(connection)
+        if connection in self._released:
+            self._released.discard(connection)
         else:
             connection.close()
 
@@ -108,11 +110,11 @@ def accepting(server: Socket, connections: Connections) -> Iterator[None]:
     async def accept() -> None:
         while True:
             try:
-                connections.take((await guest_loop().sock_accept(server))[0])
+                connections.serve((await guest_loop().sock_accept(server))[0])
                 await asyncio.sleep(0)  # a flood of connections must not stop other guests
             except OSError as error:
                 log.error("cannot accept a guest's connection: %s", error)
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     with server:
         server.setblocking(False)

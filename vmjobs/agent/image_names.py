@@ -32,7 +32,7 @@ class ImageNames:
                     del self._known[next(iter(self._known))]
         return digest
 
-    def of(self, digests: Iterable[str]) -> tuple[str, ...]:
+    def names_of(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Return names of images with these digests, latest first; some may be stale."""
         wanted = set(digests)
         with self._lock:

@@ -30,18 +30,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vmjobs.durable import sync_directory
 from vmjobs.errors import HypervisorError
+from vmjobs.fsync import sync_directory
 from vmjobs.hypervisor import probe
 from vmjobs.hypervisor.base import NAME_PREFIX, Hypervisor
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
 
-RECORD = "run.json"
-VERDICT = "verdict.json"
+RECORD_FILE = "run.json"
+OUTCOME_FILE = "verdict.json"
 #: The hypervisor and the name of the run's VM, if they differ from the record's.
-MACHINE = "machine.json"
+VM_FILE = "machine.json"
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class InterruptedRun:
     """A run that an earlier process did not end. verdict: ``""`` if it had none yet."""
 
     record: RunRecord
-    verdict: str
+    outcome: str
 
 
-def machine_prefix(root: Path) -> str:
+def vm_name_prefix(root: Path) -> str:
     """Return the prefix of a journal's VM names, unique among the node's journals."""
     return f"{NAME_PREFIX}{hashlib.sha256(bytes(root.resolve())).hexdigest()[:8]}-"
 
@@ -73,10 +73,10 @@ class Journal:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.prefix = machine_prefix(root)
+        self.prefix = vm_name_prefix(root)
         self._reassigned: dict[str, tuple[str, Hypervisor]] = {}
 
-    def machine_name(self, attempt: str) -> str:
+    def vm_name(self, attempt: str) -> str:
         """Return the name of an attempt's VM."""
         return f"{self.prefix}{attempt}"
 
@@ -94,7 +94,7 @@ class Journal:
         """
         directory = self.directory(record.attempt)
         with self._exclusive():
-            alive = _begin(directory, record)
+            alive = _create_directory(directory, record)
         with alive:
             try:
                 yield directory
@@ -105,35 +105,37 @@ class Journal:
     def reassign(self, attempt: str, machine: str, driver: Hypervisor) -> None:
         """Note that the run will start another VM than its record names."""
         text = json.dumps({"machine": machine, "hypervisor": driver.kind.value})
-        write_durably(self.root / attempt / MACHINE, text.encode())
+        write_durably(self.root / attempt / VM_FILE, text.encode())
         self._reassigned[attempt] = (machine, driver)
 
-    def conclude(self, attempt: str, verdict: str) -> None:
+    def record_outcome(self, attempt: str, outcome: str) -> None:
         """Write a run's outcome (JSON), which only remains to be reported."""
-        write_durably(self.root / attempt / VERDICT, verdict.encode())
+        write_durably(self.root / attempt / OUTCOME_FILE, outcome.encode())
 
-    def recover(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[Leftover]:
+    def recover(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[InterruptedRun]:
         """Undo and return the runs of dead processes; runs of live processes stay."""
         cleaned = []
         with self._exclusive():
             for directory in sorted(p for p in self.root.iterdir() if p.is_dir()):
-                record = _read(directory)
+                record = _read_record(directory)
                 if record is None:
                     shutil.rmtree(directory)
-                elif not _held(directory / RECORD) and (left := self._undo(directory, record, drivers)):
+                elif not _is_locked(directory / RECORD_FILE) and (
+                    left := self._undo(directory, record, drivers)
+                ):
                     cleaned.append(left)
         return cleaned
 
     def _undo(
         self, directory: Path, record: RunRecord, drivers: Mapping[HypervisorKind, Hypervisor]
-    ) -> Leftover | None:
+    ) -> InterruptedRun | None:
         driver = drivers.get(record.hypervisor)
         if driver is None:
             log.error("cannot undo run %s: there is no %s driver", record.attempt, record.hypervisor)
             return None
-        verdict = _text(directory / VERDICT)
+        outcome = _read_text(directory / OUTCOME_FILE)
         self._remove(directory, record.machine, driver)
-        return Leftover(record, verdict)
+        return InterruptedRun(record, outcome)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -147,25 +149,25 @@ class Journal:
         for entry in directory.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry.name != RECORD:
+            elif entry.name != RECORD_FILE:
                 entry.unlink()
-        (directory / RECORD).unlink()
+        (directory / RECORD_FILE).unlink()
         directory.rmdir()
 
 
 def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
     """Destroy VMs of this journal without a record. Returns their names."""
     directories = [p for p in journal.root.iterdir() if p.is_dir()]
-    known = {journal.machine_name(p.name) for p in directories}
+    known = {journal.vm_name(p.name) for p in directories}
     # A resumed VM keeps the name that it had in an earlier run.
-    known |= {record.machine for p in directories if (record := _read(p)) is not None}
+    known |= {record.machine for p in directories if (record := _read_record(p)) is not None}
     return sweep_unknown(journal.prefix, known, drivers)
 
 
 def sweep_probes(drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
     """Destroy VMs of probes whose process was killed. Returns their names."""
-    swept = sweep_unknown(probe.PREFIX, probe.Wanted(), drivers)
-    probe.remove_folders(Path(tempfile.gettempdir()))
+    swept = sweep_unknown(probe.PROBE_PREFIX, probe.RunningProbes(), drivers)
+    probe.remove_stale_folders(Path(tempfile.gettempdir()))
     return swept
 
 
@@ -175,14 +177,14 @@ def sweep_unknown(
     """Destroy unknown VMs whose names begin with ``prefix``. Returns their names."""
     swept = []
     for driver in drivers.values():
-        for name in _names(driver):
+        for name in _vm_names(driver):
             if name.startswith(prefix) and name not in known:
                 driver.destroy(name)
                 swept.append(name)
     return swept
 
 
-def _names(driver: Hypervisor) -> list[str]:
+def _vm_names(driver: Hypervisor) -> list[str]:
     try:
         return driver.list()
     except HypervisorError as error:
@@ -190,7 +192,7 @@ def _names(driver: Hypervisor) -> list[str]:
         return []
 
 
-def _held(path: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     """Whether the process that wrote this record is alive: it holds a lock on it."""
     with path.open("rb") as record:
         try:
@@ -200,28 +202,28 @@ def _held(path: Path) -> bool:
         return False
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
         return ""
 
 
-def _read(directory: Path) -> RunRecord | None:
+def _read_record(directory: Path) -> RunRecord | None:
     """Return a run's record, updated by a later reassignment; None: it has none."""
-    text = _text(directory / RECORD)
+    text = _read_text(directory / RECORD_FILE)
     if not text:
         return None
-    data = json.loads(text) | json.loads(_text(directory / MACHINE) or "{}")
+    data = json.loads(text) | json.loads(_read_text(directory / VM_FILE) or "{}")
     return RunRecord(data["attempt"], data["job"], data["machine"], HypervisorKind(data["hypervisor"]))
 
 
-def _begin(directory: Path, record: RunRecord) -> BinaryIO:
+def _create_directory(directory: Path, record: RunRecord) -> BinaryIO:
     """Create a run's directory and record; return the record, locked by this process."""
     directory.mkdir(mode=0o700)
     try:
-        write_durably(directory / RECORD, json.dumps(asdict(record)).encode())
-        alive = (directory / RECORD).open("rb")
+        write_durably(directory / RECORD_FILE, json.dumps(asdict(record)).encode())
+        alive = (directory / RECORD_FILE).open("rb")
     except OSError:  # such as a full disk
         shutil.rmtree(directory, ignore_errors=True)
         raise

@@ -17,16 +17,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from vmjobs import __version__
-from vmjobs.agent.checks import Cause
-from vmjobs.cluster.member import Phase
-from vmjobs.cluster.wire import MemberReport
+from vmjobs.agent.checks import FaultCause
+from vmjobs.cluster.vm_state import Phase
+from vmjobs.cluster.wire import ClusterVmReport
 from vmjobs.config import host_and_port
 from vmjobs.errors import ConfigError, reason_of
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import JobState
 
 JOB: Final = "job"
-MEMBER: Final = "member"
+CLUSTER_VM: Final = "member"
 #: Seconds, from a step that does nothing to a job that runs for a day.
 BUCKETS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 #: Phases of a job's VM. A run without a report counts as staging, a run whose end has been reported
@@ -58,9 +58,9 @@ class AgentMetrics(Collector):
 
     def __init__(self) -> None:
         self.jobs: Callable[[], Counter[JobState | None]] = Counter
-        self.members: Callable[[], Iterable[MemberReport]] = tuple
+        self.members: Callable[[], Iterable[ClusterVmReport]] = tuple
         self.probes: Callable[[], Iterable[ProbeResult]] = tuple
-        self.faults: Callable[[], Mapping[Cause, str]] = dict
+        self.faults: Callable[[], Mapping[FaultCause, str]] = dict
         self.cache: CachedImages | None = None
         self.registry = CollectorRegistry()
         self._steps = Histogram(
@@ -85,14 +85,14 @@ class AgentMetrics(Collector):
         """Count a step of a job that has ended."""
         self._steps.labels(JOB, title).observe(seconds)
 
-    def member(self, before: MemberReport | None, after: MemberReport) -> None:
+    def member(self, before: ClusterVmReport | None, after: ClusterVmReport) -> None:
         """Count a cluster VM's report. before: the last one; None: this agent has none."""
         if before is None:
             return
         known = before.seconds if before.incarnation == after.incarnation else {}
         for step, seconds in after.seconds.items():
             if step not in known:
-                self._steps.labels(MEMBER, step).observe(seconds)
+                self._steps.labels(CLUSTER_VM, step).observe(seconds)
         if after.failures > before.failures:
             self._failures.labels(after.code).inc()
 
@@ -101,12 +101,12 @@ class AgentMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the present values."""
         yield InfoMetricFamily("vmjobs_agent", "The agent's release.", {"version": __version__})
-        yield self._machines()
-        yield self._faults()
-        yield from self._hypervisors()
-        yield from self._cache()
+        yield self._vm_metrics()
+        yield self._fault_metrics()
+        yield from self._hypervisor_metrics()
+        yield from self._cache_metrics()
 
-    def _machines(self) -> Metric:
+    def _vm_metrics(self) -> Metric:
         found = GaugeMetricFamily(
             "vmjobs_agent_machines",
             "VMs by kind (job or cluster member) and phase.",
@@ -119,21 +119,21 @@ class AgentMetrics(Collector):
         for state in _JOB_PHASES:
             found.add_metric([JOB, state.lower()], jobs[state])
         for phase in Phase:
-            found.add_metric([MEMBER, phase], members[phase])
+            found.add_metric([CLUSTER_VM, phase], members[phase])
         return found
 
-    def _faults(self) -> Metric:
+    def _fault_metrics(self) -> Metric:
         found = GaugeMetricFamily(
             "vmjobs_agent_fault",
             "Whether the node takes no jobs because of this cause.",
             labels=["cause"],
         )
         present = self.faults()
-        for cause in Cause:
+        for cause in FaultCause:
             found.add_metric([cause], cause in present)
         return found
 
-    def _hypervisors(self) -> Iterable[Metric]:
+    def _hypervisor_metrics(self) -> Iterable[Metric]:
         works = GaugeMetricFamily(
             "vmjobs_agent_hypervisor_works",
             "Whether the last probe booted a guest on it.",
@@ -149,7 +149,7 @@ class AgentMetrics(Collector):
             seconds.add_metric([result.kind], result.seconds)
         return works, seconds
 
-    def _cache(self) -> Iterable[Metric]:
+    def _cache_metrics(self) -> Iterable[Metric]:
         size = GaugeMetricFamily("vmjobs_agent_image_cache_bytes", "Bytes of disk that images use.")
         hits = CounterMetricFamily(
             "vmjobs_agent_image_cache_hits", "VMs whose image was already on the node."

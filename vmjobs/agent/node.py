@@ -42,7 +42,9 @@ def describe(
 ) -> Node:
     """Return the present description of the node."""
     free = shutil.disk_usage(settings.state_dir).free // MIB
-    networks = guest_network.modes() if _isolates(settings.isolation) else (NetworkMode.NONE,)
+    networks = (
+        guest_network.available_modes() if _has_isolation(settings.isolation) else (NetworkMode.NONE,)
+    )
     return Node(
         name=name,
         site=settings.site,
@@ -67,19 +69,19 @@ def describe(
         image_names=image_names,
         cluster_cpus=settings.cluster_cpus,
         cluster_memory=settings.cluster_memory if NetworkMode.OUTBOUND in networks else 0,
-        cluster_disk=settings.cluster_disk or (free + _taken_by_members(settings)) // 2,
+        cluster_disk=settings.cluster_disk or (free + _cluster_vm_disk_mib(settings)) // 2,
         networks=networks,
         updated=now(),
     )
 
 
 @cache
-def _isolates(isolation: str) -> bool:
+def _has_isolation(isolation: str) -> bool:
     """Whether VMs are isolated, which a network requires."""
-    return isolation == "required" or not sandbox.fault()
+    return isolation == "required" or not sandbox.unavailable_reason()
 
 
-class Announcer:
+class NodeAnnouncer:
     """Registers the node at once, every few seconds, and on request.
 
     on_wishes: called with the service's requests to the node, after each registration.
@@ -90,11 +92,11 @@ class Announcer:
         self,
         registry: NodeRegistry,
         describe_now: Callable[[], Node],
-        granted: Callable[[NodeWishes], object],
-        refused: Callable[[str], object] = lambda _why: None,
+        on_wishes: Callable[[NodeWishes], object],
+        on_token_fault: Callable[[str], object] = lambda _why: None,
     ) -> None:
-        self._registry, self._describe, self._granted = registry, describe_now, granted
-        self._refused = refused
+        self._registry, self._describe, self._on_wishes = registry, describe_now, on_wishes
+        self._on_token_fault = on_token_fault
         self._changed = threading.Condition()
         self._due = self._stopped = False
 
@@ -113,12 +115,12 @@ class Announcer:
         except (VMJobsError, OSError, ValueError) as error:
             log.warning("cannot register this node with the API: %s", error)
             if isinstance(error, Unauthenticated | Forbidden):
-                self._refused(error.message)
+                self._on_token_fault(error.message)
         else:
-            self._refused("")
-            self._granted(wishes)
+            self._on_token_fault("")
+            self._on_wishes(wishes)
 
-    def soon(self) -> None:
+    def announce_soon(self) -> None:
         """Have :meth:`run` register the node now, after a change."""
         with self._changed:
             self._due = True
@@ -131,18 +133,18 @@ class Announcer:
             self._changed.notify_all()
 
 
-def member_directory(settings: Config) -> Path:
+def cluster_vm_directory(settings: Config) -> Path:
     """Return the directory of the disks of cluster VMs."""
     return settings.state_dir / "members"
 
 
-def _taken_by_members(settings: Config) -> int:
+def _cluster_vm_disk_mib(settings: Config) -> int:
     """Return the MiB of disk that cluster VMs use now.
 
     The scheduler subtracts the VMs' disks from the node's offer, so the offer includes them.
     """
     found = 0
-    for directory, _, files in os.walk(member_directory(settings)):
+    for directory, _, files in os.walk(cluster_vm_directory(settings)):
         for name in files:
             with suppress(OSError):  # it may be removed meanwhile
                 found += Path(directory, name).lstat().st_blocks * 512

@@ -21,16 +21,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from vmjobs.agent.verdict import Verdict
+from vmjobs.agent.outcome import RunOutcome
 from vmjobs.model import ReasonCode, now
 
 #: Failures in a row that begin a rest.
-LIMIT: Final = 3
+FAILURE_LIMIT: Final = 3
 #: Seconds of the first rest in a row, and of the longest.
-FIRST_REST: Final = 30.0
-LONGEST_REST: Final = 3600.0
+FIRST_REST_SECONDS: Final = 30.0
+LONGEST_REST_SECONDS: Final = 3600.0
 #: Seconds between two probes of a hypervisor: images of users may fail to boot at any rate.
-DOUBT_SECONDS: Final = 300.0
+REPROBE_SECONDS: Final = 300.0
 #: VMs that started but did not boot: a fault of the image or of the hypervisor.
 _NOT_BOOTED: Final = frozenset({ReasonCode.BOOT_FAILED, ReasonCode.BOOT_TIMED_OUT})
 
@@ -46,37 +46,37 @@ class NodeHealth:
         self._clock = clock
         self._lock = threading.Lock()
         self._failed = self._rests = self._unbooted = 0
-        self._until = self._sure_until = -math.inf
+        self._rest_until = self._no_probe_until = -math.inf
         self._fault = ""
 
-    def note(self, verdict: Verdict) -> bool:
+    def count_run(self, outcome: RunOutcome) -> bool:
         """Count a run that has ended. True: VMs do not boot, so probe the hypervisor."""
-        if verdict.unfit:
-            self.failed()
-        elif verdict.exit is not None:
+        if outcome.node_at_fault:
+            self.count_failure()
+        elif outcome.exit is not None:
             with self._lock:
                 self._failed = self._rests = self._unbooted = 0
-                self._until = -math.inf
-        if verdict.reason.code not in _NOT_BOOTED:
+                self._rest_until = -math.inf
+        if outcome.reason.code not in _NOT_BOOTED:
             return False
         with self._lock:
             self._unbooted += 1
-            if self._unbooted < LIMIT or self._clock() < self._sure_until:
+            if self._unbooted < FAILURE_LIMIT or self._clock() < self._no_probe_until:
                 return False
-            self._unbooted, self._sure_until = 0, self._clock() + DOUBT_SECONDS
+            self._unbooted, self._no_probe_until = 0, self._clock() + REPROBE_SECONDS
             return True
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """Count a job that failed because of the node."""
         with self._lock:
-            if self._resting():
+            if self._is_resting():
                 return
             self._failed += 1
-            if self._failed < LIMIT:
+            if self._failed < FAILURE_LIMIT:
                 return
-            seconds = min(FIRST_REST * 2 ** min(self._rests, 16), LONGEST_REST)
+            seconds = min(FIRST_REST_SECONDS * 2 ** min(self._rests, 16), LONGEST_REST_SECONDS)
             self._rests += 1
-            self._until = self._clock() + seconds
+            self._rest_until = self._clock() + seconds
             until = (now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
             self._fault = (
                 f"{self._failed} jobs in a row failed because of this node; it takes no jobs until "
@@ -87,7 +87,7 @@ class NodeHealth:
     def fault(self) -> str:
         """Why the node takes no jobs now; "": it takes them."""
         with self._lock:
-            return self._fault if self._resting() else ""
+            return self._fault if self._is_resting() else ""
 
-    def _resting(self) -> bool:
-        return self._clock() < self._until
+    def _is_resting(self) -> bool:
+        return self._clock() < self._rest_until

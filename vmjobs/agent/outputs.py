@@ -17,8 +17,8 @@ from typing import IO, Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
-from vmjobs.paths import matches, refusal
-from vmjobs.tar_guard import CHUNK, MAX_REJECTED, Guarded, shown
+from vmjobs.paths import check_path, matches_glob
+from vmjobs.tar_guard import CHUNK, MAX_REJECTED, TarGuard, escape_name
 
 MAX_FILES = 200_000
 MAX_EXIT_JSON = 4096
@@ -26,7 +26,7 @@ MAX_EXIT_JSON = 4096
 MAX_UNDELIVERED = 1024 * 1024
 MAX_DIGITS = 19
 #: Reasons by the word that replaces the size of an output that the guest cannot send.
-_LEFT_OUT = {
+_OMISSION_REASONS = {
     "link": "not a regular file but a symbolic link",
     "fifo": "not a regular file but a FIFO",
     "socket": "not a regular file but a socket",
@@ -35,7 +35,7 @@ _LEFT_OUT = {
 }
 
 
-class Refused(Exception):
+class OutputRejected(Exception):
     """An output was rejected; the text is the reason. too_large: it did not fit."""
 
     def __init__(self, why: str, *, too_large: bool = False) -> None:
@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Kept:
+class CollectedFile:
     """An accepted output: ``size`` bytes at ``offset`` of ``disk``, where it stays."""
 
     path: str
@@ -61,12 +61,12 @@ class Kept:
 
 
 @dataclass
-class OutputTray:
+class OutputCollector:
     """Accepted and rejected outputs of one run. limit: the most bytes of all together."""
 
     globs: Sequence[str]
     limit: int
-    kept: dict[str, Kept] = field(default_factory=dict)
+    collected: dict[str, CollectedFile] = field(default_factory=dict)
     rejected: list[RejectedEntry] = field(default_factory=list)
     too_large: bool = False
     #: Reasons by name for outputs that the job requests and that did not arrive.
@@ -74,7 +74,7 @@ class OutputTray:
     _bytes: int = 0
     _directories: set[str] = field(default_factory=set)
 
-    def accept(self, output: Kept) -> None:
+    def accept(self, output: CollectedFile) -> None:
         """Accept a file; it replaces an earlier one of the same name.
 
         Raises:
@@ -83,24 +83,24 @@ class OutputTray:
         self.check(output.path, output.size)
         self._bytes += output.size - self._size_of(output.path)
         self._directories.update(map(str, PurePosixPath(output.path).parents))
-        self.kept[output.path] = output
+        self.collected[output.path] = output
         self.lacking.pop(output.path, None)
 
     def _size_of(self, name: str) -> int:
-        before = self.kept.get(name)
+        before = self.collected.get(name)
         return 0 if before is None else before.size
 
-    def refuse(self, name: str, why: str, place: str = "") -> None:
+    def reject(self, name: str, why: str, place: str = "") -> None:
         """List a rejected output. place: its path in the tar, if not its name."""
         if len(self.lacking) < MAX_REJECTED and self._is_wanted(name):
-            self.lacking[shown(name)] = why
+            self.lacking[escape_name(name)] = why
         entry = rejected_entry(place or name, why)
         if len(self.rejected) < MAX_REJECTED and entry not in self.rejected:
             self.rejected.append(entry)
 
     def missing(self) -> list[str]:
         """Return the globs that no accepted output matches."""
-        return [g for g in self.globs if not any(matches(name, g) for name in self.kept)]
+        return [g for g in self.globs if not any(matches_glob(name, g) for name in self.collected)]
 
     def check(self, name: str, size: int) -> None:
         """Check the name and size of an output.
@@ -110,37 +110,39 @@ class OutputTray:
         """
         try:
             self._check(name, size)
-        except Refused as refused:
-            self.refuse(name, str(refused))
-            self.too_large = self.too_large or refused.too_large
+        except OutputRejected as rejection:
+            self.reject(name, str(rejection))
+            self.too_large = self.too_large or rejection.too_large
             raise
 
     def _is_wanted(self, name: str) -> bool:
-        return any(matches(name, glob) for glob in self.globs)
+        return any(matches_glob(name, glob) for glob in self.globs)
 
     def _check(self, name: str, size: int) -> None:
-        if why := refusal(name):
-            raise Refused(why)
+        if why := check_path(name):
+            raise OutputRejected(why)
         if not self._is_wanted(name):
-            raise Refused("no output pattern of the job matches it")
-        if other := self._in_the_way(name):
-            raise Refused(f"it conflicts with the output {other}: a file cannot be a directory too")
-        if len(self.kept) >= MAX_FILES:
-            raise Refused(f"the job has more than {MAX_FILES} output files")
+            raise OutputRejected("no output pattern of the job matches it")
+        if other := self._conflict(name):
+            raise OutputRejected(
+                f"it conflicts with the output {other}: a file cannot be a directory too"
+            )
+        if len(self.collected) >= MAX_FILES:
+            raise OutputRejected(f"the job has more than {MAX_FILES} output files")
         if size < 0 or self._bytes - self._size_of(name) + size > self.limit:
-            raise Refused(f"the outputs have more than {self.limit} bytes", too_large=True)
+            raise OutputRejected(f"the outputs have more than {self.limit} bytes", too_large=True)
 
-    def _in_the_way(self, name: str) -> str:
+    def _conflict(self, name: str) -> str:
         """Return an accepted output that is below or above this name, or ``""``."""
         if name in self._directories:
-            return next(path for path in self.kept if path.startswith(f"{name}/"))
+            return next(path for path in self.collected if path.startswith(f"{name}/"))
         above = (str(path) for path in PurePosixPath(name).parents)
-        return next((path for path in above if path in self.kept), "")
+        return next((path for path in above if path in self.collected), "")
 
 
 def rejected_entry(name: str, why: str) -> RejectedEntry:
     """Return the record of a rejected output, with its name made printable."""
-    return RejectedEntry(path=shown(name), why=shown(why)[:512])
+    return RejectedEntry(path=escape_name(name), why=escape_name(why)[:512])
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class DiskContents:
 
 
 def read_output_disk(
-    disk: Path, tray: OutputTray, streams: dict[str, Path], max_stream: int
+    disk: Path, output_collector: OutputCollector, streams: dict[str, Path], max_stream: int
 ) -> DiskContents:
     """Read the guest's tar stream: ``exit.json``, streams, outputs, omitted outputs.
 
@@ -169,18 +171,18 @@ def read_output_disk(
     begun = False
     try:
         with disk.open("rb") as file:
-            guarded = Guarded(file)
+            guarded = TarGuard(file)
             for entry, content in _entries(guarded):
                 begun = True
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
                 elif entry.name == "undelivered" and content is not None:
-                    refuse_all(content.read(MAX_UNDELIVERED), tray)
+                    reject_omitted(content.read(MAX_UNDELIVERED), output_collector)
                 elif entry.name in streams and content is not None:
                     with streams[entry.name].open("wb") as sink:
                         _copy(content, sink, min(entry.size, max_stream))
                 else:
-                    _take(entry, disk, tray)
+                    _collect_entry(entry, disk, output_collector)
     except (tarfile.TarError, EOFError, ValueError, OverflowError):
         return DiskContents(found, False, begun)
     except OSError as error:
@@ -190,7 +192,7 @@ def read_output_disk(
     return DiskContents(found, True, begun)
 
 
-def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+def _entries(file: TarGuard) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
     with tarfile.open(fileobj=cast("IO[bytes]", file), mode="r:", errorlevel=2) as tar:
         for count, entry in enumerate(tar):
             if count > MAX_FILES + 3:
@@ -201,7 +203,7 @@ def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
             cast(Any, tar).members.clear()  # otherwise tarfile keeps every entry in memory
 
 
-def refuse_all(listing: bytes, tray: OutputTray) -> None:
+def reject_omitted(listing: bytes, output_collector: OutputCollector) -> None:
     """List the outputs that the guest omitted.
 
     listing: a line for each: size or type, and percent-encoded name.
@@ -209,31 +211,33 @@ def refuse_all(listing: bytes, tray: OutputTray) -> None:
     for line in listing.decode("ascii", "replace").split("\n")[:-1]:
         what, _, name = line.partition(" ")
         name = unquote(name, errors="surrogateescape")
-        if name and what in _LEFT_OUT:
-            tray.refuse(name, _LEFT_OUT[what])
+        if name and what in _OMISSION_REASONS:
+            output_collector.reject(name, _OMISSION_REASONS[what])
         if not name or not what.isdigit() or len(what) > MAX_DIGITS:
             continue
         try:
-            tray.check(name, int(what))
-        except Refused:
+            output_collector.check(name, int(what))
+        except OutputRejected:
             continue
-        tray.refuse(name, "the guest did not send it")
+        output_collector.reject(name, "the guest did not send it")
 
 
-def _take(entry: tarfile.TarInfo, disk: Path, tray: OutputTray) -> None:
+def _collect_entry(entry: tarfile.TarInfo, disk: Path, output_collector: OutputCollector) -> None:
     name = entry.name.removeprefix("outputs/")
     if entry.isdir():
         return
     if not _is_plain(entry):
-        tray.refuse(name, f"not a regular file but a {_type_name(entry)}", entry.name)
+        output_collector.reject(name, f"not a regular file but a {_type_name(entry)}", entry.name)
     elif name == entry.name:
-        tray.refuse(entry.name, "outside of outputs/" if not refusal(name) else refusal(name))
+        output_collector.reject(
+            entry.name, "outside of outputs/" if not check_path(name) else check_path(name)
+        )
     elif entry.offset_data + entry.size > disk.stat().st_size:
-        tray.refuse(name, "the output disk's data ends before the file's end")
+        output_collector.reject(name, "the output disk's data ends before the file's end")
         raise tarfile.ReadError("an entry is cut off")
     else:
-        with suppress(Refused):  # the collector lists it; the next entry may be good
-            tray.accept(Kept(name, disk, entry.offset_data, entry.size))
+        with suppress(OutputRejected):  # the collector lists it; the next entry may be good
+            output_collector.accept(CollectedFile(name, disk, entry.offset_data, entry.size))
 
 
 def _is_plain(entry: tarfile.TarInfo) -> bool:

@@ -14,11 +14,11 @@ from vmjobs.wire import NodeWishes
 log = logging.getLogger(__name__)
 
 #: Seconds between two attempts to fetch an image: the first pause and the longest.
-FIRST_PAUSE = 60.0
-LONGEST_PAUSE = 3600.0
+FIRST_PAUSE_SECONDS = 60.0
+MAX_PAUSE_SECONDS = 3600.0
 
 
-class _Stopped(Exception):
+class _PrefetchStopped(Exception):
     """The agent stops."""
 
 
@@ -32,16 +32,16 @@ class Prefetcher:
     def __init__(self, images: ImageSource) -> None:
         self._images = images
         self._changed = threading.Condition()
-        self._wished: tuple[str, ...] = ()
+        self._wanted: tuple[str, ...] = ()
         #: Of failed images: the monotonic time of the next attempt, and the pause before it.
-        self._later: dict[str, tuple[float, float]] = {}
+        self._retries: dict[str, tuple[float, float]] = {}
         self._stopped = False
 
-    def wish(self, wishes: NodeWishes) -> None:
+    def set_wanted(self, node_wishes: NodeWishes) -> None:
         """Replace the list of wanted images."""
         with self._changed:
-            self._wished = wishes.prefetch
-            self._later = {d: when for d, when in self._later.items() if d in wishes.prefetch}
+            self._wanted = node_wishes.prefetch
+            self._retries = {d: when for d, when in self._retries.items() if d in node_wishes.prefetch}
             self._changed.notify_all()
 
     def run(self, fetched: Callable[[], object]) -> None:
@@ -61,39 +61,39 @@ class Prefetcher:
     def step(self, now: float, fetched: Callable[[], object]) -> float | None:
         """Fetch the next due image. Return seconds until the next one, ``None`` without one."""
         with self._changed:
-            due = {d: self._later.get(d, (now, 0.0))[0] for d in self._wished}
+            due = {d: self._retries.get(d, (now, 0.0))[0] for d in self._wanted}
         if not due:
             return None
         digest = min(due, key=lambda d: due[d])
         if due[digest] > now:
             return due[digest] - now
-        if self._came(digest):
+        if self._fetch(digest):
             fetched()
         return 0
 
-    def _came(self, digest: str) -> bool:
+    def _fetch(self, digest: str) -> bool:
         """Fetch an image; return whether it is newly on this node."""
         try:
             here = digest in self._images.cached()
             if not here:
                 log.info("prefetching the image %s", digest)
                 self._images.prepare(digest, self._check)
-        except _Stopped:
+        except _PrefetchStopped:
             return False
         except (VMJobsError, OSError) as error:
             self._postpone(digest, error)
             return False
         with self._changed:
-            self._wished = tuple(d for d in self._wished if d != digest)
+            self._wanted = tuple(d for d in self._wanted if d != digest)
         return not here
 
     def _postpone(self, digest: str, error: Exception) -> None:
         with self._changed:
-            _, before = self._later.get(digest, (0.0, 0.0))
-            pause = min(2 * before, LONGEST_PAUSE) or FIRST_PAUSE
-            self._later[digest] = (time.monotonic() + pause, pause)
+            _, before = self._retries.get(digest, (0.0, 0.0))
+            pause = min(2 * before, MAX_PAUSE_SECONDS) or FIRST_PAUSE_SECONDS
+            self._retries[digest] = (time.monotonic() + pause, pause)
         log.warning("the image %s was not prefetched, next try in %.0f s: %s", digest, pause, error)
 
     def _check(self, _done: int, _total: int) -> None:
         if self._stopped:
-            raise _Stopped
+            raise _PrefetchStopped

@@ -24,22 +24,22 @@ from typing import Final, Literal, NamedTuple, cast, get_args
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from vmjobs.agent import framing
-from vmjobs.agent.framing import NAME, VERSION, DataMessage
+from vmjobs.agent.framing import ACCOUNT_NAME, VERSION, DataMessage
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import (
-    Frozen,
+    FrozenModel,
     HypervisorKind,
     ImageRef,
     NetworkMode,
     Node,
     Report,
-    cannot_have,
-    cannot_save,
+    check_checkpoint,
+    check_cpus,
     faults_of,
 )
 
 
-class RunMessage(Frozen):
+class RunMessage(FrozenModel):
     """Asks the agent to run a job of the repository."""
 
     type: Literal["run"] = "run"
@@ -48,7 +48,7 @@ class RunMessage(Frozen):
     token: str = Field(max_length=8192)
 
 
-class SubmitMessage(Frozen):
+class SubmitMessage(FrozenModel):
     """Submits a transparent job; START, INPUT and TREE follow.
 
     job: HTCondor's id. directory: its working directory, also in the guest. user, group: names.
@@ -62,8 +62,8 @@ class SubmitMessage(Frozen):
     job: str = Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z@#._-]{0,127}$")
     image: ImageRef
     directory: str = Field(pattern=r"^(/[A-Za-z0-9._@+-]{1,255}){1,64}$", max_length=3072)
-    user: str = Field(pattern=NAME)
-    group: str = Field(pattern=NAME)
+    user: str = Field(pattern=ACCOUNT_NAME)
+    group: str = Field(pattern=ACCOUNT_NAME)
     cpus: int = Field(ge=1, le=256)
     memory: int = Field(ge=32, le=4 * 1024 * 1024)
     disk: int = Field(ge=1, le=64 * 1024 * 1024)
@@ -76,25 +76,25 @@ class SubmitMessage(Frozen):
 
     @field_validator("hypervisor")
     @classmethod
-    def _has_so_many(cls, value: HypervisorKind | None, info: ValidationInfo) -> HypervisorKind | None:
-        if why := cannot_have(value, info.data.get("cpus", 1)):
+    def _check_cpus(cls, value: HypervisorKind | None, info: ValidationInfo) -> HypervisorKind | None:
+        if why := check_cpus(value, info.data.get("cpus", 1)):
             raise ValueError(why)
         return value
 
     @field_validator("checkpoint")
     @classmethod
-    def _can_be_saved(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and (why := cannot_save(info.data.get("hypervisor"))):
+    def _check_checkpoint(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and (why := check_checkpoint(info.data.get("hypervisor"))):
             raise ValueError(why)
         return value
 
 
-class EnterMessage(Frozen):
+class EnterMessage(FrozenModel):
     """Opens a shell in the VM of the client's own job; SHELL follows, both ways.
 
     command: runs in the job's directory and as its user; empty: a shell. term: the terminal's type
     (``TERM``), of rows and columns; empty: no terminal. mark: ends the output, with the exit status
-    (:class:`vmjobs.enter.Tail`).
+    (:class:`vmjobs.job_shell.ExitStatusFilter`).
     """
 
     type: Literal["enter"] = "enter"
@@ -106,7 +106,7 @@ class EnterMessage(Frozen):
     mark: str = Field(pattern=r"^[0-9a-f]{32}$")
 
 
-class ConsoleMessage(Frozen):
+class ConsoleMessage(FrozenModel):
     """Asks for the VM's console of the client's own job; SHELL comes back.
 
     offset: the first byte. follow: continue until the job ends.
@@ -118,27 +118,27 @@ class ConsoleMessage(Frozen):
     follow: bool = False
 
 
-class SignalMessage(Frozen):
+class SignalMessage(FrozenModel):
     """Asks the agent to deliver a signal to the script."""
 
     type: Literal["signal"] = "signal"
     number: int = Field(ge=1, le=64)
 
 
-class TakenMessage(Frozen):
+class ResultsReceivedMessage(FrozenModel):
     """Confirms receipt of the job's results, so the agent may delete the job's checkpoint."""
 
     type: Literal["taken"] = "taken"
 
 
-class StatusMessage(Frozen):
+class StatusMessage(FrozenModel):
     """Asks for the node's state. The reply lists the jobs that the client may see."""
 
     type: Literal["status"] = "status"
     node: Node | None = None
 
 
-class ProgressMessage(Frozen):
+class ProgressMessage(FrozenModel):
     """Reports the job's state and its resource usage so far."""
 
     type: Literal["progress"] = "progress"
@@ -146,7 +146,7 @@ class ProgressMessage(Frozen):
     report: Report
 
 
-class ImageNeeds(Frozen):
+class ImageRequirements(FrozenModel):
     """What a job's image needs of a node.
 
     named: the image, as the job names it. kinds: hypervisors that boot it, best first. architecture: of
@@ -158,7 +158,7 @@ class ImageNeeds(Frozen):
     architecture: str = Field(default="", pattern=r"^[A-Za-z0-9_]{0,32}$")
 
 
-class EndMessage(Frozen):
+class EndMessage(FrozenModel):
     """Ends the run: the job is over, its VM is gone, and the client exits with this status.
 
     ended: of a transparent job: ``code=N`` or ``signal=N``, followed by ``starved`` if the guest ran
@@ -171,10 +171,10 @@ class EndMessage(Frozen):
     exit_code: int
     report: Report
     ended: str = ""
-    needs: ImageNeeds | None = None
+    needs: ImageRequirements | None = None
 
 
-class ErrorMessage(Frozen):
+class ErrorMessage(FrozenModel):
     """The job could not be run. retry: a later request may succeed.
 
     faults: errors in the request, by field.
@@ -194,13 +194,13 @@ Message = (
     | ConsoleMessage
     | DataMessage
     | SignalMessage
-    | TakenMessage
+    | ResultsReceivedMessage
     | StatusMessage
     | ProgressMessage
     | EndMessage
     | ErrorMessage
 )
-_KINDS: Final[Mapping[str, type[Frozen]]] = {
+_MESSAGE_TYPES: Final[Mapping[str, type[FrozenModel]]] = {
     kind.model_fields["type"].default: kind for kind in get_args(Message) if kind is not DataMessage
 }
 
@@ -219,28 +219,28 @@ def receive(connection: socket.socket) -> Iterator[Message]:
     Raises:
         InvalidRequest: the peer sent something that is not a message; ``faults`` names the fields.
     """
-    for said in framing.receive(connection):
-        yield said if isinstance(said, DataMessage) else parsed(said)
+    for item in framing.receive(connection):
+        yield item if isinstance(item, DataMessage) else parse_message(item)
 
 
-def parsed(said: Mapping[str, object]) -> Message:
+def parse_message(item: Mapping[str, object]) -> Message:
     """Parse a message from its decoded JSON object.
 
     Raises:
         InvalidRequest: as :func:`receive`.
     """
-    kind = _KINDS.get(str(said.get("type")))
+    kind = _MESSAGE_TYPES.get(str(item.get("type")))
     if kind is None:
-        raise InvalidRequest(f"{framing.NO_MESSAGE}: unknown type")
+        raise InvalidRequest(f"{framing.INVALID_MESSAGE}: unknown type")
     try:
-        return cast("Message", kind.model_validate(said))
+        return cast("Message", kind.model_validate(item))
     except ValidationError as error:
         faults = faults_of(error)
-        what = f"{framing.NO_MESSAGE}: {faults[0].field}: {faults[0].message}"
+        what = f"{framing.INVALID_MESSAGE}: {faults[0].field}: {faults[0].message}"
         raise InvalidRequest(what, faults=faults) from error
 
 
-class Peer(NamedTuple):
+class PeerCredentials(NamedTuple):
     """Process, user and group id of the peer process."""
 
     pid: int
@@ -248,8 +248,8 @@ class Peer(NamedTuple):
     gid: int
 
 
-def peer(connection: socket.socket) -> Peer:
+def peer_credentials(connection: socket.socket) -> PeerCredentials:
     """Return the peer's credentials, as the kernel reports them."""
     layout = struct.Struct("3i")
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
-    return Peer(*layout.unpack(data))
+    return PeerCredentials(*layout.unpack(data))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.agent.inbox import Inbox, Superseded
+from vmjobs.agent.run_events import EventQueue, RunSuperseded
 from vmjobs.errors import (
     AttemptSuperseded,
     Conflict,
@@ -32,13 +32,13 @@ from vmjobs.model import Report, StreamName
 
 log = logging.getLogger(__name__)
 
-CHUNK = 512 * 1024
-FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 15.0
+MAX_PIECE_BYTES = 512 * 1024
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 15.0
 
 
 @contextmanager
-def _refusal_is_final(what: str) -> Iterator[None]:
+def _drop_if_rejected(what: str) -> Iterator[None]:
     """Drop items that the repository rejects for good, so that the rest can be delivered."""
     try:
         yield
@@ -67,7 +67,7 @@ class _Stream:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.sent)
-                return file.read(CHUNK)
+                return file.read(MAX_PIECE_BYTES)
         except FileNotFoundError:
             return b""
 
@@ -75,9 +75,11 @@ class _Stream:
 class ReportUploader:
     """Delivers the reports and streams of one attempt, in a thread of its own."""
 
-    def __init__(self, source: ReportSink, inbox: Inbox, streams: Mapping[StreamName, Path]) -> None:
+    def __init__(
+        self, source: ReportSink, event_queue: EventQueue, streams: Mapping[StreamName, Path]
+    ) -> None:
         self._source = source
-        self._inbox = inbox
+        self._event_queue = event_queue
         self._streams = {name: _Stream(path) for name, path in streams.items()}
         self._reports: deque[Report] = deque()
         self._changed = threading.Condition()
@@ -94,7 +96,7 @@ class ReportUploader:
             self._reports.append(report)
             self._changed.notify_all()
 
-    def streams_grew(self) -> None:
+    def notify_streams(self) -> None:
         """Read the stream files again."""
         with self._changed:
             self._dirty = True
@@ -102,7 +104,7 @@ class ReportUploader:
 
     def flush(self, timeout: float) -> bool:
         """Wait until all is delivered. False after ``timeout`` seconds, or if superseded."""
-        self.streams_grew()
+        self.notify_streams()
         with self._changed:
             done = self._changed.wait_for(
                 lambda: self.superseded or (self._idle and not self._reports and not self._dirty),
@@ -110,7 +112,7 @@ class ReportUploader:
             )
         return bool(done) and not self.superseded
 
-    def owes(self) -> bool:
+    def has_undelivered(self) -> bool:
         """Whether the streams have undelivered bytes."""
         return any(stream.next() for stream in self._streams.values())
 
@@ -121,18 +123,18 @@ class ReportUploader:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_SECONDS
         while self._wait_for_work():
             try:
                 self._deliver()
-                pause = FIRST_PAUSE
+                pause = FIRST_PAUSE_SECONDS
             except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
                 self._give_up(error.message)
             except (VMJobsError, OSError) as error:
                 # The repository, the network or this node failed: retry, nothing is lost.
                 log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
                 self._pause(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -146,7 +148,7 @@ class ReportUploader:
         while self._reports and not self._stop:
             if self._reports[0].state.final:
                 self._deliver_streams()  # the repository accepts nothing after a job's final report
-            with _refusal_is_final("a report"):
+            with _drop_if_rejected("a report"):
                 self._source.report(self._reports[0])
             self._reports.popleft()
         self._deliver_streams()
@@ -157,7 +159,7 @@ class ReportUploader:
         try:
             for name, stream in self._streams.items():
                 while (data := stream.next()) and not self._stop:
-                    with _refusal_is_final(f"a part of {name}"):
+                    with _drop_if_rejected(f"a part of {name}"):
                         self._source.append(name, stream.sent, data)
                     stream.sent += len(data)
         except (VMJobsError, OSError):
@@ -170,7 +172,7 @@ class ReportUploader:
             self.superseded = why
             self._reports.clear()
             self._changed.notify_all()
-        self._inbox.put(Superseded(why))
+        self._event_queue.put(RunSuperseded(why))
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -8,56 +8,56 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmjobs.errors import Forbidden, Unavailable
-from vmjobs.hypervisor.procs import GONE, birth_of
+from vmjobs.hypervisor.procs import GONE_ERRORS, start_ticks
 
 #: A starter's process name (proc(5), ``comm``).
-COMM = "condor_starter"
+STARTER_COMM = "condor_starter"
 #: The search for a starter stops after so many ancestors.
 MAX_ANCESTORS = 64
 
 
-class Starter(NamedTuple):
-    """Identifies a starter uniquely. birth: see :func:`vmjobs.hypervisor.procs.birth_of`."""
+class StarterProcess(NamedTuple):
+    """Identifies a starter uniquely. birth: see :func:`vmjobs.hypervisor.procs.start_ticks`."""
 
     pid: int
     birth: int
 
 
 @contextmanager
-def _looking() -> Iterator[None]:
+def _procfs_errors() -> Iterator[None]:
     """Turn errors of procfs other than a missing process into the transient ``Unavailable``."""
     try:
         yield
-    except GONE:
+    except GONE_ERRORS:
         raise
     except OSError as error:
         raise Unavailable("agent", f"this node cannot inspect processes: {error.strerror}") from error
 
 
-def as_it_is(pid: int, proc: Path = Path("/proc")) -> Starter:
+def read_starter(pid: int, proc: Path = Path("/proc")) -> StarterProcess:
     """Return a process as a starter; its birth is 0 if it does not exist.
 
     Raises:
         Unavailable: /proc cannot be read.
     """
-    with _looking():
-        return Starter(pid, birth_of(pid, proc))
+    with _procfs_errors():
+        return StarterProcess(pid, start_ticks(pid, proc))
 
 
-def owner_of(pid: int, proc: Path = Path("/proc")) -> int:
+def effective_uid(pid: int, proc: Path = Path("/proc")) -> int:
     """Return a process's effective user id, as for unix(7) sockets; -1: there is no process.
 
     Raises:
         Unavailable: /proc cannot be read.
     """
     try:
-        with _looking():
+        with _procfs_errors():
             return _uids((proc / str(pid) / "status").read_text("utf-8", "replace"))[1]
-    except GONE:
+    except GONE_ERRORS:
         return -1
 
 
-def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -> int:
+def find_starter(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -> int:
     """Return the process id of the starter that ``pid`` descends from.
 
     trusted: real user ids that a starter may have. Users can name their processes freely, even those
@@ -71,14 +71,14 @@ def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -
     for _ in range(MAX_ANCESTORS):
         directory = proc / str(at)
         try:
-            with _looking():
+            with _procfs_errors():
                 stat = (directory / "stat").read_text("utf-8", "replace")
                 status = (directory / "status").read_text("utf-8", "replace")
-        except GONE:
+        except GONE_ERRORS:
             break
         # pid (comm) state ppid ...; the name may contain any character.
         comm = stat[stat.index("(") + 1 : stat.rindex(")")]
-        if comm == COMM and _uids(status)[0] in trusted:
+        if comm == STARTER_COMM and _uids(status)[0] in trusted:
             return at
         at = int(stat[stat.rindex(")") + 2 :].split()[1])
     raise Forbidden("only an HTCondor job on this node may ask for a VM to run in")

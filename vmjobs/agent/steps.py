@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vmjobs.agent import checkpoint
 from vmjobs.agent.console import ConsoleReader
+from vmjobs.agent.console_rules import ConsoleRule, ConsoleRuleError, parse_console_rule
 from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_link import GuestLink
-from vmjobs.agent.inbox import ImageLost
-from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
-from vmjobs.agent.patterns import Pattern, TooSlow, pattern_of
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.job_disk import JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.outcome import image_failed, run_failed
+from vmjobs.agent.run_events import ImageLost
 from vmjobs.agent.run_monitor import await_end, await_ready, collect
-from vmjobs.agent.verdict import failed, without_image
-from vmjobs.agent.watch import Watch, watching
+from vmjobs.agent.vm_watch import VmWatch, watching
 from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,
@@ -32,7 +32,7 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, DataDisk, Machine
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, DataDisk, VmConfig
 from vmjobs.model import (
     MIB,
     HypervisorKind,
@@ -43,7 +43,7 @@ from vmjobs.model import (
     Strategy,
     StreamName,
 )
-from vmjobs.ports import LiveImage, LiveSource
+from vmjobs.ports import LazyImage, LazyImageSource
 
 if TYPE_CHECKING:
     from vmjobs.agent.run import Run
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Bytes on the output disk for tar headers, exit.json, stdout and stderr, beside the outputs.
-OUTPUT_SLACK = 16 * MIB
+OUTPUT_OVERHEAD_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ class Step:
 def fetch_image(run: Run) -> None:
     """Lease the verified image on this node until the VM is gone."""
 
-    run.fetched_before = run.parts.images.fetched(run.ticket.image_digest)
-    begin = run.parts.live
+    run.fetched_before = run.services.images.fetched(run.ticket.image_digest)
+    begin = run.services.live
     if begin is not None and run.driver.kind is not HypervisorKind.UML:
-        _lease(run, partial(_live, run, begin))
+        _lease_image(run, partial(_lease_live_image, run, begin))
     else:
-        _lease(run, partial(_whole, run))
+        _lease_image(run, partial(_lease_whole_image, run))
 
 
-_WITHOUT_IMAGE = (
+_IMAGE_ERRORS = (
     DigestMismatch,
     ImageRejected,
     NotFound,
@@ -88,24 +88,24 @@ _WITHOUT_IMAGE = (
 )
 
 
-def _lease(run: Run, lease: Callable[[], LiveImage]) -> None:
+def _lease_image(run: Run, lease: Callable[[], LazyImage]) -> None:
     try:
-        run.live = patiently(run, lease)
-    except _WITHOUT_IMAGE as error:
-        raise without_image(error) from error
+        run.live = retry_while_unavailable(run, lease)
+    except _IMAGE_ERRORS as error:
+        raise image_failed(error) from error
 
 
-def _whole(run: Run) -> LiveImage:
-    leased = run.parts.images.lease(run.ticket.image_digest, lambda _done, _all: run.check_stop())
-    return LiveImage(run.resources.enter_context(leased))
+def _lease_whole_image(run: Run) -> LazyImage:
+    leased = run.services.images.lease(run.ticket.image_digest, lambda _done, _all: run.check_stop())
+    return LazyImage(run.resources.enter_context(leased))
 
 
-def _live(run: Run, source: LiveSource) -> LiveImage:
+def _lease_live_image(run: Run, source: LazyImageSource) -> LazyImage:
     """Return the image as soon as a VM can start from it."""
     leased = source.live(
         run.ticket.image_digest,
         run.directory / "blocks.sock",
-        lambda error: run.inbox.put(ImageLost(error)),
+        lambda error: run.event_queue.put(ImageLost(error)),
         lambda _done, _all: run.check_stop(),
     )
     return run.resources.enter_context(leased)
@@ -123,23 +123,23 @@ def choose_hypervisor(run: Run) -> None:
     if run.driver.kind not in able or (seeded and not run.driver.abilities.cloud_init):
         # A demanded hypervisor was checked against the job earlier: only the image matters here.
         kinds = kinds if spec.hypervisor is not None else tuple(able)
-        run.driver = run.parts.choose(spec.hypervisor, kinds, spec.cpus, cloud_init=seeded)
-        run.parts.journal.reassign(run.attempt, run.machine, run.driver)
-    run.settled, run.unbootable = True, None
+        run.driver = run.services.choose(spec.hypervisor, kinds, spec.cpus, cloud_init=seeded)
+        run.services.journal.reassign(run.attempt, run.machine, run.driver)
+    run.has_suitable_driver, run.unbootable = True, None
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:
         run.live.ready()
-        _lease(run, partial(_whole, run))
-    run.resumed = checkpoint.resumable(run)
+        _lease_image(run, partial(_lease_whole_image, run))
+    run.resumed = checkpoint.resumable_checkpoint(run)
     if run.resumed is not None:
         run.sentinel = run.resumed.sentinel
         # The hypervisor identifies a saved VM by its name.
-        run.parts.journal.reassign(run.attempt, run.resumed.machine, run.driver)
+        run.services.journal.reassign(run.attempt, run.resumed.machine, run.driver)
         run.machine = run.resumed.machine
 
 
-def patiently(run: Run, fetch: Callable[[], T]) -> T:
+def retry_while_unavailable(run: Run, fetch: Callable[[], T]) -> T:
     """Fetch, with retries while the repository is unreachable and the job is still wanted."""
-    deadline = time.monotonic() + run.parts.settings.deliver_seconds
+    deadline = time.monotonic() + run.services.settings.deliver_seconds
     while True:
         try:
             return fetch()
@@ -152,27 +152,27 @@ def patiently(run: Run, fetch: Callable[[], T]) -> T:
 def fetch_inputs(run: Run) -> None:
     """Write the job disk with verified inputs, or fetch the VM's checkpoint."""
     online = run.ticket.spec.network is not NetworkMode.NONE
-    run.link = GuestLink(
+    run.guest_session = GuestSession(
         token=secrets.token_urlsafe(32),
-        inbox=run.inbox,
+        event_queue=run.event_queue,
         logs={name.value: run.stream(name) for name in (StreamName.OUT, StreamName.ERR)},
-        max_log=run.parts.settings.max_log,
-        on_log=run.uploader.streams_grew,
+        max_log=run.services.settings.max_log,
+        on_log=run.uploader.notify_streams,
         former=run.resumed.guest if run.resumed and online else "",
     )
     if run.resumed is not None:
         for saved in run.resumed.files:
-            patiently(run, partial(checkpoint.fetch_file, run, saved))
+            retry_while_unavailable(run, partial(checkpoint.fetch_file, run, saved))
             run.check_stop()
         return
     run.usage.add("input", 0)  # there may be none
-    briefing = Briefing(
+    job_description = JobDescription(
         ticket=run.ticket,
         endpoint=f"http://{ENDPOINT_ADDRESS}" if online else "",
-        token=run.link.token if online else "",
+        token=run.guest_session.token if online else "",
         sentinel=run.sentinel,
     )
-    write_job_disk(run.directory / "job.disk", briefing, partial(_fetch_input, run))
+    write_job_disk(run.directory / "job.disk", job_description, partial(_fetch_input, run))
 
 
 def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
@@ -183,7 +183,7 @@ def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
         disk.truncate()  # remove data from before a broken connection
         run.source.fetch_input(file, disk)
 
-    patiently(run, fetch)
+    retry_while_unavailable(run, fetch)
     run.usage.add("input", file.size)
     run.check_stop()
 
@@ -192,10 +192,10 @@ def make_disks(run: Run) -> None:
     """Make scratch disk, output disk and endpoint. A resumed VM already has its disks."""
     spec = run.ticket.spec
     if run.resumed is None:
-        blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
-        blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_SLACK)
-        if run.image.cloud_init and run.parts.seeds is not None:
-            run.parts.seeds.write(run.directory / "seed.disk", run.ticket)
+        create_blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
+        create_blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_OVERHEAD_BYTES)
+        if run.image.cloud_init and run.services.seeds is not None:
+            run.services.seeds.write(run.directory / "seed.disk", run.ticket)
     if spec.network is not NetworkMode.NONE:
         _open_network(run)
 
@@ -204,8 +204,8 @@ def boot(run: Run) -> None:
     """Start the VM. The journal already names it."""
     spec, directory = run.ticket.spec, run.directory
     (directory / "machine").mkdir(exist_ok=run.resumed is not None)
-    run.boot_begun, run.platform = time.monotonic(), checkpoint.platform(run)
-    machine = Machine(
+    run.boot_begun, run.platform = time.monotonic(), checkpoint.resume_platform(run)
+    machine = VmConfig(
         name=run.machine,
         cpus=spec.cpus,
         memory=spec.memory,
@@ -214,22 +214,22 @@ def boot(run: Run) -> None:
         console=run.stream(StreamName.CONSOLE),
         workdir=directory / "machine",
         network=run.network,
-        saved=directory / checkpoint.MEMORY if run.resumed else None,
+        saved=directory / checkpoint.MEMORY_FILE if run.resumed else None,
     )
-    run.resources.enter_context(_running(run, machine))
+    run.resources.enter_context(_running_vm(run, machine))
     if run.resumed is not None:
         run.boot_begun = time.monotonic()  # reading its memory does not count as boot time
-    (directory / checkpoint.MEMORY).unlink(missing_ok=True)  # it is in the VM now
+    (directory / checkpoint.MEMORY_FILE).unlink(missing_ok=True)  # it is in the VM now
 
 
 def _open_network(run: Run) -> None:
     """Make the VM's network, and serve the guest endpoint and the other ports there."""
-    mode, ports = run.ticket.spec.network, (ENDPOINT_PORT, *run.doors)
+    mode, ports = run.ticket.spec.network, (ENDPOINT_PORT, *run.port_handlers)
     run.network = run.driver.open_network(mode, ports)
     run.resources.callback(run.network.close)
     listening = run.network.listening
-    run.resources.enter_context(serving(run.link, run.network))
-    for port, door in run.doors.items():
+    run.resources.enter_context(serving(run.guest_session, run.network))
+    for port, door in run.port_handlers.items():
         run.resources.enter_context(door(listening[port]))
 
 
@@ -241,31 +241,31 @@ def _disks(directory: Path) -> Iterator[DataDisk]:
         yield DataDisk(seed, read_only=True)
 
 
-def _rules(run: Run) -> dict[str, Pattern]:
+def _rules(run: Run) -> dict[str, ConsoleRule]:
     spec = run.ticket.spec
     try:
-        rules = {"ready": pattern_of(spec.readiness), "exit": pattern_of(spec.exit)}
-    except TooSlow as error:
-        raise failed(ReasonCode.NO_EXIT_REPORT, str(error)) from error
+        rules = {"ready": parse_console_rule(spec.ready_rule), "exit": parse_console_rule(spec.exit)}
+    except ConsoleRuleError as error:
+        raise run_failed(ReasonCode.NO_EXIT_REPORT, str(error)) from error
     return {name: pattern for name, pattern in rules.items() if pattern is not None}
 
 
 @contextmanager
-def _running(run: Run, machine: Machine) -> Iterator[None]:
-    settings = run.parts.settings
+def _running_vm(run: Run, machine: VmConfig) -> Iterator[None]:
+    settings = run.services.settings
     reader = ConsoleReader(machine.console, run.sentinel, _rules(run))
     if run.resumed is not None:
         reader.offset = run.resumed.heard
-    run.watch = Watch(
+    run.watch = VmWatch(
         driver=run.driver,
         machine=machine.name,
-        inbox=run.inbox,
+        event_queue=run.event_queue,
         reader=reader,
         max_console=settings.max_console,
         silence=settings.silence_seconds,
-        heard=lambda: _heard(run),
-        on_console=run.uploader.streams_grew,
-        on_time=run.tell_usage,
+        heard=lambda: _last_heartbeat(run),
+        on_console=run.uploader.notify_streams,
+        on_time=run.report_usage,
         disk=run.directory,
     )
     try:
@@ -273,18 +273,20 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
         with watching(run.watch):
             yield
     finally:
-        run.end_machine()
+        run.destroy_vm()
 
 
-def _heard(run: Run) -> float:
+def _last_heartbeat(run: Run) -> float:
     """Return when the guest last sent a heartbeat; ``inf`` if none is expected from it.
 
     A guest of an image job that never asked for signals sends none.
     """
     if run.live.waiting():
         return time.monotonic()  # the guest is blocked until a part of its image arrives
-    owes = run.ticket.spec.strategy is Strategy.SCRIPT or run.link.beating
-    return run.link.heard if owes else math.inf
+    is_heartbeat_expected = (
+        run.ticket.spec.strategy is Strategy.SCRIPT or run.guest_session.has_heartbeat
+    )
+    return run.guest_session.heard if is_heartbeat_expected else math.inf
 
 
 STEPS = (

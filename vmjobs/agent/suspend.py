@@ -20,7 +20,7 @@ from vmjobs.errors import HypervisorError
 log = logging.getLogger(__name__)
 
 #: Seconds between two checks of the jobs' processes: no event reports that another's child stopped.
-TICK: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 
 
 class ClientProcess:
@@ -89,23 +89,23 @@ class _Suspension:
 
     run: Run
     client: ClientProcess
-    told: bool = False
-    stands: bool = False
-    acting: asyncio.Future[None] | None = None
+    suspend_requested: bool = False
+    is_suspended: bool = False
+    request: asyncio.Future[None] | None = None
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Suspend or resume the VM with the process; in another thread, because it may take long."""
-        if self.told:
-            self.run.link.heard = time.monotonic()  # a suspended guest sends no heartbeat
-        if self.acting is not None and not self.acting.done():
+        if self.suspend_requested:
+            self.run.guest_session.heard = time.monotonic()  # a suspended guest sends no heartbeat
+        if self.request is not None and not self.request.done():
             return
         stopped = self.client.stopped()
-        if stopped and not self.stands and self.run.pausable:
-            self.acting = guest_loop().run_in_executor(None, self._act, self._pause)
-        elif self.told and not stopped:
-            self.acting = guest_loop().run_in_executor(None, self._act, self._resume)
+        if stopped and not self.is_suspended and self.run.suspendable:
+            self.request = guest_loop().run_in_executor(None, self._run_action, self._pause)
+        elif self.suspend_requested and not stopped:
+            self.request = guest_loop().run_in_executor(None, self._run_action, self._resume)
 
-    def _act(self, action: Callable[[], None]) -> None:
+    def _run_action(self, action: Callable[[], None]) -> None:
         try:
             action()
         except HypervisorError as error:  # for example, it is ending
@@ -113,18 +113,20 @@ class _Suspension:
 
     def _pause(self) -> None:
         run = self.run
-        self.told = True
+        self.suspend_requested = True
         run.driver.pause(run.machine)
-        self.stands, run.standing_since = True, time.monotonic()
+        self.is_suspended, run.suspended_since = True, time.monotonic()
         log.info("job %s is suspended", run.job_id)
 
     def _resume(self) -> None:
         run = self.run
         run.driver.resume(run.machine)
-        if self.stands:
-            run.stood += time.monotonic() - run.standing_since  # for a moment both fields count
-            run.standing_since = math.inf
-        self.told = self.stands = False
+        if self.is_suspended:
+            run.suspended_seconds += (
+                time.monotonic() - run.suspended_since
+            )  # for a moment both fields count
+            run.suspended_since = math.inf
+        self.suspend_requested = self.is_suspended = False
         log.info("job %s goes on", run.job_id)
 
 
@@ -133,26 +135,26 @@ class _Suspensions:
 
     def __init__(self) -> None:
         self._all: list[_Suspension] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     async def add(self, suspension: _Suspension) -> None:
         """Begin to check it."""
         self._all.append(suspension)
-        if self._looking is None:
-            self._looking = guest_loop().create_task(self._look())
+        if self._checking is None:
+            self._checking = guest_loop().create_task(self._check_all())
 
     async def remove(self, suspension: _Suspension) -> None:
         """Stop checking it, after the request that is under way."""
         self._all.remove(suspension)
-        if suspension.acting is not None:
-            await asyncio.wait([suspension.acting], timeout=10 * TICK)
+        if suspension.request is not None:
+            await asyncio.wait([suspension.request], timeout=10 * CHECK_SECONDS)
 
-    async def _look(self) -> None:
+    async def _check_all(self) -> None:
         while self._all:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(CHECK_SECONDS)
             for suspension in self._all:
-                suspension.look()
-        self._looking = None
+                suspension.update()
+        self._checking = None
 
 
 _ALL: Final = _Suspensions()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from images.build.workplace import Check, Workplace
+from images.build.scratch_dir import CancelCheck, ScratchDir
 from images.recipe import Recipe
 from images.store import ImageStore
-from vmjobs.agent.fleet import Fleet
-from vmjobs.agent.inbox import Inbox, LeaseLost
+from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.run import Run
-from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.agent.run_events import EventQueue, LeaseLost
+from vmjobs.cli.node_parts import make_hypervisors, make_run_parts
 from vmjobs.config import Config
 from vmjobs.errors import BuildError
 from vmjobs.hypervisor.base import ProbeResult
@@ -47,33 +47,33 @@ class BootTest:
         self,
         settings: Config,
         store: ImageStore,
-        tell: Callable[[str], None] = lambda _text: None,
-        hypervisors: Fleet | None = None,
+        on_step: Callable[[str], None] = lambda _text: None,
+        hypervisors: HypervisorRegistry | None = None,
     ) -> None:
         """hypervisors: of this node; their known probe results are used again."""
         self._settings = settings
         self._store = store
-        self._tell = tell
-        self._fleet = hypervisors or fleet(settings, store)
+        self._on_step = on_step
+        self._hypervisors = hypervisors or make_hypervisors(settings, store)
 
-    def __call__(self, digest: str, recipe: Recipe, place: Workplace) -> None:
+    def __call__(self, digest: str, recipe: Recipe, scratch: ScratchDir) -> None:
         """Boot the image.
 
         Raises:
             BuildError: it does not boot, is not ready in time, or a probe fails; with the reason.
-                Also what ``place.check`` raises, after the VM has ended.
+                Also what ``scratch.check_cancelled`` raises, after the VM has ended.
         """
         kinds = self._kinds(digest)
         for number, kind in enumerate(kinds):
-            place.check()
-            self._tell(f"{recipe.name}: boot test on {kind}")
+            scratch.check_cancelled()
+            self._on_step(f"{recipe.name}: boot test on {kind}")
             probes = recipe.probes if number == 0 else ()
-            self._run(digest, recipe.name, kind, probes, place)
+            self._run(digest, recipe.name, kind, probes, scratch)
 
     def _kinds(self, digest: str) -> list[HypervisorKind]:
         wanted = self._store.manifest(digest).hypervisors
-        known = self._fleet.results
-        kinds = _working(wanted, known) or _working(wanted, self._fleet.probe())
+        known = self._hypervisors.results
+        kinds = _working_kinds(wanted, known) or _working_kinds(wanted, self._hypervisors.probe())
         if not kinds:
             raise BuildError(
                 f"no hypervisor on this host boots the image: it needs one of {', '.join(wanted)}",
@@ -87,10 +87,10 @@ class BootTest:
         name: str,
         kind: HypervisorKind,
         probes: tuple[str, ...],
-        place: Workplace,
+        scratch: ScratchDir,
     ) -> None:
         # The journal creates the run's own directory; this one has the job's input files.
-        folder = place.folder / f"probe-{kind}"
+        folder = scratch.folder / f"probe-{kind}"
         folder.mkdir()
         texts = {f"probe-{number:02}": text for number, text in enumerate(probes)}
         files = {file: folder / file for file in texts}
@@ -105,7 +105,7 @@ class BootTest:
             hypervisor=kind,
             run_seconds=RUN_SECONDS,
         )
-        self._execute(spec, digest, name, files, folder, place.check)
+        self._execute(spec, digest, name, files, folder, scratch.check_cancelled)
 
     def _execute(
         self,
@@ -114,9 +114,9 @@ class BootTest:
         name: str,
         files: dict[str, Path],
         folder: Path,
-        check: Check,
+        check_cancelled: CancelCheck,
     ) -> None:
-        said = io.BytesIO()
+        output = io.BytesIO()
         job = LocalJob(
             job_id=f"probe-{uuid.uuid4().hex[:12]}",
             spec=spec,
@@ -124,53 +124,57 @@ class BootTest:
             files=files,
             output_directory=folder / "outputs",
             on_report=lambda _report: None,
-            sinks={StreamName.OUT: said, StreamName.ERR: said},
+            sinks={StreamName.OUT: output, StreamName.ERR: output},
         )
         runs = self._settings.state_dir / "local" / "runs"
-        made = parts(self._settings, self._store, self._fleet, runs)
-        made.journal.recover(self._fleet.drivers)  # of earlier runs that were killed
-        inbox = Inbox()
-        with _checking(check, inbox):
-            verdict = Run(job, _Nobody(), made, job.job_id, uuid.uuid4().hex, inbox).execute()
-        if verdict.state is not JobState.COMPLETED:
-            text = said.getvalue().decode("utf-8", "replace").strip()[-2000:]
+        run_parts = make_run_parts(self._settings, self._store, self._hypervisors, runs)
+        run_parts.journal.recover(self._hypervisors.drivers)  # of earlier runs that were killed
+        event_queue = EventQueue()
+        with _stop_on_check_failure(check_cancelled, event_queue):
+            outcome = Run(
+                job, _NullLease(), run_parts, job.job_id, uuid.uuid4().hex, event_queue
+            ).execute()
+        if outcome.state is not JobState.COMPLETED:
+            text = output.getvalue().decode("utf-8", "replace").strip()[-2000:]
             message = (
-                f"the image {name} fails its boot test on {spec.hypervisor}: {verdict.reason.message}"
+                f"the image {name} fails its boot test on {spec.hypervisor}: {outcome.reason.message}"
             )
             raise BuildError(f"{message}; its output:\n{text}" if text else message)
 
 
 @contextmanager
-def _checking(check: Check, inbox: Inbox) -> Iterator[None]:
-    """Stop the run when ``check`` raises; raise that exception once the run has ended."""
+def _stop_on_check_failure(check_cancelled: CancelCheck, event_queue: EventQueue) -> Iterator[None]:
+    """Stop the run when ``check_cancelled`` raises; raise that exception once the run has ended."""
     raised: list[Exception] = []
-    over = threading.Event()
+    ended = threading.Event()
 
-    def look() -> None:
-        while not over.wait(CHECK_SECONDS):
+    def poll() -> None:
+        while not ended.wait(CHECK_SECONDS):
             try:
-                check()
+                check_cancelled()
             except Exception as error:
                 raised.append(error)
-                inbox.put(LeaseLost())
+                event_queue.put(LeaseLost())
                 return
 
-    looking = threading.Thread(target=look, name="check", daemon=True)
-    looking.start()
+    poller = threading.Thread(target=poll, name="check", daemon=True)
+    poller.start()
     try:
         yield
     finally:
-        over.set()
-        looking.join()
+        ended.set()
+        poller.join()
     if raised:
         raise raised[0]
 
 
-def _working(wanted: Sequence[HypervisorKind], results: Sequence[ProbeResult]) -> list[HypervisorKind]:
+def _working_kinds(
+    wanted: Sequence[HypervisorKind], results: Sequence[ProbeResult]
+) -> list[HypervisorKind]:
     working = {result.kind for result in results if result.works}
     return [kind for kind in wanted if kind in working]
 
 
-class _Nobody:
+class _NullLease:
     def progress(self, report: Report) -> None:
         """Discard the report."""

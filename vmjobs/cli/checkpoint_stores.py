@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from vmjobs.agent.starter import Starter
-from vmjobs.cli.support import read_token
+from vmjobs.agent.starter import StarterProcess
+from vmjobs.cli.common import read_token
 from vmjobs.client import CondorJobClient, ImageClient, Retries
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
-from vmjobs.model import SAVING, NetworkMode
+from vmjobs.model import CHECKPOINTABLE_KINDS, NetworkMode
 
 #: A single call gives up soon: runs retry themselves and check their lease in between.
 RETRIES: Final = Retries(deadline=20.0, ceiling=5.0)
@@ -22,16 +22,16 @@ class ServiceCheckpointStores:
 
     settings: Config
 
-    def open(self, slot: Starter) -> CondorJobClient:
+    def open(self, slot: StarterProcess) -> CondorJobClient:
         """See :class:`vmjobs.agent.condor_checkpoint.CheckpointStores`."""
-        from condor.slot import job_of  # noqa: PLC0415 - few jobs are checkpointed
+        from condor.slot import job_of_starter  # noqa: PLC0415 - few jobs are checkpointed
 
-        job = job_of(slot)
+        job = job_of_starter(slot)
         return CondorJobClient(
             self.settings.api_url, self._token(), job.key, job.owner, retries=RETRIES
         )
 
-    def unfit(self, image: str, network: NetworkMode) -> str:
+    def save_obstacle(self, image: str, network: NetworkMode) -> str:
         """See :class:`vmjobs.agent.condor_checkpoint.CheckpointStores`."""
         from images.manifest import ImageManifest  # noqa: PLC0415
 
@@ -40,9 +40,9 @@ class ServiceCheckpointStores:
             manifest = ImageManifest.parse(client.manifest(image), image)
         finally:
             client.close()
-        if not set(manifest.hypervisors) & set(SAVING):
-            able = " and ".join(manifest.hypervisors)
-            return f"only {' and '.join(SAVING)} can checkpoint a VM, but the image boots on {able}"
+        if not set(manifest.hypervisors) & set(CHECKPOINTABLE_KINDS):
+            able, boots_on = (" and ".join(k) for k in (CHECKPOINTABLE_KINDS, manifest.hypervisors))
+            return f"only {able} can checkpoint a VM, but the image boots on {boots_on}"
         if network is not NetworkMode.NONE and not manifest.renews:
             return (
                 "the image's guest cannot be checkpointed: it does not renew tokens (guest contract 3)"

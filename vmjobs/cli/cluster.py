@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.verbs import Verbs
+from vmjobs.cli.lazy_commands import LazyGroup
 
 #: subcommand -> (module, attribute, one line of help).
-VERBS = {
+SUBCOMMANDS = {
     "apply": ("vmjobs.cli.cluster_apply", "apply", "Create or change clusters as files declare them."),
     "diff": ("vmjobs.cli.cluster_check", "diff", "Show what apply would change."),
     "validate": ("vmjobs.cli.cluster_check", "validate", "Check declarations for faults."),
@@ -28,7 +28,7 @@ VERBS = {
 }
 
 
-@click.command(cls=Verbs, verbs=VERBS)
+@click.command(cls=LazyGroup, lazy_commands=SUBCOMMANDS)
 def cluster() -> None:
     """Operate virtual clusters: long-running VMs that are workers of an HTCondor pool.
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from vmjobs.cli.cluster_check import assess
-from vmjobs.cli.cluster_support import (
-    Change,
-    changes,
+from vmjobs.cli.cluster_common import (
+    FieldChange,
+    changed_fields,
     files_argument,
-    machines,
-    try_again,
+    format_vm_count,
+    retry_hint,
 )
 from vmjobs.cli.cluster_wait import wait_options, wait_until_up
-from vmjobs.cli.declarations import read, refuse
-from vmjobs.cli.support import client, echo, json_option, print_json
+from vmjobs.cli.common import client, echo, json_option, print_json
+from vmjobs.cli.manifests import raise_findings, read_clusters
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import Applied, Outcome
+from vmjobs.cluster.wire import ApplyOutcome, ApplyResult
 from vmjobs.errors import NotFound
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def apply(files: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> 
     A cluster that is already as declared stays untouched. If the declaration of its VMs changes, they
     are replaced one at a time, each once its jobs have ended. Clusters that no FILE names stay.
     """
-    declared = read(files).checked()
+    manifests = read_clusters(files).require_valid()
     with client() as api:
-        refuse(assess(api.clusters, declared).findings)
+        raise_findings(assess(api.clusters, manifests).findings)
         done = []
-        for declaration in declared:
-            done.append(apply_spec(api.clusters, declaration.spec))
+        for manifest in manifests:
+            done.append(apply_spec(api.clusters, manifest.spec))
             if not as_json:
-                tell(*done[-1])
+                print_outcome(*done[-1])
         names = [applied.cluster.name for applied, _ in done]
         found = wait_until_up(api.clusters, names, timeout) if wait else [a.cluster for a, _ in done]
     if as_json:
@@ -56,24 +56,24 @@ def apply(files: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> 
         )
 
 
-def apply_spec(api: Clusters, spec: ClusterSpec) -> tuple[Applied, list[Change]]:
+def apply_spec(api: Clusters, spec: ClusterSpec) -> tuple[ApplyResult, list[FieldChange]]:
     """Declare a cluster; return the answer and the changed fields."""
     try:
         before = api.get(spec.name)
     except NotFound:
         before = None
     applied = api.put(spec)
-    if applied.outcome is not Outcome.CHANGED or before is None:
+    if applied.outcome is not ApplyOutcome.CHANGED or before is None:
         return applied, []
-    return applied, changes(before, applied.cluster.spec, applied.cluster.image)
+    return applied, changed_fields(before, applied.cluster.spec, applied.cluster.image)
 
 
-def tell(applied: Applied, changed: list[Change]) -> None:
+def print_outcome(applied: ApplyResult, changed: list[FieldChange]) -> None:
     """Print the outcome on standard output."""
     cluster = applied.cluster
-    wanted = f", {machines(cluster.target)} of {cluster.spec.image}"
-    echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is Outcome.CREATED))
+    wanted = f", {format_vm_count(cluster.target)} of {cluster.spec.image}"
+    echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is ApplyOutcome.CREATED))
     if cluster.failed:
-        echo(f"  {cluster.failed.message}; {try_again(cluster)}")
+        echo(f"  {cluster.failed.message}; {retry_hint(cluster)}")
     for change in changed:
         echo(f"  {change}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.cluster_apply import apply_spec, tell
-from vmjobs.cli.cluster_support import machines, name_argument
-from vmjobs.cli.cluster_wait import there, wait_options, wait_until_empty, wait_until_up
-from vmjobs.cli.image_support import complete_image
-from vmjobs.cli.support import client, echo, json_option, print_json
-from vmjobs.cluster.member import MemberState
+from vmjobs.cli.cluster_apply import apply_spec, print_outcome
+from vmjobs.cli.cluster_common import format_vm_count, name_argument
+from vmjobs.cli.cluster_wait import remaining_vms, wait_options, wait_until_empty, wait_until_up
+from vmjobs.cli.common import client, echo, json_option, print_json
+from vmjobs.cli.image_common import complete_image
 from vmjobs.cluster.spec import MAX_SIZE, parse_cluster
+from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import Cluster
 
 
@@ -25,7 +25,7 @@ def scale(name: str, size: int, wait: bool, timeout: float, as_json: bool) -> No
         before = api.clusters.get(name)
         found = api.clusters.scale(name, size)
         if not as_json:
-            echo(f"{name}: {before.target} -> {machines(found.target)}")
+            echo(f"{name}: {before.target} -> {format_vm_count(found.target)}")
         if wait:
             (found,) = wait_until_up(api.clusters, [name], timeout, as_declared=False)
     if as_json:
@@ -47,7 +47,7 @@ def upgrade(name: str, image: str, wait: bool, timeout: float, as_json: bool) ->
         applied, changed = apply_spec(api.clusters, parse_cluster({**declared, "image": image}))
         found = applied.cluster
         if not as_json:
-            tell(applied, changed)
+            print_outcome(applied, changed)
         if wait:
             (found,) = wait_until_up(api.clusters, [name], timeout)
     if as_json:
@@ -63,7 +63,7 @@ def drain(name: str, wait: bool, timeout: float, as_json: bool) -> None:
     with client() as api:
         found = api.clusters.drain(name)
         if not as_json:
-            echo(f"{name} is draining: {_running(found)}")
+            echo(f"{name} is draining: {_running_text(found)}")
         if wait:
             found = wait_until_empty(api.clusters, found, timeout) or found
     if as_json:
@@ -80,7 +80,7 @@ def resume(name: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    echo(f"{name} is resumed: {machines(found.target)} wanted, {found.up} UP")
+    echo(f"{name} is resumed: {format_vm_count(found.target)} wanted, {found.up} UP")
 
 
 @click.command()
@@ -119,24 +119,26 @@ def delete(name: str, mode: str | None, yes: bool, wait: bool, timeout: float, a
     """
     with client() as api:
         before = api.clusters.get(name)
-        if mode is None and not yes and _up(before):
-            question = f"{name}: {_running(before)}. Delete it once its jobs have ended?"
+        if mode is None and not yes and _count_up(before):
+            question = f"{name}: {_running_text(before)}. Delete it once its jobs have ended?"
             click.confirm(question, abort=True, err=True)
         found = api.clusters.delete(name, "now" if mode == "now" else "drain")
         if not as_json:
             ending = "at once" if mode == "now" else "once their jobs have ended"
-            left = len(there(found))
-            echo(f"{name} is deleted" + (f"; {machines(left)} will stop {ending}" if left else ""))
+            left = len(remaining_vms(found))
+            echo(
+                f"{name} is deleted" + (f"; {format_vm_count(left)} will stop {ending}" if left else "")
+            )
         if wait:
             wait_until_empty(api.clusters, found, timeout)
     if as_json:
         print_json(found)
 
 
-def _up(cluster: Cluster) -> int:
-    return sum(member.state is MemberState.UP or member.busy for member in cluster.members)
+def _count_up(cluster: Cluster) -> int:
+    return sum(member.state is ClusterVmState.UP or member.busy for member in cluster.members)
 
 
-def _running(cluster: Cluster) -> str:
+def _running_text(cluster: Cluster) -> str:
     busy = sum(member.busy for member in cluster.members)
-    return f"{machines(_up(cluster))} up, {busy} of them with jobs"
+    return f"{format_vm_count(_count_up(cluster))} up, {busy} of them with jobs"

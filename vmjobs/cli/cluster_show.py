@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.cluster_support import name_argument, reason, short, size_text
-from vmjobs.cli.support import ago, client, json_option, print_items, print_json, print_table
-from vmjobs.cluster.wire import Cluster, Member
+from vmjobs.cli.cluster_common import format_reason, format_size, name_argument, short_digest
+from vmjobs.cli.common import client, format_age, json_option, print_items, print_json, print_table
+from vmjobs.cluster.wire import Cluster, ClusterVm
 from vmjobs.model import now
 
 
@@ -23,12 +23,12 @@ def list_clusters(as_json: bool) -> None:
         (
             c.name,
             c.spec.image,
-            size_text(c.spec.size),
+            format_size(c.spec.size),
             c.target,
             c.up,
-            _doing(c),
+            _status_text(c),
             c.owner,
-            ago(c.updated),
+            format_age(c.updated),
         )
         for c in found
     ]
@@ -50,7 +50,7 @@ def show(name: str, as_json: bool) -> None:
     print_items(columns, [_row(member, found) for member in found.members])
 
 
-def _doing(cluster: Cluster) -> str:
+def _status_text(cluster: Cluster) -> str:
     if cluster.deleting or cluster.draining:
         return "deleting" if cluster.deleting else "draining"
     return f"generation {cluster.failed.generation} failed" if cluster.failed else ""
@@ -66,15 +66,15 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
         f"{spec.disk} MiB for jobs",
     ]
     machine += [f"only on {spec.hypervisor}"] if spec.hypervisor else []
-    doing = _doing(cluster)
+    doing = _status_text(cluster)
     return [
         ("cluster", cluster.name + (f" ({doing})" if doing else "")),
         ("owner", cluster.owner),
         ("image", spec.image),
         ("sha256", cluster.image.removeprefix("sha256:")),  # the prefix would not fit 80 columns
-        ("generation", f"{cluster.generation}, of {ago(cluster.updated)}"),
-        *_failed(cluster),
-        ("VMs", f"{cluster.up} UP of {cluster.target} (size {size_text(spec.size)})"),
+        ("generation", f"{cluster.generation}, of {format_age(cluster.updated)}"),
+        *_failure_rows(cluster),
+        ("VMs", f"{cluster.up} UP of {cluster.target} (size {format_size(spec.size)})"),
         ("each", ", ".join(machine)),
         ("where", "; ".join(where) or "any node"),
         ("pool", spec.pool or "the service's first"),
@@ -83,30 +83,32 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
     ]
 
 
-def _failed(cluster: Cluster) -> list[tuple[str, str]]:
+def _failure_rows(cluster: Cluster) -> list[tuple[str, str]]:
     found = [("guard", guard.message) for guard in cluster.guards]
     if cluster.failed:
-        text = f"{cluster.failed.message}; {ago(cluster.failed.since)}, {cluster.failed.spec.image}"
+        text = (
+            f"{cluster.failed.message}; {format_age(cluster.failed.since)}, {cluster.failed.spec.image}"
+        )
         found.insert(0, ("failed", text))
     return found
 
 
-def _row(member: Member, cluster: Cluster) -> tuple[str, ...]:
-    image = short(member.image)
+def _row(member: ClusterVm, cluster: Cluster) -> tuple[str, ...]:
+    image = short_digest(member.image)
     old = member.generation != cluster.generation
     return (
         member.name,
         member.node or "-",
         member.state,
-        ago(member.up_since or member.since).removesuffix(" ago"),
+        format_age(member.up_since or member.since).removesuffix(" ago"),
         f"{member.jobs}, busy" if member.busy else str(member.jobs),
         member.hypervisor or "-",
         f"{image} (generation {member.generation})" if old else image,
         member.system or "-",
-        _why(member),
+        _reason_cell(member),
     )
 
 
-def _why(member: Member) -> str:
+def _reason_cell(member: ClusterVm) -> str:
     again = max(0, int((member.retry - now()).total_seconds())) if member.retry else None
-    return reason(member) + (f" (again in {again} s)" if again is not None else "")
+    return format_reason(member) + (f" (again in {again} s)" if again is not None else "")

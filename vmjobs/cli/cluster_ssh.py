@@ -14,21 +14,21 @@ from pathlib import Path
 
 import click
 
-from vmjobs.cli.support import AGAIN, client
-from vmjobs.cluster.session import Session
+from vmjobs.cli.common import OWN_COMMAND, client
+from vmjobs.cluster.ssh_session import ClusterSshSession
 from vmjobs.errors import ConfigError, InvalidRequest
 from vmjobs.relay import relay
 from vmjobs.subprocess import run
 
 #: Options after the VM's name belong to the command.
-_FOR_OTHERS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-_OPTIONS_OF_SSH = "46AaCfGgKkMNnqsTtVvXxYy"
+_PASS_THROUGH = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_SSH_FLAGS = "46AaCfGgKkMNnqsTtVvXxYy"
 #: Names of a login's files.
-KEY, KNOWN_HOSTS = "key", "known_hosts"
-_VALUES_OF_SSH = "BbcDEeFIiJLlmOoPpQRSWw"
+KEY_FILE, KNOWN_HOSTS_FILE = "key", "known_hosts"
+_SSH_VALUE_OPTIONS = "BbcDEeFIiJLlmOoPpQRSWw"
 
 
-@click.command(context_settings=_FOR_OTHERS)
+@click.command(context_settings=_PASS_THROUGH)
 @click.argument(
     "words", metavar="[SSH-OPTIONS] VM-NAME [--] [COMMAND]...", nargs=-1, type=click.UNPROCESSED
 )
@@ -39,13 +39,13 @@ def ssh(words: tuple[str, ...]) -> None:
     cluster events` lists each login. ssh is OpenSSH's; its options go before VM-NAME: -t for a
     terminal, -L 8080:localhost:80 for a port. rsync uses it as -e 'vmjobs cluster ssh'.
     """
-    options, machine, command = split(words)
-    with logging_in(machine) as login:
+    options, machine, command = split_ssh_arguments(words)
+    with open_login(machine) as login:
         status = run_openssh(["ssh", *login, *options, "--", machine, *command])
     sys.exit(status)
 
 
-@click.command(context_settings=_FOR_OTHERS)
+@click.command(context_settings=_PASS_THROUGH)
 @click.argument("words", metavar="[SCP-OPTIONS] SOURCE... TARGET", nargs=-1, type=click.UNPROCESSED)
 def scp(words: tuple[str, ...]) -> None:
     """Copy files between this host and a cluster VM (VM-NAME:PATH). See `ssh`."""
@@ -57,7 +57,7 @@ def scp(words: tuple[str, ...]) -> None:
         raise InvalidRequest(
             "one side of a copy must be a cluster VM, as VM-NAME:PATH, and the other a local path"
         )
-    with logging_in(machines[0]) as login:
+    with open_login(machines[0]) as login:
         status = run_openssh(["scp", *login, *words])
     sys.exit(status)
 
@@ -71,7 +71,7 @@ def connect(session: str) -> None:
         relay(api.clusters.session(session), sys.stdin.fileno(), sys.stdout.fileno())
 
 
-def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
+def split_ssh_arguments(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
     """Split arguments into options for ssh, the VM's name, and the command.
 
     Raises:
@@ -81,8 +81,8 @@ def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
     while left and left[0].startswith("-") and left[0] != "--":
         word = left.pop(0)
         options.append(word)
-        flags = word[1:].lstrip(_OPTIONS_OF_SSH)
-        if flags and flags[0] not in _VALUES_OF_SSH:
+        flags = word[1:].lstrip(_SSH_FLAGS)
+        if flags and flags[0] not in _SSH_VALUE_OPTIONS:
             raise InvalidRequest(f"ssh has no option {word}")
         if len(flags) == 1:  # its value is the next word
             options += left[:1]
@@ -99,7 +99,7 @@ def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
 
 
 @contextmanager
-def logging_in(machine: str) -> Iterator[list[str]]:
+def open_login(machine: str) -> Iterator[list[str]]:
     """Yield options with which OpenSSH reaches the VM, once; then delete the key.
 
     Raises:
@@ -116,7 +116,7 @@ def logging_in(machine: str) -> Iterator[list[str]]:
         public = make_key(folder)
         session = api.clusters.open_session(cluster, machine, public)
         try:
-            yield _options(session, folder)
+            yield _login_options(session, folder)
         finally:
             api.clusters.session(session.id).close()
 
@@ -130,31 +130,31 @@ def make_key(folder: Path) -> str:
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             raise ConfigError(f"{program} is not installed", hint="install OpenSSH's client")
-    key = folder / KEY
+    key = folder / KEY_FILE
     run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], timeout=30)
     return key.with_suffix(".pub").read_text("ascii").strip()
 
 
-def _options(session: Session, folder: Path) -> list[str]:
-    (folder / KNOWN_HOSTS).write_text(f"{session.machine} {session.host_key}\n", "ascii")
-    return options_for(session.machine, session.user, folder, ["cluster", "connect", session.id])
+def _login_options(session: ClusterSshSession, folder: Path) -> list[str]:
+    (folder / KNOWN_HOSTS_FILE).write_text(f"{session.machine} {session.host_key}\n", "ascii")
+    return openssh_options(session.machine, session.user, folder, ["cluster", "connect", session.id])
 
 
-def options_for(machine: str, user: str, folder: Path, connect: Sequence[str]) -> list[str]:
+def openssh_options(machine: str, user: str, folder: Path, connect: Sequence[str]) -> list[str]:
     """Return options with which OpenSSH's programs reach a VM without any prompt.
 
     folder: has the login's key, and the VM's host key by the time that ssh reads it. connect: arguments
     with which this program relays the connection.
     """
     settings = {
-        "ProxyCommand": shlex.join([*AGAIN, *connect]).replace("%", "%%"),
+        "ProxyCommand": shlex.join([*OWN_COMMAND, *connect]).replace("%", "%%"),
         "User": user,
         "HostKeyAlias": machine,
-        "UserKnownHostsFile": _quoted(folder / KNOWN_HOSTS),
+        "UserKnownHostsFile": _quote_path(folder / KNOWN_HOSTS_FILE),
         "GlobalKnownHostsFile": "none",
         "StrictHostKeyChecking": "yes",
         "UpdateHostKeys": "no",
-        "IdentityFile": _quoted(folder / KEY),
+        "IdentityFile": _quote_path(folder / KEY_FILE),
         "IdentitiesOnly": "yes",
         "IdentityAgent": "none",
         "PreferredAuthentications": "publickey",
@@ -172,7 +172,7 @@ def options_for(machine: str, user: str, folder: Path, connect: Sequence[str]) -
     ]
 
 
-def _quoted(path: Path) -> str:
+def _quote_path(path: Path) -> str:
     """Quote a path for OpenSSH's settings: spaces stay, and % is no escape."""
     return '"' + str(path).replace("%", "%%") + '"'
 
@@ -183,7 +183,7 @@ def run_openssh(argv: list[str]) -> int:
     terminal, end = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (*terminal, *end)}
     try:
-        process = subprocess.Popen(argv, preexec_fn=_defaults)  # noqa: PLW1509 - there are no threads
+        process = subprocess.Popen(argv, preexec_fn=_reset_signals)  # noqa: PLW1509 - there are no threads
         for number in end:
             signal.signal(number, lambda number, _frame: process.send_signal(number))
         status = process.wait()
@@ -193,6 +193,6 @@ def run_openssh(argv: list[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _defaults() -> None:
+def _reset_signals() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

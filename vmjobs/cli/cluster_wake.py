@@ -10,14 +10,16 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from condor import names
-from vmjobs.cli.support import client
+from vmjobs.cli.common import client
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import InvalidRequest
 
 #: Upper limit; an ad has about ten thousand bytes.
 MAX_AD_BYTES: Final = 1 << 20
-_LINE: Final = re.compile(rf'{names.CLUSTER}[ \t]*=[ \t]*"([^"]*)"[ \t\r]*', re.IGNORECASE | re.ASCII)
-_NAME: Final = TypeAdapter(ClusterName)
+_CLUSTER_LINE: Final = re.compile(
+    rf'{names.CLUSTER}[ \t]*=[ \t]*"([^"]*)"[ \t\r]*', re.IGNORECASE | re.ASCII
+)
+_CLUSTER_NAME: Final = TypeAdapter(ClusterName)
 
 
 @click.command()
@@ -28,12 +30,12 @@ def wake() -> None:
     `vmjobs token create rooster POOL`, or an operator's. It changes nothing if the cluster already has
     VMs or must not have any.
     """
-    name = cluster_of(sys.stdin.buffer)
+    name = read_cluster_name(sys.stdin.buffer)
     with client() as api:
         api.clusters.wake(name)
 
 
-def cluster_of(source: BinaryIO) -> str:
+def read_cluster_name(source: BinaryIO) -> str:
     """Return the cluster that a machine ad, one attribute per line, names.
 
     Other attributes are ignored: every client that may advertise machines controls them.
@@ -45,14 +47,14 @@ def cluster_of(source: BinaryIO) -> str:
     if len(data) > MAX_AD_BYTES:
         raise InvalidRequest(f"the machine's ad on standard input has more than {MAX_AD_BYTES} bytes")
     lines = data.decode("utf-8", "replace").split("\n")
-    found = [match.group(1) for line in lines if (match := _LINE.fullmatch(line))]
+    found = [match.group(1) for line in lines if (match := _CLUSTER_LINE.fullmatch(line))]
     if len(found) != 1:
         raise InvalidRequest(
             f"the machine's ad on standard input has {names.CLUSTER} {len(found)} times, not once",
             hint="send the offline ad of a cluster, as condor_rooster does",
         )
     try:
-        return _NAME.validate_python(found[0])
+        return _CLUSTER_NAME.validate_python(found[0])
     except ValidationError as error:
         raise InvalidRequest(
             f"the machine's ad on standard input has a {names.CLUSTER} that is not a cluster's name"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vmjobs.cli.cluster_support import complete_member, name_argument
-from vmjobs.cli.cluster_wait import LAST_POLL
-from vmjobs.cli.support import client, echo, json_option, plain, print_json, print_table
-from vmjobs.cluster.member import MemberState
-from vmjobs.cluster.wire import ClusterEvent, Member
+from vmjobs.cli.cluster_common import complete_vm_name, name_argument
+from vmjobs.cli.cluster_wait import LAST_POLL_SECONDS
+from vmjobs.cli.common import client, echo, json_option, print_json, print_table, to_json_data
+from vmjobs.cluster.vm_state import ClusterVmState
+from vmjobs.cluster.wire import ClusterEvent, ClusterVm
 from vmjobs.errors import NotFound
 from vmjobs.terminal import ByteSink, guest_output, printable
 
@@ -56,9 +56,9 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
     while True:
         for event in found:
             line = printable("  ".join(filter(None, _cells(event))))
-            echo(json.dumps(plain(event)) if as_json else line)
+            echo(json.dumps(to_json_data(event)) if as_json else line)
             last = event.seq
-        time.sleep(0 if found else LAST_POLL)
+        time.sleep(0 if found else LAST_POLL_SECONDS)
         try:
             found = api.events(name, last)
         except NotFound:
@@ -70,7 +70,7 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
 
 @click.command()
 @name_argument
-@click.argument("member", metavar="VM", shell_complete=complete_member)
+@click.argument("member", metavar="VM", shell_complete=complete_vm_name)
 @click.option("-f", "--follow", is_flag=True, help="Follow until the VM is gone for good.")
 def console(name: str, member: str, follow: bool) -> None:
     """Print the serial console of a VM of the cluster NAME, from its first byte on.
@@ -79,35 +79,37 @@ def console(name: str, member: str, follow: bool) -> None:
     """
     wanted = f"{name}-{member}" if member.isdigit() else member
     with client() as api:
-        found = _member(api.clusters, name, wanted)
+        found = _find_vm(api.clusters, name, wanted)
         if found is None:
             raise NotFound(f"{name} has no VM {wanted}", hint=f"see `vmjobs cluster show {name}`")
-        _print(api.clusters, name, found, follow)
+        _print_console(api.clusters, name, found, follow)
 
 
-def _member(api: Clusters, name: str, wanted: str) -> Member | None:
+def _find_vm(api: Clusters, name: str, wanted: str) -> ClusterVm | None:
     return next((member for member in api.get(name).members if member.name == wanted), None)
 
 
-def _print(api: Clusters, name: str, member: Member, follow: bool) -> None:
+def _print_console(api: Clusters, name: str, member: ClusterVm, follow: bool) -> None:
     incarnation, offset = member.incarnation, 0
     sink = guest_output(sys.stdout.buffer)
     while True:
-        offset, before = _copy(api, name, member.name, incarnation, offset, sink), offset
+        offset, before = _copy_console(api, name, member.name, incarnation, offset, sink), offset
         if not follow:
             return
         if offset == before:
-            time.sleep(LAST_POLL)
-        found = _again(api, name, member)
+            time.sleep(LAST_POLL_SECONDS)
+        found = _refresh_vm(api, name, member)
         if found is None:
             return
         if found.incarnation != incarnation:
-            _copy(api, name, member.name, incarnation, offset, sink)
+            _copy_console(api, name, member.name, incarnation, offset, sink)
             echo(f"vmjobs: {member.name} was restarted ({found.incarnation})", err=True)
             incarnation, offset = found.incarnation, 0
 
 
-def _copy(api: Clusters, name: str, member: str, incarnation: int, offset: int, sink: ByteSink) -> int:
+def _copy_console(
+    api: Clusters, name: str, member: str, incarnation: int, offset: int, sink: ByteSink
+) -> int:
     """Print the console from ``offset`` on; return the offset of its end."""
     if not incarnation:
         return offset
@@ -118,11 +120,11 @@ def _copy(api: Clusters, name: str, member: str, incarnation: int, offset: int, 
     return offset
 
 
-def _again(api: Clusters, name: str, member: Member) -> Member | None:
+def _refresh_vm(api: Clusters, name: str, member: ClusterVm) -> ClusterVm | None:
     """Return the current state of the same VM; None if it is gone for good."""
     try:
-        found = _member(api, name, member.name)
+        found = _find_vm(api, name, member.name)
     except NotFound:
         return None
-    over = found is None or found.id != member.id or found.state is MemberState.GONE
+    over = found is None or found.id != member.id or found.state is ClusterVmState.GONE
     return None if over else found

@@ -13,13 +13,13 @@ from pathlib import Path
 import click
 
 from vmjobs import __version__
-from vmjobs.agent.checks import lacking_account, lacking_room
-from vmjobs.cli.doctor_condor import findings_of_condor
-from vmjobs.cli.finding import Finding, Role
-from vmjobs.cli.support import config, echo, json_option, print_json, print_table, read_token
+from vmjobs.agent.checks import account_fault, disk_fault
+from vmjobs.cli.common import config, echo, json_option, print_json, print_table, read_token
+from vmjobs.cli.doctor_condor import check_condor
+from vmjobs.cli.validation import DoctorFinding, HostRole
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, NotFound, VMJobsError, reason_of
-from vmjobs.hypervisor import confined, firmware, guest_network, in_place_of_qemu, uml_boot
+from vmjobs.hypervisor import firmware, guest_network, qemu_wrapper, sandboxed, uml_boot
 from vmjobs.hypervisor import sandbox as isolation
 
 
@@ -28,36 +28,36 @@ from vmjobs.hypervisor import sandbox as isolation
 @click.option(
     "--for",
     "role",
-    type=click.Choice([role.value for role in Role]),
-    callback=lambda _context, _parameter, value: value and Role(value),
+    type=click.Choice([role.value for role in HostRole]),
+    callback=lambda _context, _parameter, value: value and HostRole(value),
     help="Also exit with 1 if this host lacks what a node, schedd or negotiator of HTCondor needs.",
 )
 @json_option
-def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
+def doctor(no_boot: bool, role: HostRole | None, as_json: bool) -> None:
     """Check this host and report faults.
 
     Exits with 1 if no hypervisor works here, or if a configured API does not answer.
     """
     settings = config()
     findings = [
-        *_tried("programs", _programs),
-        *_tried("UEFI firmware", _firmware),
-        *_tried("python", _libraries),
-        *_tried("sandbox", _sandbox),
-        *_tried("isolation", partial(_isolation, settings)),
-        *_tried("network", _networks),
-        *_tried("settings", partial(_clusters, settings)),
+        *_run_check("programs", _check_programs),
+        *_run_check("UEFI firmware", _check_firmware),
+        *_run_check("python", _check_libraries),
+        *_run_check("sandbox", _check_sandbox),
+        *_run_check("isolation", partial(_check_isolation, settings)),
+        *_run_check("network", _check_networks),
+        *_run_check("settings", partial(_check_cluster_settings, settings)),
     ]
-    condor = _tried("HTCondor", findings_of_condor)
-    if any(f.role is Role.NODE for f in condor):
-        findings += _tried("agent", partial(_agent, settings.socket), Role.NODE)
-        findings += _tried("node", partial(_node, settings), Role.NODE)
+    condor = _run_check("HTCondor", check_condor)
+    if any(f.role is HostRole.NODE for f in condor):
+        findings += _run_check("agent", partial(_check_agent, settings.socket), HostRole.NODE)
+        findings += _run_check("node", partial(_check_node, settings), HostRole.NODE)
     findings += condor
     if role is not None and not any(f.role is role for f in condor):
-        findings.append(_no_daemon(role))
-    boots = not no_boot and role in (None, Role.NODE)
-    hypervisors = _tried("hypervisors", partial(_hypervisors, settings)) if boots else []
-    api = _tried("API", partial(_api, settings))
+        findings.append(_missing_daemon(role))
+    boots = not no_boot and role in (None, HostRole.NODE)
+    hypervisors = _run_check("hypervisors", partial(_check_hypervisors, settings)) if boots else []
+    api = _run_check("API", partial(_check_api, settings))
     findings += hypervisors + api
     if as_json:
         print_json([vars(finding) for finding in findings])
@@ -70,42 +70,44 @@ def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
     sys.exit(1 if broken or lacking else 0)
 
 
-def _tried(what: str, look: Callable[[], Iterable[Finding]], role: Role | None = None) -> list[Finding]:
+def _run_check(
+    what: str, check: Callable[[], Iterable[DoctorFinding]], role: HostRole | None = None
+) -> list[DoctorFinding]:
     """Return the findings of a check. A check that raises becomes a finding itself."""
     found = []
     try:
-        for finding in look():
+        for finding in check():
             found.append(finding)  # noqa: PERF402 - findings before an exception count
     except Exception as error:
         why = error.message if isinstance(error, VMJobsError) else reason_of(error)
-        found.append(Finding(what, False, f"the check failed: {why}", "this report", role))
+        found.append(DoctorFinding(what, False, f"the check failed: {why}", "this report", role))
     return found
 
 
-def _no_daemon(role: Role) -> Finding:
+def _missing_daemon(role: HostRole) -> DoctorFinding:
     detail = "DAEMON_LIST of HTCondor has no such daemon, or condor_config_val is not installed"
-    return Finding(f"HTCondor: {role}", False, detail, "this role", role)
+    return DoctorFinding(f"HTCondor: {role}", False, detail, "this role", role)
 
 
-def _node(settings: Config) -> Iterator[Finding]:
+def _check_node(settings: Config) -> Iterator[DoctorFinding]:
     """Check what jobs need on this node beside HTCondor and a hypervisor."""
     use = "running VMs here"
     if settings.job_users:
-        why = lacking_account(settings.job_users)
+        why = account_fault(settings.job_users)
         there = f"accounts exist: {', '.join(settings.job_users)}"
-        yield Finding("account", not why, why or there, use, Role.NODE)
+        yield DoctorFinding("account", not why, why or there, use, HostRole.NODE)
     else:
         why = "job_users is not set: the agent does not notice a missing account of jobs"
-        yield Finding("account", False, why, "jobs of the service")
-    why = lacking_room(settings.state_dir)
-    yield Finding("disk", not why, why or f"{settings.state_dir} has room", use, Role.NODE)
+        yield DoctorFinding("account", False, why, "jobs of the service")
+    why = disk_fault(settings.state_dir)
+    yield DoctorFinding("disk", not why, why or f"{settings.state_dir} has room", use, HostRole.NODE)
     if settings.agent_token_file is not None:
-        why = _refusal(settings, settings.agent_token_file)
+        why = _token_refusal(settings, settings.agent_token_file)
         detail = why or f"{settings.api_url} accepts the token in {settings.agent_token_file}"
-        yield Finding("agent's token", not why, detail, use, Role.NODE)
+        yield DoctorFinding("agent's token", not why, detail, use, HostRole.NODE)
 
 
-def _refusal(settings: Config, file: Path) -> str:
+def _token_refusal(settings: Config, file: Path) -> str:
     """Return why the service refuses a token; "" if it accepts it.
 
     The check asks for an image that does not exist.
@@ -124,24 +126,26 @@ def _refusal(settings: Config, file: Path) -> str:
     return ""
 
 
-def _agent(path: Path) -> Iterator[Finding]:
+def _check_agent(path: Path) -> Iterator[DoctorFinding]:
     """Check that the agent of this node answers and offers a hypervisor."""
     from vmjobs.cli.node import ask_agent  # noqa: PLC0415 - the agent's extra may be missing
 
-    if (said := ask_agent(path)) is None:
+    if (reply := ask_agent(path)) is None:
         detail = f"no agent answers at {path}; see its log: condor_config_val VMJOBS_AGENT_LOG"
-        yield Finding("agent", False, detail, "running VMs here", Role.NODE)
+        yield DoctorFinding("agent", False, detail, "running VMs here", HostRole.NODE)
         return
-    works = [found.kind for found in said.hypervisors if found.works]
-    detail = f"offers {', '.join(works) or 'no hypervisor'}, runs {len(said.running)} jobs"
-    if said.fault:
-        detail += f"; {said.fault}"
-    yield Finding("agent", bool(works) and not said.fault, detail, "running VMs here", Role.NODE)
+    works = [found.kind for found in reply.hypervisors if found.works]
+    detail = f"offers {', '.join(works) or 'no hypervisor'}, runs {len(reply.running)} jobs"
+    if reply.fault:
+        detail += f"; {reply.fault}"
+    yield DoctorFinding(
+        "agent", bool(works) and not reply.fault, detail, "running VMs here", HostRole.NODE
+    )
 
 
-def _programs() -> Iterator[Finding]:
+def _check_programs() -> Iterator[DoctorFinding]:
     wanted = {
-        uml_boot.kernel(): ("the uml hypervisor", "apt-get install user-mode-linux"),
+        uml_boot.find_kernel(): ("the uml hypervisor", "apt-get install user-mode-linux"),
         "qemu-system-x86_64": ("the qemu and kvm hypervisors", "apt-get install qemu-system-x86"),
         "qemu-img": ("the qemu and kvm hypervisors", "apt-get install qemu-utils"),
         "nbdkit": ("lazy starts", "apt-get install nbdkit nbdkit-plugin-python"),
@@ -150,16 +154,16 @@ def _programs() -> Iterator[Finding]:
     }
     for program, (use, remedy) in wanted.items():
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-        yield Finding(Path(program).name, path is not None, path or remedy, use)
+        yield DoctorFinding(Path(program).name, path is not None, path or remedy, use)
 
 
-def _firmware() -> Iterator[Finding]:
+def _check_firmware() -> Iterator[DoctorFinding]:
     found = firmware.find()
     detail = str(found.code) if found else "apt-get install ovmf"
-    yield Finding("UEFI firmware", found is not None, detail, "images that boot by UEFI")
+    yield DoctorFinding("UEFI firmware", found is not None, detail, "images that boot by UEFI")
 
 
-def _libraries() -> Iterator[Finding]:
+def _check_libraries() -> Iterator[DoctorFinding]:
     wanted = {
         "libvirt": ("the qemu and kvm hypervisors", "apt-get install python3-libvirt"),
         "htcondor2": ("submitting to HTCondor", "pip install 'vmjobs[server]'"),
@@ -169,56 +173,58 @@ def _libraries() -> Iterator[Finding]:
     }
     for module, (use, remedy) in wanted.items():
         found = find_spec(module) is not None
-        yield Finding(f"python: {module}", found, "importable" if found else remedy, use)
+        yield DoctorFinding(f"python: {module}", found, "importable" if found else remedy, use)
 
 
-def _sandbox() -> Iterator[Finding]:
+def _check_sandbox() -> Iterator[DoctorFinding]:
     """Check, by a test run, the sandbox that opens images of other formats than raw."""
     from images import sandbox  # noqa: PLC0415 - not every role has images
 
     try:
         sandbox.require()
     except VMJobsError as error:
-        yield Finding("sandbox", False, error.message, "images that are not raw")
+        yield DoctorFinding("sandbox", False, error.message, "images that are not raw")
         return
-    yield Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
+    yield DoctorFinding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
 
 
-def _isolation(settings: Config) -> Iterator[Finding]:
+def _check_isolation(settings: Config) -> Iterator[DoctorFinding]:
     """Check the sandbox of VMs, and the program that starts QEMU in it."""
     preferred = settings.isolation == "preferred"  # then VMs also run without a sandbox
-    fault = isolation.fault()
+    fault = isolation.unavailable_reason()
     detail = f"{fault}: {isolation.HINT}" if fault else isolation.ISOLATION
     use = "VMs isolated from this node"
-    yield Finding("isolation", not fault, detail, use, None if preferred else Role.NODE)
-    path = confined.find()
-    yield Finding(
-        in_place_of_qemu.PROGRAM,
+    yield DoctorFinding("isolation", not fault, detail, use, None if preferred else HostRole.NODE)
+    path = sandboxed.find()
+    yield DoctorFinding(
+        qemu_wrapper.PROGRAM,
         path is not None,
-        str(path or confined.HINT),
+        str(path or sandboxed.HINT),
         "the same, of the qemu and kvm hypervisors",
     )
 
 
-def _networks() -> Iterator[Finding]:
+def _check_networks() -> Iterator[DoctorFinding]:
     """Check what the networks of VMs need."""
     for name, fault, use in (
-        ("network", guest_network.fault(), "VMs with a network"),
-        ("network outbound", guest_network.outside_fault(), "VMs with outbound network"),
+        ("network", guest_network.unavailable_reason(), "VMs with a network"),
+        ("network outbound", guest_network.outbound_unavailable_reason(), "VMs with outbound network"),
     ):
-        yield Finding(name, not fault, fault or "everything needed is installed", use, Role.NODE)
+        yield DoctorFinding(
+            name, not fault, fault or "everything needed is installed", use, HostRole.NODE
+        )
 
 
-def _clusters(settings: Config) -> Iterator[Finding]:
+def _check_cluster_settings(settings: Config) -> Iterator[DoctorFinding]:
     """Check that the settings for virtual clusters are complete."""
     for faults, use in (
-        (_faults_of_offer(settings), "cluster VMs here"),
-        (_faults_of_pools(settings), "serving clusters"),
+        (_cluster_offer_faults(settings), "cluster VMs here"),
+        (_pool_faults(settings), "serving clusters"),
     ):
-        yield from (Finding("settings", False, fault, use) for fault in faults)
+        yield from (DoctorFinding("settings", False, fault, use) for fault in faults)
 
 
-def _faults_of_offer(settings: Config) -> Iterator[str]:
+def _cluster_offer_faults(settings: Config) -> Iterator[str]:
     offer = {"cluster_cpus": settings.cluster_cpus, "cluster_memory": settings.cluster_memory}
     given = [f"{name} is {value}" for name, value in offer.items() if value]
     if not given and settings.cluster_disk:
@@ -230,7 +236,7 @@ def _faults_of_offer(settings: Config) -> Iterator[str]:
         yield "cluster_memory is set, but agent_token_file is not: the agent gets no cluster VMs"
 
 
-def _faults_of_pools(settings: Config) -> Iterator[str]:
+def _pool_faults(settings: Config) -> Iterator[str]:
     folder = settings.pool_key_dir
     if settings.pools and folder is None:
         yield "pools is set, but pool_key_dir is not: VMs get no tokens from this service"
@@ -242,16 +248,16 @@ def _faults_of_pools(settings: Config) -> Iterator[str]:
                 yield f"the pool {name} has no key: the file {folder / name} does not exist"
 
 
-def _hypervisors(settings: Config) -> Iterator[Finding]:
+def _check_hypervisors(settings: Config) -> Iterator[DoctorFinding]:
     from images.store import ImageStore  # noqa: PLC0415 - the agent's extra may be missing
-    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
+    from vmjobs.cli.node_parts import make_hypervisors  # noqa: PLC0415
 
-    for result in fleet(settings, ImageStore(settings.images)).probe():
+    for result in make_hypervisors(settings, ImageStore(settings.images)).probe():
         detail = f"{result.detail} ({result.seconds:.1f} s) {result.version}".strip()
-        yield Finding(f"hypervisor: {result.kind}", result.works, detail, "running VMs here")
+        yield DoctorFinding(f"hypervisor: {result.kind}", result.works, detail, "running VMs here")
 
 
-def _api(settings: Config) -> Iterator[Finding]:
+def _check_api(settings: Config) -> Iterator[DoctorFinding]:
     if not settings.token_file.exists():
         return
     from vmjobs.client import Client  # noqa: PLC0415 - slow import, network only
@@ -259,10 +265,12 @@ def _api(settings: Config) -> Iterator[Finding]:
     try:
         health = Client(settings.api_url, read_token(settings.token_file)).health()
     except VMJobsError as error:
-        yield Finding("API", False, error.message, "submitting jobs")
+        yield DoctorFinding("API", False, error.message, "submitting jobs")
         return
-    if why := _refusal(settings, settings.token_file):
-        yield Finding("API", False, f"{settings.token_file}: {why}", "submitting jobs")
+    if why := _token_refusal(settings, settings.token_file):
+        yield DoctorFinding("API", False, f"{settings.token_file}: {why}", "submitting jobs")
         return
     states = ", ".join(f"{name} {state}" for name, state in health.services.items())
-    yield Finding("API", health.status == "ok", f"{settings.api_url}: {states}", "submitting jobs")
+    yield DoctorFinding(
+        "API", health.status == "ok", f"{settings.api_url}: {states}", "submitting jobs"
+    )

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from condor import names
-from condor.tools import own_settings
+from condor.tool_environment import condor_environment
 from vmjobs import subprocess
-from vmjobs.cli.finding import Finding, Role
+from vmjobs.cli.validation import DoctorFinding, HostRole
 from vmjobs.errors import VMJobsError
 
 #: Timeout of condor_config_val in seconds.
@@ -22,9 +22,9 @@ ASK_SECONDS = 20.0
 
 #: What does not work if the settings of a daemon are incomplete.
 _USES = {
-    Role.NODE: "jobs of HTCondor in VMs here",
-    Role.SCHEDD: "jobs of HTCondor in VMs from here",
-    Role.NEGOTIATOR: "jobs going where their image is",
+    HostRole.NODE: "jobs of HTCondor in VMs here",
+    HostRole.SCHEDD: "jobs of HTCondor in VMs from here",
+    HostRole.NEGOTIATOR: "jobs going where their image is",
 }
 
 
@@ -39,7 +39,7 @@ _NODE_SETTINGS = (
 )
 
 
-def findings_of_condor() -> Iterator[Finding]:
+def check_condor() -> Iterator[DoctorFinding]:
     """Check the settings of each HTCondor daemon of this host.
 
     Yield nothing if HTCondor is not installed.
@@ -47,24 +47,24 @@ def findings_of_condor() -> Iterator[Finding]:
     tool = shutil.which("condor_config_val")
     if tool is None:
         return
-    daemons = _words(tool, "DAEMON_LIST")
+    daemons = _setting_words(tool, "DAEMON_LIST")
     for role, daemon, faults_of in (
-        (Role.NODE, "STARTD", _faults_of_node),
-        (Role.SCHEDD, "SCHEDD", partial(_faults_of_schedd, daemons=daemons)),
-        (Role.NEGOTIATOR, "NEGOTIATOR", _faults_of_negotiator),
+        (HostRole.NODE, "STARTD", _node_faults),
+        (HostRole.SCHEDD, "SCHEDD", partial(_schedd_faults, daemons=daemons)),
+        (HostRole.NEGOTIATOR, "NEGOTIATOR", _negotiator_faults),
     ):
         if daemon in daemons:
             faults = list(faults_of(tool))
             for fault in faults or ["its settings are in place"]:
-                yield Finding(f"HTCondor: {role}", not faults, fault, _USES[role], role)
+                yield DoctorFinding(f"HTCondor: {role}", not faults, fault, _USES[role], role)
 
 
-def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
-    transforms = _words(tool, "JOB_TRANSFORM_NAMES")
+def _schedd_faults(tool: str, daemons: set[str]) -> Iterator[str]:
+    transforms = _setting_words(tool, "JOB_TRANSFORM_NAMES")
     if "VMJOBSROUTE" in transforms:
-        yield from _faults_of_router(tool, daemons)
+        yield from _router_faults(tool, daemons)
     if "VMJOBS" in transforms:
-        yield from _faults_of_policy(_value(tool, "JOB_TRANSFORM_VMJobs"))
+        yield from _policy_faults(_setting_value(tool, "JOB_TRANSFORM_VMJobs"))
     elif not transforms & {"VMJOBSROUTE", "VMJOBSLEAVES"}:
         yield (
             "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node; copy "
@@ -73,8 +73,8 @@ def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
         )
 
 
-def _faults_of_policy(transform: str) -> Iterator[str]:
-    adds = (f"{names.POLICY} {names.POLICY_NOW}", names.WAITS, names.JOB_RANK, names.IMAGE_KNOWN)
+def _policy_faults(transform: str) -> Iterator[str]:
+    adds = (f"{names.POLICY} {names.POLICY_VERSION}", names.WAITS, names.JOB_RANK, names.IMAGE_KNOWN)
     if missing := [what for what in adds if not re.search(rf"(?m)^ *SET +{what}\b", transform)]:
         yield (
             "JOB_TRANSFORM_VMJobs is of another version of vmjobs (it sets no "
@@ -82,43 +82,45 @@ def _faults_of_policy(transform: str) -> Iterator[str]:
         )
 
 
-def _faults_of_negotiator(tool: str) -> Iterator[str]:
-    if names.JOB_RANK not in _value(tool, "NEGOTIATOR_PRE_JOB_RANK"):
+def _negotiator_faults(tool: str) -> Iterator[str]:
+    if names.JOB_RANK not in _setting_value(tool, "NEGOTIATOR_PRE_JOB_RANK"):
         yield (
             f"NEGOTIATOR_PRE_JOB_RANK has no {names.JOB_RANK}: jobs go to the fullest node, even if it "
             "lacks their image or lost them before; copy condor/config/negotiator.conf"
         )
 
 
-def _faults_of_router(tool: str, daemons: set[str]) -> Iterator[str]:
+def _router_faults(tool: str, daemons: set[str]) -> Iterator[str]:
     """Check a schedd that uses the job router (condor/config/submit-router.conf)."""
     if "JOB_ROUTER" not in daemons:
         yield "DAEMON_LIST has no JOB_ROUTER: jobs with +VMJobImage stay idle here"
-    if "VMJOBS" not in _words(tool, "JOB_ROUTER_ROUTE_NAMES"):
+    if "VMJOBS" not in _setting_words(tool, "JOB_ROUTER_ROUTE_NAMES"):
         yield "JOB_ROUTER_ROUTE_NAMES has no VMJobs: jobs with +VMJobImage stay idle here"
-    if not re.fullmatch(r"condor +[^ ]+ +[^ ]+", _value(tool, "VMJOBS_ROUTE")):
+    if not re.fullmatch(r"condor +[^ ]+ +[^ ]+", _setting_value(tool, "VMJOBS_ROUTE")):
         yield "VMJOBS_ROUTE is not 'condor SCHEDD COLLECTOR': the job router cannot send jobs"
-    if _value(tool, "JOB_ROUTER_RELEASE_ON_HOLD").upper() not in ("FALSE", "F", "NO", "0"):
+    if _setting_value(tool, "JOB_ROUTER_RELEASE_ON_HOLD").upper() not in ("FALSE", "F", "NO", "0"):
         yield "JOB_ROUTER_RELEASE_ON_HOLD is not FALSE: held jobs are sent again and again"
 
 
-def _faults_of_node(tool: str) -> Iterator[str]:
-    if "VMJOBS" not in _words(tool, "STARTD_CRON_JOBLIST"):
+def _node_faults(tool: str) -> Iterator[str]:
+    if "VMJOBS" not in _setting_words(tool, "STARTD_CRON_JOBLIST"):
         yield "STARTD_CRON_JOBLIST has no VMJOBS: copy condor/config/node.conf into config.d"
-    elif not os.access(program := _value(tool, "STARTD_CRON_VMJOBS_EXECUTABLE"), os.X_OK):
+    elif not os.access(program := _setting_value(tool, "STARTD_CRON_VMJOBS_EXECUTABLE"), os.X_OK):
         yield (
             f"STARTD_CRON_VMJOBS_EXECUTABLE: {program} cannot be executed, so the pool does not know "
             "that this node runs VMs; install it"
         )
-    if not re.search(rf"\b{names.POLICY} *=[?]= *{names.POLICY_NOW}\b", _value(tool, "START")):
+    if not re.search(
+        rf"\b{names.POLICY} *=[?]= *{names.POLICY_VERSION}\b", _setting_value(tool, "START")
+    ):
         yield (
-            f"START has no {names.POLICY} =?= {names.POLICY_NOW}: this node accepts jobs of schedds "
-            "that cannot handle a failed VM; copy condor/config/node.conf"
+            f"START has no {names.POLICY} =?= {names.POLICY_VERSION}: this node accepts jobs of "
+            "schedds that cannot handle a failed VM; copy condor/config/node.conf"
         )
     for name, wanted, why in _NODE_SETTINGS:
-        if not re.search(wanted, _value(tool, name)):
+        if not re.search(wanted, _setting_value(tool, name)):
             yield f"{name} {why}; copy condor/config/node.conf"
-    wrapper = _value(tool, "USER_JOB_WRAPPER")
+    wrapper = _setting_value(tool, "USER_JOB_WRAPPER")
     if Path(wrapper).name != "job-wrapper":
         found = f"is {wrapper}" if wrapper else "is not set"
         yield f"USER_JOB_WRAPPER {found}: no job gets a VM; copy condor/config/node.conf"
@@ -130,10 +132,10 @@ def _faults_of_node(tool: str) -> Iterator[str]:
             "build deploy/job-wrapper/job-wrapper.c and install that"
         )
     else:
-        yield from _missing_beside(Path(wrapper).resolve())
+        yield from _wrapper_file_faults(Path(wrapper).resolve())
 
 
-def _missing_beside(wrapper: Path) -> Iterator[str]:
+def _wrapper_file_faults(wrapper: Path) -> Iterator[str]:
     """Yield a fault for each missing file that the job wrapper and the cron job need."""
     for name in ("exec-unchanged", "python3", "modules/condor"):
         if not (file := wrapper.parent / name).exists():
@@ -148,13 +150,15 @@ def _is_script(path: str) -> bool:
     return False
 
 
-def _words(tool: str, name: str) -> set[str]:
-    return {word.upper() for word in _value(tool, name).replace(",", " ").split()}
+def _setting_words(tool: str, name: str) -> set[str]:
+    return {word.upper() for word in _setting_value(tool, name).replace(",", " ").split()}
 
 
-def _value(tool: str, name: str) -> str:
+def _setting_value(tool: str, name: str) -> str:
     try:
-        answer = subprocess.run([tool, name], timeout=ASK_SECONDS, check=False, env=own_settings())
+        answer = subprocess.run(
+            [tool, name], timeout=ASK_SECONDS, check=False, env=condor_environment()
+        )
     except VMJobsError:
         return ""
     return answer.text.strip() if answer.returncode == 0 else ""

@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from vmjobs.agent import protocol
+from vmjobs.cli.common import config, read_token
 from vmjobs.cli.logs import configure_logging
-from vmjobs.cli.support import config, read_token
 from vmjobs.errors import Unavailable
-from vmjobs.execute import Failed, run_job
+from vmjobs.execute import NodeFailure, run_job
 
 log = logging.getLogger(__name__)
 
@@ -36,30 +36,30 @@ def exec_job(job: str, token_file: Path) -> None:
     """
     from condor import names, outcomes, scratch  # noqa: PLC0415
     from condor.chirp import ChirpReporter  # noqa: PLC0415
-    from condor.progress import tell  # noqa: PLC0415
+    from condor.progress import publish_progress  # noqa: PLC0415
 
     settings = config()
     configure_logging(settings.log_level, settings.log_format)
-    reporter, said = ChirpReporter(warn=log.warning), ""
+    reporter, last_line = ChirpReporter(warn=log.warning), ""
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
-        nonlocal said
-        words = f"{message.node} {message.report.state}: {message.report.reason.message}"
-        if words != said:  # else the message only updates resource usage
-            log.info("%s", words)
-        said = words
-        tell(reporter, message.model_dump(mode="json", exclude_none=True))
+        nonlocal last_line
+        line = f"{message.node} {message.report.state}: {message.report.reason.message}"
+        if line != last_line:  # else the message only updates resource usage
+            log.info("%s", line)
+        last_line = line
+        publish_progress(reporter, message.model_dump(mode="json", exclude_none=True))
 
-    def on_leave() -> None:
+    def on_stop() -> None:
         # This start does not count as an attempt.
-        reporter.publish_later(outcomes.vacated(scratch.times_vacated(names.JOB_AD)))
+        reporter.publish_later(outcomes.eviction_attributes(scratch.eviction_count(names.JOB_AD)))
 
     token = read_token(token_file)
     try:
-        sys.exit(run_job(settings.socket, job, token, on_progress, on_leave=on_leave))
-    except (Unavailable, Failed) as error:
+        sys.exit(run_job(settings.socket, job, token, on_progress, on_stop=on_stop))
+    except (Unavailable, NodeFailure) as error:
         # A script may exit with any status, so only a death by signal makes HTCondor requeue the job
         # (on_exit_remove in condor/submit.py).
         log.error("%s; the job has to run elsewhere", error.message)
-        reporter.publish_later(outcomes.elsewhere(time.time()))
+        reporter.publish_later(outcomes.node_failure_attributes(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)

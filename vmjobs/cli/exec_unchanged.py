@@ -10,6 +10,6 @@ import click
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_unchanged(environment: str, command: tuple[str, ...]) -> None:
     """Run a transparent job; /usr/libexec/vmjobs/exec-unchanged is ten times as fast."""
-    from condor.exec_unchanged import main  # noqa: PLC0415 - only the execute node needs it
+    from condor.exec_transparent import main  # noqa: PLC0415 - only the execute node needs it
 
     main(environment, command)

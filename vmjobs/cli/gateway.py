@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.verbs import Verbs
+from vmjobs.cli.lazy_commands import LazyGroup
 
 #: subcommand -> (module, attribute, one line of help).
-VERBS = {
+SUBCOMMANDS = {
     "validate": ("vmjobs.cli.gateway_install", "validate", "Check a declaration for faults."),
     "install": ("vmjobs.cli.gateway_install", "install", "Make a gateway's images, disks and keys."),
-    "boot": ("vmjobs.cli.gateway_life", "boot", "Start machines, and wait until they are up."),
-    "stop": ("vmjobs.cli.gateway_life", "stop", "Shut machines down."),
+    "boot": ("vmjobs.cli.gateway_lifecycle", "boot", "Start machines, and wait until they are up."),
+    "stop": ("vmjobs.cli.gateway_lifecycle", "stop", "Shut machines down."),
     "show": ("vmjobs.cli.gateway_show", "show", "Show a gateway and its machines."),
     "console": ("vmjobs.cli.gateway_show", "console", "Print the console of a machine."),
     "ssh": ("vmjobs.cli.gateway_ssh", "ssh", "Log in to a machine, or run a command in it."),
     "connect": ("vmjobs.cli.gateway_ssh", "connect", ""),
-    "run": ("vmjobs.cli.gateway_life", "run", "Supervise the machines in the foreground."),
+    "run": ("vmjobs.cli.gateway_lifecycle", "run", "Supervise the machines in the foreground."),
     "backup": ("vmjobs.cli.gateway_backup", "backup", "Copy a whole gateway into one file."),
     "restore": ("vmjobs.cli.gateway_backup", "restore", "Restore a gateway from a backup."),
-    "delete": ("vmjobs.cli.gateway_life", "delete", "Delete a gateway with all of its data."),
+    "delete": ("vmjobs.cli.gateway_lifecycle", "delete", "Delete a gateway with all of its data."),
 }
 
 
-@click.command(cls=Verbs, verbs=VERBS)
+@click.command(cls=LazyGroup, lazy_commands=SUBCOMMANDS)
 def gateway() -> None:
     """Run a grid gateway: a small site's servers as VMs on a private network.
 

@@ -14,43 +14,43 @@ from typing import IO
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from vmjobs.cli.gateway_support import (
-    all_gateways,
-    at_rest,
+from vmjobs.cli.common import echo
+from vmjobs.cli.gateway_common import (
+    connect_supervisor,
+    default_directory,
+    find_gateway,
     gateway_options,
     images,
-    name_image,
-    place_of,
-    supervised,
+    is_stopped,
+    tag_image,
 )
 from vmjobs.cli.progress import byte_bars
-from vmjobs.cli.support import echo
 from vmjobs.cluster.spec import ClusterName
-from vmjobs.durable import sync_directory
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
+from vmjobs.fsync import sync_directory
 from vmjobs.gateway.archive import (
+    ArchiveFile,
     ArchiveWriter,
-    Content,
+    AtomicFile,
     Extents,
-    Replacing,
-    contents,
-    extents_of,
     parse_extents,
+    read_archive,
+    read_extents,
     write_disk,
 )
-from vmjobs.gateway.place import DATA_DISK, ROOT_DISK, GatewayPlace, Installed
+from vmjobs.gateway.directory import DATA_DISK, ROOT_DISK, GatewayDirectory, InstalledGateway
 
-_FIRST = "gateway.json"
+_HEADER_ENTRY = "gateway.json"
 _SECRET = re.compile(r"secrets/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 _DISK = re.compile(
     rf"machines/([a-z0-9-]+)/({re.escape(ROOT_DISK)}|{re.escape(DATA_DISK)})\.(map|data)"
 )
 _MANIFEST = re.compile(r"images/([0-9a-f]{64})\.json")
-_PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
+_CONTENT_PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
 
 
 @contextmanager
-def _bar(total: int | None) -> Iterator[Callable[[int], object]]:
+def _copy_progress(total: int | None) -> Iterator[Callable[[int], object]]:
     """Show a progress bar; yield a function that advances it by a number of bytes."""
     with byte_bars() as shown:
         task = shown.add_task("copying", total=total)
@@ -72,7 +72,7 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
     Its machines may run: the data of their services is frozen, and all machines are paused while their
     disks are copied. FILE appears once it is complete. It has the gateway's keys, so keep it safe.
     """
-    place = place_of(name, state_dir)
+    place = find_gateway(name, state_dir)
     installed = place.installed()
     disks = {
         f"machines/{machine}/{disk}": place.disks(machine) / disk
@@ -80,11 +80,11 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
         for disk in (ROOT_DISK, DATA_DISK)
     }
     parts = {} if no_images else _image_parts(installed)
-    total = sum(extents_of(path).data for path in (*disks.values(), *parts.values()) if path.exists())
+    total = sum(read_extents(path).data for path in (*disks.values(), *parts.values()) if path.exists())
     frozen: list[str] = []
-    with Replacing(file) as sink, _bar(total) as count:
+    with AtomicFile(file) as sink, _copy_progress(total) as count:
         archive = ArchiveWriter(sink, count)
-        archive.add(_FIRST, installed.model_dump_json(by_alias=True).encode())
+        archive.add(_HEADER_ENTRY, installed.model_dump_json(by_alias=True).encode())
         for secret, data in place.secrets().items():
             archive.add(f"secrets/{secret}", data)
         if not no_images:
@@ -94,21 +94,22 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
                 archive.add(f"images/{digest.removeprefix('sha256:')}.json", manifest)
         for entry, path in parts.items():
             archive.add_disk(entry, path)
-        with _still(place) as frozen:
+        with _freeze_disks(place) as frozen:
             for entry, path in disks.items():
                 if path.exists():
                     archive.add_disk(entry, path)
         archive.finish()
     sync_directory(file.absolute().parent)
     how = f"frozen meanwhile: {', '.join(frozen)}" if frozen else "none was frozen"
-    echo(f"{file}: {installed.gateway.name}, {len(installed.images)} machines ({how}), {_size(file)}")
+    machines = f"{len(installed.images)} machines ({how})"
+    echo(f"{file}: {installed.gateway.name}, {machines}, {_size_text(file)}")
 
 
-def _size(file: Path) -> str:
+def _size_text(file: Path) -> str:
     return f"{file.stat().st_size / 1048576:.0f} MiB"
 
 
-def _image_parts(installed: Installed) -> dict[str, Path]:
+def _image_parts(installed: InstalledGateway) -> dict[str, Path]:
     """Return the contents of all images, each once, by their names in a backup."""
     store = images()
     parts = {p.digest for d in installed.images.values() for p in store.manifest(d).parts()}
@@ -116,25 +117,25 @@ def _image_parts(installed: Installed) -> dict[str, Path]:
 
 
 @contextmanager
-def _still(place: GatewayPlace) -> Iterator[list[str]]:
+def _freeze_disks(place: GatewayDirectory) -> Iterator[list[str]]:
     """Prevent changes of the gateway's disks; yield the VMs whose data is frozen.
 
     Raises:
         Conflict: a disk may have changed.
     """
-    if at_rest(place):
+    if is_stopped(place):
         try:
-            with place.alone():
+            with place.lock_supervisor():
                 yield []
                 return
         except Conflict:  # a supervisor runs that has no VM, or none yet
             pass
-    with supervised(place) as control:
+    with connect_supervisor(place) as control:
         before = control.ask("freeze")
-        deaf = [name for name in before["paused"] if name not in before["frozen"]]
-        if deaf:
+        unfrozen = [name for name in before["paused"] if name not in before["frozen"]]
+        if unfrozen:
             echo(
-                f"{', '.join(deaf)}: did not freeze its data; the copy is as after a power cut",
+                f"{', '.join(unfrozen)}: did not freeze its data; the copy is as after a power cut",
                 err=True,
             )
         yield [str(name) for name in before["frozen"]]
@@ -165,16 +166,16 @@ def restore(file: Path, name: str | None, state_dir: Path | None) -> None:
     """
     if name is not None:
         _check_name(name)
-    with file.open("rb") as source, _bar(file.stat().st_size) as count:
-        counted = _Counted(source, count)
-        entries = contents(counted)  # type: ignore[arg-type]  # it only reads
-        installed = _installed(next(entries, None), name)
-        place = state_dir or all_gateways() / installed.gateway.name
-        with _arriving(place.absolute()) as folder:
-            arrived = _Arrived(folder, installed)
+    with file.open("rb") as source, _copy_progress(file.stat().st_size) as count:
+        counted = _CountingReader(source, count)
+        entries = read_archive(counted)  # type: ignore[arg-type]  # it only reads
+        installed = _read_installed(next(entries, None), name)
+        place = state_dir or default_directory() / installed.gateway.name
+        with _restore_directory(place.absolute()) as folder:
+            restored = _RestoredGateway(folder, installed)
             for content in entries:
-                arrived.take(content)
-            arrived.finish()
+                restored.add_entry(content)
+            restored.finish()
     echo(f"{installed.gateway.name} is restored in {place}; vmjobs gateway boot")
 
 
@@ -186,7 +187,7 @@ def _check_name(name: str) -> None:
 
 
 @dataclass
-class _Counted:
+class _CountingReader:
     """A file that reports how many bytes are read."""
 
     source: IO[bytes]
@@ -199,11 +200,11 @@ class _Counted:
         return data
 
 
-def _installed(first: Content | None, name: str | None) -> Installed:
-    if first is None or first.name != _FIRST:
+def _read_installed(first: ArchiveFile | None, name: str | None) -> InstalledGateway:
+    if first is None or first.name != _HEADER_ENTRY:
         raise InvalidRequest("the file is not a backup of a gateway")
     try:
-        found = Installed.model_validate_json(first.small())
+        found = InstalledGateway.model_validate_json(first.read_small())
     except ValidationError as error:
         raise InvalidRequest("the backup's gateway.json cannot be read") from error
     known = {machine.name for machine in found.gateway.machines}
@@ -214,7 +215,7 @@ def _installed(first: Content | None, name: str | None) -> Installed:
 
 
 @contextmanager
-def _arriving(place: Path) -> Iterator[Path]:
+def _restore_directory(place: Path) -> Iterator[Path]:
     """Yield a temporary directory; rename it to ``place`` once it is complete.
 
     Raises:
@@ -243,26 +244,26 @@ def _arriving(place: Path) -> Iterator[Path]:
 
 
 @dataclass
-class _Arrived:
+class _RestoredGateway:
     """The entries of a backup restored so far, in a temporary directory."""
 
     folder: Path
-    installed: Installed
+    installed: InstalledGateway
     _map: tuple[str, Extents] | None = None
     _manifests: dict[str, bytes] = field(default_factory=dict)
     _disks: list[tuple[str, str]] = field(default_factory=list)
 
-    def take(self, content: Content) -> None:
+    def add_entry(self, content: ArchiveFile) -> None:
         """Store an entry of the backup; refuse unexpected names."""
         name = content.name
         if found := _SECRET.fullmatch(name):
-            self._place.keep_secrets({found[1]: content.small()})
+            self._place.save_secrets({found[1]: content.read_small()})
         elif found := _MANIFEST.fullmatch(name):
-            self._manifests[f"sha256:{found[1]}"] = content.small()
-        elif found := _PART.fullmatch(name):
-            self._half(content, found[2], f"content-{found[1]}")
+            self._manifests[f"sha256:{found[1]}"] = content.read_small()
+        elif found := _CONTENT_PART.fullmatch(name):
+            self._add_half(content, found[2], f"content-{found[1]}")
         elif (found := _DISK.fullmatch(name)) and found[1] in self.installed.images:
-            self._half(content, found[3], f"disk-{found[1]}-{found[2]}")
+            self._add_half(content, found[3], f"disk-{found[1]}-{found[2]}")
             if found[3] == "data":
                 self._disks.append((found[1], found[2]))
         else:
@@ -277,13 +278,13 @@ class _Arrived:
         for machine_name, disk in self._disks:
             target = self._place.disks(machine_name) / disk
             (self.folder / f"disk-{machine_name}-{disk}").replace(target)
-        self._place.keep(self.installed)
+        self._place.save(self.installed)
 
     @property
-    def _place(self) -> GatewayPlace:
-        return GatewayPlace(self.folder)
+    def _place(self) -> GatewayDirectory:
+        return GatewayDirectory(self.folder)
 
-    def _half(self, content: Content, half: str, target: str) -> None:
+    def _add_half(self, content: ArchiveFile, half: str, target: str) -> None:
         stem = content.name.rpartition(".")[0]
         if half == "map":
             self._map = (stem, parse_extents(content))
@@ -305,4 +306,4 @@ class _Arrived:
             store.put_manifest(ImageManifest.parse(data, digest))
         for machine, digest in self.installed.images.items():
             store.manifest(digest)  # raises if the image is missing
-            name_image(self.installed, machine)
+            tag_image(self.installed, machine)

@@ -10,74 +10,72 @@ from pathlib import Path
 
 import click
 
-from vmjobs.agent.members import kept_disks
-from vmjobs.cli.declarations import Finding, GatewayDeclaration, read_gateway, refuse
-from vmjobs.cli.gateway_support import (
-    all_gateways,
-    at_rest,
-    chosen,
-    forget_image,
+from vmjobs.agent.cluster_vms import persistent_disks
+from vmjobs.cli.common import config, echo
+from vmjobs.cli.gateway_common import (
+    default_directory,
     images,
-    kit,
-    name_image,
+    is_stopped,
+    role_kit,
+    select_machines,
+    tag_image,
+    untag_image,
 )
-from vmjobs.cli.support import config, echo
+from vmjobs.cli.manifests import GatewayManifest, ManifestFinding, raise_findings, read_gateway
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
-from vmjobs.gateway.place import GatewayPlace, Installed
-from vmjobs.gateway.spec import KIND, GatewayMachine
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
+from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, GatewayVm
 from vmjobs.model import MIB
 
 file_argument = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 
 
-def checked(file: str, place: Path | None) -> tuple[GatewayDeclaration, GatewayPlace]:
+def read_valid_gateway(file: str, place: Path | None) -> tuple[GatewayManifest, GatewayDirectory]:
     """Return the gateway that ``file`` declares, and its directory.
 
     Raises:
         InvalidSpec: with all faults, as FILE:LINE:COLUMN.
     """
-    declaration, findings = read_gateway(file)
-    refuse(findings)
-    if declaration is None:
+    manifest, findings = read_gateway(file)
+    raise_findings(findings)
+    if manifest is None:
         raise InvalidSpec(f"{file} declares no gateway")
-    kept = GatewayPlace((place or all_gateways() / declaration.spec.name).absolute())
-    refuse(sorted(_unfit(declaration, kept), key=lambda f: (f.place.line, f.place.column)))
-    return declaration, kept
+    kept = GatewayDirectory((place or default_directory() / manifest.spec.name).absolute())
+    raise_findings(sorted(_host_findings(manifest, kept), key=lambda f: (f.place.line, f.place.column)))
+    return manifest, kept
 
 
-def _unfit(declaration: GatewayDeclaration, place: GatewayPlace) -> Iterator[Finding]:
+def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterator[ManifestFinding]:
     """Yield findings about declared values that this host cannot provide."""
-    machines = declaration.spec.machines
+    machines = manifest.spec.machines
     try:
-        kit().secrets(declaration.spec)
+        role_kit().secrets(manifest.spec)
     except InvalidSpec as error:
-        yield from map(declaration.finding, error.faults)
+        yield from map(manifest.finding, error.faults)
     for machine in machines:
-        if machine.hypervisor not in (None, KIND):
-            message = f"only {KIND} has private networks"
-            yield declaration.finding(
-                Fault(f"machines.{machine.name}.hypervisor", "unsupported", message)
-            )
+        if machine.hypervisor not in (None, GATEWAY_HYPERVISOR):
+            message = f"only {GATEWAY_HYPERVISOR} has private networks"
+            yield manifest.finding(Fault(f"machines.{machine.name}.hypervisor", "unsupported", message))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
-    yield from _too_much(declaration, "memory", memory, "memory")
-    room = shutil.disk_usage(_existing(place.directory)).free // MIB
+    yield from _excess_findings(manifest, "memory", memory, "memory")
+    room = shutil.disk_usage(_existing_parent(place.directory)).free // MIB
     there = sum(f.stat().st_blocks * 512 for f in place.members.glob("*/disks/*")) // MIB
-    yield from _too_much(declaration, "disk", room + there, f"room for disks at {place.directory}")
+    yield from _excess_findings(manifest, "disk", room + there, f"room for disks at {place.directory}")
 
 
-def _too_much(
-    declaration: GatewayDeclaration, what: str, available: int, where: str
-) -> Iterator[Finding]:
-    machines = declaration.spec.machines
+def _excess_findings(
+    manifest: GatewayManifest, what: str, available: int, where: str
+) -> Iterator[ManifestFinding]:
+    machines = manifest.spec.machines
     wanted = sum(getattr(machine, what) for machine in machines)
     if wanted <= available:
         return
     largest = max(machines, key=lambda machine: int(getattr(machine, what)))
     message = f"all machines need {wanted} MiB; this host has {available} MiB of {where}"
-    yield declaration.finding(Fault(f"machines.{largest.name}.{what}", "too_large", message))
+    yield manifest.finding(Fault(f"machines.{largest.name}.{what}", "too_large", message))
 
 
-def _existing(path: Path) -> Path:
+def _existing_parent(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
@@ -89,12 +87,12 @@ def validate(file: str, state_dir: Path | None) -> None:
 
     All faults are reported at once, as FILE:LINE:COLUMN, also values too large for this host.
     """
-    declaration, _ = checked(file, state_dir)
-    spec = declaration.spec
+    manifest, _ = read_valid_gateway(file, state_dir)
+    spec = manifest.spec
     memory = sum(machine.memory for machine in spec.machines)
     disk = sum(machine.disk for machine in spec.machines)
     echo(
-        f"{declaration.file}: {spec.name}: valid; {len(spec.machines)} machines, "
+        f"{manifest.file}: {spec.name}: valid; {len(spec.machines)} machines, "
         f"{memory} MiB of memory, up to {disk} MiB of disk"
     )
 
@@ -124,53 +122,53 @@ def install(
     Missing images are built. Installing again applies a changed declaration at the next boot of its
     machines; it keeps disks, keys, and the images that machines were installed with.
     """
-    declaration, place = checked(file, state_dir)
-    spec = declaration.spec
+    manifest, place = read_valid_gateway(file, state_dir)
+    spec = manifest.spec
     before = None
     with suppress(NotFound):
         before = place.installed()
     if before is not None and before.gateway.name != spec.name:
         raise Conflict(f"{place.directory} is the gateway {before.gateway.name}, not {spec.name}")
-    if before is not None and (place.directory / "control").exists() and not at_rest(place):
+    if before is not None and (place.directory / "control").exists() and not is_stopped(place):
         raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
-    gone = _undeclared(declaration, place, remove)
+    gone = _machines_to_remove(manifest, place, remove)
     digests = dict(before.images) if before is not None else {}
-    probe = Installed(schema=1, gateway=spec, images={}, kind=KIND)
-    for name in chosen(probe, machines):
+    probe = InstalledGateway(schema=1, gateway=spec, images={}, kind=GATEWAY_HYPERVISOR)
+    for name in select_machines(probe, machines):
         machine = spec.machine(name)
         if machine is not None and (upgrade or name not in digests):
-            digests[name] = _image(declaration, machine, boot_test)
+            digests[name] = _ensure_image(manifest, machine, boot_test)
     missing = [m.name for m in spec.machines if m.name not in digests]
     if missing and before is None and not machines:
         raise NotFound(f"there is no image for {', '.join(missing)}")
-    _keep(place, declaration, digests, before, gone)
+    _write_installation(place, manifest, digests, before, gone)
     for machine in spec.machines:
         state = f"image {digests[machine.name]}" if machine.name in digests else "not installed"
         echo(f"{machine.name} ({machine.role}, {machine.address}): {state}")
     echo(f"{spec.name} is installed in {place.directory}")
 
 
-def _undeclared(
-    declaration: GatewayDeclaration, place: GatewayPlace, remove: Sequence[str]
+def _machines_to_remove(
+    manifest: GatewayManifest, place: GatewayDirectory, remove: Sequence[str]
 ) -> list[str]:
     """Return the VMs to remove: those that exist here and are no longer declared.
 
     Raises:
         InvalidRequest: a VM in ``remove`` is declared. Conflict: an undeclared VM is not in ``remove``.
     """
-    declared = {machine.name for machine in declaration.spec.machines}
+    declared = {machine.name for machine in manifest.spec.machines}
     if both := sorted(declared & set(remove)):
-        raise InvalidRequest(f"{declaration.file} declares {', '.join(both)}: it cannot be removed")
+        raise InvalidRequest(f"{manifest.file} declares {', '.join(both)}: it cannot be removed")
     gone = sorted(set(place.records()) - declared)
     if kept := [name for name in gone if name not in remove]:
         raise Conflict(
-            f"{declaration.file} does not declare {', '.join(kept)}, whose data would be lost",
+            f"{manifest.file} does not declare {', '.join(kept)}, whose data would be lost",
             hint=" ".join(f"--remove {name}" for name in kept),
         )
     return gone
 
 
-def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: bool) -> str:
+def _ensure_image(manifest: GatewayManifest, machine: GatewayVm, boot_test: bool) -> str:
     """Return the digest of a VM's image; build the image if it is missing."""
     store = images()
     if machine.image is not None:
@@ -184,9 +182,11 @@ def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: 
     wanted = machine.recipe or (machine.image or "").partition(":")[0]
     if machine.recipe is None and wanted not in recipes.names():
         message = f"found neither an image nor a recipe of the name {machine.image}"
-        refuse([declaration.finding(Fault(f"machines.{machine.name}.image", "not_found", message))])
-    if machine.recipe is not None and "/" not in wanted and declaration.file != "<stdin>":
-        beside = Path(declaration.file).parent / wanted
+        raise_findings(
+            [manifest.finding(Fault(f"machines.{machine.name}.image", "not_found", message))]
+        )
+    if machine.recipe is not None and "/" not in wanted and manifest.file != "<stdin>":
+        beside = Path(manifest.file).parent / wanted
         wanted = str(beside) if beside.exists() else wanted
     settings = config()
     with step_bars() as bars:
@@ -203,40 +203,43 @@ def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: 
     return entry.digest
 
 
-def _keep(
-    place: GatewayPlace,
-    declaration: GatewayDeclaration,
+def _write_installation(
+    place: GatewayDirectory,
+    manifest: GatewayManifest,
     digests: dict[str, str],
-    before: Installed | None,
+    before: InstalledGateway | None,
     gone: Sequence[str],
 ) -> None:
     """Make missing files; ``gateway.json`` last: it marks a complete installation."""
-    spec = declaration.spec
+    spec = manifest.spec
     place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.directory.chmod(0o700)
     known = {machine.name for machine in spec.machines}
-    installed = Installed(
-        schema=1, gateway=spec, images={n: d for n, d in digests.items() if n in known}, kind=KIND
+    installed = InstalledGateway(
+        schema=1,
+        gateway=spec,
+        images={n: d for n, d in digests.items() if n in known},
+        kind=GATEWAY_HYPERVISOR,
     )
-    with place.alone():
-        if not at_rest(place):
+    with place.lock_supervisor():
+        if not is_stopped(place):
             raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
         there = place.secrets()
-        made = kit().secrets(spec)
-        place.keep_secrets({name: data for name, data in made.items() if name not in there})
-        for machine in _installed(installed, spec.machines):
+        made = role_kit().secrets(spec)
+        place.save_secrets({name: data for name, data in made.items() if name not in there})
+        for machine in _installed_machines(installed, spec.machines):
             if before is not None and before.images.get(machine.name) != digests[machine.name]:
                 # An overlay is valid only on the image that it was made for.
-                kept_disks.forget_root(place.disks(machine.name))
+                persistent_disks.remove_root(place.disks(machine.name))
             place.prepare(installed, machine)
-            name_image(installed, machine.name)
-        place.keep(installed)
+            tag_image(installed, machine.name)
+        place.save(installed)
         for name in gone:
             place.remove(name)
         for name in before.images if before is not None else ():
             if before is not None and installed.images.get(name) != before.images[name]:
-                forget_image(before, name)
+                untag_image(before, name)
 
 
-def _installed(installed: Installed, machines: Sequence[GatewayMachine]) -> list[GatewayMachine]:
+def _installed_machines(installed: InstalledGateway, machines: Sequence[GatewayVm]) -> list[GatewayVm]:
     return [machine for machine in machines if machine.name in installed.images]

@@ -10,16 +10,16 @@ from typing import Any
 
 import click
 
-from vmjobs.cli.gateway_support import chosen, gateway_options, place_of
-from vmjobs.cli.support import ago, echo, json_option, print_json, print_table
+from vmjobs.cli.common import echo, format_age, json_option, print_json, print_table
+from vmjobs.cli.gateway_common import find_gateway, gateway_options, select_machines
 from vmjobs.errors import NotFound, Unavailable
-from vmjobs.gateway.control import Control
-from vmjobs.gateway.place import GatewayPlace, Installed
-from vmjobs.gateway.share import condition_of
+from vmjobs.gateway.assignments import vm_state
+from vmjobs.gateway.control import SupervisorClient
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
 from vmjobs.terminal import guest_output
 
 #: Seconds between two reads of a followed console file.
-TICK = 0.2
+POLL_SECONDS = 0.2
 
 
 @click.command()
@@ -27,10 +27,10 @@ TICK = 0.2
 @json_option
 def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
     """Show the gateway and its machines."""
-    place = place_of(name, state_dir)
+    place = find_gateway(name, state_dir)
     installed = place.installed()
     spec = installed.gateway
-    machines, running = _states(place, installed)
+    machines, running = _machine_states(place, installed)
     if as_json:
         print_json(
             {
@@ -47,7 +47,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
                         "address": str(m.address),
                         "image": installed.images.get(m.name),
                         **machines[m.name],
-                        "used": _used(place, m.name),
+                        "used": _disk_bytes(place, m.name),
                     }
                     for m in spec.machines
                 ],
@@ -59,8 +59,8 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
     rows = []
     for machine in spec.machines:
         state = machines[machine.name]
-        since = ago(datetime.fromisoformat(state["since"])) if state.get("since") else ""
-        used = f"{_used(place, machine.name) // 1048576} MiB"
+        since = format_age(datetime.fromisoformat(state["since"])) if state.get("since") else ""
+        used = f"{_disk_bytes(place, machine.name) // 1048576} MiB"
         rows.append(
             (
                 machine.name,
@@ -75,10 +75,12 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
     print_table(("MACHINE", "ROLE", "ADDRESS", "STATE", "SINCE", "DISKS", "MESSAGE"), rows)
 
 
-def _states(place: GatewayPlace, installed: Installed) -> tuple[dict[str, dict[str, Any]], bool]:
+def _machine_states(
+    place: GatewayDirectory, installed: InstalledGateway
+) -> tuple[dict[str, dict[str, Any]], bool]:
     """Return the state of each VM by name, and whether it comes from a supervisor."""
     try:
-        with Control(place.control) as control:
+        with SupervisorClient(place.control) as control:
             return control.ask("show")["machines"], True
     except Unavailable:
         pass
@@ -89,7 +91,7 @@ def _states(place: GatewayPlace, installed: Installed) -> tuple[dict[str, dict[s
         if record is None:
             found[machine.name] = {"state": "absent", "message": "not installed"}
             continue
-        condition = condition_of(record.phase, True if record.admitted else None)
+        condition = vm_state(record.phase, True if record.admitted else None)
         since = datetime.fromtimestamp(record.since).astimezone().isoformat() if record.since else ""
         found[machine.name] = {
             "state": condition,
@@ -100,7 +102,7 @@ def _states(place: GatewayPlace, installed: Installed) -> tuple[dict[str, dict[s
     return found, False
 
 
-def _used(place: GatewayPlace, machine: str) -> int:
+def _disk_bytes(place: GatewayDirectory, machine: str) -> int:
     """Return the bytes that a VM's disks take on this host."""
     return sum(path.stat().st_blocks * 512 for path in place.disks(machine).glob("*"))
 
@@ -111,8 +113,8 @@ def _used(place: GatewayPlace, machine: str) -> int:
 @click.option("-f", "--follow", is_flag=True, help="Follow the console until interrupted.")
 def console(machine: str, name: str | None, state_dir: Path | None, follow: bool) -> None:
     """Print the console of MACHINE since its last boot."""
-    place = place_of(name, state_dir)
-    chosen(place.installed(), [machine])
+    place = find_gateway(name, state_dir)
+    select_machines(place.installed(), [machine])
     path = place.console(machine)
     if path is None or not path.exists():
         raise NotFound(f"{machine} has not been booted yet")
@@ -130,7 +132,7 @@ def console(machine: str, name: str | None, state_dir: Path | None, follow: bool
         if not follow:
             return
         if not data:
-            time.sleep(TICK)
+            time.sleep(POLL_SECONDS)
         newer = place.console(machine)
         if newer is not None and newer != path and newer.exists():
             path, offset = newer, 0

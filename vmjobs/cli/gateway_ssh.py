@@ -9,10 +9,17 @@ from pathlib import Path
 
 import click
 
-from vmjobs.cli.cluster_ssh import KEY, KNOWN_HOSTS, make_key, options_for, run_openssh, split
-from vmjobs.cli.gateway_support import chosen, gateway_options, place_of
-from vmjobs.gateway.control import Control
-from vmjobs.gateway.place import GatewayPlace
+from vmjobs.cli.cluster_ssh import (
+    KEY_FILE,
+    KNOWN_HOSTS_FILE,
+    make_key,
+    openssh_options,
+    run_openssh,
+    split_ssh_arguments,
+)
+from vmjobs.cli.gateway_common import find_gateway, gateway_options, select_machines
+from vmjobs.gateway.control import SupervisorClient
+from vmjobs.gateway.directory import GatewayDirectory
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -26,14 +33,14 @@ def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> Non
     `-t ui -- su - physicist` opens a shell of the gateway's users. ssh is OpenSSH's; its options go
     before MACHINE. It needs no open port.
     """
-    options, machine, command = split(words)
-    place = place_of(name, state_dir)
-    chosen(place.installed(), [machine])
-    Control(place.control).close()  # reports a missing supervisor before ssh does
+    options, machine, command = split_ssh_arguments(words)
+    place = find_gateway(name, state_dir)
+    select_machines(place.installed(), [machine])
+    SupervisorClient(place.control).close()  # reports a missing supervisor before ssh does
     with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as folder:
         make_key(Path(folder))
         connect = ["gateway", "connect", str(place.directory), machine, folder]
-        login = options_for(machine, "root", Path(folder), connect)
+        login = openssh_options(machine, "root", Path(folder), connect)
         login += ["-o", "ProxyUseFdpass=yes"]
         status = run_openssh(["ssh", *login, *options, "--", machine, *command])
     sys.exit(status)
@@ -45,10 +52,10 @@ def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> Non
 @click.argument("folder", type=click.Path(path_type=Path))
 def connect(directory: Path, machine: str, folder: Path) -> None:
     """Pass ssh, which runs this command, a connection to the VM's SSH server."""
-    public = (folder / KEY).with_suffix(".pub").read_text("ascii").strip()
-    with Control(GatewayPlace(directory).control) as control:
+    public = (folder / KEY_FILE).with_suffix(".pub").read_text("ascii").strip()
+    with SupervisorClient(GatewayDirectory(directory).control) as control:
         host_key, connection = control.log_in(machine, public)
-    (folder / KNOWN_HOSTS).write_text(f"{machine} {host_key}\n", "ascii")
+    (folder / KNOWN_HOSTS_FILE).write_text(f"{machine} {host_key}\n", "ascii")
     with connection, socket.socket(fileno=sys.stdout.fileno()) as ours:
         socket.send_fds(ours, [b"\0"], [connection.fileno()])
         ours.detach()

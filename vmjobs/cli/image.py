@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.verbs import Verbs
+from vmjobs.cli.lazy_commands import LazyGroup
 
 #: subcommand -> (module, attribute, one line of help).
-VERBS = {
+SUBCOMMANDS = {
     "push": ("vmjobs.cli.image_push", "push", "Send an image to the repository."),
     "pull": ("vmjobs.cli.image_pull", "pull", "Fetch an image from the repository."),
     "list": ("vmjobs.cli.image_list", "list_images", "List images."),
@@ -27,7 +27,7 @@ VERBS = {
 }
 
 
-@click.command(cls=Verbs, verbs=VERBS)
+@click.command(cls=LazyGroup, lazy_commands=SUBCOMMANDS)
 def image() -> None:
     """Build images, and keep them in the service's repository.
 

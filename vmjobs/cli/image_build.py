@@ -13,17 +13,17 @@ from images.build import build as build_image
 from images.build.bootstrap import SiteRepository
 from images.store import ImageEntry, ImageStore
 from vmjobs.cli.boot_test import BootTest
-from vmjobs.cli.image_remote import Wishes, build_remotely
+from vmjobs.cli.common import config, echo, json_option, print_json, print_table
+from vmjobs.cli.image_remote import RemoteBuildOptions, build_remotely
 from vmjobs.cli.progress import step_bars
-from vmjobs.cli.support import config, echo, json_option, print_json, print_table
 
 
-def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+def _complete_recipe(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     return [name for name in recipes.names() if name.startswith(incomplete)]
 
 
 @click.command()
-@click.argument("names", metavar="RECIPES...", nargs=-1, shell_complete=_complete)
+@click.argument("names", metavar="RECIPES...", nargs=-1, shell_complete=_complete_recipe)
 @click.option("--force", is_flag=True, help="Build anew even if nothing changed.")
 @click.option("--work-dir", type=click.Path(path_type=Path, file_okay=False), help="Scratch directory.")
 @click.option("--list", "and_list", is_flag=True, help="List the shipped recipes and exit.")
@@ -78,8 +78,8 @@ def build(
             raise click.UsageError(
                 "--work-dir, --repository and --no-boot-test are for builds on this host"
             )
-        wishes = Wishes(name, tag, namespace, public, force)
-        build_remotely(names, wishes, detach=detach, as_json=as_json)
+        options = RemoteBuildOptions(name, tag, namespace, public, force)
+        build_remotely(names, options, detach=detach, as_json=as_json)
         return
     if detach or name or tag or namespace or public:
         raise click.UsageError("--detach, --name, --tag, --namespace and --public go with --remote")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.image_support import called, image_argument, repository
-from vmjobs.cli.support import echo, json_option, print_json
+from vmjobs.cli.common import echo, json_option, print_json
+from vmjobs.cli.image_common import display_name, image_argument, repository
 from vmjobs.errors import InvalidRequest
 from vmjobs.wire import ImageChange, Share, Visibility
 
@@ -54,7 +54,7 @@ def share(
         print_json(found)
         return
     listing = ", ".join(f"{one.kind}:{one.name}" for one in found.shares) or "no one"
-    echo(f"{called(found, image)} is {found.visibility}, and shared with {listing}")
+    echo(f"{display_name(found, image)} is {found.visibility}, and shared with {listing}")
 
 
 @click.command()
@@ -71,4 +71,4 @@ def deprecate(image: str, why: str, undo: bool, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    echo(f"{called(found, image)}: " + (f"deprecated: {why}" if why else "no longer deprecated"))
+    echo(f"{display_name(found, image)}: " + (f"deprecated: {why}" if why else "no longer deprecated"))

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from images import convert as conversion
-from images.admission import admit, limits_of, pinned
 from images.formats import Format
+from images.inspection import inspect_image, limits_from_config, parse_format
+from vmjobs.cli.common import config, echo
 from vmjobs.cli.image_inspect import convert_with_bar
 from vmjobs.cli.progress import byte_bars
-from vmjobs.cli.support import config, echo
 from vmjobs.errors import InvalidRequest
 
 _BY_NAME = {".img": Format.RAW, **{f".{format_}": format_ for format_ in Format}}
@@ -31,7 +31,7 @@ def convert(file: Path, out: Path, format_: str, from_: str, compress: bool, for
     FILE is inspected first, and refused if it refers to other files, is damaged or has another format
     than --from. Holes stay holes.
     """
-    target = pinned(format_) or _BY_NAME.get(out.suffix.lower())
+    target = parse_format(format_) or _BY_NAME.get(out.suffix.lower())
     if target is None:
         raise InvalidRequest(
             f"{out.name!r} has no suffix of a known format", hint="give --format FORMAT"
@@ -40,7 +40,7 @@ def convert(file: Path, out: Path, format_: str, from_: str, compress: bool, for
         raise InvalidRequest(f"{out} exists already", hint="--force replaces it")
     if not out.parent.is_dir():
         raise InvalidRequest(f"there is no directory {out.parent}")
-    description = admit(file, from_, limits_of(config()))
+    description = inspect_image(file, from_, limits_from_config(config()))
     if target is Format.RAW:
         if compress:
             raise InvalidRequest("raw has no compressed form", hint="--format qcow2 has")

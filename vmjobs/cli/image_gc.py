@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from images.local_gc import collect_local
+from images.local_gc import collect_garbage
 from images.store import ImageStore
-from vmjobs.cli.image_support import repository
-from vmjobs.cli.support import config, echo, json_option, print_json
+from vmjobs.cli.common import config, echo, json_option, print_json
+from vmjobs.cli.image_common import repository
 from vmjobs.model import MIB
 from vmjobs.wire import GcReport
 
@@ -22,7 +22,7 @@ def collect(local: bool, dry_run: bool, as_json: bool) -> None:
     Needs an administrator's token. The service's worker does the same periodically.
     """
     if local:
-        report = collect_local(ImageStore(config().images), dry_run=dry_run)
+        report = collect_garbage(ImageStore(config().images), dry_run=dry_run)
     else:
         with repository() as images:
             report = images.collect(dry_run=dry_run)

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from images.oci.container import ARCHITECTURES
-from images.oci.fetch import Access
-from vmjobs.cli.image_support import parse_name
+from images.oci.fetch import RegistryAccess
+from vmjobs.cli.common import echo, json_option, print_json
+from vmjobs.cli.image_common import parse_name
 from vmjobs.cli.oci_ref import import_container, push_container
-from vmjobs.cli.support import echo, json_option, print_json
 from vmjobs.errors import InvalidRequest
 
 _PLATFORM = f"linux/{ARCHITECTURES['x86_64']}"
@@ -57,7 +57,7 @@ def import_image(
     if username and authfile:
         raise click.UsageError("give either --authfile, or --username and --password-stdin")
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else ""
-    access = Access(authfile=authfile, username=username, password=password, insecure=insecure)
+    access = RegistryAccess(authfile=authfile, username=username, password=password, insecure=insecure)
     wanted = parse_name(name) if name else None
     if wanted is not None and wanted.namespace and not push:
         raise InvalidRequest(f"{name}: local images have no namespace")

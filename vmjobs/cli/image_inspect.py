@@ -11,22 +11,22 @@ from typing import Any
 import click
 
 from images import content, convert
-from images.admission import admit, limits_of
-from images.bootinfo import BootInfo, boot_of, boot_of_bytes
-from images.formats import Description, Format
+from images.bootinfo import BootInfo, detect_boot, detect_boot_of_bytes
+from images.formats import Format, ImageDescription
+from images.inspection import inspect_image, limits_from_config
+from vmjobs.cli.common import config, json_option, print_json, print_table
 from vmjobs.cli.progress import byte_bars
-from vmjobs.cli.support import config, json_option, print_json, print_table
 from vmjobs.errors import ImageRejected, Unavailable
 from vmjobs.model import MIB
 
 #: Bytes of a disk that are converted to raw to find out how it boots.
-_HEAD = 2 * MIB
+_HEAD_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Inspection:
     boot: BootInfo | None
-    why_not: str = ""
+    boot_fault: str = ""
     digest: str = ""
 
 
@@ -42,32 +42,32 @@ def inspect(file: Path, format_: str, digest: bool, as_json: bool) -> None:
     unpacked in a sandbox.
     """
     try:
-        description = admit(file, format_, limits_of(config()))
-        seen = _look(file, description, digest=digest)
+        description = inspect_image(file, format_, limits_from_config(config()))
+        inspection = _inspect_disk(file, description, digest=digest)
     except ImageRejected as refused:
         _print_refusal(file, refused, as_json=as_json)
         sys.exit(refused.exit_code)
     if as_json:
-        print_json(_as_json(file, description, seen))
+        print_json(_as_json(file, description, inspection))
     else:
-        _print(file, description, seen)
+        _print(file, description, inspection)
 
 
-def _look(file: Path, description: Description, *, digest: bool) -> _Seen:
+def _inspect_disk(file: Path, description: ImageDescription, *, digest: bool) -> _Inspection:
     if description.format is Format.RAW:
-        return _Seen(boot_of(file), digest=digest_of(file) if digest else "")
+        return _Inspection(detect_boot(file), digest=digest_of(file) if digest else "")
     if digest:
         with tempfile.TemporaryDirectory(prefix="vmjobs-") as scratch:
             raw = Path(scratch) / "disk"
             convert_with_bar(file, description, raw)
-            return _Seen(boot_of(raw), digest=digest_of(raw))
+            return _Inspection(detect_boot(raw), digest=digest_of(raw))
     try:
-        return _Seen(boot_of_bytes(convert.head_of(file, description, _HEAD)))
+        return _Inspection(detect_boot_of_bytes(convert.read_head(file, description, _HEAD_BYTES)))
     except Unavailable as missing:
-        return _Seen(None, missing.message)
+        return _Inspection(None, missing.message)
 
 
-def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
+def convert_with_bar(file: Path, description: ImageDescription, sink: Path) -> None:
     """Convert a disk to raw, with a progress bar."""
     with byte_bars() as shown:
         task = shown.add_task(f"unpacking {file.name}", total=description.virtual_size)
@@ -83,17 +83,17 @@ def digest_of(raw: Path) -> str:
     with byte_bars() as shown, raw.open("rb", buffering=0) as opened:
         size = raw.stat().st_size
         task = shown.add_task(f"reading {raw.name}", total=size)
-        layout = content.layout_of(opened, size, lambda done: shown.update(task, completed=done))
+        layout = content.compute_layout(opened, size, lambda done: shown.update(task, completed=done))
         return layout.digest
 
 
-def _as_json(file: Path, description: Description, seen: _Seen) -> dict[str, Any]:
+def _as_json(file: Path, description: ImageDescription, inspection: _Inspection) -> dict[str, Any]:
     return {
         "file": str(file),
         "verdict": "admitted",
         **asdict(description),
-        "boot": asdict(seen.boot) if seen.boot is not None else None,
-        "digest": seen.digest or None,
+        "boot": asdict(inspection.boot) if inspection.boot is not None else None,
+        "digest": inspection.digest or None,
     }
 
 
@@ -114,7 +114,7 @@ def _print_refusal(file: Path, refused: ImageRejected, *, as_json: bool) -> None
     print_table(("", ""), [*rows, *([("hint", refused.hint)] if refused.hint else [])])
 
 
-def _print(file: Path, description: Description, seen: _Seen) -> None:
+def _print(file: Path, description: ImageDescription, inspection: _Inspection) -> None:
     version = f" {description.version}" if description.version else ""
     rows: list[tuple[str, object]] = [
         ("file", file),
@@ -126,15 +126,15 @@ def _print(file: Path, description: Description, seen: _Seen) -> None:
     ]
     if description.features:
         rows.append(("features", ", ".join(description.features)))
-    if seen.boot is None:
-        rows.append(("boot", f"not inspected: {seen.why_not}"))
+    if inspection.boot is None:
+        rows.append(("boot", f"not inspected: {inspection.boot_fault}"))
     else:
-        rows += _boot_rows(seen.boot)
-    if seen.digest:
-        rows.append(("content", seen.digest))
+        rows += _boot_rows(inspection.boot)
+    if inspection.digest:
+        rows.append(("content", inspection.digest))
     print_table(("", ""), rows)
-    if seen.boot is not None and seen.boot.partitions:
-        _print_partitions(seen.boot)
+    if inspection.boot is not None and inspection.boot.partitions:
+        _print_partitions(inspection.boot)
 
 
 def _boot_rows(found: BootInfo) -> list[tuple[str, object]]:

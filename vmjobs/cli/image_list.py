@@ -7,16 +7,18 @@ from typing import Any
 import click
 
 from images.store import ImageStore
-from vmjobs.cli.image_support import called, complete_image, repository
-from vmjobs.cli.support import ago, config, json_option, print_json, print_table
+from vmjobs.cli.common import config, format_age, json_option, print_json, print_table
+from vmjobs.cli.image_common import complete_image, display_name, repository
 from vmjobs.model import MIB
 from vmjobs.wire import ImageDetail, ImageInfo
 
-LOCAL = click.option("--local", is_flag=True, help="Use the local image store instead of the service.")
+local_option = click.option(
+    "--local", is_flag=True, help="Use the local image store instead of the service."
+)
 
 
 @click.command("list")
-@LOCAL
+@local_option
 @click.option("--all", "everything", is_flag=True, help="Also deprecated and nameless images.")
 @json_option
 def list_images(local: bool, everything: bool, as_json: bool) -> None:
@@ -42,7 +44,7 @@ def _row(entry: ImageInfo) -> list[str]:
         _size(entry.size),
         entry.owner,
         entry.visibility.value,
-        ago(entry.created) if entry.created else "",
+        format_age(entry.created) if entry.created else "",
         entry.digest,
     ]
 
@@ -58,7 +60,7 @@ def _list_local(as_json: bool) -> None:
 
 @click.command()
 @click.argument("image", metavar="IMAGE", shell_complete=complete_image)
-@LOCAL
+@local_option
 @json_option
 def show(image: str, local: bool, as_json: bool) -> None:
     """Show one image: its parts, boot method, visibility and origin."""
@@ -77,22 +79,22 @@ def show(image: str, local: bool, as_json: bool) -> None:
             print_json(found)
             return
         manifest = found.manifest
-        rows = _about(image, found)
-    print_table(("", ""), [*rows, *_parts(manifest)])
+        rows = _detail_rows(image, found)
+    print_table(("", ""), [*rows, *_manifest_rows(manifest)])
     if manifest.get("packages"):
         print_table(("PACKAGE", "VERSION"), sorted(manifest["packages"].items()))
 
 
-def _about(ref: str, found: ImageDetail) -> list[tuple[str, str]]:
+def _detail_rows(ref: str, found: ImageDetail) -> list[tuple[str, str]]:
     shares = ", ".join(f"{share.kind}:{share.name}" for share in found.shares)
     origin = ", ".join(f"{name} {value}" for name, value in found.origin if value)
     rows = [
-        ("image", called(found, ref)),
+        ("image", display_name(found, ref)),
         ("digest", found.digest),
         ("names", ", ".join(f"{t.namespace}/{t.name}:{t.tag}" for t in found.tags)),
         ("owner", found.owner),
         ("seen by", found.visibility.value + (f", {shares}" if shares else "")),
-        ("created", ago(found.created)),
+        ("created", format_age(found.created)),
         ("kept until", f"{found.expires:%Y-%m-%d}" if found.expires else "it is removed"),
         ("deprecated", found.deprecated),
         ("came from", origin),
@@ -102,7 +104,7 @@ def _about(ref: str, found: ImageDetail) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _parts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+def _manifest_rows(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("architecture", manifest["architecture"]), ("boots by", manifest["boot"])]
     parts = [(name, manifest[name]) for name in ("root", "kernel", "initrd") if manifest.get(name)]
     rows += [(name, f"{_size(part['size'])}  {part['digest']}") for name, part in parts]

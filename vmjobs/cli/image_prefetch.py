@@ -8,13 +8,13 @@ import time
 
 import click
 
-from vmjobs.cli.image_support import called, image_argument, repository
-from vmjobs.cli.support import echo, json_option, print_json, print_table
+from vmjobs.cli.common import echo, json_option, print_json, print_table
+from vmjobs.cli.image_common import display_name, image_argument, repository
 from vmjobs.wire import PrefetchRequest, PrefetchState
 
 POLL_SECONDS = 2.0
 #: Exit status after a timeout, as of timeout(1).
-TIMED_OUT = 124
+EXIT_TIMED_OUT = 124
 
 
 @click.command()
@@ -43,22 +43,25 @@ def prefetch(
     with repository() as images:
         found = images.detail(image)
         state = images.prefetch(found.digest, request)
-        while wait_seconds and not _complete(state) and (end is None or time.monotonic() < end):
+        while wait_seconds and not _is_complete(state) and (end is None or time.monotonic() < end):
             threading.Event().wait(POLL_SECONDS)
             state = images.prefetch(found.digest, request)
     if as_json:
         print_json(state)
     else:
-        echo(f"{called(found, image)}: {len(state.cached)} of {len(_all(state))} nodes have it")
-        rows = [(name, "has it" if name in state.cached else "asked") for name in sorted(_all(state))]
+        share = f"{len(state.cached)} of {len(_all_nodes(state))} nodes"
+        echo(f"{display_name(found, image)}: {share} have it")
+        rows = [
+            (name, "has it" if name in state.cached else "asked") for name in sorted(_all_nodes(state))
+        ]
         print_table(("NODE", ""), rows)
-    if wait_seconds and not _complete(state):
-        sys.exit(TIMED_OUT)
+    if wait_seconds and not _is_complete(state):
+        sys.exit(EXIT_TIMED_OUT)
 
 
-def _all(state: PrefetchState) -> set[str]:
+def _all_nodes(state: PrefetchState) -> set[str]:
     return {*state.wanted, *state.cached}
 
 
-def _complete(state: PrefetchState) -> bool:
-    return _all(state) == set(state.cached)
+def _is_complete(state: PrefetchState) -> bool:
+    return _all_nodes(state) == set(state.cached)

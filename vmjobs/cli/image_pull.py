@@ -11,8 +11,14 @@ from images.formats import Format
 from images.manifest import ImageManifest, Part
 from images.pull import pull_file, pull_image
 from images.store import ImageStore
-from vmjobs.cli.image_support import bar, called, image_argument, repository, say
-from vmjobs.cli.support import config, echo, json_option, print_json, read_token
+from vmjobs.cli.common import config, echo, json_option, print_json, read_token
+from vmjobs.cli.image_common import (
+    byte_progress,
+    display_name,
+    image_argument,
+    print_status,
+    repository,
+)
 from vmjobs.client import ImageClient
 from vmjobs.client.images import TRANSFER_RETRIES
 from vmjobs.errors import InvalidRequest
@@ -59,13 +65,13 @@ def pull(image: str, file: Path | None, form: str, compress: bool, force: bool, 
         )
         return
     rate = found.size / MIB / max(seconds, 0.001)
-    say(f"{found.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s)")
-    echo("\n".join(map(str, written)) or f"{called(found, image)} {found.digest}")
+    print_status(f"{found.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s)")
+    echo("\n".join(map(str, written)) or f"{display_name(found, image)} {found.digest}")
 
 
 def _into_store(fetcher: ImageClient, ref: str, found: ImageDetail, manifest: ImageManifest) -> None:
     store = ImageStore(config().images)
-    with bar(called(found, ref)[:40], manifest.size) as shown:
+    with byte_progress(display_name(found, ref)[:40], manifest.size) as shown:
         pull_image(store, fetcher, found.digest, shown)
     for tag in found.tags:
         # Names of the library need no namespace, as for jobs.
@@ -86,13 +92,13 @@ def _into_files(
     for name, part in (("kernel", manifest.kernel), ("initrd", manifest.initrd)):
         if part is not None:
             wanted.append((part, file.with_name(f"{file.name}.{name}")))
-    with bar(called(found, ref)[:40], manifest.size) as shown:
+    with byte_progress(display_name(found, ref)[:40], manifest.size) as shown:
         for part, target in wanted:
             raw = target
             if part is manifest.root and form is not Format.RAW:
                 raw = target.with_name(f".{target.name}.raw")
             pull_file(raw, fetcher, found.digest, part.digest, part.size, shown)
-            shown.next()
+            shown.start_next_part()
             if raw is not target:
                 _convert(raw, form, target, compress)
     return [target for _, target in wanted]
@@ -102,6 +108,6 @@ def _convert(raw: Path, form: Format, target: Path, compress: bool) -> None:
     from images.convert import from_raw  # noqa: PLC0415 - only this needs the sandbox
 
     size = raw.stat().st_size
-    with bar(f"converting to {form}", size) as shown:
+    with byte_progress(f"converting to {form}", size) as shown:
         from_raw(raw, form, target, progress=lambda part: shown(int(part * size)), compressed=compress)
     raw.unlink(missing_ok=True)

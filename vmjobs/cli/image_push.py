@@ -9,18 +9,26 @@ from pathlib import Path
 import click
 
 from images.store import ImageStore
+from vmjobs.cli.common import config, echo, json_option, print_json
 from vmjobs.cli.image_change import parse_share
-from vmjobs.cli.image_sending import Brought, Terms, Wishes, from_file, from_store, publish, send
-from vmjobs.cli.image_support import (
-    Name,
-    called,
+from vmjobs.cli.image_common import (
+    QualifiedName,
     complete_local,
+    display_name,
     jobs_option,
     parse_name,
+    print_status,
     repository,
-    say,
 )
-from vmjobs.cli.support import config, echo, json_option, print_json
+from vmjobs.cli.image_upload import (
+    CommandOptions,
+    PendingPush,
+    PublishOptions,
+    from_file,
+    from_store,
+    publish,
+    send,
+)
 from vmjobs.client.images import Images
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB, BootMethod
@@ -86,7 +94,7 @@ def push(
     Only data that the repository lacks is sent. Repeating an interrupted push resumes it. The image
     becomes NAME:TAG in your own namespace; NAME defaults to its local name or the file's name.
     """
-    wishes = Wishes(
+    options = CommandOptions(
         pinned=pinned,
         boot=BootMethod(boot) if boot else None,
         kernel=kernel,
@@ -99,7 +107,7 @@ def push(
     )
     if all_local == bool(source):
         raise click.UsageError("give FILE, LOCALIMAGE or --all-local")
-    terms = Terms(
+    publish_options = PublishOptions(
         visibility=Visibility.PUBLIC if public else Visibility.PRIVATE,
         shares=tuple(parse_share(text) for text in shares),
         keep_days=keep_days,
@@ -108,9 +116,13 @@ def push(
     with repository() as images:
         if source:
             wanted = parse_name(name, namespace) if name else None
-            done = [_push_one(images, source, wanted, namespace, wishes, terms, parallel, as_json)]
+            done = [
+                _push_one(
+                    images, source, wanted, namespace, options, publish_options, parallel, as_json
+                )
+            ]
         else:
-            done = list(_push_all(images, namespace, terms, parallel, as_json))
+            done = list(_push_all(images, namespace, publish_options, parallel, as_json))
     if as_json:
         print_json(done if all_local else done[0])
 
@@ -118,29 +130,29 @@ def push(
 def _push_one(
     images: Images,
     source: str,
-    wanted: Name | None,
+    wanted: QualifiedName | None,
     namespace: str,
-    wishes: Wishes,
-    terms: Terms,
+    options: CommandOptions,
+    publish_options: PublishOptions,
     parallel: int,
     as_json: bool,
 ) -> dict[str, object]:
     began = time.monotonic()
-    with _brought(source, wishes) as brought:
-        wanted = wanted or parse_name(brought.name, namespace)
-        sent = send(images, config().api_url, brought, parallel)
-        found = publish(images, sent, wanted, terms)
+    with _open_source(source, options) as pending:
+        wanted = wanted or parse_name(pending.name, namespace)
+        sent = send(images, config().api_url, pending, parallel)
+        found = publish(images, sent, wanted, publish_options)
     seconds = time.monotonic() - began
     if not as_json:
         rate = sent.size / MIB / max(seconds, 0.001)
         wire = f"{sent.sent / MIB:.1f} MiB sent"
-        say(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
-        echo(f"{called(found, wanted)} {found.digest}")
+        print_status(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
+        echo(f"{display_name(found, wanted)} {found.digest}")
     return {"image": found, "bytes": sent.size, "sent": sent.sent, "seconds": round(seconds, 3)}
 
 
 def _push_all(
-    images: Images, namespace: str, terms: Terms, parallel: int, as_json: bool
+    images: Images, namespace: str, publish_options: PublishOptions, parallel: int, as_json: bool
 ) -> Iterator[dict[str, object]]:
     """Push all images of the local store whose names have no namespace."""
     there = {(i.namespace, i.name, i.tag): i for i in images.list()}
@@ -148,24 +160,26 @@ def _push_all(
         if "/" in entry.name:
             continue  # pulled from another namespace
         known = there.get((namespace, entry.name, entry.tag))
-        if known and (known.digest, known.visibility) == (entry.digest, terms.visibility):
+        if known and (known.digest, known.visibility) == (entry.digest, publish_options.visibility):
             if not as_json:
                 echo(f"{namespace}/{entry.name}:{entry.tag} unchanged")
             continue
-        wanted = Name(namespace, entry.name, entry.tag)
+        wanted = QualifiedName(namespace, entry.name, entry.tag)
         ref = f"{entry.name}:{entry.tag}"
-        yield _push_one(images, ref, wanted, namespace, Wishes(), terms, parallel, as_json)
+        yield _push_one(
+            images, ref, wanted, namespace, CommandOptions(), publish_options, parallel, as_json
+        )
 
 
-def _brought(source: str, wishes: Wishes) -> Brought:
+def _open_source(source: str, options: CommandOptions) -> PendingPush:
     path, store = Path(source), ImageStore(config().images)
     if path.is_file():
-        return from_file(path, wishes)
+        return from_file(path, options)
     if path.exists() or source.startswith((".", "/")):
         raise InvalidRequest(
             f"{source} is not a file" if path.exists() else f"the file {source} does not exist"
         )
-    if wishes != Wishes():
+    if options != CommandOptions():
         raise InvalidRequest(
             "boot options are for files: an image of the local store has its own",
             hint=f"the file {source} does not exist; check its name",

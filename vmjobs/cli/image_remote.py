@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import click
 
 from images import recipe as recipes
-from vmjobs.cli.image_support import parse_name, repository
+from vmjobs.cli.common import echo, format_age, json_option, print_json, print_table
+from vmjobs.cli.image_common import parse_name, repository
 from vmjobs.cli.progress import step_bars
-from vmjobs.cli.support import ago, echo, json_option, print_json, print_table
-from vmjobs.client.faults import error_of
+from vmjobs.client.http_errors import error_from_code
 from vmjobs.client.images import Images
 from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RemoteBuildOptions:
     """Command-line options of a remote build. name: may include a tag."""
 
     name: str
@@ -27,15 +27,17 @@ class Wishes:
     force: bool
 
 
-def build_remotely(names: Sequence[str], wishes: Wishes, *, detach: bool, as_json: bool) -> None:
+def build_remotely(
+    names: Sequence[str], options: RemoteBuildOptions, *, detach: bool, as_json: bool
+) -> None:
     """Request builds from the service, and follow them unless ``detach``.
 
     Raises:
         BuildError: an image cannot be built, or fails its boot test. Also the errors of publishing
             an image.
     """
-    requests = [_request(name, wishes) for name in names]
-    if wishes.name and len(names) > 1:
+    requests = [_request(name, options) for name in names]
+    if options.name and len(names) > 1:
         raise click.UsageError("--name is for one recipe")
     with repository() as images:
         builds = [images.build(request) for request in requests]
@@ -51,21 +53,21 @@ def build_remotely(names: Sequence[str], wishes: Wishes, *, detach: bool, as_jso
     _raise_first_failure(builds)
 
 
-def _request(recipe: str, wishes: Wishes) -> BuildRequest:
-    namespace, name, tag = wishes.namespace, "", wishes.tag
-    if wishes.name:
-        if wishes.tag and ":" in wishes.name:
+def _request(recipe: str, options: RemoteBuildOptions) -> BuildRequest:
+    namespace, name, tag = options.namespace, "", options.tag
+    if options.name:
+        if options.tag and ":" in options.name:
             raise click.UsageError("give --tag or a tag in --name, not both")
-        said = parse_name(wishes.name, wishes.namespace)
+        said = parse_name(options.name, options.namespace)
         namespace, name = said.namespace, said.name
-        tag = said.tag if ":" in wishes.name else wishes.tag
+        tag = said.tag if ":" in options.name else options.tag
     return BuildRequest(
         recipe=recipes.load(recipe).model_dump(mode="json"),
         namespace=namespace,
         name=name,
         tag=tag,
-        visibility=Visibility.PUBLIC if wishes.public else Visibility.PRIVATE,
-        force=wishes.force,
+        visibility=Visibility.PUBLIC if options.public else Visibility.PRIVATE,
+        force=options.force,
     )
 
 
@@ -92,7 +94,7 @@ def _raise_first_failure(builds: Sequence[Build]) -> None:
     for build in failed[1:]:
         echo(f"vmjobs: {build.name}: {build.message} [{build.code}]", err=True)
     if failed:
-        raise error_of(failed[0].code, failed[0].message, failed[0].hint)
+        raise error_from_code(failed[0].code, failed[0].message, failed[0].hint)
 
 
 @click.command("builds")
@@ -118,13 +120,13 @@ def builds(ids: tuple[str, ...], cancel: bool, wait: bool, limit: int, as_json: 
     if as_json:
         print_json(found)
     else:
-        rows = [(b.id, b.name, b.state, ago(b.created), _what(b)) for b in found]
+        rows = [(b.id, b.name, b.state, format_age(b.created), _result_text(b)) for b in found]
         print_table(("BUILD", "IMAGE", "STATE", "CREATED", "DIGEST, STEP OR REASON"), rows, ids=True)
     if wait:
         _raise_first_failure(found)
 
 
-def _what(build: Build) -> str:
+def _result_text(build: Build) -> str:
     if build.state is BuildState.DONE:
         return build.digest
     if build.state is BuildState.FAILED:

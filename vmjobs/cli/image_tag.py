@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.image_support import complete_image, parse_name, repository
-from vmjobs.cli.support import echo, json_option, print_json
+from vmjobs.cli.common import echo, json_option, print_json
+from vmjobs.cli.image_common import complete_image, parse_name, repository
 from vmjobs.client.images import Images
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.wire import ImageDetail, ImageTag
@@ -25,7 +25,7 @@ def tag(image: str, name: str, as_json: bool) -> None:
     wanted = parse_name(name)
     with repository() as images:
         found = images.detail(image)
-        given = _text(images.tag(wanted.namespace, wanted.name, wanted.tag, found.digest))
+        given = _tag_text(images.tag(wanted.namespace, wanted.name, wanted.tag, found.digest))
     if as_json:
         print_json({"digest": found.digest, "name": given})
         return
@@ -57,25 +57,27 @@ def _remove(images: Images, ref: str, force: bool) -> dict[str, object]:
     found = images.detail(ref)
     if ref.startswith("sha256:"):
         if len(found.tags) > 1 and not force:
-            listing = ", ".join(_text(one) for one in found.tags)
+            listing = ", ".join(_tag_text(one) for one in found.tags)
             raise Conflict(f"{ref} has several names: {listing}", hint="--force removes all of them")
         images.remove(found.digest)
         return {"name": ref, "digest": found.digest, "removed": True}
-    meant = _meant(found, ref)
-    others = [one for one in found.tags if one != meant]
+    referenced = _referenced_tag(found, ref)
+    others = [one for one in found.tags if one != referenced]
     # A library name is the last one if no namespace has another; others, if their namespace has none.
-    near = (
-        others if meant.namespace == LIBRARY else [o for o in others if o.namespace == meant.namespace]
+    remaining = (
+        others
+        if referenced.namespace == LIBRARY
+        else [o for o in others if o.namespace == referenced.namespace]
     )
-    last = not near
+    last = not remaining
     if last:
         images.remove(found.digest)
     else:
-        images.untag(meant.namespace, meant.name, meant.tag)
-    return {"name": _text(meant), "digest": found.digest, "removed": last}
+        images.untag(referenced.namespace, referenced.name, referenced.tag)
+    return {"name": _tag_text(referenced), "digest": found.digest, "removed": last}
 
 
-def _meant(found: ImageDetail, ref: str) -> ImageTag:
+def _referenced_tag(found: ImageDetail, ref: str) -> ImageTag:
     """Return the name of an image that a reference means."""
     wanted = parse_name(ref)
     fitting = [
@@ -89,5 +91,5 @@ def _meant(found: ImageDetail, ref: str) -> ImageTag:
     return min(fitting, key=lambda one: one.namespace == LIBRARY)
 
 
-def _text(one: ImageTag) -> str:
+def _tag_text(one: ImageTag) -> str:
     return f"{one.namespace}/{one.name}:{one.tag}"

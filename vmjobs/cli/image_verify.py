@@ -8,21 +8,28 @@ from typing import Any
 
 import click
 
-from images.content import BLOCK, SEGMENT, Layout, block_digests, read_segment, segment_digest
-from images.content import zero_segment as zeros
+from images.content import (
+    CHUNK_BYTES,
+    SEGMENT_BYTES,
+    ContentLayout,
+    digest_chunks,
+    read_segment,
+    segment_digest,
+)
+from images.content import zero_segment_digest as zeros
 from images.manifest import ImageManifest
 from images.store import ImageStore
-from vmjobs.cli.image_support import Bar, bar, complete_image, repository
-from vmjobs.cli.support import config, echo, json_option, print_json, read_token
+from vmjobs.cli.common import config, echo, json_option, print_json, read_token
+from vmjobs.cli.image_common import ByteProgress, byte_progress, complete_image, repository
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
 from vmjobs.errors import Unauthenticated, VMJobsError
 from vmjobs.wire import DamagedBlock, ImageDetail, VerifyReport
 
 #: Segments per request, so that the service answers within a few seconds.
-AT_ONCE = 16
+SEGMENTS_PER_REQUEST = 16
 #: Exit status if anything is damaged (EX_DATAERR).
-DAMAGED = 65
+EXIT_DAMAGED = 65
 
 
 @click.command()
@@ -43,7 +50,7 @@ def verify(names: tuple[str, ...], local: bool, as_json: bool) -> None:
             echo(_sentence(one))
             for line in one["damaged"]:
                 echo(f"  {line}")
-    sys.exit(DAMAGED if any(one["damaged"] for one in found) else 0)
+    sys.exit(EXIT_DAMAGED if any(one["damaged"] for one in found) else 0)
 
 
 def _sentence(one: dict[str, Any]) -> str:
@@ -58,20 +65,20 @@ def _remote(names: tuple[str, ...]) -> list[dict[str, Any]]:
     settings = config()
     fetcher = ImageClient(settings.api_url, read_token(settings.token_file))
     with repository() as images:
-        refs = names or _own(images)
+        refs = names or _own_digests(images)
         return [_verify(images, fetcher, ref, images.detail(ref)) for ref in refs]
 
 
-def _own(images: Images) -> tuple[str, ...]:
+def _own_digests(images: Images) -> tuple[str, ...]:
     """Return the digests of the user's own images, each once."""
-    return tuple(dict.fromkeys(entry.digest for entry in images.list() if _mine(entry.owner)))
+    return tuple(dict.fromkeys(entry.digest for entry in images.list() if _is_own(entry.owner)))
 
 
-def _mine(owner: str) -> bool:
-    return owner == _subject()
+def _is_own(owner: str) -> bool:
+    return owner == _token_subject()
 
 
-def _subject() -> str:
+def _token_subject() -> str:
     """Return the subject that the token claims."""
     import base64  # noqa: PLC0415
     import json  # noqa: PLC0415
@@ -91,28 +98,28 @@ def _verify(images: Images, fetcher: ImageClient, ref: str, found: ImageDetail) 
     manifest = ImageManifest.model_validate(found.manifest)
     checked = 0
     lines: list[str] = []
-    with bar(ref[:40], manifest.size) as shown:
+    with byte_progress(ref[:40], manifest.size) as shown:
         for part in manifest.parts():
-            layout = Layout.parse(fetcher.layout(found.digest, part.digest), part.digest)
+            layout = ContentLayout.parse(fetcher.layout(found.digest, part.digest), part.digest)
             stored = list(layout.stored())
             places: dict[bytes, list[int]] = {}
             for number, digest in stored:
                 places.setdefault(digest, []).append(number)
-            for begin in range(0, len(stored), AT_ONCE):
-                some = stored[begin : begin + AT_ONCE]
+            for begin in range(0, len(stored), SEGMENTS_PER_REQUEST):
+                some = stored[begin : begin + SEGMENTS_PER_REQUEST]
                 report = images.verify(found.digest, [digest for _, digest in some])
                 checked += report.checked
-                lines += _lines(report, part.digest, places)
-                shown(min(layout.size, (some[-1][0] + 1) * SEGMENT))
+                lines += _damage_lines(report, part.digest, places)
+                shown(min(layout.size, (some[-1][0] + 1) * SEGMENT_BYTES))
             shown(layout.size)
-            shown.next()
+            shown.start_next_part()
     return {"image": ref, "digest": found.digest, "checked": checked, "damaged": lines}
 
 
-def _lines(report: VerifyReport, content: str, places: dict[bytes, list[int]]) -> list[str]:
+def _damage_lines(report: VerifyReport, content: str, places: dict[bytes, list[int]]) -> list[str]:
     lost = [DamagedBlock(segment=one, number=0, why="the segment is missing") for one in report.missing]
     return [
-        f"{content} at byte {number * SEGMENT + block.number * BLOCK}: {block.why}"
+        f"{content} at byte {number * SEGMENT_BYTES + block.number * CHUNK_BYTES}: {block.why}"
         for block in (*report.damaged, *lost)
         for number in places.get(bytes.fromhex(block.segment), ())
     ]
@@ -130,7 +137,7 @@ def _local(names: tuple[str, ...]) -> list[dict[str, Any]]:
     for digest, name in zip(digests, names or digests, strict=True):
         try:
             manifest = store.manifest(digest)
-            with bar(name[:40], manifest.size) as shown:
+            with byte_progress(name[:40], manifest.size) as shown:
                 checked, lines = _verify_local(store, manifest, shown)
         except VMJobsError as error:
             checked, lines = 0, [error.message]
@@ -138,7 +145,9 @@ def _local(names: tuple[str, ...]) -> list[dict[str, Any]]:
     return found
 
 
-def _verify_local(store: ImageStore, manifest: ImageManifest, shown: Bar) -> tuple[int, list[str]]:
+def _verify_local(
+    store: ImageStore, manifest: ImageManifest, shown: ByteProgress
+) -> tuple[int, list[str]]:
     checked = 0
     lines: list[str] = []
     for part in manifest.parts():
@@ -148,28 +157,30 @@ def _verify_local(store: ImageStore, manifest: ImageManifest, shown: Bar) -> tup
         except OSError as error:
             lines.append(f"{part.digest}: cannot be read: {error.strerror}")
         checked += sum(1 for _ in layout.stored())
-        shown.next()
+        shown.start_next_part()
     return checked, lines
 
 
-def _verify_file(store: ImageStore, content: str, layout: Layout, shown: Bar) -> Iterable[str]:
+def _verify_file(
+    store: ImageStore, content: str, layout: ContentLayout, shown: ByteProgress
+) -> Iterable[str]:
     """Return a line for each segment of a content's file whose digest is wrong."""
     lines = []
-    buffer = bytearray(SEGMENT)
+    buffer = bytearray(SEGMENT_BYTES)
     with store.folder.path(content).open("rb", buffering=0) as file:
         for number, digest in enumerate(layout.segments):
             data = read_segment(file, number, layout.size, buffer)
             length = layout.length(number)
-            actual = zeros(length) if data is None else segment_digest(block_digests(data))
+            actual = zeros(length) if data is None else segment_digest(digest_chunks(data))
             if actual != digest:
-                begin = number * SEGMENT
+                begin = number * SEGMENT_BYTES
                 lines.append(
                     f"{content} from byte {begin} to {begin + length}: the digest does not match"
                 )
-            shown(begin_after(number, layout))
+            shown(end_of_segment(number, layout))
     return lines
 
 
-def begin_after(number: int, layout: Layout) -> int:
+def end_of_segment(number: int, layout: ContentLayout) -> int:
     """Return the number of bytes up to the end of segment ``number``."""
-    return number * SEGMENT + layout.length(number)
+    return number * SEGMENT_BYTES + layout.length(number)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.verbs import Verbs
+from vmjobs.cli.lazy_commands import LazyGroup
 
 #: subcommand -> (module, attribute, one line of help).
-VERBS = {
+SUBCOMMANDS = {
     "submit": ("vmjobs.cli.job_submit", "submit", "Submit a script as a job, or an array of jobs."),
     "status": ("vmjobs.cli.job_status", "status", "Show jobs in detail."),
     "list": ("vmjobs.cli.job_status", "list_jobs", "List your jobs."),
@@ -24,7 +24,7 @@ VERBS = {
 }
 
 
-@click.command(cls=Verbs, verbs=VERBS)
+@click.command(cls=LazyGroup, lazy_commands=SUBCOMMANDS)
 def job() -> None:
     """Submit and manage jobs.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.support import client, echo, json_option, print_json
+from vmjobs.cli.common import client, echo, json_option, print_json
 from vmjobs.model import JobAction
 
 
-def _command(action: JobAction, text: str) -> click.Command:
+def _make_command(action: JobAction, text: str) -> click.Command:
     @click.command(action.value, help=text)
     @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
     @json_option
@@ -23,6 +23,6 @@ def _command(action: JobAction, text: str) -> click.Command:
     return change
 
 
-cancel = _command(JobAction.CANCEL, "Cancel JOBs. A job is CANCELED once its VM is verified gone.")
-hold = _command(JobAction.HOLD, "Hold JOBs: they do not run until they are released.")
-release = _command(JobAction.RELEASE, "Release held JOBs.")
+cancel = _make_command(JobAction.CANCEL, "Cancel JOBs. A job is CANCELED once its VM is verified gone.")
+hold = _make_command(JobAction.HOLD, "Hold JOBs: they do not run until they are released.")
+release = _make_command(JobAction.RELEASE, "Release held JOBs.")

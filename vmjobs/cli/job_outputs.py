@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from vmjobs.cli.job_table import expand
-from vmjobs.cli.support import client, echo, json_option, print_json, print_table
+from vmjobs.cli.common import client, echo, json_option, print_json, print_table
+from vmjobs.cli.job_table import find_jobs
 from vmjobs.cli.transfer import download_all
 from vmjobs.errors import InvalidRequest
 
@@ -24,7 +24,7 @@ from vmjobs.errors import InvalidRequest
 def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
     """List or fetch the output files of JOBs."""
     api = client()
-    found = expand(api, jobs)
+    found = find_jobs(api, jobs)
     if directory is not None:
         one_array = len({job.array for job in found}) == 1
         fetched, failed = list[str](), list[str]()

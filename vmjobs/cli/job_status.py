@@ -6,9 +6,9 @@ from itertools import islice
 
 import click
 
-from vmjobs.cli.job_table import PHASES, exit_text, expand
-from vmjobs.cli.support import ago, client, json_option, print_json, print_table
-from vmjobs.model import AMOUNTS, Job, JobState
+from vmjobs.cli.common import client, format_age, json_option, print_json, print_table
+from vmjobs.cli.job_table import PHASES, find_jobs, format_exit
+from vmjobs.model import BYTE_COUNTERS, Job, JobState
 
 
 @click.command()
@@ -16,7 +16,7 @@ from vmjobs.model import AMOUNTS, Job, JobState
 @json_option
 def status(jobs: tuple[str, ...], as_json: bool) -> None:
     """Show JOBs in detail."""
-    found = expand(client(), jobs)
+    found = find_jobs(client(), jobs)
     if as_json:
         print_json(found)
         return
@@ -29,16 +29,16 @@ def _details(job: Job) -> list[tuple[str, str]]:
     rows = [
         ("job", job.id),
         ("array", f"{job.array} ({job.index + 1} of {job.count})"),
-        ("state", f"{job.state} since {ago(job.updated)}"),
+        ("state", f"{job.state} since {format_age(job.updated)}"),
         ("reason", f"{job.reason.code}: {job.reason.message} (action needed by: {job.reason.actor})"),
-        ("exit", f"{exit_text(job)}" + (f", reported by {job.exit.channel}" if job.exit else "")),
+        ("exit", f"{format_exit(job)}" + (f", reported by {job.exit.channel}" if job.exit else "")),
         ("image", f"{job.spec.image} = {job.image_digest}"),
         ("node", f"{job.node or '-'} ({job.hypervisor or 'no hypervisor yet'})"),
         ("condor", condor),
         ("attempts", str(job.attempts)),
         ("seconds", ", ".join(f"{p} {job.seconds[p]:.1f}" for p in PHASES if p in job.seconds) or "-"),
         ("processor", f"{job.cpu_seconds:.1f} s" if job.cpu_seconds else "-"),
-        ("bytes", ", ".join(f"{a} {job.bytes[a]}" for a in AMOUNTS if a in job.bytes) or "-"),
+        ("bytes", ", ".join(f"{a} {job.bytes[a]}" for a in BYTE_COUNTERS if a in job.bytes) or "-"),
     ]
     rows += [("output", f"{o.path}  {o.size} bytes  {o.digest}") for o in job.outputs]
     rows += [("rejected", f"{r.path}: {r.why}") for r in job.rejected]
@@ -57,7 +57,15 @@ def list_jobs(states: tuple[str, ...], array: str, limit: int, as_json: bool) ->
         print_json(found)
         return
     rows = [
-        (j.id, j.spec.name, j.state, exit_text(j), j.node or "-", ago(j.created), j.reason.code)
+        (
+            j.id,
+            j.spec.name,
+            j.state,
+            format_exit(j),
+            j.node or "-",
+            format_age(j.created),
+            j.reason.code,
+        )
         for j in found
     ]
     print_table(("JOB", "NAME", "STATE", "EXIT", "NODE", "SUBMITTED", "REASON"), rows, ids=True)

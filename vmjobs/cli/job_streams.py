@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from vmjobs.cli.support import CONDOR_ID, client
+from vmjobs.cli.common import CONDOR_ID, client
 from vmjobs.errors import Unavailable
 from vmjobs.model import StreamName
 from vmjobs.terminal import guest_output
@@ -59,12 +59,12 @@ def console(job: str, follow: bool, offset: int, schedd: str, pool: str) -> None
     JOB may also be a running HTCondor job with VMJobImage: CLUSTER or CLUSTER.PROC.
     """
     if CONDOR_ID.fullmatch(job):
-        _by_condor(job, follow, offset, schedd, pool)
+        _print_condor_console(job, follow, offset, schedd, pool)
     else:
         _print(job, StreamName.CONSOLE, follow, offset)
 
 
-def _by_condor(job: str, follow: bool, offset: int, schedd: str, pool: str) -> NoReturn:
+def _print_condor_console(job: str, follow: bool, offset: int, schedd: str, pool: str) -> NoReturn:
     """Run condor_ssh_to_job; on the node, ``vmjobs enter`` prints the console."""
     wanted = ["vmjobs-console", *(["--offset", str(offset)] if offset else []), *(["-f"] * follow)]
     where = [*(["-name", schedd] if schedd else []), *(["-pool", pool] if pool else [])]

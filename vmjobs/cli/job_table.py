@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vmjobs.cli.support import print_table
+from vmjobs.cli.common import print_table
 from vmjobs.errors import NotFound
 from vmjobs.model import Job
 
@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-def expand(api: Client, names: Iterable[str]) -> list[Job]:
+def find_jobs(api: Client, names: Iterable[str]) -> list[Job]:
     """Return the jobs with these ids or prefixes; an array's id means all its jobs.
 
     Raises:
@@ -45,14 +45,14 @@ def expand(api: Client, names: Iterable[str]) -> list[Job]:
     return found
 
 
-def exit_text(job: Job) -> str:
+def format_exit(job: Job) -> str:
     """Return the exit status as text; "-" if there is none."""
     if job.exit is None:
         return "-"
     return f"signal {job.exit.signal}" if job.exit.signal is not None else str(job.exit.code)
 
 
-def row(job: Job) -> list[str]:
+def job_row(job: Job) -> list[str]:
     """Return a job's row of the table."""
     phases = [f"{job.seconds[p]:.1f} s" if p in job.seconds else "-" for p in PHASES]
     digest = job.outputs[0].digest.removeprefix("sha256:")[:12] if job.outputs else "-"
@@ -61,7 +61,7 @@ def row(job: Job) -> list[str]:
         job.id,
         job.spec.strategy.value,
         job.state.value if job.state != "FAILED" else f"{job.state} {job.reason.code}",
-        exit_text(job),
+        format_exit(job),
         job.exit.channel.value if job.exit else "-",
         job.node or "-",
         job.hypervisor.value if job.hypervisor else "-",
@@ -72,4 +72,4 @@ def row(job: Job) -> list[str]:
 
 def print_jobs(jobs: Sequence[Job]) -> None:
     """Print the table of jobs."""
-    print_table(COLUMNS, [row(job) for job in jobs], ids=True)
+    print_table(COLUMNS, [job_row(job) for job in jobs], ids=True)

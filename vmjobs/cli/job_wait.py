@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from vmjobs.cli.job_table import expand, print_jobs
-from vmjobs.cli.support import client, echo, json_option, print_json
+from vmjobs.cli.common import client, echo, json_option, print_json
+from vmjobs.cli.job_table import find_jobs, print_jobs
 from vmjobs.model import Job, JobState
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
 
 #: Exit status if a job did not complete, and after a timeout (as of timeout(1)).
-NOT_ALL_COMPLETED = 1
-TIMED_OUT = 124
+EXIT_NOT_COMPLETED = 1
+EXIT_TIMED_OUT = 124
 
 
 @click.command()
@@ -28,7 +28,7 @@ TIMED_OUT = 124
 def wait(jobs: tuple[str, ...], timeout: float | None, as_json: bool) -> None:
     """Wait until all JOBs have ended; exit with 0 if all of them completed."""
     api = client()
-    wait_and_show(api, [job.id for job in expand(api, jobs)], timeout, as_json)
+    wait_and_show(api, [job.id for job in find_jobs(api, jobs)], timeout, as_json)
 
 
 def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_jso
         def on_change(job: Job) -> None:
             news = seen.get(job.id) is not job.state
             seen[job.id] = job.state
-            counts = ", ".join(f"{n} {state}" for state, n in _count(seen.values()))
+            counts = ", ".join(f"{n} {state}" for state, n in _count_states(seen.values()))
             status.update(counts)
             if news and not (as_json or terminal.is_terminal):
                 why = job.reason.message.partition("\n")[0]
@@ -52,10 +52,10 @@ def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_jso
     else:
         print_jobs(ended)
     if any(not job.state.final for job in ended):
-        sys.exit(TIMED_OUT)
-    sys.exit(0 if all(job.state is JobState.COMPLETED for job in ended) else NOT_ALL_COMPLETED)
+        sys.exit(EXIT_TIMED_OUT)
+    sys.exit(0 if all(job.state is JobState.COMPLETED for job in ended) else EXIT_NOT_COMPLETED)
 
 
-def _count(states: Iterable[JobState]) -> list[tuple[JobState, int]]:
+def _count_states(states: Iterable[JobState]) -> list[tuple[JobState, int]]:
     found = list(states)
     return [(state, found.count(state)) for state in JobState if state in found]

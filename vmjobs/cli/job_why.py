@@ -8,11 +8,11 @@ from typing import Final
 import click
 
 from condor import names
+from condor.diagnose.explainer import JobLocation
 from condor.schedd import Schedd
-from condor.why_read import Place
-from vmjobs.cli.job_why_service import explain, of_image, view_of_service_job
-from vmjobs.cli.job_why_show import View, as_plain, show
-from vmjobs.cli.support import CONDOR_ID, config, json_option, print_json, read_token
+from vmjobs.cli.common import CONDOR_ID, config, json_option, print_json, read_token
+from vmjobs.cli.job_why_service import check_image, explain, explain_service_job
+from vmjobs.cli.job_why_show import JobReport, report_as_json, show
 from vmjobs.errors import VMJobsError
 
 #: Timeout of shell completion in seconds.
@@ -28,11 +28,11 @@ def _service_ids() -> list[str]:
     from vmjobs.client import Client, Retries  # noqa: PLC0415 - slow import, network only
     from vmjobs.model import JobState  # noqa: PLC0415
 
-    patience = Retries(deadline=_COMPLETION_SECONDS, connect=0.5, read=1.0)
+    retries = Retries(deadline=_COMPLETION_SECONDS, connect=0.5, read=1.0)
     try:
         settings = config()
         token = read_token(settings.token_file)
-        with Client(settings.api_url, token, retries=patience) as api:
+        with Client(settings.api_url, token, retries=retries) as api:
             return [job.id for job in api.job_page([JobState.QUEUED, JobState.HELD]).jobs]
     except VMJobsError:
         return []
@@ -66,12 +66,12 @@ def why(job: str, schedd: str, pool: str, as_json: bool) -> None:
     """
     if found := CONDOR_ID.fullmatch(job):
         proc = None if found[2] is None else int(found[2])
-        explanation = explain(Place(schedd, pool, int(found[1]), proc))
-        findings = [*explanation.findings, *of_image(explanation)]
-        view = View(explanation.id, explanation.state, findings, explanation=explanation)
+        explanation = explain(JobLocation(schedd, pool, int(found[1]), proc))
+        findings = [*explanation.findings, *check_image(explanation)]
+        report = JobReport(explanation.id, explanation.state, findings, explanation=explanation)
     else:
-        view = view_of_service_job(job, schedd, pool)
+        report = explain_service_job(job, schedd, pool)
     if as_json:
-        print_json(as_plain(view))
+        print_json(report_as_json(report))
     else:
-        show(view)
+        show(report)

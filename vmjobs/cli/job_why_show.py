@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from condor.why import STATUS, Finding, listed
-from condor.why_pool import PoolFacts
-from condor.why_read import Explanation
-from vmjobs.cli.support import echo, print_table
+from condor.diagnose.explainer import JobExplanation
+from condor.diagnose.findings import STATUS_TEXT, JobFinding, format_nodes
+from condor.diagnose.pool_findings import PoolFacts
+from vmjobs.cli.common import echo, print_table
 
 
 @dataclass(frozen=True)
-class View:
+class JobReport:
     """The content of a job's explanation.
 
     state: as text. findings: at least one, the answer first. facts: names and values. explanation:
@@ -22,43 +22,43 @@ class View:
 
     id: str
     state: str
-    findings: Sequence[Finding]
+    findings: Sequence[JobFinding]
     facts: Sequence[tuple[str, str]] = ()
-    explanation: Explanation | None = None
+    explanation: JobExplanation | None = None
 
 
-def as_plain(view: View) -> dict[str, Any]:
+def report_as_json(report: JobReport) -> dict[str, Any]:
     """Return the explanation as JSON data. The first finding is the answer."""
-    explanation = view.explanation
+    explanation = report.explanation
     pool = explanation.pool if explanation else None
     return {
-        "id": view.id,
-        "state": view.state,
-        "way": list(explanation.way) if explanation else [],
-        "findings": [asdict(finding) for finding in view.findings],
-        "facts": dict(view.facts),
+        "id": report.id,
+        "state": report.state,
+        "way": list(explanation.route) if explanation else [],
+        "findings": [asdict(finding) for finding in report.findings],
+        "facts": dict(report.facts),
         "nodes": pool.nodes if pool else {},
         "clauses": list(pool.clauses) if pool else [],
     }
 
 
-def show(view: View) -> None:
+def show(report: JobReport) -> None:
     """Print the answer, further findings and facts, unmet requirements, and remedies."""
-    explanation = view.explanation
-    answer, *others = view.findings
-    way = explanation.way[1:] if explanation else []
-    sent = f", and as {', then as '.join(way)}" if way else ""
-    echo(f"{view.id} is {view.state}{sent}: {answer.message} [{answer.code}]")
+    explanation = report.explanation
+    answer, *others = report.findings
+    route = explanation.route[1:] if explanation else []
+    sent = f", and as {', then as '.join(route)}" if route else ""
+    echo(f"{report.id} is {report.state}{sent}: {answer.message} [{answer.code}]")
     for finding in others:
         echo(f"  also: {finding.message} [{finding.code}]")
-    for name, value in view.facts:
+    for name, value in report.facts:
         echo(f"  {name}: {value}")
     if explanation and len(explanation.jobs) and sum(explanation.jobs.values()) > 1:
-        echo(f"  its cluster has {_counted(explanation.jobs)}")
+        echo(f"  its cluster has {_count_text(explanation.jobs)}")
     if explanation and explanation.pool and explanation.pool.clauses:
         echo()
         print_table(("CLAUSE", "SIDE", "FAILS ON", "VALUES"), _rows(explanation.pool))
-    remedies = list(dict.fromkeys(f.remedy for f in view.findings if f.remedy))
+    remedies = list(dict.fromkeys(f.remedy for f in report.findings if f.remedy))
     if remedies:
         echo("\nwhat to do:")
     for remedy in remedies:
@@ -70,7 +70,7 @@ def _rows(pool: PoolFacts) -> list[Sequence[str]]:
         (
             clause["text"],
             clause["side"],
-            f"{clause['nodes']['count']} of {pool.total}: {listed(clause['nodes'])}",
+            f"{clause['nodes']['count']} of {pool.total}: {format_nodes(clause['nodes'])}",
             _values(clause),
         )
         for clause in pool.clauses
@@ -86,6 +86,6 @@ def _values(clause: Mapping[str, Any]) -> str:
     )
 
 
-def _counted(jobs: Mapping[str, int]) -> str:
-    words = {str(number): word for number, word in STATUS.items()}
+def _count_text(jobs: Mapping[str, int]) -> str:
+    words = {str(number): word for number, word in STATUS_TEXT.items()}
     return ", ".join(f"{count} {words.get(status, status)}" for status, count in sorted(jobs.items()))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 #: Subjects of messages; a message template has the word before the argument: ``job %s``.
 SUBJECTS: Final = ("job", "array", "member", "cluster", "node", "image", "build", "pool")
 
@@ -21,13 +21,13 @@ _CONVERSION: Final = re.compile(r"%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-z])")
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
     """Log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # It logs at every start where it found keys, and at DEBUG what it signs.
     logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object per line.
 
     Keys: time (RFC 3339, UTC), level, logger, message; each of :data:`SUBJECTS` that the message names;

@@ -15,8 +15,8 @@ from typing import Any, Final
 import click
 
 from vmjobs import __version__
+from vmjobs.cli.lazy_commands import LazyGroup
 from vmjobs.cli.logs import configure_logging
-from vmjobs.cli.verbs import Verbs
 from vmjobs.errors import ConfigError, VMJobsError
 
 _AS_JSON: Final = f"{__name__}.as_json"
@@ -45,7 +45,7 @@ COMMANDS = {
 }
 
 
-class _Commands(Verbs):
+class _MainGroup(LazyGroup):
     """All commands; one with missing libraries fails with a message when it is called.
 
     Errors are JSON if the command line has --json.
@@ -63,15 +63,15 @@ class _Commands(Verbs):
         except (VMJobsError, click.ClickException) as error:
             if not ctx.meta[_AS_JSON]:
                 raise
-            found = error if isinstance(error, VMJobsError) else _misused(error)
-            _print([json.dumps(_as_json(found))])
+            found = error if isinstance(error, VMJobsError) else _to_usage_error(error)
+            _print_lines([json.dumps(_error_as_json(found))])
             ctx.exit(error.exit_code)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:
             return super().get_command(ctx, cmd_name)
         except ModuleNotFoundError as error:
-            return _not_installed(cmd_name, self.verbs[cmd_name][2], str(error.name))
+            return _not_installed(cmd_name, self.lazy_commands[cmd_name][2], str(error.name))
 
 
 def _not_installed(name: str, text: str, module: str) -> click.Command:
@@ -88,7 +88,9 @@ def _not_installed(name: str, text: str, module: str) -> click.Command:
     return missing
 
 
-@click.command(cls=_Commands, verbs=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_MainGroup, lazy_commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="vmjobs")
 @click.option("-v", "--verbose", is_flag=True, help="Log details on standard error.")
 @click.pass_context
@@ -99,19 +101,19 @@ def cli(ctx: click.Context, verbose: bool) -> None:
         configure_logging("DEBUG")
 
 
-class _Misused(VMJobsError):
+class _UsageError(VMJobsError):
     """The command line is invalid."""
 
     code = "USAGE"
 
 
-def _misused(error: click.ClickException) -> VMJobsError:
+def _to_usage_error(error: click.ClickException) -> VMJobsError:
     context = getattr(error, "ctx", None)
     hint = f"{context.command_path} --help" if context else ""
-    return _Misused(error.format_message(), hint=hint)
+    return _UsageError(error.format_message(), hint=hint)
 
 
-def _as_json(error: VMJobsError) -> dict[str, Any]:
+def _error_as_json(error: VMJobsError) -> dict[str, Any]:
     """Return an error as JSON data, with the keys of the API's problem documents."""
     return {
         "code": error.code,
@@ -126,20 +128,20 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return cli.main(args=arguments, standalone_mode=True)
     except VMJobsError as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(error.exit_code)
 
 
-def _tell(error: VMJobsError) -> None:
+def _print_error(error: VMJobsError) -> None:
     lines = [f"vmjobs: {error.message} [{error.code}]"]
     if len(error.faults) > 1 or any(fault.message not in error.message for fault in error.faults):
-        lines += [f"  {_place(fault.field)}: {fault.message}" for fault in error.faults]
+        lines += [f"  {_format_field(fault.field)}: {fault.message}" for fault in error.faults]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
-    _print(lines)
+    _print_lines(lines)
 
 
-def _place(field: str) -> str:
+def _format_field(field: str) -> str:
     """Format a field: ``spec.inputs.0.name`` becomes ``inputs, number 1, name``."""
     if not field:
         return "request"
@@ -150,8 +152,8 @@ def _place(field: str) -> str:
     )
 
 
-def _print(lines: list[str]) -> None:
-    from vmjobs.cli.support import echo  # noqa: PLC0415 - only errors need it
+def _print_lines(lines: list[str]) -> None:
+    from vmjobs.cli.common import echo  # noqa: PLC0415 - only errors need it
 
     for line in lines:
         echo(line, err=True)

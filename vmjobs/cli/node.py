@@ -13,8 +13,8 @@ import click
 
 from vmjobs.agent import protocol
 from vmjobs.agent_socket import ANSWER_SECONDS
-from vmjobs.cli.support import ago, client, json_option, print_json, print_table
-from vmjobs.cluster.member import MemberState
+from vmjobs.cli.common import client, format_age, json_option, print_json, print_table
+from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.errors import Forbidden, InvalidRequest, NotFound
 from vmjobs.model import Node
 
@@ -33,20 +33,20 @@ def list_nodes(as_json: bool) -> None:
     """List the nodes that announced themselves."""
     with client() as api:
         nodes = api.nodes()
-        taken = {} if as_json else _taken(api, nodes)
+        usage = {} if as_json else _cluster_usage(api, nodes)
     if as_json:
         print_json(nodes)
         return
     rows = [
         (
             n.name,
-            "none: it rests" if n.fault else _working(n) or "none",
+            "none: it rests" if n.fault else _working_kinds(n) or "none",
             n.cpus,
             f"{n.memory} MiB",
             len(n.running),
             len(n.images),
-            _for_clusters(n, taken),
-            ago(n.updated),
+            _cluster_usage_text(n, usage),
+            format_age(n.updated),
         )
         for n in nodes
     ]
@@ -61,7 +61,7 @@ def show(name: str, as_json: bool) -> None:
     """Show one node: its probe results, cached images, jobs and cluster VMs."""
     with client() as api:
         found = api.node(name)
-        taken = {} if as_json else _taken(api, [found])
+        usage = {} if as_json else _cluster_usage(api, [found])
     if as_json:
         print_json(found)
         return
@@ -74,12 +74,12 @@ def show(name: str, as_json: bool) -> None:
             ("cpus", found.cpus),
             ("memory", f"{found.memory} MiB"),
             ("disk", f"{found.disk} MiB free"),
-            ("for clusters", _for_clusters(found, taken)),
-            ("heard", ago(found.updated)),
+            ("for clusters", _cluster_usage_text(found, usage)),
+            ("heard", format_age(found.updated)),
             *([("takes no jobs", found.fault)] if found.fault else []),
             *(("image", digest) for digest in found.images),
             *(("job", job) for job in found.running),
-            *(("cluster VM", name) for name in (taken or {}).get(found.name, _Taken()).members),
+            *(("cluster VM", name) for name in (usage or {}).get(found.name, _ClusterUsage()).members),
         ],
     )
     rows = [
@@ -89,12 +89,12 @@ def show(name: str, as_json: bool) -> None:
     print_table(("HYPERVISOR", "PROBE", "TOOK", "DETAIL"), rows)
 
 
-def _working(of: Node) -> str:
-    return ", ".join(h.kind for h in of.hypervisors if h.works)
+def _working_kinds(node_info: Node) -> str:
+    return ", ".join(h.kind for h in node_info.hypervisors if h.works)
 
 
 @dataclass
-class _Taken:
+class _ClusterUsage:
     """Resources of a node that cluster VMs use; memory in MiB. members: their names."""
 
     cpus: int = 0
@@ -102,9 +102,9 @@ class _Taken:
     members: list[str] = field(default_factory=list)
 
 
-def _taken(api: Client, nodes: Sequence[Node]) -> dict[str, _Taken] | None:
+def _cluster_usage(api: Client, nodes: Sequence[Node]) -> dict[str, _ClusterUsage] | None:
     """Return what cluster VMs use, by node; None if the user may not see clusters."""
-    found: dict[str, _Taken] = defaultdict(_Taken)
+    found: dict[str, _ClusterUsage] = defaultdict(_ClusterUsage)
     if not any(n.cluster_memory for n in nodes):
         return found
     try:
@@ -113,21 +113,23 @@ def _taken(api: Client, nodes: Sequence[Node]) -> dict[str, _Taken] | None:
         return None
     for cluster in clusters:
         for member in cluster.members:
-            if member.node and member.state is not MemberState.GONE:
-                taken = found[member.node]
-                taken.cpus += cluster.spec.cpus
-                taken.memory += cluster.spec.memory
-                taken.members.append(member.name)
+            if member.node and member.state is not ClusterVmState.GONE:
+                usage = found[member.node]
+                usage.cpus += cluster.spec.cpus
+                usage.memory += cluster.spec.memory
+                usage.members.append(member.name)
     return found
 
 
-def _for_clusters(of: Node, taken: dict[str, _Taken] | None) -> str:
-    if not of.cluster_memory:
+def _cluster_usage_text(node_info: Node, usage: dict[str, _ClusterUsage] | None) -> str:
+    if not node_info.cluster_memory:
         return "-"
-    if taken is None:
-        return f"{of.cluster_cpus} cpus, {of.cluster_memory} MiB"
-    now = taken.get(of.name, _Taken())
-    return f"{now.cpus} of {of.cluster_cpus} cpus, {now.memory} of {of.cluster_memory} MiB"
+    if usage is None:
+        return f"{node_info.cluster_cpus} cpus, {node_info.cluster_memory} MiB"
+    now = usage.get(node_info.name, _ClusterUsage())
+    return (
+        f"{now.cpus} of {node_info.cluster_cpus} cpus, {now.memory} of {node_info.cluster_memory} MiB"
+    )
 
 
 @node.command()
@@ -139,7 +141,7 @@ def ad(*, follow: bool) -> None:
 
     --follow reports at once that an agent has ended, and within a second that one has started.
     """
-    from condor.node_ad import main  # noqa: PLC0415 - only the execute node needs it
+    from condor.startd_cron import main  # noqa: PLC0415 - only the execute node needs it
 
     main(follow=follow)
 

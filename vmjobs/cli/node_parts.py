@@ -6,24 +6,26 @@ import logging
 from pathlib import Path
 
 from images.cloudinit import NoCloud
-from vmjobs.agent.fleet import Fleet
+from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
+from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings
+from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
+from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.agent.members.parts import MemberParts, MemberSettings
-from vmjobs.agent.members.telling import Reporter, Shipper
-from vmjobs.agent.node import member_directory
-from vmjobs.agent.run import Parts, RunSettings
-from vmjobs.cli.support import node_name
-from vmjobs.client import ShareClient
+from vmjobs.agent.node import cluster_vm_directory
+from vmjobs.agent.run import RunServices, RunSettings
+from vmjobs.cli.common import node_name
+from vmjobs.client import AssignmentClient
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
-from vmjobs.ports import ImageSource, LiveSource
+from vmjobs.ports import ImageSource, LazyImageSource
 
 log = logging.getLogger(__name__)
 
 
-def fleet(settings: Config, images: ImageSource, cache: Path | None = None) -> Fleet:
+def make_hypervisors(
+    settings: Config, images: ImageSource, cache: Path | None = None
+) -> HypervisorRegistry:
     """Return the node's hypervisors, not yet probed. Probes boot cached kernels."""
 
     def kernels() -> list[Path]:
@@ -35,18 +37,18 @@ def fleet(settings: Config, images: ImageSource, cache: Path | None = None) -> F
                 log.warning("probes cannot use the image %s: %s", digest, error)
         return [kernel for kernel in found if kernel is not None]
 
-    return Fleet(drivers(settings, kernels), settings.probe_seconds, cache)
+    return HypervisorRegistry(drivers(settings, kernels), settings.probe_seconds, cache)
 
 
-def parts(
+def make_run_parts(
     settings: Config,
     images: ImageSource,
-    hypervisors: Fleet,
+    hypervisors: HypervisorRegistry,
     runs: Path,
-    live: LiveSource | None = None,
-) -> Parts:
+    live: LazyImageSource | None = None,
+) -> RunServices:
     """Return the parts that runs use."""
-    return Parts(
+    return RunServices(
         images=images,
         choose=hypervisors.choose,
         journal=Journal(runs),
@@ -57,32 +59,32 @@ def parts(
         ),
         seeds=NoCloud(),
         live=live,
-        recheck=hypervisors.recheck,
+        reprobe=hypervisors.reprobe,
     )
 
 
-def member_journal(settings: Config) -> MemberJournal:
+def cluster_vm_journal(settings: Config) -> ClusterVmJournal:
     """Return the journal of this node's cluster VMs."""
-    return MemberJournal(member_directory(settings))
+    return ClusterVmJournal(cluster_vm_directory(settings))
 
 
-def member_parts(
-    settings: Config, source: ShareClient, images: ImageSource, hypervisors: Fleet
-) -> MemberParts:
+def make_cluster_vm_parts(
+    settings: Config, source: AssignmentClient, images: ImageSource, hypervisors: HypervisorRegistry
+) -> ClusterVmServices:
     """Return the parts that cluster VMs use."""
     from condor.worker import WorkerKit  # noqa: PLC0415 - only nodes that have clusters need it
 
-    reporter = Reporter(source)
-    return MemberParts(
+    reporter = StatusReporter(source)
+    return ClusterVmServices(
         images=images,
         choose=hypervisors.choose,
         drivers=hypervisors.drivers,
-        journal=member_journal(settings),
+        journal=cluster_vm_journal(settings),
         source=source,
         reporter=reporter,
-        shipper=Shipper(source, reporter),
+        console_uploader=ConsoleUploader(source, reporter),
         kit=WorkerKit(),
-        settings=MemberSettings(max_console=settings.max_console_bytes),
+        settings=ClusterVmSettings(max_console=settings.max_console_bytes),
         seeds=NoCloud(),
         sessions=source,
     )

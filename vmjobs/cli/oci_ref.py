@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from images.oci.reference import is_reference
 from images.store import ImageStore
 from vmjobs import __version__
+from vmjobs.cli.common import config
 from vmjobs.cli.progress import step_bars
-from vmjobs.cli.support import config
 from vmjobs.wire import ImageDetail, Origin
 
 if TYPE_CHECKING:
-    from images.oci.fetch import Access
+    from images.oci.fetch import RegistryAccess
     from images.oci.importer import ImportedImage
 
 _PARALLEL = 4
@@ -29,15 +29,15 @@ def resolve_image(ref: str, *, push: bool = False) -> str:
     """
     if not is_reference(ref):
         return ref
-    from images.oci.fetch import Access  # noqa: PLC0415 - slow import, containers only
+    from images.oci.fetch import RegistryAccess  # noqa: PLC0415 - slow import, containers only
 
-    found = import_container(ref, Access())
+    found = import_container(ref, RegistryAccess())
     if push:
         push_container(found)
     return found.digest
 
 
-def import_container(ref: str, access: Access, name: str = "", tag: str = "") -> ImportedImage:
+def import_container(ref: str, access: RegistryAccess, name: str = "", tag: str = "") -> ImportedImage:
     """Import a container image into the local store, with a progress bar."""
     from images.oci.importer import import_reference  # noqa: PLC0415
 
@@ -57,12 +57,12 @@ def import_container(ref: str, access: Access, name: str = "", tag: str = "") ->
 def push_container(found: ImportedImage, namespace: str = "") -> ImageDetail:
     """Push an imported image to the repository under its local name."""
     # Only this function needs the network.
-    from vmjobs.cli.image_sending import Terms, from_store, publish, send  # noqa: PLC0415
-    from vmjobs.cli.image_support import Name, repository  # noqa: PLC0415
+    from vmjobs.cli.image_common import QualifiedName, repository  # noqa: PLC0415
+    from vmjobs.cli.image_upload import PublishOptions, from_store, publish, send  # noqa: PLC0415
 
     settings = config()
     origin = Origin(source=found.source[:1024], format="oci", builder=f"vmjobs {__version__}")
-    brought = replace(from_store(ImageStore(settings.images), found.digest), origin=origin)
-    with brought, repository() as images:
-        sent = send(images, settings.api_url, replace(brought, name=found.name), _PARALLEL)
-        return publish(images, sent, Name(namespace, found.name, found.tag), Terms())
+    pending = replace(from_store(ImageStore(settings.images), found.digest), origin=origin)
+    with pending, repository() as images:
+        sent = send(images, settings.api_url, replace(pending, name=found.name), _PARALLEL)
+        return publish(images, sent, QualifiedName(namespace, found.name, found.tag), PublishOptions())

@@ -16,19 +16,19 @@ from rich.status import Status
 from rich.text import Text
 
 from images.store import ImageStore
-from vmjobs.agent.inbox import Inbox, SignalSent
+from vmjobs.agent.outcome import RunOutcome
 from vmjobs.agent.run import Run
-from vmjobs.agent.verdict import Verdict
-from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.agent.run_events import EventQueue, SignalSent
+from vmjobs.cli.common import config, echo, json_option, print_json, to_json_data
+from vmjobs.cli.node_parts import make_hypervisors, make_run_parts
 from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
-from vmjobs.cli.support import config, echo, json_option, plain, print_json
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import JobState, Report, StreamName
-from vmjobs.paths import below
+from vmjobs.paths import safe_join
 from vmjobs.terminal import ByteSink, guest_output, printable
 
-_DOING = {
+_STATE_TEXT = {
     JobState.STAGING: "preparing",
     JobState.BOOTING: "booting",
     JobState.COLLECTING: "collecting outputs",
@@ -89,21 +89,21 @@ def run(
         )
         lease = _TerminalLease(status)
         runs = settings.state_dir / "local" / "runs"
-        hypervisors = fleet(settings, images, settings.state_dir / "local" / "probes.json")
-        made = parts(settings, images, hypervisors, runs)
-        made.journal.recover(hypervisors.drivers)  # of earlier runs that were killed
-        verdict = _execute(Run(job, lease, made, job.job_id, uuid.uuid4().hex, Inbox()))
+        hypervisors = make_hypervisors(settings, images, settings.state_dir / "local" / "probes.json")
+        run_parts = make_run_parts(settings, images, hypervisors, runs)
+        run_parts.journal.recover(hypervisors.drivers)  # of earlier runs that were killed
+        outcome = _execute(Run(job, lease, run_parts, job.job_id, uuid.uuid4().hex, EventQueue()))
     if as_json:
         sys.stderr.flush()
-        print_json(_outcome(verdict, job, lease.last))
+        print_json(_outcome_as_json(outcome, job, lease.last))
     else:
-        _tell(verdict, job, lease.last)
-    sys.exit(verdict.exit_code)
+        _print_outcome(outcome, job, lease.last)
+    sys.exit(outcome.exit_code)
 
 
-def _execute(this_run: Run) -> Verdict:
+def _execute(this_run: Run) -> RunOutcome:
     def stop(number: int, _frame: object) -> None:
-        this_run.inbox.put(SignalSent(number))
+        this_run.event_queue.put(SignalSent(number))
         signal.signal(number, signal.default_int_handler)  # a second signal ends this process at once
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -121,12 +121,12 @@ class _TerminalLease:
         self.last = report
         if self._status is None:
             return
-        doing = _DOING.get(report.state)
-        if doing is None:
+        state_text = _STATE_TEXT.get(report.state)
+        if state_text is None:
             self._status.stop()
         else:
             name = f" ({report.hypervisor})" if report.hypervisor else ""
-            self._status.update(Text(printable(f"{doing}{name}: {report.reason.message}")))
+            self._status.update(Text(printable(f"{state_text}{name}: {report.reason.message}")))
             self._status.start()
 
 
@@ -152,25 +152,25 @@ def _console_file(path: Path | None, printed: ByteSink) -> Iterator[ByteSink | N
         yield file
 
 
-def _outcome(verdict: Verdict, job: LocalJob, report: Report | None) -> dict[str, Any]:
+def _outcome_as_json(outcome: RunOutcome, job: LocalJob, report: Report | None) -> dict[str, Any]:
     """Return the outcome as JSON data. Outputs have path: in the guest; file: here."""
     return {
-        **(plain(report) if report else {}),
-        "state": verdict.state,
-        "reason": plain(verdict.reason),
-        "exit": plain(verdict.exit),
+        **(to_json_data(report) if report else {}),
+        "state": outcome.state,
+        "reason": to_json_data(outcome.reason),
+        "exit": to_json_data(outcome.exit),
         "image": job.image_digest,
         "outputs": [
-            {**plain(output), "file": str(below(job.output_directory, output.path))}
+            {**to_json_data(output), "file": str(safe_join(job.output_directory, output.path))}
             for output in job.outputs
         ],
     }
 
 
-def _tell(verdict: Verdict, job: LocalJob, report: Report | None) -> None:
+def _print_outcome(outcome: RunOutcome, job: LocalJob, report: Report | None) -> None:
     for output in job.outputs:
         echo(f"vmjobs: {output.path} ({output.size} bytes)", err=True)
     for entry in report.rejected if report else ():
         echo(f"vmjobs: refused {entry.path}: {entry.why}", err=True)
-    if verdict.state is not JobState.COMPLETED:
-        echo(f"vmjobs: {verdict.reason.message} [{verdict.reason.code}]", err=True)
+    if outcome.state is not JobState.COMPLETED:
+        echo(f"vmjobs: {outcome.reason.message} [{outcome.reason.code}]", err=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from vmjobs.cli.common import config
 from vmjobs.cli.logs import configure_logging
-from vmjobs.cli.support import config
 
 
 @click.command()

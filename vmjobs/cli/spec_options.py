@@ -16,7 +16,7 @@ from vmjobs.model import HypervisorKind, InputFile, JobSpec, NetworkMode, Strate
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Word(click.Path):
+class _ScriptArgument(click.Path):
     """A path for shell completion, kept as text: it may be an argument of --program."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -29,7 +29,7 @@ _UNITS: Final = {"M": 1, "G": 1024, "T": 1024 * 1024}
 _SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(?:([MGT])(?:I?B)?)?", re.ASCII)
 
 
-def mebibytes(_context: click.Context, _option: click.Parameter, value: str) -> int:
+def parse_mebibytes(_context: click.Context, _option: click.Parameter, value: str) -> int:
     """Parse a size in MiB, or one with a unit: ``512``, ``2G``, ``1.5GiB``."""
     found = _SIZE.fullmatch(value.upper())
     size = Decimal(found[1]) * _UNITS[found[2] or "M"] if found else None
@@ -39,7 +39,7 @@ def mebibytes(_context: click.Context, _option: click.Parameter, value: str) -> 
 
 
 _OPTIONS = (
-    click.argument("script", type=_Word(), required=False),
+    click.argument("script", type=_ScriptArgument(), required=False),
     click.argument("arguments", nargs=-1),
     click.option(
         "--image",
@@ -94,7 +94,7 @@ _OPTIONS = (
     click.option("--cpus", type=int, default=1, show_default=True),
     click.option(
         "--memory",
-        callback=mebibytes,
+        callback=parse_mebibytes,
         metavar="MIB",
         default="512",
         show_default=True,
@@ -102,7 +102,7 @@ _OPTIONS = (
     ),
     click.option(
         "--disk",
-        callback=mebibytes,
+        callback=parse_mebibytes,
         metavar="MIB",
         default="1024",
         show_default=True,

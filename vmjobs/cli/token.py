@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 
 from api.serve import make_issuer
-from api.tokens import USER_SCOPES, Issuer, Scope
+from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
 from repository.database import Database
 from repository.migrations import upgrade
 from repository.tokens import TokenRecord, TokenRegister
-from vmjobs.cli.support import config, echo, json_option, print_json, print_table, read_token
+from vmjobs.cli.common import config, echo, json_option, print_json, print_table, read_token
 from vmjobs.errors import InvalidRequest, NotFound
 
 
@@ -56,7 +56,7 @@ def user(
     """Make a token with which SUBJECT submits and manages jobs and images."""
     issuer = make_issuer(config())
     scopes = USER_SCOPES | {Scope.ADMIN} if admin else USER_SCOPES
-    _hand_out(issuer, issuer.user_token(subject, scopes, days * 86400, groups), file, offline)
+    _deliver_token(issuer, issuer.user_token(subject, scopes, days * 86400, groups), file, offline)
 
 
 @create.command()
@@ -67,7 +67,7 @@ def user(
 def rooster(pool: str, days: float, file: Path | None, offline: bool) -> None:
     """Make a token with which the condor_rooster of POOL wakes clusters without VMs."""
     issuer = make_issuer(config())
-    _hand_out(issuer, issuer.rooster_token(pool, lifetime=days * 86400), file, offline)
+    _deliver_token(issuer, issuer.rooster_token(pool, lifetime=days * 86400), file, offline)
 
 
 @create.command()
@@ -78,13 +78,13 @@ def rooster(pool: str, days: float, file: Path | None, offline: bool) -> None:
 def node(name: str, days: float, file: Path | None, offline: bool) -> None:
     """Make a token with which the agent of node NAME announces it and fetches images."""
     issuer = make_issuer(config())
-    _hand_out(issuer, issuer.node_token(name, lifetime=days * 86400), file, offline)
+    _deliver_token(issuer, issuer.node_token(name, lifetime=days * 86400), file, offline)
 
 
 for _command in (user, rooster, node):
-    _former = copy.copy(_command)  # the spelling before `create` existed
-    _former.hidden = True
-    token.add_command(_former)
+    _legacy_command = copy.copy(_command)  # the spelling before `create` existed
+    _legacy_command.hidden = True
+    token.add_command(_legacy_command)
 
 
 @token.command("list")
@@ -93,7 +93,7 @@ for _command in (user, rooster, node):
 @json_option
 def list_tokens(subject: str | None, everything: bool, as_json: bool) -> None:
     """List the valid tokens."""
-    with _register() as register:
+    with _open_register() as register:
         found = register.tokens(subject, everything=everything)
     if as_json:
         print_json(found)
@@ -110,11 +110,11 @@ def revoke(ids: tuple[str, ...], subject: str | None, file: Path | None, as_json
     """Revoke tokens, within 10 seconds. A unique prefix of an ID suffices."""
     if not (ids or subject or file):
         raise InvalidRequest("no token is named", hint="give an ID, --subject NAME or --file FILE")
-    with _register() as register:
+    with _open_register() as register:
         chosen = list(ids)
         if file is not None:
             record = make_issuer(config()).verify(read_token(file)).record
-            register.note(record)
+            register.record(record)
             chosen.append(record.id)
         if subject is not None:
             of_subject = [record.id for record in register.tokens(subject)]
@@ -128,10 +128,10 @@ def revoke(ids: tuple[str, ...], subject: str | None, file: Path | None, as_json
         _print_records(done)
 
 
-def _hand_out(issuer: Issuer, text: str, file: Path | None, offline: bool) -> None:
+def _deliver_token(issuer: ApiTokenIssuer, text: str, file: Path | None, offline: bool) -> None:
     if not offline:
-        with _register() as register:
-            register.note(issuer.verify(text).record)
+        with _open_register() as register:
+            register.record(issuer.verify(text).record)
     if file is None:
         echo(text)
         return
@@ -143,7 +143,7 @@ def _hand_out(issuer: Issuer, text: str, file: Path | None, offline: bool) -> No
 
 
 @contextmanager
-def _register() -> Iterator[TokenRegister]:
+def _open_register() -> Iterator[TokenRegister]:
     upgrade(config().database)
     database = Database(config().database)
     try:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vmjobs.cli.common import config
 from vmjobs.cli.logs import configure_logging
-from vmjobs.cli.support import config
 from vmjobs.config import Config
 from vmjobs.errors import BuildError, ConfigError, NoHypervisor, Unavailable
 
 if TYPE_CHECKING:
-    from repository.building import Building
-    from repository.dispatch import Dispatch
+    from repository.build_worker import BuildContext
+    from repository.dispatcher import DispatchContext
     from vmjobs.ports import Pool
 
 log = logging.getLogger(__name__)
@@ -48,15 +48,15 @@ def worker(concurrency: int, no_beat: bool, builds: bool) -> None:
 def _dispatch(settings: Config, concurrency: int, *, beat: bool) -> None:
     from api.serve import make_issuer  # noqa: PLC0415
     from condor.scheduler import CondorScheduler  # noqa: PLC0415
-    from repository.dispatch import Dispatch  # noqa: PLC0415
+    from repository.dispatcher import DispatchContext  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
     from repository.tasks import make_celery, worker_arguments  # noqa: PLC0415
 
-    def parts() -> Dispatch:
-        return Dispatch(
+    def parts() -> DispatchContext:
+        return DispatchContext(
             repository=open_repository(settings, migrate=False),
             scheduler=CondorScheduler(settings),
-            mint=make_issuer(settings).job_token,
+            issue_token=make_issuer(settings).job_token,
             pools=_pools(settings),
         )
 
@@ -87,19 +87,19 @@ def _refuse_root() -> None:
 
 
 def _build(settings: Config) -> None:
-    from images.build.workplace import remove_leftovers  # noqa: PLC0415
+    from images.build.scratch_dir import remove_leftovers  # noqa: PLC0415
     from images.store import ImageStore  # noqa: PLC0415
     from repository.broker import BUILD_QUEUE  # noqa: PLC0415
-    from repository.building import Building  # noqa: PLC0415
+    from repository.build_worker import BuildContext  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
     from repository.tasks import make_builder, worker_arguments  # noqa: PLC0415
     from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
-    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
+    from vmjobs.cli.node_parts import make_hypervisors  # noqa: PLC0415
 
-    def parts() -> Building:
+    def parts() -> BuildContext:
         store = ImageStore(settings.images)
-        hypervisors = fleet(settings, store)
-        return Building(
+        hypervisors = make_hypervisors(settings, store)
+        return BuildContext(
             repository=open_repository(settings, migrate=False),
             store=store,
             workdir=workdir,
@@ -110,7 +110,7 @@ def _build(settings: Config) -> None:
     _check_builder(settings)
     workdir = settings.images.parent / "work"
     remove_leftovers(workdir)
-    _take_up(settings)
+    _requeue_builds(settings)
     app = make_builder(settings, parts)
     app.worker_main(worker_arguments(settings, concurrency=1, beat=False, queue=BUILD_QUEUE))
 
@@ -118,25 +118,27 @@ def _build(settings: Config) -> None:
 def _check_builder(settings: Config) -> None:
     """Raise BuildError or NoHypervisor if every build on this host would fail."""
     from images.store import ImageStore  # noqa: PLC0415
-    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
+    from vmjobs.cli.node_parts import make_hypervisors  # noqa: PLC0415
 
     if shutil.which("mmdebstrap") is None:
         raise BuildError("mmdebstrap is not installed; images cannot be built without it")
-    if not any(result.works for result in fleet(settings, ImageStore(settings.images)).probe()):
+    if not any(
+        result.works for result in make_hypervisors(settings, ImageStore(settings.images)).probe()
+    ):
         raise NoHypervisor(
             "no hypervisor works on this host, and images must boot before they are published",
             hint="`vmjobs doctor` shows what is wrong",
         )
 
 
-def _take_up(settings: Config) -> None:
+def _requeue_builds(settings: Config) -> None:
     """Requeue interrupted builds; a broker that redelivers messages does so, too."""
-    from repository.broker import Publisher  # noqa: PLC0415
+    from repository.broker import TaskPublisher  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
 
-    repository, publisher = open_repository(settings, migrate=False), Publisher(settings)
+    repository, publisher = open_repository(settings, migrate=False), TaskPublisher(settings)
     try:
-        for build in repository.builds.abandoned():
+        for build in repository.builds.mark_abandoned_as_sent():
             publisher.build_image(build)
     except Unavailable as error:
         log.warning("interrupted builds wait for the periodic sweep: %s", error.message)

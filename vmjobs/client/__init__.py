@@ -12,18 +12,20 @@ All raise the errors of :mod:`vmjobs.errors`: the error that the service answere
 """
 
 from vmjobs.client.agent import (
+    AssignmentClient,
     CondorJobClient,
     ImageClient,
     JobAgentClient,
     NodeClient,
-    ShareClient,
 )
 from vmjobs.client.clusters import Clusters
 from vmjobs.client.images import Images
-from vmjobs.client.transport import Retries, Transport
+from vmjobs.client.transport import ApiTransport, Retries
 from vmjobs.client.user import Client
 
 __all__ = [
+    "ApiTransport",
+    "AssignmentClient",
     "Client",
     "Clusters",
     "CondorJobClient",
@@ -32,6 +34,4 @@ __all__ = [
     "JobAgentClient",
     "NodeClient",
     "Retries",
-    "ShareClient",
-    "Transport",
 ]

@@ -10,19 +10,19 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from vmjobs.client import files
-from vmjobs.client.agent import JSON_HEADERS, encoded
+from vmjobs.client.agent import JSON_HEADERS, encode_json
 from vmjobs.client.sessions import SessionStream
-from vmjobs.client.transport import Transport, parse
-from vmjobs.cluster.session import Session, SessionRequest
+from vmjobs.client.transport import ApiTransport, parse
 from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.ssh_session import ClusterSshSession, SessionRequest
 from vmjobs.cluster.wire import (
-    Applied,
+    ApplyResult,
     Assessment,
     Cluster,
     ClusterEvent,
     ClusterEvents,
     ClusterList,
-    Scale,
+    ScaleRequest,
 )
 from vmjobs.errors import NotFound
 
@@ -36,7 +36,7 @@ class Clusters:
     and ``Unavailable`` where it does not answer in time.
     """
 
-    def __init__(self, http: Transport) -> None:
+    def __init__(self, http: ApiTransport) -> None:
         self._http = http
 
     # -- reading
@@ -48,11 +48,11 @@ class Clusters:
 
     def get(self, name: str) -> Cluster:
         """One cluster with its VMs."""
-        return self._http.get(Cluster, _cluster(name))
+        return self._http.get(Cluster, _cluster_path(name))
 
     def events(self, name: str, after: int = 0) -> builtins.list[ClusterEvent]:
         """A cluster's events past number ``after``; the service keeps the last thousand."""
-        path = f"{_cluster(name)}/events"
+        path = f"{_cluster_path(name)}/events"
         return builtins.list(self._http.get(ClusterEvents, path, {"after": after}).events)
 
     def console(self, name: str, member: str, offset: int = 0, incarnation: int = 0) -> Iterator[bytes]:
@@ -60,12 +60,12 @@ class Clusters:
 
         member: the VM's name. incarnation: 0: the last one; the service also keeps the one before it.
         """
-        path = f"{_cluster(name)}/members/{_part(member)}/console?incarnation={incarnation}"
+        path = f"{_cluster_path(name)}/members/{_quote_name(member)}/console?incarnation={incarnation}"
         return files.read_stream(self._http, path, offset)
 
     # -- changing
 
-    def put(self, spec: ClusterSpec) -> Applied:
+    def put(self, spec: ClusterSpec) -> ApplyResult:
         """Declare a cluster. An identical declaration changes nothing.
 
         Raises:
@@ -73,7 +73,7 @@ class Clusters:
             NotFound: there is no such image.
             Conflict: the cluster is being deleted.
         """
-        return self._send(Applied, "PUT", _cluster(spec.name), spec)
+        return self._send(ApplyResult, "PUT", _cluster_path(spec.name), spec)
 
     def assess(self, spec: ClusterSpec) -> Assessment:
         """Ask how much of a declaration would run now.  Raises as :meth:`put`."""
@@ -85,15 +85,15 @@ class Clusters:
         Raises:
             Conflict: the cluster is being deleted.
         """
-        return self._send(Cluster, "POST", f"{_cluster(name)}/scale", Scale(size=size))
+        return self._send(Cluster, "POST", f"{_cluster_path(name)}/scale", ScaleRequest(size=size))
 
     def wake(self, name: str) -> None:
         """Start a VM in a cluster that autoscaling has scaled to zero."""
-        self._http.call("POST", f"{_cluster(name)}/wake", repeatable=True)
+        self._http.call("POST", f"{_cluster_path(name)}/wake", repeatable=True)
 
     def drain(self, name: str) -> Cluster:
         """Let all VMs end with their jobs, and start none until :meth:`resume`."""
-        return self._send(Cluster, "POST", f"{_cluster(name)}/drain")
+        return self._send(Cluster, "POST", f"{_cluster_path(name)}/drain")
 
     def resume(self, name: str) -> Cluster:
         """Start VMs again after :meth:`drain`.
@@ -101,7 +101,7 @@ class Clusters:
         Raises:
             Conflict: the cluster is being deleted.
         """
-        return self._send(Cluster, "POST", f"{_cluster(name)}/resume")
+        return self._send(Cluster, "POST", f"{_cluster_path(name)}/resume")
 
     def retry(self, name: str) -> Cluster:
         """Retry failed nodes and images, and a rolled-back declaration, without backoff.
@@ -109,19 +109,19 @@ class Clusters:
         Raises:
             Conflict: the cluster is being deleted.
         """
-        return self._send(Cluster, "POST", f"{_cluster(name)}/retry")
+        return self._send(Cluster, "POST", f"{_cluster_path(name)}/retry")
 
     def delete(self, name: str, mode: Literal["drain", "now"] = "drain") -> Cluster:
         """Delete a cluster: once its jobs have ended, or now.
 
         The cluster exists until its VMs are known to be gone.
         """
-        answer = self._http.call("DELETE", _cluster(name), params={"mode": mode})
+        answer = self._http.call("DELETE", _cluster_path(name), params={"mode": mode})
         return parse(Cluster, answer)
 
     # -- logging in
 
-    def open_session(self, name: str, member: str, key: str) -> Session:
+    def open_session(self, name: str, member: str, key: str) -> ClusterSshSession:
         """Open a session for one login to a cluster VM, with an OpenSSH public key.
 
         Raises:
@@ -129,28 +129,28 @@ class Clusters:
             VmNotRunning, LoginUnavailable: logins to the VM are impossible now.
             Unavailable: its node does not answer.
         """
-        path = f"{_cluster(name)}/members/{_part(member)}/sessions"
-        body = encoded(SessionRequest(key=key))
+        path = f"{_cluster_path(name)}/members/{_quote_name(member)}/sessions"
+        body = encode_json(SessionRequest(key=key))
         answer = self._http.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=False)
-        return parse(Session, answer)
+        return parse(ClusterSshSession, answer)
 
     def session(self, session: str) -> SessionStream:
         """The operator's side of a session."""
-        return SessionStream(self._http, f"/v1/sessions/{_part(session)}")
+        return SessionStream(self._http, f"/v1/sessions/{_quote_name(session)}")
 
     def _send(
         self, model: type[_Model], method: str, path: str, body: BaseModel | None = None
     ) -> _Model:
-        data = None if body is None else encoded(body)
+        data = None if body is None else encode_json(body)
         headers = {} if body is None else JSON_HEADERS
         return parse(model, self._http.call(method, path, body=data, headers=headers, repeatable=True))
 
 
-def _cluster(name: str) -> str:
-    return f"/v1/clusters/{_part(name)}"
+def _cluster_path(name: str) -> str:
+    return f"/v1/clusters/{_quote_name(name)}"
 
 
-def _part(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Quote a name for a path; refuses dots alone, which the HTTP client would resolve."""
     if not name.strip() or name in {".", ".."}:
         raise NotFound(f"{name!r}: not found")

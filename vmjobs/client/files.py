@@ -12,14 +12,14 @@ from pathlib import Path
 import requests
 from pydantic import ValidationError
 
-from vmjobs.client.transport import PIECE, Transport
+from vmjobs.client.transport import PIECE_BYTES, ApiTransport
 from vmjobs.errors import InvalidRequest, Unavailable
 from vmjobs.model import InputFile, Output, faults_of
-from vmjobs.paths import below
-from vmjobs.ports import Progress
+from vmjobs.paths import safe_join
+from vmjobs.ports import ProgressCallback
 
 
-def describe(path: Path, name: str) -> InputFile:
+def describe_input(path: Path, name: str) -> InputFile:
     """Describe a local file as an input called ``name``, with digest and size.
 
     Raises:
@@ -39,12 +39,12 @@ def describe(path: Path, name: str) -> InputFile:
         raise InvalidRequest(f"{name!r} is not a valid name of an input", faults=faults) from error
 
 
-def fetch(
-    http: Transport, url: str, directory: Path, output: Output, progress: Progress | None
+def download_output(
+    http: ApiTransport, url: str, directory: Path, output: Output, progress: ProgressCallback | None
 ) -> Path:
     """Fetch an output into ``directory``, verified and atomically."""
     try:
-        target = below(directory, output.path)
+        target = safe_join(directory, output.path)
     except ValueError as error:
         raise InvalidRequest(f"the output's name is refused: {error}") from error
     partial = target.with_name(f".vmjobs-{secrets.token_hex(8)}.partial")
@@ -63,7 +63,7 @@ def fetch(
     return target
 
 
-def read_stream(http: Transport, url: str, offset: int) -> Iterator[bytes]:
+def read_stream(http: ApiTransport, url: str, offset: int) -> Iterator[bytes]:
     """Yield the bytes from ``offset`` to the present end; none if nothing was added."""
     headers = {"Accept-Encoding": "identity"}
     if offset:
@@ -76,7 +76,7 @@ def read_stream(http: Transport, url: str, offset: int) -> Iterator[bytes]:
             raise Unavailable("api", "the API does not serve a part of the stream")
         left = int(response.headers.get("Content-Length", "0"))
         try:
-            for data in response.iter_content(PIECE):
+            for data in response.iter_content(PIECE_BYTES):
                 left -= len(data)
                 yield data
         except requests.RequestException as error:

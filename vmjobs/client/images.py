@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 import requests
 from pydantic import BaseModel
 
-from vmjobs.client.agent import JSON_HEADERS, encoded
-from vmjobs.client.transport import Retries, Transport, parse
-from vmjobs.client.uploads import BYTES_HEADERS, UploadClient, part_of
-from vmjobs.closing import Closing
+from vmjobs.client.agent import JSON_HEADERS, encode_json
+from vmjobs.client.transport import ApiTransport, Retries, parse
+from vmjobs.client.uploads import BYTES_HEADERS, UploadClient, quote_path
+from vmjobs.closeable import Closeable
 from vmjobs.wire import (
     Build,
     BuildList,
@@ -42,7 +42,7 @@ LAST_POLL: Final = 2.0
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-class Images(Closing):
+class Images(Closeable):
     """The images of a service that one user may see.
 
     Methods raise the error that the service answers with: ``NotFound``, ``Forbidden``,
@@ -58,7 +58,7 @@ class Images(Closing):
         session: requests.Session | None = None,
         retries: Retries = TRANSFER_RETRIES,
     ) -> None:
-        self._http = Transport(url, token, session=session, retries=retries)
+        self._http = ApiTransport(url, token, session=session, retries=retries)
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
@@ -73,18 +73,18 @@ class Images(Closing):
 
     def detail(self, ref: str) -> ImageDetail:
         """One image with its manifest, by digest, name, name:tag or namespace/name:tag."""
-        return self._http.get(ImageDetail, f"/v1/images/{part_of(ref, '/:')}")
+        return self._http.get(ImageDetail, f"/v1/images/{quote_path(ref, '/:')}")
 
     # -- changing
 
     def publish(self, publication: Publication) -> ImageDetail:
         """Make an image of uploaded contents, and tag it."""
-        return self._send(ImageDetail, "POST", "/v1/images", encoded(publication))
+        return self._send(ImageDetail, "POST", "/v1/images", encode_json(publication))
 
     def change(self, digest: str, change: ImageChange) -> ImageDetail:
         """Change an image's visibility, lifetime, deprecation or signature."""
         body = change.model_dump_json(exclude_unset=True).encode()
-        return self._send(ImageDetail, "PATCH", f"/v1/images/{part_of(digest)}", body)
+        return self._send(ImageDetail, "PATCH", f"/v1/images/{quote_path(digest)}", body)
 
     def remove(self, digest: str) -> None:
         """Remove an image with all of its tags.
@@ -92,16 +92,16 @@ class Images(Closing):
         Raises:
             ImageInUse: jobs need it; the message names them.
         """
-        self._http.call("DELETE", f"/v1/images/{part_of(digest)}")
+        self._http.call("DELETE", f"/v1/images/{quote_path(digest)}")
 
     def tag(self, namespace: str, name: str, tag: str, digest: str) -> ImageTag:
         """Set a tag, new or existing, to an image. namespace: empty: the caller's own."""
-        body = encoded(TagTarget(digest=digest))
-        return self._send(ImageTag, "PUT", _tag(namespace, name, tag), body)
+        body = encode_json(TagTarget(digest=digest))
+        return self._send(ImageTag, "PUT", _tag_path(namespace, name, tag), body)
 
     def untag(self, namespace: str, name: str, tag: str) -> None:
         """Remove a tag."""
-        self._http.call("DELETE", _tag(namespace, name, tag))
+        self._http.call("DELETE", _tag_path(namespace, name, tag))
 
     def _send(self, model: type[_Model], method: str, path: str, body: bytes) -> _Model:
         answer = self._http.call(method, path, body=body, headers=JSON_HEADERS, repeatable=True)
@@ -116,7 +116,7 @@ class Images(Closing):
             InvalidRequest: with every fault of the recipe.
         """
         headers = {**JSON_HEADERS, "Idempotency-Key": key or uuid.uuid4().hex}
-        body = encoded(request)
+        body = encode_json(request)
         answer = self._http.call("POST", "/v1/builds", body=body, headers=headers, repeatable=True)
         return parse(Build, answer)
 
@@ -126,7 +126,7 @@ class Images(Closing):
 
     def build_state(self, build: str) -> Build:
         """The state of a build."""
-        return self._http.get(Build, f"/v1/builds/{part_of(build)}")
+        return self._http.get(Build, f"/v1/builds/{quote_path(build)}")
 
     def cancel_build(self, build: str) -> Build:
         """Cancel a build; its image is not published.
@@ -134,7 +134,7 @@ class Images(Closing):
         Raises:
             Conflict: it has ended, or its image is being published.
         """
-        return parse(Build, self._http.call("DELETE", f"/v1/builds/{part_of(build)}"))
+        return parse(Build, self._http.call("DELETE", f"/v1/builds/{quote_path(build)}"))
 
     def follow_build(self, build: str, on_change: Callable[[Build], None] | None = None) -> Build:
         """Wait for the end of a build; returns it. on_change: called whenever it changes."""
@@ -153,7 +153,7 @@ class Images(Closing):
 
     def open_upload(self, size: int) -> UploadClient:
         """Open an upload for ``size`` bytes of content."""
-        body = encoded(UploadRequest(size=size))
+        body = encode_json(UploadRequest(size=size))
         return UploadClient(self._http, self._send(Upload, "POST", "/v1/uploads", body))
 
     def upload(self, upload_id: str) -> UploadClient:
@@ -162,22 +162,22 @@ class Images(Closing):
         Raises:
             NotFound: there is no such upload, or it has expired.
         """
-        found = self._http.get(Upload, f"/v1/uploads/{part_of(upload_id)}")
+        found = self._http.get(Upload, f"/v1/uploads/{quote_path(upload_id)}")
         return UploadClient(self._http, found)
 
     # -- maintenance
 
     def verify(self, digest: str, segments: Sequence[bytes]) -> VerifyReport:
         """Have the service read and check some stored segments of an image."""
-        path = f"/v1/images/{part_of(digest)}/verify"
+        path = f"/v1/images/{quote_path(digest)}/verify"
         body = b"".join(segments)
         answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
         return parse(VerifyReport, answer)
 
     def prefetch(self, digest: str, request: PrefetchRequest) -> PrefetchState:
         """Have nodes fetch an image; repeating the call reports their progress."""
-        path = f"/v1/images/{part_of(digest)}/prefetch"
-        return self._send(PrefetchState, "POST", path, encoded(request))
+        path = f"/v1/images/{quote_path(digest)}/prefetch"
+        return self._send(PrefetchState, "POST", path, encode_json(request))
 
     def collect(self, *, dry_run: bool = False) -> GcReport:
         """Run a garbage collection, which removes unreferenced data."""
@@ -186,5 +186,5 @@ class Images(Closing):
         return parse(GcReport, answer)
 
 
-def _tag(namespace: str, name: str, tag: str) -> str:
-    return f"/v1/tags/{part_of(namespace or '_')}/{part_of(name)}/{part_of(tag)}"
+def _tag_path(namespace: str, name: str, tag: str) -> str:
+    return f"/v1/tags/{quote_path(namespace or '_')}/{quote_path(name)}/{quote_path(tag)}"

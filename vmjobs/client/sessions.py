@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from vmjobs.client.transport import Transport, parse
-from vmjobs.cluster.session import STREAM_ENDED, STREAM_HEADER, STREAM_OPEN, Accepted
+from vmjobs.client.transport import ApiTransport, parse
+from vmjobs.cluster.ssh_session import STREAM_ENDED, STREAM_HEADER, STREAM_OPEN, AppendResult
 from vmjobs.errors import Unavailable, VMJobsError
 
 _HEADERS = {"Content-Type": "application/octet-stream"}
@@ -14,7 +14,7 @@ _HEADERS = {"Content-Type": "application/octet-stream"}
 class SessionStream:
     """A ``vmjobs.relay.ByteStream``. path: the session's URL path for this side."""
 
-    def __init__(self, http: Transport, path: str) -> None:
+    def __init__(self, http: ApiTransport, path: str) -> None:
         self._http = http
         self._path = path
 
@@ -29,7 +29,7 @@ class SessionStream:
             headers=_HEADERS,
             repeatable=True,
         )
-        return parse(Accepted, answer).offset
+        return parse(AppendResult, answer).offset
 
     def receive(self, offset: int, wait: float) -> tuple[bytes, bool]:
         """See :class:`vmjobs.relay.ByteStream`."""

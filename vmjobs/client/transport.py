@@ -18,13 +18,13 @@ import requests
 from pydantic import BaseModel, ValidationError
 
 from vmjobs import __version__
-from vmjobs.client.faults import error_from
+from vmjobs.client.http_errors import error_from_response
 from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable, VMJobsError
-from vmjobs.ports import Progress
+from vmjobs.ports import ProgressCallback
 
-PIECE: Final = 256 * 1024
-_PASSING: Final = frozenset({429, 502, 503, 504})
-_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+PIECE_BYTES: Final = 256 * 1024
+_TRANSIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
+_IDEMPOTENT_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -62,24 +62,24 @@ class _Bearer(requests.auth.AuthBase):
     """Sends the token. As an auth object it also overrides ``~/.netrc``."""
 
     def __init__(self, token: Token) -> None:
-        self._token = token if callable(token) else _checked(token)
+        self._token = token if callable(token) else _check_token(token)
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if token := _checked(self._token()) if callable(self._token) else self._token:
+        if token := _check_token(self._token()) if callable(self._token) else self._token:
             request.headers["Authorization"] = f"Bearer {token}"
         return request
 
 
-def _checked(token: str) -> str:
+def _check_token(token: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]*", token.strip()):
         raise Unauthenticated("the token is malformed: it has spaces or non-ASCII characters")
     return token.strip()
 
 
-class Upload:
+class FileBody:
     """A request's body: ``size`` bytes of ``source``, from its present position."""
 
-    def __init__(self, source: BinaryIO, size: int, progress: Progress | None = None) -> None:
+    def __init__(self, source: BinaryIO, size: int, progress: ProgressCallback | None = None) -> None:
         self._source = source
         self._size = size
         self._progress = progress
@@ -105,7 +105,7 @@ class Upload:
         self._left = self._size
 
 
-class Packet:
+class BytesBody:
     """A request's body in memory, sent in chunks: the timeout applies to each of them."""
 
     def __init__(self, data: bytes | bytearray) -> None:
@@ -116,10 +116,10 @@ class Packet:
 
     def __iter__(self) -> Iterator[bytes]:
         view = memoryview(self._data)
-        return (bytes(view[at : at + PIECE]) for at in range(0, len(view), PIECE))
+        return (bytes(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES))
 
 
-Body = bytes | Upload | Packet | None
+Body = bytes | FileBody | BytesBody | None
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Request:
     stream: bool
 
 
-class Transport:
+class ApiTransport:
     """A connection to one API with one token. Safe to share between threads."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Transport:
         session: requests.Session | None = None,
         retries: Retries | None = None,
     ) -> None:
-        self._base = checked_url(url)
+        self._base = check_url(url)
         self._session = session or requests.Session()
         self._auth = _Bearer(token)
         self._retries = retries or Retries()
@@ -200,18 +200,18 @@ class Transport:
             VMJobsError: the error that the answer reports.
             Unavailable: no answer within the deadline.
         """
-        again = method in _IDEMPOTENT if repeatable is None else repeatable
-        if isinstance(body, Upload):
-            again = again and body.repeatable
-        ask = _Request(method, path, body, params or {}, headers or {}, stream)
+        can_retry = method in _IDEMPOTENT_METHODS if repeatable is None else repeatable
+        if isinstance(body, FileBody):
+            can_retry = can_retry and body.repeatable
+        request = _Request(method, path, body, params or {}, headers or {}, stream)
         begin = time.monotonic()
         end = begin + min(self._retries.deadline, deadline)
-        tries, told = 0, False
+        tries, has_reported = 0, False
         while True:
             tries += 1
-            wish = 0.0
+            retry_after_seconds = 0.0
             try:
-                response = self._once(ask, end)
+                response = self._send_once(request, end)
             except requests.RequestException as error:
                 failure: VMJobsError = self._unreachable(error)
                 if isinstance(error, ValueError):  # the request itself, or a proxy's URL, is invalid
@@ -219,46 +219,50 @@ class Transport:
             else:
                 if response.status_code < 300 or response.status_code in accept:
                     return response
-                failure = error_from(response)
+                failure = error_from_response(response)
                 response.close()
-                if response.status_code not in _PASSING:
+                if response.status_code not in _TRANSIENT_STATUSES:
                     raise failure
-                wish = retry_after(response.headers.get("Retry-After"))
-            wait = max(wish, self._retries.pause(tries))
-            if not again or time.monotonic() + wait > end:
+                retry_after_seconds = retry_after(response.headers.get("Retry-After"))
+            wait = max(retry_after_seconds, self._retries.pause(tries))
+            if not can_retry or time.monotonic() + wait > end:
                 raise failure
             present = time.monotonic()
-            if self._retries.on_wait and not told and present + wait - begin > self._retries.quiet:
-                told = True
+            if (
+                self._retries.on_wait
+                and not has_reported
+                and present + wait - begin > self._retries.quiet
+            ):
+                has_reported = True
                 self._retries.on_wait(failure, end - present)
             self.pause(wait)
 
-    def _once(self, ask: _Request, end: float) -> requests.Response:
+    def _send_once(self, request: _Request, end: float) -> requests.Response:
         if self._closed.is_set():
             raise Unavailable("api", "the connection to the API was closed")
-        if isinstance(ask.body, Upload):
-            ask.body.rewind()
+        if isinstance(request.body, FileBody):
+            request.body.rewind()
         left = max(0.5, end - time.monotonic())
         # A transfer has no limit on its duration, only on the time without data.
-        transfer = ask.stream or isinstance(ask.body, Upload | Packet)
+        transfer = request.stream or isinstance(request.body, FileBody | BytesBody)
         read = self._retries.read if transfer else min(self._retries.read, left)
         return self._session.request(
-            ask.method,
-            self._base + ask.path,
+            request.method,
+            self._base + request.path,
             # requests would send an empty upload chunked; b"" gets a Content-Length.
-            data=ask.body if ask.body is None or len(ask.body) else b"",
-            params=ask.params,
-            headers={"User-Agent": f"vmjobs/{__version__}", **ask.headers},
+            data=request.body if request.body is None or len(request.body) else b"",
+            params=request.params,
+            headers={"User-Agent": f"vmjobs/{__version__}", **request.headers},
             auth=self._auth,
             timeout=(min(self._retries.connect, left), read),
-            stream=ask.stream,
+            stream=request.stream,
             allow_redirects=False,
         )
 
     def _unreachable(self, error: requests.RequestException) -> Unavailable:
         return Unavailable(
             "api",
-            f"cannot reach the API at {self._base}: {_cause(error)}",
+            f"cannot reach the API at {self._base}: {_root_cause(error)}",
             hint="check the setting api_url and the network, or ask the service's operators",
         )
 
@@ -268,7 +272,7 @@ class Transport:
         write: Callable[[bytes], object],
         *,
         digest: str = "",
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> int:
         """GET bytes and ``write`` them, resuming broken transfers; returns their number.
 
@@ -285,10 +289,10 @@ class Transport:
                 headers["Range"] = f"bytes={done}-"
             response = self.call("GET", path, headers=headers, stream=True)
             with response:
-                total, skip = _extent(response, done)
+                total, skip = _parse_extent(response, done)
                 before = done
                 try:
-                    for data in response.iter_content(PIECE):
+                    for data in response.iter_content(PIECE_BYTES):
                         piece, skip = data[skip:], max(0, skip - len(data))
                         state.update(piece)
                         write(piece)
@@ -297,7 +301,7 @@ class Transport:
                             progress(done, total)
                     failure = f"the transfer ended after {done} of {total} bytes"
                 except requests.RequestException as error:
-                    failure = _cause(error)
+                    failure = _root_cause(error)
             if done == total:
                 break
             if done > before:
@@ -312,7 +316,7 @@ class Transport:
         return done
 
 
-def checked_url(url: str) -> str:
+def check_url(url: str) -> str:
     """The API's base URL without a slash at its end.
 
     Raises:
@@ -330,7 +334,7 @@ def checked_url(url: str) -> str:
     return url.strip().rstrip("/")
 
 
-def _extent(response: requests.Response, done: int) -> tuple[int, int]:
+def _parse_extent(response: requests.Response, done: int) -> tuple[int, int]:
     """The length of the whole body, and how many bytes of this answer are known already."""
     if response.status_code == 206:
         first, _, total = response.headers.get("Content-Range", "").partition("/")
@@ -371,7 +375,7 @@ def parse(model: type[Model], response: requests.Response) -> Model:
         ) from error
 
 
-def _cause(error: requests.RequestException) -> str:
+def _root_cause(error: requests.RequestException) -> str:
     """The reason in the innermost of the wrapped exceptions."""
     if isinstance(error, requests.Timeout):
         return "no answer in time"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
-from vmjobs.client.transport import Packet, Transport
+from vmjobs.client.transport import ApiTransport, BytesBody
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.wire import MAX_DIGESTS, Upload
 
@@ -14,11 +14,11 @@ BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 
 
 class UploadClient:
-    """An open upload (an ``images.push.Receiver``). Safe to share between threads."""
+    """An open upload (an ``images.push.UploadTarget``). Safe to share between threads."""
 
-    def __init__(self, http: Transport, about: Upload) -> None:
+    def __init__(self, http: ApiTransport, about: Upload) -> None:
         self._http = http
-        self._path = f"/v1/uploads/{part_of(about.id)}"
+        self._path = f"/v1/uploads/{quote_path(about.id)}"
         self.about = about
 
     @property
@@ -34,7 +34,7 @@ class UploadClient:
         """For each of these segments: whether it must be sent."""
         return self._missing("segments", digests)
 
-    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+    def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
         """For each of these chunks: whether it must be sent."""
         return self._missing("blocks", digests)
 
@@ -56,7 +56,7 @@ class UploadClient:
             MissingChunks: the service lacks a chunk that was left out; send all of them.
         """
         path = f"{self._path}/segments/{digest.hex()}"
-        answer = self._http.call("PUT", path, body=Packet(body), headers=BYTES_HEADERS)
+        answer = self._http.call("PUT", path, body=BytesBody(body), headers=BYTES_HEADERS)
         return answer.status_code == 201
 
     def put_content(self, digest: str, layout: bytes) -> None:
@@ -65,11 +65,11 @@ class UploadClient:
         Raises:
             MissingChunks: the service lacks some of them.
         """
-        path = f"{self._path}/contents/{part_of(digest)}"
-        self._http.call("PUT", path, body=Packet(layout), headers=BYTES_HEADERS)
+        path = f"{self._path}/contents/{quote_path(digest)}"
+        self._http.call("PUT", path, body=BytesBody(layout), headers=BYTES_HEADERS)
 
 
-def part_of(text: str, safe: str = ":") -> str:
+def quote_path(text: str, safe: str = ":") -> str:
     """Quote text for a path; refuses dots alone, which the HTTP client would resolve."""
     if not text.strip() or any(part in {"", ".", ".."} for part in text.split("/")):
         raise NotFound(f"{text!r}: not found")

@@ -12,10 +12,10 @@ from urllib.parse import quote
 import requests
 
 from vmjobs.client import files
-from vmjobs.client.agent import JSON_HEADERS, encoded
+from vmjobs.client.agent import JSON_HEADERS, encode_json
 from vmjobs.client.clusters import Clusters
-from vmjobs.client.transport import Retries, Transport, Upload, parse
-from vmjobs.closing import Closing
+from vmjobs.client.transport import ApiTransport, FileBody, Retries, parse
+from vmjobs.closeable import Closeable
 from vmjobs.errors import NotFound
 from vmjobs.job_sets import JobSelection, JobStatus, JobStatusList
 from vmjobs.model import (
@@ -30,7 +30,7 @@ from vmjobs.model import (
     StreamName,
     Submission,
 )
-from vmjobs.ports import Progress
+from vmjobs.ports import ProgressCallback
 from vmjobs.wire import (
     EventList,
     Health,
@@ -50,7 +50,7 @@ LAST_POLL: Final = 2.0
 POLLS_PER_SECOND: Final = 100
 
 
-class Client(Closing):
+class Client(Closeable):
     """The API for one user.
 
     Methods raise the error that the service answers with: ``NotFound``, ``Forbidden``,
@@ -68,7 +68,7 @@ class Client(Closing):
         session: requests.Session | None = None,
         retries: Retries | None = None,
     ) -> None:
-        self._http = Transport(url, token, session=session, retries=retries)
+        self._http = ApiTransport(url, token, session=session, retries=retries)
         self.clusters = Clusters(self._http)
 
     def close(self) -> None:
@@ -85,18 +85,18 @@ class Client(Closing):
             IdempotencyConflict: ``key`` was used with another submission.
         """
         headers = {**JSON_HEADERS, "Idempotency-Key": key or uuid.uuid4().hex}
-        body = encoded(Submission(spec=spec, count=count))
+        body = encode_json(Submission(spec=spec, count=count))
         answer = self._http.call("POST", "/v1/jobs", body=body, headers=headers, repeatable=True)
         return parse(Submitted, answer)
 
     def job(self, job_id: str) -> Job:
         """One job."""
-        return self._http.get(Job, _job(job_id))
+        return self._http.get(Job, _job_path(job_id))
 
     def job_if_changed(self, job_id: str, etag: str = "") -> tuple[Job | None, str]:
         """The job and its ETag; ``None`` if the job still has this ``etag``."""
         headers = {"If-None-Match": etag} if etag else {}
-        answer = self._http.call("GET", _job(job_id), headers=headers, accept=frozenset({304}))
+        answer = self._http.call("GET", _job_path(job_id), headers=headers, accept=frozenset({304}))
         if answer.status_code == 304:
             return None, etag
         return parse(Job, answer), answer.headers.get("ETag", "")
@@ -125,7 +125,7 @@ class Client(Closing):
 
     def events(self, job_id: str, after: int = 0) -> list[JobEvent]:
         """A job's events past number ``after``."""
-        path = f"{_job(job_id)}/events"
+        path = f"{_job_path(job_id)}/events"
         return list(self._http.get(EventList, path, {"after": after}).events)
 
     def cancel(self, job_id: str) -> Job:
@@ -134,7 +134,7 @@ class Client(Closing):
         Raises:
             Conflict: it has ended already.
         """
-        return parse(Job, self._http.call("DELETE", _job(job_id)))
+        return parse(Job, self._http.call("DELETE", _job_path(job_id)))
 
     def change_jobs(
         self, action: JobAction, jobs: Sequence[str] = (), states: Collection[JobState] = ()
@@ -147,7 +147,7 @@ class Client(Closing):
             NotFound: one does not exist; no job is changed.
             InvalidRequest: both are empty, or too many jobs for one request.
         """
-        body = encoded(JobSelection.model_construct(jobs=tuple(jobs), state=tuple(states)))
+        body = encode_json(JobSelection.model_construct(jobs=tuple(jobs), state=tuple(states)))
         path = f"/v1/jobs:{action.value}"
         answer = self._http.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=True)
         return list(parse(JobStatusList, answer).jobs)
@@ -168,7 +168,7 @@ class Client(Closing):
         pause = FIRST_POLL
         while True:
             waiting = [i for i in dict.fromkeys(job_ids) if i not in seen or not seen[i].state.final]
-            changed = [job for i in waiting if (job := self._news(i, tags)) is not None]
+            changed = [job for i in waiting if (job := self._fetch_if_changed(i, tags)) is not None]
             for job in changed:
                 seen[job.id] = job
                 if on_change:
@@ -178,9 +178,9 @@ class Client(Closing):
                 return [seen[i] for i in job_ids]
             pause = FIRST_POLL if changed else min(LAST_POLL, pause * 1.5)
             patience = max(pause, left / POLLS_PER_SECOND)
-            self._http.pause(patience if end is None else _until(end, patience))
+            self._http.pause(patience if end is None else _limit_pause(end, patience))
 
-    def _news(self, job_id: str, tags: dict[str, str]) -> Job | None:
+    def _fetch_if_changed(self, job_id: str, tags: dict[str, str]) -> Job | None:
         job, tags[job_id] = self.job_if_changed(job_id, tags.get(job_id, ""))
         return job
 
@@ -188,7 +188,7 @@ class Client(Closing):
 
     def stream(self, job_id: str, name: StreamName, offset: int = 0) -> Iterator[bytes]:
         """Yield the bytes of a stream from ``offset`` to its present end."""
-        return files.read_stream(self._http, f"{_job(job_id)}/{name.value}", offset)
+        return files.read_stream(self._http, f"{_job_path(job_id)}/{name.value}", offset)
 
     def follow(
         self, job_id: str, name: StreamName, offset: int = 0, timeout: float | None = None
@@ -214,14 +214,14 @@ class Client(Closing):
             if final or (end is not None and time.monotonic() >= end):
                 return
             pause = FIRST_POLL if offset > before else min(LAST_POLL, pause * 1.5)
-            self._http.pause(pause if end is None else _until(end, pause))
+            self._http.pause(pause if end is None else _limit_pause(end, pause))
 
     def outputs(self, job_id: str) -> OutputList:
         """The outputs of a job, and those that were refused."""
-        return self._http.get(OutputList, f"{_job(job_id)}/outputs")
+        return self._http.get(OutputList, f"{_job_path(job_id)}/outputs")
 
     def download_output(
-        self, job_id: str, output: Output, directory: Path, progress: Progress | None = None
+        self, job_id: str, output: Output, directory: Path, progress: ProgressCallback | None = None
     ) -> Path:
         """Fetch one output into ``directory``, atomically; returns its path.
 
@@ -229,21 +229,23 @@ class Client(Closing):
             InvalidRequest: the output's path would leave ``directory``.
             DigestMismatch: the received bytes do not match its digest.
         """
-        url = f"{_job(job_id)}/outputs/{quote(output.path)}"
-        return files.fetch(self._http, url, directory, output, progress)
+        url = f"{_job_path(job_id)}/outputs/{quote(output.path)}"
+        return files.download_output(self._http, url, directory, output, progress)
 
     # -- input files
 
-    def upload_input(self, path: Path, name: str = "", progress: Progress | None = None) -> InputFile:
+    def upload_input(
+        self, path: Path, name: str = "", progress: ProgressCallback | None = None
+    ) -> InputFile:
         """Upload a local file, unless the repository has it. name: of the job's input.
 
         Raises:
             InvalidRequest: it cannot be read, or changed during the upload.
         """
-        found = files.describe(path, name or path.name)
+        found = files.describe_input(path, name or path.name)
         if not self.has_blob(found.digest):
             with path.open("rb") as source:
-                body = Upload(source, found.size, progress)
+                body = FileBody(source, found.size, progress)
                 self._http.call("PUT", f"/v1/blobs/{found.digest}", body=body)
         elif progress:
             progress(found.size, found.size)
@@ -282,11 +284,11 @@ class Client(Closing):
         return parse(Health, self._http.call("GET", "/healthz", accept=frozenset({503})))
 
 
-def _job(job_id: str) -> str:
+def _job_path(job_id: str) -> str:
     if not job_id.strip() or job_id in {".", ".."}:
         raise NotFound(f"{job_id!r} is not a job")
     return f"/v1/jobs/{quote(job_id, safe='')}"
 
 
-def _until(end: float, pause: float) -> float:
+def _limit_pause(end: float, pause: float) -> float:
     return max(0.0, min(pause, end - time.monotonic()))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vmjobs.cluster.member import Goal, MemberCode
 from vmjobs.cluster.placement import Placement
+from vmjobs.cluster.vm_state import ClusterVmCode, Goal
 
 
 @dataclass(frozen=True)
-class Create:
+class CreateVm:
     """Create a cluster VM of the present generation, on a node or without one."""
 
     cluster: str
@@ -18,7 +18,7 @@ class Create:
 
 
 @dataclass(frozen=True)
-class Place:
+class AssignNode:
     """Assign a cluster VM to a node."""
 
     member: str
@@ -30,7 +30,7 @@ class SetPending:
     """Record why a cluster VM has no node."""
 
     member: str
-    code: MemberCode
+    code: ClusterVmCode
     why: str
 
 
@@ -43,7 +43,7 @@ class SetGoal:
 
 
 @dataclass(frozen=True)
-class Admit:
+class AllowJobs:
     """Allow jobs on this incarnation."""
 
     member: str
@@ -51,31 +51,31 @@ class Admit:
 
 
 @dataclass(frozen=True)
-class Condemn:
+class ReplaceVm:
     """End this incarnation and start another one."""
 
     member: str
     incarnation: int
-    code: MemberCode
+    code: ClusterVmCode
     why: str
 
 
 @dataclass(frozen=True)
-class Withdraw:
+class RemoveAd:
     """Remove the ad of an ended VM from the pool, which would send jobs to it."""
 
     member: str
 
 
 @dataclass(frozen=True)
-class Forget:
+class DeleteVm:
     """Delete a cluster VM that is over, after its ad is removed from the pool."""
 
     member: str
 
 
 @dataclass(frozen=True)
-class Stall:
+class PauseRollout:
     """Pause the replacement of VMs by the new generation."""
 
     cluster: str
@@ -83,7 +83,7 @@ class Stall:
 
 
 @dataclass(frozen=True)
-class Keep:
+class CompleteRollout:
     """Mark the present generation as good: all VMs are of it and up."""
 
     cluster: str
@@ -98,23 +98,23 @@ class RollBack:
 
 
 @dataclass(frozen=True)
-class Remove:
+class DeleteCluster:
     """Delete a cluster whose deletion was requested and that has no VMs left."""
 
     cluster: str
 
 
 Action = (
-    Create
-    | Place
+    CreateVm
+    | AssignNode
     | SetPending
     | SetGoal
-    | Admit
-    | Condemn
-    | Withdraw
-    | Forget
-    | Stall
-    | Keep
+    | AllowJobs
+    | ReplaceVm
+    | RemoveAd
+    | DeleteVm
+    | PauseRollout
+    | CompleteRollout
     | RollBack
-    | Remove
+    | DeleteCluster
 )

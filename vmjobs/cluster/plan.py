@@ -12,98 +12,102 @@ from typing import Final
 
 from vmjobs.cluster.actions import (
     Action,
-    Admit,
-    Condemn,
-    Create,
-    Forget,
-    Keep,
-    Place,
-    Remove,
+    AllowJobs,
+    AssignNode,
+    CompleteRollout,
+    CreateVm,
+    DeleteCluster,
+    DeleteVm,
+    PauseRollout,
+    RemoveAd,
+    ReplaceVm,
     RollBack,
     SetGoal,
     SetPending,
-    Stall,
-    Withdraw,
 )
-from vmjobs.cluster.guard import Blame, Guards, blame
-from vmjobs.cluster.member import Goal, MemberCode, Phase
-from vmjobs.cluster.now import ClusterNow, MemberNow
-from vmjobs.cluster.placement import Need, NodeNow, Room, Wanted
+from vmjobs.cluster.failure_backoff import FailureBackoffs, FaultSource, fault_source
+from vmjobs.cluster.placement import FreeCapacity, NodeSnapshot, PlacementRequest, VmRequest
+from vmjobs.cluster.snapshot import ClusterSnapshot, ClusterVmSnapshot
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.model import HypervisorKind, with_cpus
+from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
+from vmjobs.model import HypervisorKind, kinds_with_cpus
 from vmjobs.ports import ProbeState
 
 #: A generation whose VM ended so often before it was admitted has failed.
-FAILED: Final = 3
+MAX_FAILURES: Final = 3
 #: A collector drops ads that are older; a restarted collector has received them again by then.
 AD_LIFETIME: Final = timedelta(minutes=15)
 #: A node that is lost for longer counts as gone, with all its VMs.
-GIVEN_UP: Final = timedelta(days=1)
+NODE_GIVEN_UP_AFTER: Final = timedelta(days=1)
 
 
 def plan(
-    clusters: Iterable[ClusterNow],
-    nodes: Mapping[str, NodeNow],
+    clusters: Iterable[ClusterSnapshot],
+    nodes: Mapping[str, NodeSnapshot],
     present: datetime,
-    guards: Guards | None = None,
+    guards: FailureBackoffs | None = None,
 ) -> list[Action]:
     """Return the actions to take now; the next plan depends on their effects."""
-    guards = guards or Guards()
+    guards = guards or FailureBackoffs()
     known = sorted(clusters, key=lambda cluster: cluster.name)
-    room = room_on(nodes.values(), known, guards)
+    capacity = free_capacity(nodes.values(), known, guards)
     actions: list[Action] = []
     for cluster in known:
-        actions += _Planner(cluster, nodes, room, present, guards).actions()
+        actions += _Planner(cluster, nodes, capacity, present, guards).actions()
     return actions
 
 
-def room_on(
-    nodes: Collection[NodeNow], clusters: Iterable[ClusterNow], guards: Guards | None = None
-) -> Room:
+def free_capacity(
+    nodes: Collection[NodeSnapshot],
+    clusters: Iterable[ClusterSnapshot],
+    guards: FailureBackoffs | None = None,
+) -> FreeCapacity:
     """Return what the clusters' VMs leave free on the nodes; ending VMs still use resources."""
-    room = Room(nodes, guards)
+    capacity = FreeCapacity(nodes, guards)
     alive = {node.name for node in nodes if node.alive}
     for cluster in clusters:
         for member in cluster.members:
             if member.node and member.phase is not Phase.GONE:
-                room.take(member.node, member.need)
+                capacity.reserve(member.node, member.need)
             if member.node and member.goal is Goal.RUN:
-                room.settle(member.node, cluster.name)
+                capacity.count_vm(member.node, cluster.name)
                 if not member.proven and member.node in alive:
-                    room.try_there(member.node, member.image)
-    return room
+                    capacity.note_starting(member.node, member.image)
+    return capacity
 
 
-def need_of(spec: ClusterSpec) -> Need:
+def vm_request(spec: ClusterSpec) -> VmRequest:
     """Return the resources of one VM of a cluster."""
-    return Need(spec.cpus, spec.memory, spec.disk)
+    return VmRequest(spec.cpus, spec.memory, spec.disk)
 
 
-def wanted_by(spec: ClusterSpec, kinds: frozenset[HypervisorKind], image: str) -> Wanted:
+def placement_request(
+    spec: ClusterSpec, kinds: frozenset[HypervisorKind], image: str
+) -> PlacementRequest:
     """Return the request for one VM. image: its digest; kinds: hypervisors that boot it."""
-    can = with_cpus(spec.cpus, shared=True)
+    can = kinds_with_cpus(spec.cpus, shared=True)
     able = frozenset(kind for kind in kinds if kind in can and spec.hypervisor in {None, kind})
-    return Wanted(spec.name, need_of(spec), able, spec.nodes, spec.site, image)
+    return PlacementRequest(spec.name, vm_request(spec), able, spec.nodes, spec.site, image)
 
 
 class _Planner:
-    """Plans the actions for one cluster. ``_over``: VMs that this plan has ended."""
+    """Plans the actions for one cluster. ``_ended_ids``: VMs that this plan has ended."""
 
     def __init__(
         self,
-        cluster: ClusterNow,
-        nodes: Mapping[str, NodeNow],
-        room: Room,
+        cluster: ClusterSnapshot,
+        nodes: Mapping[str, NodeSnapshot],
+        capacity: FreeCapacity,
         present: datetime,
-        guards: Guards,
+        guards: FailureBackoffs,
     ) -> None:
         self._cluster = cluster
         self._guards = guards
         self._nodes = nodes
-        self._room = room
+        self._free_capacity = capacity
         self._present = present
-        self._over: set[str] = set()
-        self._wanted = wanted_by(cluster.spec, cluster.kinds, cluster.image)
+        self._ended_ids: set[str] = set()
+        self._request = placement_request(cluster.spec, cluster.kinds, cluster.image)
         taken = {m.name for m in cluster.members}
         names = (f"{cluster.name}-{n}" for n in count())
         self._names = (name for name in names if name not in taken)
@@ -112,38 +116,38 @@ class _Planner:
         """Yield all actions for the cluster."""
         cluster = self._cluster
         if cluster.deleting and not cluster.members:
-            yield Remove(cluster.name)
+            yield DeleteCluster(cluster.name)
             return
         yield from self._endings()
         yield from self._admissions()
         if cluster.deleting or cluster.draining:
-            yield from self._end(self._left(), cluster.deleting or Goal.DRAIN)
+            yield from self._end(self._remaining(), cluster.deleting or Goal.DRAIN)
         else:
             yield from self._sizing()
 
-    def _left(self) -> list[MemberNow]:
-        return [m for m in self._cluster.members if m.id not in self._over]
+    def _remaining(self) -> list[ClusterVmSnapshot]:
+        return [m for m in self._cluster.members if m.id not in self._ended_ids]
 
-    def _lost_for(self, member: MemberNow) -> timedelta | None:
+    def _lost_for(self, member: ClusterVmSnapshot) -> timedelta | None:
         """Return for how long its node has sent no heartbeat; None: it is alive, or there is none."""
         if not member.node:
             return None
         node = self._nodes.get(member.node)
         if node is None:
-            return GIVEN_UP
+            return NODE_GIVEN_UP_AFTER
         return None if node.alive else self._present - node.heard
 
     # -- VMs that have ended
 
     def _endings(self) -> Iterator[Action]:
         for member in self._cluster.members:
-            if self._is_over(member):
-                self._over.add(member.id)
-                yield Forget(member.id)
-            elif member.ended > member.withdrawn or _stale_ad(member):
-                yield Withdraw(member.id)
+            if self._has_ended(member):
+                self._ended_ids.add(member.id)
+                yield DeleteVm(member.id)
+            elif member.ended > member.withdrawn or _has_stale_ad(member):
+                yield RemoveAd(member.id)
 
-    def _is_over(self, member: MemberNow) -> bool:
+    def _has_ended(self, member: ClusterVmSnapshot) -> bool:
         if member.phase is Phase.GONE or (not member.node and member.goal is not Goal.RUN):
             return True
         lost = self._lost_for(member)
@@ -153,32 +157,32 @@ class _Planner:
         drained = lost > timedelta(seconds=self._cluster.spec.drain_seconds)
         return member.goal is Goal.STOP or drained
 
-    def _end(self, members: Iterable[MemberNow], goal: Goal) -> Iterator[Action]:
+    def _end(self, members: Iterable[ClusterVmSnapshot], goal: Goal) -> Iterator[Action]:
         """End VMs; delete those without a node at once."""
         later = list(Goal)
         for member in members:
-            self._over.add(member.id)
+            self._ended_ids.add(member.id)
             if not member.node:
-                yield Forget(member.id)
+                yield DeleteVm(member.id)
             elif later.index(member.goal) < later.index(goal):
                 yield SetGoal(member.id, goal)
 
     # -- VMs that run
 
     def _admissions(self) -> Iterator[Action]:
-        for member in self._left():
+        for member in self._remaining():
             runs = member.goal is Goal.RUN and member.phase is Phase.RUNNING
             if not runs or member.up or member.condemned >= member.incarnation:
                 continue
             if member.joined and member.probe is ProbeState.RAN:
-                yield Admit(member.id, member.incarnation)
+                yield AllowJobs(member.id, member.incarnation)
             elif member.joined and member.probe is ProbeState.FAILED:
                 why = "its probe job failed: the VM is in the pool but runs no jobs"
-                yield Condemn(member.id, member.incarnation, MemberCode.PROBE_FAILED, why)
+                yield ReplaceVm(member.id, member.incarnation, ClusterVmCode.PROBE_FAILED, why)
             elif member.waiting is not None:
-                yield from self._too_late(member, self._present - member.waiting)
+                yield from self._join_timeout(member, self._present - member.waiting)
 
-    def _too_late(self, member: MemberNow, waited: timedelta) -> Iterator[Action]:
+    def _join_timeout(self, member: ClusterVmSnapshot, waited: timedelta) -> Iterator[Action]:
         limit = timedelta(seconds=self._cluster.spec.join_seconds)
         if member.proven:
             limit = max(limit, AD_LIFETIME)
@@ -191,24 +195,24 @@ class _Planner:
             why = f"its probe job did not run within {seconds} s"
         else:
             why = f"the VM did not join the pool within {seconds} s"
-        yield Condemn(member.id, member.incarnation, MemberCode.JOIN_TIMED_OUT, why)
+        yield ReplaceVm(member.id, member.incarnation, ClusterVmCode.JOIN_TIMED_OUT, why)
 
     # -- how many, where, and of which generation
 
     def _sizing(self) -> Iterator[Action]:
         cluster = self._cluster
-        run = [m for m in self._left() if m.goal is Goal.RUN]
-        given_up = [m for m in run if (self._lost_for(m) or timedelta()) >= GIVEN_UP]
+        run = [m for m in self._remaining() if m.goal is Goal.RUN]
+        given_up = [m for m in run if (self._lost_for(m) or timedelta()) >= NODE_GIVEN_UP_AFTER]
         outdated = [m for m in run if not m.node and m.generation != cluster.generation]
         yield from self._end([*given_up, *outdated], Goal.DRAIN)
-        run = [m for m in run if m.id not in self._over]
+        run = [m for m in run if m.id not in self._ended_ids]
         lost = [m for m in run if self._lost_for(m) is not None]
         there = [m for m in run if self._lost_for(m) is None]
         surplus = len(there) - cluster.target
         if surplus > 0:
-            victims = sorted(there, key=self._expendable)[:surplus]
+            victims = sorted(there, key=self._expendability)[:surplus]
             yield from self._end(victims, Goal.DRAIN)
-        yield from self._places(m for m in there if not m.node and m.id not in self._over)
+        yield from self._places(m for m in there if not m.node and m.id not in self._ended_ids)
         if surplus <= 0:
             yield from self._moves(there)
         if surplus < 0:
@@ -216,7 +220,7 @@ class _Planner:
         elif surplus == 0:
             yield from self._replacement(there, lost)
 
-    def _expendable(self, member: MemberNow) -> tuple[bool, bool, bool, bool, bool, int]:
+    def _expendability(self, member: ClusterVmSnapshot) -> tuple[bool, bool, bool, bool, bool, int]:
         """Return a sort key: the most expendable VM comes first."""
         return (
             bool(member.node),
@@ -227,66 +231,75 @@ class _Planner:
             -member.number,
         )
 
-    def _places(self, members: Iterable[MemberNow]) -> Iterator[Action]:
+    def _places(self, members: Iterable[ClusterVmSnapshot]) -> Iterator[Action]:
         for member in sorted(members, key=lambda m: m.number):
-            place = self._room.place(self._wanted)
+            place = self._free_capacity.place(self._request)
             if place.node:
-                yield Place(member.id, place.node)
+                yield AssignNode(member.id, place.node)
             elif (place.code, place.why) != (member.code, member.why):
                 yield SetPending(member.id, place.code, place.why)
 
     def _creations(self, missing: int, lost: int) -> Iterator[Action]:
         """Create missing VMs; replace lost ones only if a node has capacity now."""
         for made in range(missing):
-            place = self._room.place(self._wanted)
+            place = self._free_capacity.place(self._request)
             if not place.node and made >= missing - lost:
                 return
-            yield Create(self._cluster.name, next(self._names), place)
+            yield CreateVm(self._cluster.name, next(self._names), place)
 
-    def _moves(self, there: Sequence[MemberNow]) -> Iterator[Action]:
+    def _moves(self, there: Sequence[ClusterVmSnapshot]) -> Iterator[Action]:
         """Replace VMs that keep failing on their node by new ones on other nodes with capacity."""
         for member in there:
             closed = self._guards.closed(member.image, member.node)
-            if member.phase is not Phase.WAITING or not closed or not self._movable(member, there):
+            if member.phase is not Phase.WAITING or not closed or not self._is_movable(member, there):
                 continue
-            if member.id not in self._over and (place := self._room.place(self._wanted)).node:
+            if (
+                member.id not in self._ended_ids
+                and (place := self._free_capacity.place(self._request)).node
+            ):
                 yield from self._end([member], Goal.DRAIN)
-                yield Create(self._cluster.name, next(self._names), place)
+                yield CreateVm(self._cluster.name, next(self._names), place)
 
-    def _movable(self, member: MemberNow, there: Sequence[MemberNow]) -> bool:
+    def _is_movable(self, member: ClusterVmSnapshot, there: Sequence[ClusterVmSnapshot]) -> bool:
         """Whether the node may be at fault, rather than a changed declaration."""
         generation = self._cluster.generation
         if member.generation != generation:
             return False
         if self._cluster.good in {0, generation} and all(m.generation == generation for m in there):
             return True
-        whom = blame(member.code)
-        untried = whom is Blame.PAIR and not self._guards.of(member.image).proven
+        source = fault_source(member.code)
+        untried = source is FaultSource.PAIR and not self._guards.of(member.image).proven
         proven = any(m.admitted for m in there if m.generation == generation)
-        return untried or proven or whom is Blame.NODE
+        return untried or proven or source is FaultSource.NODE
 
-    def _replacement(self, there: Sequence[MemberNow], lost: Sequence[MemberNow]) -> Iterator[Action]:
+    def _replacement(
+        self, there: Sequence[ClusterVmSnapshot], lost: Sequence[ClusterVmSnapshot]
+    ) -> Iterator[Action]:
         """End one VM of an old generation if all others are up; a new one replaces it."""
         cluster = self._cluster
         old = [m for m in there if m.generation != cluster.generation]
         new = [m for m in there if m.generation == cluster.generation]
-        failing = [m for m in new if m.id not in self._over and not m.up and m.failures >= FAILED]
+        failing = [
+            m for m in new if m.id not in self._ended_ids and not m.up and m.failures >= MAX_FAILURES
+        ]
         under_way = old or not any(m.admitted for m in new)
         if failing and under_way and cluster.good not in {0, cluster.generation}:
-            yield RollBack(cluster.name, _rolled_back(failing[0], cluster))
+            yield RollBack(cluster.name, _rollback_reason(failing[0], cluster))
             yield from self._end([m for m in new if not m.admitted], Goal.DRAIN)
             return
         if not old:
             if new and not lost and all(m.up for m in new) and cluster.good != cluster.generation:
-                yield Keep(cluster.name)
+                yield CompleteRollout(cluster.name)
             return
         if failing:
             if cluster.stalled != cluster.generation:
-                yield Stall(cluster.name, _stalled(failing[0], cluster.generation, len(old)))
+                yield PauseRollout(
+                    cluster.name, _pause_reason(failing[0], cluster.generation, len(old))
+                )
             return
         ending = [
             m
-            for m in self._left()
+            for m in self._remaining()
             if m.goal is not Goal.RUN
             and m.generation != cluster.generation
             and self._lost_for(m) is None
@@ -295,10 +308,10 @@ class _Planner:
         # VMs that never were up do not block a rollout that may repair them.
         if ending or not all(m.up and m not in lost for m in (*new, *once_up)):
             return
-        yield from self._end([min(old, key=self._expendable)], Goal.DRAIN)
+        yield from self._end([min(old, key=self._expendability)], Goal.DRAIN)
 
 
-def _stale_ad(member: MemberNow) -> bool:
+def _has_stale_ad(member: ClusterVmSnapshot) -> bool:
     """Whether the pool has the ad of an ended incarnation.
 
     A VM may also join the pool before its agent has reported it as running.
@@ -306,18 +319,17 @@ def _stale_ad(member: MemberNow) -> bool:
     return member.phase is not None and 0 < member.advertised <= member.ended
 
 
-def _rolled_back(member: MemberNow, cluster: ClusterNow) -> str:
-    return (
-        f"generation {cluster.generation} failed ({_failed(member)}): back to generation {cluster.good}"
-    )
+def _rollback_reason(member: ClusterVmSnapshot, cluster: ClusterSnapshot) -> str:
+    failure = f"generation {cluster.generation} failed ({_failure_text(member)})"
+    return f"{failure}: back to generation {cluster.good}"
 
 
-def _failed(member: MemberNow) -> str:
+def _failure_text(member: ClusterVmSnapshot) -> str:
     why = f"{member.code}{': ' if member.why else ''}{member.why}"
     return f"{member.name} failed {member.failures} times: {why}"
 
 
-def _stalled(member: MemberNow, generation: int, old: int) -> str:
+def _pause_reason(member: ClusterVmSnapshot, generation: int, old: int) -> str:
     return (
         f"the rollout is paused: {member.name} of generation {generation} failed "
         f"{member.failures} times ({member.code}{': ' if member.why else ''}{member.why}); "

@@ -19,11 +19,11 @@ from pydantic import (
 )
 
 from vmjobs.errors import InvalidSpec
-from vmjobs.model import Frozen, HypervisorKind, ImageRef, NetworkMode, faults_of
+from vmjobs.model import FrozenModel, HypervisorKind, ImageRef, NetworkMode, faults_of
 
 #: Maximum VMs of one cluster, and characters of a START expression.
 MAX_SIZE: Final = 1000
-MAX_START: Final = 4096
+MAX_START_CHARACTERS: Final = 4096
 
 #: A cluster's name is part of its VMs' host names (RFC 1123): ``NAME-0``, ``NAME-1``, ...
 ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
@@ -77,24 +77,24 @@ def _attributes(value: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
     return value
 
 
-class Size(Frozen):
+class SizeRange(FrozenModel):
     """A range of sizes: between ``min`` and ``max`` VMs, by the demand of idle jobs."""
 
     min: int = Field(ge=0, le=MAX_SIZE, strict=True)
     max: int = Field(ge=0, le=MAX_SIZE, strict=True)
 
     @model_validator(mode="after")
-    def _in_order(self) -> Size:
+    def _in_order(self) -> SizeRange:
         if self.min > self.max:
             raise ValueError(f"min ({self.min}) is larger than max ({self.max})")
         return self
 
 
 def _kind_of_size(value: Any) -> str:
-    return "range" if isinstance(value, Size | dict) else "machines"
+    return "range" if isinstance(value, SizeRange | dict) else "machines"
 
 
-class Limits(Frozen):
+class ClusterVmLimits(FrozenModel):
     """Maximum resources of its node that one VM of the cluster may use; unset: no limit.
 
     cpu_percent: of one processor, per processor of the VM. cpu_weight: share of the processors if
@@ -108,7 +108,7 @@ class Limits(Frozen):
     network_mbit_s: int | None = Field(default=None, ge=1, strict=True)
 
 
-class ClusterSpec(Frozen):
+class ClusterSpec(FrozenModel):
     """One virtual cluster, as its operator declares it.
 
     size: number of VMs, or a range. nodes: shell patterns, any of which a node's name must match;
@@ -123,7 +123,7 @@ class ClusterSpec(Frozen):
     # An explicit discriminator, so that errors concern only the intended type.
     size: Annotated[
         Annotated[int, Field(ge=0, le=MAX_SIZE, strict=True), Tag("machines")]
-        | Annotated[Size, Tag("range")],
+        | Annotated[SizeRange, Tag("range")],
         Discriminator(_kind_of_size),
     ]
     cpus: int = Field(default=1, ge=1, le=256, strict=True)
@@ -137,8 +137,10 @@ class ClusterSpec(Frozen):
     attributes: Annotated[dict[str, AttributeValue], AfterValidator(_attributes)] = Field(
         default_factory=dict, max_length=100
     )
-    start: Annotated[str, StringConstraints(max_length=MAX_START), AfterValidator(_one_line)] = "True"
-    limits: Limits = Limits()
+    start: Annotated[
+        str, StringConstraints(max_length=MAX_START_CHARACTERS), AfterValidator(_one_line)
+    ] = "True"
+    limits: ClusterVmLimits = ClusterVmLimits()
     lifecycle: Lifecycle = Lifecycle.THROWAWAY
     boot_seconds: int = Field(default=180, ge=1, le=3600, strict=True)
     join_seconds: int = Field(default=180, ge=1, le=3600, strict=True)
@@ -146,9 +148,11 @@ class ClusterSpec(Frozen):
     idle_seconds: int = Field(default=300, ge=0, le=30 * 86400, strict=True)
 
     @property
-    def range(self) -> Size:
+    def range(self) -> SizeRange:
         """The size as a range."""
-        return self.size if isinstance(self.size, Size) else Size(min=self.size, max=self.size)
+        return (
+            self.size if isinstance(self.size, SizeRange) else SizeRange(min=self.size, max=self.size)
+        )
 
 
 def parse_cluster(data: Any) -> ClusterSpec:

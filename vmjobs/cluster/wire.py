@@ -8,14 +8,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from vmjobs.cluster.guard import GuardState
-from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
-from vmjobs.cluster.session import SessionCall
-from vmjobs.cluster.spec import AttributeValue, ClusterName, ClusterSpec, Lifecycle, Limits
-from vmjobs.model import Digest, Frozen, HypervisorKind, NetworkMode
+from vmjobs.cluster.failure_backoff import BackoffState
+from vmjobs.cluster.spec import AttributeValue, ClusterName, ClusterSpec, ClusterVmLimits, Lifecycle
+from vmjobs.cluster.ssh_session import PendingSession
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
+from vmjobs.model import Digest, FrozenModel, HypervisorKind, NetworkMode
 from vmjobs.wire import Envelope
 
-MemberId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+ClusterVmId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 #: One less than the largest 32-bit integer of a database: a count may still be incremented.
 MAX_COUNT: Final = 2**31 - 2
@@ -27,7 +27,7 @@ def _known_limits(value: Any) -> Any:
     """Drop unknown limits of an order: the service may be newer than the agent."""
     if not isinstance(value, dict):
         return value
-    return {name: content for name, content in value.items() if name in Limits.model_fields}
+    return {name: content for name, content in value.items() if name in ClusterVmLimits.model_fields}
 
 
 class PoolAddress(Envelope):
@@ -43,7 +43,7 @@ class PoolAddress(Envelope):
     user: str = "vmjobs"
 
 
-class MemberOrder(Envelope):
+class ClusterVmOrder(Envelope):
     """One cluster VM of a node's assignment. Only goal, admitted and condemned change.
 
     name: host name, unique in its pool (``CLUSTER-N``) and the same over restarts.
@@ -51,7 +51,7 @@ class MemberOrder(Envelope):
     condemned: incarnations up to this one must end, because of ``why``; the next one is a new try.
     """
 
-    id: MemberId
+    id: ClusterVmId
     cluster: ClusterName
     name: str = Field(max_length=63)
     goal: Goal
@@ -64,37 +64,37 @@ class MemberOrder(Envelope):
     pool: PoolAddress
     attributes: dict[str, AttributeValue] = Field(default_factory=dict)
     start: str = "True"
-    limits: Annotated[Limits, BeforeValidator(_known_limits)] = Limits()
+    limits: Annotated[ClusterVmLimits, BeforeValidator(_known_limits)] = ClusterVmLimits()
     lifecycle: Lifecycle = Lifecycle.THROWAWAY
     boot_seconds: int
     drain_seconds: int
     admitted: int = 0
     condemned: int = 0
-    why: MemberCode = MemberCode.PROGRESS
+    why: ClusterVmCode = ClusterVmCode.PROGRESS
     why_message: str = ""
 
 
-class NodeShare(Envelope):
+class Assignment(Envelope):
     """All cluster VMs that a node must run. revision: grows with every change.
 
     sessions: those that wait for the node; each stays in the list until it is answered.
     """
 
     revision: int = Field(ge=0)
-    members: tuple[MemberOrder, ...] = Field(default=(), max_length=10000)
-    sessions: tuple[SessionCall, ...] = Field(default=(), max_length=1000)
+    members: tuple[ClusterVmOrder, ...] = Field(default=(), max_length=10000)
+    sessions: tuple[PendingSession, ...] = Field(default=(), max_length=1000)
 
 
-class MemberReport(Frozen):
+class ClusterVmReport(FrozenModel):
     """An agent's report of one cluster VM. incarnation: counts from 1; 0: none yet.
 
     failures: incarnations in a row that ended before they were admitted. retry: when WAITING ends.
     """
 
-    id: MemberId
+    id: ClusterVmId
     incarnation: int = Field(ge=0, le=MAX_COUNT)
     phase: Phase
-    code: MemberCode = MemberCode.PROGRESS
+    code: ClusterVmCode = ClusterVmCode.PROGRESS
     message: str = Field(default="", max_length=8192)
     since: datetime
     hypervisor: HypervisorKind | None = None
@@ -103,17 +103,17 @@ class MemberReport(Frozen):
     seconds: dict[str, float] = Field(default_factory=dict, max_length=32)
 
 
-class MemberReports(Frozen):
+class ClusterVmReports(FrozenModel):
     """The body of ``POST /v1/nodes/{node}/members``.
 
     complete: cluster VMs that are missing here are not on the node.
     """
 
-    reports: tuple[MemberReport, ...] = Field(max_length=10000)
+    reports: tuple[ClusterVmReport, ...] = Field(max_length=10000)
     complete: bool = False
 
 
-class TokenRequest(Frozen):
+class TokenRequest(FrozenModel):
     """The body of ``POST /v1/nodes/{node}/members/{member}/token``."""
 
     incarnation: int = Field(ge=1, le=MAX_COUNT)
@@ -130,7 +130,7 @@ class PoolToken(Envelope):
 # --------------------------------------------------------------------------- service and operators
 
 
-class Member(Envelope):
+class ClusterVm(Envelope):
     """A cluster VM as operators see it. since: when the state began. up_since: None unless UP.
 
     jobs: number that it has run, by its last machine ad. busy: it runs one now. system: name and
@@ -140,7 +140,7 @@ class Member(Envelope):
     id: str
     name: str
     node: str = ""
-    state: MemberState
+    state: ClusterVmState
     goal: Goal
     image: Digest
     generation: int
@@ -150,14 +150,14 @@ class Member(Envelope):
     busy: bool = False
     jobs: int = 0
     system: str = ""
-    code: MemberCode = MemberCode.PROGRESS
+    code: ClusterVmCode = ClusterVmCode.PROGRESS
     message: str = ""
     since: datetime
     up_since: datetime | None = None
     retry: datetime | None = None
 
 
-class ClusterGuard(Envelope):
+class ClusterBackoff(Envelope):
     """A backoff: an image is not started on a node for now, because it kept failing there.
 
     node: empty: on all nodes. failures: in a row. code: of the last one. until: time of the next try;
@@ -166,9 +166,9 @@ class ClusterGuard(Envelope):
 
     image: Digest
     node: str = ""
-    state: GuardState
+    state: BackoffState
     failures: int
-    code: MemberCode
+    code: ClusterVmCode
     message: str
     until: datetime | None = None
 
@@ -201,14 +201,14 @@ class Cluster(Envelope):
     draining: bool = False
     deleting: bool = False
     up: int = Field(description="members that are UP")
-    members: tuple[Member, ...] = ()
-    guards: tuple[ClusterGuard, ...] = ()
+    members: tuple[ClusterVm, ...] = ()
+    guards: tuple[ClusterBackoff, ...] = ()
     failed: FailedGeneration | None = None
     created: datetime
     updated: datetime
 
 
-class Outcome(StrEnum):
+class ApplyOutcome(StrEnum):
     """The effect of applying a declaration."""
 
     CREATED = "created"
@@ -216,10 +216,10 @@ class Outcome(StrEnum):
     UNCHANGED = "unchanged"
 
 
-class Applied(Envelope):
+class ApplyResult(Envelope):
     """The answer to ``PUT /v1/clusters/{name}``."""
 
-    outcome: Outcome
+    outcome: ApplyOutcome
     cluster: Cluster
 
 
@@ -248,7 +248,7 @@ class ClusterEvents(Envelope):
     events: tuple[ClusterEvent, ...]
 
 
-class Scale(Frozen):
+class ScaleRequest(FrozenModel):
     """The body of ``POST /v1/clusters/{name}/scale``: a new size of the same cluster."""
 
     size: int = Field(ge=0, le=1000, strict=True)

@@ -25,12 +25,12 @@ import zstandard
 from pydantic import ValidationError
 
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, StorageFull
-from vmjobs.model import Frozen
-from vmjobs.paths import refusal
+from vmjobs.model import FrozenModel
+from vmjobs.paths import check_path
 
 MANIFEST: Final = "manifest.json"
-BLOCK: Final = 512
-CHUNK: Final = 1024 * 1024
+TAR_BLOCK_BYTES: Final = 512
+CHUNK_BYTES: Final = 1024 * 1024
 #: Maximum bytes of a file that is read into memory.
 MAX_SMALL: Final = 32 * 1024 * 1024
 #: Maximum number of files in a backup.
@@ -40,12 +40,12 @@ MAX_DISK: Final = 1 << 46
 #: Maximum memory for decompression, in bytes.
 MAX_WINDOW: Final = 128 * 1024 * 1024
 #: Bytes that restoring a backup leaves free on the file system.
-KEEP_FREE: Final = 64 * 1024 * 1024
+RESERVED_BYTES: Final = 64 * 1024 * 1024
 
-Count = Callable[[int], object]
+ByteCallback = Callable[[int], object]
 
 
-class Extents(Frozen):
+class Extents(FrozenModel):
     """The data ranges of a sparse file: (offset, length), ascending. size: of the file."""
 
     size: int
@@ -72,20 +72,20 @@ class Extents(Frozen):
         return self
 
 
-class Noted(Frozen):
+class FileDigest(FrozenModel):
     """A file of a backup."""
 
     size: int
     sha256: str
 
 
-class Manifest(Frozen):
+class Manifest(FrozenModel):
     """All files of a backup."""
 
-    files: dict[str, Noted]
+    files: dict[str, FileDigest]
 
 
-def extents_of(path: Path) -> Extents:
+def read_extents(path: Path) -> Extents:
     """The data ranges of a file."""
     found: list[tuple[int, int]] = []
     with path.open("rb") as file:
@@ -104,9 +104,9 @@ def extents_of(path: Path) -> Extents:
 class ArchiveWriter:
     """Writes a backup to ``file``. count: called with the number of disk bytes just written."""
 
-    def __init__(self, file: BinaryIO, count: Count = lambda _bytes: None) -> None:
+    def __init__(self, file: BinaryIO, count: ByteCallback = lambda _bytes: None) -> None:
         self._sink = zstandard.ZstdCompressor(level=3, threads=-1).stream_writer(file, closefd=False)
-        self._files: dict[str, Noted] = {}
+        self._files: dict[str, FileDigest] = {}
         self._count = count
 
     def add(self, name: str, data: bytes) -> None:
@@ -119,10 +119,10 @@ class ArchiveWriter:
         Raises:
             Conflict: it changed.
         """
-        extents = extents_of(path)
+        extents = read_extents(path)
         self.add(f"{name}.map", extents.model_dump_json().encode())
         with path.open("rb") as file:
-            self._add(f"{name}.data", extents.data, _Extracted(file, extents, self._count))
+            self._add(f"{name}.data", extents.data, _ExtentReader(file, extents, self._count))
             if os.fstat(file.fileno()).st_size != extents.size:
                 raise Conflict(f"{path} changed while it was copied")
 
@@ -130,32 +130,32 @@ class ArchiveWriter:
         """Write the manifest and the end of the archive."""
         data = Manifest(files=self._files).model_dump_json().encode()
         self._put(MANIFEST, len(data), io.BytesIO(data))
-        self._sink.write(b"\0" * (2 * BLOCK))
+        self._sink.write(b"\0" * (2 * TAR_BLOCK_BYTES))
         self._sink.close()  # type: ignore[no-untyped-call]
 
-    def _add(self, name: str, size: int, source: IO[bytes] | _Extracted) -> None:
-        self._files[name] = Noted(size=size, sha256=self._put(name, size, source))
+    def _add(self, name: str, size: int, source: IO[bytes] | _ExtentReader) -> None:
+        self._files[name] = FileDigest(size=size, sha256=self._put(name, size, source))
 
-    def _put(self, name: str, size: int, source: IO[bytes] | _Extracted) -> str:
+    def _put(self, name: str, size: int, source: IO[bytes] | _ExtentReader) -> str:
         info = tarfile.TarInfo(name)
         info.size, info.mode = size, 0o600
         self._sink.write(info.tobuf(tarfile.GNU_FORMAT))
         digest, left = hashlib.sha256(), size
         while left:
-            chunk = source.read(min(CHUNK, left))
+            chunk = source.read(min(CHUNK_BYTES, left))
             if not chunk:
                 raise Conflict(f"{name} became shorter while it was copied")
             digest.update(chunk)
             self._sink.write(chunk)
             left -= len(chunk)
-        self._sink.write(b"\0" * (-size % BLOCK))
+        self._sink.write(b"\0" * (-size % TAR_BLOCK_BYTES))
         return digest.hexdigest()
 
 
-class _Extracted:
+class _ExtentReader:
     """Reads the data of a sparse file, extent by extent."""
 
-    def __init__(self, file: BinaryIO, extents: Extents, count: Count) -> None:
+    def __init__(self, file: BinaryIO, extents: Extents, count: ByteCallback) -> None:
         self._pieces = self._read(file, extents)
         self._rest = b""
         self._count = count
@@ -165,7 +165,7 @@ class _Extracted:
         for offset, length in extents.extents:
             done = 0
             while done < length:
-                piece = os.pread(file.fileno(), min(CHUNK, length - done), offset + done)
+                piece = os.pread(file.fileno(), min(CHUNK_BYTES, length - done), offset + done)
                 if not piece:
                     return
                 done += len(piece)
@@ -183,7 +183,7 @@ class _Extracted:
 # --------------------------------------------------------------------------- reading
 
 
-class Content:
+class ArchiveFile:
     """A file of a backup, which the caller reads once, in order."""
 
     def __init__(self, name: str, size: int, source: IO[bytes]) -> None:
@@ -194,12 +194,12 @@ class Content:
     def read(self, size: int = -1) -> bytes:
         """The next bytes."""
         wanted = self._left if size < 0 else min(size, self._left)
-        data = _exactly(self._source, wanted)
+        data = _read_exactly(self._source, wanted)
         self._left -= len(data)
         self._digest.update(data)
         return data
 
-    def small(self) -> bytes:
+    def read_small(self) -> bytes:
         """Read the whole file.
 
         Raises:
@@ -209,27 +209,27 @@ class Content:
             raise InvalidRequest(f"{self.name} in the backup is too large")
         return self.read()
 
-    def finish(self) -> Noted:
+    def finish(self) -> FileDigest:
         """Skip the rest of the file; returns its size and digest."""
         while self._left:
-            self.read(CHUNK)
-        return Noted(size=self.size, sha256=self._digest.hexdigest())
+            self.read(CHUNK_BYTES)
+        return FileDigest(size=self.size, sha256=self._digest.hexdigest())
 
 
-def contents(file: BinaryIO) -> Iterator[Content]:
+def read_archive(file: BinaryIO) -> Iterator[ArchiveFile]:
     """Yield the files of a backup; after the last one, verifies all of them.
 
     Raises:
         InvalidRequest: it is not a backup, or incomplete. DigestMismatch: it is damaged.
     """
-    seen: dict[str, Noted] = {}
+    seen: dict[str, FileDigest] = {}
     try:
         with zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(
             file, closefd=False
         ) as source:
             for content in _entries(source):
                 if content.name == MANIFEST:
-                    _compare(Manifest.model_validate_json(content.small()), seen)
+                    _verify_files(Manifest.model_validate_json(content.read_small()), seen)
                     return
                 if content.name in seen or len(seen) >= MAX_FILES:
                     raise InvalidRequest(f"the backup has {content.name!r} twice, or too many files")
@@ -240,23 +240,23 @@ def contents(file: BinaryIO) -> Iterator[Content]:
     raise InvalidRequest("the backup is incomplete: its manifest is missing")
 
 
-def _entries(source: IO[bytes]) -> Iterator[Content]:
+def _entries(source: IO[bytes]) -> Iterator[ArchiveFile]:
     while True:
-        header = _exactly(source, BLOCK)
-        if header == b"\0" * BLOCK:
+        header = _read_exactly(source, TAR_BLOCK_BYTES)
+        if header == b"\0" * TAR_BLOCK_BYTES:
             return
         info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         if info.type != tarfile.REGTYPE or info.size < 0:
             raise InvalidRequest(f"the backup has an entry that is not a plain file: {info.name!r}")
-        if why := refusal(info.name):
+        if why := check_path(info.name):
             raise InvalidRequest(f"the backup has a file with a bad name, {info.name!r}: {why}")
-        content = Content(info.name, info.size, source)
+        content = ArchiveFile(info.name, info.size, source)
         yield content
         content.finish()
-        _exactly(source, -info.size % BLOCK)
+        _read_exactly(source, -info.size % TAR_BLOCK_BYTES)
 
 
-def _exactly(source: IO[bytes], size: int) -> bytes:
+def _read_exactly(source: IO[bytes], size: int) -> bytes:
     parts = []
     while size:
         part = source.read(size)
@@ -267,25 +267,25 @@ def _exactly(source: IO[bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-def _compare(manifest: Manifest, seen: dict[str, Noted]) -> None:
+def _verify_files(manifest: Manifest, seen: dict[str, FileDigest]) -> None:
     for name in sorted(manifest.files.keys() | seen.keys()):
         if manifest.files.get(name) != seen.get(name):
             raise DigestMismatch(f"the backup is damaged: {name} does not match its digest")
 
 
-def parse_extents(content: Content) -> Extents:
+def parse_extents(content: ArchiveFile) -> Extents:
     """Parse the map of a disk.
 
     Raises:
         InvalidRequest: it is malformed.
     """
     try:
-        return Extents.model_validate_json(content.small()).checked()
+        return Extents.model_validate_json(content.read_small()).checked()
     except (ValidationError, ValueError, json.JSONDecodeError) as error:
         raise InvalidRequest(f"{content.name} in the backup is not a map of a disk") from error
 
 
-def write_disk(content: Content, extents: Extents, path: Path) -> None:
+def write_disk(content: ArchiveFile, extents: Extents, path: Path) -> None:
     """Restore a disk; it is durable when this returns.
 
     Raises:
@@ -294,14 +294,14 @@ def write_disk(content: Content, extents: Extents, path: Path) -> None:
     if extents.data != content.size:
         raise InvalidRequest(f"{content.name} in the backup has another size than its map")
     there = os.statvfs(path.parent)
-    if there.f_bavail * there.f_frsize < content.size + KEEP_FREE:
+    if there.f_bavail * there.f_frsize < content.size + RESERVED_BYTES:
         raise StorageFull(f"{path.parent} has no room for {content.size} bytes of {content.name}")
     with path.open("xb") as file:
         for offset, length in extents.extents:
             file.seek(offset)
             left = length
             while left:
-                piece = content.read(min(CHUNK, left))
+                piece = content.read(min(CHUNK_BYTES, left))
                 file.write(piece)
                 left -= len(piece)
         file.truncate(extents.size)
@@ -309,7 +309,7 @@ def write_disk(content: Content, extents: Extents, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-class Replacing:
+class AtomicFile:
     """Replaces a file atomically; only its owner can read it."""
 
     def __init__(self, path: Path) -> None:

@@ -21,12 +21,12 @@ from vmjobs.hypervisor.mconsole import short_path
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
-LONGEST = 1024 * 1024
+MAX_LINE_BYTES = 1024 * 1024
 #: Timeout for an answer in seconds, besides the time that the supervisor is asked to wait.
 ANSWER_SECONDS = 120.0
 
 
-class Control:
+class SupervisorClient:
     """A connection to a supervisor. Raises ``Unavailable("agent", …)`` if none runs."""
 
     def __init__(self, path: Path) -> None:
@@ -42,14 +42,14 @@ class Control:
 
     def ask(self, do: str, **fields: object) -> Message:
         """Send a request, and wait for the answer."""
-        return self._ask({"do": do, **fields}, lambda: self._file.readline(LONGEST))
+        return self._ask({"do": do, **fields}, lambda: self._file.readline(MAX_LINE_BYTES))
 
     def log_in(self, machine: str, key: str) -> tuple[str, socket.socket]:
         """Open an SSH connection to a VM that accepts ``key``; returns its host key, too."""
         handles: list[int] = []
 
         def read() -> bytes:
-            line, some, _, _ = socket.recv_fds(self._socket, LONGEST, 1)
+            line, some, _, _ = socket.recv_fds(self._socket, MAX_LINE_BYTES, 1)
             handles.extend(some)
             return line
 
@@ -76,7 +76,7 @@ class Control:
         self._file.close()
         self._socket.close()
 
-    def __enter__(self) -> Control:
+    def __enter__(self) -> SupervisorClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,8 +84,8 @@ class Control:
 
 
 @contextmanager
-def answering(
-    path: Path, handle: Callable[[Message], Message], hung_up: Callable[[Message], object]
+def serve_commands(
+    path: Path, handle: Callable[[Message], Message], on_disconnect: Callable[[Message], object]
 ) -> Iterator[None]:
     """Serve requests while the context lasts.
 
@@ -97,7 +97,7 @@ def answering(
         listener.bind(address)
         path.chmod(0o600)
         listener.listen(16)
-        thread = threading.Thread(target=_accept, args=(listener, handle, hung_up), daemon=True)
+        thread = threading.Thread(target=_accept, args=(listener, handle, on_disconnect), daemon=True)
         thread.start()
         try:
             yield
@@ -108,28 +108,32 @@ def answering(
 
 
 def _accept(
-    listener: socket.socket, handle: Callable[[Message], Message], hung_up: Callable[[Message], object]
+    listener: socket.socket,
+    handle: Callable[[Message], Message],
+    on_disconnect: Callable[[Message], object],
 ) -> None:
     while True:
         try:
             peer, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(target=_serve, args=(peer, handle, hung_up), daemon=True).start()
+        threading.Thread(target=_serve, args=(peer, handle, on_disconnect), daemon=True).start()
 
 
 def _serve(
-    peer: socket.socket, handle: Callable[[Message], Message], hung_up: Callable[[Message], object]
+    peer: socket.socket,
+    handle: Callable[[Message], Message],
+    on_disconnect: Callable[[Message], object],
 ) -> None:
-    held: Message | None = None
+    frozen_by: Message | None = None
     with peer, peer.makefile("rb") as file, suppress(OSError, ValueError):
-        while (line := file.readline(LONGEST)).endswith(b"\n"):
+        while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
             asked: Message = json.loads(line)
             if asked.get("do") == "freeze":
-                held = asked
+                frozen_by = asked
             answer = _answer(handle, asked)
             if asked.get("do") == "thaw":
-                held = None
+                frozen_by = None
             connection = answer.pop("connection", None)
             said = json.dumps(answer).encode() + b"\n"
             if connection is None:
@@ -137,8 +141,8 @@ def _serve(
                 continue
             with connection:
                 socket.send_fds(peer, [said], [connection.fileno()])
-    if held is not None:
-        hung_up(held)
+    if frozen_by is not None:
+        on_disconnect(frozen_by)
 
 
 def _answer(handle: Callable[[Message], Message], asked: Message) -> Message:

@@ -12,20 +12,20 @@ from pydantic import Field, StringConstraints, ValidationError
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
-from vmjobs.model import Frozen, HypervisorKind, ImageRef, cannot_have, faults_of
+from vmjobs.model import FrozenModel, HypervisorKind, ImageRef, check_cpus, faults_of
 
 #: The hypervisor of all gateway VMs: the other drivers lack private networks.
-KIND: Final = HypervisorKind.UML
-MAX_MACHINES: Final = 32
+GATEWAY_HYPERVISOR: Final = HypervisorKind.UML
+MAX_VMS: Final = 32
 #: Prefix bits of a private network: minimum and maximum.
-WIDEST: Final = 16
-NARROWEST: Final = 29
+MIN_PREFIX_BITS: Final = 16
+MAX_PREFIX_BITS: Final = 29
 
 #: The network of every VM's first interface, with its guest endpoint and its way to the internet.
-OUTSIDE: Final = IPv4Interface(f"{GUEST_ADDRESS}/{GUEST_NETMASK_BITS}").network
+GUEST_NETWORK: Final = IPv4Interface(f"{GUEST_ADDRESS}/{GUEST_NETMASK_BITS}").network
 
 #: One label of a host name (RFC 1123).
-MachineName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
+VmName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
 Domain = Annotated[
     str,
     StringConstraints(
@@ -35,7 +35,7 @@ Domain = Annotated[
 ]
 
 
-class Role(StrEnum):
+class GatewayRole(StrEnum):
     """The role of a gateway's VM."""
 
     COMPUTING_ELEMENT = "computing-element"
@@ -44,7 +44,7 @@ class Role(StrEnum):
     WORKER = "worker"
 
 
-class GatewayMachine(Frozen):
+class GatewayVm(FrozenModel):
     """One VM. Its name is its host name in the gateway's domain.
 
     image: in the local store; if missing, built by the recipe of that name. recipe: a recipe's file,
@@ -52,8 +52,8 @@ class GatewayMachine(Frozen):
     its services, which survives restarts.
     """
 
-    name: MachineName
-    role: Role
+    name: VmName
+    role: GatewayRole
     image: ImageRef | None = None
     recipe: str | None = Field(default=None, min_length=1, max_length=4096)
     address: IPv4Address
@@ -63,7 +63,7 @@ class GatewayMachine(Frozen):
     hypervisor: HypervisorKind | None = None
 
 
-class Gateway(Frozen):
+class Gateway(FrozenModel):
     """One gateway, with its VMs in the declared order.
 
     domain: of the VMs' host names. network: private network of the VMs alone.
@@ -72,17 +72,17 @@ class Gateway(Frozen):
     name: ClusterName
     domain: Domain
     network: IPv4Network
-    machines: tuple[GatewayMachine, ...] = Field(min_length=1, max_length=MAX_MACHINES)
+    machines: tuple[GatewayVm, ...] = Field(min_length=1, max_length=MAX_VMS)
 
-    def machine(self, name: str) -> GatewayMachine | None:
+    def machine(self, name: str) -> GatewayVm | None:
         """The VM of that name."""
         return next((machine for machine in self.machines if machine.name == name), None)
 
-    def fqdn(self, machine: GatewayMachine) -> str:
+    def fqdn(self, machine: GatewayVm) -> str:
         """The VM's full host name."""
         return f"{machine.name}.{self.domain}"
 
-    def of_role(self, role: Role) -> tuple[GatewayMachine, ...]:
+    def of_role(self, role: GatewayRole) -> tuple[GatewayVm, ...]:
         """The VMs of this role."""
         return tuple(machine for machine in self.machines if machine.role is role)
 
@@ -105,15 +105,15 @@ def parse_gateway(data: Any) -> Gateway:
         inner = any(fault.field.startswith("machines.") for fault in found)
         faults += [fault for fault in found if not (inner and fault.code == "too_short")]
     told = {fault.field for fault in faults}
-    faults += [fault for fault in _contradictions(data) if fault.field not in told]
+    faults += [fault for fault in _consistency_faults(data) if fault.field not in told]
     if gateway is not None:
-        faults += _too_large(gateway)
+        faults += _cpu_faults(gateway)
     if gateway is None or faults:
         raise InvalidSpec("the gateway's declaration has faults", faults=faults)
     return gateway
 
 
-def declared(gateway: Gateway) -> dict[str, Any]:
+def to_declaration(gateway: Gateway) -> dict[str, Any]:
     """The gateway as a declaration, in the form that :func:`parse_gateway` accepts."""
     plain = gateway.model_dump(mode="json", exclude_defaults=True)
     machines = {machine.pop("name"): machine for machine in plain["machines"]}
@@ -127,11 +127,11 @@ _MODEL_KEYS: Final = {"gateway": "name", "name": "name?"}
 _DECLARED_KEYS: Final = {model: key for key, model in _MODEL_KEYS.items()}
 
 
-def _too_large(gateway: Gateway) -> Iterator[Fault]:
+def _cpu_faults(gateway: Gateway) -> Iterator[Fault]:
     for machine in gateway.machines:
-        if why := cannot_have(KIND, machine.cpus, shared=True):
+        if why := check_cpus(GATEWAY_HYPERVISOR, machine.cpus, shared=True):
             field = f"machines.{machine.name}.cpus"
-            yield Fault(field, "above_hypervisor", f"a gateway runs on {KIND}: {why}")
+            yield Fault(field, "above_hypervisor", f"a gateway runs on {GATEWAY_HYPERVISOR}: {why}")
 
 
 def _as_model(data: Any) -> Any:
@@ -166,7 +166,7 @@ def _as_declared(fault: Fault, data: Any) -> Fault:
 # --------------------------------------------------------------------------- faults between fields
 
 
-def _contradictions(data: Any) -> Iterator[Fault]:
+def _consistency_faults(data: Any) -> Iterator[Fault]:
     """Yield faults between fields, as far as the fields are valid."""
     if not isinstance(data, Mapping):
         return
@@ -194,13 +194,19 @@ def _network(text: Any) -> IPv4Network | None:
 
 
 def _network_faults(network: IPv4Network) -> Iterator[Fault]:
-    if not WIDEST <= network.prefixlen <= NARROWEST:
-        yield Fault("network", "size", f"must have between {WIDEST} and {NARROWEST} bits of prefix")
+    if not MIN_PREFIX_BITS <= network.prefixlen <= MAX_PREFIX_BITS:
+        yield Fault(
+            "network",
+            "size",
+            f"must have between {MIN_PREFIX_BITS} and {MAX_PREFIX_BITS} bits of prefix",
+        )
     if not network.is_private:
         yield Fault("network", "public", "must be a private network, like 10.77.0.0/24")
-    if network.overlaps(OUTSIDE):
+    if network.overlaps(GUEST_NETWORK):
         yield Fault(
-            "network", "outside", f"must not overlap {OUTSIDE}, the network of VMs' first interfaces"
+            "network",
+            "outside",
+            f"must not overlap {GUEST_NETWORK}, the network of VMs' first interfaces",
         )
 
 

@@ -15,41 +15,47 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from vmjobs.agent.members.keeper import Again, Keeper, keeping
-from vmjobs.agent.members.machine import MemberMachine
-from vmjobs.agent.members.parts import MemberParts
-from vmjobs.cluster.session import PublicKey
-from vmjobs.cluster.wire import MemberOrder, PoolToken
+from vmjobs.agent.cluster_vms.reconciler import Reconciler, RestartRequested, running_reconciler
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
+from vmjobs.agent.cluster_vms.vm_instance import VmInstance
+from vmjobs.cluster.ssh_session import PublicKey
+from vmjobs.cluster.wire import ClusterVmOrder, PoolToken
 from vmjobs.errors import InvalidRequest, VMJobsError
-from vmjobs.gateway.control import Message, answering
-from vmjobs.gateway.place import GatewayPlace, Installed, mac_of, member_of, network_files
-from vmjobs.gateway.share import GatewayShare
-from vmjobs.gateway.spec import GatewayMachine
+from vmjobs.gateway.assignments import GatewayAssignments
+from vmjobs.gateway.control import Message, serve_commands
+from vmjobs.gateway.directory import (
+    GatewayDirectory,
+    InstalledGateway,
+    mac_address,
+    network_files,
+    vm_id,
+)
+from vmjobs.gateway.spec import GatewayVm
 from vmjobs.hypervisor.base import PrivateCard, PrivateNetwork
-from vmjobs.ports import RoleKit
+from vmjobs.ports import RoleFiles
 
 log = logging.getLogger(__name__)
 
-_KEY: TypeAdapter[str] = TypeAdapter(PublicKey)
+_KEY_ADAPTER: TypeAdapter[str] = TypeAdapter(PublicKey)
 
-FREEZE = signal.SIGUSR1
+FREEZE_SIGNAL = signal.SIGUSR1
 #: Also makes the script report its status and request a new token; harmless at any time.
-THAW = signal.SIGUSR2
+THAW_SIGNAL = signal.SIGUSR2
 #: Time for a guest to freeze its data, in seconds.
 FREEZE_SECONDS = 20.0
 #: Time for a guest to open an SSH connection, in seconds.
-KNOCK_SECONDS = 20.0
+LOGIN_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class MachineFiles:
+class VmFiles:
     """The files for each VM's guest, by its role (a :class:`vmjobs.ports.GuestFiles`)."""
 
-    installed: Installed
-    kit: RoleKit
+    installed: InstalledGateway
+    kit: RoleFiles
     secrets: Mapping[str, bytes]
 
-    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+    def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name."""
         gateway, machine = self.installed.gateway, self._machine(order.name)
         return {**self.kit.files(gateway, machine, self.secrets), **network_files(gateway, machine)}
@@ -58,7 +64,7 @@ class MachineFiles:
         """A new token for a VM. Raises as :meth:`vmjobs.ports.RoleFiles.token`."""
         return self.kit.token(self.installed.gateway, self._machine(name), self.secrets)
 
-    def _machine(self, name: str) -> GatewayMachine:
+    def _machine(self, name: str) -> GatewayVm:
         machine = self.installed.gateway.machine(name)
         if machine is None:
             raise InvalidRequest(f"gateway {self.installed.gateway.name}: there is no VM {name}")
@@ -74,30 +80,32 @@ class Supervisor:
 
     def __init__(
         self,
-        place: GatewayPlace,
-        kit: RoleKit,
-        make: Callable[[GatewayShare, MachineFiles], MemberParts],
+        place: GatewayDirectory,
+        kit: RoleFiles,
+        make: Callable[[GatewayAssignments, VmFiles], ClusterVmServices],
         *,
-        leaves: bool = False,
+        exits_when_idle: bool = False,
     ) -> None:
-        self._leaves = leaves
+        self._exits_when_idle = exits_when_idle
         self.place = place
         self.installed = place.installed()
         self.stop = threading.Event()
-        files = MachineFiles(self.installed, kit, place.secrets())
-        self.share = GatewayShare(place, self.installed, mint=files.token)
+        files = VmFiles(self.installed, kit, place.secrets())
+        self.share = GatewayAssignments(place, self.installed, mint=files.token)
         self._parts = replace(make(self.share, files), words=self.share.words)
-        self._keeper: Keeper | None = None
+        self._reconciler: Reconciler | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Supervise the VMs, and answer commands, while the context lasts."""
-        with closing(self._open_network()) as network, self._keeping(network) as keeper:
-            self._keeper = keeper
-            self.share.again = lambda member, number: keeper.hear(member, number, Again())
+        with closing(self._open_network()) as network, self._run_reconciler(network) as keeper:
+            self._reconciler = keeper
+            self.share.on_restart = lambda member, number: keeper.put_event(
+                member, number, RestartRequested()
+            )
             for _, machine in self._machines():
-                machine.signal(THAW)
-            with answering(self.place.control, self.handle, lambda _asked: self._thaw()):
+                machine.signal(THAW_SIGNAL)
+            with serve_commands(self.place.control, self.handle, lambda _asked: self._thaw()):
                 try:
                     yield
                 finally:
@@ -112,14 +120,14 @@ class Supervisor:
             case "show":
                 return self.share.show(int(asked.get("seen", -1)), float(asked.get("wait", 0)))
             case "want":
-                self.share.want(set(asked.get("run", ())), set(asked.get("stop", ())))
+                self.share.set_wanted(set(asked.get("run", ())), set(asked.get("stop", ())))
                 return {"revision": self.share.revision}
             case "freeze" | "thaw" as word:
                 return self._freeze() if word == "freeze" else self._thaw()
             case "log in":
                 return self._log_in(str(asked.get("machine")), str(asked.get("key")))
             case "quit" | "idle" as word:
-                if word == "quit" or self._leaves:
+                if word == "quit" or self._exits_when_idle:
                     self.stop.set()
                 return {}
         return {"error": f"unknown command {asked.get('do')!r}"}
@@ -129,14 +137,14 @@ class Supervisor:
         machine = dict(self._machines()).get(name)
         if machine is None:
             raise InvalidRequest(f"{name} is not running", hint=f"vmjobs gateway boot {name}")
-        visit = machine.knock(_KEY.validate_python(key), KNOCK_SECONDS)
-        return {"host_key": visit.host_key, "connection": visit.connection}
+        session = machine.open_session(_KEY_ADAPTER.validate_python(key), LOGIN_SECONDS)
+        return {"host_key": session.host_key, "connection": session.connection}
 
-    def _machines(self) -> list[tuple[str, MemberMachine]]:
-        if self._keeper is None:
+    def _machines(self) -> list[tuple[str, VmInstance]]:
+        if self._reconciler is None:
             return []
         found = [
-            (m.name, self._keeper.machine(member_of(m.name))) for m in self.installed.gateway.machines
+            (m.name, self._reconciler.machine(vm_id(m.name))) for m in self.installed.gateway.machines
         ]
         return [(name, machine) for name, machine in found if machine is not None]
 
@@ -144,8 +152,8 @@ class Supervisor:
         """Freeze every VM's data, and then pause the VMs."""
         machines = self._machines()
         for _, machine in machines:
-            self.share.ask_frozen(machine.order.id)
-            machine.signal(FREEZE)
+            self.share.clear_frozen(machine.order.id)
+            machine.signal(FREEZE_SIGNAL)
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
             asked = [pool.submit(self.share.is_frozen, m.order.id, FREEZE_SECONDS) for _, m in machines]
             frozen = [
@@ -164,7 +172,7 @@ class Supervisor:
         for name, machine in self._machines():
             try:
                 machine.resume()
-                machine.signal(THAW)
+                machine.signal(THAW_SIGNAL)
             except VMJobsError as error:
                 log.error("cannot resume %s: %s", name, error)
                 faults.append(f"{name}: {error.message}")
@@ -179,9 +187,9 @@ class Supervisor:
         running = [record.machine for record in self.place.records().values() if record.machine]
         return driver.open_private_network(running)
 
-    def _keeping(self, network: PrivateNetwork) -> AbstractContextManager[Keeper]:
-        def card(order: MemberOrder) -> PrivateCard | None:
+    def _run_reconciler(self, network: PrivateNetwork) -> AbstractContextManager[Reconciler]:
+        def card(order: ClusterVmOrder) -> PrivateCard | None:
             machine = self.installed.gateway.machine(order.name)
-            return None if machine is None else PrivateCard(network, mac_of(machine))
+            return None if machine is None else PrivateCard(network, mac_address(machine))
 
-        return keeping(replace(self._parts, card=card))
+        return running_reconciler(replace(self._parts, card=card))

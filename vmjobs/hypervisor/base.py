@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.model import Abilities, BootMethod, HypervisorKind, NetworkMode
+from vmjobs.model import BootMethod, Capabilities, HypervisorKind, NetworkMode
 
 #: Every VM's name starts with this prefix; drivers list only VMs that have it.
 NAME_PREFIX = "vmjobs-"
@@ -31,12 +31,12 @@ ENDPOINT_ADDRESS = "10.0.2.100"
 ENDPOINT_PORT = 80
 #: Ports of the endpoint's address: the SSH relay that the guest connects to for logins, and
 #: HTCondor's Chirp service of its job.
-DOOR_PORT = 22
+SSH_PORT = 22
 CHIRP_PORT = 9094
 
 
 @dataclass(frozen=True)
-class LiveDisk:
+class LazyDisk:
     """A root disk that this node does not have completely: reads fetch missing chunks.
 
     socket: Unix socket of the agent, which is asked before each read and answers once the chunks are in
@@ -73,7 +73,7 @@ class BootImage:
     cloud_init: bool = False
     kinds: tuple[HypervisorKind, ...] = tuple(HypervisorKind)
     architecture: str = ""
-    live: LiveDisk | None = None
+    live: LazyDisk | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class PrivateCard:
 
 
 @dataclass(frozen=True)
-class MachineLimits:
+class VmLimits:
     """Upper limits of a VM's use of its node; None: unlimited.
 
     cpu_percent: of one processor, per processor of the VM, on average. cpu_weight: its share when
@@ -149,7 +149,7 @@ class MachineLimits:
 
 
 @dataclass(frozen=True)
-class Machine:
+class VmConfig:
     """A VM to start.
 
     name: unique on the node, begins with :data:`NAME_PREFIX`.
@@ -175,13 +175,13 @@ class Machine:
     network: Network | None = None
     cmdline: tuple[str, ...] = ()
     overlay: Path | None = None
-    limits: MachineLimits | None = None
+    limits: VmLimits | None = None
     card: PrivateCard | None = None
     saved: Path | None = None
     shared: bool = False
 
 
-class MachineState(StrEnum):
+class VmState(StrEnum):
     """The state of a VM, as its hypervisor reports it."""
 
     RUNNING = "running"
@@ -189,7 +189,7 @@ class MachineState(StrEnum):
     GONE = "gone"
 
 
-class Ending(StrEnum):
+class ShutdownCause(StrEnum):
     """Why a VM ended.
 
     POWEROFF: its guest powered off. RESET: its guest restarted, which ends a VM. PANICKED: its guest's
@@ -206,7 +206,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True)
-class Usage:
+class VmUsage:
     """Resources that a VM has used so far.
 
     cpu_seconds: of the node's processors, by all of its processes, including its slirp4netns.
@@ -229,7 +229,7 @@ class ProbeResult:
     detail: str
     seconds: float
     version: str = ""
-    abilities: Abilities = field(default_factory=Abilities)
+    abilities: Capabilities = field(default_factory=Capabilities)
 
 
 class Hypervisor(Protocol):
@@ -250,13 +250,13 @@ class Hypervisor(Protocol):
         """
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> Capabilities:
         """The features that VMs can have here."""
 
     def probe(self, deadline: float) -> ProbeResult:
         """Boot a tiny guest and read its console; never raises. deadline: seconds."""
 
-    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+    def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
         """Return a sentence for each of these limits that the node cannot enforce.
 
         directory: the future location of the VM's disks.
@@ -271,7 +271,7 @@ class Hypervisor(Protocol):
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """Open the private network that one of these VMs is on, or create one."""
 
-    def start(self, machine: Machine) -> None:
+    def start(self, vm: VmConfig) -> None:
         """Create the copy-on-write overlay and start; return once the VM runs."""
 
     def stop(self, name: str) -> None:
@@ -292,22 +292,22 @@ class Hypervisor(Protocol):
         If this fails, the VM keeps running, unless it is gone.
         """
 
-    def state(self, name: str) -> MachineState:
+    def state(self, name: str) -> VmState:
         """The present state; ``GONE`` for an unknown name."""
 
-    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
         """Block until the VM is gone, or for ``timeout`` seconds; return its state.
 
         beside: handles; return also when one of them is readable.
         """
 
-    def ending(self, name: str) -> Ending:
+    def shutdown_cause(self, name: str) -> ShutdownCause:
         """Return why a VM ended that this process started; ``UNKNOWN`` for any other.
 
         Call it before :meth:`destroy`, which discards the cause. Never returns ``POWEROFF`` by a guess.
         """
 
-    def usage(self, name: str) -> Usage:
+    def usage(self, name: str) -> VmUsage:
         """Return a VM's resource usage; zero for an unknown name.
 
         Call it before :meth:`destroy`, which discards it. After the VM's end: its final usage if the

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from vmjobs.errors import HypervisorError, reason_of
 
-MARK = "user.delegate"
+DELEGATE_ATTRIBUTE = "user.delegate"
 #: Controllers used for VMs; memory also because io.max then charges writeback to the writer.
 CONTROLLERS = ("cpu", "io", "memory", "pids")
 #: Seconds until all processes of a VM are in its group, and until a group can be removed.
-PATIENCE = 5.0
+TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Delegation:
     root: Path
     controllers: frozenset[str]
 
-    def hold(
+    def enforce(
         self, name: str, settings: Iterable[tuple[str, str]], find: Callable[[], list[int]]
     ) -> None:
         """Create a VM's group and move its processes there, including new ones.
@@ -53,15 +53,15 @@ class Delegation:
             group.mkdir(exist_ok=True)
             for file, content in settings:
                 (group / file).write_text(content)
-            _move_all(lambda: set(find()) - _members(group), group)
+            _move_all(lambda: set(find()) - _pids_in(group), group)
         except OSError as error:
             raise HypervisorError(
                 f"{name} cannot be put into the cgroup {group}: {reason_of(error)}"
             ) from error
 
-    def release(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove a VM's group after its processes ended. Repeating it is no error."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             try:
                 (self.root / name).rmdir()
@@ -78,13 +78,13 @@ class Delegation:
                 return
 
 
-def delegated(proc: Path = Path("/proc/self")) -> Delegation | None:
+def find_delegation(proc: Path = Path("/proc/self")) -> Delegation | None:
     """Return the delegated group above this process's own; None: none was delegated."""
     own = _own_group(proc)
     if own is None:
         return None
     with suppress(OSError):
-        if os.getxattr(own.parent, MARK) == b"1" and os.access(own.parent, os.W_OK):
+        if os.getxattr(own.parent, DELEGATE_ATTRIBUTE) == b"1" and os.access(own.parent, os.W_OK):
             there = (own.parent / "cgroup.controllers").read_text().split()
             return Delegation(own.parent, frozenset(there) & set(CONTROLLERS))
     return None
@@ -115,13 +115,13 @@ def _own_group(proc: Path) -> Path | None:
     return None
 
 
-def _members(group: Path) -> set[int]:
+def _pids_in(group: Path) -> set[int]:
     return {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
 
 
 def _move_all(find: Callable[[], set[int]], group: Path) -> None:
     """Move processes until ``find`` finds none: they may start others meanwhile."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while pids := find():
         if time.monotonic() > deadline:
             raise OSError(errno.EBUSY, "processes are started faster than moved", str(group))

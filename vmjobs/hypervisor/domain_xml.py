@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, Machine
-from vmjobs.hypervisor.confined import Emulator
+from vmjobs.hypervisor.base import BootImage, VmConfig
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.hypervisor.guest_network import MAC, MTU
 from vmjobs.hypervisor.namespaces import TAP
+from vmjobs.hypervisor.sandboxed import Emulator
 from vmjobs.model import BootMethod
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -37,7 +37,7 @@ class Board:
     """
 
     architecture: str
-    machine: str
+    machine_type: str
     console: str
     serial: str
     kernel: tuple[str, ...] = ()
@@ -63,10 +63,10 @@ def board(architecture: str = "") -> Board:
 
 
 def domain_xml(
-    machine: Machine,
+    vm: VmConfig,
     domain_type: str,
     overlay: Path,
-    on: Board,
+    board_model: Board,
     uefi: Firmware | None = None,
     nbd: Path | None = None,
     emulator: Emulator | None = None,
@@ -85,76 +85,76 @@ def domain_xml(
         HypervisorError: the image boots by a kernel, and has none.
     """
     domain = ET.Element("domain", {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
-    _text(domain, "name", machine.name)
-    _text(domain, "uuid", str(uuid.uuid5(_UUIDS, machine.name)))  # both identify a saved VM
+    _text(domain, "name", vm.name)
+    _text(domain, "uuid", str(uuid.uuid5(_UUIDS, vm.name)))  # both identify a saved VM
     metadata = ET.SubElement(domain, "metadata")
-    ET.SubElement(metadata, "vmjobs:machine", {"xmlns:vmjobs": VMJOBS_NAMESPACE, "name": machine.name})
-    ET.SubElement(domain, "memory", {"unit": "MiB"}).text = str(machine.memory)
-    _text(domain, "vcpu", str(machine.cpus))
-    domain.append(_os(machine, on, uefi))
+    ET.SubElement(metadata, "vmjobs:machine", {"xmlns:vmjobs": VMJOBS_NAMESPACE, "name": vm.name})
+    ET.SubElement(domain, "memory", {"unit": "MiB"}).text = str(vm.memory)
+    _text(domain, "vcpu", str(vm.cpus))
+    domain.append(_os(vm, board_model, uefi))
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     ET.SubElement(domain, "cpu", {"mode": "host-passthrough" if domain_type == "kvm" else "maximum"})
     ET.SubElement(domain, "clock", {"offset": "utc"})
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         _text(domain, event, "destroy")
-    domain.append(_devices(machine, overlay, nbd, emulator))
+    domain.append(_devices(vm, overlay, nbd, emulator))
     ET.SubElement(domain, "seclabel", {"type": "none"})
-    domain.append(_qemu_arguments(machine, on, emulator))
+    domain.append(_qemu_arguments(vm, board_model, emulator))
     return ET.tostring(domain, encoding="unicode")
 
 
-def kernel_parameters(image: BootImage, on: Board, more: Iterable[str] = ()) -> list[str]:
+def kernel_parameters(image: BootImage, board_model: Board, more: Iterable[str] = ()) -> list[str]:
     """Return the kernel's parameters, ours last, so that they win. more: of the VM."""
     return [
         *image.cmdline,
         *more,
         f"root=/dev/vda{image.partition or ''}",
         "rw",
-        f"console={on.console}",
-        *on.kernel,
+        f"console={board_model.console}",
+        *board_model.kernel,
         "panic=-1",
         "vmjobs=1",
     ]
 
 
-def _os(machine: Machine, on: Board, uefi: Firmware | None) -> ET.Element:
+def _os(vm: VmConfig, board_model: Board, uefi: Firmware | None) -> ET.Element:
     element = ET.Element("os")
-    ET.SubElement(element, "type", {"arch": on.architecture, "machine": on.machine}).text = "hvm"
-    if machine.image.boot is not BootMethod.KERNEL:
+    ET.SubElement(
+        element, "type", {"arch": board_model.architecture, "machine": board_model.machine_type}
+    ).text = "hvm"
+    if vm.image.boot is not BootMethod.KERNEL:
         if uefi is not None:
             loader = ET.SubElement(element, "loader", {"readonly": "yes", "type": "pflash"})
             loader.text = str(uefi.code.absolute())
             _text(element, "nvram", str(uefi.variables.absolute()))
         ET.SubElement(element, "boot", {"dev": "hd"})
         return element
-    if machine.image.kernel is None:
+    if vm.image.kernel is None:
         raise HypervisorError("the image brings no kernel that kvm or qemu could boot")
-    _text(element, "kernel", str(machine.image.kernel.absolute()))
-    if machine.image.initrd is not None:
-        _text(element, "initrd", str(machine.image.initrd.absolute()))
-    _text(element, "cmdline", " ".join(kernel_parameters(machine.image, on, machine.cmdline)))
+    _text(element, "kernel", str(vm.image.kernel.absolute()))
+    if vm.image.initrd is not None:
+        _text(element, "initrd", str(vm.image.initrd.absolute()))
+    _text(element, "cmdline", " ".join(kernel_parameters(vm.image, board_model, vm.cmdline)))
     return element
 
 
-def _devices(
-    machine: Machine, overlay: Path, nbd: Path | None, emulator: Emulator | None
-) -> ET.Element:
+def _devices(vm: VmConfig, overlay: Path, nbd: Path | None, emulator: Emulator | None) -> ET.Element:
     devices = ET.Element("devices")
     if emulator is not None:
         _text(devices, "emulator", str(emulator.path))
-    cache = "unsafe" if machine.overlay is None else "writeback"
+    cache = "unsafe" if vm.overlay is None else "writeback"
     root = _disk(overlay, "qcow2", "vda", cache, read_only=False)
-    root.append(_backing(machine, nbd))
+    root.append(_backing(vm, nbd))
     disks = [root]
-    for letter, disk in zip("bcdefghijklmnop", machine.disks, strict=False):
+    for letter, disk in zip("bcdefghijklmnop", vm.disks, strict=False):
         path, target = disk.path.absolute(), f"vd{letter}"
         disks.append(_disk(path, "raw", target, cache, read_only=disk.read_only))
     for element in disks:
-        _throttle(element, machine)
+        _throttle(element, vm)
         devices.append(element)
     ET.SubElement(devices, "controller", {"type": "usb", "model": "none"})
     ET.SubElement(devices, "memballoon", {"model": "none"})
-    if machine.image.boot is not BootMethod.KERNEL:
+    if vm.image.boot is not BootMethod.KERNEL:
         # Boot loaders and installers expect a screen.
         ET.SubElement(ET.SubElement(devices, "video"), "model", {"type": "vga"})
     rng = ET.SubElement(devices, "rng", {"model": "virtio"})
@@ -163,12 +163,12 @@ def _devices(
     return devices
 
 
-def _backing(machine: Machine, nbd: Path | None) -> ET.Element:
+def _backing(vm: VmConfig, nbd: Path | None) -> ET.Element:
     """The layer below the overlay, so that libvirt never reads the image to find it."""
     backing = ET.Element("backingStore", {"type": "file" if nbd is None else "network"})
     ET.SubElement(backing, "format", {"type": "raw"})
     if nbd is None:
-        ET.SubElement(backing, "source", {"file": str(machine.image.root.absolute())})
+        ET.SubElement(backing, "source", {"file": str(vm.image.root.absolute())})
     else:
         source = ET.SubElement(backing, "source", {"protocol": "nbd"})
         ET.SubElement(source, "host", {"transport": "unix", "socket": str(nbd)})
@@ -188,21 +188,21 @@ def _disk(path: Path, kind: str, target: str, cache: str, *, read_only: bool) ->
     return disk
 
 
-def _throttle(disk: ET.Element, machine: Machine) -> None:
+def _throttle(disk: ET.Element, vm: VmConfig) -> None:
     """All disks of a VM share one limit, which QEMU enforces: no cgroup is needed."""
-    if machine.limits is not None and machine.limits.disk_bytes is not None:
+    if vm.limits is not None and vm.limits.disk_bytes is not None:
         throttle = ET.SubElement(disk, "iotune")
-        _text(throttle, "total_bytes_sec", str(machine.limits.disk_bytes))
+        _text(throttle, "total_bytes_sec", str(vm.limits.disk_bytes))
         _text(throttle, "group_name", "disks")
 
 
-def _qemu_arguments(machine: Machine, on: Board, emulator: Emulator | None) -> ET.Element:
-    console = f"file,id=console0,path={_escaped(machine.console.absolute())},append=on"
-    arguments = ["-chardev", console, "-device", f"{on.serial},chardev=console0"]
-    if machine.image.boot is BootMethod.BIOS:
+def _qemu_arguments(vm: VmConfig, board_model: Board, emulator: Emulator | None) -> ET.Element:
+    console = f"file,id=console0,path={_escaped(vm.console.absolute())},append=on"
+    arguments = ["-chardev", console, "-device", f"{board_model.serial},chardev=console0"]
+    if vm.image.boot is BootMethod.BIOS:
         # The BIOS copies the screen to the serial console, where boot loaders write to the screen.
         arguments += ["-machine", "graphics=off"]
-    if machine.network is not None:
+    if vm.network is not None:
         netdev = f"tap,id=net0,ifname={TAP},script=no,downscript=no"
         card = f"virtio-net-pci,netdev=net0,mac={MAC},host_mtu={MTU},romfile="
         device = f"{card},bus=pcie.0,addr={_NETWORK_SLOT}"

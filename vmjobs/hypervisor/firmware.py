@@ -14,7 +14,7 @@ from vmjobs.errors import HypervisorError, NoHypervisor
 
 #: Code, and the template of the variables that each VM gets a copy of: Debian and Ubuntu; Fedora
 #: and RHEL; Arch; openSUSE.
-PLACES = (
+FIRMWARE_PATHS = (
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
     ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
     ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
@@ -31,7 +31,7 @@ class Firmware:
     variables: Path
 
 
-def find(places: Iterable[tuple[str, str]] = PLACES) -> Firmware | None:
+def find(places: Iterable[tuple[str, str]] = FIRMWARE_PATHS) -> Firmware | None:
     """Return the node's UEFI firmware; None if it has none."""
     for code, variables in places:
         if Path(code).is_file() and Path(variables).is_file():
@@ -39,7 +39,7 @@ def find(places: Iterable[tuple[str, str]] = PLACES) -> Firmware | None:
     return None
 
 
-def lay_out(workdir: Path, found: Firmware | None, *, resumed: bool = False) -> Firmware:
+def prepare_firmware(workdir: Path, found: Firmware | None, *, resumed: bool = False) -> Firmware:
     """Return firmware for one VM, with its own variables in ``workdir``.
 
     resumed: the variables are there already.

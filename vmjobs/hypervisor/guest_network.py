@@ -29,13 +29,13 @@ from vmjobs.hypervisor.base import (
     GUEST_ADDRESS,
     GUEST_NETMASK_BITS,
     NAMESERVER_ADDRESS,
-    Machine,
     Network,
+    VmConfig,
 )
-from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.launcher import Steps
 from vmjobs.hypervisor.namespaces import TAP, TUN_DEVICE
-from vmjobs.hypervisor.outbound import OUTSIDE, OutboundPolicy, node_addresses, rules
+from vmjobs.hypervisor.outbound import OUTBOUND_DEVICE, OutboundPolicy, nftables_rules, node_addresses
+from vmjobs.hypervisor.process_launcher import Launcher
 from vmjobs.model import NetworkMode
 from vmjobs.subprocess import environment
 
@@ -47,16 +47,16 @@ MTU: Final = 32000
 
 _PROGRAM: Final = "slirp4netns"
 #: Name of slirp4netns's parent in its command line.
-MARK: Final = "vmjobs-outside"
+SLIRP_MARK: Final = "vmjobs-outside"
 _PARENT: Final = 'shift; "$@"; exit $?'
 _NETMASK: Final = str(IPv4Network((0, GUEST_NETMASK_BITS)).netmask)
 #: Interface where a guest's packets wait, if its network is limited.
-_INCOMING: Final = "in0"
+_IFB_DEVICE: Final = "in0"
 #: Seconds in which a program that sets up a network must end, and slirp4netns be ready.
 _SETUP_SECONDS: Final = 10.0
 #: Burst of a VM whose network is limited: milliseconds' worth, and bytes at least.
 _BURST_MILLISECONDS: Final = 100
-_LEAST_BURST: Final = 128 * 1024
+_MIN_BURST_BYTES: Final = 128 * 1024
 _LOG_BYTES: Final = 16 * 1024
 _HINT: Final = "run vmjobs doctor on the node, which says what is missing"
 
@@ -82,15 +82,15 @@ def open_network(
             steps: Steps = [] if present else [("add_tap", tap)]
             steps += [("listen_for_dhcp", {})]
             steps += [("listen", {"address": ENDPOINT_ADDRESS, "ports": list(ports)})]
-            there, sockets = launcher.take_steps(steps, present)
+            there, sockets = launcher.run_steps(steps, present)
     except OSError as error:
-        why = fault() or reason_of(error)
+        why = unavailable_reason() or reason_of(error)
         raise HypervisorError(f"no VM can have a network on this node: {why}", hint=_HINT) from error
     dhcp, *listening = sockets
     return Network(mode, there, dict(zip(ports, listening, strict=True)), dhcp)
 
 
-def fault() -> str:
+def unavailable_reason() -> str:
     """Return why VMs cannot have a network on this node; ``""``: no known reason."""
     try:
         os.close(os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC))
@@ -103,24 +103,26 @@ def fault() -> str:
     return ""
 
 
-def outside_fault() -> str:
+def outbound_unavailable_reason() -> str:
     """Return what mode ``outbound`` lacks on this node; ``""`` if nothing."""
-    missing = [name for name in (_PROGRAM, "nft", "ip") if _found(name) is None]
+    missing = [name for name in (_PROGRAM, "nft", "ip") if _which(name) is None]
     if not missing:
         return ""
     return f"not installed: {', '.join(missing)} (apt-get install slirp4netns nftables iproute2)"
 
 
-def modes() -> tuple[NetworkMode, ...]:
+def available_modes() -> tuple[NetworkMode, ...]:
     """Return the network modes that VMs can have on this node."""
-    if fault():
+    if unavailable_reason():
         return (NetworkMode.NONE,)
     return tuple(
-        mode for mode in NetworkMode if mode is not NetworkMode.OUTBOUND or not outside_fault()
+        mode
+        for mode in NetworkMode
+        if mode is not NetworkMode.OUTBOUND or not outbound_unavailable_reason()
     )
 
 
-def set_up(launcher: Launcher, machine: Machine, policy: OutboundPolicy) -> int | None:
+def set_up_network(launcher: Launcher, vm: VmConfig, policy: OutboundPolicy) -> int | None:
     """Set up the limits and the outbound connection that a new VM's network has.
 
     Returns:
@@ -129,90 +131,100 @@ def set_up(launcher: Launcher, machine: Machine, policy: OutboundPolicy) -> int 
     Raises:
         HypervisorError: a step failed, with the output of the program that failed.
     """
-    network = machine.network
+    network = vm.network
     if network is None:
         return None
-    if machine.limits is not None and machine.limits.network_bits is not None:
-        _limit(launcher, network, machine.limits.network_bits)
+    if vm.limits is not None and vm.limits.network_bits is not None:
+        _shape_traffic(launcher, network, vm.limits.network_bits)
     if network.mode is NetworkMode.OUTBOUND:
-        return _connect_outside(launcher, machine, network, policy)
+        return _connect_outbound(launcher, vm, network, policy)
     return None
 
 
-def _limit(launcher: Launcher, network: Network, bits: int) -> None:
+def _shape_traffic(launcher: Launcher, network: Network, bits: int) -> None:
     """Shape both directions. Packets from the guest queue in a separate interface."""
-    burst = max(_LEAST_BURST, bits // 8 * _BURST_MILLISECONDS // 1000)
+    burst = max(_MIN_BURST_BYTES, bits // 8 * _BURST_MILLISECONDS // 1000)
     shaper = f"tbf rate {bits}bit burst {burst} latency 1s"
-    made = f"link add {_INCOMING} type ifb\nlink set {_INCOMING} up mtu {MTU}\n"
+    made = f"link add {_IFB_DEVICE} type ifb\nlink set {_IFB_DEVICE} up mtu {MTU}\n"
     shaped = (
         f"qdisc add dev {TAP} root {shaper}\n"
-        f"qdisc add dev {_INCOMING} root {shaper}\n"
+        f"qdisc add dev {_IFB_DEVICE} root {shaper}\n"
         f"qdisc add dev {TAP} handle ffff: ingress\n"
         f"filter add dev {TAP} parent ffff: protocol all u32 match u32 0 0 "
-        f"action mirred egress redirect dev {_INCOMING}\n"
+        f"action mirred egress redirect dev {_IFB_DEVICE}\n"
     )
-    run_there(launcher, network.namespaces, ["ip", "-batch", "-"], made)
-    run_there(launcher, network.namespaces, ["tc", "-batch", "-"], shaped)
+    run_in_namespaces(launcher, network.namespaces, ["ip", "-batch", "-"], made)
+    run_in_namespaces(launcher, network.namespaces, ["tc", "-batch", "-"], shaped)
 
 
-def _connect_outside(
-    launcher: Launcher, machine: Machine, network: Network, policy: OutboundPolicy
+def _connect_outbound(
+    launcher: Launcher, vm: VmConfig, network: Network, policy: OutboundPolicy
 ) -> int:
-    if missing := outside_fault():
+    if missing := outbound_unavailable_reason():
         raise HypervisorError(f"VMs cannot have an outbound network on this node: {missing}")
-    outside = _start_outside(launcher, machine, network)
-    run_there(launcher, network.namespaces, ["nft", "-f", "-"], rules(policy, node_addresses()))
+    slirp_pid = _start_slirp4netns(launcher, vm, network)
+    run_in_namespaces(
+        launcher, network.namespaces, ["nft", "-f", "-"], nftables_rules(policy, node_addresses())
+    )
     routes = (
-        f"link set {OUTSIDE} up mtu {MTU}\n"
-        f"route add {GATEWAY_ADDRESS} dev {OUTSIDE}\n"
-        f"route add {NAMESERVER_ADDRESS} dev {OUTSIDE}\n"
+        f"link set {OUTBOUND_DEVICE} up mtu {MTU}\n"
+        f"route add {GATEWAY_ADDRESS} dev {OUTBOUND_DEVICE}\n"
+        f"route add {NAMESERVER_ADDRESS} dev {OUTBOUND_DEVICE}\n"
         f"route add default via {GATEWAY_ADDRESS}\n"
         # Each side takes the other one's addresses for neighbors; the kernel answers at once.
         f"neighbour add proxy {GATEWAY_ADDRESS} dev {TAP}\n"
         f"neighbour add proxy {NAMESERVER_ADDRESS} dev {TAP}\n"
-        f"neighbour add proxy {GUEST_ADDRESS} dev {OUTSIDE}\n"
+        f"neighbour add proxy {GUEST_ADDRESS} dev {OUTBOUND_DEVICE}\n"
         f"ntable change name arp_cache dev {TAP} proxy_delay 0\n"
-        f"ntable change name arp_cache dev {OUTSIDE} proxy_delay 0\n"
+        f"ntable change name arp_cache dev {OUTBOUND_DEVICE} proxy_delay 0\n"
     )
-    run_there(launcher, network.namespaces, ["ip", "-batch", "-"], routes, forward=(TAP, OUTSIDE))
-    return outside
+    run_in_namespaces(
+        launcher, network.namespaces, ["ip", "-batch", "-"], routes, forward=(TAP, OUTBOUND_DEVICE)
+    )
+    return slirp_pid
 
 
-def _start_outside(launcher: Launcher, machine: Machine, network: Network) -> int:
+def _start_slirp4netns(launcher: Launcher, vm: VmConfig, network: Network) -> int:
     """Start slirp4netns and wait until it is ready; return its parent's number."""
     user, net, ready = 3, 4, 5  # numbers of its handles
     argv = [
-        *("sh", "-c", _PARENT, MARK, machine.name),
+        *("sh", "-c", _PARENT, SLIRP_MARK, vm.name),
         # As root of that namespace it can create its own sandbox; it then gives up all rights.
         *("nsenter", "--preserve-credentials", f"--user=/proc/self/fd/{user}", "--"),
         *(_PROGRAM, "--enable-sandbox", "--enable-seccomp", "--disable-host-loopback"),
-        *(f"--mtu={MTU}", f"--ready-fd={ready}", "--netns-type=path", f"/proc/self/fd/{net}", OUTSIDE),
+        *(
+            f"--mtu={MTU}",
+            f"--ready-fd={ready}",
+            "--netns-type=path",
+            f"/proc/self/fd/{net}",
+            OUTBOUND_DEVICE,
+        ),
     ]
     with ExitStack() as closing:
-        nothing, said = closing.enter_context(open(os.devnull, "rb")), _log()  # noqa: PTH123
-        closing.callback(os.close, said)
+        nothing, output_file = closing.enter_context(open(os.devnull, "rb")), _create_output_file()  # noqa: PTH123
+        closing.callback(os.close, output_file)
         reader, writer = os.pipe()
         closing.callback(os.close, reader)
         try:
-            given = [nothing.fileno(), said, said, *network.namespaces, writer]
-            process = launcher.start(argv, given, environment(), Path("/"))
+            passed_handles = [nothing.fileno(), output_file, output_file, *network.namespaces, writer]
+            process = launcher.start(argv, passed_handles, environment(), Path("/"))
         finally:
             os.close(writer)
         process.close()
         if not procs.readable([reader], _SETUP_SECONDS) or not os.read(reader, 1):
-            why = _content(said) or "it printed nothing"
-            raise HypervisorError(f"{_PROGRAM} cannot connect {machine.name}: {why}")
+            why = _read_output(output_file) or "it printed nothing"
+            raise HypervisorError(f"{_PROGRAM} cannot connect {vm.name}: {why}")
     return process.pid
 
 
-def run_there(
+def run_in_namespaces(
     launcher: Launcher,
     namespaces: tuple[int, int],
     argv: Sequence[str],
-    words: str,
+    program_input: str,
     *,
     forward: Sequence[str] = (),
-    given: Sequence[int] = (),
+    passed_handles: Sequence[int] = (),
 ) -> None:
     """Run a program that sets up a network, in its namespaces.
 
@@ -222,12 +234,12 @@ def run_there(
         HypervisorError: the program cannot be run or fails, with its output.
     """
     with ExitStack() as closing:
-        told, said = os.memfd_create("told", os.MFD_CLOEXEC), _log()
-        closing.callback(os.close, told)
-        closing.callback(os.close, said)
-        os.write(told, words.encode())
-        os.lseek(told, 0, os.SEEK_SET)
-        handles = [told, said, said, *given]
+        input_file, output_file = os.memfd_create("told", os.MFD_CLOEXEC), _create_output_file()
+        closing.callback(os.close, input_file)
+        closing.callback(os.close, output_file)
+        os.write(input_file, program_input.encode())
+        os.lseek(input_file, 0, os.SEEK_SET)
+        handles = [input_file, output_file, output_file, *passed_handles]
         try:
             process = launcher.start(argv, handles, environment(), Path("/"), namespaces, forward)
         except OSError as error:
@@ -236,20 +248,20 @@ def run_there(
         status = process.status(_SETUP_SECONDS)
         if status != 0:
             process.kill()
-            why = _content(said) or f"exit status {status}"
+            why = _read_output(output_file) or f"exit status {status}"
             raise HypervisorError(f"{argv[0]} cannot set up the network of a VM: {why}")
 
 
-def _log() -> int:
+def _create_output_file() -> int:
     """Create a file in memory for a program's output. It silently drops any excess."""
-    said = os.memfd_create("said", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(said, _LOG_BYTES)
-    fcntl.fcntl(said, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
-    return said
+    output_file = os.memfd_create("said", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(output_file, _LOG_BYTES)
+    fcntl.fcntl(output_file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    return output_file
 
 
-def _content(said: int) -> str:
-    return os.pread(said, _LOG_BYTES, 0).rstrip(b"\0").decode("utf-8", "replace").strip()[-500:]
+def _read_output(output_file: int) -> str:
+    return os.pread(output_file, _LOG_BYTES, 0).rstrip(b"\0").decode("utf-8", "replace").strip()[-500:]
 
 
 def _namespaces_of(sandbox: int) -> tuple[int, int]:
@@ -272,13 +284,13 @@ def open_namespaces(user: Path, network: Path) -> tuple[int, int]:
         raise
 
 
-def _found(program: str) -> str | None:
+def _which(program: str) -> str | None:
     return shutil.which(program, path=environment()["PATH"])
 
 
-def machine_of(process: procs.Process) -> str:
+def vm_of(process: procs.Process) -> str:
     """Return the VM that a slirp4netns process serves; ``""`` if the process is none.
 
     process: the parent of slirp4netns, which itself is in the VM's user namespace.
     """
-    return process.argv[4] if process.argv[3:4] == (MARK,) and len(process.argv) > 4 else ""
+    return process.argv[4] if process.argv[3:4] == (SLIRP_MARK,) and len(process.argv) > 4 else ""

@@ -1,6 +1,6 @@
 """Starts processes that outlive the caller, and reports how each of them ended.
 
-Runs as a program of its own, with one end of a SEQPACKET pair (:mod:`vmjobs.hypervisor.detached`).
+A program of its own, with one end of a SEQPACKET pair (:mod:`vmjobs.hypervisor.process_launcher`).
 Supervisors kill a daemon's descendants when it dies: HTCondor's master records again and again which
 process is a child of which. So this process orphans itself before it starts anything, and its
 environment names no ancestor; its children are later adopted by init. It runs until all processes that
@@ -26,10 +26,10 @@ from typing import Any
 from vmjobs.hypervisor import namespaces
 
 #: Bytes of a request, and the most handles that a process may get.
-LONGEST = 128 * 1024
-MOST_HANDLES = 32
+MAX_REQUEST_BYTES = 128 * 1024
+MAX_HANDLES = 32
 #: Above all handle numbers that a process may get.
-_OUT_OF_THE_WAY = 2 * MOST_HANDLES
+_FIRST_SCRATCH_HANDLE = 2 * MAX_HANDLES
 
 #: The handle of the pipe on which to report a process's end, by its number.
 _Reports = dict[int, int]
@@ -98,13 +98,13 @@ def serve(control: socket.socket) -> None:
         ready = {handle for handle, _ in poller.poll()}
         if woken in ready:
             os.read(woken, 4096)
-            _tell_ends(reports)
-        if control.fileno() in ready and not _answer(control, reports):
+            _report_exits(reports)
+        if control.fileno() in ready and not _handle_request(control, reports):
             asked = False
             poller.unregister(control)
 
 
-def _tell_ends(reports: _Reports) -> None:
+def _report_exits(reports: _Reports) -> None:
     with suppress(ChildProcessError):
         while (ended := os.wait4(-1, os.WNOHANG))[0]:
             pid, status, used = ended
@@ -112,14 +112,14 @@ def _tell_ends(reports: _Reports) -> None:
             if report is not None:
                 # Only a process's parent learns its usage, with that of its reaped children.
                 spent = f"{used.ru_utime + used.ru_stime:.2f} {used.ru_maxrss}"
-                _tell(report, f"ended {os.waitstatus_to_exitcode(status)} {spent}")
+                _write_report(report, f"ended {os.waitstatus_to_exitcode(status)} {spent}")
                 os.close(report)
 
 
-def _answer(control: socket.socket, reports: _Reports) -> bool:
+def _handle_request(control: socket.socket, reports: _Reports) -> bool:
     """Handle the next request; return False if the caller is gone."""
     try:
-        request, handles, flags, _ = socket.recv_fds(control, LONGEST, MOST_HANDLES)
+        request, handles, flags, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, MAX_HANDLES)
     except ConnectionError:
         return False
     if not request:
@@ -128,19 +128,19 @@ def _answer(control: socket.socket, reports: _Reports) -> bool:
         return True  # no handle fitted; the caller sees that no answer comes
     for handle in handles:
         os.set_inheritable(handle, False)
-    report, *given = handles
+    report, *passed_handles = handles
     try:
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             too = errno.E2BIG if flags & socket.MSG_TRUNC else errno.EMFILE
             raise OSError(too, "")
-        pid = _start(request, given) if _is_read(report) else 0
+        pid = _start(request, passed_handles) if _has_reader(report) else 0
     except OSError as error:
-        _tell(report, f"failed {error.errno}")
+        _write_report(report, f"failed {error.errno}")
         pid = 0
     finally:
-        for handle in given:
+        for handle in passed_handles:
             os.close(handle)
-    if pid and _tell(report, f"started {pid}"):
+    if pid and _write_report(report, f"started {pid}"):
         reports[pid] = report
         return True
     if pid:  # the caller is gone; end it with all that it started
@@ -150,14 +150,14 @@ def _answer(control: socket.socket, reports: _Reports) -> bool:
     return True
 
 
-def _is_read(report: int) -> bool:
+def _has_reader(report: int) -> bool:
     """Whether the caller still waits for the answer."""
     poller = select.poll()
     poller.register(report, 0)
     return not poller.poll(0)
 
 
-def _tell(report: int, words: str) -> bool:
+def _write_report(report: int, words: str) -> bool:
     try:
         os.write(report, f"{words}\n".encode())
     except BrokenPipeError:
@@ -165,13 +165,13 @@ def _tell(report: int, words: str) -> bool:
     return True
 
 
-def _start(request: bytes, given: list[int]) -> int:
+def _start(request: bytes, passed_handles: list[int]) -> int:
     """Start a process and return its number. Raises ``OSError`` if that fails."""
     asked = json.loads(request)
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
-        _run(asked, given, writer)
+        _run(asked, passed_handles, writer)
     os.close(writer)
     try:
         failure = os.read(reader, 16)
@@ -183,17 +183,18 @@ def _start(request: bytes, given: list[int]) -> int:
     return pid
 
 
-def _run(asked: dict[str, Any], given: list[int], failed: int) -> None:
+def _run(asked: dict[str, Any], passed_handles: list[int], failed: int) -> None:
     """Do what the request says, and never return."""
     code = 0
     try:
-        failed, *given = (
-            fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for handle in [failed, *given]
+        failed, *passed_handles = (
+            fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _FIRST_SCRATCH_HANDLE)
+            for handle in [failed, *passed_handles]
         )
         os.setsid()
         if "argv" in asked:
-            _become(asked, given)
-        _take_steps(asked, given)
+            _exec_program(asked, passed_handles)
+        _run_steps(asked, passed_handles)
         os._exit(0)
     except OSError as error:
         code = error.errno or errno.EIO
@@ -202,23 +203,23 @@ def _run(asked: dict[str, Any], given: list[int], failed: int) -> None:
         os._exit(127)
 
 
-def _become(asked: dict[str, Any], given: list[int]) -> None:
+def _exec_program(asked: dict[str, Any], passed_handles: list[int]) -> None:
     """Execute the program, with the handles given as 0, 1, 2 and so on."""
     if asked["enters"]:
-        *given, user, network = given
+        *passed_handles, user, network = passed_handles
         namespaces.enter(user, network)
         namespaces.forward(asked["forward"])
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
         signal.signal(ignored, signal.SIG_DFL)
     if asked["cwd"]:
         os.chdir(asked["cwd"])
-    for number, handle in enumerate(given):
+    for number, handle in enumerate(passed_handles):
         os.dup2(handle, number)
     os.execvpe(asked["argv"][0], asked["argv"], asked["env"])  # noqa: S606
 
 
-def _take_steps(asked: dict[str, Any], given: list[int]) -> None:
-    answer, *there = given
+def _run_steps(asked: dict[str, Any], passed_handles: list[int]) -> None:
+    answer, *there = passed_handles
     if there:
         namespaces.enter(*there)
     else:

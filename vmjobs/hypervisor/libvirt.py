@@ -25,37 +25,37 @@ from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import (
-    blockserver,
-    confined,
     firmware,
     guest_network,
-    helpers,
+    helper_processes,
+    nbd_server,
     procs,
     sandbox,
+    sandboxed,
 )
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
-    Ending,
-    Machine,
-    MachineLimits,
-    MachineState,
     Network,
     PrivateNetwork,
     ProbeResult,
-    Usage,
+    ShutdownCause,
+    VmConfig,
+    VmLimits,
+    VmState,
+    VmUsage,
 )
-from vmjobs.hypervisor.bounds import bounds_of
-from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, domain_xml
-from vmjobs.hypervisor.embedded import EmbeddedRoot
-from vmjobs.hypervisor.endings import Endings, of_cause, tail
-from vmjobs.hypervisor.in_place_of_qemu import qemu
-from vmjobs.hypervisor.limits import Holder
+from vmjobs.hypervisor.embedded_libvirt import EmbeddedRoot
+from vmjobs.hypervisor.limit_enforcement import LimitEnforcer
 from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.overlay import check as check_overlay
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
-from vmjobs.hypervisor.usage import Meter, family
-from vmjobs.model import ABILITIES, Abilities, BootMethod, HypervisorKind, NetworkMode
+from vmjobs.hypervisor.process_launcher import Launcher
+from vmjobs.hypervisor.qemu_wrapper import qemu
+from vmjobs.hypervisor.resource_limits import resource_limits_for
+from vmjobs.hypervisor.shutdown_causes import ShutdownCauses, cause_from_qemu, read_tail
+from vmjobs.hypervisor.usage import UsageMeter, process_tree_usage
+from vmjobs.model import CAPABILITIES, BootMethod, Capabilities, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
 # libvirt's errors are raised here; an embedded driver would also print them on the terminal, and a
@@ -132,9 +132,9 @@ class Connection:
         self._changed = threading.Condition()
         self._changes = 0
         self._open: Any = None
-        self._says_causes = False
+        self._has_qemu_events = False
         #: Why this connection's VMs ended.
-        self.endings = Endings()
+        self.shutdown_causes = ShutdownCauses()
 
     def call(self, what: str, action: Callable[[Any], T]) -> T:
         """Call ``action`` with the open connection; retry once if that was broken.
@@ -183,7 +183,7 @@ class Connection:
                 fresh.domainEventRegisterAny(None, kind, self._on_lifecycle, None)
                 with suppress(libvirt.libvirtError):  # libvirt itself reports a reset as a power-off
                     libvirt_qemu.qemuMonitorEventRegister(fresh, None, None, self._on_monitor, None, 0)
-                    self._says_causes = True
+                    self._has_qemu_events = True
                 with suppress(libvirt.libvirtError):  # drivers without a daemon have neither
                     fresh.setKeepAlive(5, 3)
                 with suppress(libvirt.libvirtError):
@@ -218,27 +218,31 @@ class Connection:
     ) -> None:
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
             # Without QEMU's causes, libvirt does not tell a power-off from a restart.
-            told = self._says_causes or connection.getType().lower() == "test"
-            self.endings.over(domain.name(), _stopped(detail) if told else Ending.UNKNOWN)
+            is_reliable = self._has_qemu_events or connection.getType().lower() == "test"
+            self.shutdown_causes.ended(
+                domain.name(), _cause_from_libvirt(detail) if is_reliable else ShutdownCause.UNKNOWN
+            )
         self._on_event()
 
     def _on_monitor(
         self, _connection: Any, domain: Any, event: str, _s: int, _us: int, details: str, _o: object
     ) -> None:
         if event == "GUEST_PANICKED":
-            self.endings.heard(domain.name(), Ending.PANICKED)
+            self.shutdown_causes.record_cause(domain.name(), ShutdownCause.PANICKED)
         elif event == "SHUTDOWN":
-            self.endings.heard(domain.name(), of_cause(json.loads(details or "{}").get("reason", "")))
+            self.shutdown_causes.record_cause(
+                domain.name(), cause_from_qemu(json.loads(details or "{}").get("reason", ""))
+            )
 
 
-def _stopped(detail: int) -> Ending:
+def _cause_from_libvirt(detail: int) -> ShutdownCause:
     """Return the cause that the detail of libvirt's event STOPPED means."""
     return {
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: Ending.POWEROFF,
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: Ending.KILLED,
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: Ending.PANICKED,
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: Ending.CRASHED,
-    }.get(detail, Ending.UNKNOWN)
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: ShutdownCause.POWEROFF,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: ShutdownCause.KILLED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: ShutdownCause.PANICKED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: ShutdownCause.CRASHED,
+    }.get(detail, ShutdownCause.UNKNOWN)
 
 
 class Libvirt:
@@ -271,10 +275,10 @@ class Libvirt:
         self._type = domain_type or kind.value
         self._isolated, self._program = isolated, program
         self._disk_servers: dict[str, list[subprocess.Popen[bytes]]] = {}
-        self._mains: dict[str, int] = {}
-        self._holder = Holder(kind, throttles_disks=True)
-        self._meter = Meter(self._helpers_of)
-        self._helpers = helpers.Helpers(self._launcher, policy, isolated=isolated)
+        self._main_pids: dict[str, int] = {}
+        self._limit_enforcer = LimitEnforcer(kind, throttles_disks=True)
+        self._meter = UsageMeter(self._helpers_of)
+        self._helpers = helper_processes.HelperProcesses(self._launcher, policy, isolated=isolated)
 
     # ----------------------------------------------------------------- life and death
 
@@ -283,19 +287,19 @@ class Libvirt:
         """See :attr:`Hypervisor.platform`: QEMU, board, and the guest's processor."""
         # Not cached: a later call may find another QEMU.
         qemu = self._connection.call("ask for QEMU's version", _qemu_version)
-        processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor()
-        return f"qemu {qemu}, {board().machine}, {processor}"
+        processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor_digest()
+        return f"qemu {qemu}, {board().machine_type}, {processor}"
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> Capabilities:
         """See :attr:`Hypervisor.abilities`."""
-        return ABILITIES[self.kind]
+        return CAPABILITIES[self.kind]
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
         began = time.monotonic()
         device = Path("/dev/kvm") if self.kind is HypervisorKind.KVM else None
-        if device is not None and (fault := _fault(device)):
+        if device is not None and (fault := _open_error(device)):
             return ProbeResult(self.kind, False, fault, time.monotonic() - began)
         kernel = first_kernel(self._kernels())
         # An emulated processor runs a kernel if it runs a boot sector; a virtualized one may not.
@@ -310,16 +314,16 @@ class Libvirt:
             kernel=kernel,
             where=str(device) if device else "",
             by_bios=by_bios,
-            isolation=sandbox.described(isolated=self._isolated),
+            isolation=sandbox.describe_isolation(isolated=self._isolated),
         )
 
-    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+    def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
         """See :meth:`Hypervisor.unenforced`."""
-        return self._holder.unenforced(limits, directory)
+        return self._limit_enforcer.unenforced(limits, directory)
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
         """See :meth:`Hypervisor.open_network`."""
-        process = self._main(running) if running else None
+        process = self._main_process(running) if running else None
         return guest_network.open_network(self._launcher, mode, ports, process)
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
@@ -330,130 +334,132 @@ class Libvirt:
         message = f"VMs with private networks run on uml alone, not on {self.kind}"
         return HypervisorError(message, hint="set their hypervisor to uml")
 
-    def start(self, machine: Machine) -> None:
+    def start(self, vm: VmConfig) -> None:
         """See :meth:`Hypervisor.start`."""
-        on, held = board(), self._holder.plan(machine)
-        if self.state(machine.name) is not MachineState.GONE:
-            raise HypervisorError(f"{machine.name} runs already")
-        if machine.card is not None:
+        board_model, held = board(), self._limit_enforcer.plan_limits(vm)
+        if self.state(vm.name) is not VmState.GONE:
+            raise HypervisorError(f"{vm.name} runs already")
+        if vm.card is not None:
             raise self._no_private_network()
-        overlay = (machine.overlay or machine.workdir / "overlay.qcow2").absolute()
+        overlay = (vm.overlay or vm.workdir / "overlay.qcow2").absolute()
         with ExitStack() as undo:
-            undo.callback(self.destroy, machine.name)
-            boots_by_uefi = machine.image.boot is BootMethod.UEFI
-            resumed = machine.saved is not None
+            undo.callback(self.destroy, vm.name)
+            boots_by_uefi = vm.image.boot is BootMethod.UEFI
+            resumed = vm.saved is not None
             uefi = (
-                firmware.lay_out(machine.workdir, firmware.find(), resumed=resumed)
+                firmware.prepare_firmware(vm.workdir, firmware.find(), resumed=resumed)
                 if boots_by_uefi
                 else None
             )
-            nbd = self._serve_root(machine)
+            nbd = self._serve_root(vm)
             if resumed:
                 check_overlay(overlay)
             else:
-                _make_overlay(machine, overlay)
-            self._helpers.connect(machine)
-            emulator = self._emulator(machine, overlay, uefi, nbd)
-            text = domain_xml(machine, self._type, overlay, on, uefi, nbd, emulator)
-            self._connection.endings.expect(machine.name)
-            self._begin(machine, text)
-            self._holder.hold(held, machine.name, lambda: [p.pid for p in self._all_of(machine.name)])
+                _make_overlay(vm, overlay)
+            self._helpers.connect(vm)
+            emulator = self._emulator(vm, overlay, uefi, nbd)
+            text = domain_xml(vm, self._type, overlay, board_model, uefi, nbd, emulator)
+            self._connection.shutdown_causes.expect(vm.name)
+            self._start_domain(vm, text)
+            self._limit_enforcer.enforce(
+                held, vm.name, lambda: [p.pid for p in self._processes_with_helpers(vm.name)]
+            )
             if held.processors is not None:
-                self._helpers.regulate(machine, self._qemu(machine.name).pid, held.processors)
+                self._helpers.throttle(vm, self._qemu_process(vm.name).pid, held.processors)
             undo.pop_all()
 
     def stop(self, name: str) -> None:
         """See :meth:`Hypervisor.stop`. Presses the guest's power button."""
-        self._domain(name, "stop", lambda domain: domain.shutdown())
+        self._call_on_domain(name, "stop", lambda domain: domain.shutdown())
 
     def destroy(self, name: str) -> None:
         """See :meth:`Hypervisor.destroy`."""
-        with procs.held(self._all_of(name)) as processes:
+        with procs.open_pidfds(self._processes_with_helpers(name)) as processes:
             try:
-                self._domain(name, "destroy", lambda domain: domain.destroy())
+                self._call_on_domain(name, "destroy", lambda domain: domain.destroy())
             finally:
                 # Whatever libvirt reports, the VM is gone only when its processes are.
-                procs.kill_held(processes, KILL_SECONDS, name)
-                procs.kill_all(lambda: self._all_of(name), KILL_SECONDS, name)
+                procs.kill_pidfds(processes, KILL_SECONDS, name)
+                procs.kill_all(lambda: self._processes_with_helpers(name), KILL_SECONDS, name)
                 self._forget(name)
 
     def _forget(self, name: str) -> None:
         """Clean up after a VM that is gone."""
         for server in self._disk_servers.pop(name, ()):
             server.wait()
-        crashed = self._connection.endings.of(name, 0.0) is Ending.CRASHED
+        crashed = self._connection.shutdown_causes.of(name, 0.0) is ShutdownCause.CRASHED
         for path in self._connection.logs(name):
             if crashed:
-                words = tail(path).decode("utf-8", "replace").splitlines()[-LAST_LINES:]
+                words = read_tail(path).decode("utf-8", "replace").splitlines()[-LAST_LINES:]
                 log.warning("QEMU of %s crashed; its libvirt log ends with: %s", name, "; ".join(words))
             with suppress(OSError):
                 path.unlink()
-        self._holder.release(name)
-        self._connection.endings.forget(name)
+        self._limit_enforcer.remove(name)
+        self._connection.shutdown_causes.forget(name)
         self._meter.forget(name)
         self._helpers.forget(name)
-        self._mains.pop(name, None)
+        self._main_pids.pop(name, None)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
-        self._must(name, "pause", lambda domain: domain.suspend())
+        self._call_on_active(name, "pause", lambda domain: domain.suspend())
 
     def resume(self, name: str) -> None:
         """See :meth:`Hypervisor.resume`."""
-        self._must(name, "resume", _resume)
+        self._call_on_active(name, "resume", _resume)
 
     def save(self, name: str, path: Path) -> None:
         """See :meth:`Hypervisor.save`. Also a paused VM runs once it is resumed."""
         running = libvirt.VIR_DOMAIN_SAVE_RUNNING if libvirt is not None else 0
-        self._must(name, "save", lambda domain: domain.saveFlags(str(path), None, running))
+        self._call_on_active(name, "save", lambda domain: domain.saveFlags(str(path), None, running))
 
     # ----------------------------------------------------------------- what there is
 
-    def state(self, name: str) -> MachineState:
+    def state(self, name: str) -> VmState:
         """See :meth:`Hypervisor.state`."""
-        found = self._domain(name, "look at", lambda domain: domain.state()[0])
+        found = self._call_on_domain(name, "look at", lambda domain: domain.state()[0])
         if found is None:
             # A VM of another process's embedded driver shows only as a process.
-            return MachineState.RUNNING if self._main(name) else MachineState.GONE
+            return VmState.RUNNING if self._main_process(name) else VmState.GONE
         if found in {libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED}:
-            return MachineState.PAUSED
-        over = {libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED}
-        return MachineState.GONE if found in over else MachineState.RUNNING
+            return VmState.PAUSED
+        ended = {libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED}
+        return VmState.GONE if found in ended else VmState.RUNNING
 
-    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
         """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
         while True:
             seen = self._connection.changes
-            state, main = self.state(name), self._main(name)
+            state, main = self.state(name), self._main_process(name)
             left = max(0.0, deadline - time.monotonic())
-            if state is MachineState.GONE or not left:
+            if state is VmState.GONE or not left:
                 return state
-            look = min(left, procs.LOOK_SECONDS)
+            look = min(left, procs.POLL_SECONDS)
             if main is None:  # QEMU ends, or was never there: libvirt tells which
                 self._connection.wait_change(seen, look)
                 continue
-            needed = self._needed(name)
+            needed = self._required_processes(name)
             if procs.wait_for_any([main, *(needed or ())], beside, look if needed is None else left):
                 return self.state(name)
 
-    def ending(self, name: str) -> Ending:
+    def shutdown_cause(self, name: str) -> ShutdownCause:
         """See :meth:`Hypervisor.ending`."""
-        return self._connection.endings.of(name, ENDING_SECONDS)
+        return self._connection.shutdown_causes.of(name, ENDING_SECONDS)
 
-    def usage(self, name: str) -> Usage:
+    def usage(self, name: str) -> VmUsage:
         """See :meth:`Hypervisor.usage`. QEMU's final usage cannot be learned."""
-        main = self._main(name)
-        return self._meter.look(name, Usage() if main is None else family(main.pid))
+        main = self._main_process(name)
+        return self._meter.look(name, VmUsage() if main is None else process_tree_usage(main.pid))
 
     def list(self) -> _Names:
         """See :meth:`Hypervisor.list`."""
-        known = self._connection.call("list VMs", self._known)
+        known = self._connection.call("list VMs", self._active_names)
         return sorted({*known, *(self._name_of(process) for process in procs.scan())} - {""})
 
     # ----------------------------------------------------------------- inside
 
-    def _known(self, connection: Any) -> _Names:
+    def _active_names(self, connection: Any) -> _Names:
         names = []
         for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
             if domain.name().startswith(NAME_PREFIX):
@@ -462,7 +468,7 @@ class Libvirt:
                         names.append(domain.name())
         return names
 
-    def _domain(self, name: str, verb: str, action: Callable[[Any], T]) -> T | None:
+    def _call_on_domain(self, name: str, verb: str, action: Callable[[Any], T]) -> T | None:
         """Return ``action``'s result for the domain; None: there is no active one."""
 
         def found(connection: Any) -> T | None:
@@ -479,50 +485,50 @@ class Libvirt:
 
         return self._connection.call(f"{verb} {name}", found)
 
-    def _must(self, name: str, verb: str, action: Callable[[Any], object]) -> None:
-        if self._domain(name, verb, lambda domain: (action(domain), True)) is None:
+    def _call_on_active(self, name: str, verb: str, action: Callable[[Any], object]) -> None:
+        if self._call_on_domain(name, verb, lambda domain: (action(domain), True)) is None:
             raise HypervisorError(f"{name} does not run")
 
-    def _begin(self, machine: Machine, text: str) -> None:
+    def _start_domain(self, vm: VmConfig, text: str) -> None:
         try:
-            self._connection.call(f"start {machine.name}", partial(_begin, machine.saved, text))
+            self._connection.call(f"start {vm.name}", partial(_start_domain, vm.saved, text))
         except HypervisorError as error:
             if "bwrap: " not in error.message:
                 raise
-            raise sandbox.refused(error.message[error.message.index("bwrap: ") :]) from error
+            raise sandbox.sandbox_error(error.message[error.message.index("bwrap: ") :]) from error
 
     def _emulator(
         self,
-        machine: Machine,
+        vm: VmConfig,
         overlay: Path,
         uefi: firmware.Firmware | None,
         nbd: Path | None,
-    ) -> confined.Emulator | None:
+    ) -> sandboxed.Emulator | None:
         if not self._isolated:
-            return confined.Emulator(Path(self._program), {}) if self._program else None
-        machine.console.touch()
-        files = list(confined.files(machine, overlay, uefi, nbd))
-        bounds, program = bounds_of(machine, self.kind), self._program or qemu()
+            return sandboxed.Emulator(Path(self._program), {}) if self._program else None
+        vm.console.touch()
+        files = list(sandboxed.files(vm, overlay, uefi, nbd))
+        bounds, program = resource_limits_for(vm, self.kind), self._program or qemu()
         kvm = self.kind is HypervisorKind.KVM
-        return confined.emulator(files, bounds, program, kvm=kvm, network=machine.network)
+        return sandboxed.build_emulator(files, bounds, program, kvm=kvm, network=vm.network)
 
-    def _serve_root(self, machine: Machine) -> Path | None:
-        if machine.image.live is None:
+    def _serve_root(self, vm: VmConfig) -> Path | None:
+        if vm.image.live is None:
             return None
-        process, listen = blockserver.start(machine.name, machine.image.live, machine.workdir)
-        self._disk_servers.setdefault(machine.name, []).append(process)
+        process, listen = nbd_server.start(vm.name, vm.image.live, vm.workdir)
+        self._disk_servers.setdefault(vm.name, []).append(process)
         return listen
 
-    def _all_of(self, name: str) -> _Processes:
-        everyone = list(procs.scan())
-        ours = [process for process in everyone if self._name_of(process) == name]
-        beside = helpers.find(name, everyone) + blockserver.find(name, everyone)
-        return ours + sandbox.within(ours) + beside
+    def _processes_with_helpers(self, name: str) -> _Processes:
+        all_processes = list(procs.scan())
+        ours = [process for process in all_processes if self._name_of(process) == name]
+        beside = helper_processes.find(name, all_processes) + nbd_server.find(name, all_processes)
+        return ours + sandbox.descendants(ours) + beside
 
     def _helpers_of(self, name: str) -> _Processes:
-        return self._helpers.of(name) + blockserver.find(name)
+        return self._helpers.of(name) + nbd_server.find(name)
 
-    def _needed(self, name: str) -> _Processes | None:
+    def _required_processes(self, name: str) -> _Processes | None:
         """The processes without which a guest would hang; None: one is missing.
 
         A QEMU that has lost one is killed.
@@ -530,33 +536,33 @@ class Libvirt:
         servers = self._disk_servers.get(name, ())
         # A server that ends by itself has reported to the process that fetches the disk.
         killed = any((server.poll() or 0) < 0 for server in servers)
-        beside = self._helpers.all_of(name)
+        beside = self._helpers.all_or_none(name)
         if killed or beside is None:
             what = "the NBD server of its root disk" if killed else "a helper process"
             log.warning("%s lost %s; killing its QEMU", name, what)
-            self._connection.endings.heard(name, Ending.KILLED)
+            self._connection.shutdown_causes.record_cause(name, ShutdownCause.KILLED)
             with suppress(ProcessLookupError, HypervisorError):
-                os.kill(self._qemu(name).pid, signal.SIGKILL)
+                os.kill(self._qemu_process(name).pid, signal.SIGKILL)
             return None
         return [*beside, *(one for server in servers if (one := procs.read(server.pid)))]
 
-    def _main(self, name: str) -> procs.Process | None:
+    def _main_process(self, name: str) -> procs.Process | None:
         """The VM's first process: QEMU, or its sandbox's first."""
-        known = self._mains.get(name)
+        known = self._main_pids.get(name)
         if known is not None:
             process = procs.read(known)  # cheaper than a scan
             return process if process is not None and self._name_of(process) == name else None
         for process in self._processes(name):
-            self._mains[name] = process.pid
+            self._main_pids[name] = process.pid
             return process
         return None
 
-    def _qemu(self, name: str) -> procs.Process:
+    def _qemu_process(self, name: str) -> procs.Process:
         """The VM's QEMU itself."""
         for process in self._processes(name):
-            if sandbox.leads(process):
-                return next(iter(sandbox.innermost(process)), process)
-            if not sandbox.outside(process):
+            if sandbox.is_leader(process):
+                return next(iter(sandbox.inner_processes(process)), process)
+            if not sandbox.is_outer_process(process):
                 return process
         raise HypervisorError(f"{name} ended at once")
 
@@ -566,7 +572,7 @@ class Libvirt:
     def _name_of(self, process: procs.Process) -> str:
         """The name of our VM that a process belongs to; ``""`` if none."""
         argv = process.argv
-        if "-name" not in argv[:-1] or not (sandbox.outside(process) or "qemu" in argv[0]):
+        if "-name" not in argv[:-1] or not (sandbox.is_outer_process(process) or "qemu" in argv[0]):
             return ""
         name = argv[argv.index("-name") + 1].partition(",")[0].removeprefix("guest=")
         accelerator = {"kvm": "kvm", "qemu": "tcg"}.get(self._type, "")
@@ -587,7 +593,7 @@ def _resume(domain: Any) -> None:
         domain.resume()
 
 
-def _begin(saved: Path | None, text: str, connection: Any) -> object:
+def _start_domain(saved: Path | None, text: str, connection: Any) -> object:
     """Start or resume a VM. text: domain XML, with the files and sockets of now."""
     if saved is None:
         return connection.createXML(text)
@@ -598,28 +604,30 @@ def _qemu_version(connection: Any) -> str:
     return _dotted(connection.getVersion())
 
 
-def _processor() -> str:
+def _processor_digest() -> str:
     """The node's processor as guests see it: a digest of its model and features."""
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0].splitlines()
-    told = [line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags"))]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    is_reliable = [
+        line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags"))
+    ]
+    return hashlib.sha256("\n".join(is_reliable).encode()).hexdigest()[:16]
 
 
-def _make_overlay(machine: Machine, overlay: Path) -> None:
+def _make_overlay(vm: VmConfig, overlay: Path) -> None:
     """Create the overlay atomically, unless an earlier VM has left it."""
-    if machine.overlay is None or not overlay.exists():
+    if vm.overlay is None or not overlay.exists():
         fresh = overlay.with_name(f"{overlay.name}.new")
-        run(_overlay(machine, fresh), timeout=60, error=HypervisorError)
+        run(_overlay_command(vm, fresh), timeout=60, error=HypervisorError)
         fresh.rename(overlay)
 
 
-def _overlay(machine: Machine, overlay: Path) -> _Argv:
+def _overlay_command(vm: VmConfig, overlay: Path) -> _Argv:
     """The command that creates an overlay. The domain XML repeats its backing image."""
     make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
-    if machine.image.live is None:
-        return [*make, machine.image.root.absolute(), overlay]
+    if vm.image.live is None:
+        return [*make, vm.image.root.absolute(), overlay]
     # -u: qemu-img does not open the backing image to learn its size, which is known.
-    return [*make, "nbd:", "-u", overlay, str(machine.image.live.size)]
+    return [*make, "nbd:", "-u", overlay, str(vm.image.live.size)]
 
 
 def _active(connection: Any, name: str) -> bool:
@@ -633,7 +641,7 @@ def _dotted(number: int) -> str:
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
-def _fault(device: Path) -> str:
+def _open_error(device: Path) -> str:
     """Return why a device cannot be opened; ``""`` if it can."""
     try:
         with device.open("r+b", buffering=0):

@@ -117,7 +117,7 @@ def add_tap(address: str, mask: str, mac: str, mtu: int) -> None:
     tap = os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(
-            tap, _TUNSETIFF, _named(TAP, struct.pack("H", _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR))
+            tap, _TUNSETIFF, _ifreq(TAP, struct.pack("H", _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR))
         )
         fcntl.ioctl(tap, _TUNSETOWNER, owner)
         fcntl.ioctl(tap, _TUNSETPERSIST, 1)
@@ -125,12 +125,12 @@ def add_tap(address: str, mask: str, mac: str, mtu: int) -> None:
         os.close(tap)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         hardware = struct.pack("H6s", _ARPHRD_ETHER, bytes.fromhex(mac.replace(":", "")))
-        fcntl.ioctl(control, _SIOCSIFHWADDR, _named(TAP, hardware))
-        fcntl.ioctl(control, _SIOCSIFMTU, _named(TAP, struct.pack("i", mtu)))
-        fcntl.ioctl(control, _SIOCSIFADDR, _named(TAP, _inet(address)))
-        fcntl.ioctl(control, _SIOCSIFNETMASK, _named(TAP, _inet(mask)))
+        fcntl.ioctl(control, _SIOCSIFHWADDR, _ifreq(TAP, hardware))
+        fcntl.ioctl(control, _SIOCSIFMTU, _ifreq(TAP, struct.pack("i", mtu)))
+        fcntl.ioctl(control, _SIOCSIFADDR, _ifreq(TAP, _sockaddr_in(address)))
+        fcntl.ioctl(control, _SIOCSIFNETMASK, _ifreq(TAP, _sockaddr_in(mask)))
         for name in ("lo", TAP):
-            fcntl.ioctl(control, _SIOCSIFFLAGS, _named(name, struct.pack("H", _IFF_UP)))
+            fcntl.ioctl(control, _SIOCSIFFLAGS, _ifreq(name, struct.pack("H", _IFF_UP)))
 
 
 def forward(interfaces: Sequence[str]) -> None:
@@ -180,12 +180,12 @@ def listen_for_dhcp() -> list[socket.socket]:
     return [server]
 
 
-def _named(name: str, value: bytes) -> bytes:
+def _ifreq(name: str, value: bytes) -> bytes:
     """Return a ``struct ifreq`` (netdevice(7))."""
     return struct.pack("16s24s", name.encode(), value)
 
 
-def _inet(address: str) -> bytes:
+def _sockaddr_in(address: str) -> bytes:
     return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(address))
 
 

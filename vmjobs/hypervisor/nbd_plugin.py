@@ -28,14 +28,14 @@ except ImportError:  # imported outside of nbdkit
     nbdkit = None
 
 API_VERSION = 2
-HEAD = struct.Struct(">Q")
-QUESTION = struct.Struct(">QI")
-REFUSED, THERE, COMPLETE = b"\0", b"\1", b"\2"
+HEADER = struct.Struct(">Q")
+REQUEST = struct.Struct(">QI")
+UNAVAILABLE, PRESENT, COMPLETE = b"\0", b"\1", b"\2"
 #: Bytes per flag of the map of present chunks.
-PIECE = 64 * 1024
+CHUNK_BYTES = 64 * 1024
 
 
-class Disk:
+class LazyDiskReader:
     """The disk: its file, and the connections to the agent that fetches it."""
 
     def __init__(self, path: str) -> None:
@@ -44,7 +44,7 @@ class Disk:
         self._idle: list[socket.socket] = []
         self._complete = False
         self._first, self.size, self._file = self._connect()
-        self._there = bytearray(-(-self.size // PIECE))
+        self._present = bytearray(-(-self.size // CHUNK_BYTES))
 
     def wait_for_end(self) -> None:
         """Return when the agent no longer fetches the disk."""
@@ -53,7 +53,7 @@ class Disk:
 
     def read(self, buffer: bytearray, offset: int) -> None:
         """Fill the buffer with the disk's bytes from ``offset``. Raises OSError."""
-        self._have(offset, len(buffer))
+        self._ensure_present(offset, len(buffer))
         view = memoryview(buffer)
         while view:
             count = os.preadv(self._file, [view], offset)
@@ -61,25 +61,25 @@ class Disk:
                 raise OSError(errno.EIO, "the disk's file is too short")
             view, offset = view[count:], offset + count
 
-    def _have(self, offset: int, length: int) -> None:
-        pieces = range(offset // PIECE, -(-(offset + length) // PIECE))
-        if self._complete or all(self._there[piece] for piece in pieces):
+    def _ensure_present(self, offset: int, length: int) -> None:
+        chunks = range(offset // CHUNK_BYTES, -(-(offset + length) // CHUNK_BYTES))
+        if self._complete or all(self._present[chunk] for chunk in chunks):
             return
-        answer = self._ask(QUESTION.pack(offset, length))
-        if answer not in {THERE, COMPLETE}:
+        answer = self._ask(REQUEST.pack(offset, length))
+        if answer not in {PRESENT, COMPLETE}:
             raise OSError(errno.EIO, "the image's data is unavailable")
         self._complete = answer == COMPLETE
         # Chunks arrive whole, so a requested part means that all of its chunk is present.
-        for piece in pieces:
-            self._there[piece] = 1
+        for chunk in chunks:
+            self._present[chunk] = 1
 
-    def _ask(self, question: bytes) -> bytes:
+    def _ask(self, request: bytes) -> bytes:
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             connection, _, spare = self._connect()
             os.close(spare)
-        connection.sendall(question)
+        connection.sendall(request)
         answer = connection.recv(1)
         with self._lock:
             self._idle.append(connection)
@@ -88,16 +88,16 @@ class Disk:
     def _connect(self) -> tuple[socket.socket, int, int]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(self._path)
-        head, descriptors, _, _ = socket.recv_fds(connection, HEAD.size, 1)
-        if len(head) != HEAD.size or len(descriptors) != 1:
+        head, descriptors, _, _ = socket.recv_fds(connection, HEADER.size, 1)
+        if len(head) != HEADER.size or len(descriptors) != 1:
             raise OSError(errno.EIO, "the agent does not answer as expected")
-        return connection, HEAD.unpack(head)[0], descriptors[0]
+        return connection, HEADER.unpack(head)[0], descriptors[0]
 
 
 # --------------------------------------------------------------------------- what nbdkit calls
 
 _config: dict[str, str] = {}
-_disks: list[Disk] = []
+_disks: list[LazyDiskReader] = []
 
 
 def config(key: str, value: str) -> None:
@@ -119,36 +119,36 @@ def thread_model() -> int:
 
 def after_fork() -> None:
     """Connect to the agent, then report that the server is ready."""
-    _disks.append(Disk(_config["ask"]))
-    threading.Thread(target=_end, args=(_disks[0],), daemon=True).start()
+    _disks.append(LazyDiskReader(_config["ask"]))
+    threading.Thread(target=_exit_with_agent, args=(_disks[0],), daemon=True).start()
     ready = int(_config["ready"])
     os.write(ready, b"ready\n")
     os.close(ready)
 
 
-def _end(disk: Disk) -> None:
+def _exit_with_agent(disk: LazyDiskReader) -> None:
     with suppress(OSError):
         disk.wait_for_end()
     # A normal exit of nbdkit would wait for its clients.
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def open(readonly: bool) -> Disk:
+def open(readonly: bool) -> LazyDiskReader:
     """Handle a client's connection."""
     return _disks[0]
 
 
-def can_multi_conn(_handle: Disk) -> bool:
+def can_multi_conn(_handle: LazyDiskReader) -> bool:
     """Allow several connections: all clients see the same data."""
     return True
 
 
-def get_size(handle: Disk) -> int:
+def get_size(handle: LazyDiskReader) -> int:
     """Return the disk's size in bytes."""
     return handle.size
 
 
-def pread(handle: Disk, buffer: bytearray, offset: int, _flags: int) -> None:
+def pread(handle: LazyDiskReader, buffer: bytearray, offset: int, _flags: int) -> None:
     """Read from the disk."""
     try:
         handle.read(buffer, offset)

@@ -18,9 +18,9 @@ from vmjobs.hypervisor.namespaces import TAP
 from vmjobs.subprocess import run
 
 #: The interface of a VM's network namespace that leads to the node's network.
-OUTSIDE: Final = "out0"
+OUTBOUND_DEVICE: Final = "out0"
 #: Non-public addresses: IANA's registry of special-purpose addresses (RFC 6890), and multicast.
-NOT_PUBLIC: Final = tuple(
+NON_PUBLIC_NETWORKS: Final = tuple(
     map(
         IPv4Network,
         (
@@ -30,7 +30,7 @@ NOT_PUBLIC: Final = tuple(
         ),
     )
 )
-_SECONDS: Final = 10.0
+_TIMEOUT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class OutboundPolicy:
     deny: tuple[str, ...] = ()
 
 
-def rules(policy: OutboundPolicy, own: Iterable[IPv4Network]) -> str:
+def nftables_rules(policy: OutboundPolicy, own: Iterable[IPv4Network]) -> str:
     """Return the rules of a VM's network namespace. own: addresses of the node."""
     return f"""
 table ip outbound {{
-  {_set("denied", networks(policy.deny))}
-  {_set("allowed", networks(policy.allow))}
-  {_set("closed", [*NOT_PUBLIC, *own])}
+  {_set("denied", resolve_networks(policy.deny))}
+  {_set("allowed", resolve_networks(policy.allow))}
+  {_set("closed", [*NON_PUBLIC_NETWORKS, *own])}
   chain forward {{
     type filter hook forward priority 0; policy drop;
-    iifname "{OUTSIDE}" oifname "{TAP}" accept
-    iifname "{TAP}" oifname "{OUTSIDE}" jump leaving
+    iifname "{OUTBOUND_DEVICE}" oifname "{TAP}" accept
+    iifname "{TAP}" oifname "{OUTBOUND_DEVICE}" jump leaving
   }}
   chain leaving {{
     ip daddr {NAMESERVER_ADDRESS} meta l4proto {{ tcp, udp }} th dport 53 accept
@@ -74,7 +74,7 @@ def _set(name: str, members: Iterable[IPv4Network]) -> str:
     return f"set {name} {{ type ipv4_addr; flags interval; {elements} }}"
 
 
-def networks(words: Iterable[str]) -> Iterator[IPv4Network]:
+def resolve_networks(words: Iterable[str]) -> Iterator[IPv4Network]:
     """Yield the networks of addresses, networks and host names.
 
     Raises:
@@ -95,5 +95,7 @@ def networks(words: Iterable[str]) -> Iterator[IPv4Network]:
 
 def node_addresses() -> list[IPv4Network]:
     """Return the node's own addresses."""
-    told = run(["ip", "-json", "-4", "address"], timeout=_SECONDS, error=HypervisorError).text
-    return [IPv4Network(one["local"]) for link in json.loads(told) for one in link.get("addr_info", ())]
+    output = run(["ip", "-json", "-4", "address"], timeout=_TIMEOUT_SECONDS, error=HypervisorError).text
+    return [
+        IPv4Network(one["local"]) for link in json.loads(output) for one in link.get("addr_info", ())
+    ]

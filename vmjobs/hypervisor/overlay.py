@@ -14,7 +14,7 @@ from vmjobs.errors import HypervisorError
 _MAGIC: Final = b"QFI\xfb"
 #: Allowed incompatible features: not closed properly; another compression of clusters; larger table
 #: entries. Not allowed: data in another file, which QEMU would open (CVE-2024-32498).
-_HARMLESS: Final = 1 << 0 | 1 << 3 | 1 << 4
+_ALLOWED_FEATURES: Final = 1 << 0 | 1 << 3 | 1 << 4
 _FEATURES_AT: Final = 72
 
 
@@ -35,6 +35,6 @@ def check(path: Path) -> None:
         raise HypervisorError(f"{path} is no qcow2 file")
     (version,) = struct.unpack_from(">I", header, 4)
     (features,) = struct.unpack_from(">Q", header, _FEATURES_AT)
-    if version != 3 or features & ~_HARMLESS:
+    if version != 3 or features & ~_ALLOWED_FEATURES:
         message = f"{path} is a qcow2 file of version {version} with features {features:#x}"
         raise HypervisorError(f"{message}, which VM overlays never have")

@@ -19,7 +19,7 @@ _REBOOT_MAGIC_2 = 672274793
 _REBOOT_POWER_OFF = 0x4321FEDC
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     """Whether there is a program for this node's processors."""
     return platform.machine() in {"x86_64", "amd64"}
 

@@ -20,10 +20,10 @@ from typing import Final
 
 from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor.base import PrivateCard, PrivateNetwork
-from vmjobs.hypervisor.detached import Launcher
-from vmjobs.hypervisor.guest_network import run_there
+from vmjobs.hypervisor.guest_network import run_in_namespaces
 from vmjobs.hypervisor.launcher import Steps
 from vmjobs.hypervisor.namespaces import CARD
+from vmjobs.hypervisor.process_launcher import Launcher
 
 #: Bytes in an IP packet.
 MTU: Final = 1500
@@ -65,16 +65,16 @@ def create(launcher: Launcher) -> PrivateNetwork:
     Raises:
         HypervisorError: this node cannot create it, and why.
     """
-    there, _ = _take_steps(launcher, [])
+    there, _ = _run_steps(launcher, [])
     with ExitStack() as undo:
         network = PrivateNetwork(there)
         undo.callback(network.close)
-        run_there(launcher, there, ["ip", "-batch", "-"], _BRIDGE)
+        run_in_namespaces(launcher, there, ["ip", "-batch", "-"], _BRIDGE)
         undo.pop_all()
     return network
 
 
-def plug_in(launcher: Launcher, card: PrivateCard) -> socket.socket:
+def connect_card(launcher: Launcher, card: PrivateCard) -> socket.socket:
     """Create a card; return a socket of its frames.
 
     The card exists until the last copy of the socket is closed.
@@ -83,25 +83,27 @@ def plug_in(launcher: Launcher, card: PrivateCard) -> socket.socket:
         HypervisorError: the card cannot be created, and why.
     """
     there = card.network.namespaces
-    alone, _ = _take_steps(launcher, [("leave_network", {})], there)
+    alone, _ = _run_steps(launcher, [("leave_network", {})], there)
     with ExitStack() as closing:
         for handle in alone:
             closing.callback(os.close, handle)
         names = {"port": f"p{os.urandom(4).hex()}", "card": CARD, "mac": card.mac, "mtu": MTU}
-        run_there(launcher, there, ["ip", "-batch", "-"], _PORT.format(**names), given=[alone[1]])
-        run_there(launcher, alone, ["ip", "-batch", "-"], _CARD.format(**names))
-        run_there(launcher, there, ["nft", "-f", "-"], _FILTER.format(**names))
-        run_there(launcher, there, ["ip", "-batch", "-"], _JOIN.format(**names))
-        again, (plugged,) = _take_steps(launcher, [("open_card", {})], alone)
+        run_in_namespaces(
+            launcher, there, ["ip", "-batch", "-"], _PORT.format(**names), passed_handles=[alone[1]]
+        )
+        run_in_namespaces(launcher, alone, ["ip", "-batch", "-"], _CARD.format(**names))
+        run_in_namespaces(launcher, there, ["nft", "-f", "-"], _FILTER.format(**names))
+        run_in_namespaces(launcher, there, ["ip", "-batch", "-"], _JOIN.format(**names))
+        again, (card_socket,) = _run_steps(launcher, [("open_card", {})], alone)
         for handle in again:
             closing.callback(os.close, handle)
-        return plugged
+        return card_socket
 
 
-def _take_steps(
+def _run_steps(
     launcher: Launcher, steps: Steps, there: tuple[int, int] | None = None
 ) -> tuple[tuple[int, int], list[socket.socket]]:
     try:
-        return launcher.take_steps(steps, there)
+        return launcher.run_steps(steps, there)
     except OSError as error:
         raise HypervisorError(f"no VM can have a private network: {reason_of(error)}") from error

@@ -21,7 +21,7 @@ from typing import Final
 
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor import payload, procs
-from vmjobs.hypervisor.base import NAME_PREFIX, BootImage, Hypervisor, Machine, ProbeResult
+from vmjobs.hypervisor.base import NAME_PREFIX, BootImage, Hypervisor, ProbeResult, VmConfig
 from vmjobs.model import MIB, BootMethod
 
 #: MiB; enough for a distribution's kernel without its modules.
@@ -37,29 +37,29 @@ _KERNEL_PATTERNS = (
 
 
 #: Prefix of the names of probes' VMs and folders. The creating process is part of these names.
-PREFIX: Final = f"{NAME_PREFIX}probe-"
-_MARKED: Final = re.compile(rf"{PREFIX}([0-9]{{1,10}})-([0-9]{{1,20}})-.*")
+PROBE_PREFIX: Final = f"{NAME_PREFIX}probe-"
+_PROBE_NAME: Final = re.compile(rf"{PROBE_PREFIX}([0-9]{{1,10}})-([0-9]{{1,20}})-.*")
 
 
-def _mark() -> str:
-    return f"{PREFIX}{os.getpid()}-{procs.birth_of(os.getpid())}-"
+def _own_prefix() -> str:
+    return f"{PROBE_PREFIX}{os.getpid()}-{procs.start_ticks(os.getpid())}-"
 
 
-class Wanted:
+class RunningProbes:
     """Names of VMs and folders of probes whose process still runs."""
 
     def __contains__(self, name: object) -> bool:
-        found = _MARKED.fullmatch(str(name))
-        return found is None or procs.birth_of(int(found[1])) == int(found[2])
+        found = _PROBE_NAME.fullmatch(str(name))
+        return found is None or procs.start_ticks(int(found[1])) == int(found[2])
 
 
-def remove_folders(directory: Path) -> None:
+def remove_stale_folders(directory: Path) -> None:
     """Remove folders of probes whose process was killed. Their VMs are gone by now."""
-    for folder in directory.glob(f"{PREFIX}*"):
+    for folder in directory.glob(f"{PROBE_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
             found = folder.lstat()
             ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-            if ours and folder.name not in Wanted():
+            if ours and folder.name not in RunningProbes():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -109,25 +109,27 @@ def boot_probe(
     """
     began = time.monotonic()
 
-    def result(works: bool, detail: str, told: str = "") -> ProbeResult:
-        return ProbeResult(driver.kind, works, detail, time.monotonic() - began, told)
+    def result(works: bool, detail: str, version_text: str = "") -> ProbeResult:
+        return ProbeResult(driver.kind, works, detail, time.monotonic() - began, version_text)
 
     try:
-        told = version()
-        if not payload.supported():
-            return result(False, "there is no program to boot for this node's processors", told)
-        with tempfile.TemporaryDirectory(prefix=_mark()) as scratch:
+        version_text = version()
+        if not payload.is_supported():
+            return result(False, "there is no program to boot for this node's processors", version_text)
+        with tempfile.TemporaryDirectory(prefix=_own_prefix()) as scratch:
             image = partial(_image, Path(scratch), kernel, by_bios)
-            heard = _boot(driver, Path(scratch), deadline, image, cmdline)
+            failure = _boot(driver, Path(scratch), deadline, image, cmdline)
     except (VMJobsError, OSError) as error:
         subject = f"{where} opens, but no VM starts on it: " if where else ""
         remedy = f" ({error.hint})" if isinstance(error, VMJobsError) and error.hint else ""
         return result(False, subject + " ".join(str(error).split()) + remedy)
-    if heard is None:
+    if failure is None:
         what = "a boot sector ran" if by_bios else "a kernel booted"
-        return result(True, f"{what} and powered off{f', {isolation}' if isolation else ''}", told)
+        return result(
+            True, f"{what} and powered off{f', {isolation}' if isolation else ''}", version_text
+        )
     subject = f"{where} opens, but no kernel boots on it" if where else "no kernel boots"
-    return result(False, f"{subject}: {heard} in {time.monotonic() - began:.0f} s", told)
+    return result(False, f"{subject}: {failure} in {time.monotonic() - began:.0f} s", version_text)
 
 
 _Prepare = Callable[[str], BootImage]
@@ -140,15 +142,15 @@ def _boot(
     until = time.monotonic() + deadline
     secret = secrets.token_hex(8)
     line = f"vmjobs-probe:{secret}"
-    name = f"{_mark()}{driver.kind}-{secret[:8]}"
-    machine = _machine(scratch, name, prepare(line), cmdline)
+    name = f"{_own_prefix()}{driver.kind}-{secret[:8]}"
+    vm = _vm_config(scratch, name, prepare(line), cmdline)
     try:
-        driver.start(machine)
-        driver.wait(machine.name, max(0.0, until - time.monotonic()))
+        driver.start(vm)
+        driver.wait(vm.name, max(0.0, until - time.monotonic()))
     finally:
-        driver.destroy(machine.name)
+        driver.destroy(vm.name)
     with contextlib.suppress(FileNotFoundError):
-        text = machine.console.read_bytes()
+        text = vm.console.read_bytes()
         if line.encode() in text:
             return None
         if last := [words for words in text.decode("utf-8", "replace").split("\n") if words.strip()]:
@@ -170,10 +172,10 @@ def _image(scratch: Path, kernel: Path | None, by_bios: bool, line: str) -> Boot
     return BootImage(digest="", root=root, kernel=kernel, initrd=initrd)
 
 
-def _machine(scratch: Path, name: str, image: BootImage, cmdline: tuple[str, ...]) -> Machine:
+def _vm_config(scratch: Path, name: str, image: BootImage, cmdline: tuple[str, ...]) -> VmConfig:
     workdir = scratch / "machine"
     workdir.mkdir(exist_ok=True)
-    return Machine(
+    return VmConfig(
         name=name,
         cpus=1,
         memory=MEMORY,

@@ -25,15 +25,15 @@ from typing import Final
 from vmjobs.errors import HypervisorError
 
 #: Seconds from one try to read processes to the next.
-TICK = 0.1
+RETRY_SECONDS = 0.1
 #: Seconds from one look at a VM to the next, until all of its processes are known.
-LOOK_SECONDS = 0.3
+POLL_SECONDS = 0.3
 #: Errors that mean that a process has ended, or belongs to another user. Other errors, such as too
 #: many open files, say nothing about the process.
-GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
+GONE_ERRORS: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
-class _Looking:
+class _ProcAccess:
     """Ignores that a process is gone; turns other errors into HypervisorError."""
 
     def __enter__(self) -> None:
@@ -41,7 +41,7 @@ class _Looking:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         """Raise HypervisorError if the processes cannot be read."""
-        if isinstance(error, GONE):
+        if isinstance(error, GONE_ERRORS):
             return True
         if isinstance(error, OSError):
             raise HypervisorError(f"cannot look at processes: {error.strerror}") from error
@@ -66,12 +66,12 @@ class Process:
         return self.argv[0].rpartition("/")[2] if self.argv else ""
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether it is the first process of its session."""
         return self.pid == self.session
 
 
-class _Scans:
+class _ScanCache:
     """The last scan. It serves all callers that asked before it began.
 
     This saves scans when many VMs end at once. began: its start, in monotonic seconds.
@@ -92,7 +92,7 @@ class _Scans:
             return self._found
 
 
-_SCANS: Final = _Scans()
+_SCAN_CACHE: Final = _ScanCache()
 
 
 def scan() -> tuple[Process, ...]:
@@ -104,16 +104,16 @@ def scan() -> tuple[Process, ...]:
     Raises:
         HypervisorError: the processes cannot be read.
     """
-    return _SCANS.get()
+    return _SCAN_CACHE.get()
 
 
 def _scan() -> Iterator[Process]:
     uid, ours, everyone = os.getuid(), os.readlink("/proc/self/ns/user"), []
-    with _Looking():
+    with _ProcAccess():
         everyone = [name for name in os.listdir("/proc") if name.isdigit()]
     for name in everyone:
         found, entry = None, f"/proc/{name}"
-        with _Looking():
+        with _ProcAccess():
             if os.stat(entry).st_uid == uid and os.readlink(f"{entry}/ns/user") == ours:
                 found = read(int(name))
         if found and found.argv:
@@ -123,7 +123,7 @@ def _scan() -> Iterator[Process]:
 def read(pid: int) -> Process | None:
     """Read a process from ``/proc``; None if it has ended. Raises as :func:`scan`."""
     stat = None
-    with _Looking():
+    with _ProcAccess():
         words = _content(f"/proc/{pid}/cmdline")
         stat = _content(f"/proc/{pid}/stat")
     if stat is None:
@@ -152,16 +152,16 @@ def _content(path: str) -> bytes:
 def children(pid: int) -> list[int]:
     """The living children of all threads of a process. Raises as :func:`scan`."""
     found: list[int] = []
-    with _Looking():
+    with _ProcAccess():
         for task in os.listdir(f"/proc/{pid}/task"):
-            with _Looking():
+            with _ProcAccess():
                 found += [int(word) for word in _content(f"/proc/{pid}/task/{task}/children").split()]
     return found
 
 
 def threads(pid: int) -> int:
     """The number of threads of a process; 0: it has ended. Raises as :func:`scan`."""
-    with _Looking():
+    with _ProcAccess():
         return len(os.listdir(f"/proc/{pid}/task"))
     return 0
 
@@ -171,7 +171,7 @@ def is_traced(pid: int) -> bool | None:
 
     Raises as :func:`scan`.
     """
-    with _Looking():
+    with _ProcAccess():
         status = dict(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         )
@@ -179,7 +179,7 @@ def is_traced(pid: int) -> bool | None:
     return None
 
 
-def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
+def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
     """Start time of a process in ticks since boot (proc(5), ``starttime``); 0: none.
 
     Raises:
@@ -187,7 +187,7 @@ def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
     """
     try:
         stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
-    except GONE:
+    except GONE_ERRORS:
         return 0
     return int(stat[stat.rindex(")") + 2 :].split()[19])
 
@@ -198,7 +198,7 @@ def wait_for_any(processes: Sequence[Process], beside: Sequence[int], timeout: f
     Returns:
         Whether one of the handles is readable.
     """
-    with held(list(processes)) as handles:
+    with open_pidfds(list(processes)) as handles:
         if len(handles) < len(processes):
             timeout = 0.0  # one has ended since it was found
         return not set(beside).isdisjoint(readable([*handles, *beside], timeout))
@@ -228,12 +228,12 @@ def readable(handles: list[int], timeout: float) -> list[int]:
 
 
 @contextmanager
-def held(processes: list[Process]) -> Iterator[list[int]]:
+def open_pidfds(processes: list[Process]) -> Iterator[list[int]]:
     """Yield pidfds of the processes that live. Raises as :func:`scan`."""
     with ExitStack() as stack:
         handles = []
         for process in processes:
-            with _Looking():
+            with _ProcAccess():
                 handle = os.pidfd_open(process.pid)
                 stack.callback(os.close, handle)
                 if read(process.pid) is not None:
@@ -241,7 +241,7 @@ def held(processes: list[Process]) -> Iterator[list[int]]:
         yield handles
 
 
-def kill_held(handles: list[int], timeout: float, what: str) -> None:
+def kill_pidfds(handles: list[int], timeout: float, what: str) -> None:
     """Kill processes by their pidfds, and wait until they have ended.
 
     Raises:
@@ -271,11 +271,11 @@ def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> No
         try:
             if not (found := find()):
                 return
-            with held(found) as handles:
-                _kill(handles, max(deadline, time.monotonic() + TICK))
+            with open_pidfds(found) as handles:
+                _kill(handles, max(deadline, time.monotonic() + RETRY_SECONDS))
             left = "pid " + ", ".join(str(process.pid) for process in found)
         except HypervisorError as error:
             left = error.message
-            time.sleep(TICK)  # no event tells when, say, files can be opened again
+            time.sleep(RETRY_SECONDS)  # no event tells when, say, files can be opened again
         if late:
             raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: {left}")

@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vmjobs.config import Config
-from vmjobs.hypervisor import confined, in_place_of_qemu, sandbox
+from vmjobs.hypervisor import qemu_wrapper, sandbox, sandboxed
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.probe import node_kernels
+from vmjobs.hypervisor.process_launcher import Launcher
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
 
-_NOT = "%s are NOT ISOLATED: %s; a guest that breaks out of its VM has the agent's rights"
+_NOT_ISOLATED_WARNING = (
+    "%s are NOT ISOLATED: %s; a guest that breaks out of its VM has the agent's rights"
+)
 
 
 def drivers(
@@ -61,15 +63,17 @@ def _isolated(config: Config) -> bool:
     """Whether VMs are isolated; if the operator prefers that only: if possible."""
     if config.isolation == "required":
         return True
-    fault = sandbox.fault()
+    fault = sandbox.unavailable_reason()
     if fault:
-        log.warning(_NOT, "VMs", fault)
+        log.warning(_NOT_ISOLATED_WARNING, "VMs", fault)
     return not fault
 
 
 def _isolated_by_libvirt(config: Config) -> bool:
     """The same for VMs that libvirt starts, which need one more program."""
-    missing = confined.find() is None and config.isolation == "preferred"
+    missing = sandboxed.find() is None and config.isolation == "preferred"
     if missing:
-        log.warning(_NOT, "qemu and kvm VMs", f"{in_place_of_qemu.PROGRAM} is not installed")
+        log.warning(
+            _NOT_ISOLATED_WARNING, "qemu and kvm VMs", f"{qemu_wrapper.PROGRAM} is not installed"
+        )
     return not missing

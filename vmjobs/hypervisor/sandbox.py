@@ -40,7 +40,7 @@ MARK: Final = "vmjobs-sandbox"
 #: bubblewrap's name in its command line.
 PROGRAM: Final = "bwrap"
 #: Above this, a status means death by a signal.
-BY_SIGNAL: Final = 128
+SIGNAL_STATUS_BASE: Final = 128
 #: The kernel's working directory.
 HOME: Final = Path("/vm")
 #: Description of the isolation, for operators.
@@ -73,7 +73,7 @@ exit $status
 """
 _INNER: Final = 'ulimit -c 0; exec 2>/dev/null; "$@" 2>&1; exit $?'
 #: Bytes of its working directory's tmpfs, and of /dev/shm beyond a UML kernel's memory.
-ROOM: Final = 1 << 20
+SPARE_BYTES: Final = 1 << 20
 _TRIAL_SECONDS: Final = 20.0
 _BIND: Final = ("lib", "lib64", "lib32", "bin", "sbin")
 _FORBIDDEN: Final = (
@@ -88,7 +88,7 @@ _FORBIDDEN: Final = (
 
 
 @dataclass(frozen=True)
-class Bind:
+class BindMount:
     """A file or directory that a sandboxed program gets.
 
     name: its path there: below :data:`HOME`, unless absolute.
@@ -100,7 +100,7 @@ class Bind:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ResourceLimits:
     """Limits of a VM's processes. memory, address, file: in bytes.
 
     memory, cpus: of all together, enforced by a cgroup. address: of each process. processes: including
@@ -114,10 +114,10 @@ class Bounds:
     processes: int
 
 
-def filter_file() -> int:
+def open_seccomp_filter() -> int:
     """Open a file with the seccomp filter, for ``--seccomp``; the caller closes it."""
     handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-    rules = seccomp.forbidding(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=[socket.AF_UNIX])
+    rules = seccomp.build_filter(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=[socket.AF_UNIX])
     os.write(handle, rules)
     os.lseek(handle, 0, os.SEEK_SET)
     return handle
@@ -126,10 +126,10 @@ def filter_file() -> int:
 def command(
     argv: Sequence[str],
     *,
-    binds: Iterable[Bind],
+    binds: Iterable[BindMount],
     devices: Iterable[str] = (),
-    memory: int = ROOM,
-    bounds: Bounds | None = None,
+    memory: int = SPARE_BYTES,
+    bounds: ResourceLimits | None = None,
     namespaces: Sequence[str] = (),
     held: Sequence[int] = (),
     filtered: int,
@@ -152,8 +152,8 @@ def command(
     """
     program = _program(argv[0])
     outer = _OUTER % "".join(f"{handle}>&- " for handle in held)
-    words = ["sh", "-c", outer, MARK, *entering(namespaces), _bwrap()]
-    words += _unsharing(filtered, has_network=bool(namespaces))
+    words = ["sh", "-c", outer, MARK, *enter_command(namespaces), _bwrap()]
+    words += _unshare_options(filtered, has_network=bool(namespaces))
     for name, value in env.items():
         words += ["--setenv", name, value]
     words += ["--ro-bind", "/usr", "/usr"]
@@ -168,15 +168,15 @@ def command(
     for device in ("/dev/null", *devices):
         words += ["--dev-bind", device, device]
     words += ["--size", str(memory), "--tmpfs", "/dev/shm"]  # noqa: S108 - its own
-    words += ["--size", str(ROOM), "--tmpfs", str(HOME)]
+    words += ["--size", str(SPARE_BYTES), "--tmpfs", str(HOME)]
     for bind in binds:
         how = "--ro-bind" if bind.read_only else "--bind"
         words += [how, str(bind.source.resolve()), str(HOME / bind.name)]
     words += ["--chdir", str(HOME), "--remount-ro", "/", "--"]
-    return [*words, "sh", "-c", _INNER, "sh", *_bounded(bounds), str(program), *argv[1:]]
+    return [*words, "sh", "-c", _INNER, "sh", *_prlimit_command(bounds), str(program), *argv[1:]]
 
 
-def _bounded(bounds: Bounds | None) -> list[str]:
+def _prlimit_command(bounds: ResourceLimits | None) -> list[str]:
     """Set inside, as processes count for the limit's namespace (since Linux 5.14)."""
     if bounds is None:
         return []
@@ -185,16 +185,16 @@ def _bounded(bounds: Bounds | None) -> list[str]:
         "fsize": (resource.RLIMIT_FSIZE, bounds.file),
         "nproc": (resource.RLIMIT_NPROC, bounds.processes),
     }
-    return ["prlimit", *(f"--{name}={_at_most(*most)}" for name, most in wanted.items()), "--"]
+    return ["prlimit", *(f"--{name}={_capped(*most)}" for name, most in wanted.items()), "--"]
 
 
-def _at_most(which: int, wanted: int) -> int:
+def _capped(which: int, wanted: int) -> int:
     """Return ``wanted``, or the hard limit if lower: the sandbox cannot raise it."""
     hard = resource.getrlimit(which)[1]
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
-def entering(namespaces: Sequence[str]) -> list[str]:
+def enter_command(namespaces: Sequence[str]) -> list[str]:
     """Return a command that enters a user and a network namespace, by their files.
 
     It follows the outer shell, which stays outside: scans skip processes in other namespaces.
@@ -205,7 +205,7 @@ def entering(namespaces: Sequence[str]) -> list[str]:
     return ["nsenter", "--preserve-credentials", f"--user={user}", f"--net={network}", "--"]
 
 
-def _unsharing(filtered: int, *, has_network: bool) -> list[str]:
+def _unshare_options(filtered: int, *, has_network: bool) -> list[str]:
     words = ["--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     words += [] if has_network else ["--unshare-net"]
     words += ["--unshare-pid", "--as-pid-1", "--die-with-parent"]
@@ -213,12 +213,12 @@ def _unsharing(filtered: int, *, has_network: bool) -> list[str]:
     return [*words, "--seccomp", str(filtered)]
 
 
-def refused(words: str) -> HypervisorError:
+def sandbox_error(words: str) -> HypervisorError:
     """Return the error for a sandbox that cannot be created."""
     return HypervisorError(f"cannot isolate VMs here: {words}", hint=HINT)
 
 
-def described(*, isolated: bool) -> str:
+def describe_isolation(*, isolated: bool) -> str:
     """Describe the isolation of a node's VMs, for operators."""
     return f"isolated: {ISOLATION}" if isolated else "NOT ISOLATED"
 
@@ -226,7 +226,7 @@ def described(*, isolated: bool) -> str:
 def _bwrap() -> str:
     found = shutil.which(PROGRAM)
     if found is None:
-        raise refused("bwrap is not installed")
+        raise sandbox_error("bwrap is not installed")
     return found
 
 
@@ -237,9 +237,9 @@ def _program(name: str) -> Path:
     return Path(found).resolve()
 
 
-def fault() -> str:
+def unavailable_reason() -> str:
     """Try the sandbox; return in a few words why it fails, ``""`` if it works."""
-    handle = filter_file()
+    handle = open_seccomp_filter()
     try:
         argv = command(["true"], binds=(), filtered=handle, env={})
         done = subprocess.run(
@@ -260,17 +260,17 @@ def fault() -> str:
     return done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
 
 
-def leads(process: procs.Process) -> bool:
+def is_leader(process: procs.Process) -> bool:
     """Whether a process is the first of a sandbox."""
     return process.argv[3:4] == (MARK,)
 
 
-def outside(process: procs.Process) -> bool:
+def is_outer_process(process: procs.Process) -> bool:
     """Whether a process is one of a sandbox's two processes outside of it."""
-    return leads(process) or process.program == PROGRAM
+    return is_leader(process) or process.program == PROGRAM
 
 
-def within(processes: Iterable[procs.Process]) -> list[procs.Process]:
+def descendants(processes: Iterable[procs.Process]) -> list[procs.Process]:
     """The descendants of these processes, outer ones before inner ones."""
     found: dict[int, procs.Process] = {}
     level = [child for process in processes for child in procs.children(process.pid)]
@@ -281,7 +281,7 @@ def within(processes: Iterable[procs.Process]) -> list[procs.Process]:
     return list(found.values())
 
 
-def innermost(process: procs.Process) -> list[procs.Process]:
+def inner_processes(process: procs.Process) -> list[procs.Process]:
     """Return the children of a sandbox's inner shell. process: the sandbox's first."""
     level = [process.pid]
     for _ in ("bwrap", "sh", "kernel"):

@@ -22,7 +22,7 @@ from pathlib import Path
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import (
     guest_network,
-    helpers,
+    helper_processes,
     mconsole,
     private_network,
     procs,
@@ -31,29 +31,29 @@ from vmjobs.hypervisor import (
 )
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
-    Ending,
-    Machine,
-    MachineLimits,
-    MachineState,
     Network,
     PrivateNetwork,
     ProbeResult,
-    Usage,
+    ShutdownCause,
+    VmConfig,
+    VmLimits,
+    VmState,
+    VmUsage,
 )
-from vmjobs.hypervisor.detached import Detached, Launcher
-from vmjobs.hypervisor.endings import of_kernel
-from vmjobs.hypervisor.limits import Holder
+from vmjobs.hypervisor.limit_enforcement import LimitEnforcer
 from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.probe import boot_probe
-from vmjobs.hypervisor.usage import Meter, family
-from vmjobs.model import Abilities, HypervisorKind, NetworkMode
+from vmjobs.hypervisor.process_launcher import LaunchedProcess, Launcher
+from vmjobs.hypervisor.shutdown_causes import cause_from_uml_exit
+from vmjobs.hypervisor.usage import UsageMeter, process_tree_usage
+from vmjobs.model import Capabilities, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
 log = logging.getLogger(__name__)
 
 _Processes = list[procs.Process]
 _Pids = list[int]
-_Kernels = dict[str, tuple[Detached, Path]]
+_Kernels = dict[str, tuple[LaunchedProcess, Path]]
 
 _UMID = re.compile(r"umid=([\w.-]+)")
 #: Seconds in which the guest's kernel must answer its console.
@@ -88,19 +88,19 @@ class UserModeLinux:
         system_calls: str = uml_boot.AUTO,
         policy: OutboundPolicy | None = None,
     ) -> None:
-        self._program = program or uml_boot.kernel()
+        self._program = program or uml_boot.find_kernel()
         self._name = Path(self._program).name
         self._isolated = isolated
         self._launcher = launcher or Launcher()
         self._kill_seconds = kill_seconds
         self._system_calls = system_calls
-        self._mains: dict[str, int] = {}
+        self._main_pids: dict[str, int] = {}
         self._kernels: _Kernels = {}
-        self._halved: set[str] = set()
-        self._helpers = helpers.Helpers(self._launcher, policy, isolated=isolated)
+        self._without_disk_process: set[str] = set()
+        self._helpers = helper_processes.HelperProcesses(self._launcher, policy, isolated=isolated)
         self._lock = threading.Lock()
-        self._holder = Holder(self.kind, throttles_disks=False)
-        self._meter = Meter(self._helpers.of)
+        self._limit_enforcer = LimitEnforcer(self.kind, throttles_disks=False)
+        self._meter = UsageMeter(self._helpers.of)
 
     # ----------------------------------------------------------------- life and death
 
@@ -110,7 +110,7 @@ class UserModeLinux:
         return ""
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> Capabilities:
         """See :attr:`Hypervisor.abilities`."""
         return uml_boot.abilities(self._program, self._system_calls)
 
@@ -122,68 +122,68 @@ class UserModeLinux:
             version=self._version,
             deadline=deadline,
             cmdline=("initrd=initrd",),
-            isolation=sandbox.described(isolated=self._isolated),
+            isolation=sandbox.describe_isolation(isolated=self._isolated),
         )
 
-    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+    def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
         """See :meth:`Hypervisor.unenforced`."""
-        return self._holder.unenforced(limits, directory)
+        return self._limit_enforcer.unenforced(limits, directory)
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
         """See :meth:`Hypervisor.open_network`."""
-        process = self._main(running) if running else None
+        process = self._main_process(running) if running else None
         return guest_network.open_network(self._launcher, mode, ports, process)
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """See :meth:`Hypervisor.open_private_network`."""
         for name in names:
-            main = self._main(name)
+            main = self._main_process(name)
             if main is not None and (found := uml_boot.private_network_of(main.pid)) is not None:
                 return found
         return private_network.create(self._launcher)
 
-    def start(self, machine: Machine) -> None:
+    def start(self, vm: VmConfig) -> None:
         """See :meth:`Hypervisor.start`."""
-        uml_boot.check(machine, self._program, self._system_calls)
-        held = self._holder.plan(machine)
-        if machine.saved is not None:
-            raise HypervisorError(f"cannot resume {machine.name}: UML VMs cannot be saved")
-        if machine.image.live is not None:
+        uml_boot.check_vm(vm, self._program, self._system_calls)
+        held = self._limit_enforcer.plan_limits(vm)
+        if vm.saved is not None:
+            raise HypervisorError(f"cannot resume {vm.name}: UML VMs cannot be saved")
+        if vm.image.live is not None:
             raise HypervisorError("a UML VM starts only from a complete image")
-        if self._find(machine.name):
-            raise HypervisorError(f"{machine.name} runs already")
+        if self._all_processes(vm.name):
+            raise HypervisorError(f"{vm.name} runs already")
         with ExitStack() as undo:
-            undo.callback(self.destroy, machine.name)
-            disks = uml_boot.lay_out(machine, isolated=self._isolated)
-            self._helpers.connect(machine)
-            argv = [*uml_boot.command(self._program, machine, self._system_calls), *disks.devices]
-            argv += uml_boot.network_devices(machine)
-            started = uml_boot.boot(self._launcher, machine, argv, disks.binds)
+            undo.callback(self.destroy, vm.name)
+            disks = uml_boot.prepare_disks(vm, isolated=self._isolated)
+            self._helpers.connect(vm)
+            argv = [*uml_boot.command(self._program, vm, self._system_calls), *disks.devices]
+            argv += uml_boot.network_devices(vm)
+            started = uml_boot.boot(self._launcher, vm, argv, disks.binds)
             with self._lock:
-                self._kernels[machine.name] = (started, machine.console)
-                self._mains[machine.name] = started.pid
-            self._holder.hold(held, machine.name, lambda: self._pids(machine.name))
+                self._kernels[vm.name] = (started, vm.console)
+                self._main_pids[vm.name] = started.pid
+            self._limit_enforcer.enforce(held, vm.name, lambda: self._pids(vm.name))
             if held.processors is not None:
-                kernel = self._kernel(machine.name)
+                kernel = self._kernel(vm.name)
                 pid = started.pid if kernel is None else kernel.pid
-                self._helpers.regulate(machine, pid, held.processors)
+                self._helpers.throttle(vm, pid, held.processors)
             undo.pop_all()
 
     def stop(self, name: str) -> None:
         """See :meth:`Hypervisor.stop`. The guest's init handles Ctrl-Alt-Del."""
         with contextlib.suppress(HypervisorError):  # gone, or no answer: the caller has a deadline
-            self._tell(name, "cad")
+            self._send_command(name, "cad")
 
     def destroy(self, name: str) -> None:
         """See :meth:`Hypervisor.destroy`."""
         # If only their leader is killed, the kernel's processes live on, and spin.
-        procs.kill_all(lambda: self._find(name), self._kill_seconds, name)
-        self._holder.release(name)
+        procs.kill_all(lambda: self._all_processes(name), self._kill_seconds, name)
+        self._limit_enforcer.remove(name)
         self._meter.forget(name)
         self._helpers.forget(name)
         with self._lock:
-            self._mains.pop(name, None)
-            self._halved.discard(name)
+            self._main_pids.pop(name, None)
+            self._without_disk_process.discard(name)
             kernel = self._kernels.pop(name, None)
         if kernel is not None:
             kernel[0].close()
@@ -196,7 +196,7 @@ class UserModeLinux:
         if self._paused(kernel, name):
             return
         # The throttle must not stop and continue it now.
-        for process in self._helpers.regulators(name):
+        for process in self._helpers.throttles(name):
             _signal(process.pid, signal.SIGSTOP)
             procs.wait_stopped(process.pid, ANSWER_SECONDS)
             _signal(kernel.pid, signal.SIGCONT)
@@ -214,7 +214,7 @@ class UserModeLinux:
             raise HypervisorError(f"{name} does not run")
         _signal(kernel.pid, signal.SIGCONT)
         mconsole.command(kernel.pid, name, "go", ANSWER_SECONDS, already="Not stopped")
-        for process in self._helpers.regulators(name):
+        for process in self._helpers.throttles(name):
             _signal(process.pid, signal.SIGCONT)
 
     def save(self, name: str, path: Path) -> None:
@@ -223,46 +223,46 @@ class UserModeLinux:
 
     # ----------------------------------------------------------------- what there is
 
-    def state(self, name: str) -> MachineState:
+    def state(self, name: str) -> VmState:
         """See :meth:`Hypervisor.state`."""
-        main = self._main(name)
+        main = self._main_process(name)
         if main is None:
-            return MachineState.GONE
+            return VmState.GONE
         kernel = self._kernel_of(main, name)
         paused = kernel is not None and self._paused(kernel, name)
-        return MachineState.PAUSED if paused else MachineState.RUNNING
+        return VmState.PAUSED if paused else VmState.RUNNING
 
-    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
         """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
-        while (main := self._main(name)) is not None:
-            needed, left = self._needed(main, name), deadline - time.monotonic()
-            pause = min(left, procs.LOOK_SECONDS) if needed is None else left
+        while (main := self._main_process(name)) is not None:
+            needed, left = self._required_processes(main, name), deadline - time.monotonic()
+            pause = min(left, procs.POLL_SECONDS) if needed is None else left
             if left <= 0 or procs.wait_for_any([main, *(needed or ())], beside, pause):
                 break
         return self.state(name)
 
-    def ending(self, name: str) -> Ending:
+    def shutdown_cause(self, name: str) -> ShutdownCause:
         """See :meth:`Hypervisor.ending`."""
         with self._lock:
             kernel = self._kernels.get(name)
         if kernel is None:
-            return Ending.UNKNOWN
+            return ShutdownCause.UNKNOWN
         process, console = kernel
         # A process that is about to end shows no command line, but has no exit status yet.
         status = process.status(ENDING_SECONDS)
-        if status is not None and status > sandbox.BY_SIGNAL:
-            status = sandbox.BY_SIGNAL - status
-        return Ending.UNKNOWN if status is None else of_kernel(status, console)
+        if status is not None and status > sandbox.SIGNAL_STATUS_BASE:
+            status = sandbox.SIGNAL_STATUS_BASE - status
+        return ShutdownCause.UNKNOWN if status is None else cause_from_uml_exit(status, console)
 
-    def usage(self, name: str) -> Usage:
+    def usage(self, name: str) -> VmUsage:
         """See :meth:`Hypervisor.usage`. Guest processes are the kernel's children."""
         with self._lock:
             kernel = self._kernels.get(name)
-        if (main := self._main(name)) is not None:
-            seen = family(kernel[0].pid if kernel else main.pid)
+        if (main := self._main_process(name)) is not None:
+            seen = process_tree_usage(kernel[0].pid if kernel else main.pid)
         else:
-            seen = (kernel[0].used(ENDING_SECONDS) if kernel else None) or Usage()
+            seen = (kernel[0].used(ENDING_SECONDS) if kernel else None) or VmUsage()
         return self._meter.look(name, seen)
 
     def list(self) -> list[str]:
@@ -271,65 +271,67 @@ class UserModeLinux:
 
     # ----------------------------------------------------------------- inside
 
-    def _tell(self, name: str, words: str) -> None:
+    def _send_command(self, name: str, words: str) -> None:
         kernel = self._kernel(name)
         if kernel is not None:
             mconsole.command(kernel.pid, name, words, ANSWER_SECONDS)
 
     def _name_of(self, process: procs.Process) -> str:
         """The VM that a process belongs to, ``""`` if none."""
-        if process.program != self._name and not sandbox.outside(process):
+        if process.program != self._name and not sandbox.is_outer_process(process):
             return ""
         # QEMU has all kernel parameters in one word, where an image may write anything.
         names = [found[1] for word in process.argv if (found := _UMID.fullmatch(word))]
         return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
 
-    def _find(self, name: str) -> _Processes:
+    def _all_processes(self, name: str) -> _Processes:
         """Return all processes of a VM."""
-        everyone = list(procs.scan())
-        ours = [process for process in everyone if self._name_of(process) == name]
+        all_processes = list(procs.scan())
+        ours = [process for process in all_processes if self._name_of(process) == name]
         # A session with another leader was not made by start(): leave the rest of it alone.
-        foreign = {process.pid for process in everyone if process.leads and process not in ours}
+        foreign = {
+            process.pid for process in all_processes if process.is_leader and process not in ours
+        }
         sessions = {process.session for process in ours} - foreign
-        found = {p.pid: p for p in everyone if p in ours or p.session in sessions}
+        found = {p.pid: p for p in all_processes if p in ours or p.session in sessions}
         # Only the parents of a sandbox's inner processes can be trusted.
-        within = [p for p in sandbox.within(ours) if p.pid not in found]
-        return [*found.values(), *within, *helpers.find(name, everyone)]
+        within = [p for p in sandbox.descendants(ours) if p.pid not in found]
+        return [*found.values(), *within, *helper_processes.find(name, all_processes)]
 
     def _paused(self, kernel: procs.Process, name: str) -> bool:
         """Whether it is paused until :meth:`resume`, not merely throttled."""
-        if not kernel.stopped or self._helpers.all_of(name) is None:
+        if not kernel.stopped or self._helpers.all_or_none(name) is None:
             return False  # the throttle may have died while it was stopped: not paused, but lost
-        return all(process.stopped for process in self._helpers.regulators(name))
+        return all(process.stopped for process in self._helpers.throttles(name))
 
     def _pids(self, name: str) -> _Pids:
-        return [process.pid for process in self._find(name)]
+        return [process.pid for process in self._all_processes(name)]
 
-    def _main(self, name: str) -> procs.Process | None:
+    def _main_process(self, name: str) -> procs.Process | None:
         """The VM's session leader: the kernel, or the first process of its sandbox."""
-        known = self._mains.get(name)
+        known = self._main_pids.get(name)
         if known is not None:
             process = procs.read(known)  # cheaper than a scan
-            still = process is not None and process.leads and self._name_of(process) == name
+            still = process is not None and process.is_leader and self._name_of(process) == name
             return process if still else None
         for process in procs.scan():
-            if process.leads and self._name_of(process) == name:
-                self._mains[name] = process.pid
+            if process.is_leader and self._name_of(process) == name:
+                self._main_pids[name] = process.pid
                 return process
         return None
 
     def _kernel(self, name: str) -> procs.Process | None:
-        main = self._main(name)
+        main = self._main_process(name)
         return None if main is None else self._kernel_of(main, name)
 
     def _kernel_of(self, main: procs.Process, name: str) -> procs.Process | None:
         """The guest's kernel itself; None: it has not started, or has ended."""
-        if not sandbox.leads(main):
+        if not sandbox.is_leader(main):
             return main
-        inner = sandbox.innermost(main)
+        inner = sandbox.inner_processes(main)
         return next((process for process in inner if f"umid={name}" in process.argv), None)
 
-    def _needed(self, main: procs.Process, name: str) -> _Processes | None:
+    def _required_processes(self, main: procs.Process, name: str) -> _Processes | None:
         """The processes without which a guest would hang; None: some are unknown.
 
         This is so while the kernel starts or ends. A kernel that has lost one is killed.
@@ -337,19 +339,19 @@ class UserModeLinux:
         kernel = self._kernel_of(main, name)
         if kernel is None:
             return None
-        beside = self._helpers.all_of(name)
+        beside = self._helpers.all_or_none(name)
         if beside is None:
             log.warning("%s lost a helper process; killing its kernel", name)
             _signal(kernel.pid, signal.SIGKILL)
             return None
         disks = _disk_processes(kernel.pid)
         if disks is not None:
-            self._halved.discard(name)
+            self._without_disk_process.discard(name)
             return [*disks, *beside]
-        if _has_guests(kernel.pid) and name in self._halved:
+        if _has_guests(kernel.pid) and name in self._without_disk_process:
             log.warning("%s lost the process that reads and writes its disks; killing its kernel", name)
             _signal(kernel.pid, signal.SIGKILL)
-        self._halved.add(name)  # while a kernel ends, it may be missing in one check
+        self._without_disk_process.add(name)  # while a kernel ends, it may be missing in one check
         return None
 
     def _version(self) -> str:

@@ -18,7 +18,7 @@ _SHAPE = struct.Struct(">III")
 _NAME = struct.Struct(">4096s")
 
 
-def create(overlay: Path, base: Path, name: Path) -> None:
+def create_overlay(overlay: Path, base: Path, name: Path) -> None:
     """Create an empty overlay as the kernel would, atomically.
 
     Args:
@@ -36,7 +36,7 @@ def create(overlay: Path, base: Path, name: Path) -> None:
     fresh.rename(overlay)
 
 
-def follow(overlay: Path, base: Path, name: Path) -> None:
+def update_base(overlay: Path, base: Path, name: Path) -> None:
     """Adapt an overlay, if any, to its base's present path and modification time.
 
     The kernel refuses a base with another modification time, and opens the path in the overlay. But an

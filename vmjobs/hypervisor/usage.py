@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import Usage
+from vmjobs.hypervisor.base import VmUsage
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 _Processes = list[procs.Process]
 
 
-def family(pid: int) -> Usage:
+def process_tree_usage(pid: int) -> VmUsage:
     """Return the usage of a process, its descendants, and their reaped children.
 
     Parents are read before their children: one that is reaped in between is missed until the next call,
@@ -27,10 +27,10 @@ def family(pid: int) -> Usage:
         one = left.pop()
         cpu, memory = cpu + _processor_seconds(one), max(memory, _peak_memory(one))
         left += procs.children(one)
-    return Usage(cpu, memory)
+    return VmUsage(cpu, memory)
 
 
-class Meter:
+class UsageMeter:
     """The highest usage seen of VMs. Safe to use from several threads.
 
     helpers: finds a VM's helper processes; they start before it runs, and may end first.
@@ -40,22 +40,22 @@ class Meter:
         self._find = helpers
         self._helpers: dict[str, _Processes] = {}
         #: By process number; 0 is the VM itself.
-        self._seen: dict[str, dict[int, Usage]] = {}
+        self._seen: dict[str, dict[int, VmUsage]] = {}
         self._lock = threading.Lock()
 
-    def look(self, name: str, machine: Usage) -> Usage:
+    def look(self, name: str, vm: VmUsage) -> VmUsage:
         """Return the usage of a VM and its helpers. vm: the VM's present usage."""
         with self._lock:
-            if machine == Usage() and name not in self._seen:
-                return machine  # no such VM: an entry would never be removed
+            if vm == VmUsage() and name not in self._seen:
+                return vm  # no such VM: an entry would never be removed
             if name not in self._helpers:  # this scans all processes
                 self._helpers[name] = self._find(name)
             seen = self._seen.setdefault(name, {})
-            _note(seen, 0, machine)
+            _keep_maximum(seen, 0, vm)
             for helper in self._helpers[name]:
-                if _same(helper):
-                    _note(seen, helper.pid, Usage(family(helper.pid).cpu_seconds))
-            return Usage(sum(used.cpu_seconds for used in seen.values()), seen[0].memory)
+                if _is_same_process(helper):
+                    _keep_maximum(seen, helper.pid, VmUsage(process_tree_usage(helper.pid).cpu_seconds))
+            return VmUsage(sum(used.cpu_seconds for used in seen.values()), seen[0].memory)
 
     def forget(self, name: str) -> None:
         """Remove the entry of a VM that is gone: its name may be used again."""
@@ -64,16 +64,16 @@ class Meter:
             self._seen.pop(name, None)
 
 
-def _same(process: procs.Process) -> bool:
+def _is_same_process(process: procs.Process) -> bool:
     """Whether the process is still the same; ``stopped`` may differ."""
     found = procs.read(process.pid)
     return found is not None and found.argv == process.argv
 
 
-def _note(seen: dict[int, Usage], which: int, used: Usage) -> None:
-    before = seen.get(which, Usage())
+def _keep_maximum(seen: dict[int, VmUsage], which: int, used: VmUsage) -> None:
+    before = seen.get(which, VmUsage())
     cpu = max(before.cpu_seconds, used.cpu_seconds)
-    seen[which] = Usage(cpu, max(before.memory, used.memory))
+    seen[which] = VmUsage(cpu, max(before.memory, used.memory))
 
 
 def _processor_seconds(pid: int) -> float:

@@ -1,0 +1,146 @@
+"""Explain a job's state: query HTCondor's daemons, and follow the job to other schedds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from condor.daemon_client import CallError, call
+from condor.diagnose import findings as rules
+from condor.diagnose.findings import JobFacts, JobFinding
+from condor.diagnose.pool_findings import PoolFacts, pool_findings
+from vmjobs.errors import NotFound, Unavailable
+
+#: At how many other schedds a job is looked up, one after the other.
+MAX_REMOTE_SCHEDDS: Final = 3
+
+
+@dataclass(frozen=True)
+class JobLocation:
+    """Where a job is looked up.
+
+    schedd, pool: as in ``condor_q -name`` and ``-pool``; ``""``: this host's own. proc: None: the
+    cluster's job that :func:`condor.diagnose.daemon_queries.find` prefers.
+    """
+
+    schedd: str
+    pool: str
+    cluster: int
+    proc: int | None = None
+
+
+@dataclass(frozen=True)
+class JobExplanation:
+    """The explanation of a job's state.
+
+    id, state (in words), jobs (number by ``JobStatus``, of its cluster): at the first schedd. route:
+    ``ID at SCHEDD`` for each schedd that has it, in order. findings: at least one, the answer first.
+    job: at the last schedd. pool: analysis of the pool's nodes, if they were compared with the job.
+    """
+
+    id: str
+    route: Sequence[str]
+    state: str
+    findings: Sequence[JobFinding]
+    job: JobFacts
+    pool: PoolFacts | None = None
+    jobs: Mapping[str, int] = field(default_factory=dict)
+
+
+DaemonCall = Callable[..., dict[str, Any]]
+
+
+class JobExplainer:
+    """Queries daemons, as this process's user.
+
+    timeout: seconds for each query.
+    """
+
+    def __init__(self, timeout: float = 60.0, ask: DaemonCall = call) -> None:
+        self._timeout = timeout
+        self._ask = ask
+
+    def explain(self, place: JobLocation) -> JobExplanation:
+        """Explain a job's state.
+
+        Raises:
+            NotFound: neither queue nor history of the schedd has it.
+            Unavailable: the schedd or the pool does not answer.
+        """
+        job = self.find(place)
+        route = [_job_at_schedd(job, place)]
+        last, findings, pool = self._follow(job, place, route)
+        state = (
+            rules.STATUS_TEXT.get(job.status, "in an unknown state")
+            if job.is_queued
+            else "not in the queue"
+        )
+        return JobExplanation(job.id, route, state, findings, last, pool, job.jobs)
+
+    def _follow(
+        self, job: JobFacts, place: JobLocation, route: list[str]
+    ) -> tuple[JobFacts, list[JobFinding], PoolFacts | None]:
+        """Follow a job to its last schedd: the job there, and rules. Appends to ``route``."""
+        if findings := rules.status_findings(job):
+            return job, findings, None
+        if not job.is_remote and not job.is_routed:
+            return job, *self._waiting(job, place)
+        at = rules.remote_job(job)
+        if at is None or len(route) > MAX_REMOTE_SCHEDDS:
+            return job, rules.router_findings(job) if job.is_routed else rules.grid_findings(job), None
+        there = JobLocation(at.schedd or place.schedd, at.collector or place.pool, at.cluster, at.proc)
+        try:
+            copy = self.find(there)
+            route.append(_job_at_schedd(copy, there))
+            return self._follow(copy, there, route)
+        except (Unavailable, NotFound) as error:
+            return job, rules.unreadable_findings(at, error.message), None
+
+    def find(self, place: JobLocation) -> JobFacts:
+        """Find a job in the queue or the history of its schedd.
+
+        Raises:
+            NotFound: neither queue nor history has it.
+            Unavailable: its schedd does not answer.
+        """
+        answer = self._call(
+            "find",
+            "schedd",
+            schedd=place.schedd,
+            pool=place.pool,
+            cluster=place.cluster,
+            proc=place.proc,
+        )
+        if not answer["told"]:
+            wanted = f"{place.cluster}" if place.proc is None else f"{place.cluster}.{place.proc}"
+            where = f"the schedd {place.schedd}" if place.schedd else "this host's schedd"
+            raise NotFound(
+                f"{where} has no job {wanted}, in its queue or its history",
+                hint="--schedd NAME and --pool COLLECTOR ask another one",
+            )
+        return JobFacts(answer["told"], answer["queued"], answer["ad"], answer["jobs"])
+
+    def _waiting(self, job: JobFacts, place: JobLocation) -> tuple[list[JobFinding], PoolFacts | None]:
+        universe = job.count("JobUniverse")
+        if universe != rules.VANILLA:
+            message = f"it is in HTCondor's universe {universe}, which vmjobs does not analyse"
+            return [JobFinding("UNIVERSE", message, "condor_q -better-analyze")], None
+        if not job.ad:
+            return [JobFinding("UNREAD", "its ad is too long to analyse")], None
+        answer = self._call("explain", "pool", pool=place.pool, ad=job.ad)
+        pool = PoolFacts(**answer)
+        return pool_findings(job, pool), pool
+
+    def _call(self, verb: str, service: str, **arguments: Any) -> Mapping[str, Any]:
+        try:
+            return self._ask(verb, self._timeout, **arguments)
+        except CallError as error:
+            raise Unavailable(service, str(error), hint=_HINT) from error
+
+
+def _job_at_schedd(job: JobFacts, place: JobLocation) -> str:
+    return f"{job.id} at {job.schedd or place.schedd or 'this host'}"
+
+
+_HINT: Final = "condor_ping -type schedd READ and -type collector READ show whether they give access"

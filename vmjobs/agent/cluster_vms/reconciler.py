@@ -1,0 +1,468 @@
+"""Reconciles the cluster VMs of this node with the service's assignment.
+
+One thread plans (:meth:`Reconciler.step`, by :mod:`vmjobs.agent.cluster_vms.plan`). Slow actions
+(fetching an image, booting, destroying) run in separate threads and return as events. VMs run on
+without the agent, and the agent without the service: both may stop and return.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from vmjobs.agent.background import start_thread
+from vmjobs.agent.cluster_vms.assignment_poller import AssignmentPoller
+from vmjobs.agent.cluster_vms.plan import DRAIN_SIGNAL, NEW_TOKEN_SIGNAL, VmAction, plan_vm
+from vmjobs.agent.cluster_vms.record import ClusterVmRecord, ObservedState, VmEnd
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
+from vmjobs.agent.cluster_vms.ssh_sessions import SshSessionHandler
+from vmjobs.agent.cluster_vms.vm_instance import (
+    InstanceEnded,
+    TokenRefused,
+    TokenRenewed,
+    VmEvent,
+    VmInstance,
+    end_after_error,
+)
+from vmjobs.agent.run_events import ExitReported, GuestReady
+from vmjobs.agent.ssh_relay import SshSession
+from vmjobs.cluster.vm_state import ClusterVmCode, Phase
+from vmjobs.cluster.wire import Assignment, ClusterVmOrder
+from vmjobs.errors import LoginUnavailable, VMJobsError
+from vmjobs.model import HypervisorKind
+
+log = logging.getLogger(__name__)
+
+#: Seconds until the next step of a cluster VM whose record could not be stored.
+RETRY_SECONDS = 10.0
+#: Phases in which a VM may exist.
+_VM_PHASES = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING})
+
+
+@dataclass(frozen=True)
+class ImageStaged:
+    """The image is on this node. kind: the chosen hypervisor; unenforced: limits it ignores."""
+
+    kind: HypervisorKind
+    unenforced: str = ""
+
+
+@dataclass(frozen=True)
+class ActionFinished:
+    """A thread has finished its action. failed: why it failed."""
+
+    failed: VmEnd | None = None
+
+
+@dataclass(frozen=True)
+class VmDestroyed:
+    """The VM is verified gone. failed: why it could not be verified."""
+
+    failed: VmEnd | None = None
+
+
+@dataclass(frozen=True)
+class RestartRequested:
+    """Starts a cluster VM that is GONE again, with its persistent disks."""
+
+
+@dataclass
+class ManagedVm:
+    """A cluster VM in memory. blocked: its last report is that of an error."""
+
+    record: ClusterVmRecord
+    observed: ObservedState = field(default_factory=ObservedState)
+    machine: VmInstance | None = None
+    blocked: bool = False
+
+
+_Event = VmEvent | ImageStaged | ActionFinished | VmDestroyed | RestartRequested
+_ThreadAction = Callable[[], _Event | None]
+
+
+class Reconciler:
+    """Reconciles a node's cluster VMs. All but :meth:`step` may be called from any thread.
+
+    clock: returns seconds since 1970, monotonic while the process lives.
+    """
+
+    def __init__(self, services: ClusterVmServices, clock: Callable[[], float] | None = None) -> None:
+        self._services = services
+        self._reporter = services.reporter
+        self._clock = clock or steady_clock()
+        self._members: dict[str, ManagedVm] = {}
+        #: Cluster VMs with records of another release: left alone.
+        self._incompatible: set[str] = set()
+        self._assignment: Assignment | None = None
+        #: Whether the assignment came from the service since the start, not only from disk.
+        self._confirmed = False
+        self._events: queue.SimpleQueue[tuple[str, int, _Event]] = queue.SimpleQueue()
+        self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._due = self._stopped = False
+
+    # ------------------------------------------------------------------ from outside
+
+    @property
+    def seen(self) -> int:
+        """The revision of the present assignment."""
+        return self._assignment.revision if self._assignment is not None else 0
+
+    def accept(self, assignment: Assignment) -> None:
+        """Accept an assignment of the service."""
+        self._assignments.put(assignment)
+        self._wake()
+
+    def put_event(self, member: str, incarnation: int, event: _Event) -> None:
+        """Accept an event of a cluster VM."""
+        self._events.put((member, incarnation, event))
+        self._wake()
+
+    def open_session(self, member: str, incarnation: int, key: str, seconds: float) -> SshSession:
+        """Open an SSH session in a cluster VM for the holder of ``key``, an OpenSSH public key.
+
+        Raises:
+            LoginUnavailable: the guest does not open one.
+        """
+        found = self._members.get(member)
+        if found is None or found.machine is None or found.record.incarnation != incarnation:
+            raise LoginUnavailable(f"its node does not run VM {incarnation} of it")
+        return found.machine.open_session(key, seconds)
+
+    def machine(self, member: str) -> VmInstance | None:
+        """Return a cluster VM's present instance; None: it has none, or is unknown here."""
+        found = self._members.get(member)
+        return found.machine if found is not None and found.record.phase in _VM_PHASES else None
+
+    def stop(self) -> None:
+        """Make :meth:`run` return. The VMs run on."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ the loop
+
+    def recover(self) -> None:
+        """Adopt the cluster VMs of an earlier agent, and destroy unknown VMs."""
+        journal, now = self._services.journal, self._clock()
+        records = journal.load()
+        for record in records:
+            self._members[record.order.id] = self._adopted(record, now)
+            self._reporter.tell(record.report())
+        for incompatible in journal.incompatible():
+            self._incompatible.add(incompatible.id)
+            self._reporter.tell(incompatible.report(journal.paths(incompatible.id).record, now))
+        destroyed_names = journal.destroy_unknown(records, self._services.drivers)
+        self._assignment = journal.load_assignment()
+        log.info("%d cluster VMs, %d unknown VMs removed", len(records), len(destroyed_names))
+
+    def run(self) -> None:
+        """Step until :meth:`stop` is called."""
+        while not self._stopped:
+            until = self.step(self._clock())
+            with self._changed:
+                left = None if until == math.inf else max(0.0, until - self._clock())
+                self._changed.wait_for(lambda: self._due or self._stopped, left)
+                self._due = False
+        machines = [m.machine for m in self._members.values() if m.machine is not None]
+        with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+            list(pool.map(VmInstance.stop_serving, machines))
+
+    def step(self, now: float) -> float:
+        """Process events, plan and act; return the time of the next step. Never sleeps."""
+        self._take_assignment()
+        self._take_events()
+        orders = self._orders(now)
+        until = math.inf
+        for name in list(self._members):
+            try:
+                until = min(until, self._plan(name, orders.get(name), now))
+            except Exception as error:  # an error of one cluster VM must not affect the others
+                full = isinstance(error, OSError)
+                log.error("member %s: retry in %g s: %s", name, RETRY_SECONDS, error, exc_info=not full)
+                self._report_error(self._members[name], error)
+                until = min(until, now + RETRY_SECONDS)
+            else:
+                self._report_recovery(name)
+        return until
+
+    def _report_error(self, member: ManagedVm, error: Exception) -> None:
+        """Report an error that blocks a cluster VM; its record cannot contain it."""
+        end = end_after_error(error)
+        if isinstance(error, OSError):
+            end = VmEnd(code=ClusterVmCode.NODE_FAILED, message=f"its record cannot be stored: {error}")
+        self._reporter.tell(member.record.blocked(end))
+        member.blocked = True
+
+    def _report_recovery(self, name: str) -> None:
+        member = self._members.get(name)
+        if member is not None and member.blocked:
+            self._reporter.tell(member.record.report())
+            member.blocked = False
+
+    def _take_assignment(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                assignment = self._assignments.get_nowait()
+                if assignment != self._assignment:
+                    self._store_assignment(assignment)
+                self._assignment, self._confirmed = assignment, True
+
+    def _store_assignment(self, assignment: Assignment) -> None:
+        try:
+            self._services.journal.store_assignment(assignment)
+        except OSError as error:  # it is in memory, and the service sends it again after a restart
+            log.error("the assignment of this node cannot be stored: %s", error)
+
+    def _take_events(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                name, incarnation, event = self._events.get_nowait()
+                member = self._members.get(name)
+                if member is not None and member.record.incarnation == incarnation:
+                    member.observed = _with_event(member.observed, event, self._clock())
+
+    def _orders(self, now: float) -> dict[str, ClusterVmOrder]:
+        """Return the order of each cluster VM, and add new ones to the reconciler."""
+        assignment = self._assignment.members if self._assignment else ()
+        orders = {order.id: order for order in assignment if order.id not in self._incompatible}
+        for name, order in orders.items():
+            if name not in self._members:
+                self._members[name] = ManagedVm(ClusterVmRecord(order=order, since=now))
+        if not self._confirmed:
+            for name, member in self._members.items():
+                orders.setdefault(name, member.record.order)
+        return orders
+
+    # ------------------------------------------------------------------ decisions
+
+    def _plan(self, name: str, order: ClusterVmOrder | None, now: float) -> float:
+        member = self._members[name]
+        vm_plan = plan_vm(order, member.record, member.observed, now)
+        record = vm_plan.record
+        if VmAction.STAGE in vm_plan.effects and record.incarnation != member.record.incarnation:
+            record = self._new_incarnation(member, record)
+        if VmAction.FORGET in vm_plan.effects:
+            self._forget(name)
+            return math.inf
+        if record != member.record:
+            self._store_record(member, record)
+        member.observed = member.observed.with_changes(renewed=0.0)  # only after it was stored
+        if member.observed.destroyed:
+            member.observed, member.machine = ObservedState(), None
+        for action in vm_plan.effects:
+            self._act(member, action)
+        return vm_plan.until
+
+    def _new_incarnation(self, member: ManagedVm, record: ClusterVmRecord) -> ClusterVmRecord:
+        """Prepare a new incarnation: its name, and the secrets of its guest."""
+        member.observed, member.machine = ObservedState(), None
+        return record.with_changes(
+            machine=self._services.journal.vm_name(record.order.id, record.incarnation),
+            token=secrets.token_urlsafe(32),
+            sentinel=secrets.token_hex(16),
+        )
+
+    def _store_record(self, member: ManagedVm, record: ClusterVmRecord) -> None:
+        self._services.journal.write(record)
+        before, member.record = member.record, record
+        if record.report() != before.report():
+            self._reporter.tell(record.report())
+        if record.phase is not before.phase:
+            who = record.order.name
+            log.info("member %s (%d): %s %s", who, record.incarnation, record.phase, record.code)
+        begins = record.phase is Phase.RUNNING and before.phase is not Phase.RUNNING
+        if begins and member.machine is not None:
+            member.machine.expect_heartbeats()
+
+    def _forget(self, name: str) -> None:
+        self._services.console_uploader.forget(name)
+        self._services.journal.forget(name)
+        self._reporter.forget(name)
+        del self._members[name]
+
+    def _act(self, member: ManagedVm, action: VmAction) -> None:
+        machine = member.machine = member.machine or self._new_instance(member.record)
+        if action is VmAction.STAGE:
+            self._run_in_thread(
+                member, "stage", lambda: ImageStaged(machine.stage(), machine.unenforced)
+            )
+        elif action is VmAction.BOOT:
+            record = member.record
+            self._run_in_thread(member, "boot", lambda: machine.boot(record))
+        elif action is VmAction.DESTROY:
+            self._destroy(member, machine)
+        elif action is VmAction.RENEW:
+            start_thread(f"renew-{member.record.order.name}", _renew_token, machine)
+        elif action is VmAction.ABORT:
+            machine.end_requested.set()
+        elif action is VmAction.TELL_ADMITTED:
+            machine.signal(self._services.settings.admit_signal)
+        elif action is VmAction.TELL_DRAIN:
+            machine.signal(DRAIN_SIGNAL)
+
+    def _destroy(self, member: ManagedVm, machine: VmInstance) -> None:
+        def destroy() -> VmDestroyed:
+            machine.destroy()
+            return VmDestroyed()
+
+        self._run_in_thread(member, "destroy", destroy, VmDestroyed)
+
+    def _new_instance(self, record: ClusterVmRecord) -> VmInstance:
+        name, incarnation = record.order.id, record.incarnation
+
+        def tell(event: VmEvent) -> None:
+            self.put_event(name, incarnation, event)
+
+        return VmInstance(self._services, record.order, incarnation, tell)
+
+    def _run_in_thread(
+        self,
+        member: ManagedVm,
+        what: str,
+        action: _ThreadAction,
+        failed: Callable[[VmEnd], _Event] = ActionFinished,
+    ) -> None:
+        """Run an action in a separate thread; its result becomes an event of the VM."""
+        record = member.record
+        name, incarnation = record.order.id, record.incarnation
+
+        def work() -> None:
+            try:
+                result = action()
+            except Exception as error:  # of any kind: the cluster VM is tried again
+                known = isinstance(error, VMJobsError | OSError)
+                log.warning("member %s: %s: %s", record.order.name, what, error, exc_info=not known)
+                self.put_event(name, incarnation, failed(end_after_error(error)))
+                return
+            self.put_event(name, incarnation, result or ActionFinished())
+
+        start_thread(f"{what}-{record.order.name}", work)
+        member.observed = member.observed.with_changes(
+            working=True
+        )  # its event is processed only in a later step
+
+    # ------------------------------------------------------------------ after a restart
+
+    def _adopted(self, record: ClusterVmRecord, now: float) -> ManagedVm:
+        member = ManagedVm(record)
+        if record.phase not in _VM_PHASES:
+            if record.phase is not Phase.STAGING:
+                self._services.journal.paths(record.order.id).clear()
+            return member
+        machine = member.machine = self._new_instance(record)
+        machine.name = record.machine
+        driver = self._services.drivers.get(record.hypervisor) if record.hypervisor else None
+        if driver is None:
+            message = f"the hypervisor {record.hypervisor} is no longer set up on this node"
+            member.observed = ObservedState(
+                end=VmEnd(code=ClusterVmCode.NO_HYPERVISOR, message=message)
+            )
+            return member
+        machine.driver = driver
+        if record.phase is Phase.STOPPING:
+            return member
+        if record.phase is Phase.BOOTING:
+            member.record = record.with_changes(deadline=now + record.order.boot_seconds)
+        try:
+            machine.adopt(record, driver)
+        except (VMJobsError, OSError) as error:
+            log.error("member %s cannot be adopted: %s", record.order.name, error)
+            member.observed = ObservedState(end=end_after_error(error))
+            return member
+        start_thread(f"hold-{record.order.name}", machine.lease_image)
+        self._repeat_signals(machine, record)
+        return member
+
+    def _repeat_signals(self, machine: VmInstance, record: ClusterVmRecord) -> None:
+        """Send signals again that the guest may have missed when the earlier agent ended."""
+        if record.phase is not Phase.BOOTING:
+            machine.expect_heartbeats()
+        if record.admitted:
+            machine.signal(self._services.settings.admit_signal)
+        if record.phase is Phase.DRAINING:
+            machine.signal(DRAIN_SIGNAL)
+
+
+def _with_event(observed: ObservedState, event: _Event, now: float) -> ObservedState:
+    """Return the observed state, updated with an event."""
+    if isinstance(event, ImageStaged):
+        observed = observed.with_changes(working=False, staged=event.kind, unenforced=event.unenforced)
+    elif isinstance(event, ActionFinished):
+        observed = observed.with_changes(working=False, end=observed.end or event.failed)
+    elif isinstance(event, VmDestroyed):
+        why = event.failed.message if event.failed else ""
+        observed = observed.with_changes(working=False, destroyed=event.failed is None, undestroyed=why)
+    elif isinstance(event, GuestReady):
+        observed = observed.with_changes(ready=True)
+    elif isinstance(event, ExitReported) and observed.exit is None:
+        observed = observed.with_changes(exit=event.exit, exit_at=now)
+    elif isinstance(event, InstanceEnded) and observed.end is None:
+        observed = observed.with_changes(end=event.end)
+    elif isinstance(event, TokenRenewed):
+        observed = observed.with_changes(renewed=event.due, refused="")
+    elif isinstance(event, RestartRequested):
+        observed = observed.with_changes(again=True)
+    elif isinstance(event, TokenRefused):
+        observed = observed.with_changes(refused=event.why)
+    return observed
+
+
+def _renew_token(machine: VmInstance) -> None:
+    try:
+        machine.renew()
+    except (VMJobsError, OSError) as error:
+        log.warning("the token of %s could not be renewed: %s", machine.name, error)
+    else:
+        machine.signal(NEW_TOKEN_SIGNAL)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that ignores changes of the system clock."""
+    epoch = time.time() - time.monotonic()
+    return lambda: epoch + time.monotonic()
+
+
+@contextmanager
+def running_reconciler(services: ClusterVmServices) -> Iterator[Reconciler]:
+    """Run this node's reconciler while the context lasts. The cluster VMs run on after it."""
+    reconciler = Reconciler(services)
+    reconciler.recover()
+    ssh_sessions = (
+        SshSessionHandler(services.sessions, reconciler.open_session)
+        if services.sessions is not None
+        else None
+    )
+
+    def accept(assignment: Assignment) -> None:
+        reconciler.accept(assignment.model_copy(update={"sessions": ()}))
+        if ssh_sessions is not None:
+            ssh_sessions.accept(assignment.sessions)
+
+    assignment_poller = AssignmentPoller(services.source, reconciler.seen, accept)
+    loop = threading.Thread(target=reconciler.run, name="members", daemon=True)
+    loop.start()
+    start_thread("member-share", assignment_poller.run)
+    start_thread("member-reports", services.reporter.run)
+    start_thread("member-consoles", services.console_uploader.run)
+    try:
+        yield reconciler
+    finally:
+        assignment_poller.stop()
+        services.reporter.stop()
+        services.console_uploader.stop()
+        reconciler.stop()
+        loop.join(timeout=15.0)

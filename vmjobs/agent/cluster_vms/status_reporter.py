@@ -1,0 +1,275 @@
+"""Sends reports and consoles of cluster VMs to the service, each in a separate thread.
+
+No caller waits for either.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports
+from vmjobs.errors import Unavailable, VMJobsError
+from vmjobs.ports import AssignmentSource
+
+log = logging.getLogger(__name__)
+
+#: A cluster VM's id and incarnation.
+_Incarnation = tuple[str, int]
+_ChangeCallback = Callable[[ClusterVmReport | None, ClusterVmReport], object]
+
+HEARTBEAT_SECONDS = 15.0
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 15.0
+MAX_PIECE_BYTES = 512 * 1024
+#: Seconds in which a report usually reaches the service; it rejects consoles of unreported VMs.
+REPORT_SECONDS = 2.0
+
+
+class StatusReporter:
+    """Sends each changed report at once, and all reports at every heartbeat.
+
+    on_change: called with a cluster VM's previous report (None: there was none) and its new one.
+    """
+
+    def __init__(self, source: AssignmentSource, heartbeat: float = HEARTBEAT_SECONDS) -> None:
+        self.on_change: _ChangeCallback | None = None
+        self._source = source
+        self._heartbeat = heartbeat
+        self._reports: dict[str, ClusterVmReport] = {}
+        self._changed_ids: set[str] = set()
+        self._reported: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def tell(self, report: ClusterVmReport) -> None:
+        """Accept the present report of a cluster VM."""
+        with self._changed:
+            before = self._reports.get(report.id)
+            self._reports[report.id] = report
+            self._changed_ids.add(report.id)
+            self._changed.notify_all()
+        if self.on_change is not None:
+            self.on_change(before, report)
+
+    def known(self) -> tuple[ClusterVmReport, ...]:
+        """Return the last report of each cluster VM."""
+        with self._changed:
+            return tuple(self._reports.values())
+
+    def forget(self, member: str) -> None:
+        """Remove a cluster VM."""
+        with self._changed:
+            self._reports.pop(member, None)
+            self._reported.pop(member, None)
+            self._changed_ids.discard(member)
+
+    def is_reported(self, member: str, incarnation: int, timeout: float = 0.0) -> bool:
+        """Whether the service has a report of this incarnation; waits up to ``timeout`` seconds."""
+
+        def is_known() -> bool:
+            return self._reported.get(member, 0) >= incarnation
+
+        with self._changed:
+            return self._changed.wait_for(is_known, timeout)
+
+    def stop(self) -> None:
+        """Make :meth:`run` return."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Send reports until :meth:`stop` is called. The first request has those of all VMs."""
+        pause, complete = 0.0, True
+        while not self._stopped:
+            reports = self._take(complete=complete)
+            try:
+                self._source.report(reports)
+            except VMJobsError as error:
+                pause = min(MAX_PAUSE_SECONDS, 2 * pause or FIRST_PAUSE_SECONDS)
+                log.warning("cluster VMs not reported, next attempt in %.1f s: %s", pause, error)
+                complete = True
+                self._pause(pause)
+            else:
+                pause = 0.0
+                self._note_reported(reports)
+                complete = not self._wait()
+
+    def _take(self, *, complete: bool) -> ClusterVmReports:
+        with self._changed:
+            selected = [r for name, r in self._reports.items() if complete or name in self._changed_ids]
+            self._changed_ids.clear()
+        return ClusterVmReports(reports=tuple(selected), complete=complete)
+
+    def _note_reported(self, reports: ClusterVmReports) -> None:
+        with self._changed:
+            is_known = {r.id: r.incarnation for r in reports.reports if r.id in self._reports}
+            self._reported.update(is_known)
+            self._changed.notify_all()
+
+    def _wait(self) -> bool:
+        """Wait for changes; return false if the heartbeat of all VMs is due instead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._changed_ids or self._stopped, self._heartbeat)
+            return bool(self._changed_ids)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped, seconds)
+
+
+@dataclass
+class ConsoleFile:
+    """The console of one incarnation: a file that its hypervisor appends to.
+
+    Beyond ``limit`` bytes the file is truncated and starts again. The service gets the first ``limit``
+    bytes of a console; later bytes are on the node only.
+    """
+
+    member: str
+    incarnation: int
+    path: Path
+    limit: int
+    _base: int = 0
+    _sent: int = 0
+    _refused: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        with suppress(OSError, ValueError):  # it was never truncated
+            self._base = int(self._base_file.read_text("ascii"))
+
+    @property
+    def _base_file(self) -> Path:
+        """The file with the number of bytes sent before the last truncation."""
+        return self.path.with_name(f"{self.path.name}.base")
+
+    def truncate_if_full(self) -> None:
+        """Truncate the file if it has grown too large."""
+        with suppress(FileNotFoundError), self._lock:
+            if self.path.stat().st_size > self.limit:
+                self._base += self._sent
+                self._sent = 0
+                self._base_file.write_text(str(self._base), "ascii")
+                with self.path.open("r+b") as file:
+                    file.truncate()
+
+    def upload_next(self, source: AssignmentSource) -> bool:
+        """Send the next piece; false if there is none.
+
+        Raises:
+            Unavailable: it could not be sent now.
+        """
+        with self._lock:
+            offset, data = self._base + self._sent, self._next()
+        if not data:
+            return False
+        try:
+            source.append_console(self.member, self.incarnation, offset, data)
+        except Unavailable:
+            raise
+        except VMJobsError as error:
+            log.warning("the service rejects the console of %s: %s", self.member, error)
+            self._refused = True
+        with self._lock:
+            if offset == self._base + self._sent:  # it was not truncated meanwhile
+                self._sent += len(data)
+        return True
+
+    def _next(self) -> bytes:
+        room = self.limit - self._base - self._sent
+        if self._refused or room <= 0:
+            return b""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._sent)
+                return file.read(min(MAX_PIECE_BYTES, room))
+        except FileNotFoundError:
+            return b""
+
+
+class ConsoleUploader:
+    """Sends consoles to the service as they grow."""
+
+    def __init__(self, source: AssignmentSource, reporter: StatusReporter) -> None:
+        self._source = source
+        self._reporter = reporter
+        self._consoles: dict[_Incarnation, ConsoleFile] = {}
+        self._changed = threading.Condition()
+        self._grown: dict[_Incarnation, None] = {}  # in the order in which they grew
+        self._stopped = False
+
+    def follow(self, console: ConsoleFile) -> Callable[[], None]:
+        """Send this console from now on. Return a function to call whenever it has grown.
+
+        The rest of the previous incarnation's console is sent, too.
+        """
+        machine = (console.member, console.incarnation)
+
+        def grew() -> None:
+            try:
+                console.truncate_if_full()
+            except OSError as error:  # must not end the watch of the VM
+                log.warning("cannot truncate the console of %s: %s", console.member, error)
+            with self._changed:
+                self._grown[machine] = None
+                self._changed.notify_all()
+
+        with self._changed:
+            for member, incarnation in list(self._consoles):
+                if member == console.member and incarnation < console.incarnation - 1:
+                    del self._consoles[member, incarnation]
+            self._consoles[machine] = console
+        grew()
+        return grew
+
+    def forget(self, member: str) -> None:
+        """Remove a cluster VM."""
+        with self._changed:
+            for machine in [machine for machine in self._consoles if machine[0] == member]:
+                del self._consoles[machine]
+
+    def stop(self) -> None:
+        """Make :meth:`run` return."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Send until :meth:`stop` is called."""
+        pause = 0.0
+        while (machine := self._next()) is not None:
+            try:
+                self._upload(machine)
+                pause = 0.0
+            except (VMJobsError, OSError) as error:
+                pause = min(MAX_PAUSE_SECONDS, 2 * pause or FIRST_PAUSE_SECONDS)
+                log.warning("console not sent, next attempt in %.1f s: %s", pause, error)
+                with self._changed:
+                    self._grown[machine] = None
+                    self._changed.wait_for(lambda: self._stopped, pause)
+
+    def _next(self) -> _Incarnation | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._grown or self._stopped)
+            if self._stopped:
+                return None
+            machine = next(iter(self._grown))
+            del self._grown[machine]
+            return machine
+
+    def _upload(self, machine: _Incarnation) -> None:
+        with self._changed:
+            console = self._consoles.get(machine)
+        if console is None:
+            return
+        if not self._reporter.is_reported(*machine, timeout=REPORT_SECONDS):
+            raise Unavailable("api", "the service has no report of the VM yet")
+        if console.upload_next(self._source):
+            with self._changed:  # after the other consoles
+                self._grown[machine] = None

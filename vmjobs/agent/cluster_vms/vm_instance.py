@@ -1,0 +1,468 @@
+"""One incarnation of a cluster VM: starts, watches, adopts and removes the VM."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from vmjobs.agent import ssh_relay
+from vmjobs.agent.cluster_vms import persistent_disks
+from vmjobs.agent.cluster_vms.journal import ClusterVmPaths
+from vmjobs.agent.cluster_vms.plan import describe_exit
+from vmjobs.agent.cluster_vms.pool_tokens import PoolTokenCache
+from vmjobs.agent.cluster_vms.record import ClusterVmRecord, VmEnd
+from vmjobs.agent.cluster_vms.services import ClusterVmServices, script_ticket, vm_limits
+from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile
+from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.endpoint import serving
+from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.job_disk import (
+    SIZE_UNIT,
+    JobDescription,
+    create_blank_disk,
+    write_job_disk,
+)
+from vmjobs.agent.outcome import image_failed, outcome_of_early_end, panic_reason, with_console_lines
+from vmjobs.agent.run_events import (
+    ExitReported,
+    GuestReady,
+    GuestSilent,
+    KernelPanicked,
+    RunEvent,
+    VmEnded,
+)
+from vmjobs.agent.vm_watch import VmWatch, watching
+from vmjobs.cluster.spec import Lifecycle
+from vmjobs.cluster.vm_state import ClusterVmCode, Phase
+from vmjobs.cluster.wire import ClusterVmOrder, PoolToken
+from vmjobs.errors import (
+    HypervisorError,
+    LoginUnavailable,
+    NoHypervisor,
+    Unavailable,
+    VMJobsError,
+    reason_of,
+)
+from vmjobs.hypervisor.base import (
+    ENDPOINT_ADDRESS,
+    ENDPOINT_PORT,
+    SSH_PORT,
+    BootImage,
+    DataDisk,
+    Hypervisor,
+    Network,
+    ShutdownCause,
+    VmConfig,
+    VmState,
+)
+from vmjobs.model import (
+    MIB,
+    ExitStatus,
+    HypervisorKind,
+    InputFile,
+    JobTicket,
+    NetworkMode,
+    ReasonCode,
+    check_cpus,
+    kinds_with_cpus,
+)
+
+log = logging.getLogger(__name__)
+
+#: Seconds between reads of a console. The end of a VM is an event, without delay.
+CONSOLE_TICK_SECONDS = 1.0
+#: Seconds for the report of a VM to reach the service, before its token is requested.
+REPORT_SECONDS = 10.0
+
+
+class VmUnwanted(VMJobsError):
+    """The VM's end was requested before it was started."""
+
+
+@dataclass(frozen=True)
+class TokenRenewed:
+    """A guest's token was replaced; the next one is due then (seconds since 1970)."""
+
+    due: float
+
+
+@dataclass(frozen=True)
+class TokenRefused:
+    """The service refused the guest its first token."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class InstanceEnded:
+    """The VM has ended, or its guest is lost."""
+
+    end: VmEnd
+
+
+#: The events of a running VM.
+VmEvent = RunEvent | TokenRenewed | TokenRefused | InstanceEnded
+
+
+@dataclass
+class VmInstance:
+    """The VM of a record. Slow methods are called from separate threads.
+
+    tell: receives events, from any thread. unenforced: the limits that its hypervisor cannot enforce.
+    """
+
+    services: ClusterVmServices
+    order: ClusterVmOrder
+    incarnation: int
+    tell: Callable[[VmEvent], object]
+    end_requested: threading.Event = field(default_factory=threading.Event)
+    driver: Hypervisor | None = None
+    name: str = ""
+    unenforced: str = ""
+    ready: bool = False
+    _exit: ExitStatus | None = None
+    _image: BootImage | None = None
+    _guest_session: GuestSession | None = None
+    _watch: VmWatch | None = None
+    _tokens: PoolTokenCache | None = None
+    _door: ssh_relay.SshRelay | None = None
+    #: The image's lease lasts longer than endpoint and watch: until the VM is destroyed.
+    _lease: ExitStack = field(default_factory=ExitStack)
+    _resources: ExitStack = field(default_factory=ExitStack)
+
+    # ------------------------------------------------------------------ starting
+
+    def stage(self) -> HypervisorKind:
+        """Fetch the image and choose the hypervisor."""
+        if self.order.network is NetworkMode.NONE:
+            raise HypervisorError('a cluster VM needs a network: found mode "none"')
+        if why := check_cpus(self.order.hypervisor, self.order.cpus, shared=True):
+            raise NoHypervisor(why)
+        able = kinds_with_cpus(self.order.cpus, shared=True)
+        self.services.choose(self.order.hypervisor, able)  # fails before the image is fetched
+        leased = self.services.images.lease(self.order.image, lambda _done, _all: self._check())
+        self._image = self._lease.enter_context(leased)
+        kinds = [kind for kind in self._image.kinds if kind in able]
+        seeded = self._image.cloud_init
+        self.driver = self.services.choose(self.order.hypervisor, kinds, cloud_init=seeded)
+        unenforced = self.driver.unenforced(vm_limits(self.order), self._paths.directory)
+        self.unenforced = "; ".join(unenforced)
+        return self.driver.kind
+
+    def boot(self, record: ClusterVmRecord) -> None:
+        """Make the disks, serve the endpoint and start the VM. The journal already names it."""
+        if self._image is None or self.driver is None:
+            raise HypervisorError("cannot boot: the image was not fetched")
+        paths = self._paths
+        paths.begin(self.incarnation)
+        self.name = record.machine
+        ticket = self._write_disks(paths, record)
+        self._check()
+        network = self._serve(paths, record, self.driver)
+        (paths.machine / "vm").mkdir(mode=0o700)
+        self.driver.start(
+            VmConfig(
+                name=self.name,
+                cpus=self.order.cpus,
+                memory=self.order.memory,
+                image=self._image,
+                disks=tuple(self._disks(paths, ticket)),
+                console=paths.console(self.incarnation),
+                workdir=paths.machine / "vm",
+                network=network,
+                overlay=paths.kept / persistent_disks.ROOT_OVERLAY if self._persistent else None,
+                limits=vm_limits(self.order),
+                card=self.services.card(self.order),
+                shared=True,
+            )
+        )
+        self._record_root()
+        self._start_watch(paths, record)
+
+    # ------------------------------------------------------------------ adopting
+
+    def adopt(self, record: ClusterVmRecord, driver: Hypervisor) -> None:
+        """Take over an earlier agent's VM, which may still run: serve its endpoint and watch it."""
+        self.driver, self.name = driver, record.machine
+        self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
+        self._record_root()
+        self._serve(self._paths, record, driver, running=self.name)
+        if driver.state(self.name) is VmState.PAUSED:  # by the earlier agent
+            driver.resume(self.name)
+        self._start_watch(self._paths, record)
+
+    def lease_image(self) -> None:
+        """Lease the image of an adopted VM. Takes time; logs a failure."""
+        try:
+            leased = self.services.images.lease(self.order.image, lambda _done, _all: self._check())
+            self._image = self._lease.enter_context(leased)
+        except (VMJobsError, OSError) as error:
+            log.warning("cannot lease the image of %s: %s", self.name, error)
+        if self.end_requested.is_set():
+            self._lease.close()
+
+    # ------------------------------------------------------------------ running
+
+    def expect_heartbeats(self) -> None:
+        """Expect heartbeats from now on: a silent guest counts as lost."""
+        if self._guest_session is not None and self._watch is not None:
+            self._guest_session.heard = time.monotonic()
+            self._watch.listening = True
+
+    def signal(self, number: int) -> None:
+        """Deliver a signal to the guest's script."""
+        if self._guest_session is not None:
+            self._guest_session.send_signal(number)
+
+    def pause(self) -> None:
+        """Suspend the VM, and expect no heartbeats while it is. Raises as the driver."""
+        if self.driver is not None:
+            if self._watch is not None:
+                self._watch.listening = False
+            self.driver.pause(self.name)
+
+    def resume(self) -> None:
+        """Resume the VM. Raises as the driver."""
+        if self.driver is not None:
+            self.driver.resume(self.name)
+            if self.ready:
+                self.expect_heartbeats()
+
+    def renew(self) -> None:
+        """Replace the guest's token. Raises as ``AssignmentSource.token``."""
+        if self._tokens is not None:
+            self._tokens.renew()
+
+    def open_session(self, key: str, seconds: float) -> ssh_relay.SshSession:
+        """Open an SSH session for the holder of ``key``. Raises LoginUnavailable."""
+        if self._door is None:
+            raise LoginUnavailable("the VM is not running")
+        return self._door.open_session(key, seconds)
+
+    # ------------------------------------------------------------------ removing
+
+    def destroy(self) -> None:
+        """Remove the VM and its files.
+
+        Raises:
+            HypervisorError: the VM could not be verified gone.
+        """
+        self.end_requested.set()
+        if self.name:
+            if self.driver is None:
+                raise HypervisorError(f"{self.name} needs a hypervisor that this node does not have")
+            self.driver.destroy(self.name)
+        self.stop_serving()
+        self._lease.close()
+        self._paths.clear()
+
+    def stop_serving(self) -> None:
+        """Stop watching and serving; the VM runs on."""
+        if self._tokens is not None:
+            self._tokens.close()
+        self._resources.close()
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _paths(self) -> ClusterVmPaths:
+        return self.services.journal.paths(self.order.id)
+
+    @property
+    def _persistent(self) -> bool:
+        return self.order.lifecycle is Lifecycle.PERSISTENT
+
+    def _scratch(self, paths: ClusterVmPaths) -> Path:
+        return (paths.kept if self._persistent else paths.machine) / persistent_disks.SCRATCH_DISK
+
+    def _check(self) -> None:
+        if self.end_requested.is_set():
+            raise VmUnwanted("the VM is no longer wanted")
+
+    def _write_disks(self, paths: ClusterVmPaths, record: ClusterVmRecord) -> JobTicket:
+        folder, order = paths.machine, self.order
+        inputs = folder / "inputs"
+        ticket = script_ticket(order, self.incarnation, self.services.kit, inputs)
+        job_description = JobDescription(
+            ticket=ticket,
+            endpoint=f"http://{ENDPOINT_ADDRESS}",
+            token=record.token,
+            sentinel=record.sentinel,
+            keep=self._persistent,
+        )
+
+        def add(file: InputFile, disk: BinaryIO) -> None:
+            disk.write((inputs / file.name).read_bytes())
+
+        write_job_disk(folder / "job.disk", job_description, add)
+        shutil.rmtree(inputs)
+        if not self._persistent:
+            create_blank_disk(self._scratch(paths), order.disk * MIB)
+        else:
+            persistent_disks.make(paths.kept, order.id, order.disk * MIB)
+            persistent_disks.check(paths.kept, order.id)
+        create_blank_disk(folder / "output.disk", SIZE_UNIT)
+        return ticket
+
+    def _record_root(self) -> None:
+        if self._persistent:
+            try:
+                persistent_disks.record_root(self._paths.kept)
+            except OSError as error:  # retried before the next boot
+                log.warning("cannot record the root disk of %s: %s", self.name, reason_of(error))
+
+    def _disks(self, paths: ClusterVmPaths, ticket: JobTicket) -> list[DataDisk]:
+        folder = paths.machine
+        disks = [
+            DataDisk(folder / "job.disk", read_only=True),
+            DataDisk(self._scratch(paths)),
+            DataDisk(folder / "output.disk"),
+        ]
+        if self._image is not None and self._image.cloud_init and self.services.seeds is not None:
+            self.services.seeds.write(folder / "seed.disk", ticket)
+            disks.append(DataDisk(folder / "seed.disk", read_only=True))
+        return disks
+
+    def _serve(
+        self, paths: ClusterVmPaths, record: ClusterVmRecord, driver: Hypervisor, running: str = ""
+    ) -> Network:
+        console, silence = paths.console(self.incarnation), self.services.settings.silence_seconds
+        self._tokens = PoolTokenCache(
+            fetch=self._fetch_token,
+            on_renewed=lambda due: self.tell(TokenRenewed(due)),
+            had=record.renew > 0,
+            on_refused=lambda why: self.tell(TokenRefused(why)),
+        )
+        self._guest_session = GuestSession(
+            token=record.token,
+            event_queue=self,
+            logs={},
+            max_log=0,
+            on_output=lambda words: self._take_output(console, words),
+            pool_token=self._tokens.get,
+            longest_wait=silence / 4,
+        )
+        ports = ENDPOINT_PORT, SSH_PORT
+        network = driver.open_network(self.order.network, ports, running=running)
+        self._resources.callback(network.close)
+        self._resources.enter_context(serving(self._guest_session, network))
+        self._door = ssh_relay.SshRelay(record.token)
+        self._resources.enter_context(ssh_relay.listening(self._door, network.listening[SSH_PORT]))
+        return network
+
+    def _take_output(self, console: Path, words: bytes) -> None:
+        _append_output(console, words)
+        self.services.words(self.order.id, self.incarnation, words)
+
+    def _fetch_token(self) -> PoolToken:
+        if not self.services.reporter.is_reported(self.order.id, self.incarnation, REPORT_SECONDS):
+            raise Unavailable("api", "the service has no report of the VM yet")
+        return self.services.source.token(self.order.id, self.incarnation)
+
+    def _start_watch(self, paths: ClusterVmPaths, record: ClusterVmRecord) -> None:
+        if self.driver is None or self._guest_session is None:
+            raise HypervisorError(f"{self.name} cannot be watched")
+        console, link = paths.console(self.incarnation), self._guest_session
+        settings = self.services.settings
+        console_file = ConsoleFile(self.order.id, self.incarnation, console, settings.max_console)
+        self._watch = VmWatch(
+            driver=self.driver,
+            machine=self.name,
+            event_queue=self,
+            reader=ConsoleReader(console, record.sentinel),
+            max_console=sys.maxsize,  # unreachable: the uploader truncates the file before
+            silence=settings.silence_seconds,
+            heard=lambda: link.heard,
+            on_console=self.services.console_uploader.follow(console_file),
+            tick=CONSOLE_TICK_SECONDS,
+        )
+        self._resources.enter_context(watching(self._watch))
+
+    def put(self, seen: RunEvent) -> None:
+        """Forward an event of endpoint or watch; one that ends the VM becomes ``InstanceEnded``."""
+        if isinstance(seen, GuestReady):
+            self.ready = True
+            self._record_root()  # a UML kernel makes the overlay after its start
+        if isinstance(seen, ExitReported):
+            self._exit = self._exit or seen.exit
+        console = self._paths.console(self.incarnation)
+        if isinstance(seen, VmEnded):
+            self.tell(InstanceEnded(self._early_end(console)))
+        elif isinstance(seen, KernelPanicked):
+            code, message = panic_reason(seen.cause)
+            self.tell(
+                InstanceEnded(_end(_CODES[code], with_console_lines(message, last_lines(console))))
+            )
+        elif isinstance(seen, GuestSilent):
+            message = f"the guest sent no heartbeat for {seen.seconds:.0f} s"
+            self.tell(
+                InstanceEnded(
+                    _end(ClusterVmCode.GUEST_LOST, with_console_lines(message, last_lines(console)))
+                )
+            )
+        else:
+            self.tell(seen)
+
+    def _early_end(self, console: Path) -> VmEnd:
+        if self._exit is not None:
+            message = with_console_lines(describe_exit(self._exit), last_lines(console))
+            return _end(ClusterVmCode.GUEST_ENDED, message)
+        shutdown_cause, panic = self._ending(), panic_text(console)
+        if shutdown_cause is ShutdownCause.UNKNOWN and panic is None:
+            message = "the VM is gone, and it is unknown how it ended"
+            return _end(ClusterVmCode.GUEST_LOST, with_console_lines(message, last_lines(console)))
+        outcome = outcome_of_early_end(
+            panic=panic, ready=self.ready, last_lines=last_lines(console), shutdown_cause=shutdown_cause
+        )
+        code = _CODES.get(outcome.reason.code, ClusterVmCode.GUEST_ENDED)
+        return _end(code, outcome.reason.message)
+
+    def _ending(self) -> ShutdownCause:
+        try:
+            return self.driver.shutdown_cause(self.name) if self.driver else ShutdownCause.UNKNOWN
+        except HypervisorError as error:
+            log.warning("cannot determine how %s ended: %s", self.name, error)
+            return ShutdownCause.UNKNOWN
+
+
+#: Reason codes of jobs with equal codes of cluster VMs.
+_CODES = {
+    ReasonCode.KERNEL_PANIC: ClusterVmCode.KERNEL_PANIC,
+    ReasonCode.GUEST_LOST: ClusterVmCode.GUEST_LOST,
+    ReasonCode.BOOT_FAILED: ClusterVmCode.BOOT_FAILED,
+    ReasonCode.IMAGE_REJECTED: ClusterVmCode.IMAGE_REJECTED,
+    ReasonCode.IMAGE_UNAVAILABLE: ClusterVmCode.IMAGE_UNAVAILABLE,
+    ReasonCode.NODE_FAILED: ClusterVmCode.NODE_FAILED,
+}
+
+
+def _append_output(console: Path, words: bytes) -> None:
+    """Add output of the script to the file of the VM's console."""
+    with console.open("ab") as file:
+        file.write(words)
+
+
+def _end(code: ClusterVmCode, message: str) -> VmEnd:
+    return VmEnd(code=code, message=message)
+
+
+def end_after_error(error: Exception) -> VmEnd:
+    """Return why a VM ends after an error of staging or booting."""
+    if isinstance(error, VmUnwanted):
+        return _end(ClusterVmCode.STOPPED, error.message)
+    if isinstance(error, NoHypervisor):
+        return _end(ClusterVmCode.NO_HYPERVISOR, error.message)
+    if isinstance(error, HypervisorError):
+        return _end(ClusterVmCode.BOOT_FAILED, error.message)
+    if not isinstance(error, VMJobsError | OSError):
+        return _end(ClusterVmCode.INTERNAL, f"the agent failed: {type(error).__name__}")
+    reason = image_failed(error).outcome.reason
+    return _end(_CODES.get(reason.code, ClusterVmCode.NODE_FAILED), reason.message)

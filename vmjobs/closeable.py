@@ -1,0 +1,25 @@
+"""Base class of objects that a ``with`` statement closes."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+
+class Closeable:
+    """Base of classes with ``close()``: leaving their ``with`` statement calls it."""
+
+    def close(self) -> None:
+        """Release all resources."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,231 @@
+"""The assignments of a gateway's VMs, from its operator's files and commands.
+
+It is a :class:`vmjobs.ports.AssignmentSource`, and tracks the last status that each script printed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
+from vmjobs.cluster.wire import Assignment, ClusterVmReport, ClusterVmReports, PoolToken
+from vmjobs.errors import Forbidden
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway, vm_id, vm_order
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 1024
+_STATUS_LINE = re.compile(rb"vmjobs-gateway: (.*?)\r?$")
+#: Phases in which a VM may exist.
+ALIVE_PHASES = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING})
+
+
+class GatewayVmState(StrEnum):
+    """The state of a gateway's VM. STARTING: its guest runs, its service does not answer yet."""
+
+    STOPPED = "stopped"
+    WAITING = "waiting"
+    STAGING = "staging"
+    BOOTING = "booting"
+    STARTING = "starting"
+    UP = "up"
+    DOWN = "down"
+    STOPPING = "stopping"
+
+
+def vm_state(phase: Phase, up: bool | None) -> GatewayVmState:
+    """The state of a VM. up: the last status of its script; None: it reported none yet."""
+    if phase is Phase.RUNNING:
+        return {None: GatewayVmState.STARTING, True: GatewayVmState.UP, False: GatewayVmState.DOWN}[up]
+    return {
+        Phase.GONE: GatewayVmState.STOPPED,
+        Phase.WAITING: GatewayVmState.WAITING,
+        Phase.STAGING: GatewayVmState.STAGING,
+        Phase.BOOTING: GatewayVmState.BOOTING,
+    }.get(phase, GatewayVmState.STOPPING)
+
+
+@dataclass
+class ScriptStatus:
+    """The status that an incarnation's script printed. frozen: None until the script answers."""
+
+    incarnation: int = 0
+    up: bool | None = None
+    reason: str = ""
+    frozen: bool | None = None
+    rest: bytes = b""
+
+    def take(self, words: bytes) -> bool:
+        """Parse console output; returns whether it had a status line."""
+        *lines, self.rest = (self.rest + words).split(b"\n")
+        self.rest = self.rest[-MAX_LINE_BYTES:]
+        said = [self._line(line) for line in lines]
+        return any(said)
+
+    def _line(self, line: bytes) -> bool:
+        found = _STATUS_LINE.search(line[:MAX_LINE_BYTES])
+        if found is None:
+            return False
+        text = found[1].decode("utf-8", "replace")
+        word, _, rest = text.partition(" ")
+        if word in {"up", "down"}:
+            self.up, self.reason = word == "up", rest
+        elif word in {"frozen", "thawed"}:
+            self.frozen = word == "frozen"
+        elif word == "error:":
+            self.frozen, self.reason = False, rest
+        else:
+            return False
+        return True
+
+
+@dataclass
+class GatewayAssignments:
+    """The VMs of one gateway. Every method may be called from any thread.
+
+    on_restart: called with id and incarnation of a stopped VM that should run again. mint: issues a
+    token for the VM with this name.
+    """
+
+    place: GatewayDirectory
+    installed: InstalledGateway
+    on_restart: Callable[[str, int], object] = lambda _member, _incarnation: None
+    mint: Callable[[str], PoolToken] | None = None
+    revision: int = 1
+    _wanted: set[str] = field(default_factory=set)
+    _statuses: dict[str, ScriptStatus] = field(default_factory=dict)
+    _reports: dict[str, ClusterVmReport] = field(default_factory=dict)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._wanted = self.place.wanted()
+        for name, record in self.place.records().items():
+            if record.admitted:  # it was up; its script will report whether it still is
+                self._statuses[vm_id(name)] = ScriptStatus(record.incarnation, up=True)
+
+    # ------------------------------------------------------------------ AssignmentSource
+
+    def share(self, seen: int, wait: float) -> Assignment:
+        """See :meth:`vmjobs.ports.AssignmentSource.share`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)
+            return self._assignment()
+
+    def report(self, reports: ClusterVmReports) -> None:
+        """See :meth:`vmjobs.ports.AssignmentSource.report`."""
+        with self._changed:
+            for report in reports.reports:
+                self._reports[report.id] = report
+            self._notify_change()
+
+    def token(self, member: str, incarnation: int) -> PoolToken:
+        """See :meth:`vmjobs.ports.AssignmentSource.token`."""
+        names = (m.name for m in self.installed.gateway.machines if vm_id(m.name) == member)
+        if self.mint is None or (name := next(names, None)) is None:
+            raise Forbidden("there is no token for this VM")
+        return self.mint(name)
+
+    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+        """Do nothing: consoles stay on this host."""
+
+    # ------------------------------------------------------------------ status and commands
+
+    def words(self, member: str, incarnation: int, data: bytes) -> None:
+        """Process console output of a VM's script."""
+        with self._changed:
+            status = self._status_of(member, incarnation)
+            if status.take(data):
+                self._notify_change()
+
+    def set_wanted(self, run: set[str], stop: set[str]) -> None:
+        """Start and stop VMs, by name."""
+        with self._changed:
+            self._wanted = (self._wanted | run) - stop
+            self.place.save_wanted(self._wanted)
+            self._notify_change()
+
+    def clear_frozen(self, member: str) -> None:
+        """Clear a VM's frozen status, before a request to freeze its data."""
+        with self._changed:
+            if (status := self._statuses.get(member)) is not None:
+                status.frozen = None
+
+    def is_frozen(self, member: str, timeout: float) -> bool:
+        """Whether the VM's script reports within ``timeout`` seconds that its data is frozen."""
+
+        def answered() -> bool:
+            status = self._statuses.get(member)
+            return self._closed or (status is not None and status.frozen is not None)
+
+        with self._changed:
+            self._changed.wait_for(answered, timeout)
+            status = self._statuses.get(member)
+            return status is not None and status.frozen is True
+
+    def close(self) -> None:
+        """Wake all waiting threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def show(self, seen: int, wait: float) -> dict[str, object]:
+        """The states of the VMs; waits for another revision than ``seen``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)
+            machines = {m.name: self._shown(m.name) for m in self.installed.gateway.machines}
+            return {"revision": self.revision, "machines": machines}
+
+    # ------------------------------------------------------------------ inside
+
+    def _notify_change(self) -> None:
+        self.revision += 1
+        for order in self._assignment().members:
+            report = self._reports.get(order.id)
+            if order.goal is Goal.RUN and report is not None and report.phase is Phase.GONE:
+                self.on_restart(order.id, report.incarnation)
+        self._changed.notify_all()
+
+    def _status_of(self, member: str, incarnation: int) -> ScriptStatus:
+        status = self._statuses.get(member)
+        if status is None or status.incarnation != incarnation:
+            status = self._statuses[member] = ScriptStatus(incarnation)
+        return status
+
+    def _assignment(self) -> Assignment:
+        orders = []
+        for machine in self.installed.gateway.machines:
+            status = self._statuses.get(vm_id(machine.name))
+            admitted = status.incarnation if status is not None and status.up is not None else 0
+            goal = Goal.RUN if machine.name in self._wanted else Goal.DRAIN
+            orders.append(vm_order(self.installed, machine, goal, admitted))
+        return Assignment(revision=self.revision, members=tuple(orders))
+
+    def _shown(self, name: str) -> Mapping[str, object]:
+        report = self._reports.get(vm_id(name))
+        status = self._statuses.get(vm_id(name))
+        if report is None:
+            return {"state": GatewayVmState.STOPPED, "message": "", "incarnation": 0, "wanted": False}
+        mine = status is not None and status.incarnation == report.incarnation
+        up = status.up if mine and status is not None else None
+        condition = vm_state(report.phase, up)
+        message = report.message
+        if condition is GatewayVmState.DOWN and status is not None:
+            message = status.reason
+        return {
+            "state": condition,
+            # A requested shutdown needs no message; an unexpected end does.
+            "message": ""
+            if condition is GatewayVmState.UP or report.code is ClusterVmCode.DRAINED
+            else message,
+            "code": report.code,
+            "since": report.since.isoformat(),
+            "incarnation": report.incarnation,
+            "failures": report.failures,
+            "wanted": name in self._wanted,
+        }

@@ -1,0 +1,217 @@
+"""The directory of one gateway, which only its operator can read.
+
+====================  ===========================================================================
+``gateway.json``      the installed declaration, image digests and hypervisor; written last
+``secrets/``          its keys, one file each
+``members/``          its VMs: records, disks, consoles (:mod:`vmjobs.agent.cluster_vms.journal`)
+``wanted.json``       names of the VMs that should run
+``control``           socket of the supervisor, which holds ``supervisor.lock`` while it runs
+====================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from vmjobs.agent.cluster_vms import persistent_disks
+from vmjobs.agent.cluster_vms.journal import RECORD, ClusterVmJournal
+from vmjobs.agent.cluster_vms.record import ClusterVmRecord
+from vmjobs.agent.journal import write_durably
+from vmjobs.cluster.spec import Lifecycle
+from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
+from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
+from vmjobs.errors import Conflict, NotFound
+from vmjobs.gateway.spec import Gateway, GatewayVm
+from vmjobs.model import MIB, Digest, FrozenModel, HypervisorKind
+from vmjobs.paths import safe_join
+
+BOOT_SECONDS = 300
+DRAIN_SECONDS = 120
+ROOT_DISK, DATA_DISK = persistent_disks.ROOT_OVERLAY, persistent_disks.SCRATCH_DISK
+
+_NAMES: TypeAdapter[set[str]] = TypeAdapter(set[str])
+
+
+class InstalledGateway(FrozenModel):
+    """An installed gateway. images: digests, by VM name. kind: the hypervisor of its VMs."""
+
+    schema_: int = Field(default=1, alias="schema")
+    gateway: Gateway
+    images: dict[str, Digest]
+    kind: HypervisorKind
+
+
+def vm_id(machine: str) -> str:
+    """The id of a gateway's VM, made from its name."""
+    return hashlib.sha256(machine.encode()).hexdigest()[:32]
+
+
+class GatewayDirectory:
+    """The directory of one gateway."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.control = directory / "control"
+        self.members = directory / "members"
+        self.log = directory / "supervisor.log"
+
+    # ------------------------------------------------------------------ installation
+
+    def installed(self) -> InstalledGateway:
+        """The gateway that is installed here.
+
+        Raises:
+            NotFound: none is installed. Conflict: ``gateway.json`` is damaged.
+        """
+        try:
+            return InstalledGateway.model_validate_json((self.directory / "gateway.json").read_bytes())
+        except FileNotFoundError:
+            raise NotFound(
+                f"no gateway is installed in {self.directory}", hint="vmjobs gateway install FILE"
+            ) from None
+        except ValidationError as error:
+            raise Conflict(f"{self.directory}/gateway.json is damaged: {error}") from error
+
+    def save(self, installed: InstalledGateway) -> None:
+        """Store the installed gateway; it is durable when this returns."""
+        write_durably(
+            self.directory / "gateway.json", installed.model_dump_json(by_alias=True).encode()
+        )
+
+    def secrets(self) -> dict[str, bytes]:
+        """The gateway's keys, by name."""
+        files = sorted((self.directory / "secrets").glob("*"))
+        return {path.name: path.read_bytes() for path in files if path.suffix != ".tmp"}
+
+    def save_secrets(self, secrets: Mapping[str, bytes]) -> None:
+        """Store keys, unreadable for other users."""
+        folder = self.directory / "secrets"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, data in secrets.items():
+            write_durably(safe_join(folder, name), data)
+
+    def prepare(self, installed: InstalledGateway, machine: GatewayVm) -> None:
+        """Create a VM's empty disk, and its record as stopped, unless it has a record."""
+        journal = ClusterVmJournal(self.members)
+        member = journal.paths(vm_id(machine.name))
+        if member.record.exists():
+            return
+        journal.write(
+            ClusterVmRecord(order=vm_order(installed, machine, Goal.STOP), phase=Phase.GONE, since=0.0)
+        )
+        persistent_disks.make(member.kept, vm_id(machine.name), machine.disk * MIB)
+
+    def remove(self, machine: str) -> None:
+        """Remove all files of a stopped VM; repeated calls are harmless."""
+        shutil.rmtree(self.members / vm_id(machine), ignore_errors=True)
+        self.save_wanted(self.wanted() - {machine})
+
+    # ------------------------------------------------------------------ state
+
+    def records(self) -> dict[str, ClusterVmRecord]:
+        """The VMs' records, by VM name, without damaged ones."""
+        found = {}
+        for path in sorted(self.members.glob(f"*/{RECORD}")):
+            try:
+                record = ClusterVmRecord.model_validate_json(path.read_bytes())
+            except (OSError, ValidationError):
+                continue
+            found[record.order.name] = record
+        return found
+
+    def disks(self, machine: str) -> Path:
+        """The directory of a VM's disks."""
+        return self.members / vm_id(machine) / "disks"
+
+    def console(self, machine: str) -> Path | None:
+        """The console of a VM's last incarnation; None: the VM never started."""
+        record = self.records().get(machine)
+        if record is None or record.incarnation == 0:
+            return None
+        return self.members / vm_id(machine) / f"console-{record.incarnation}"
+
+    def wanted(self) -> set[str]:
+        """Names of the VMs that should run."""
+        try:
+            return _NAMES.validate_json((self.directory / "wanted.json").read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return set()
+
+    def save_wanted(self, names: set[str]) -> None:
+        """Store the names of the VMs that should run."""
+        write_durably(self.directory / "wanted.json", _NAMES.dump_json(names))
+
+    @contextmanager
+    def lock_supervisor(self, patience: float = 0.0) -> Iterator[None]:
+        """Hold the supervisor lock while the context lasts.
+
+        patience: seconds to wait for the lock, for another supervisor that is about to end.
+
+        Raises:
+            Conflict: another supervisor holds it.
+        """
+        deadline = time.monotonic() + patience
+        with (self.directory / "supervisor.lock").open("w") as lock:
+            while not _locked(lock):
+                if time.monotonic() >= deadline:
+                    raise Conflict(f"a supervisor of {self.directory} runs already")
+                time.sleep(0.1)  # flock(2) has no timeout
+            yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def vm_order(
+    installed: InstalledGateway, machine: GatewayVm, goal: Goal, admitted: int = 0
+) -> ClusterVmOrder:
+    """A gateway's VM as an order to the agent's reconciler."""
+    return ClusterVmOrder(
+        id=vm_id(machine.name),
+        cluster=installed.gateway.name,
+        name=machine.name,
+        goal=goal,
+        image=installed.images[machine.name],
+        cpus=machine.cpus,
+        memory=machine.memory,
+        disk=machine.disk,
+        hypervisor=installed.kind,
+        pool=PoolAddress(name="", collector="", trust_domain=""),
+        lifecycle=Lifecycle.PERSISTENT,
+        boot_seconds=BOOT_SECONDS,
+        drain_seconds=DRAIN_SECONDS,
+        admitted=admitted,
+        why=ClusterVmCode.PROGRESS,
+    )
+
+
+def mac_address(machine: GatewayVm) -> str:
+    """The MAC address of a VM on the private network, made from its IP address.
+
+    It is locally administered (RFC 7042, section 2.1).
+    """
+    return "02:76:" + machine.address.packed.hex(":")
+
+
+def network_files(gateway: Gateway, machine: GatewayVm) -> dict[str, bytes]:
+    """Files that describe the private network to a guest (:class:`vmjobs.ports.RoleFiles`)."""
+    hosts = [f"{m.address} {gateway.fqdn(m)} {m.name}\n" for m in gateway.machines]
+    return {
+        "address": f"{machine.address}/{gateway.network.prefixlen}\n".encode(),
+        "host": f"{gateway.fqdn(machine)}\n".encode(),
+        "hosts": "".join(hosts).encode(),
+    }
