@@ -197,7 +197,7 @@ def rejected_output_attributes(entries: Sequence[tuple[str, str]]) -> dict[str, 
 
 
 def job_end_attributes(exit: Exit, *, is_out_of_memory: bool = False) -> dict[str, ClassAdValue]:
-    """Attributes for the job's own end. starved: its VM ran out of memory."""
+    """Attributes for the job's own end. is_out_of_memory: its VM ran out of memory."""
     code = "SUCCEEDED" if exit.ok else "JOB_FAILED" if exit.signal is None else "JOB_KILLED"
     why = f"the job {_exited(exit)}"
     if is_out_of_memory:

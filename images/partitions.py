@@ -52,7 +52,7 @@ _GPT_KINDS: Final = {
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. begin, size: bytes. active: marked for boot by a BIOS."""
+    """One partition. begin, size: bytes. is_active: marked for boot by a BIOS."""
 
     number: int
     kind: str
@@ -63,7 +63,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class PartitionTable:
-    """A partition table. kind: ``gpt``, ``mbr`` or ``""``. code: has boot code."""
+    """A partition table. kind: ``gpt``, ``mbr`` or ``""``. has_boot_code: has boot code."""
 
     kind: str = ""
     partitions: tuple[Partition, ...] = ()

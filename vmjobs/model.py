@@ -93,7 +93,7 @@ class StreamName(StrEnum):
 
 
 class ExitChannel(StrEnum):
-    """How the guest reported its exit status (guest contract, point 5)."""
+    """How the guest reported its exit status (guest contract, "How a job ends")."""
 
     ENDPOINT = "endpoint"
     OUTPUT_DISK = "output-disk"

@@ -66,7 +66,7 @@ def test_a_job_wakes_a_cluster_and_its_end_puts_it_to_sleep(world: World) -> Non
     world.pool.wait(1)
     world.step(11)
     assert running(world) == ["vc-0"]
-    assert told(world) == ["1 machine: 1 idle job that only this cluster can run"]
+    assert told(world) == ["1 VM: 1 idle job that only this cluster can run"]
     world.bring_up()
     world.pool.wait(0)
     busy(world, "vc-0")
@@ -79,7 +79,7 @@ def test_a_job_wakes_a_cluster_and_its_end_puts_it_to_sleep(world: World) -> Non
     assert running(world) == ["vc-0"]
     world.step(11)
     assert running(world) == []
-    assert told(world)[1:] == ["0 machines: no more were needed for 60 s"]
+    assert told(world)[1:] == ["0 VMs: no more were needed for 60 s"]
     world.obey("n1", "n2")
     assert world.members() == {}
 
@@ -97,7 +97,7 @@ def test_from_many_jobs_to_few(world: World) -> None:
     assert len(running(world)) == 40
     world.step(61)
     assert running(world) == working  # those that run jobs, wherever they are
-    assert told(world)[1:] == ["4 machines: no more were needed for 60 s"]
+    assert told(world)[1:] == ["4 VMs: no more were needed for 60 s"]
 
 
 def test_who_was_needed_in_between_stays(world: World) -> None:
@@ -245,7 +245,7 @@ def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
     world.step(100)
     world.step(61)
     assert running(world) == []
-    assert told(world)[1:] == ["0 machines: no more were needed for 60 s"]
+    assert told(world)[1:] == ["0 VMs: no more were needed for 60 s"]
     world.obey("n1", "n2")
     assert world.clusters.wake("vc", "site")
 

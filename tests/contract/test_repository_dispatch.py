@@ -123,10 +123,10 @@ def test_what_waits_goes_together_and_owners_take_turns(
 def test_an_array_that_is_refused_holds_up_no_other(grid: Grid) -> None:
     jobs = [one(grid.repository, name=f"job {n}") for n in range(5)]
 
-    def refuse(condor_sync: Any) -> Any:
-        if any(job.spec.name == "job 2" for job in condor_sync):
+    def refuse(together: Any) -> Any:
+        if any(job.spec.name == "job 2" for job in together):
             raise ConfigError("the schedd takes no such job")
-        return submit(condor_sync)
+        return submit(together)
 
     submit = instead(grid.schedd, refuse)
     dispatcher.submit_array(grid.parts, jobs[2].array)

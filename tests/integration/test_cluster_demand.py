@@ -36,7 +36,7 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
     assert user.output(job, timeout=UP_SECONDS) == f"{name}-0.vc\n"
     told = [e.message for e in operator.clusters.events(name) if e.state == "SCALED"]
     assert told in (
-        ["1 machine: 1 idle job that only this cluster can run"],
+        ["1 VM: 1 idle job that only this cluster can run"],
         ["1 VM: woken by a request of site"],  # HTCondor may be faster
     )
 

@@ -56,7 +56,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class InterruptedRun:
-    """A run that an earlier process did not end. verdict: ``""`` if it had none yet."""
+    """A run that an earlier process did not end. outcome: ``""`` if it had none yet."""
 
     record: RunRecord
     outcome: str

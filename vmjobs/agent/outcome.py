@@ -151,7 +151,7 @@ def success_by_rule(
 ) -> Success | None:
     """Return the success by the job's ``exit`` rule; ``None`` if its condition is not met.
 
-    ending: how the VM ended, if it has. line: the console line that matches the rule, if any.
+    shutdown_cause: how the VM ended, if it has. line: the console line that matches the rule, if any.
     """
     if rule == POWEROFF and shutdown_cause is ShutdownCause.POWEROFF:
         exit = ExitStatus(code=0, channel=ExitChannel.POWEROFF)

@@ -149,7 +149,7 @@ class RunServices:
     live: provides images before they are complete; None: a VM waits for the whole image.
     on_step_timed: receives the title and duration (seconds) of each step.
     carrier: transfers VM checkpoints to and from the repository; None: no VM is saved.
-    recheck: probes again whether a hypervisor works; None: not possible.
+    reprobe: probes again whether a hypervisor works; None: not possible.
     """
 
     images: ImageSource

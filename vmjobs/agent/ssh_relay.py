@@ -1,7 +1,7 @@
 """Relays SSH sessions into a VM over connections that its guest makes.
 
 No port is open, neither on the node nor in the guest. The guest connects to the relay, identifies
-itself, and waits (guest contract, "The door"). A client that logs in gets that connection: the relay
+itself, and waits (guest contract, "SSH relay"). A client that logs in gets that connection: the relay
 sends the guest the client's key, and the guest's SSH server answers; or, if the guest connected for
 commands (:data:`SHELL`), the relay sends a command line. The guest then connects again.
 

@@ -103,4 +103,4 @@ def _growth_reason(wanted: int, demand: Demand) -> str:
 
 
 def _count_text(machines: int) -> str:
-    return "1 machine" if machines == 1 else f"{machines} machines"
+    return "1 VM" if machines == 1 else f"{machines} VMs"
