@@ -22,7 +22,7 @@ from api.operation import (
     read_query,
 )
 from api.tokens import Scope
-from repository.builds import MAX_LIST
+from repository.builds.requests import MAX_LIST
 from vmjobs.wire import Build, BuildList, BuildRequest
 
 blueprint = Blueprint("builds", __name__, url_prefix="/v1/builds")

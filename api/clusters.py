@@ -29,7 +29,7 @@ from api.operation import (
 from api.paging import PageQuery, requested_window
 from api.ranges import BYTES, RANGE_HEADERS, send
 from api.tokens import Scope
-from condor.cluster_ads import faults as advertised_faults
+from condor.pool.cluster_ads import faults as advertised_faults
 from repository.clusters.service import Clusters
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import Goal

@@ -21,7 +21,7 @@ from api.operation import (
 )
 from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS
 from api.tokens import Scope
-from repository.condor_jobs import OWNER_PREFIX
+from repository.jobs.condor_jobs import OWNER_PREFIX
 from vmjobs.model import Checkpoint
 from vmjobs.wire import CondorJobClaim, CondorJobTicket
 

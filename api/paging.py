@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from api.operation import StrictQuery, read_query
-from repository.paging import MAX_PAGE, PageRequest
+from repository.db.paging import MAX_PAGE, PageRequest
 
 
 class PageQuery(StrictQuery):

@@ -17,7 +17,7 @@ from werkzeug.wsgi import wrap_file
 
 from api.operation import BinaryBody, Reply, RequestHeader
 from api.problems import RangeNotSatisfiable
-from repository.objects.base import ObjectReader
+from repository.storage.objects.base import ObjectReader
 
 READ_BYTES: Final = 256 * 1024
 OCTET_STREAM: Final = "application/octet-stream"

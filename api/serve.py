@@ -74,7 +74,7 @@ def _token_issuer(config: Config) -> TokenIssuer | None:
     """Return the issuer of IDTOKENs for worker VMs, if this service has the keys."""
     if config.pool_key_dir is None:
         return None
-    from condor.pool_tokens import CondorTokenIssuer  # noqa: PLC0415 - only if it is used
+    from condor.pool.tokens import CondorTokenIssuer  # noqa: PLC0415 - only if it is used
 
     return CondorTokenIssuer(
         config.pool_key_dir, {name: config.pool(name).trust_domain for name in config.pools}

@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 from api.session_hub import SessionHub, Side
 from vmjobs.cluster.ssh_session import MAX_PIECE_BYTES, PendingSession, SessionAnswer
 from vmjobs.errors import Conflict, SessionEnded, Unavailable, VMJobsError
-from vmjobs.hypervisor.mconsole import short_path
+from vmjobs.hypervisor.uml.mconsole import short_path
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from repository.images import Viewer
+from repository.jobs.validation import validate_job
 from repository.service import Repository
-from repository.validation import validate_job
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.model import JobSpec
 

@@ -170,7 +170,7 @@ def _revoke(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
 
 
 def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
-    from condor import idle_jobs  # noqa: PLC0415  only this verb needs it
+    from condor.pool import idle_jobs  # noqa: PLC0415  only this verb needs it
 
     kinds = [idle_jobs.ClusterAd(str(k["cluster"]), _ad(k["ad"])) for k in request["kinds"]]
     groups, problems = [], []

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Final
 
 from condor import names
-from condor.idtoken import create_token
+from condor.pool.idtoken import create_token
 from condor.worker import ACCOUNTS_PER_CPU, escaped
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Fault, Forbidden, InvalidSpec

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Final
 
 from condor import names
-from condor.chirp import literal
+from condor.node.chirp import literal
 from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.ports import ClassAdValue
 

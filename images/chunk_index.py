@@ -20,7 +20,7 @@ from images.content import (
     chunk_digest,
     zero_chunk_digest,
 )
-from images.files import write_all
+from images.store.files import write_all
 
 DIGEST_BYTES: Final = 32
 #: The most chunks in an index, 16 GiB of content: the index is in memory during a fetch.

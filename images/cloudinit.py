@@ -23,7 +23,7 @@ from vmjobs.hypervisor.base import (
     GUEST_NETMASK_BITS,
     NAMESERVER_ADDRESS,
 )
-from vmjobs.hypervisor.guest_network import MAC
+from vmjobs.hypervisor.network.guest_network import MAC
 from vmjobs.model import JobSpec, JobTicket, NetworkMode
 
 #: The label that cloud-init looks for:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from repository.blobs import BlobStore
-from repository.builds import Builds
+from repository.builds.requests import Builds
 from repository.clusters.service import Clusters
-from repository.database import Database
+from repository.db.database import Database
 from repository.images import Images
-from repository.objects import ObjectStore
-from repository.streams import StreamStore
+from repository.jobs.streams import StreamStore
+from repository.storage.blobs import BlobStore
+from repository.storage.objects import ObjectStore
 from vmjobs.config import Config
 
 

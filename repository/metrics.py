@@ -16,9 +16,9 @@ from repository.clusters.backoff import backoff_of
 from repository.clusters.history import ClusterEventKind, event_count, present_state, state_entry_count
 from repository.clusters.snapshots import Snapshot, load_snapshot
 from repository.clusters.tables import AssignmentRow, BackoffRow, ClusterRow, ClusterVmRow
-from repository.database import Database
+from repository.db.database import Database
+from repository.db.models import BuildRow, JobRow
 from repository.images.tables import ImageRow, SegmentRow
-from repository.models import BuildRow, JobRow
 from vmjobs.cluster.failure_backoff import BackoffState
 from vmjobs.cluster.vm_state import ClusterVmState, Phase
 from vmjobs.model import JobState

@@ -9,8 +9,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from repository.core import RepositoryCore
-from repository.models import NodeRow
-from repository.paging import PageRequest
+from repository.db.models import NodeRow
+from repository.db.paging import PageRequest
 from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.model import now as utc_now

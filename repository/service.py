@@ -7,18 +7,18 @@ Every method may also raise ``Unavailable("database", …)``; foreign exceptions
 
 from __future__ import annotations
 
-from repository.attempts import Attempts
-from repository.blobs import BlobReader, BlobStore
-from repository.condor_jobs import CondorJobs
-from repository.condor_sync import CondorSync, JobToRemove
-from repository.database import Database
+from repository.db.database import Database
 from repository.images import Images
+from repository.jobs.attempts import Attempts
+from repository.jobs.condor_jobs import CondorJobs
+from repository.jobs.condor_sync import CondorSync, JobToRemove
+from repository.jobs.queries import JobQueries
+from repository.jobs.streams import StreamReader, StreamStore
+from repository.jobs.submissions import Submissions
+from repository.jobs.views import JobPage, OutputList, PublishArray, SubmissionResult
 from repository.migrations import upgrade
-from repository.objects import open_objects
-from repository.queries import JobQueries
-from repository.streams import StreamReader, StreamStore
-from repository.submissions import Submissions
-from repository.views import JobPage, OutputList, PublishArray, SubmissionResult
+from repository.storage.blobs import BlobReader, BlobStore
+from repository.storage.objects import open_objects
 from vmjobs.config import Config
 
 __all__ = [

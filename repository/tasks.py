@@ -1,4 +1,4 @@
-"""The Celery application of ``vmjobs worker``: thin tasks over ``repository.dispatcher``."""
+"""The Celery application of ``vmjobs worker``: thin tasks over ``repository.jobs.dispatcher``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from celery import Celery
 
-from repository import dispatcher, filebroker
+from repository import filebroker
 from repository.broker import (
     BUILD_IMAGE,
     BUILD_QUEUE,
@@ -22,13 +22,14 @@ from repository.broker import (
     broker_settings,
     file_broker_folder,
 )
-from repository.dispatcher import DispatchContext
+from repository.jobs import dispatcher
+from repository.jobs.dispatcher import DispatchContext
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.model import JobAction
 
 if TYPE_CHECKING:
-    from repository.build_worker import BuildContext
+    from repository.builds.build_worker import BuildContext
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def make_builder(config: Config, factory: BuildContextFactory) -> Celery:
     parts = _PerProcess(factory)
 
     def build_image(build: str) -> None:
-        from repository import build_worker  # noqa: PLC0415 - its dependencies exist on builders only
+        from repository.builds import build_worker  # noqa: PLC0415 - its dependencies exist on builders only
 
         build_worker.build_image(parts(), build)
 

@@ -15,10 +15,10 @@ from typing import Final
 
 from sqlalchemy import delete, select
 
-from repository.database import Database
-from repository.ids import full_id
+from repository.db.database import Database
+from repository.db.ids import full_id
+from repository.db.models import TokenRow
 from repository.images.sql import add_missing
-from repository.models import TokenRow
 from vmjobs.errors import NotFound, Unauthenticated, Unavailable
 from vmjobs.model import FrozenModel
 from vmjobs.model import now as utc_now

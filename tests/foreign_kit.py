@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from images.manifest import ImageManifest
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import NotFound
 from vmjobs.model import BootMethod, Job, Report
 

@@ -14,7 +14,7 @@ import pytest
 
 from images.formats import ImageLimits
 from images.formats.crc32c import crc32c
-from images.inspection import inspect_image
+from images.inspect.inspection import inspect_image
 from vmjobs.errors import ImageRejected
 
 SIZE = 8 * 1024 * 1024

@@ -18,14 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent import endpoint, steps
-from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.guest import endpoint
+from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run import Run, RunServices, RunSettings
-from vmjobs.agent.run_events import EventQueue, LeaseLost
+from vmjobs.agent.run import steps
+from vmjobs.agent.run.events import EventQueue, LeaseLost
+from vmjobs.agent.run.job_run import Run, RunServices, RunSettings
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import (
     MIB,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import IO, Any
 
-    from vmjobs.agent.stream_multiplexer import StreamMultiplexer
+    from vmjobs.agent.condor_job.stream_multiplexer import StreamMultiplexer
     from vmjobs.transparent_job import TransparentJob
 
     #: Takes a ``progress`` or ``end`` message of the agent (:mod:`vmjobs.agent.protocol`).
@@ -226,7 +226,7 @@ class _JobConnection:
     def _handle_chirp(self, message: DataMessage) -> None:
         """Handle a message of a Chirp connection. Few jobs need Chirp: imports it late."""
         if self._chirps is None:
-            from vmjobs.agent.stream_multiplexer import StreamMultiplexer  # noqa: PLC0415
+            from vmjobs.agent.condor_job.stream_multiplexer import StreamMultiplexer  # noqa: PLC0415
 
             self._chirps = StreamMultiplexer(Channel.CHIRP, self._send_message, self.job.chirp)
         self._chirps.take(message)

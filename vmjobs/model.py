@@ -484,7 +484,7 @@ class VmSpec(FrozenModel):
     """The VM of a transparent job, which must be the same where the job resumes.
 
     named: its image, as the job names it; image: the digest. door: the secret that authenticates the
-    host to the guest (``vmjobs.agent.job_access``). memory, disk: MiB.
+    host to the guest (``vmjobs.agent.condor_job.job_access``). memory, disk: MiB.
     """
 
     named: ImageRef

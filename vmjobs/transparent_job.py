@@ -103,7 +103,7 @@ class TransparentJob:
 def start_script(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes:
     """A shell script that executes the job, or the command in ``$@``, in its environment.
 
-    ``vmjobs/agent/inside/unchanged.sh`` sets the script's variables.
+    ``vmjobs/agent/condor_job/inside/unchanged.sh`` sets the script's variables.
     """
     variables = [word for word in environment if b"=" in word and not word.startswith(b"=")]
     words = [

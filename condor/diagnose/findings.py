@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from condor import hold_advice, names, outcomes
+from condor import names
+from condor.events import hold_advice, outcomes
 
 #: ``JobStatus`` in words.
 STATUS_TEXT: Final[Mapping[int, str]] = {

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from condor import names, outcomes
+from condor import names
 from condor.diagnose.findings import JobFacts, JobFinding, format_nodes, format_seconds
+from condor.events import outcomes
 
 #: Resources: the job's attribute, the node's, the submit command; units of the attribute in one unit
 #: of the message, and the name of the latter.

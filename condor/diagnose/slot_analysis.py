@@ -17,7 +17,7 @@ import classad2
 
 from condor import names
 from condor.expressions import attribute_references, conjuncts, format_expression
-from condor.idle_jobs import with_full_capacity
+from condor.pool.idle_jobs import with_full_capacity
 
 #: Limits of a result: characters of an expression and of a value; nodes, values, and attributes of a
 #: clause that are listed.
@@ -35,7 +35,7 @@ BINDING_ERRORS: Final[tuple[type[Exception], ...]] = (
     TypeError,
     *filter(None, [getattr(classad2, "ClassAdException", None)]),
 )
-#: Resource of a partitionable slot that :func:`condor.idle_jobs.with_full_capacity` does not restore.
+#: Resource of a partitionable slot that :func:`.idle_jobs.with_full_capacity` does not restore.
 _GPUS: Final = "GPUs"
 RESOURCES: Final = ("Cpus", "Memory", "Disk", _GPUS)
 #: States of a static slot that already has a job.
@@ -123,7 +123,7 @@ AGENT_STATES: Final = ("works", "silent", "boots-nothing", "rests", "missing")
 
 
 def _agent_state(slot: Any) -> str:
-    """Return the agent's state, from attributes that :mod:`condor.machine_ad` sets.
+    """Return the agent's state, from attributes that :mod:`condor.pool.machine_ad` sets.
 
     Without an agent there is no version attribute.
     """

@@ -21,10 +21,10 @@ from images.build import bootstrap, ext4, kernel, wheels
 from images.build.bootstrap import SiteRepository
 from images.build.scratch_dir import CancelCheck, ScratchDir, never_cancelled, scratch_dir
 from images.build.tree import FileTree, check_destination
-from images.files import exclusive_lock
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
-from images.store import ImageEntry, ImageStore
+from images.store.files import exclusive_lock
+from images.store.image_store import ImageEntry, ImageStore
 from vmjobs.errors import BuildError, InvalidRequest
 from vmjobs.model import MIB
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from images.files import LOCK_POLL_SECONDS, exclusive_lock, try_exclusive_lock
+from images.store.files import LOCK_POLL_SECONDS, exclusive_lock, try_exclusive_lock
 from vmjobs.errors import VMJobsError
 from vmjobs.subprocess import run
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from images.files import exclusive_lock
+from images.store.files import exclusive_lock
 
 _PREFIX: Final = "container-"
 _LOCK: Final = "lock"

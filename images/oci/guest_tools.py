@@ -19,7 +19,7 @@ from images.build import bootstrap, kernel
 from images.build.builder import guest_program
 from images.build.scratch_dir import ScratchDir, scratch_dir
 from images.build.tree import FileTree
-from images.files import exclusive_lock
+from images.store.files import exclusive_lock
 from vmjobs.errors import BuildError
 
 StepProgress = Callable[[str, float], None]

@@ -14,7 +14,6 @@ from typing import Final
 
 from images.build import ext4
 from images.build.tree import FileNode, FileTree
-from images.files import exclusive_lock
 from images.manifest import GuestSupport, ImageManifest, Program
 from images.oci import guest_tools as kits
 from images.oci import packages
@@ -25,7 +24,8 @@ from images.oci.folders import private_folder
 from images.oci.layers import UnpackBudget, unpack
 from images.oci.reference import ContainerReference, parse
 from images.oci.users import ContainerUser, look_up_user
-from images.store import ImageEntry, ImageStore
+from images.store.files import exclusive_lock
+from images.store.image_store import ImageEntry, ImageStore
 from vmjobs.errors import BuildError, ImageRejected
 from vmjobs.model import MIB
 

@@ -13,7 +13,7 @@ from repository.clusters.backoff import record_failures
 from repository.clusters.core import ClusterCore, console_of
 from repository.clusters.history import storable_text, update_state
 from repository.clusters.tables import AssignmentRow, ClusterRow, ClusterVmRow
-from repository.ids import is_id
+from repository.db.ids import is_id
 from repository.images.sql import add_missing
 from vmjobs.cluster.failure_backoff import VmFailures
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase

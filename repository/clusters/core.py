@@ -8,9 +8,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from repository.clusters.tables import ClusterRow
-from repository.database import Database
+from repository.db.database import Database
 from repository.images import Images
-from repository.streams import StreamStore
+from repository.jobs.streams import StreamStore
 from vmjobs.cluster.wire import PoolAddress
 from vmjobs.config import Config
 from vmjobs.errors import NotFound

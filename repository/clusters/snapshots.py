@@ -23,7 +23,7 @@ from repository.clusters.tables import (
     PoolDemandRow,
     PoolRow,
 )
-from repository.models import NodeRow
+from repository.db.models import NodeRow
 from vmjobs.cluster.failure_backoff import FailureBackoffs
 from vmjobs.cluster.placement import NodeSnapshot, VmRequest
 from vmjobs.cluster.snapshot import ClusterSnapshot, ClusterVmSnapshot

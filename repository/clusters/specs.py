@@ -33,10 +33,10 @@ from repository.clusters.tables import (
     ClusterVmRow,
     GenerationRow,
 )
+from repository.db.paging import PageRequest, all_pages
 from repository.images import Viewer
-from repository.paging import PageRequest, all_pages
-from repository.streams import StreamReader
-from repository.validation import unknown_image
+from repository.jobs.streams import StreamReader
+from repository.jobs.validation import unknown_image
 from vmjobs.cluster.plan import free_capacity, placement_request
 from vmjobs.cluster.spec import ClusterSpec, SizeRange
 from vmjobs.cluster.vm_state import ClusterVmState, Goal, Phase

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from repository.models import DIGEST, ID, STATE, Base
+from repository.db.models import DIGEST, ID, STATE, Base
 
 _CASCADE = "CASCADE"
 _CODE = String(32)

@@ -12,7 +12,8 @@ from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select, tr
 from sqlalchemy.orm import Session
 
 from images.manifest import ImageManifest
-from repository.database import Database
+from repository.db.database import Database
+from repository.db.models import BlobOwnerRow
 from repository.images.permissions import LIBRARY, Viewer
 from repository.images.sql import take_transaction_lock
 from repository.images.tables import (
@@ -29,8 +30,7 @@ from repository.images.tables import (
     UploadRow,
     UploadSegmentRow,
 )
-from repository.models import BlobOwnerRow
-from repository.objects import ObjectStore
+from repository.storage.objects import ObjectStore
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, QuotaExceeded
 from vmjobs.model import MIB

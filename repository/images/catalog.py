@@ -20,6 +20,7 @@ from images.signature import (
     load_trusted_keys,
     require_signed,
 )
+from repository.db.paging import PageRequest, all_pages, bad_cursor
 from repository.images.access import (
     holding_of,
     image_not_found,
@@ -36,7 +37,6 @@ from repository.images.sql import batches, upsert
 from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
 from repository.images.uploads import TRIES
 from repository.images.usage import is_needed, is_unheld, refuse_if_needed
-from repository.paging import PageRequest, all_pages, bad_cursor
 from vmjobs.errors import Forbidden, Unavailable
 from vmjobs.model import HypervisorKind
 from vmjobs.model import now as utc_now

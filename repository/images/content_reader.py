@@ -27,7 +27,7 @@ from repository.images.tables import (
     ImageContentRow,
     SegmentRow,
 )
-from repository.objects import ObjectReader
+from repository.storage.objects import ObjectReader
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.model import now as utc_now
 from vmjobs.wire import DamagedBlock, VerifyReport, Visibility

@@ -35,7 +35,7 @@ from repository.images.tables import (
     UploadSegmentRow,
 )
 from repository.images.usage import is_needed, is_unheld
-from repository.objects import ObjectInfo
+from repository.storage.objects import ObjectInfo
 from vmjobs.model import now as utc_now
 from vmjobs.wire import GcReport
 

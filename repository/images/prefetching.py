@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import delete, select
 
+from repository.db.models import NodeRow
 from repository.images.access import holding_of
 from repository.images.catalog import lock_image
 from repository.images.garbage_collection import GarbageCollection
 from repository.images.permissions import Viewer
 from repository.images.sql import add_missing
 from repository.images.tables import PrefetchRow
-from repository.models import NodeRow
 from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.wire import NodeWishes, PrefetchRequest, PrefetchState

@@ -12,6 +12,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from images.content import ContentLayout
+from repository.db.models import CondorJobRow
 from repository.images.garbage_collection import DELETE_BATCH
 from repository.images.serving import SegmentServing
 from repository.images.sql import add_missing
@@ -24,8 +25,7 @@ from repository.images.tables import (
     UploadContentRow,
     UploadRow,
 )
-from repository.models import CondorJobRow
-from repository.objects import ObjectReader
+from repository.storage.objects import ObjectReader
 from vmjobs.errors import InvalidRequest, MissingChunks, NotFound
 from vmjobs.model import Checkpoint
 from vmjobs.model import now as utc_now

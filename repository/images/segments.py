@@ -42,7 +42,7 @@ from repository.images.uploads import (
     record_use,
     upload_not_found,
 )
-from repository.objects import ObjectReader
+from repository.storage.objects import ObjectReader
 from vmjobs.errors import (
     DigestMismatch,
     MissingChunks,

@@ -14,13 +14,13 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, Executable, and_, bindparam, select, true
 
-from repository.database import Database
+from repository.db.database import Database
 from repository.images.access import ORPHAN_SECONDS, is_unexpired, may_read
 from repository.images.permissions import Viewer
 from repository.images.prefetching import ImagePrefetching
 from repository.images.tables import ContentSegmentRow, HoldingRow, ImageContentRow, SegmentRow
 from repository.images.ttl_cache import TtlCache
-from repository.objects import ObjectReader, ObjectStore
+from repository.storage.objects import ObjectReader, ObjectStore
 from vmjobs.config import Config
 from vmjobs.errors import NotFound
 from vmjobs.model import now as utc_now

@@ -10,7 +10,7 @@ from sqlalchemy import Row, Table, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from repository.models import Base
+from repository.db.models import Base
 
 #: Values in one ``IN (…)``: below the limits of both databases.
 MAX_IN_VALUES: Final = 4096

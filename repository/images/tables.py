@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from repository.models import BIG_ID, DIGEST, ID, Base
+from repository.db.models import BIG_ID, DIGEST, ID, Base
 
 _TREE = String(69)
 _BYTES = LargeBinary(32)
@@ -193,7 +193,7 @@ class UploadContentRow(Base):
 class CheckpointRow(Base):
     """The last checkpoint of a job. document: a ``vmjobs.model.Checkpoint``.
 
-    job_id: of a job of the service, or of a transparent job (``repository.models.CondorJobRow``).
+    job_id: of a job of the service, or of a transparent job (``repository.db.models.CondorJobRow``).
     stored: bytes that its segments occupy, which count against the owner's quota. failures: runs that
     failed to resume from it.
     """

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from images.content import SEGMENT_BYTES, ContentLayout, zero_chunk_digest, zero_segment_digest
-from repository.ids import is_id
+from repository.db.ids import is_id
 from repository.images.access import ImageCore, may_use_content, may_use_segment
 from repository.images.permissions import Viewer
 from repository.images.sql import add_missing, batches, take_transaction_lock, upsert

@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from repository.clusters.tables import ClusterRow, ClusterVmRow, GenerationRow
+from repository.db.models import JobRow, SubmissionRow
 from repository.images.permissions import LIBRARY, Viewer
 from repository.images.tables import HoldingRow, ImageRow, ShareRow
-from repository.models import JobRow, SubmissionRow
 from vmjobs.errors import ImageInUse
 from vmjobs.model import JobState
 from vmjobs.wire import Visibility

@@ -8,7 +8,7 @@ from alembic import command
 from alembic.config import Config as AlembicConfig
 from sqlalchemy import Connection, text
 
-from repository.database import Database, translated
+from repository.db.database import Database, translated
 
 #: Number of the advisory lock for migrations: arbitrary, but the same in every process.
 _LOCK = 0x766D6A6F

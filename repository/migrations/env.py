@@ -7,9 +7,9 @@ from typing import Any, Literal
 from alembic import context
 
 from repository.clusters import tables as cluster_tables  # noqa: F401 - registers the tables
-from repository.database import UtcDateTime
+from repository.db.database import UtcDateTime
+from repository.db.models import Base
 from repository.images import tables  # noqa: F401
-from repository.models import Base
 
 
 def _render(kind: str, item: Any, _: Any) -> str | Literal[False]:

@@ -14,11 +14,11 @@ from typing import NoReturn
 from figures import Finding, compare, in_turns, spread
 from start_overhead import run_once, step_times
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
-from images.store import ImageStore
-from vmjobs.agent.run import RunServices
+from images.store.image_store import ImageStore
+from vmjobs.agent.run.job_run import RunServices
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
 

@@ -20,19 +20,20 @@ from pathlib import Path
 from raw_boot import Disks, connect, uml
 
 from condor.worker import WorkerKit
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.agent.cluster_vms.services import script_ticket
-from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_session import GuestSession
-from vmjobs.agent.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
-from vmjobs.agent.run_events import EventQueue
+from vmjobs.agent.guest.endpoint import serving
+from vmjobs.agent.guest.guest_session import GuestSession
+from vmjobs.agent.run.events import EventQueue
+from vmjobs.agent.run.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
 from vmjobs.cluster.vm_state import Goal
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 from vmjobs.config import load
-from vmjobs.hypervisor import guest_network, helper_processes, sandbox
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, VmConfig
-from vmjobs.hypervisor.outbound import OutboundPolicy
-from vmjobs.hypervisor.process_launcher import Launcher
+from vmjobs.hypervisor.network import guest_network
+from vmjobs.hypervisor.network.outbound import OutboundPolicy
+from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
+from vmjobs.hypervisor.sandbox.process_launcher import Launcher
 from vmjobs.model import MIB, NetworkMode
 
 TOKEN, SENTINEL = "t" * 43, "5" * 32
@@ -69,7 +70,7 @@ def prepare(
     around = VmConfig(order.name, 1, order.memory, image, (), directory / "console", directory, network)
     guest_network.set_up_network(Launcher(), around, OutboundPolicy(load().network_allow))
     stack.callback(_end_helpers, order.name)
-    inside = sandbox.enter_command(network.namespace_files)
+    inside = bubblewrap.enter_command(network.namespace_files)
     argv = [*inside, *uml(image, ticket.spec, disks, directory, networked=True)]
     console = stack.enter_context((directory / "console").open("wb"))
 

@@ -14,8 +14,9 @@ from figures import Finding, spread
 from grid_kit import Grid, wait_for
 
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.hypervisor import helper_processes, procs
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.procs import Process
+from vmjobs.hypervisor.sandbox import helper_processes
 
 MACHINES = 32
 #: Of each, MiB: as many as a node of the grid has room for.
@@ -27,7 +28,7 @@ UP_SECONDS = 1800.0
 #: Machines that came up have a few things to do yet.
 SETTLE_SECONDS = 30.0
 #: What starts machines for the agent.
-STARTER = "/vmjobs/hypervisor/launcher.py"
+STARTER = "/vmjobs/hypervisor/sandbox/launcher.py"
 _TICK = os.sysconf("SC_CLK_TCK")
 #: What the agent may take for all of them, in seconds a minute and in MiB beyond what it has for none.
 CPU_TARGET, MEMORY_TARGET = 3.0, 64.0

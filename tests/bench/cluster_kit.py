@@ -16,7 +16,7 @@ from typing import Any
 
 from grid_kit import NODES, Grid, wait_for
 
-from condor.pool_tokens import user_name_of
+from condor.pool.tokens import user_name_of
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterEvent

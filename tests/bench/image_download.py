@@ -26,7 +26,7 @@ from image_upload import RAW, make_disk
 from service_kit import Service, service
 
 from api.serve import make_issuer
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import ContentLayout
 from images.manifest import ImageManifest
 from vmjobs.client import ImageClient

@@ -24,11 +24,11 @@ from service_kit import Service, service
 from start_overhead import execute, step_times
 
 from api.serve import make_issuer
+from images.cache.lazy_cache import LazyImageCache
 from images.content import SEGMENT_BYTES
-from images.lazy.cache import LazyImageCache
 from images.manifest import ImageManifest
-from images.store import ImageStore
-from vmjobs.agent.run import RunServices
+from images.store.image_store import ImageStore
+from vmjobs.agent.run.job_run import RunServices
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report

@@ -39,12 +39,12 @@ from unchanged import unchanged
 from vm_universe import vm_universe
 
 import vmjobs
-from images.store import ImageStore
-from vmjobs.cli.node_parts import make_hypervisors, make_run_parts
+from images.store.image_store import ImageStore
+from vmjobs.cli.node.parts import make_hypervisors, make_run_parts
 from vmjobs.client import Client
 from vmjobs.config import load
 from vmjobs.hypervisor.base import ProbeResult
-from vmjobs.hypervisor.outbound import node_addresses
+from vmjobs.hypervisor.network.outbound import node_addresses
 
 RESULTS = ROOT / "build" / "bench"
 IMAGE = "generic"

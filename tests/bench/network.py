@@ -14,9 +14,9 @@ from functools import partial
 from figures import Finding, compare, in_turns
 from start_overhead import execute
 
-from vmjobs.agent.run import RunServices
-from vmjobs.hypervisor.guest_network import MTU
-from vmjobs.hypervisor.outbound import node_addresses
+from vmjobs.agent.run.job_run import RunServices
+from vmjobs.hypervisor.network.guest_network import MTU
+from vmjobs.hypervisor.network.outbound import node_addresses
 from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode
 
 #: Bytes each way; they come from memory and go nowhere.

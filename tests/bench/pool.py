@@ -15,7 +15,8 @@ from typing import Any
 
 from grid_kit import Grid
 
-from vmjobs.hypervisor import procs, sandbox
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.sandbox import bubblewrap
 from vmjobs.model import ON_NODE_STATES, Job, JobState
 
 HERE = Path(__file__).parent
@@ -141,7 +142,7 @@ def _leaders(attempt: str) -> Iterator[int]:
             )
             # A sandbox's inner processes have the same words, and one of them a session of its own.
             kernel = process.is_leader and Path(process.argv[0]).name == "linux.uml"
-            if named and (kernel or sandbox.is_leader(process) or "qemu" in process.argv[0]):
+            if named and (kernel or bubblewrap.is_leader(process) or "qemu" in process.argv[0]):
                 yield process.pid
 
 

@@ -24,17 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-from images.store import ImageStore
-from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_session import GuestSession
-from vmjobs.agent.job_disk import JobDescription, create_blank_disk, write_job_disk
-from vmjobs.agent.run_events import EventQueue, GuestReady
-from vmjobs.hypervisor import guest_network, sandbox, uml_boot
+from images.store.image_store import ImageStore
+from vmjobs.agent.guest.endpoint import serving
+from vmjobs.agent.guest.guest_session import GuestSession
+from vmjobs.agent.run.events import EventQueue, GuestReady
+from vmjobs.agent.run.job_disk import JobDescription, create_blank_disk, write_job_disk
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, BootImage, Network
-from vmjobs.hypervisor.domain_xml import board, kernel_parameters
-from vmjobs.hypervisor.guest_network import MAC, MTU
-from vmjobs.hypervisor.namespaces import TAP
-from vmjobs.hypervisor.process_launcher import Launcher
+from vmjobs.hypervisor.libvirt.domain_xml import board, kernel_parameters
+from vmjobs.hypervisor.network import guest_network
+from vmjobs.hypervisor.network.guest_network import MAC, MTU
+from vmjobs.hypervisor.network.namespaces import TAP
+from vmjobs.hypervisor.sandbox import bubblewrap
+from vmjobs.hypervisor.sandbox.process_launcher import Launcher
+from vmjobs.hypervisor.uml import kernel_boot
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode
 
 BOOT_SECONDS = 120.0
@@ -85,7 +87,7 @@ def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: P
             _tell(ready, event_queue)
             network = connect(stack, spec.network)
             _serve(stack, network, event_queue, directory, token)
-            prefix = sandbox.enter_command(network.namespace_files)
+            prefix = bubblewrap.enter_command(network.namespace_files)
         make = uml if kind is HypervisorKind.UML else _qemu
         argv = [*prefix, *make(image, spec, disks, directory, networked=online)]
         return _time(argv, directory, None if online else disks.sentinel, ready)
@@ -127,8 +129,8 @@ def uml(
     """The command line of a UML kernel, that one would type."""
     network = [f"vec0:transport=tap,ifname={TAP},gro=1,mac={MAC},mtu={MTU}"] if networked else []
     return [
-        uml_boot.find_kernel(),
-        *(["seccomp=on"] if uml_boot.OWN_KERNEL.exists() else []),
+        kernel_boot.find_kernel(),
+        *(["seccomp=on"] if kernel_boot.OWN_KERNEL.exists() else []),
         f"mem={spec.memory}M",
         *("umid=by-hand", "uml_dir=.", "hostfs=/dev/null", "con=null", "con0=null,fd:1", "noreboot"),
         *image.cmdline,

@@ -15,8 +15,8 @@ from pathlib import Path
 from figures import Finding, compare, in_turns, spread
 from raw_boot import raw_boot
 
-from vmjobs.agent.run import Run, RunLease, RunServices
-from vmjobs.agent.run_events import EventQueue
+from vmjobs.agent.run.events import EventQueue
+from vmjobs.agent.run.job_run import Run, RunLease, RunServices
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report, StreamName
 from vmjobs.terminal import ByteSink
@@ -123,7 +123,7 @@ def execute(
 def step_times() -> Iterator[_Steps]:
     """What the steps of the runs within take."""
     handler = _Steps()
-    logger = logging.getLogger("vmjobs.agent.run")
+    logger = logging.getLogger("vmjobs.agent.run.job_run")
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from hypervisor_host import wait_until
 
-from vmjobs.agent.outcome import RunOutcome
-from vmjobs.agent.run import Run, RunSettings
+from vmjobs.agent.run.job_run import Run, RunSettings
+from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, JobState, Report

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from vmjobs.hypervisor.base import BootImage, VmConfig, VmLimits
-from vmjobs.hypervisor.cgroup import find_delegation
-from vmjobs.hypervisor.cpu_throttle import processor_seconds
-from vmjobs.hypervisor.limit_enforcement import LimitEnforcer
 from vmjobs.hypervisor.procs import children
+from vmjobs.hypervisor.sandbox.cgroup import find_delegation
+from vmjobs.hypervisor.sandbox.cpu_throttle import processor_seconds
+from vmjobs.hypervisor.sandbox.limit_enforcement import LimitEnforcer
 from vmjobs.model import HypervisorKind
 
 GROUP = Path("/sys/fs/cgroup/agent.service")

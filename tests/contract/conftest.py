@@ -24,11 +24,11 @@ from sqlalchemy import URL, Engine, event
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as SQLite
 from werkzeug.routing import Rule
 
-from repository import database as databases
+from repository.db import database as databases
 from repository.images import Images
 from repository.migrations import upgrade
-from repository.objects import ObjectStore, open_objects
 from repository.service import Repository, open_repository
+from repository.storage.objects import ObjectStore, open_objects
 from vmjobs.config import Config
 
 #: Parameters and fixtures that start a server.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 
-from vmjobs.cli import gateway_common, gateway_install
+from vmjobs.cli.gateway import common, install
 from vmjobs.cli.main import main
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.gateway.spec import Gateway, GatewayVm
@@ -75,7 +75,7 @@ class CountingKit:
 
 def with_kit(arguments: list[str] | None = None) -> None:
     """``vmjobs`` with this kit."""
-    gateway_common.role_kit = gateway_install.role_kit = CountingKit
+    common.role_kit = install.role_kit = CountingKit
     main(arguments)
 
 

@@ -17,12 +17,12 @@ from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
 from repository_kit import ADMIN, push
 
-from images.cache import ImageCache
+from images.cache.lazy_cache import LazyImageCache
+from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES
-from images.lazy.cache import LazyImageCache
 from images.segment import header_size
 from vmjobs.client import ImageClient, Retries
-from vmjobs.hypervisor.nbd_plugin import LazyDiskReader
+from vmjobs.hypervisor.libvirt.nbd_plugin import LazyDiskReader
 from vmjobs.ports import LazyImage
 
 #: For what takes a moment, on a machine that has other work as well; in seconds.

@@ -16,15 +16,15 @@ from pathlib import Path
 from agent_kit import SETTINGS, Lease, executed, job_that
 from hypervisor_guest import BEGIN
 
-from images.cache import ImageCache
-from images.lazy.cache import LazyImageCache
+from images.cache.lazy_cache import LazyImageCache
+from images.cache.node_cache import ImageCache
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.outcome import RunOutcome
-from vmjobs.agent.run import Run, RunServices, RunSettings
-from vmjobs.agent.run_events import EventQueue
+from vmjobs.agent.run.events import EventQueue
+from vmjobs.agent.run.job_run import Run, RunServices, RunSettings
+from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, Report
 

@@ -19,7 +19,7 @@ from agent_kit import Images
 from hypervisor_host import wait_until
 
 from images.build import build
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.cluster_vms.reconciler import running_reconciler
 from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings
@@ -35,9 +35,10 @@ from vmjobs.cluster.wire import (
     PoolToken,
 )
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.hypervisor import helper_processes, procs, sandbox
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import BootImage
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, now
 from vmjobs.ports import AssignmentSource, ImageSource
 
@@ -273,7 +274,7 @@ def kernel_pid(parts: ClusterVmServices) -> int:
     """The process in it that is the guest's kernel."""
     first = procs.read(machine_pid(parts) or 0)
     assert first is not None
-    return sandbox.inner_processes(first)[0].pid if sandbox.is_leader(first) else first.pid
+    return bubblewrap.inner_processes(first)[0].pid if bubblewrap.is_leader(first) else first.pid
 
 
 def remains(parts: ClusterVmServices) -> list[str]:

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from vmjobs.client import ImageClient, Retries
 from vmjobs.errors import VMJobsError
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from repository.objects import ObjectStore, open_objects
-from repository.objects.s3 import PART_BYTES
+from repository.storage.objects import ObjectStore, open_objects
+from repository.storage.objects.s3 import PART_BYTES
 from vmjobs.config import Config
 
 #: More than S3 takes in one piece here; the writer below stops in the middle of it.
@@ -18,7 +18,7 @@ LARGE = 3 * PART_BYTES
 _WRITER = """
 import sys
 from pathlib import Path
-from repository.objects import open_objects
+from repository.storage.objects import open_objects
 from vmjobs.config import Config
 
 class Halting:

@@ -18,9 +18,9 @@ from sqlalchemy import event
 from images.content import SEGMENT_BYTES, ContentLayout, compute_layout_of_bytes
 from images.manifest import ImageManifest, Part
 from images.segment import encode_segment
-from repository.database import Database
-from repository.dispatcher import DispatchContext
+from repository.db.database import Database
 from repository.images import LIBRARY, Images, Viewer
+from repository.jobs.dispatcher import DispatchContext
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
 from vmjobs.config import Config

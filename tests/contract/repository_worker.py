@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repository.clusters.service import Clusters
-from repository.dispatcher import DispatchContext
+from repository.jobs.dispatcher import DispatchContext
 from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
 from vmjobs.config import Config

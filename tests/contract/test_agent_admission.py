@@ -21,8 +21,8 @@ import pytest
 from api_support import serving
 from werkzeug.wrappers import Response
 
+from vmjobs.agent.condor_job.starter import find_starter
 from vmjobs.agent.server import Agent, CondorJobServices, listening
-from vmjobs.agent.starter import find_starter
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import JobFinal, Unauthenticated, VMJobsError
 from vmjobs.model import ExitChannel, ExitStatus, JobState, Node, ReasonCode, Report, now, reason

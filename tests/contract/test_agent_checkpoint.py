@@ -19,18 +19,18 @@ from agent_kit import Images, Lease
 from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
 
-from images.file_transfer import ChunkedFileTransfer
-from images.store import ImageStore
+from images.store.image_store import ImageStore
+from images.transfer.file_transfer import ChunkedFileTransfer
 from repository.images.retention import Checkpoint, checkpoint_of
-from vmjobs.agent import endpoint
+from vmjobs.agent.guest import endpoint
 from vmjobs.agent.journal import Journal, sweep
-from vmjobs.agent.outcome import RunOutcome
-from vmjobs.agent.run import Run, RunServices, RunSettings
-from vmjobs.agent.run_events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
+from vmjobs.agent.run.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
+from vmjobs.agent.run.job_run import Run, RunServices, RunSettings
+from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import HypervisorError, Unavailable
 from vmjobs.hypervisor.base import Hypervisor, VmConfig, VmState
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
 from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, StreamName
 from vmjobs.ports import ContentReceiver
 

@@ -27,14 +27,14 @@ from waiting_kit import wait_for
 
 from images.cloudinit import NoCloud
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.outcome import RunOutcome
-from vmjobs.agent.run import ReportUndelivered, Run, RunServices, RunSettings
-from vmjobs.agent.run_events import EventQueue, SignalSent
-from vmjobs.agent.suspend import suspending
+from vmjobs.agent.run.events import EventQueue, SignalSent
+from vmjobs.agent.run.job_run import ReportUndelivered, Run, RunServices, RunSettings
+from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.suspend import suspending
 from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
 from vmjobs.hypervisor.base import BootImage, Hypervisor, VmState
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.local import LocalJob
 from vmjobs.model import (
     MIB,

@@ -25,7 +25,7 @@ from repository.images import LIBRARY
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
-from vmjobs.agent.steps import STEPS
+from vmjobs.agent.run.steps import STEPS
 from vmjobs.cluster.vm_state import Goal
 
 pytest_plugins = ["member_node_kit"]

@@ -15,7 +15,7 @@ from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.node import cluster_vm_directory
 from vmjobs.config import Config
 from vmjobs.hypervisor import probe
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 
 SECONDS = 60.0
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sqlalchemy import select
 
 from images import recipe as recipes
-from repository.models import BuildRow
+from repository.db.models import BuildRow
 from vmjobs.cli import common
 from vmjobs.cli.main import cli
 from vmjobs.client.images import Images

@@ -18,7 +18,7 @@ from api_support import Caller, Site, make_site
 from clusters_kit import POOLS, Mint, World
 
 from api.serve import make_app, make_issuer
-from repository.models import NodeRow
+from repository.db.models import NodeRow
 from repository.service import open_repository
 from vmjobs.client import AssignmentClient, Client
 from vmjobs.client import agent as agent_client

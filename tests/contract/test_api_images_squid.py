@@ -18,7 +18,7 @@ from counting_proxy import Proxy, proxy_to
 from repository_kit import ADMIN, push
 
 from api.serve import make_issuer
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES, compute_layout_of_bytes
 from repository.images import LIBRARY, Viewer
 from repository.service import open_repository

@@ -27,8 +27,8 @@ from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
 from images import recipe as recipes
 from repository.clusters.history import ClusterEventKind
 from repository.clusters.tables import AssignmentRow
+from repository.db.models import NodeRow
 from repository.images import Viewer
-from repository.models import NodeRow
 from repository.service import Repository, open_repository
 from vmjobs import __version__
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase

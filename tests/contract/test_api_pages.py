@@ -11,10 +11,10 @@ from clusters_kit import OPERATOR, POOLS, declared, node_of
 from repository_kit import push, push_library
 from sqlalchemy import insert, select
 
+from repository.db.models import NodeRow
+from repository.db.paging import MAX_PAGE, PageRequest
 from repository.images import Viewer
 from repository.images.tables import HoldingRow, TagRow
-from repository.models import NodeRow
-from repository.paging import MAX_PAGE, PageRequest
 from repository.service import Repository
 from vmjobs.client import Client
 

@@ -14,7 +14,7 @@ from werkzeug.test import TestResponse
 
 from api.app import create_app
 from api.tokens import ApiTokenIssuer, Scope
-from repository.objects.s3 import S3Objects
+from repository.storage.objects.s3 import S3Objects
 
 pytestmark = pytest.mark.in_process
 

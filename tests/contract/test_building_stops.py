@@ -19,8 +19,8 @@ from test_repository_builds import ADA, create
 
 from images.build.scratch_dir import BUILDS_FOLDER, ScratchDir
 from images.recipe import Recipe
-from images.store import ImageStore
-from repository.build_worker import BuildContext, build_image
+from images.store.image_store import ImageStore
+from repository.builds.build_worker import BuildContext, build_image
 from repository.service import Repository
 from vmjobs.wire import Build, BuildState
 

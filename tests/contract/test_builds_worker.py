@@ -23,10 +23,10 @@ from api_process import free_port
 from images_kit import ROOT, WORK, need
 from sqlalchemy import select
 
-from images.store import ImageStore
-from repository.builds import BUILDER_LOST
-from repository.database import Database
-from repository.models import BuildRow
+from images.store.image_store import ImageStore
+from repository.builds.requests import BUILDER_LOST
+from repository.db.database import Database
+from repository.db.models import BuildRow
 from vmjobs.client.images import Images
 from vmjobs.wire import Build, BuildState
 

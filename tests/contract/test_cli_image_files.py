@@ -12,7 +12,7 @@ from formats_kit import SIZE, Lab, disk, qemu_img
 
 from images.content import compute_layout_of_bytes
 from vmjobs.cli.common import config
-from vmjobs.cli.image import image
+from vmjobs.cli.image.group import image
 from vmjobs.errors import VMJobsError
 
 

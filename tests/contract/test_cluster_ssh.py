@@ -29,7 +29,7 @@ from repository_kit import push_library
 from api.serve import make_issuer
 from api.tokens import USER_SCOPES, Scope
 from images.build import build
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from repository.service import open_repository
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.cluster_vms.services import ClusterVmServices

@@ -19,7 +19,7 @@ from hypervisor_host import wait_until
 from member_node_kit import ROOT, UML, clear, member_guest
 
 from images.build import build
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.errors import Unavailable
 from vmjobs.gateway.control import SupervisorClient

@@ -34,11 +34,11 @@ from hypervisor_host import (
 )
 
 from vmjobs.agent.cluster_vms.vm_instance import CONSOLE_TICK_SECONDS
-from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_session import GuestSession
-from vmjobs.agent.run_events import EventQueue
+from vmjobs.agent.guest.endpoint import serving
+from vmjobs.agent.guest.guest_session import GuestSession
+from vmjobs.agent.run.events import EventQueue
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import helper_processes, procs, uml_boot
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
     SSH_PORT,
     BootImage,
@@ -49,9 +49,11 @@ from vmjobs.hypervisor.base import (
     VmState,
     VmUsage,
 )
-from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
-from vmjobs.hypervisor.outbound import OutboundPolicy
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.libvirt.driver import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.network.outbound import OutboundPolicy
+from vmjobs.hypervisor.sandbox import helper_processes
+from vmjobs.hypervisor.uml import kernel_boot
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, NetworkMode
 
 #: Seconds in which a machine must be gone after :meth:`Hypervisor.destroy` was called.
@@ -163,7 +165,7 @@ def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
 def test_a_machine_that_lost_the_process_for_its_disks_has_ended(bench: Bench) -> None:
     """Debian's kernel, which stands in for vmjobs' own where that is missing, has one."""
-    bench.driver = UserModeLinux(uml_boot.DEBIAN_KERNEL)
+    bench.driver = UserModeLinux(kernel_boot.DEBIAN_KERNEL)
     machine = bench.start("count", "count=1")
     listed = subprocess.check_output(["pgrep", "-f", f"umid={machine.name} "], text=True).split()
     os.kill(max(int(pid) for pid in listed if procs.is_traced(int(pid)) is False), signal.SIGKILL)
@@ -188,7 +190,7 @@ def test_a_job_has_several_processors_of_uml_and_a_shared_guest_one(bench: Bench
     assert "processors=2" in bench.run("processors", cpus=2)
     for driver, fields in (
         (bench.driver, {"shared": True}),
-        (UserModeLinux(uml_boot.DEBIAN_KERNEL), {}),
+        (UserModeLinux(kernel_boot.DEBIAN_KERNEL), {}),
     ):
         with pytest.raises(HypervisorError, match="needs 2 processors, and UML has 1"):
             driver.start(bench.machine("processors", cpus=2, **fields))
@@ -548,9 +550,9 @@ def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
 _STARTER = """
 import pickle, sys
 from dataclasses import replace
-from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
-from vmjobs.hypervisor.outbound import OutboundPolicy
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.libvirt.driver import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.network.outbound import OutboundPolicy
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind, NetworkMode
 machine, kind = pickle.load(sys.stdin.buffer)
 driver = UserModeLinux() if kind is HypervisorKind.UML else Libvirt(kind, node_connection())

@@ -13,10 +13,10 @@ from hypervisor_guest import kernel_tree
 from hypervisor_host import Bench
 
 from vmjobs.errors import HypervisorError, NoHypervisor
-from vmjobs.hypervisor import firmware
 from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmConfig, VmState
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.libvirt import firmware
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 
 Disk = Callable[[Path, str, str], BootImage]

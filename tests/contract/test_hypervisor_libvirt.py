@@ -21,7 +21,7 @@ from vmjobs.hypervisor.base import (
     VmConfig,
     VmState,
 )
-from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.driver import Connection, Libvirt, node_connection
 from vmjobs.model import HypervisorKind
 
 NAME = "vmjobs-test-driver"

@@ -17,7 +17,7 @@ import pytest
 from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
 from hypervisor_host import BOOT, Bench, endpoint, said, wait_until
 
-from vmjobs.hypervisor import helper_processes, mconsole, procs, sandbox
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
     BootImage,
     DataDisk,
@@ -25,15 +25,17 @@ from vmjobs.hypervisor.base import (
     VmLimits,
     VmState,
 )
-from vmjobs.hypervisor.cpu_throttle import processor_seconds
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
+from vmjobs.hypervisor.sandbox.cpu_throttle import processor_seconds
+from vmjobs.hypervisor.uml import mconsole
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 
 #: Starts a machine and is gone at once, as an agent that is killed.
 _STARTER = """
 import os, pickle, sys
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 UserModeLinux().start(pickle.load(sys.stdin.buffer))
 os._exit(0)
 """
@@ -67,13 +69,13 @@ def qemu(tmp_path: Path) -> Iterator[Bench]:
 def processes(name: str) -> list[procs.Process]:
     """The machine's first process."""
     found = [process for process in procs.scan() if name in " ".join(process.argv)]
-    return [process for process in found if sandbox.is_leader(process)]
+    return [process for process in found if bubblewrap.is_leader(process)]
 
 
 def share(name: str, seconds: float) -> float:
     """Processors that a machine uses on average, by what the kernel counts."""
     (first,) = processes(name)
-    pids = [sandbox.inner_processes(first)[0].pid, *(one.pid for one in helper_processes.find(name))]
+    pids = [bubblewrap.inner_processes(first)[0].pid, *(one.pid for one in helper_processes.find(name))]
     began, before = time.monotonic(), sum(map(processor_seconds, pids))
     threading.Event().wait(seconds)
     return (sum(map(processor_seconds, pids)) - before) / (time.monotonic() - began)
@@ -126,7 +128,7 @@ def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
     """On a busy node a kernel may obey once nobody waits for its answer any more."""
     machine = uml.start("count", "count=3")
     (first,) = processes(machine.name)
-    kernel = sandbox.inner_processes(first)[0]
+    kernel = bubblewrap.inner_processes(first)[0]
     for paused in (False, True):
         mconsole.command(kernel.pid, machine.name, "stop", 5.0)
         if paused:

@@ -16,7 +16,7 @@ from images_kit import STORE, WORK, debugfs, fsck, need
 from images import recipe
 from images.build import bootstrap, build, builder, ext4, kernel, process, wheels
 from images.build.tree import FileContent, FileNode, FileTree, in_memory
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import BuildError
 from vmjobs.model import MIB
 

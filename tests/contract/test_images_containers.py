@@ -31,7 +31,7 @@ from images_kit import WORK, Bench, Guest, fsck, need
 from images.content import CHUNK_BYTES, iter_segments, zero_chunk_digest
 from images.oci.fetch import RegistryAccess
 from images.oci.importer import ImportedImage, import_reference
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,

@@ -11,10 +11,10 @@ import pytest
 from formats_kit import MADE, SIZE, Lab, disk, qemu_img, stream_with_footer
 
 from images.content import compute_layout, compute_layout_of_bytes
-from images.convert import from_raw, read_head, to_raw
 from images.formats import Format
-from images.inspection import inspect_image
-from images.sandbox import SandboxLimits
+from images.inspect.convert import from_raw, read_head, to_raw
+from images.inspect.inspection import inspect_image
+from images.inspect.sandbox import SandboxLimits
 from vmjobs.errors import ImageRejected, StorageFull
 
 MIB = 1024 * 1024

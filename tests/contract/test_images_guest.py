@@ -14,7 +14,7 @@ from images_kit import ROOT, STORE, WORK, Bench, Guest, exit_json, need, spoil_j
 
 from images import recipe
 from images.build import build
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.model import HypervisorKind, JobState, NetworkMode, ReasonCode
 
 pytest_plugins = ["images_kit"]

@@ -18,12 +18,12 @@ from images.content import (
     compute_layout_of_bytes,
     layout_size,
 )
-from images.local_gc import MIN_AGE_SECONDS, collect_garbage
 from images.manifest import ImageManifest, Part
-from images.push import send_content
 from images.segment import ChunkEncoding, parse_header
-from images.store import ImageStore
-from images.upload_state import FileDigestCache, UploadState
+from images.store.image_store import ImageStore
+from images.store.local_gc import MIN_AGE_SECONDS, collect_garbage
+from images.transfer.push import send_content
+from images.transfer.upload_state import FileDigestCache, UploadState
 from repository.images import Images, Viewer
 from repository.service import open_repository
 from vmjobs.config import Config

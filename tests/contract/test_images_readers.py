@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from formats_kit import MADE, Lab, damage
 
-from images import sandbox
-from images.convert import to_raw
 from images.formats import Format, ImageDescription, inspect
-from images.sandbox import SandboxLimits
+from images.inspect import sandbox
+from images.inspect.convert import to_raw
+from images.inspect.sandbox import SandboxLimits
 from vmjobs.errors import ImageRejected
 
 ROUNDS = 40

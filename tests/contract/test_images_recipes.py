@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from images_kit import STORE, need
 
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import NotFound
 
 VMJOBS = Path(__file__).parents[2] / ".venv" / "bin" / "vmjobs"

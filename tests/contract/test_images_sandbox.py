@@ -18,8 +18,8 @@ import pytest
 from formats_kit import Lab, disk, qemu_img
 from hypervisor_host import mentioning, wait_until
 
-from images import sandbox
-from images.sandbox import OUTPUT, SOURCE, SandboxLimits
+from images.inspect import sandbox
+from images.inspect.sandbox import OUTPUT, SOURCE, SandboxLimits
 from vmjobs.errors import ImageRejected, Unavailable
 
 MIB = 1024 * 1024
@@ -311,7 +311,7 @@ def test_without_a_sandbox_nothing_is_run(
 
 
 def test_the_filter_is_a_program_that_the_kernel_takes() -> None:
-    from images import seccomp
+    from images.inspect import seccomp
 
     for machine in ("x86_64", "aarch64"):
         program = seccomp.program(machine)

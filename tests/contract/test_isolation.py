@@ -28,7 +28,7 @@ from hypervisor_guest import BEGIN, root_disk_guest
 from hypervisor_host import BOOT, Bench, bench, host_addresses, mentioning, said, wait_until
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import mconsole, procs, sandbox
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
     ENDPOINT_ADDRESS,
     ENDPOINT_PORT,
@@ -41,9 +41,11 @@ from vmjobs.hypervisor.base import (
     VmConfig,
     VmState,
 )
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.hypervisor.process_launcher import LaunchedProcess, Launcher
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.sandbox import bubblewrap
+from vmjobs.hypervisor.sandbox.process_launcher import LaunchedProcess, Launcher
+from vmjobs.hypervisor.uml import mconsole
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
@@ -185,8 +187,8 @@ def test_users_of_one_guest_are_kept_apart_if_there_are_several(tmp_path: Path, 
 def kernel_of(name: str) -> int:
     """The machine's kernel, as seen from outside."""
     words = f"umid={name}"
-    (first,) = (one for one in procs.scan() if sandbox.is_leader(one) and words in one.argv)
-    return sandbox.inner_processes(first)[0].pid
+    (first,) = (one for one in procs.scan() if bubblewrap.is_leader(one) and words in one.argv)
+    return bubblewrap.inner_processes(first)[0].pid
 
 
 def chain(words: str) -> list[int]:
@@ -420,12 +422,12 @@ print(len(made), flush=True)
 
 def forks(processes: int) -> int:
     """How many processes somebody in a sandbox can start."""
-    filtered = sandbox.open_seccomp_filter()
-    bounds = sandbox.ResourceLimits(
+    filtered = bubblewrap.open_seccomp_filter()
+    bounds = bubblewrap.ResourceLimits(
         memory=0, cpus=0, address=1 << 40, file=1 << 30, processes=processes
     )
     told = ["/usr/bin/python3", "-c", FORKS]
-    argv = sandbox.command(told, binds=(), bounds=bounds, filtered=filtered, env={})
+    argv = bubblewrap.command(told, binds=(), bounds=bounds, filtered=filtered, env={})
     nobody = 65534 if ROOT else None
     try:
         done = subprocess.run(

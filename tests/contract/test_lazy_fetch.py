@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from lazy_kit import Place, machine, noise, place_at, wait_for
 
+from images.cache import lazy_fetch
+from images.cache.lazy_cache import LazyImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
-from images.lazy import fetch as lazy_fetch
-from images.lazy.cache import LazyImageCache
-from vmjobs.cli import agent
+from vmjobs.cli.node import agent
 from vmjobs.config import Config
 from vmjobs.errors import (
     ConfigError,
@@ -26,8 +26,8 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.hypervisor import nbd_server
 from vmjobs.hypervisor.base import LazyDisk
+from vmjobs.hypervisor.libvirt import nbd_server
 from vmjobs.model import MIB
 from vmjobs.subprocess import run
 

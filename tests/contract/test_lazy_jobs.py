@@ -20,15 +20,16 @@ from lazy_kit import Place, noise, place_at, wait_for
 from lazy_node import INIT, Node, qemu
 from repository_kit import ADMIN, send
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, compute_layout_of_bytes
 from images.manifest import ImageManifest, Part
 from vmjobs.agent.journal import Journal, sweep
-from vmjobs.agent.outcome import RunOutcome
-from vmjobs.agent.run import Run, RunSettings
-from vmjobs.hypervisor import nbd_server, procs
+from vmjobs.agent.run.job_run import Run, RunSettings
+from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import BootImage
-from vmjobs.hypervisor.libvirt import Libvirt
+from vmjobs.hypervisor.libvirt import nbd_server
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode
 from vmjobs.wire import Publication
 

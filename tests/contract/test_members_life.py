@@ -31,7 +31,7 @@ from member_node_kit import (
 from vmjobs.agent.cluster_vms import plan, pool_tokens
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
-from vmjobs.agent.guest_session import GuestSession
+from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.errors import Forbidden
 from vmjobs.hypervisor.base import VmConfig, VmState

@@ -14,8 +14,9 @@ from member_node_kit import UML, Service, assert_forgotten, kept, kernel_pid, or
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.cluster.spec import ClusterVmLimits
 from vmjobs.cluster.vm_state import ClusterVmCode
-from vmjobs.hypervisor import helper_processes, procs
-from vmjobs.hypervisor.cpu_throttle import processor_seconds
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.sandbox import helper_processes
+from vmjobs.hypervisor.sandbox.cpu_throttle import processor_seconds
 
 pytest_plugins = ["member_node_kit"]
 BUSY = "(while :; do :; done) &"

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from lazy_kit import DEADLINE, QUICK, Gate, Place, noise, place_at, wait_for
 from repository_kit import ADMIN
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.signature import require_signed, sign
 from vmjobs.agent.node import NodeAnnouncer, describe

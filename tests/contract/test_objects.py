@@ -13,9 +13,9 @@ import pytest
 from objects_kit import LARGE, Store, held
 from repository_kit import refused
 
-from repository.objects import ObjectStore
-from repository.objects.base import CHUNK, MAX_KEY
-from repository.objects.s3 import PART_BYTES
+from repository.storage.objects import ObjectStore
+from repository.storage.objects.base import CHUNK, MAX_KEY
+from repository.storage.objects.s3 import PART_BYTES
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable
 
 BAD_KEYS = [
@@ -118,8 +118,8 @@ def test_a_wrong_size_leaves_what_was_there(objects: ObjectStore, announced: int
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what was left half way count as left for long."""
-    monkeypatch.setattr("repository.spool.SETTLE_SECONDS", -1.0)
-    monkeypatch.setattr("repository.objects.s3.STALE_AFTER", timedelta(seconds=-60))
+    monkeypatch.setattr("repository.jobs.spool.SETTLE_SECONDS", -1.0)
+    monkeypatch.setattr("repository.storage.objects.s3.STALE_AFTER", timedelta(seconds=-60))
 
 
 class Breaking(io.BytesIO):

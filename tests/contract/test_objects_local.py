@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from objects_kit import LARGE, Store, held, small_disk
 
-from repository.objects.base import CHUNK
-from repository.objects.local import LocalObjects
+from repository.storage.objects.base import CHUNK
+from repository.storage.objects.local import LocalObjects
 from vmjobs.errors import InvalidRequest, StorageFull, Unavailable
 
 

@@ -14,9 +14,9 @@ import pytest
 from objects_kit import LARGE, held, small_disk
 from s3_kit import S3Server
 
-from repository.objects import ObjectStore, open_objects
-from repository.objects.base import CHUNK
-from repository.objects.s3 import PART_BYTES
+from repository.storage.objects import ObjectStore, open_objects
+from repository.storage.objects.base import CHUNK
+from repository.storage.objects.s3 import PART_BYTES
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NotFound, StorageFull, Unavailable
 
@@ -77,7 +77,7 @@ def test_a_server_that_dies_in_mid_put_and_comes_back(
         objects.check()
         assert held(objects) == [("a", 3)]
     assert objects.get("a") == b"old"
-    monkeypatch.setattr("repository.objects.s3.STALE_AFTER", timedelta(seconds=-60))
+    monkeypatch.setattr("repository.storage.objects.s3.STALE_AFTER", timedelta(seconds=-60))
     assert objects.clean() == (2 if size > PART_BYTES else 0)
     objects.put("b", io.BytesIO(bytes(size)), size)
     assert objects.size("b") == size
@@ -160,7 +160,7 @@ def test_bytes_that_change_on_their_way_are_refused(
     s3_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
     objects = open_url(s3_url)
-    checksum = "repository.objects.s3._md5"
+    checksum = "repository.storage.objects.s3._md5"
     with monkeypatch.context() as patch:
         patch.setattr(checksum, lambda data: "AAAAAAAAAAAAAAAAAAAAAA==")
         unavailable("fails", lambda: objects.put("a", io.BytesIO(bytes(size)), size))

@@ -15,7 +15,6 @@ from hypervisor_guest import root_disk_guest
 from hypervisor_host import Bench, wait_until
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import private_network
 from vmjobs.hypervisor.base import (
     BootImage,
     Network,
@@ -24,8 +23,9 @@ from vmjobs.hypervisor.base import (
     VmConfig,
     VmState,
 )
-from vmjobs.hypervisor.process_launcher import Launcher
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.network import private_network
+from vmjobs.hypervisor.sandbox.process_launcher import Launcher
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import NetworkMode
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

@@ -14,9 +14,9 @@ import pytest
 from objects_kit import Store, held, small_disk
 from repository_kit import digest_of, refused
 
-from repository.blobs import BlobStore
-from repository.objects import ObjectStore
-from repository.objects.base import CHUNK
+from repository.storage.blobs import BlobStore
+from repository.storage.objects import ObjectStore
+from repository.storage.objects.base import CHUNK
 from vmjobs.errors import (
     DigestMismatch,
     InvalidRequest,
@@ -111,9 +111,9 @@ def test_a_full_spool(objects: ObjectStore, tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from repository.blobs import BlobStore
-from repository.objects import open_objects
-from repository.objects.base import CHUNK
+from repository.storage.blobs import BlobStore
+from repository.storage.objects import open_objects
+from repository.storage.objects.base import CHUNK
 from vmjobs.config import Config
 
 class Endless:

@@ -12,8 +12,7 @@ from sqlalchemy import update
 
 from images import recipe as recipes
 from repository.broker import BUILD_QUEUE, TaskPublisher
-from repository.build_rows import BuildTask
-from repository.builds import (
+from repository.builds.requests import (
     BUILDER_LOST,
     CANCELED,
     MAX_ACTIVE,
@@ -22,8 +21,9 @@ from repository.builds import (
     lock_name,
     resend_interval,
 )
+from repository.builds.rows import BuildTask
+from repository.db.models import BuildRow
 from repository.images import LIBRARY, Viewer
-from repository.models import BuildRow
 from repository.service import Repository
 from repository.tasks import make_celery
 from vmjobs.config import Config
@@ -166,7 +166,7 @@ def test_one_owner_does_not_fill_the_queue(repository: Repository) -> None:
 
 @pytest.mark.both_databases
 def test_old_builds_are_forgotten(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repository.builds.MAX_ENDED", 3)
+    monkeypatch.setattr("repository.builds.requests.MAX_ENDED", 3)
     builds = repository.builds
     made = [create(repository).id for _ in range(6)]
     for build in made[:5]:

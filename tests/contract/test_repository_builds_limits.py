@@ -9,9 +9,9 @@ import pytest
 from repository_kit import statements
 from test_repository_builds import ADA, create, wish
 
-from images.store import ImageStore
-from repository import build_worker
-from repository.builds import MAX_ACTIVE
+from images.store.image_store import ImageStore
+from repository.builds import build_worker
+from repository.builds.requests import MAX_ACTIVE
 from repository.service import Repository
 from vmjobs.errors import Conflict
 

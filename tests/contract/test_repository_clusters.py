@@ -9,9 +9,9 @@ from repository_kit import push, push_library, refused
 from repository.clusters import history, specs
 from repository.clusters.reconciler import ClusterReconciler
 from repository.clusters.tables import ClusterEventRow
+from repository.db.models import NodeRow
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
-from repository.models import NodeRow
 from repository.service import Repository, open_repository
 from vmjobs.cluster.spec import SizeRange
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase

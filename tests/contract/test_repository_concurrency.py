@@ -13,7 +13,7 @@ from repository_race import race
 from repository_race import stage as stage_job
 from repository_race import submit as submit_jobs
 
-from repository import dispatcher
+from repository.jobs import dispatcher
 from repository.service import Repository
 from vmjobs.config import Config
 from vmjobs.errors import AttemptSuperseded, NotFound, Unavailable

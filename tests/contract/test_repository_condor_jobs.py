@@ -8,8 +8,8 @@ from repository_kit import refused
 from test_repository_checkpoints import MEMORY, saved
 
 from images.content import ContentLayout
-from repository.condor_jobs import OWNER_PREFIX
 from repository.images import Images, Viewer
+from repository.jobs.condor_jobs import OWNER_PREFIX
 from repository.service import Repository
 from vmjobs.errors import (
     AttemptSuperseded,

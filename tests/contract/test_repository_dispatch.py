@@ -20,7 +20,7 @@ from repository_kit import (
     told,
 )
 
-from repository import condor_sync, dispatcher, state_policy
+from repository.jobs import condor_sync, dispatcher, state_policy
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.job_sets import JobSelection

@@ -11,9 +11,9 @@ from repository_images_kit import ADA, BOB, EVE, noise, push, read, sweeper
 from repository_kit import ADMIN, Ledger, bring, claim, dispatch_context, one, refused, submission, told
 from sqlalchemy import update
 
-from repository import dispatcher
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
+from repository.jobs import dispatcher
 from repository.service import Repository
 from vmjobs.errors import ImageInUse, InvalidSpec, NotFound
 from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, Node, now

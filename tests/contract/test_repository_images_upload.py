@@ -36,10 +36,10 @@ from images.content import (
     zero_segment_digest,
 )
 from images.segment import ChunkEncoding, build_segment, decode_segment, parse_header
-from repository.database import Database
+from repository.db.database import Database
 from repository.images import Images, Viewer
 from repository.images.tables import ChunkRow, SegmentRow
-from repository.objects import open_objects
+from repository.storage.objects import open_objects
 from vmjobs.config import Config
 from vmjobs.errors import (
     Conflict,

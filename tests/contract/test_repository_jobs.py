@@ -262,7 +262,7 @@ def test_a_set_of_jobs_is_canceled_together(repository: Repository) -> None:
 
 
 def test_too_many_jobs_for_one_request(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repository.selection.MAX_SELECTED_JOBS", 2)
+    monkeypatch.setattr("repository.jobs.selection.MAX_SELECTED_JOBS", 2)
     array = repository.submit("ada", submission(3)).array
     selection = JobSelection(jobs=(array,))
     hold = lambda: repository.change_jobs(JobAction.HOLD, selection, "ada")  # noqa: E731

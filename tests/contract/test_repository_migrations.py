@@ -12,10 +12,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, Table, inspect, select
 
 from repository.clusters.tables import AssignmentRow, BackoffRow, ClusterRow
-from repository.database import Database
+from repository.db.database import Database
+from repository.db.models import Base, BlobOwnerRow, BuildRow
 from repository.images.tables import ChunkRow, UploadRow
 from repository.migrations import alembic_config, upgrade
-from repository.models import Base, BlobOwnerRow, BuildRow
 from vmjobs.model import now
 
 pytestmark = [pytest.mark.in_process, pytest.mark.both_databases]

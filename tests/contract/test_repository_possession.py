@@ -24,8 +24,8 @@ from repository_kit import bring, claim, digest_of, one, refused
 from sqlalchemy import delete
 
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, digest_chunks
+from repository.db.models import BlobOwnerRow
 from repository.images import Images, Viewer
-from repository.models import BlobOwnerRow
 from repository.service import Repository
 from vmjobs.errors import InvalidSpec, MissingChunks, NotFound, QuotaExceeded
 from vmjobs.model import JobState, now
@@ -126,7 +126,7 @@ def test_a_blob_that_is_collected_while_it_is_asked_for_is_not_there(
             session.execute(delete(BlobOwnerRow))
         return now()
 
-    monkeypatch.setattr("repository.blob_owners.utc_now", collected_now)
+    monkeypatch.setattr("repository.storage.blob_owners.utc_now", collected_now)
     assert not impatient(repository).has_blob("ada", digest_of(SECRET))
 
 

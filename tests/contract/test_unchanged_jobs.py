@@ -22,7 +22,7 @@ from hypervisor_host import kill_all, wait_until
 from unchanged_kit import BOOT, GID, UID, AgentNode
 from wrapper_kit import build_evil
 
-from condor import outcomes
+from condor.events import outcomes
 from vmjobs.agent.node_health import NodeHealth
 from vmjobs.errors import Unauthenticated
 from vmjobs.hypervisor.base import BootImage, Hypervisor, ProbeResult, VmState

@@ -22,7 +22,7 @@ from chirp_service import ChirpService
 from hypervisor_host import wait_until
 from unchanged_kit import GID, UID, AgentNode, Job
 
-from vmjobs.agent.job_access import MAX_SESSIONS
+from vmjobs.agent.condor_job.job_access import MAX_SESSIONS
 
 AD = 'VMJobImage = "generic"\n'
 pytest_plugins = ["unchanged_kit"]

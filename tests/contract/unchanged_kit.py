@@ -16,11 +16,11 @@ from chirp_service import ChirpService, chirp_service
 from hypervisor_host import wait_until
 from wrapper_kit import build_wrapper, install_program
 
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run import RunServices, RunSettings
+from vmjobs.agent.run.job_run import RunServices, RunSettings
 from vmjobs.agent.server import Agent, CondorJobServices, listening
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, Node, now
 
 ROOT = Path(__file__).parents[2]

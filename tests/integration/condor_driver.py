@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from condor.schedd import Schedd
-from condor.scheduler import CondorScheduler
-from condor.submit import JobProgram
+from condor.submit.description import JobProgram
+from condor.submit.schedd import Schedd
+from condor.submit.scheduler import CondorScheduler
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.model import CondorRef, JobAction, JobSpec

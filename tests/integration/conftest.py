@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from grid_kit import NODES, ROOT, Grid, wait_for
 
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.client import Client
 
 #: Tests that break something, and have a line in the report.

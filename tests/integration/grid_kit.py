@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from images.build import build
 from images.manifest import ImageManifest
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.client import Client
 from vmjobs.model import BootMethod, Job, JobSpec, JobState, StreamName
 

@@ -24,7 +24,7 @@ TAKING, ENDING, GIVING = ("take over",), ("deliver", "clear away"), ("give back"
 
 def points(kind: str) -> tuple[str, ...]:
     """Where runs of a kind stop, in their order. kind: ``rest`` or ``unchanged``."""
-    from vmjobs.agent.steps import STEPS
+    from vmjobs.agent.run.steps import STEPS
 
     steps = tuple(step.title for step in STEPS) + ENDING
     return TAKING + steps + GIVING if kind == "unchanged" else steps
@@ -89,8 +89,9 @@ def plant() -> None:
     """Change this process's agent."""
     from dataclasses import replace
 
-    from vmjobs.agent import condor_job, steps
-    from vmjobs.agent.condor_job import CondorJob
+    from vmjobs.agent.condor_job import condor_job
+    from vmjobs.agent.condor_job.condor_job import CondorJob
+    from vmjobs.agent.run import steps
 
     def name_of(job: CondorJob, *_: object) -> str:
         return job.name
@@ -99,7 +100,7 @@ def plant() -> None:
         return str(run.job_id)
 
     steps.STEPS = tuple(replace(s, action=before(s.title, job_of)(s.action)) for s in steps.STEPS)
-    from vmjobs.agent.run import Run  # it takes the steps when it is loaded
+    from vmjobs.agent.run.job_run import Run  # it takes the steps when it is loaded
 
     deliver = before("deliver", job_of)(Run._deliver)
 

@@ -46,7 +46,7 @@ def mint(grid: Grid, machine: PoolVm, seconds: int = 600) -> dict[str, Any]:
     """A token, as the service makes them."""
     code = (
         "from vmjobs.config import load; from vmjobs.ports import PoolVm;"
-        "from condor.pool_tokens import CondorTokenIssuer;"
+        "from condor.pool.tokens import CondorTokenIssuer;"
         "c = load(); minter = CondorTokenIssuer(c.pool_key_dir, {'site': c.pool('site').trust_domain});"
         f"print(minter.mint('site', {machine}, {seconds}).model_dump_json())"
     )
@@ -57,7 +57,7 @@ def mint(grid: Grid, machine: PoolVm, seconds: int = 600) -> dict[str, Any]:
 def pool(grid: Grid, expression: str) -> Any:
     """What the service's pool says."""
     code = (
-        "import json; from vmjobs.config import load; from condor.pool import CondorPool;"
+        "import json; from vmjobs.config import load; from condor.pool.condor_pool import CondorPool;"
         "from vmjobs.ports import PoolVm; pool = CondorPool('site', load().pool('site'));"
         f"print(json.dumps({expression}, default=vars))"
     )

@@ -31,7 +31,7 @@ from steps_kit import (
 )
 from unchanged_kit import LOG
 
-from vmjobs.agent.steps import STEPS
+from vmjobs.agent.run.steps import STEPS
 from vmjobs.errors import Conflict
 from vmjobs.model import JobState, ReasonCode
 

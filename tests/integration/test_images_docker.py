@@ -15,7 +15,7 @@ from images_kit import WORK, Bench, Drivers, bench, drivers, need
 
 from images.oci.fetch import RegistryAccess
 from images.oci.importer import import_reference
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.model import HypervisorKind, NetworkMode
 
 BASE = "debian:trixie-slim"

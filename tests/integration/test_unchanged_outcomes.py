@@ -26,8 +26,8 @@ from grid_kit import NODES, ROOT, Grid, blank_disk, odd_images, publish, wait_fo
 from steps_kit import PACKAGES
 from unchanged_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
-from condor import outcomes
-from condor.outcomes import OUTCOMES
+from condor.events import outcomes
+from condor.events.outcomes import OUTCOMES
 from images.manifest import ImageManifest
 from vmjobs.model import BootMethod
 
@@ -491,7 +491,9 @@ FAULTS: list[tuple[str, Fault]] = [
     (
         "INTERNAL",
         Fault(
-            partial(with_another_agent, lines="from vmjobs.agent.run import Run; Run._take = None"),
+            partial(
+                with_another_agent, lines="from vmjobs.agent.run.job_run import Run; Run._take = None"
+            ),
             Way("the agent failed: TypeError"),
         ),
     ),

@@ -11,8 +11,8 @@ from http_kit import Scripted, scripted
 from images_cache_kit import Remote
 from waiting_kit import Clock
 
-from images.cache import ImageCache
-from images.store import ImageStore
+from images.cache.node_cache import ImageCache
+from images.store.image_store import ImageStore
 from vmjobs.cli.common import config
 
 __all__ = ["typed"]

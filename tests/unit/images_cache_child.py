@@ -12,9 +12,9 @@ from pathlib import Path
 
 from images_cache_kit import Remote
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import compute_layout_of_bytes
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import StorageFull
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
 from images.segment import encode_segment
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import NotFound, Unavailable
 
 
@@ -55,7 +55,7 @@ def damage(path: Path, offset: int = 50_000) -> None:
 
 
 class Remote:
-    """An ``images.remote.ImageFetcher`` that reads from a store.
+    """An ``images.transfer.remote.ImageFetcher`` that reads from a store.
 
     segments, layouts: what was asked for, in order. asked: how often for a signature. bytes, requests:
     of segments and parts of segments. before: called before each segment is handed out, with how many

@@ -8,7 +8,7 @@ import pytest
 
 from vmjobs.agent.cluster_vms import ssh_sessions as calling
 from vmjobs.agent.cluster_vms.ssh_sessions import SshSessionHandler
-from vmjobs.agent.ssh_relay import SshSession
+from vmjobs.agent.guest.ssh_relay import SshSession
 from vmjobs.cluster.ssh_session import PendingSession, SessionAnswer
 from vmjobs.errors import LoginUnavailable
 from vmjobs.relay import ByteStream

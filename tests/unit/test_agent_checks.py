@@ -10,7 +10,7 @@ import pytest
 from vmjobs.agent import checks
 from vmjobs.agent.checks import MIN_FREE_BYTES, FaultCause, NodeChecks
 from vmjobs.agent.node_health import FAILURE_LIMIT, NodeHealth
-from vmjobs.agent.outcome import image_failed
+from vmjobs.agent.run.outcome import image_failed
 from vmjobs.errors import Unauthenticated
 from vmjobs.model import MIB
 

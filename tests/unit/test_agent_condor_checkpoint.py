@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from reports_kit import report
 
-from vmjobs.agent import condor_checkpoint
+from vmjobs.agent.condor_job import checkpoints
+from vmjobs.agent.condor_job.starter import StarterProcess
 from vmjobs.agent.protocol import SubmitMessage
-from vmjobs.agent.starter import StarterProcess
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable
 from vmjobs.model import (
     AttemptClaim,
@@ -86,8 +86,8 @@ class Place:
             raise Unavailable("api", "it is away")
 
 
-def begun(place: Place, message: SubmitMessage = MESSAGE) -> condor_checkpoint.StartPoint:
-    return condor_checkpoint.find_start_point(
+def begun(place: Place, message: SubmitMessage = MESSAGE) -> checkpoints.StartPoint:
+    return checkpoints.find_start_point(
         message, "f" * 32, lambda _ref: OTHER, place, StarterProcess(42, 1)
     )
 
@@ -169,7 +169,7 @@ def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
     """And if it does not listen, the job's end does not wait for that."""
     for away in (False, True):
         place, told = Place(checkpoint(MAKING), away=away), list[Report]()
-        job = condor_checkpoint.CheckpointedJob(
+        job = checkpoints.CheckpointedJob(
             job_id="7.0",
             spec=JobSpec(image="hep:1", script="x", checkpoint=True),
             image_digest=IMAGE,

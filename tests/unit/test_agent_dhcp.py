@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from vmjobs.agent.dhcp import answer
+from vmjobs.agent.guest.dhcp import answer
 from vmjobs.model import NetworkMode
 
 COOKIE = bytes((99, 130, 83, 99))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from socket_kit import listener
 
-from vmjobs.agent import ssh_relay
-from vmjobs.agent.ssh_relay import SshRelay, listening
+from vmjobs.agent.guest import ssh_relay
+from vmjobs.agent.guest.ssh_relay import SshRelay, listening
 from vmjobs.errors import LoginUnavailable
 
 TOKEN = "t" * 43

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from images_cache_kit import Remote, noise, put
 
-from images.cache import ImageCache
+from images.cache.lazy_cache import LazyImageCache
+from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
-from images.lazy.cache import LazyImageCache
 from images.signature import require_signed
-from vmjobs.agent.outcome import RunEnded, run_stopped
-from vmjobs.agent.steps import choose_hypervisor, fetch_image
+from vmjobs.agent.run.outcome import RunEnded, run_stopped
+from vmjobs.agent.run.steps import choose_hypervisor, fetch_image
 from vmjobs.errors import StorageFull, Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
 

@@ -15,7 +15,7 @@ from vmjobs.agent.node_health import (
     REPROBE_SECONDS,
     NodeHealth,
 )
-from vmjobs.agent.outcome import RunOutcome, run_failed, run_stopped
+from vmjobs.agent.run.outcome import RunOutcome, run_failed, run_stopped
 from vmjobs.model import JobState, ReasonCode, reason
 
 NODE = run_failed(ReasonCode.NODE_FAILED, "no space left", node_at_fault=True).outcome

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent import outputs
-from vmjobs.agent.outputs import (
+from vmjobs.agent.run import outputs
+from vmjobs.agent.run.outputs import (
     CollectedFile,
     DiskContents,
     OutputCollector,

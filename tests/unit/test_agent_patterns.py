@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from waiting_kit import wait_for
 
-from vmjobs.agent import console as console_module
-from vmjobs.agent.console import ConsoleReader
-from vmjobs.agent.console_rules import (
+from vmjobs.agent.run import console as console_module
+from vmjobs.agent.run.console import ConsoleReader
+from vmjobs.agent.run.console_rules import (
     MAX_LINE_BYTES,
     ConsoleRule,
     ConsoleRuleError,
     parse_console_rule,
     plain_text,
 )
-from vmjobs.agent.run_events import (
+from vmjobs.agent.run.events import (
     ConsoleLineMatched,
     ExitReported,
     KernelPanicked,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from images_cache_kit import Remote, noise, put
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from vmjobs.agent import node
 from vmjobs.agent.node import NodeAnnouncer, describe

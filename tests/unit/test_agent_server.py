@@ -22,8 +22,8 @@ from vmjobs import errors
 from vmjobs.agent import protocol, server
 from vmjobs.agent.checks import MIN_FREE_BYTES
 from vmjobs.agent.journal import InterruptedRun, RunRecord
-from vmjobs.agent.outcome import RunOutcome, run_stopped
-from vmjobs.agent.run_events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
+from vmjobs.agent.run.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
+from vmjobs.agent.run.outcome import RunOutcome, run_stopped
 from vmjobs.agent.server import Agent, CondorJobServices, listening
 from vmjobs.execute import JobRefused, NodeFailure, run_job
 from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from full_kit import files_left
 
-from vmjobs.agent.starter import effective_uid, find_starter, read_starter
+from vmjobs.agent.condor_job.starter import effective_uid, find_starter, read_starter
 from vmjobs.errors import Forbidden, Unavailable
 
 ME = os.getuid()

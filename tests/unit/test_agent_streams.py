@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from socket_kit import listener
 
-from vmjobs.agent.framing import Channel, DataMessage
-from vmjobs.agent.stream_multiplexer import (
+from vmjobs.agent.condor_job.stream_multiplexer import (
     MAX_CONNECTIONS,
     MAX_PENDING_BYTES,
     StreamMultiplexer,
     listening,
 )
+from vmjobs.agent.framing import Channel, DataMessage
 
 PATIENCE = 10.0
 

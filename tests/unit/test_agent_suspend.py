@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.suspend import ClientProcess
+from vmjobs.agent.run.suspend import ClientProcess
 
 
 @pytest.mark.parametrize(

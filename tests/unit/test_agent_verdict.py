@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from reports_kit import ended
 
-from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
-from vmjobs.agent.outcome import (
+from vmjobs.agent.run.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.run.events import ExitReported, GuestReady, ScriptEnded
+from vmjobs.agent.run.job_run import _outcome_of_error
+from vmjobs.agent.run.outcome import (
     NO_EXIT_STATUS,
     RunOutcome,
     blame_full_disk,
@@ -23,8 +25,6 @@ from vmjobs.agent.outcome import (
     success_by_rule,
     timeout_message,
 )
-from vmjobs.agent.run import _outcome_of_error
-from vmjobs.agent.run_events import ExitReported, GuestReady, ScriptEnded
 from vmjobs.errors import HypervisorError, StorageFull
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import RETRYABLE, ExitChannel, ExitStatus, JobState, ReasonCode

@@ -10,7 +10,7 @@ from flask import Flask
 
 from api.problems import RangeNotSatisfiable, install
 from api.ranges import ComputedSource, MemorySource, ObjectSource, RangeReader, Span, parse_range, send
-from repository.objects.local import LocalObjects
+from repository.storage.objects.local import LocalObjects
 
 
 @pytest.mark.parametrize(

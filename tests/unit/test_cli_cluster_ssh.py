@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vmjobs.cli.cluster_ssh import open_login, split_ssh_arguments
+from vmjobs.cli.cluster.ssh import open_login, split_ssh_arguments
 from vmjobs.errors import InvalidRequest
 
 

@@ -17,9 +17,9 @@ import pytest
 from cli_kit import Done, Run
 from http_kit import Handler, Scripted
 
-from vmjobs.cli import cluster_wait, cluster_watch
-from vmjobs.cli.cluster_common import changed_fields, complete_cluster, complete_vm_name
-from vmjobs.cli.cluster_wait import has_settled
+from vmjobs.cli.cluster import wait, watch
+from vmjobs.cli.cluster.common import changed_fields, complete_cluster, complete_vm_name
+from vmjobs.cli.cluster.wait import has_settled
 from vmjobs.cli.main import main
 from vmjobs.cluster.failure_backoff import BackoffState
 from vmjobs.cluster.spec import ClusterSpec, SizeRange
@@ -133,9 +133,9 @@ def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VMJOBS_API_URL", server.url)
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setattr(cluster_wait, "FIRST_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(cluster_wait, "LAST_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(cluster_watch, "LAST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(wait, "FIRST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(wait, "LAST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "LAST_POLL_SECONDS", 0.01)
     return service
 
 
@@ -257,7 +257,7 @@ def test_nobody_is_waited_for_for_ever_unasked(
     for verb in ("scale", "retry", "drain"):
         service.says(f"POST /v1/clusters/workers/{verb}", there)
     clock = iter(range(0, 10_000, 100))
-    monkeypatch.setattr(cluster_wait.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(wait.time, "monotonic", lambda: float(next(clock)))
     done = vmjobs(*words, "--wait")
     assert done.code == 124
     assert "after 1800 s: workers: " in done.err

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from http_kit import Handler, Scripted
 
 from condor.names import POLICY_VERSION
-from vmjobs.cli.doctor import doctor
-from vmjobs.cli.doctor_condor import check_condor
+from vmjobs.cli.node.doctor import doctor
+from vmjobs.cli.node.doctor_condor import check_condor
 
 TOKEN = {"agent_token_file": "/nowhere"}
 POOLS = {"pools": '{ site = "cm sched grid" }'}
@@ -237,7 +237,7 @@ def test_a_check_that_fails_is_a_finding_among_the_others(monkeypatch: pytest.Mo
     def fails() -> None:
         raise PermissionError(13, "Permission denied", "/usr/share/ovmf")
 
-    monkeypatch.setattr("vmjobs.hypervisor.firmware.find", fails)
+    monkeypatch.setattr("vmjobs.hypervisor.libvirt.firmware.find", fails)
     found = examined()
     assert "Permission denied" in found["UEFI firmware"]["detail"]
     assert "sandbox" in found

@@ -33,7 +33,7 @@ def jobs(count: int, busy: int = 0) -> Demand:
 
 def many(target: int, why: str, kept: ScaleDownDelay | None = None) -> SizeDecision:
     """That many machines from now on; why, after their number."""
-    return SizeDecision(target, kept, f"{target} machine{'s' * (target != 1)}: {why}")
+    return SizeDecision(target, kept, f"{target} VM{'s' * (target != 1)}: {why}")
 
 
 IDLE = "idle jobs that only this cluster can run"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from condor.chirp_relay import NOT_AUTHORIZED, ChirpRelay
+from condor.node.chirp_relay import NOT_AUTHORIZED, ChirpRelay
 
 COOKIE = "now"
 

@@ -18,9 +18,16 @@ import pytest
 from members_kit import member_order
 
 from condor import names
-from condor.cluster_ads import faults
-from condor.pool import CondorPool, is_machine, machine, membership_expression, probe_jobs, probe_state
-from condor.pool_tokens import CondorTokenIssuer, expiry
+from condor.pool.cluster_ads import faults
+from condor.pool.condor_pool import (
+    CondorPool,
+    is_machine,
+    machine,
+    membership_expression,
+    probe_jobs,
+    probe_state,
+)
+from condor.pool.tokens import CondorTokenIssuer, expiry
 from condor.worker import WorkerKit, machine_attributes, worker_config
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
@@ -313,8 +320,8 @@ class Queue:
 
 def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
-    monkeypatch.setattr("condor.schedd.call", queue.call)
-    monkeypatch.setattr("condor.schedd.submit", queue.submit)
+    monkeypatch.setattr("condor.submit.schedd.call", queue.call)
+    monkeypatch.setattr("condor.submit.schedd.submit", queue.submit)
     pool = CondorPool("site", AT)
     known = [PoolVm(f"a-{n}", 2, f"{n:032x}") for n in range(200)]
     states = pool.probes(known)
@@ -346,8 +353,8 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
 def withdrawn(machines: list[PoolVm], queue: Queue, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the pool's collector is told, by verb."""
     said: dict[str, Any] = {}
-    patch.setattr("condor.schedd.call", queue.call)
-    patch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
+    patch.setattr("condor.submit.schedd.call", queue.call)
+    patch.setattr("condor.pool.condor_pool.call", lambda verb, _, **more: said.update({verb: more}))
     CondorPool("site", AT, token_seconds=700).withdraw(machines)
     return said
 
@@ -360,7 +367,7 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
         for n, target in enumerate(("5" * 32 + ".2", "5" * 32 + ".3", "7" * 32 + ".1"))
     ]
     removed: list[list[str]] = []
-    monkeypatch.setattr("condor.schedd.Schedd.act", lambda *what: removed.append(what[2]))
+    monkeypatch.setattr("condor.submit.schedd.Schedd.act", lambda *what: removed.append(what[2]))
     machines = [PoolVm("a-0", 2, "5" * 32), PoolVm("a-1", 1, "6" * 32)]
     said = withdrawn(machines, queue, monkeypatch)
     assert list(said) == ["revoke", "withdraw"]  # or a machine that lives could be back in between
@@ -383,7 +390,9 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
 
 def test_thousands_of_machines_are_withdrawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("condor.schedd.Schedd.query", lambda _, where, __: asked.append(where) or [])
+    monkeypatch.setattr(
+        "condor.submit.schedd.Schedd.query", lambda _, where, __: asked.append(where) or []
+    )
     said = withdrawn([PoolVm(f"a-{n}", 1, f"{n:032x}") for n in range(5000)], Queue(), monkeypatch)
     ad = {names.MEMBER: "a-4999", names.MACHINE: f"{4999:032x}.1"}
     job = {names.OWNER: AT.user, names.PROBE: f"{4999:032x}.1"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from condor import eventlog
-from condor.eventlog import EventLogs, apply_event
-from condor.jobstatus import observe
+from condor.events import event_log
+from condor.events.event_log import EventLogs, apply_event
+from condor.events.job_status import observe
 from vmjobs.ports import BatchStatus, Observation
 
 SUBMIT = (
@@ -123,7 +123,7 @@ def test_an_unchanged_log_is_not_opened(logs: Logs, monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> None:
         raise AssertionError("opened")
 
-    monkeypatch.setattr(eventlog.htcondor2, "JobEventLog", refuse)
+    monkeypatch.setattr(event_log.htcondor2, "JobEventLog", refuse)
     assert logs.one() == before
 
 
@@ -153,15 +153,15 @@ def test_garbage_and_unreadable_logs_raise_nothing(logs: Logs) -> None:
 @pytest.mark.parametrize(
     ("kind", "event", "status", "reason"),
     [
-        (eventlog.EVICTED, {"Reason": "preempted"}, "idle", "preempted"),
-        (eventlog.SHADOW_EXCEPTION, {"Message": "lost\nit"}, "idle", "lost it"),
-        (eventlog.SUSPENDED, {}, "suspended", ""),
-        (eventlog.UNSUSPENDED, {}, "running", ""),
-        (eventlog.RELEASED, {"Reason": "by hand"}, "idle", "by hand"),
-        (eventlog.DISCONNECTED, {"DisconnectReason": "net"}, "running", "net"),
-        (eventlog.RECONNECT_FAILED, {"Reason": "gone"}, "idle", "gone"),
+        (event_log.EVICTED, {"Reason": "preempted"}, "idle", "preempted"),
+        (event_log.SHADOW_EXCEPTION, {"Message": "lost\nit"}, "idle", "lost it"),
+        (event_log.SUSPENDED, {}, "suspended", ""),
+        (event_log.UNSUSPENDED, {}, "running", ""),
+        (event_log.RELEASED, {"Reason": "by hand"}, "idle", "by hand"),
+        (event_log.DISCONNECTED, {"DisconnectReason": "net"}, "running", "net"),
+        (event_log.RECONNECT_FAILED, {"Reason": "gone"}, "idle", "gone"),
         (
-            eventlog.GRID_RESOURCE_DOWN,
+            event_log.GRID_RESOURCE_DOWN,
             {"GridResource": "condor s c"},
             "idle",
             "condor s c does not answer",
@@ -172,7 +172,7 @@ def test_garbage_and_unreadable_logs_raise_nothing(logs: Logs) -> None:
 def test_what_each_event_means(kind: int, event: dict[str, Any], status: str, reason: str) -> None:
     known: dict[tuple[int, int], Observation] = {}
     where = {"Cluster": 1, "Proc": 0}
-    apply_event(known, eventlog.SUBMIT, {**where, "LogNotes": "vmjobs j"}, "s")
+    apply_event(known, event_log.SUBMIT, {**where, "LogNotes": "vmjobs j"}, "s")
     apply_event(known, kind, {**where, **event}, "s")
     assert (known[1, 0].status.value, known[1, 0].reason) == (status, reason)
 

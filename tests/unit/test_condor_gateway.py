@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from condor.gateway import CHECK_KEY, POOL_KEY, STORAGE_KEY, GatewayKit
-from condor.idtoken import create_token, sign
+from condor.pool.idtoken import create_token, sign
 from vmjobs.errors import Forbidden, InvalidSpec
 from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
 

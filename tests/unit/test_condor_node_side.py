@@ -15,14 +15,17 @@ from pydantic import BaseModel
 from reports_kit import ended, report
 from test_condor_submit import HOSTILE
 
-from condor import chirp, jobad, machine_ad, names, progress
-from condor.chirp import ChirpReporter
+from condor import names
+from condor.events import progress
+from condor.node import chirp, jobad
+from condor.node.chirp import ChirpReporter
+from condor.pool import machine_ad
 from vmjobs.agent.protocol import EndMessage, ImageRequirements, ProgressMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import BYTE_COUNTERS, HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, now
 
 if TYPE_CHECKING:
-    from condor.chirp import AttributeValue
+    from condor.node.chirp import AttributeValue
 
 
 def sent(model: BaseModel) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 import classad2
 import pytest
 
-from condor.idle_jobs import ClusterAd, JobGroup, count_idle_jobs, with_full_capacity
-from condor.offline_ads import offline_ad, stable_attributes
+from condor.pool.idle_jobs import ClusterAd, JobGroup, count_idle_jobs, with_full_capacity
+from condor.pool.offline_ads import offline_ad, stable_attributes
 from vmjobs.ports import WorkerVmProfile
 
 #: As condor_submit writes it for a job that has its files transferred.

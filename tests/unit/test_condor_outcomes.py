@@ -11,14 +11,15 @@ import classad2
 import pytest
 from reports_kit import ended
 
-from condor import names, outcomes
-from condor.chirp import VALUE_MAX, ClassAdExpression
+from condor import names
+from condor.events import outcomes
+from condor.node.chirp import VALUE_MAX, ClassAdExpression
 from vmjobs.errors import NotFound
 from vmjobs.model import ExitStatus, ReasonCode
 from vmjobs.transparent_job import RunResult
 
 if TYPE_CHECKING:
-    from condor.chirp import AttributeValue
+    from condor.node.chirp import AttributeValue
 
 ROOT = Path(__file__).parents[2]
 NOW = 1795228200.7

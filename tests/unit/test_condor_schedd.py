@@ -10,8 +10,8 @@ import classad2
 import htcondor2  # its functions on lists of words come with it
 import pytest
 
-from condor import submit
-from condor.scratch import MIN_DISK
+from condor.node.scratch import MIN_DISK
+from condor.submit import description
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,9 +109,9 @@ def test_which_nodes_a_job_prefers(
 def test_what_keeps_a_job_from_a_node_is_the_same_for_the_jobs_of_the_service() -> None:
     """Where it ran last, and where other machines have the memory."""
     text = str(policy("VMJobRank"))
-    elsewhere = str(classad2.ExprTree(submit.rank("hep:1")))
+    elsewhere = str(classad2.ExprTree(description.rank("hep:1")))
     assert text.endswith(f" + {elsewhere}")
-    cached = str(classad2.ExprTree(submit.rank(f"sha256:{'a' * 64}")))
+    cached = str(classad2.ExprTree(description.rank(f"sha256:{'a' * 64}")))
     assert cached.endswith(f" + {elsewhere}")
 
 

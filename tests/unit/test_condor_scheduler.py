@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from condor import names
-from condor.scheduler import CondorScheduler
+from condor.submit.scheduler import CondorScheduler
 from vmjobs.config import Config
 from vmjobs.errors import InvalidSpec, Unavailable
 from vmjobs.model import CondorRef, JobAction, JobSpec

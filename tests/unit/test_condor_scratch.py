@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from condor import scratch
+from condor.node import scratch
 from vmjobs.agent import protocol
 from vmjobs.agent.protocol import SubmitMessage
 from vmjobs.errors import InvalidRequest, NotFound

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from condor.slot import SlotJob, job_of_starter, slot_name
-from vmjobs.agent.starter import StarterProcess
+from condor.node.slot import SlotJob, job_of_starter, slot_name
+from vmjobs.agent.condor_job.starter import StarterProcess
 from vmjobs.errors import Unavailable
 
 STARTER = StarterProcess(42, 22)

@@ -9,8 +9,9 @@ import classad2
 import htcondor2
 import pytest
 
-from condor import names, outcomes
-from condor.submit import (
+from condor import names
+from condor.events import outcomes
+from condor.submit.description import (
     JobProgram,
     accounting_name,
     argument_string,

@@ -9,7 +9,7 @@ from why_kit import Collector, Daemons, Schedd, ad, daemons, node, queued
 
 from condor.diagnose import daemon_queries
 from condor.diagnose.explainer import JobExplainer, JobExplanation, JobLocation
-from condor.outcomes import AGAIN, OUTCOMES
+from condor.events.outcomes import AGAIN, OUTCOMES
 from vmjobs.errors import NotFound, Unavailable
 
 HERE = JobLocation("", "", 3, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.cli.cluster import SUBCOMMANDS
+from vmjobs.cli.cluster.group import SUBCOMMANDS
 from vmjobs.cli.manifests import read_clusters
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
@@ -20,7 +20,7 @@ SOURCES = (
     "condor/diagnose/findings.py",
     "condor/diagnose/pool_findings.py",
     "condor/diagnose/explainer.py",
-    "vmjobs/cli/job_why_service.py",
+    "vmjobs/cli/job/why_service.py",
 )
 EXAMPLE = ROOT / "examples" / "worker-cluster.yaml"
 

@@ -15,7 +15,7 @@ from waiting_kit import wait_for
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.process_launcher import LaunchedProcess, Launcher
+from vmjobs.hypervisor.sandbox.process_launcher import LaunchedProcess, Launcher
 
 PATH = {"PATH": "/usr/bin:/bin"}
 
@@ -164,7 +164,7 @@ def test_what_starts_them_may_be_killed(shells: Shells) -> None:
 def asker(program: list[str], then: str = "") -> list[str]:
     """Another process that starts one, does something then, and waits for it."""
     script = f"""
-from vmjobs.hypervisor.process_launcher import Launcher
+from vmjobs.hypervisor.sandbox.process_launcher import Launcher
 process = Launcher().start({program}, [0, 1, 2], {PATH!r})
 {then}
 process.status(60)

@@ -11,8 +11,8 @@ import pytest
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, DataDisk, Network, VmConfig, VmLimits
-from vmjobs.hypervisor.domain_xml import QEMU_NAMESPACE, board, domain_xml
-from vmjobs.hypervisor.firmware import Firmware
+from vmjobs.hypervisor.libvirt.domain_xml import QEMU_NAMESPACE, board, domain_xml
+from vmjobs.hypervisor.libvirt.firmware import Firmware
 from vmjobs.model import BootMethod, NetworkMode
 
 IMAGE = BootImage(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import NoHypervisor
-from vmjobs.hypervisor import firmware
 from vmjobs.hypervisor.base import ShutdownCause
+from vmjobs.hypervisor.libvirt import firmware
 from vmjobs.hypervisor.shutdown_causes import ShutdownCauses, cause_from_qemu, cause_from_uml_exit
 
 

@@ -8,16 +8,16 @@ import pytest
 from waiting_kit import Clock
 
 from vmjobs.hypervisor.base import VmLimits
-from vmjobs.hypervisor.cgroup import Delegation, find_delegation
-from vmjobs.hypervisor.cpu_throttle import BURST_SECONDS, PERIOD, CpuAllowance
-from vmjobs.hypervisor.limit_enforcement import (
+from vmjobs.hypervisor.sandbox.bubblewrap import ResourceLimits
+from vmjobs.hypervisor.sandbox.cgroup import Delegation, find_delegation
+from vmjobs.hypervisor.sandbox.cpu_throttle import BURST_SECONDS, PERIOD, CpuAllowance
+from vmjobs.hypervisor.sandbox.limit_enforcement import (
     LimitPlan,
     LimitSupport,
     plan_limits,
     resource_limit_settings,
 )
-from vmjobs.hypervisor.sandbox import ResourceLimits
-from vmjobs.hypervisor.token_bucket import TokenBucket
+from vmjobs.hypervisor.sandbox.token_bucket import TokenBucket
 
 
 def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim(clock: Clock) -> None:

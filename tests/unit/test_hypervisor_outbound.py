@@ -9,7 +9,7 @@ import pytest
 
 from vmjobs.config import Config
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.outbound import (
+from vmjobs.hypervisor.network.outbound import (
     NON_PUBLIC_NETWORKS,
     OutboundPolicy,
     nftables_rules,

@@ -8,8 +8,8 @@ import pytest
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, DataDisk, VmConfig
-from vmjobs.hypervisor.uml import UserModeLinux
-from vmjobs.hypervisor.uml_boot import allowed_parameters
+from vmjobs.hypervisor.uml.driver import UserModeLinux
+from vmjobs.hypervisor.uml.kernel_boot import allowed_parameters
 
 #: Parameters by which a UML kernel opens files of its node, starts programs there, or takes its memory.
 OF_THE_NODE = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.uml_cow import create_overlay, update_base
+from vmjobs.hypervisor.uml.cow import create_overlay, update_base
 
 #: As the kernel writes it for a base of 4 KiB.
 HEAD = bytes.fromhex("4f4f4f4d 00000003 6b006445 0000000000001000 00000200 00001000 00000000")

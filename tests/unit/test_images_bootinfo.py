@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from images.bootinfo import BootInfo, detect_boot, detect_boot_of_bytes
+from images.inspect.bootinfo import BootInfo, detect_boot, detect_boot_of_bytes
 from vmjobs.model import BootMethod
 
 MIB = 1024 * 1024

@@ -10,7 +10,7 @@ import pytest
 from formats_kit import MADE, SIZE, Lab, qemu_img, refused
 
 from images.formats import Format, ImageLimits, detect, inspect
-from images.inspection import inspect_image, limits_from_config
+from images.inspect.inspection import inspect_image, limits_from_config
 from vmjobs.config import Config
 from vmjobs.errors import ImageRejected
 

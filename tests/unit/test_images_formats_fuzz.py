@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from formats_kit import MADE, Lab, damage
 
-from images import bootinfo
 from images.formats import Format, ImageLimits, inspect
-from images.inspection import inspect_image
+from images.inspect import bootinfo
+from images.inspect.inspection import inspect_image
 from vmjobs.errors import ImageRejected
 
 ROUNDS = 100

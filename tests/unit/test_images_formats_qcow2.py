@@ -12,7 +12,7 @@ import pytest
 from formats_kit import Lab, qemu_img, refused
 
 from images.formats import ImageLimits
-from images.inspection import inspect_image
+from images.inspect.inspection import inspect_image
 
 MIB = 1024 * 1024
 

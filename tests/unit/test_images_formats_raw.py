@@ -9,7 +9,7 @@ from formats_kit import MADE, SIZE, Lab, disk, refused
 
 from images.formats import Format, refusal_of_raw
 from images.formats.signatures import signatures
-from images.inspection import inspect_image
+from images.inspect.inspection import inspect_image
 
 MIB = 1024 * 1024
 

@@ -10,7 +10,7 @@ import pytest
 from formats_kit import SIZE, Lab, le16, le32, le64, qemu_img, refused, stream_with_footer
 
 from images.formats import ImageLimits
-from images.inspection import inspect_image
+from images.inspect.inspection import inspect_image
 
 BOTH = ("vmdk-sparse", "vmdk-stream")
 MIB = 1024 * 1024

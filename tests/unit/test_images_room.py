@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from images_cache_kit import Remote, cut_off, files, noise, put, used
 
-from images.cache import ImageCache
+from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import StorageFull
 from vmjobs.model import MIB
 

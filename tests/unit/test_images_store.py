@@ -11,7 +11,7 @@ from images_cache_kit import damage
 
 from images.content import SEGMENT_BYTES, compute_layout_of_bytes
 from images.manifest import ImageManifest
-from images.store import ImageStore
+from images.store.image_store import ImageStore
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import BootMethod, HypervisorKind

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from images.worker_threads import MAX_WAITING_RESULTS, THREADS, run_tasks
+from images.transfer.worker_threads import MAX_WAITING_RESULTS, THREADS, run_tasks
 
 
 def test_all_results_come_whatever_their_order() -> None:

@@ -15,7 +15,7 @@ from vmjobs.agent.journal import Journal
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import Assignment
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.uml_boot import MAX_NAME
+from vmjobs.hypervisor.uml.kernel_boot import MAX_NAME
 from vmjobs.model import HypervisorKind
 
 MEMBER = member_order().id

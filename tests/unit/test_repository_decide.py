@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from repository.state_policy import (
+from repository.jobs.state_policy import (
     AGENT_SILENCE,
     CANCEL_GRACE,
     LOST_AFTER,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.streams import StreamStore
+from repository.jobs.streams import StreamStore
 from vmjobs.errors import Conflict, InvalidRequest, Unavailable
 from vmjobs.model import StreamName
 

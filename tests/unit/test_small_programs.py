@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LARGE = ("argparse", "dataclasses", "inspect", "logging", "pathlib", "pydantic", "subprocess", "typing")
 
 
-@pytest.mark.parametrize("program", ["condor.exec_transparent", "condor.startd_cron"])
+@pytest.mark.parametrize("program", ["condor.node.exec_transparent", "condor.node.startd_cron"])
 def test_what_runs_beside_each_job_imports_nothing_large(program: str) -> None:
     code = (
         f"import sys; sys.path.append({str(ROOT)!r}); import {program}; "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from condor.scratch import ATTRIBUTE_OF_FIELD
+from condor.node.scratch import ATTRIBUTE_OF_FIELD
 from vmjobs import execute_transparent
 from vmjobs.agent import protocol
 from vmjobs.agent.framing import Channel, DataMessage

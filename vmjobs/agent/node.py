@@ -15,8 +15,9 @@ from typing import Protocol
 from vmjobs import __version__
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, Unauthenticated, VMJobsError
-from vmjobs.hypervisor import guest_network, sandbox
 from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.hypervisor.network import guest_network
+from vmjobs.hypervisor.sandbox import bubblewrap
 from vmjobs.model import MIB, HypervisorInfo, NetworkMode, Node, now
 from vmjobs.wire import NodeWishes
 
@@ -78,7 +79,7 @@ def describe(
 @cache
 def _has_isolation(isolation: str) -> bool:
     """Whether VMs are isolated, which a network requires."""
-    return isolation == "required" or not sandbox.unavailable_reason()
+    return isolation == "required" or not bubblewrap.unavailable_reason()
 
 
 class NodeAnnouncer:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from vmjobs.agent.outcome import RunOutcome
+from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.model import ReasonCode, now
 
 #: Failures in a row that begin a rest.

@@ -18,20 +18,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import disk_usage
 
-from vmjobs.agent import condor_checkpoint, console_stream, protocol
+from vmjobs.agent import console_stream, protocol
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.checks import MIN_FREE_BYTES, FaultCause
-from vmjobs.agent.condor_checkpoint import CheckpointStores, StartPoint
-from vmjobs.agent.condor_job import receive_job
+from vmjobs.agent.condor_job import checkpoints
+from vmjobs.agent.condor_job.checkpoints import CheckpointStores, StartPoint
+from vmjobs.agent.condor_job.condor_job import receive_job
+from vmjobs.agent.condor_job.job_access import JobAccess
+from vmjobs.agent.condor_job.starter import StarterProcess, effective_uid, read_starter
 from vmjobs.agent.framing import DataMessage
-from vmjobs.agent.job_access import JobAccess
 from vmjobs.agent.journal import InterruptedRun
 from vmjobs.agent.node_health import FAILURE_LIMIT, NodeHealth
-from vmjobs.agent.outcome import RunOutcome
-from vmjobs.agent.run import ReportUndelivered, Run, RunServices
-from vmjobs.agent.run_events import EventQueue, LeaseLost, SaveRequested, SignalSent
-from vmjobs.agent.starter import StarterProcess, effective_uid, read_starter
-from vmjobs.agent.suspend import suspending
+from vmjobs.agent.run.events import EventQueue, LeaseLost, SaveRequested, SignalSent
+from vmjobs.agent.run.job_run import ReportUndelivered, Run, RunServices
+from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.suspend import suspending
 from vmjobs.errors import (
     AttemptSuperseded,
     ConfigError,
@@ -136,7 +137,7 @@ class CondorJobServices:
             return StartPoint(message, self.resolve(message.image))
         if self.stores is None:
             raise Forbidden("this node has no repository to save VMs to")
-        return condor_checkpoint.find_start_point(message, attempt, self.resolve, self.stores, slot)
+        return checkpoints.find_start_point(message, attempt, self.resolve, self.stores, slot)
 
 
 @dataclass

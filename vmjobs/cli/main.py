@@ -23,24 +23,24 @@ _AS_JSON: Final = f"{__name__}.as_json"
 
 #: name -> (module, attribute, one line of help).
 COMMANDS = {
-    "job": ("vmjobs.cli.job", "job", "Submit and manage jobs."),
-    "image": ("vmjobs.cli.image", "image", "Build and manage images."),
-    "cluster": ("vmjobs.cli.cluster", "cluster", "Operate virtual clusters."),
-    "gateway": ("vmjobs.cli.gateway", "gateway", "Run a grid gateway on this host."),
-    "node": ("vmjobs.cli.node", "node", "Show execute nodes."),
+    "job": ("vmjobs.cli.job.group", "job", "Submit and manage jobs."),
+    "image": ("vmjobs.cli.image.group", "image", "Build and manage images."),
+    "cluster": ("vmjobs.cli.cluster.group", "cluster", "Operate virtual clusters."),
+    "gateway": ("vmjobs.cli.gateway.group", "gateway", "Run a grid gateway on this host."),
+    "node": ("vmjobs.cli.node.group", "node", "Show execute nodes."),
     "token": ("vmjobs.cli.token", "token", "Make, list and revoke bearer tokens (on the API's host)."),
     "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this host."),
-    "agent": ("vmjobs.cli.agent", "agent", "Run jobs for HTCondor on this node."),
-    "exec": ("vmjobs.cli.exec", "exec_job", "Run one job through this node's agent."),
+    "agent": ("vmjobs.cli.node.agent", "agent", "Run jobs for HTCondor on this node."),
+    "exec": ("vmjobs.cli.node.exec", "exec_job", "Run one job through this node's agent."),
     "exec-unchanged": (
-        "vmjobs.cli.exec_unchanged",
+        "vmjobs.cli.node.exec_unchanged",
         "exec_unchanged",
         "Run a transparent job.",
     ),
-    "enter": ("vmjobs.cli.enter", "enter", "Enter the VM of an HTCondor job on its node."),
+    "enter": ("vmjobs.cli.node.enter", "enter", "Enter the VM of an HTCondor job on its node."),
     "serve": ("vmjobs.cli.serve", "serve", "Serve the REST API."),
     "worker": ("vmjobs.cli.worker", "worker", "Submit and track jobs (Celery worker and beat)."),
-    "doctor": ("vmjobs.cli.doctor", "doctor", "Check this host and report faults."),
+    "doctor": ("vmjobs.cli.node.doctor", "doctor", "Check this host and report faults."),
     "completion": ("vmjobs.cli.completion", "completion", "Print shell completion code."),
 }
 

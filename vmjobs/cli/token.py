@@ -13,7 +13,7 @@ import click
 
 from api.serve import make_issuer
 from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
-from repository.database import Database
+from repository.db.database import Database
 from repository.migrations import upgrade
 from repository.tokens import TokenRecord, TokenRegister
 from vmjobs.cli.common import config, echo, json_option, print_json, print_table, read_token

@@ -15,8 +15,8 @@ from vmjobs.config import Config
 from vmjobs.errors import BuildError, ConfigError, NoHypervisor, Unavailable
 
 if TYPE_CHECKING:
-    from repository.build_worker import BuildContext
-    from repository.dispatcher import DispatchContext
+    from repository.builds.build_worker import BuildContext
+    from repository.jobs.dispatcher import DispatchContext
     from vmjobs.ports import Pool
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ def worker(concurrency: int, no_beat: bool, builds: bool) -> None:
 
 def _dispatch(settings: Config, concurrency: int, *, beat: bool) -> None:
     from api.serve import make_issuer  # noqa: PLC0415
-    from condor.scheduler import CondorScheduler  # noqa: PLC0415
-    from repository.dispatcher import DispatchContext  # noqa: PLC0415
+    from condor.submit.scheduler import CondorScheduler  # noqa: PLC0415
+    from repository.jobs.dispatcher import DispatchContext  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
     from repository.tasks import make_celery, worker_arguments  # noqa: PLC0415
 
@@ -68,7 +68,7 @@ def _pools(settings: Config) -> dict[str, Pool]:
     """Return the pools that virtual clusters may join, by name."""
     if not settings.pools:
         return {}
-    from condor.pool import CondorPool  # noqa: PLC0415
+    from condor.pool.condor_pool import CondorPool  # noqa: PLC0415
 
     seconds = settings.pool_token_seconds
     return {
@@ -88,13 +88,13 @@ def _refuse_root() -> None:
 
 def _build(settings: Config) -> None:
     from images.build.scratch_dir import remove_leftovers  # noqa: PLC0415
-    from images.store import ImageStore  # noqa: PLC0415
+    from images.store.image_store import ImageStore  # noqa: PLC0415
     from repository.broker import BUILD_QUEUE  # noqa: PLC0415
-    from repository.build_worker import BuildContext  # noqa: PLC0415
+    from repository.builds.build_worker import BuildContext  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
     from repository.tasks import make_builder, worker_arguments  # noqa: PLC0415
     from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
-    from vmjobs.cli.node_parts import make_hypervisors  # noqa: PLC0415
+    from vmjobs.cli.node.parts import make_hypervisors  # noqa: PLC0415
 
     def parts() -> BuildContext:
         store = ImageStore(settings.images)
@@ -117,8 +117,8 @@ def _build(settings: Config) -> None:
 
 def _check_builder(settings: Config) -> None:
     """Raise BuildError or NoHypervisor if every build on this host would fail."""
-    from images.store import ImageStore  # noqa: PLC0415
-    from vmjobs.cli.node_parts import make_hypervisors  # noqa: PLC0415
+    from images.store.image_store import ImageStore  # noqa: PLC0415
+    from vmjobs.cli.node.parts import make_hypervisors  # noqa: PLC0415
 
     if shutil.which("mmdebstrap") is None:
         raise BuildError("mmdebstrap is not installed; images cannot be built without it")

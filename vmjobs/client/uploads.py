@@ -14,7 +14,7 @@ BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 
 
 class UploadClient:
-    """An open upload (an ``images.push.UploadTarget``). Safe to share between threads."""
+    """An open upload (an ``images.transfer.push.UploadTarget``). Safe to share between threads."""
 
     def __init__(self, http: ApiTransport, about: Upload) -> None:
         self._http = http

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vmjobs.errors import Unavailable, VMJobsError, reason_of
-from vmjobs.hypervisor.mconsole import short_path
+from vmjobs.hypervisor.uml.mconsole import short_path
 
 log = logging.getLogger(__name__)
 

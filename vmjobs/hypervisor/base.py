@@ -40,7 +40,7 @@ class LazyDisk:
     """A root disk that this node does not have completely: reads fetch missing chunks.
 
     socket: Unix socket of the agent, which is asked before each read and answers once the chunks are in
-        the file (:mod:`vmjobs.hypervisor.nbd_plugin` defines the protocol).
+        the file (:mod:`vmjobs.hypervisor.libvirt.nbd_plugin` defines the protocol).
     size: of the disk, in bytes.
     """
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vmjobs.config import Config
-from vmjobs.hypervisor import qemu_wrapper, sandbox, sandboxed
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.hypervisor.outbound import OutboundPolicy
+from vmjobs.hypervisor.libvirt import qemu_sandbox, qemu_wrapper
+from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.network.outbound import OutboundPolicy
 from vmjobs.hypervisor.probe import node_kernels
-from vmjobs.hypervisor.process_launcher import Launcher
-from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.sandbox import bubblewrap
+from vmjobs.hypervisor.sandbox.process_launcher import Launcher
+from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def _isolated(config: Config) -> bool:
     """Whether VMs are isolated; if the operator prefers that only: if possible."""
     if config.isolation == "required":
         return True
-    fault = sandbox.unavailable_reason()
+    fault = bubblewrap.unavailable_reason()
     if fault:
         log.warning(_NOT_ISOLATED_WARNING, "VMs", fault)
     return not fault
@@ -71,7 +72,7 @@ def _isolated(config: Config) -> bool:
 
 def _isolated_by_libvirt(config: Config) -> bool:
     """The same for VMs that libvirt starts, which need one more program."""
-    missing = sandboxed.find() is None and config.isolation == "preferred"
+    missing = qemu_sandbox.find() is None and config.isolation == "preferred"
     if missing:
         log.warning(
             _NOT_ISOLATED_WARNING, "qemu and kvm VMs", f"{qemu_wrapper.PROGRAM} is not installed"

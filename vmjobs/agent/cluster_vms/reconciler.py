@@ -32,8 +32,8 @@ from vmjobs.agent.cluster_vms.vm_instance import (
     VmInstance,
     end_after_error,
 )
-from vmjobs.agent.run_events import ExitReported, GuestReady
-from vmjobs.agent.ssh_relay import SshSession
+from vmjobs.agent.guest.ssh_relay import SshSession
+from vmjobs.agent.run.events import ExitReported, GuestReady
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import Assignment, ClusterVmOrder
 from vmjobs.errors import LoginUnavailable, VMJobsError

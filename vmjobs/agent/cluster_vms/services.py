@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
-from vmjobs.agent.run import DriverChooser
+from vmjobs.agent.run.job_run import DriverChooser
 from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.hypervisor.base import Hypervisor, PrivateCard, VmLimits
 from vmjobs.local import describe_inputs

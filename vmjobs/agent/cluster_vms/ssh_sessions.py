@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from vmjobs.agent.background import start_thread
-from vmjobs.agent.ssh_relay import SshSession
+from vmjobs.agent.guest.ssh_relay import SshSession
 from vmjobs.cluster.ssh_session import PendingSession, SessionAnswer
 from vmjobs.errors import VMJobsError
 from vmjobs.ports import SessionSource

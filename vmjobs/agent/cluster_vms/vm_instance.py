@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from vmjobs.agent import ssh_relay
 from vmjobs.agent.cluster_vms import persistent_disks
 from vmjobs.agent.cluster_vms.journal import ClusterVmPaths
 from vmjobs.agent.cluster_vms.plan import describe_exit
@@ -21,17 +20,11 @@ from vmjobs.agent.cluster_vms.pool_tokens import PoolTokenCache
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord, VmEnd
 from vmjobs.agent.cluster_vms.services import ClusterVmServices, script_ticket, vm_limits
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile
-from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
-from vmjobs.agent.endpoint import serving
-from vmjobs.agent.guest_session import GuestSession
-from vmjobs.agent.job_disk import (
-    SIZE_UNIT,
-    JobDescription,
-    create_blank_disk,
-    write_job_disk,
-)
-from vmjobs.agent.outcome import image_failed, outcome_of_early_end, panic_reason, with_console_lines
-from vmjobs.agent.run_events import (
+from vmjobs.agent.guest import ssh_relay
+from vmjobs.agent.guest.endpoint import serving
+from vmjobs.agent.guest.guest_session import GuestSession
+from vmjobs.agent.run.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.run.events import (
     ExitReported,
     GuestReady,
     GuestSilent,
@@ -39,7 +32,19 @@ from vmjobs.agent.run_events import (
     RunEvent,
     VmEnded,
 )
-from vmjobs.agent.vm_watch import VmWatch, watching
+from vmjobs.agent.run.job_disk import (
+    SIZE_UNIT,
+    JobDescription,
+    create_blank_disk,
+    write_job_disk,
+)
+from vmjobs.agent.run.outcome import (
+    image_failed,
+    outcome_of_early_end,
+    panic_reason,
+    with_console_lines,
+)
+from vmjobs.agent.run.vm_watch import VmWatch, watching
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import ClusterVmOrder, PoolToken

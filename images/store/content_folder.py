@@ -1,0 +1,367 @@
+"""Stores contents in a directory: sparse files, written atomically, verified on use."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from images.content import (
+    CHUNK_BYTES,
+    CHUNKS_PER_SEGMENT,
+    CONTENT_PREFIX,
+    SEGMENT_BYTES,
+    ContentLayout,
+    chunk_digest,
+    compute_layout,
+    is_zero,
+    read_segment,
+    segment_digest,
+    zero_chunk_digest,
+    zero_segment_digest,
+)
+from images.store.files import move_into_place, remove_leftovers, temporary, write_all, write_atomically
+from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
+
+_READ_BYTES: Final = 1 << 20
+_DIGEST: Final = re.compile(r"tree:[0-9a-f]{64}")
+#: ioctl_ficlone(2): a file shares the disk blocks of another.
+_FICLONE: Final = 0x40049409
+
+
+class SparseWriter(io.RawIOBase):
+    """Writes to a file, leaves holes for zeros, and computes the layout meanwhile.
+
+    At most one chunk is in memory. on_write: called with the number of bytes written so far.
+    """
+
+    def __init__(self, file: BinaryIO, on_write: Callable[[int], None] | None = None) -> None:
+        self._descriptor = file.fileno()
+        self._on_write = on_write
+        self._pending = bytearray()
+        self._chunk_digests: list[bytes] = []
+        self._segments: list[bytes] = []
+        self.size = 0
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Append bytes."""
+        view = memoryview(data).cast("B")
+        length = len(view)
+        if self._pending:
+            missing = CHUNK_BYTES - len(self._pending)
+            self._pending += view[:missing]
+            view = view[missing:]
+            if len(self._pending) == CHUNK_BYTES:
+                self._write_chunk(bytes(self._pending))
+                self._pending.clear()
+        while len(view) >= CHUNK_BYTES:
+            self._write_chunk(view[:CHUNK_BYTES])
+            view = view[CHUNK_BYTES:]
+        self._pending += view
+        if self._on_write is not None:
+            self._on_write(self.size + len(self._pending))
+        return length
+
+    def write_hole(self, length: int) -> None:
+        """Append a segment of ``length`` zeros, at the end of a segment."""
+        self._segments.append(zero_segment_digest(length))
+        self.size += length
+        if self._on_write is not None:
+            self._on_write(self.size)
+
+    def finish(self) -> ContentLayout:
+        """Set the file's size, also if it ends in a hole, and return the layout."""
+        if self._pending:
+            self._write_chunk(bytes(self._pending))
+            self._pending.clear()
+        if self._chunk_digests:
+            self._end_segment()
+        os.ftruncate(self._descriptor, self.size)
+        return ContentLayout(self.size, tuple(self._segments))
+
+    def _write_chunk(self, data: bytes | memoryview) -> None:
+        if is_zero(data):
+            self._chunk_digests.append(zero_chunk_digest(len(data)))
+        else:
+            self._chunk_digests.append(chunk_digest(data))
+            write_all(self._descriptor, data, self.size)
+        self.size += len(data)
+        if len(self._chunk_digests) == CHUNKS_PER_SEGMENT:
+            self._end_segment()
+
+    def _end_segment(self) -> None:
+        self._segments.append(segment_digest(self._chunk_digests))
+        self._chunk_digests.clear()
+
+
+class IncomingContent:
+    """A content that is being written to the store."""
+
+    def __init__(
+        self,
+        folder: ContentFolder,
+        file: BinaryIO,
+        path: Path,
+        on_write: Callable[[int], None] | None,
+    ) -> None:
+        self._folder, self._file, self._path = folder, file, path
+        self.writer = SparseWriter(file, on_write)
+
+    @property
+    def stream(self) -> BinaryIO:
+        """The stream to write the bytes to."""
+        return cast(BinaryIO, self.writer)
+
+    def commit(self) -> tuple[str, int]:
+        """Add the written content to the store; returns its digest and size in bytes.
+
+        Raises:
+            InvalidRequest: the content is empty, which no part of an image may be.
+        """
+        layout = self.writer.finish()
+        self._folder.commit_file(self._file, self._path, layout)
+        return layout.digest, layout.size
+
+
+@dataclass(frozen=True)
+class ContentFolder:
+    """Contents below ``root``: ``contents/<2 hex digits>/<hex digits>`` and layouts.
+
+    The layout file (``….layout``) appears before the content, so that each content that is here can
+    be used at once.
+    """
+
+    root: Path
+
+    def path(self, digest: str) -> Path:
+        """Path of the content, which need not exist.
+
+        Raises:
+            NotFound: this is not a digest, and nothing else may become part of a path.
+        """
+        name = _hex_digits(digest)
+        return self.root / "contents" / name[:2] / name
+
+    def lock_path(self, digest: str) -> Path:
+        """Path of the lock that a fetch of the content holds."""
+        return self.root / "locks" / _hex_digits(digest)
+
+    def partial(self, digest: str) -> Path:
+        """Path of the partial file during a fetch."""
+        return self.root / "partial" / _hex_digits(digest)
+
+    def chunk_digests_path(self, digest: str) -> Path:
+        """Path of the content's chunk digests, which need not exist."""
+        return self.path(digest).with_suffix(".blocks")
+
+    @property
+    def temporary(self) -> Path:
+        """Directory for files that are being written."""
+        return self.root / "tmp"
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files of writers that have exited."""
+        remove_leftovers(self.temporary)
+
+    @contextmanager
+    def receive(self, on_write: Callable[[int], None] | None = None) -> Iterator[IncomingContent]:
+        """A content to write; :meth:`IncomingContent.commit` adds it to the store."""
+        with temporary(self.temporary) as (file, path):
+            yield IncomingContent(self, file, path, on_write)
+
+    def put(self, stream: BinaryIO) -> tuple[str, int]:
+        """Store the stream's bytes, if new; returns their digest and size in bytes.
+
+        Raises:
+            InvalidRequest: the stream is empty.
+        """
+        with self.receive() as incoming:
+            while piece := stream.read(_READ_BYTES):
+                incoming.writer.write(piece)
+            return incoming.commit()
+
+    def add_file(
+        self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None
+    ) -> tuple[str, int]:
+        """Store a regular file without reading its holes; returns its digest and size.
+
+        Where the file system supports clones, the copy shares the original's disk blocks.
+
+        Raises:
+            InvalidRequest: it is empty or not a regular file. OSError: it cannot be read.
+        """
+        if isinstance(source, Path):
+            with source.open("rb", buffering=0) as file:
+                return self.add_file(cast(BinaryIO, file), on_write)
+        status = os.fstat(source.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidRequest("cannot store the file: it is not a regular file")
+        with temporary(self.temporary) as (target, path):
+            if _clone(source, target):
+                layout = compute_layout(target, os.fstat(target.fileno()).st_size, on_write)
+            else:
+                layout = _copy(source, status.st_size, SparseWriter(target, on_write))
+            self.commit_file(target, path, layout)
+        return layout.digest, layout.size
+
+    def commit_file(self, file: BinaryIO, path: Path, layout: ContentLayout) -> None:
+        """Make a temporary file the content of the given layout, without reading it.
+
+        An existing file stays: VMs may run from it, and a push would see a new file as a change.
+
+        Raises:
+            InvalidRequest: the layout is empty.
+        """
+        if layout.size == 0:
+            raise InvalidRequest("an empty file cannot be a part of an image")
+        target = self.path(layout.digest)
+        with suppress(FileNotFoundError):
+            if self._read_mark(target) == mark_of(target.stat()):
+                return
+        write_atomically(_layout_path(target), layout.to_bytes(), self.temporary)
+        move_into_place(file, path, target)
+        self._write_mark(target, mark_of(target.stat()))
+
+    def verify(
+        self, digest: str, size: int | None = None, done: Callable[[int], None] | None = None
+    ) -> Path:
+        """Verify the content's bytes, and return the path of its file.
+
+        A verified file is not read again while its inode, size and times stay the same: the start
+        from a cached image must not take longer for a larger image.
+
+        done: called with the number of bytes read, if the file is read.
+
+        Raises:
+            NotFound: it is not here. DigestMismatch: it is damaged.
+        """
+        path = self.path(digest)
+        try:
+            with path.open("rb", buffering=0) as file:
+                mark = mark_of(os.fstat(file.fileno()))
+                if size is not None and mark["size"] != size:
+                    raise DigestMismatch(
+                        f"{digest} ({path}) has {mark['size']} bytes instead of {size}"
+                    )
+                if self._read_mark(path) == mark:
+                    return path
+                layout = compute_layout(cast(BinaryIO, file), mark["size"], done)
+        except FileNotFoundError:
+            raise NotFound(f"there is no content {digest}") from None
+        if layout.digest != digest:
+            raise DigestMismatch(
+                f"{digest} is damaged: {path} has the digest {layout.digest}",
+                hint="remove the file and fetch or build the image again",
+            )
+        self._write_mark(path, mark)
+        return path
+
+    def layout(self, digest: str) -> ContentLayout:
+        """The content's layout.
+
+        Raises:
+            NotFound: it is not here. DigestMismatch: it is damaged.
+        """
+        path = self.path(digest)
+        if not path.exists():
+            raise NotFound(f"there is no content {digest}")
+        try:
+            return ContentLayout.parse(_layout_path(path).read_bytes(), digest)
+        except (FileNotFoundError, DigestMismatch):
+            pass  # the content itself gives the layout
+        with path.open("rb", buffering=0) as file:
+            layout = compute_layout(cast(BinaryIO, file), os.fstat(file.fileno()).st_size)
+        if layout.digest != digest:
+            raise DigestMismatch(f"{digest} is damaged: {path} has the digest {layout.digest}")
+        with suppress(OSError):
+            write_atomically(_layout_path(path), layout.to_bytes(), self.temporary)
+        return layout
+
+    def has(self, digest: str) -> bool:
+        """Whether the content is here (its bytes are not verified)."""
+        return self.path(digest).is_file()
+
+    def list(self) -> Iterator[str]:
+        """Digests of the contents that are here (their bytes are not verified)."""
+        for path in self.root.glob("contents/*/*"):
+            if _DIGEST.fullmatch(f"{CONTENT_PREFIX}{path.name}"):
+                yield f"{CONTENT_PREFIX}{path.name}"
+
+    def remove(self, digest: str) -> None:
+        """Remove a content, if it is here. Open files of it stay readable."""
+        path = self.path(digest)
+        companions = (_layout_path(path), self.chunk_digests_path(digest), self._mark_path(path))
+        for name in (path, *companions):
+            name.unlink(missing_ok=True)
+
+    def drop_partial(self, digest: str) -> None:
+        """Remove a content's partial file. The caller holds the content's lock."""
+        path = self.partial(digest)
+        for name in (path, path.with_suffix(".note"), path.with_suffix(".blocks")):
+            name.unlink(missing_ok=True)
+
+    def _read_mark(self, path: Path) -> dict[str, int] | None:
+        try:
+            return cast(dict[str, int], json.loads(self._mark_path(path).read_bytes()))
+        except (OSError, ValueError):
+            return None
+
+    def _write_mark(self, path: Path, mark: dict[str, int]) -> None:
+        # A read-only store (another owner's, a read-only mount) works as well; its contents are
+        # then read at each use.
+        with suppress(OSError):
+            write_atomically(self._mark_path(path), json.dumps(mark).encode(), self.temporary)
+
+    def _mark_path(self, path: Path) -> Path:
+        return self.root / "verified" / path.name
+
+
+def _hex_digits(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise NotFound(f"{digest!r} is not the digest of a content")
+    return digest.removeprefix(CONTENT_PREFIX)
+
+
+def _layout_path(path: Path) -> Path:
+    return path.with_suffix(".layout")
+
+
+def mark_of(status: os.stat_result) -> dict[str, int]:
+    """Attributes that change when a file's bytes change."""
+    return {
+        "inode": status.st_ino,
+        "size": status.st_size,
+        "changed": status.st_ctime_ns,
+        "modified": status.st_mtime_ns,
+    }
+
+
+def _clone(source: BinaryIO, target: BinaryIO) -> bool:
+    try:
+        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+    except OSError:
+        return False  # a different file system, or one without clones
+    return True
+
+
+def _copy(source: BinaryIO, size: int, writer: SparseWriter) -> ContentLayout:
+    buffer = bytearray(SEGMENT_BYTES)
+    for number in range(-(-size // SEGMENT_BYTES)):
+        data = read_segment(source, number, size, buffer)
+        if data is None:
+            writer.write_hole(min(SEGMENT_BYTES, size - number * SEGMENT_BYTES))
+        else:
+            writer.write(data)
+    return writer.finish()

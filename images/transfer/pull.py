@@ -1,0 +1,95 @@
+"""Fetches images from a repository into a local store, or their disks into files.
+
+The fetch works as on a node: several segments at once, verified, sparse, and continued after an
+interruption. It evicts nothing from the store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from images.cache.eviction import CacheEviction, is_disk_full
+from images.cache.fetch import ContentFetch
+from images.manifest import ImageManifest, Part
+from images.store.files import exclusive_lock
+from images.store.image_store import ImageStore
+from images.transfer.remote import ImageFetcher
+from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, StorageFull
+from vmjobs.fsync import sync_directory
+
+#: Called with the number of completed bytes.
+ProgressCallback = Callable[[int], None]
+
+
+class _NoEviction(CacheEviction):
+    """The space of a store whose images are there on purpose: evicts none of them."""
+
+    def __init__(self, store: ImageStore) -> None:
+        super().__init__(store, 0, 0)
+
+    def evict_one(self) -> bool:
+        return False
+
+
+def pull_image(
+    store: ImageStore, fetch: ImageFetcher, digest: str, on_progress: ProgressCallback
+) -> ImageManifest:
+    """Fetch an image into the store, and verify every byte.
+
+    Raises:
+        NotFound, Unavailable: from the fetcher; the next attempt continues with the partial file.
+        DigestMismatch: fetched bytes have a wrong digest.
+        StorageFull: it does not fit.
+    """
+    manifest = ImageManifest.parse(fetch.manifest(digest), digest)
+    done = 0
+    for part in manifest.parts():
+        _ensure_content(store, fetch, digest, part, _offset_progress(on_progress, done))
+        done += part.size
+        on_progress(done)
+    store.put_manifest(manifest)
+    return manifest
+
+
+def pull_file(
+    target: Path,
+    fetch: ImageFetcher,
+    digest: str,
+    content: str,
+    size: int,
+    on_progress: ProgressCallback,
+) -> None:
+    """Fetch one content of an image to a raw, sparse file, which appears when complete.
+
+    The partial file is in a directory beside it. Raises as :func:`pull_image` does.
+    """
+    scratch = target.with_name(f".{target.name[:128]}.pull")
+    try:
+        store = ImageStore(scratch)
+        _ensure_content(store, fetch, digest, Part(digest=content, size=size), on_progress)
+        path = store.content_path(content)
+        path.chmod(0o644)
+        path.replace(target)
+        sync_directory(target.absolute().parent)
+        shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        if is_disk_full(error):
+            raise StorageFull(f"no space for {target}: {error.strerror}") from error
+        raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
+
+
+def _ensure_content(
+    store: ImageStore, fetch: ImageFetcher, image: str, part: Part, on_progress: ProgressCallback
+) -> None:
+    folder = store.folder
+    with exclusive_lock(folder.lock_path(part.digest)):
+        try:
+            folder.verify(part.digest, part.size)
+        except (NotFound, DigestMismatch):
+            ContentFetch(folder, _NoEviction(store), fetch, image, part, on_progress).run()
+
+
+def _offset_progress(on_progress: ProgressCallback, before: int) -> ProgressCallback:
+    return lambda done: on_progress(before + done)

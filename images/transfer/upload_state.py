@@ -1,0 +1,161 @@
+"""Caches the digests of pushed files, so that the next push need not read them again.
+
+The user's cache directory has one file for each pushed file: a line that identifies it (any change
+invalidates the digests), then one record for each segment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from images.content import CHUNKS_PER_SEGMENT
+from images.transfer.push import Mark, mark_of
+
+_RECORD: Final = struct.Struct(">II")
+_DIGEST_BYTES: Final = 32
+_MAX_HEADER_BYTES: Final = 4096
+#: Age of the last use after which a cache file is removed.
+MAX_AGE_SECONDS: Final = 30 * 86400
+
+
+class FileDigestCache:
+    """A file's :class:`images.transfer.push.DigestCache` on disk; empty if it cannot be used."""
+
+    def __init__(self, file: BinaryIO | None, offsets: dict[int, tuple[int, int]]) -> None:
+        self._file = file
+        self._offsets = offsets
+
+    @classmethod
+    def open(cls, folder: Path, path: Path) -> Self:
+        """Open the cache of ``path``; it is empty if the file has changed since."""
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_old_files(folder)
+            target = path.resolve()
+            header = _header(target, mark_of(target))
+            name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
+            handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.fdopen(handle, "r+b", buffering=0)
+            with suppress(BlockingIOError):  # another push of the same file has it
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.utime(file.fileno())
+                return cls(file, _read(file, header))
+            file.close()
+        return cls(None, {})
+
+    def close(self) -> None:
+        """Close the file and release its lock."""
+        if self._file is not None:
+            self._file.close()
+
+    def chunk_digests(self, number: int) -> list[bytes] | None:
+        """See :class:`images.transfer.push.DigestCache`."""
+        if self._file is None or number not in self._offsets:
+            return None
+        offset, count = self._offsets[number]
+        try:
+            data = os.pread(self._file.fileno(), count * _DIGEST_BYTES, offset)
+        except OSError:
+            return None
+        if len(data) != count * _DIGEST_BYTES:
+            return None
+        return [data[i : i + _DIGEST_BYTES] for i in range(0, len(data), _DIGEST_BYTES)]
+
+    def save(self, number: int, chunk_digests: Sequence[bytes]) -> None:
+        """See :class:`images.transfer.push.DigestCache`."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            end = self._file.seek(0, os.SEEK_END)
+            record = _RECORD.pack(number, len(chunk_digests)) + b"".join(chunk_digests)
+            if self._file.write(record) == len(record):
+                self._offsets[number] = (end + _RECORD.size, len(chunk_digests))
+            else:
+                self._file.truncate(end)
+
+    def clear(self) -> None:
+        """See :class:`images.transfer.push.DigestCache`."""
+        self._offsets.clear()
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.truncate(0)
+
+
+def _header(path: Path, mark: Mark) -> bytes:
+    return json.dumps({"version": 1, "path": str(path), **asdict(mark)}).encode() + b"\n"
+
+
+def _read(file: BinaryIO, header: bytes) -> dict[int, tuple[int, int]]:
+    """Offsets of the records; empties a cache file with another header."""
+    if os.pread(file.fileno(), _MAX_HEADER_BYTES, 0)[: len(header)] != header:
+        file.truncate(0)
+        file.seek(0)
+        file.write(header)
+        return {}
+    offsets: dict[int, tuple[int, int]] = {}
+    end, offset = file.seek(0, os.SEEK_END), len(header)
+    while offset + _RECORD.size <= end:
+        number, count = _RECORD.unpack(os.pread(file.fileno(), _RECORD.size, offset))
+        after = offset + _RECORD.size + count * _DIGEST_BYTES
+        if count > CHUNKS_PER_SEGMENT or after > end:
+            break
+        offsets[number] = (offset + _RECORD.size, count)
+        offset = after
+    file.truncate(offset)  # an incomplete record
+    return offsets
+
+
+def _remove_old_files(folder: Path) -> None:
+    """Remove old cache files."""
+    oldest = time.time() - MAX_AGE_SECONDS
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+class UploadState:
+    """Identifier of the upload that the next push of a source to a service resumes."""
+
+    def __init__(self, folder: Path, service: str, source: str) -> None:
+        name = hashlib.sha256(f"{service}\n{source}".encode("utf-8", "surrogateescape")).hexdigest()
+        self._path = folder / f"{name[:32]}.upload"
+        self._file: BinaryIO | None = None  # locked; None if another push has the lock
+        with suppress(OSError), ExitStack() as stack:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = stack.enter_context(self._path.open("a+b", buffering=0))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.pop_all()
+            self._file = file
+
+    def load(self) -> str:
+        """The upload's identifier; empty if unknown or in use by another push."""
+        if self._file is None:
+            return ""
+        self._file.seek(0)
+        return self._file.read(_MAX_HEADER_BYTES).decode("ascii", "replace").strip()
+
+    def save(self, upload: str) -> None:
+        """Store the upload's identifier."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.truncate(0)
+                self._file.write(upload.encode("ascii"))
+
+    def clear(self) -> None:
+        """Remove the identifier: the upload has ended."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None

@@ -1,0 +1,8 @@
+"""Object storage in a directory or in S3; objects appear whole or not at all."""
+
+from __future__ import annotations
+
+from repository.storage.objects.base import ObjectInfo, ObjectReader, ObjectStore
+from repository.storage.objects.factory import open_objects
+
+__all__ = ["ObjectInfo", "ObjectReader", "ObjectStore", "open_objects"]

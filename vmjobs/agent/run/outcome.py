@@ -1,0 +1,308 @@
+"""Outcomes of runs: pure functions from the observed end of a run to the job's outcome."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import MappingProxyType
+
+from vmjobs.agent.run.events import LeaseLost, RunEvent, RunSuperseded
+from vmjobs.errors import (
+    DigestMismatch,
+    ImageRejected,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    VMJobsError,
+    reason_of,
+)
+from vmjobs.hypervisor.base import ShutdownCause
+from vmjobs.model import (
+    CONSOLE_RULE,
+    POWEROFF,
+    REPORT,
+    RETRYABLE,
+    ExitChannel,
+    ExitStatus,
+    JobState,
+    Reason,
+    ReasonCode,
+    reason,
+)
+
+#: The signal (``kill_sig``) that HTCondor sends to a job that is vacated, held or removed.
+#: (For a job that also has a ``remove_kill_sig``, HTCondor 23.9.6 sends that in every case.)
+VACATE_SIGNAL = 15
+#: Signals that mean "stop": the script gets them, and a grace period after them.
+STOP_SIGNALS = frozenset({2, 3, VACATE_SIGNAL})
+#: Exit status of ``vmjobs exec`` and ``vmjobs run`` if there is no script status to pass on.
+#: (Like env(1) and nice(1), which use 125 for their own failures.)
+NO_EXIT_STATUS = 125
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+#: Panic message of an x86 kernel that gets no timer interrupt (arch/x86/kernel/apic/io_apic.c).
+NO_TIMER_PANIC = "IO-APIC + timer doesn't work"
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """A run's outcome: the job's next state, the reason, and the script's exit status, if any.
+
+    node_at_fault: the node is at fault, and would fail any other job, too.
+    """
+
+    state: JobState
+    reason: Reason
+    exit: ExitStatus | None = None
+    node_at_fault: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """The exit status of ``vmjobs exec``: the script's, but never 0 for a failed job."""
+        if self.state is JobState.COMPLETED:
+            return 0
+        code = self.exit.shell_code if self.exit else NO_EXIT_STATUS
+        return code or NO_EXIT_STATUS
+
+
+class RunEnded(Exception):
+    """Raised inside a run to end it with an outcome."""
+
+    def __init__(self, outcome: RunOutcome) -> None:
+        super().__init__(outcome.reason.message)
+        self.outcome = outcome
+
+
+def run_failed(
+    code: ReasonCode, message: str, exit: ExitStatus | None = None, *, node_at_fault: bool = False
+) -> RunEnded:
+    """Return the end of a run that failed."""
+    return RunEnded(RunOutcome(JobState.FAILED, reason(code, message), exit, node_at_fault))
+
+
+#: Error numbers that mean a full disk.
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: Error numbers that mean a faulty node: full or bad disk, no memory, no rights. (EMFILE is not among
+#: them: any user who can connect to the agent can make it run out of file descriptors.)
+_NODE_FAULT_ERRNOS = DISK_FULL_ERRNOS | {errno.EIO, errno.EROFS, errno.ENOMEM, errno.EACCES}
+
+
+def is_node_fault(error: BaseException | None) -> bool:
+    """Whether an error or one of its causes shows a faulty node."""
+    return has_errno(error, _NODE_FAULT_ERRNOS)
+
+
+def has_errno(error: BaseException | None, numbers: frozenset[int]) -> bool:
+    """Whether an error or one of its causes is an ``OSError`` with one of these error numbers."""
+    if error is None:
+        return False
+    told = isinstance(error, OSError) and error.errno in numbers
+    return told or has_errno(error.__cause__, numbers)
+
+
+def image_failed(error: Exception) -> RunEnded:
+    """Return the end of a run whose image, or a part of it, could not be fetched."""
+    message = (
+        error.message if isinstance(error, VMJobsError) else f"the node failed: {reason_of(error)}"
+    )
+    if isinstance(error, DigestMismatch | ImageRejected):
+        return run_failed(ReasonCode.IMAGE_REJECTED, message)
+    if isinstance(error, NotFound | Unavailable):
+        return run_failed(ReasonCode.IMAGE_UNAVAILABLE, message)
+    node_at_fault = isinstance(error, OSError) and is_node_fault(error)
+    # The node fetches images with its own token.
+    return run_failed(
+        ReasonCode.NODE_FAILED,
+        message,
+        node_at_fault=node_at_fault or isinstance(error, Unauthenticated),
+    )
+
+
+def run_stopped(message: str, exit: ExitStatus | None = None) -> RunEnded:
+    """Return the end of a run that was stopped from outside, by a caller that knows the cause."""
+    return RunEnded(RunOutcome(JobState.PREEMPTED, reason(ReasonCode.EVICTED, message), exit))
+
+
+def run_unwanted(seen: RunEvent | None) -> RunEnded | None:
+    """Return the end of the run if the event shows that the run is no longer wanted."""
+    if isinstance(seen, LeaseLost):
+        return run_stopped("the client that had started this run has disconnected")
+    if isinstance(seen, RunSuperseded):
+        return run_stopped(f"the repository accepts no more reports of this attempt: {seen.why}")
+    return None
+
+
+@dataclass(frozen=True)
+class Success:
+    """A successful end of the job, with the words that describe it.
+
+    subject, achievement: of the sentence that reports it.
+    """
+
+    exit: ExitStatus
+    subject: str = "the script"
+    achievement: str = "succeeded"
+
+
+def success_by_rule(
+    rule: str, shutdown_cause: ShutdownCause | None, line: str | None
+) -> Success | None:
+    """Return the success by the job's ``exit`` rule; ``None`` if its condition is not met.
+
+    shutdown_cause: how the VM ended, if it has. line: the console line that matches the rule, if any.
+    """
+    if rule == POWEROFF and shutdown_cause is ShutdownCause.POWEROFF:
+        exit = ExitStatus(code=0, channel=ExitChannel.POWEROFF)
+        return Success(exit, "the VM", "powered off by itself")
+    if line is not None:
+        exit = ExitStatus(code=0, channel=ExitChannel.CONSOLE)
+        return Success(exit, "the console", f"showed the line {line.strip()[:200]!r}")
+    return None
+
+
+def outcome_of_exit(
+    exit: ExitStatus,
+    *,
+    disk_full: bool,
+    too_large: bool,
+    missing: Sequence[str],
+    lacking: Mapping[str, str] = _EMPTY,
+    disk: int,
+    subject: str = "the script",
+    achievement: str = "succeeded",
+) -> RunOutcome:
+    """Return the outcome of a job whose exit status is known and whose outputs were checked.
+
+    disk: MiB of the job's disk; disk_full: it was full when the script ended. missing: patterns that
+    match no output. lacking: outputs that did not arrive, with the reason.
+    """
+    if (not exit.ok and disk_full) or too_large:
+        message = f"the job wrote more than its disk of {disk} MiB; ask for more with --disk"
+        return RunOutcome(JobState.FAILED, reason(ReasonCode.OUTPUT_TOO_LARGE, message), exit)
+    if exit.signal is not None:
+        message = f"{subject} was killed by signal {exit.signal}"
+        return RunOutcome(JobState.FAILED, reason(ReasonCode.SCRIPT_KILLED, message), exit)
+    if not exit.ok:
+        message = f"{subject} exited with status {exit.code}"
+        return RunOutcome(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, message), exit)
+    if missing or lacking:
+        faults = [f"left nothing that matches {', '.join(missing)}"] if missing else []
+        told = islice(lacking.items(), 3)
+        faults += [f"its output {name[:255]!r} was rejected: {why}" for name, why in told]
+        faults += [f"{len(lacking) - 3} more were rejected"] if len(lacking) > 3 else []
+        message = f"{subject} {achievement} but {'; '.join(faults)}"
+        return RunOutcome(JobState.FAILED, reason(ReasonCode.OUTPUT_MISSING, message), exit)
+    return RunOutcome(
+        JobState.COMPLETED, reason(ReasonCode.SUCCEEDED, f"{subject} {achievement}"), exit
+    )
+
+
+def outcome_of_early_end(
+    *,
+    panic: str | None,
+    ready: bool,
+    last_lines: str,
+    rule: str = REPORT,
+    shutdown_cause: ShutdownCause = ShutdownCause.UNKNOWN,
+) -> RunOutcome:
+    """Return the outcome of a VM that ended without a report and without meeting its rule.
+
+    panic: the kernel's panic message on the console, if any. rule: the job's ``exit``.
+    """
+    code, message = _early_end(panic, ready, rule, shutdown_cause)
+    return RunOutcome(JobState.FAILED, reason(code, with_console_lines(message, last_lines)))
+
+
+def panic_reason(cause: str | None) -> tuple[ReasonCode, str]:
+    """Return reason code and message for a kernel panic, from the panic message.
+
+    A kernel that misses its timer waited too long for a processor of the node: a transient condition,
+    and not the image's fault.
+    """
+    if cause is not None and cause.startswith(NO_TIMER_PANIC):
+        return ReasonCode.GUEST_LOST, f"the node was too busy for the guest's kernel to boot: {cause}"
+    return ReasonCode.KERNEL_PANIC, f"the guest's kernel panicked: {cause or 'no cause given'}"
+
+
+def _early_end(
+    panic: str | None, ready: bool, rule: str, shutdown_cause: ShutdownCause
+) -> tuple[ReasonCode, str]:
+    if panic is not None or shutdown_cause is ShutdownCause.PANICKED:
+        return panic_reason(panic)
+    if shutdown_cause in _LOST_MESSAGES:
+        return ReasonCode.GUEST_LOST, _LOST_MESSAGES[shutdown_cause]
+    if rule == POWEROFF:
+        return _no_power_off(shutdown_cause)
+    did = _ENDING_VERBS.get(shutdown_cause, "ended")
+    if rule != REPORT:
+        wanted = rule.removeprefix(CONSOLE_RULE)
+        return ReasonCode.NO_EXIT_REPORT, (
+            f"the VM {did} before its console had shown a line that matches /{wanted}/"
+        )
+    if not ready:
+        return ReasonCode.BOOT_FAILED, f"the VM {did} before the guest was ready"
+    did = _ENDING_VERBS.get(shutdown_cause, "powered off")
+    return ReasonCode.NO_EXIT_REPORT, f"the guest {did} without reporting an exit status"
+
+
+def _no_power_off(shutdown_cause: ShutdownCause) -> tuple[ReasonCode, str]:
+    if shutdown_cause is ShutdownCause.RESET:
+        return ReasonCode.NO_EXIT_REPORT, "the guest restarted its VM instead of powering off"
+    return ReasonCode.GUEST_LOST, "the VM is gone, and it is unknown whether it powered off"
+
+
+_ENDING_VERBS = {ShutdownCause.POWEROFF: "powered off", ShutdownCause.RESET: "restarted"}
+_LOST_MESSAGES = {
+    ShutdownCause.KILLED: "the VM was killed from outside",
+    ShutdownCause.CRASHED: "the VM crashed: its hypervisor ended with an error",
+}
+
+
+#: Reasons that a full disk of the node can cause, too.
+_DISK_FULL_REASONS = {
+    ReasonCode.BOOT_FAILED,
+    ReasonCode.KERNEL_PANIC,
+    ReasonCode.GUEST_LOST,
+    ReasonCode.NO_EXIT_REPORT,
+}
+
+
+def blame_full_disk(outcome: RunOutcome) -> RunOutcome:
+    """Blame the node, not the job, for a failure while the node's disk was full."""
+    if outcome.reason.code not in _DISK_FULL_REASONS:
+        return outcome
+    message = f"the node's disk was full while the VM ran: {outcome.reason.message}"
+    return run_failed(ReasonCode.NODE_FAILED, message, outcome.exit, node_at_fault=True).outcome
+
+
+def requeue_if_retryable(outcome: RunOutcome, tries_left: int) -> RunOutcome:
+    """Requeue a job that its node failed, if it has tries left.
+
+    A job with an exit status is run again only if its node failed, not if the service refused its
+    outputs.
+    """
+    code = outcome.reason.code
+    if outcome.state is not JobState.FAILED or code not in RETRYABLE or not tries_left:
+        return outcome
+    if outcome.exit is not None and code is not ReasonCode.NODE_FAILED:
+        return outcome
+    again = f"{outcome.reason.message}; it is run again, up to {tries_left} times"
+    return replace(outcome, state=JobState.PREEMPTED, reason=reason(code, again))
+
+
+def timeout_message(rule: str, seconds: int, *, script: bool) -> str:
+    """Return the message for a job that exceeded its time limit."""
+    if rule == POWEROFF:
+        return f"the VM had not powered off after {seconds} s"
+    if rule != REPORT:
+        wanted = rule.removeprefix(CONSOLE_RULE)
+        return f"the console had not shown a line that matches /{wanted}/ after {seconds} s"
+    subject = "the script was still running" if script else "the guest had not reported"
+    return f"{subject} after {seconds} s"
+
+
+def with_console_lines(message: str, last_lines: str) -> str:
+    """Return a message with the console's last lines below it."""
+    return f"{message}; the console's last lines:\n{last_lines}" if last_lines else message

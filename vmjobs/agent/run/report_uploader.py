@@ -1,0 +1,180 @@
+"""Uploads a run's reports and streams to the job's repository.
+
+A run never waits for the network: it queues reports here and writes streams to files. The uploader
+delivers reports in order, continues each stream where the repository has it, and retries while the
+repository is out of reach.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vmjobs.agent.run.events import EventQueue, RunSuperseded
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    JobFinal,
+    PayloadTooLarge,
+    Unauthenticated,
+    VMJobsError,
+)
+from vmjobs.model import Report, StreamName
+
+log = logging.getLogger(__name__)
+
+MAX_PIECE_BYTES = 512 * 1024
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 15.0
+
+
+@contextmanager
+def _drop_if_rejected(what: str) -> Iterator[None]:
+    """Drop items that the repository rejects for good, so that the rest can be delivered."""
+    try:
+        yield
+    except (AttemptSuperseded, JobFinal):
+        raise
+    except (Conflict, InvalidRequest, PayloadTooLarge) as error:
+        log.error("%s was rejected and is dropped: %s", what, error)
+
+
+class ReportSink(Protocol):
+    """The part of a :class:`vmjobs.ports.JobSource` that receives reports and streams."""
+
+    def report(self, report: Report) -> None:
+        """Deliver one report."""
+
+    def append(self, stream: StreamName, offset: int, data: bytes) -> None:
+        """Add to a stream."""
+
+
+@dataclass
+class _Stream:
+    path: Path
+    sent: int = 0
+
+    def next(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.sent)
+                return file.read(MAX_PIECE_BYTES)
+        except FileNotFoundError:
+            return b""
+
+
+class ReportUploader:
+    """Delivers the reports and streams of one attempt, in a thread of its own."""
+
+    def __init__(
+        self, source: ReportSink, event_queue: EventQueue, streams: Mapping[StreamName, Path]
+    ) -> None:
+        self._source = source
+        self._event_queue = event_queue
+        self._streams = {name: _Stream(path) for name, path in streams.items()}
+        self._reports: deque[Report] = deque()
+        self._changed = threading.Condition()
+        self._dirty = False
+        self._stop = False
+        self._idle = True
+        self.superseded = ""
+        self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
+        self._thread.start()
+
+    def report(self, report: Report) -> None:
+        """Deliver a report, after all earlier ones."""
+        with self._changed:
+            self._reports.append(report)
+            self._changed.notify_all()
+
+    def notify_streams(self) -> None:
+        """Read the stream files again."""
+        with self._changed:
+            self._dirty = True
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all is delivered. False after ``timeout`` seconds, or if superseded."""
+        self.notify_streams()
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self.superseded or (self._idle and not self._reports and not self._dirty),
+                timeout,
+            )
+        return bool(done) and not self.superseded
+
+    def has_undelivered(self) -> bool:
+        """Whether the streams have undelivered bytes."""
+        return any(stream.next() for stream in self._streams.values())
+
+    def close(self) -> None:
+        """Stop, even if not everything is delivered."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while self._wait_for_work():
+            try:
+                self._deliver()
+                pause = FIRST_PAUSE_SECONDS
+            except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
+                self._give_up(error.message)
+            except (VMJobsError, OSError) as error:
+                # The repository, the network or this node failed: retry, nothing is lost.
+                log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
+                self._pause(pause)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stop or self._reports or self._dirty)
+            self._idle = False
+            return not self._stop and not self.superseded
+
+    def _deliver(self) -> None:
+        while self._reports and not self._stop:
+            if self._reports[0].state.final:
+                self._deliver_streams()  # the repository accepts nothing after a job's final report
+            with _drop_if_rejected("a report"):
+                self._source.report(self._reports[0])
+            self._reports.popleft()
+        self._deliver_streams()
+
+    def _deliver_streams(self) -> None:
+        with self._changed:
+            self._dirty = False
+        try:
+            for name, stream in self._streams.items():
+                while (data := stream.next()) and not self._stop:
+                    with _drop_if_rejected(f"a part of {name}"):
+                        self._source.append(name, stream.sent, data)
+                    stream.sent += len(data)
+        except (VMJobsError, OSError):
+            with self._changed:
+                self._dirty = True
+            raise
+
+    def _give_up(self, why: str) -> None:
+        with self._changed:
+            self.superseded = why
+            self._reports.clear()
+            self._changed.notify_all()
+        self._event_queue.put(RunSuperseded(why))
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop, max(0.0, end - time.monotonic()))

@@ -1,0 +1,245 @@
+"""Helpers of the gateway commands: finding the gateway, its supervisor, its state."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from vmjobs.cli.common import OWN_COMMAND, config
+from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, NotFound, Unavailable
+from vmjobs.gateway.assignments import ALIVE_PHASES
+from vmjobs.gateway.control import SupervisorClient
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
+from vmjobs.gateway.spec import GATEWAY_HYPERVISOR
+from vmjobs.hypervisor import procs
+
+if TYPE_CHECKING:
+    from images.store.image_store import ImageStore
+    from vmjobs.agent.cluster_vms.services import ClusterVmServices
+    from vmjobs.gateway.assignments import GatewayAssignments
+    from vmjobs.gateway.supervisor import VmFiles
+    from vmjobs.ports import RoleFiles
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: Seconds in which a supervisor must be ready; it probes the hypervisor first.
+READY_SECONDS = 90.0
+#: Seconds that a supervisor may take to exit.
+EXIT_SECONDS = 30.0
+READY_LINE = b"ready\n"
+#: Seconds between two connection attempts while another process starts the supervisor.
+POLL_SECONDS = 0.2
+
+
+def gateway_options(command: _F) -> _F:
+    """Add the options that select a gateway."""
+    named = click.option("--gateway", "name", metavar="NAME", help="Needed if there are several.")
+    placed = click.option(
+        "--state-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Directory of the gateway, if not the default.",
+    )
+    return named(placed(command))
+
+
+def default_directory() -> Path:
+    """Return the default directory for gateways."""
+    return config().state_dir / "gateways"
+
+
+def find_gateway(name: str | None, state_dir: Path | None) -> GatewayDirectory:
+    """Find the selected gateway; without a selection, the only one.
+
+    Raises:
+        NotFound: there is no such gateway. InvalidRequest: there are several.
+    """
+    if state_dir is not None:
+        return GatewayDirectory(state_dir.absolute())
+    there = sorted(path.parent.name for path in default_directory().glob("*/gateway.json"))
+    if name is None and len(there) > 1:
+        listing = ", ".join(there)
+        raise InvalidRequest(
+            f"there are several gateways: {listing}", hint="choose one: --gateway NAME"
+        )
+    if name is None and not there:
+        raise NotFound("no gateway is installed here", hint="vmjobs gateway install FILE")
+    if name is not None and name not in there:
+        listing = ", ".join(there) or "none"
+        raise NotFound(f"there is no gateway {name!r}", hint=f"installed gateways: {listing}")
+    return GatewayDirectory(default_directory() / (name or there[0]))
+
+
+def select_machines(installed: InstalledGateway, names: Sequence[str]) -> list[str]:
+    """Return the selected VMs of the gateway, in declared order; all if none is named.
+
+    Raises:
+        NotFound: the gateway has no VM of that name.
+    """
+    known = [machine.name for machine in installed.gateway.machines]
+    for name in names:
+        if name not in known:
+            raise NotFound(
+                f"the gateway {installed.gateway.name} has no machine {name!r}",
+                hint=f"its machines: {', '.join(known)}",
+            )
+    return [name for name in known if name in names or not names]
+
+
+def images() -> ImageStore:
+    """Return the local image store."""
+    from images.store.image_store import ImageStore  # noqa: PLC0415
+
+    return ImageStore(config().images)
+
+
+def tag_image(installed: InstalledGateway, machine: str) -> None:
+    """Tag a VM's image for this gateway, so that it stays if other tags move."""
+    digest = installed.images[machine]
+    images().tag(*_image_name(installed, machine), digest)
+
+
+def untag_image(installed: InstalledGateway, machine: str) -> None:
+    """Remove this gateway's tag from a VM's image."""
+    if machine in installed.images:
+        images().untag(*_image_name(installed, machine))
+
+
+def _image_name(installed: InstalledGateway, machine: str) -> tuple[str, str]:
+    hexdigits = str(installed.images[machine]).removeprefix("sha256:")
+    return f"gateway-{installed.gateway.name}", f"{machine}-{hexdigits[:12]}"
+
+
+def role_kit() -> RoleFiles:
+    """Return the software of each role."""
+    from condor.gateway import GatewayKit  # noqa: PLC0415
+
+    return GatewayKit()
+
+
+def machine_parts(
+    place: GatewayDirectory,
+) -> Callable[[GatewayAssignments, VmFiles], ClusterVmServices]:
+    """Return a factory for what the gateway's VMs need on this host."""
+    from vmjobs.agent.cluster_vms.journal import ClusterVmJournal  # noqa: PLC0415
+    from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings  # noqa: PLC0415
+    from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter  # noqa: PLC0415
+    from vmjobs.cli.node.parts import make_hypervisors  # noqa: PLC0415
+    from vmjobs.gateway.supervisor import THAW_SIGNAL  # noqa: PLC0415
+
+    settings = config()
+    store = images()
+    hypervisors = make_hypervisors(settings, store, settings.state_dir / "local" / "probes.json")
+    hypervisors.choose(GATEWAY_HYPERVISOR)  # fails at once if the hypervisor does not work
+
+    def make(share: GatewayAssignments, files: VmFiles) -> ClusterVmServices:
+        reporter = StatusReporter(share)
+        return ClusterVmServices(
+            images=store,
+            choose=hypervisors.choose,
+            drivers=hypervisors.drivers,
+            journal=ClusterVmJournal(place.members),
+            source=share,
+            reporter=reporter,
+            console_uploader=ConsoleUploader(share, reporter),
+            kit=files,
+            settings=ClusterVmSettings(settings.max_console_bytes, admit_signal=THAW_SIGNAL),
+        )
+
+    return make
+
+
+# --------------------------------------------------------------------------- its supervisor
+
+
+def connect_supervisor(place: GatewayDirectory) -> SupervisorClient:
+    """Connect to the gateway's supervisor; start one in the background if none runs.
+
+    Raises:
+        NotFound: no gateway is installed there. HypervisorError: the supervisor fails to start.
+    """
+    place.installed()
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        try:
+            return SupervisorClient(place.control)
+        except Unavailable:
+            if _has_no_supervisor(place):
+                _start_supervisor(place)
+            elif time.monotonic() >= deadline:
+                raise
+            else:
+                time.sleep(POLL_SECONDS)
+
+
+def _has_no_supervisor(place: GatewayDirectory) -> bool:
+    """Whether no supervisor runs, starts or stops."""
+    try:
+        with place.lock_supervisor():
+            return True
+    except Conflict:
+        return False
+
+
+def _start_supervisor(place: GatewayDirectory) -> None:
+    began = place.log.stat().st_size if place.log.exists() else 0
+    argv = [*OWN_COMMAND, "gateway", "run", "--background", "--state-dir", str(place.directory)]
+    with place.log.open("ab") as said:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            cwd=place.directory,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        )
+    if child.stdout is None:
+        return
+    with child.stdout as words:
+        up = procs.readable([words.fileno()], READY_SECONDS) and words.readline() == READY_LINE
+    if up:
+        return
+    if child.poll() is None:
+        child.kill()
+    child.wait()
+    if not _has_no_supervisor(place):
+        return  # another process was faster
+    with place.log.open("rb") as log:
+        log.seek(began)
+        why = log.read()[-1000:].decode("utf-8", "replace").strip() or "its log is empty"
+    raise HypervisorError(f"the gateway's supervisor does not start: {why}")
+
+
+def watch_machines(control: SupervisorClient, seconds: float) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield the state of the VMs, again at each change, for at most ``seconds``."""
+    deadline, seen = time.monotonic() + seconds, -1
+    while (left := deadline - time.monotonic()) > 0:
+        answer = control.ask("show", seen=seen, wait=min(left, 10.0))
+        seen = answer["revision"]
+        yield answer["machines"]
+
+
+def is_stopped(place: GatewayDirectory) -> bool:
+    """Whether no VM of the gateway runs, by its records alone."""
+    return not any(record.phase in ALIVE_PHASES for record in place.records().values())
+
+
+@contextmanager
+def hold_stopped(place: GatewayDirectory, what: str) -> Iterator[None]:
+    """Lock out supervisors from a gateway whose VMs are all stopped.
+
+    Raises:
+        Conflict: a VM runs. what: begins the message.
+    """
+    with place.lock_supervisor(EXIT_SECONDS):
+        if not is_stopped(place):
+            raise Conflict(f"{what}: machines of the gateway run", hint="vmjobs gateway stop")
+        yield

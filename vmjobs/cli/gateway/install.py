@@ -1,0 +1,245 @@
+"""``vmjobs gateway validate`` and ``install``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from vmjobs.agent.cluster_vms import persistent_disks
+from vmjobs.cli.common import config, echo
+from vmjobs.cli.gateway.common import (
+    default_directory,
+    images,
+    is_stopped,
+    role_kit,
+    select_machines,
+    tag_image,
+    untag_image,
+)
+from vmjobs.cli.manifests import GatewayManifest, ManifestFinding, raise_findings, read_gateway
+from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
+from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, GatewayVm
+from vmjobs.model import MIB
+
+file_argument = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+
+
+def read_valid_gateway(file: str, place: Path | None) -> tuple[GatewayManifest, GatewayDirectory]:
+    """Return the gateway that ``file`` declares, and its directory.
+
+    Raises:
+        InvalidSpec: with all faults, as FILE:LINE:COLUMN.
+    """
+    manifest, findings = read_gateway(file)
+    raise_findings(findings)
+    if manifest is None:
+        raise InvalidSpec(f"{file} declares no gateway")
+    kept = GatewayDirectory((place or default_directory() / manifest.spec.name).absolute())
+    raise_findings(sorted(_host_findings(manifest, kept), key=lambda f: (f.place.line, f.place.column)))
+    return manifest, kept
+
+
+def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterator[ManifestFinding]:
+    """Yield findings about declared values that this host cannot provide."""
+    machines = manifest.spec.machines
+    try:
+        role_kit().secrets(manifest.spec)
+    except InvalidSpec as error:
+        yield from map(manifest.finding, error.faults)
+    for machine in machines:
+        if machine.hypervisor not in (None, GATEWAY_HYPERVISOR):
+            message = f"only {GATEWAY_HYPERVISOR} has private networks"
+            yield manifest.finding(Fault(f"machines.{machine.name}.hypervisor", "unsupported", message))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
+    yield from _excess_findings(manifest, "memory", memory, "memory")
+    room = shutil.disk_usage(_existing_parent(place.directory)).free // MIB
+    there = sum(f.stat().st_blocks * 512 for f in place.members.glob("*/disks/*")) // MIB
+    yield from _excess_findings(manifest, "disk", room + there, f"room for disks at {place.directory}")
+
+
+def _excess_findings(
+    manifest: GatewayManifest, what: str, available: int, where: str
+) -> Iterator[ManifestFinding]:
+    machines = manifest.spec.machines
+    wanted = sum(getattr(machine, what) for machine in machines)
+    if wanted <= available:
+        return
+    largest = max(machines, key=lambda machine: int(getattr(machine, what)))
+    message = f"all machines need {wanted} MiB; this host has {available} MiB of {where}"
+    yield manifest.finding(Fault(f"machines.{largest.name}.{what}", "too_large", message))
+
+
+def _existing_parent(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+@click.command()
+@file_argument
+@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
+def validate(file: str, state_dir: Path | None) -> None:
+    """Check the gateway that FILE declares. Nothing is changed.
+
+    All faults are reported at once, as FILE:LINE:COLUMN, also values too large for this host.
+    """
+    manifest, _ = read_valid_gateway(file, state_dir)
+    spec = manifest.spec
+    memory = sum(machine.memory for machine in spec.machines)
+    disk = sum(machine.disk for machine in spec.machines)
+    echo(
+        f"{manifest.file}: {spec.name}: valid; {len(spec.machines)} machines, "
+        f"{memory} MiB of memory, up to {disk} MiB of disk"
+    )
+
+
+@click.command()
+@file_argument
+@click.argument("machines", nargs=-1)
+@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
+@click.option("--upgrade", is_flag=True, help="Switch to the current images; services keep their data.")
+@click.option(
+    "--remove",
+    metavar="MACHINE",
+    multiple=True,
+    help="Remove a machine that FILE no longer declares, with its data.",
+)
+@click.option("--boot-test/--no-boot-test", default=True, help="Boot images that are built.")
+def install(
+    file: str,
+    machines: tuple[str, ...],
+    state_dir: Path | None,
+    upgrade: bool,
+    remove: tuple[str, ...],
+    boot_test: bool,
+) -> None:
+    """Make images, disks and keys for all or some MACHINES of the gateway in FILE.
+
+    Missing images are built. Installing again applies a changed declaration at the next boot of its
+    machines; it keeps disks, keys, and the images that machines were installed with.
+    """
+    manifest, place = read_valid_gateway(file, state_dir)
+    spec = manifest.spec
+    before = None
+    with suppress(NotFound):
+        before = place.installed()
+    if before is not None and before.gateway.name != spec.name:
+        raise Conflict(f"{place.directory} is the gateway {before.gateway.name}, not {spec.name}")
+    if before is not None and (place.directory / "control").exists() and not is_stopped(place):
+        raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
+    gone = _machines_to_remove(manifest, place, remove)
+    digests = dict(before.images) if before is not None else {}
+    probe = InstalledGateway(schema=1, gateway=spec, images={}, kind=GATEWAY_HYPERVISOR)
+    for name in select_machines(probe, machines):
+        machine = spec.machine(name)
+        if machine is not None and (upgrade or name not in digests):
+            digests[name] = _ensure_image(manifest, machine, boot_test)
+    missing = [m.name for m in spec.machines if m.name not in digests]
+    if missing and before is None and not machines:
+        raise NotFound(f"there is no image for {', '.join(missing)}")
+    _write_installation(place, manifest, digests, before, gone)
+    for machine in spec.machines:
+        state = f"image {digests[machine.name]}" if machine.name in digests else "not installed"
+        echo(f"{machine.name} ({machine.role}, {machine.address}): {state}")
+    echo(f"{spec.name} is installed in {place.directory}")
+
+
+def _machines_to_remove(
+    manifest: GatewayManifest, place: GatewayDirectory, remove: Sequence[str]
+) -> list[str]:
+    """Return the VMs to remove: those that exist here and are no longer declared.
+
+    Raises:
+        InvalidRequest: a VM in ``remove`` is declared. Conflict: an undeclared VM is not in ``remove``.
+    """
+    declared = {machine.name for machine in manifest.spec.machines}
+    if both := sorted(declared & set(remove)):
+        raise InvalidRequest(f"{manifest.file} declares {', '.join(both)}: it cannot be removed")
+    gone = sorted(set(place.records()) - declared)
+    if kept := [name for name in gone if name not in remove]:
+        raise Conflict(
+            f"{manifest.file} does not declare {', '.join(kept)}, whose data would be lost",
+            hint=" ".join(f"--remove {name}" for name in kept),
+        )
+    return gone
+
+
+def _ensure_image(manifest: GatewayManifest, machine: GatewayVm, boot_test: bool) -> str:
+    """Return the digest of a VM's image; build the image if it is missing."""
+    store = images()
+    if machine.image is not None:
+        with suppress(NotFound):
+            return store.resolve(machine.image)
+    from images import recipe as recipes  # noqa: PLC0415
+    from images.build import build  # noqa: PLC0415
+    from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
+    from vmjobs.cli.progress import step_bars  # noqa: PLC0415
+
+    wanted = machine.recipe or (machine.image or "").partition(":")[0]
+    if machine.recipe is None and wanted not in recipes.names():
+        message = f"found neither an image nor a recipe of the name {machine.image}"
+        raise_findings(
+            [manifest.finding(Fault(f"machines.{machine.name}.image", "not_found", message))]
+        )
+    if machine.recipe is not None and "/" not in wanted and manifest.file != "<stdin>":
+        beside = Path(manifest.file).parent / wanted
+        wanted = str(beside) if beside.exists() else wanted
+    settings = config()
+    with step_bars() as bars:
+        task = bars.add_task(f"{wanted}: starting", total=1.0)
+
+        def show(step: str, fraction: float) -> None:
+            bars.update(task, description=f"{wanted}: {step}", completed=fraction)
+
+        test = BootTest(settings, store, lambda text: bars.update(task, description=text))
+        entry = build(
+            wanted, store, settings.images.parent / "work", show, False, test if boot_test else None
+        )
+        bars.update(task, description=f"{wanted}: done", completed=1.0)
+    return entry.digest
+
+
+def _write_installation(
+    place: GatewayDirectory,
+    manifest: GatewayManifest,
+    digests: dict[str, str],
+    before: InstalledGateway | None,
+    gone: Sequence[str],
+) -> None:
+    """Make missing files; ``gateway.json`` last: it marks a complete installation."""
+    spec = manifest.spec
+    place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.directory.chmod(0o700)
+    known = {machine.name for machine in spec.machines}
+    installed = InstalledGateway(
+        schema=1,
+        gateway=spec,
+        images={n: d for n, d in digests.items() if n in known},
+        kind=GATEWAY_HYPERVISOR,
+    )
+    with place.lock_supervisor():
+        if not is_stopped(place):
+            raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
+        there = place.secrets()
+        made = role_kit().secrets(spec)
+        place.save_secrets({name: data for name, data in made.items() if name not in there})
+        for machine in _installed_machines(installed, spec.machines):
+            if before is not None and before.images.get(machine.name) != digests[machine.name]:
+                # An overlay is valid only on the image that it was made for.
+                persistent_disks.remove_root(place.disks(machine.name))
+            place.prepare(installed, machine)
+            tag_image(installed, machine.name)
+        place.save(installed)
+        for name in gone:
+            place.remove(name)
+        for name in before.images if before is not None else ():
+            if before is not None and installed.images.get(name) != before.images[name]:
+                untag_image(before, name)
+
+
+def _installed_machines(installed: InstalledGateway, machines: Sequence[GatewayVm]) -> list[GatewayVm]:
+    return [machine for machine in machines if machine.name in installed.images]

@@ -1,0 +1,61 @@
+"""``vmjobs gateway ssh``: runs OpenSSH's ssh over the gateway's supervisor."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from vmjobs.cli.cluster.ssh import (
+    KEY_FILE,
+    KNOWN_HOSTS_FILE,
+    make_key,
+    openssh_options,
+    run_openssh,
+    split_ssh_arguments,
+)
+from vmjobs.cli.gateway.common import find_gateway, gateway_options, select_machines
+from vmjobs.gateway.control import SupervisorClient
+from vmjobs.gateway.directory import GatewayDirectory
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@gateway_options
+@click.argument(
+    "words", metavar="[SSH-OPTIONS] MACHINE [--] [COMMAND]...", nargs=-1, type=click.UNPROCESSED
+)
+def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
+    """Log in to MACHINE as root, or run COMMAND in it and exit with its status.
+
+    `-t ui -- su - physicist` opens a shell of the gateway's users. ssh is OpenSSH's; its options go
+    before MACHINE. It needs no open port.
+    """
+    options, machine, command = split_ssh_arguments(words)
+    place = find_gateway(name, state_dir)
+    select_machines(place.installed(), [machine])
+    SupervisorClient(place.control).close()  # reports a missing supervisor before ssh does
+    with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as folder:
+        make_key(Path(folder))
+        connect = ["gateway", "connect", str(place.directory), machine, folder]
+        login = openssh_options(machine, "root", Path(folder), connect)
+        login += ["-o", "ProxyUseFdpass=yes"]
+        status = run_openssh(["ssh", *login, *options, "--", machine, *command])
+    sys.exit(status)
+
+
+@click.command(hidden=True)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("machine")
+@click.argument("folder", type=click.Path(path_type=Path))
+def connect(directory: Path, machine: str, folder: Path) -> None:
+    """Pass ssh, which runs this command, a connection to the VM's SSH server."""
+    public = (folder / KEY_FILE).with_suffix(".pub").read_text("ascii").strip()
+    with SupervisorClient(GatewayDirectory(directory).control) as control:
+        host_key, connection = control.log_in(machine, public)
+    (folder / KNOWN_HOSTS_FILE).write_text(f"{machine} {host_key}\n", "ascii")
+    with connection, socket.socket(fileno=sys.stdout.fileno()) as ours:
+        socket.send_fds(ours, [b"\0"], [connection.fileno()])
+        ours.detach()

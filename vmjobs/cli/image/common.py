@@ -1,0 +1,158 @@
+"""Helpers of the image commands: the client, names, completion, a progress bar."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from pydantic import TypeAdapter, ValidationError
+from rich.progress import Progress, TextColumn
+
+from vmjobs.cli.common import config, echo, print_retry, read_token
+from vmjobs.cli.progress import byte_bars
+from vmjobs.errors import InvalidRequest
+from vmjobs.model import ImageRef
+from vmjobs.wire import ImageDetail
+
+if TYPE_CHECKING:
+    from vmjobs.client.images import Images
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_REF: TypeAdapter[str] = TypeAdapter(ImageRef)
+
+
+def repository() -> Images:
+    """Return a client for the service's images, with the user's token.
+
+    Raises:
+        Unauthenticated: the token file cannot be read.
+    """
+    # A slow import that only commands with network access need.
+    from vmjobs.client.images import TRANSFER_RETRIES, Images  # noqa: PLC0415
+
+    settings = config()
+    retries = replace(TRANSFER_RETRIES, on_wait=print_retry)
+    return Images(settings.api_url, read_token(settings.token_file), retries=retries)
+
+
+@dataclass(frozen=True)
+class QualifiedName:
+    """An image's name and tag. namespace: empty means the user's own."""
+
+    namespace: str
+    name: str
+    tag: str = "latest"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}:{self.tag}".removeprefix("/")
+
+
+def parse_name(text: str, namespace: str = "") -> QualifiedName:
+    """Parse ``[NAMESPACE/]NAME[:TAG]``.
+
+    Raises:
+        InvalidRequest: the text is not such a name.
+    """
+    try:
+        _REF.validate_python(text)
+    except ValidationError as error:
+        raise InvalidRequest(
+            f"{text!r} is not a valid image name",
+            hint="names are like muons:2026 or mygroup/muons:2026, in lower case",
+        ) from error
+    if text.startswith("sha256:"):
+        raise InvalidRequest(f"{text!r} is a digest, not a name")
+    path, _, tag = text.partition(":")
+    given, _, name = path.rpartition("/")
+    if given and namespace and given != namespace:
+        raise InvalidRequest(f"the name {text} is not in the namespace {namespace}")
+    return QualifiedName(given or namespace, name, tag or "latest")
+
+
+def display_name(found: ImageDetail, ref: str | QualifiedName) -> str:
+    """Return a name of an image, if possible the one in ``ref``, or else its digest."""
+    names = [QualifiedName(tag.namespace, tag.name, tag.tag) for tag in found.tags]
+    if isinstance(ref, QualifiedName) or not ref.startswith("sha256:"):
+        wanted = ref if isinstance(ref, QualifiedName) else parse_name(ref)
+        names.sort(key=lambda name: (name.name, name.tag) != (wanted.name, wanted.tag))
+    return str(names[0]) if names else found.digest
+
+
+def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete names of the service's images; none if it does not answer at once."""
+    from vmjobs.client.images import Images  # noqa: PLC0415
+    from vmjobs.client.transport import Retries  # noqa: PLC0415
+    from vmjobs.errors import VMJobsError  # noqa: PLC0415
+
+    settings = config()
+    retries = Retries(deadline=1.5, connect=0.5, read=1.0)
+    try:
+        token = read_token(settings.token_file)
+        with Images(settings.api_url, token, retries=retries) as images:
+            found = images.list()
+    except VMJobsError:
+        return []
+    found = [entry for entry in found if entry.name]
+    names = {f"{i.namespace}/{i.name}:{i.tag}" for i in found}
+    names |= {f"{i.name}:{i.tag}" for i in found}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_local(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete names of images in the local store."""
+    from images.store.image_store import ImageStore  # noqa: PLC0415
+
+    found = [f"{entry.name}:{entry.tag}" for entry in ImageStore(config().images).list()]
+    return [name for name in found if name.startswith(incomplete)]
+
+
+image_argument = click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+jobs_option = click.option(
+    "--parallel", type=click.IntRange(1, 32), default=4, show_default=True, help="Transfers at once."
+)
+
+
+def cache_folder(name: str) -> Path:
+    """Return a directory below the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmjobs" / name
+
+
+class ByteProgress:
+    """A thread-safe progress bar of bytes. sent: bytes transferred; 0: not shown."""
+
+    def __init__(self, shown: Progress, text: str, total: int) -> None:
+        self._shown = shown
+        self._task = shown.add_task(text, total=total, wire="")
+        self._lock = threading.Lock()
+        self._before = 0
+        self._now = (0, 0)
+
+    def start_next_part(self) -> None:
+        """Start the next part: its bytes count from 0."""
+        with self._lock:
+            self._before += self._now[0]
+            self._now = (0, 0)
+
+    def __call__(self, done: int, sent: int = 0) -> None:
+        with self._lock:
+            self._now = (done, sent)
+            wire = f"{sent / 1e6:.0f} MB sent" if sent else ""
+            self._shown.update(self._task, completed=self._before + done, wire=wire)
+
+
+@contextmanager
+def byte_progress(text: str, total: int) -> Iterator[ByteProgress]:
+    """Show a bar with rate and time left; without a terminal, print lines."""
+    with byte_bars(TextColumn("{task.fields[wire]}")) as shown:
+        yield ByteProgress(shown, text, total)
+
+
+def print_status(text: str) -> None:
+    """Print a status line on standard error."""
+    echo(text, err=True)

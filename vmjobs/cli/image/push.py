@@ -1,0 +1,187 @@
+"""``vmjobs image push``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from images.store.image_store import ImageStore
+from vmjobs.cli.common import config, echo, json_option, print_json
+from vmjobs.cli.image.change import parse_share
+from vmjobs.cli.image.common import (
+    QualifiedName,
+    complete_local,
+    display_name,
+    jobs_option,
+    parse_name,
+    print_status,
+    repository,
+)
+from vmjobs.cli.image.upload import (
+    CommandOptions,
+    PendingPush,
+    PublishOptions,
+    from_file,
+    from_store,
+    publish,
+    send,
+)
+from vmjobs.client.images import Images
+from vmjobs.errors import InvalidRequest
+from vmjobs.model import MIB, BootMethod
+from vmjobs.wire import Visibility
+
+FORMATS = ("raw", "qcow2", "vmdk", "vdi", "vhdx")
+_path = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("source", metavar="FILE|LOCALIMAGE", required=False, shell_complete=complete_local)
+@click.argument("name", metavar="[NAME[:TAG]]", required=False, default="")
+@click.option(
+    "--format", "pinned", type=click.Choice(FORMATS), help="Required format of FILE; default: detected."
+)
+@click.option(
+    "--boot",
+    type=click.Choice([way.value for way in BootMethod]),
+    help="Boot method; default: detected, and printed.",
+)
+@click.option("--kernel", type=_path, help="The kernel that boots it.")
+@click.option("--initrd", type=_path, help="The kernel's initial RAM disk.")
+@click.option("--append", default="", help="Words for the kernel's command line.")
+@click.option(
+    "--partition", type=click.IntRange(0, 128), help="Partition of the root file system; 0: the disk."
+)
+@click.option("--cloud-init", is_flag=True, help="It reads NoCloud data when it boots.")
+@click.option("--guest", is_flag=True, help="It has the guest program of vmjobs.")
+@click.option("--architecture", default="x86_64", show_default=True, help="Processor architecture.")
+@click.option("--public", is_flag=True, help="All users may see and boot it.")
+@click.option(
+    "--share", "shares", multiple=True, metavar="user:NAME|group:NAME", help="Share with these."
+)
+@click.option("--keep-days", type=click.IntRange(0, 36500), default=0, help="0: until removed.")
+@click.option("--namespace", default="", help="Default: yours. `library` requires an admin's token.")
+@click.option("--sign", "key", type=_path, help="Sign it with this Ed25519 key (PEM or OpenSSH).")
+@click.option("--all-local", is_flag=True, help="Push all images of the local store that changed.")
+@jobs_option
+@json_option
+def push(
+    source: str | None,
+    name: str,
+    pinned: str | None,
+    boot: str | None,
+    kernel: Path | None,
+    initrd: Path | None,
+    append: str,
+    partition: int | None,
+    cloud_init: bool,
+    guest: bool,
+    architecture: str,
+    public: bool,
+    shares: tuple[str, ...],
+    keep_days: int,
+    namespace: str,
+    key: Path | None,
+    all_local: bool,
+    parallel: int,
+    as_json: bool,
+) -> None:
+    """Send an image to the repository: a disk in FILE, or an image of the local store.
+
+    Only data that the repository lacks is sent. Repeating an interrupted push resumes it. The image
+    becomes NAME:TAG in your own namespace; NAME defaults to its local name or the file's name.
+    """
+    options = CommandOptions(
+        pinned=pinned,
+        boot=BootMethod(boot) if boot else None,
+        kernel=kernel,
+        initrd=initrd,
+        cmdline=tuple(append.split()),
+        partition=partition,
+        cloud_init=cloud_init,
+        guest=guest,
+        architecture=architecture,
+    )
+    if all_local == bool(source):
+        raise click.UsageError("give FILE, LOCALIMAGE or --all-local")
+    publish_options = PublishOptions(
+        visibility=Visibility.PUBLIC if public else Visibility.PRIVATE,
+        shares=tuple(parse_share(text) for text in shares),
+        keep_days=keep_days,
+        key=key,
+    )
+    with repository() as images:
+        if source:
+            wanted = parse_name(name, namespace) if name else None
+            done = [
+                _push_one(
+                    images, source, wanted, namespace, options, publish_options, parallel, as_json
+                )
+            ]
+        else:
+            done = list(_push_all(images, namespace, publish_options, parallel, as_json))
+    if as_json:
+        print_json(done if all_local else done[0])
+
+
+def _push_one(
+    images: Images,
+    source: str,
+    wanted: QualifiedName | None,
+    namespace: str,
+    options: CommandOptions,
+    publish_options: PublishOptions,
+    parallel: int,
+    as_json: bool,
+) -> dict[str, object]:
+    began = time.monotonic()
+    with _open_source(source, options) as pending:
+        wanted = wanted or parse_name(pending.name, namespace)
+        sent = send(images, config().api_url, pending, parallel)
+        found = publish(images, sent, wanted, publish_options)
+    seconds = time.monotonic() - began
+    if not as_json:
+        rate = sent.size / MIB / max(seconds, 0.001)
+        wire = f"{sent.sent / MIB:.1f} MiB sent"
+        print_status(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
+        echo(f"{display_name(found, wanted)} {found.digest}")
+    return {"image": found, "bytes": sent.size, "sent": sent.sent, "seconds": round(seconds, 3)}
+
+
+def _push_all(
+    images: Images, namespace: str, publish_options: PublishOptions, parallel: int, as_json: bool
+) -> Iterator[dict[str, object]]:
+    """Push all images of the local store whose names have no namespace."""
+    there = {(i.namespace, i.name, i.tag): i for i in images.list()}
+    for entry in ImageStore(config().images).list():
+        if "/" in entry.name:
+            continue  # pulled from another namespace
+        known = there.get((namespace, entry.name, entry.tag))
+        if known and (known.digest, known.visibility) == (entry.digest, publish_options.visibility):
+            if not as_json:
+                echo(f"{namespace}/{entry.name}:{entry.tag} unchanged")
+            continue
+        wanted = QualifiedName(namespace, entry.name, entry.tag)
+        ref = f"{entry.name}:{entry.tag}"
+        yield _push_one(
+            images, ref, wanted, namespace, CommandOptions(), publish_options, parallel, as_json
+        )
+
+
+def _open_source(source: str, options: CommandOptions) -> PendingPush:
+    path, store = Path(source), ImageStore(config().images)
+    if path.is_file():
+        return from_file(path, options)
+    if path.exists() or source.startswith((".", "/")):
+        raise InvalidRequest(
+            f"{source} is not a file" if path.exists() else f"the file {source} does not exist"
+        )
+    if options != CommandOptions():
+        raise InvalidRequest(
+            "boot options are for files: an image of the local store has its own",
+            hint=f"the file {source} does not exist; check its name",
+        )
+    return from_store(store, source)

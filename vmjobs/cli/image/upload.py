@@ -1,0 +1,331 @@
+"""Prepares a file or an image of the local store, uploads and publishes it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from images.content import ContentLayout
+from images.formats import Format, ImageDescription
+from images.inspect.bootinfo import detect_boot
+from images.inspect.inspection import inspect_image
+from images.manifest import GuestSupport, ImageManifest, Part
+from images.signature import read_private_key, sign
+from images.store.image_store import ImageStore
+from images.transfer.push import mark_of, send_content
+from images.transfer.upload_state import MAX_AGE_SECONDS, FileDigestCache, UploadState
+from vmjobs import __version__
+from vmjobs.cli.image.common import (
+    ByteProgress,
+    QualifiedName,
+    byte_progress,
+    cache_folder,
+    print_status,
+)
+from vmjobs.client.images import Images
+from vmjobs.client.uploads import UploadClient
+from vmjobs.errors import InvalidRequest, NotFound, PayloadTooLarge, VMJobsError
+from vmjobs.model import BootMethod, faults_of
+from vmjobs.wire import ImageDetail, Origin, Publication, Share, Visibility
+
+STATE_FOLDER = "push"
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """Command-line options about a file to push."""
+
+    pinned: str | None = None
+    boot: BootMethod | None = None
+    kernel: Path | None = None
+    initrd: Path | None = None
+    cmdline: tuple[str, ...] = ()
+    partition: int | None = None
+    cloud_init: bool = False
+    guest: bool = False
+    architecture: str = "x86_64"
+
+
+@dataclass(frozen=True)
+class PublishOptions:
+    """Visibility, retention and signature of an image. key: a private key."""
+
+    visibility: Visibility = Visibility.PRIVATE
+    shares: tuple[Share, ...] = ()
+    keep_days: int = 0
+    key: Path | None = None
+
+
+@dataclass(frozen=True)
+class _PushedPart:
+    """A part of an image: its role, its file, and its layout if known."""
+
+    role: str
+    path: Path
+    layout: ContentLayout | None = None
+
+
+@dataclass
+class PendingPush:
+    """An image to push. source: identifies it on this host. finish: makes the manifest."""
+
+    name: str
+    source: str
+    origin: Origin
+    contents: list[_PushedPart]
+    finish: Callable[[dict[str, Part]], ImageManifest]
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def size(self) -> int:
+        """Bytes of content."""
+        return sum(content.path.stat().st_size for content in self.contents)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stack.__exit__(kind, error, trace)
+
+
+@dataclass(frozen=True)
+class SentImage:
+    """A pushed image. size: bytes of content; sent: bytes transferred."""
+
+    manifest: ImageManifest
+    upload: UploadClient
+    note: UploadState
+    origin: Origin
+    size: int
+    sent: int
+
+
+# --------------------------------------------------------------------------- sources
+
+
+def from_store(store: ImageStore, ref: str) -> PendingPush:
+    """Prepare an image of the local store.
+
+    Raises:
+        NotFound: the image does not exist. DigestMismatch: it is damaged.
+    """
+    digest = store.resolve(ref)
+    manifest = store.manifest(digest)
+    contents = [
+        _PushedPart(part.digest, store.content_path(part.digest), store.layout(part.digest))
+        for part in manifest.parts()
+    ]
+    name = "" if ref.startswith("sha256:") else ref.rpartition("/")[2]
+    origin = Origin(format="raw", builder=f"vmjobs {__version__}")
+    return PendingPush(name, digest, origin, contents, lambda _parts: manifest)
+
+
+def from_file(path: Path, options: CommandOptions) -> PendingPush:
+    """Prepare a disk in a file.
+
+    Raises:
+        ImageRejected: the inspection refuses the file; the message says why.
+        InvalidRequest: the options contradict each other.
+    """
+    described = inspect_image(path, options.pinned)
+    if options.pinned is None:
+        print_status(f"{path.name} is {described.format}: {described.virtual_size} bytes of disk")
+    stack = ExitStack()
+    disk = path if described.format is Format.RAW else _convert_to_raw(path, described, stack)
+    boot, partition = _boot_method(disk, path.name, options)
+    contents = [_PushedPart("root", disk)]
+    contents += [_PushedPart("kernel", options.kernel)] if options.kernel else []
+    contents += [_PushedPart("initrd", options.initrd)] if options.initrd else []
+    origin = Origin(
+        file=path.name[:255], format=described.format.value, builder=f"vmjobs {__version__}"
+    )
+
+    def finish(parts: dict[str, Part]) -> ImageManifest:
+        return ImageManifest(
+            architecture=options.architecture,
+            boot=boot,
+            root=parts["root"],
+            partition=partition,
+            kernel=parts.get("kernel"),
+            initrd=parts.get("initrd"),
+            cmdline=options.cmdline,
+            guest=GuestSupport() if options.guest else None,
+            cloud_init=options.cloud_init,
+        )
+
+    _check_manifest(finish, contents)
+    return PendingPush(
+        _name_from_file(path), os.fspath(path.resolve()), origin, contents, finish, stack
+    )
+
+
+def _convert_to_raw(path: Path, described: ImageDescription, stack: ExitStack) -> Path:
+    """Convert a disk to a raw file; keep that file until the push succeeds."""
+    from images.inspect.convert import to_raw  # noqa: PLC0415 - raw files need no sandbox
+
+    folder = cache_folder("converted")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = f"{path.resolve()}\n{mark_of(path)}".encode("utf-8", "surrogateescape")
+    raw = folder / f"{hashlib.sha256(key).hexdigest()[:32]}.raw"
+    for old in folder.iterdir():
+        if old != raw and old.stat().st_mtime < time.time() - MAX_AGE_SECONDS:
+            old.unlink(missing_ok=True)
+    if not raw.is_file():
+        with byte_progress(f"converting {path.name}", described.virtual_size) as shown:
+            to_raw(
+                path, described, raw, progress=lambda part: shown(int(part * described.virtual_size))
+            )
+    stack.push(lambda kind, _error, _trace: raw.unlink(missing_ok=True) if kind is None else None)
+    return raw
+
+
+def _boot_method(disk: Path, name: str, options: CommandOptions) -> tuple[BootMethod, int]:
+    """Return the boot method, and the root partition if a kernel boots it, else 0.
+
+    Raises:
+        InvalidRequest: the boot method is neither given nor detected.
+    """
+    found = detect_boot(disk)
+    method = options.boot or (BootMethod.KERNEL if options.kernel else found.boot)
+    if method is None:
+        raise InvalidRequest(f"{name}: {found.why}", hint="give the boot method: --boot")
+    if options.boot is None and options.kernel is None:
+        print_status(f"{name} boots by {method} ({found.why}); --boot changes that")
+    if options.partition is not None:
+        return method, options.partition
+    return method, found.partition if method is BootMethod.KERNEL else 0
+
+
+def _check_manifest(
+    finish: Callable[[dict[str, Part]], ImageManifest], contents: list[_PushedPart]
+) -> None:
+    """Check before the upload that the manifest will be valid."""
+    stand_in = Part(digest="tree:" + "0" * 64, size=1)
+    try:
+        finish({content.role: stand_in for content in contents})
+    except ValidationError as error:
+        faults = faults_of(error)
+        listing = "; ".join(fault.message for fault in faults)
+        raise InvalidRequest(f"the image would be invalid: {listing}", faults=faults) from error
+
+
+def _name_from_file(path: Path) -> str:
+    """Derive an image's name from the file's name."""
+    stem = re.sub(r"\.(raw|img|qcow2|vmdk|vdi|vhdx|bin|disk)$", "", path.name.lower())
+    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-")[:64]
+
+
+# --------------------------------------------------------------------------- upload
+
+
+def send(images: Images, service: str, pending: PendingPush, parallel: int) -> SentImage:
+    """Upload all contents that the repository lacks.
+
+    Raises:
+        InvalidRequest, Conflict: a file cannot be read, or changes. Also errors of the service.
+    """
+    note = UploadState(cache_folder(STATE_FOLDER), service, pending.source)
+    upload = _resume_or_open_upload(images, note, pending.size)
+    parts: dict[str, Part] = {}
+    wire = 0
+    with (
+        byte_progress(pending.name or "pushing", pending.size) as shown,
+        _drop_if_too_large(upload, note),
+    ):
+        for content in pending.contents:
+            layout, sent = _send_content(upload, content, parallel, shown)
+            parts[content.role] = Part(digest=layout.digest, size=layout.size)
+            wire += sent
+            shown.start_next_part()
+    return SentImage(pending.finish(parts), upload, note, pending.origin, pending.size, wire)
+
+
+@contextmanager
+def _drop_if_too_large(upload: UploadClient, note: UploadState) -> Iterator[None]:
+    """Drop an upload that exceeds a limit: its data would count until it expires."""
+    try:
+        yield
+    except PayloadTooLarge:
+        note.clear()
+        with suppress(VMJobsError):
+            upload.drop()
+        raise
+
+
+def publish(
+    images: Images, sent: SentImage, wanted: QualifiedName, publish_options: PublishOptions
+) -> ImageDetail:
+    """Publish an uploaded image.
+
+    Raises:
+        ImageRejected: the service refuses the image. Also other errors of the service.
+    """
+    digest = sent.manifest.digest
+    publication = Publication(
+        manifest=sent.manifest.model_dump(mode="json", by_alias=True),
+        upload=sent.upload.id,
+        namespace=wanted.namespace,
+        name=wanted.name,
+        tag=wanted.tag,
+        visibility=publish_options.visibility,
+        shares=publish_options.shares,
+        keep_days=publish_options.keep_days,
+        origin=sent.origin,
+        signature=sign(digest, read_private_key(publish_options.key)) if publish_options.key else "",
+    )
+    with _drop_if_too_large(sent.upload, sent.note):
+        found = images.publish(publication)
+    sent.note.clear()
+    return found
+
+
+def _send_content(
+    upload: UploadClient, content: _PushedPart, parallel: int, shown: ByteProgress
+) -> tuple[ContentLayout, int]:
+    sent = 0
+
+    def on_progress(done: int, wire: int) -> None:
+        nonlocal sent
+        sent = wire
+        shown(done, wire)
+
+    if content.layout is not None:
+        layout = send_content(
+            content.path, upload, layout=content.layout, workers=parallel, on_progress=on_progress
+        )
+        return layout, sent
+    with closing(FileDigestCache.open(cache_folder(STATE_FOLDER), content.path)) as notes:
+        layout = send_content(
+            content.path, upload, digest_cache=notes, workers=parallel, on_progress=on_progress
+        )
+    return layout, sent
+
+
+def _resume_or_open_upload(images: Images, note: UploadState, size: int) -> UploadClient:
+    """Resume the upload of an earlier push, or open a new one."""
+    if known := note.load():
+        try:
+            found = images.upload(known)
+            if found.about.size >= size:
+                return found
+            found.drop()
+        except NotFound:
+            pass  # it expired; its data may still exist
+    found = images.open_upload(max(1, size))
+    note.save(found.id)
+    return found

@@ -1,0 +1,331 @@
+"""``vmjobs agent``: the only process on an execute node that controls its VMs."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pwd
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vmjobs.agent import node as this_node
+from vmjobs.agent.background import start_thread
+from vmjobs.agent.checks import NodeChecks
+from vmjobs.agent.cluster_vms.reconciler import running_reconciler
+from vmjobs.agent.condor_job import condor_job
+from vmjobs.agent.condor_job.starter import find_starter
+from vmjobs.agent.hypervisor_registry import HypervisorRegistry
+from vmjobs.agent.image_names import ImageNames
+from vmjobs.agent.journal import sweep, sweep_probes
+from vmjobs.agent.metrics import AgentMetrics
+from vmjobs.agent.metrics import serving as serving_metrics
+from vmjobs.agent.node_token import NodeToken
+from vmjobs.agent.prefetch import Prefetcher
+from vmjobs.agent.server import Agent, CondorJobServices, listening
+from vmjobs.cli.common import config, node_name, read_token
+from vmjobs.cli.logs import configure_logging
+from vmjobs.cli.node.checkpoint_stores import RETRIES, ServiceCheckpointStores
+from vmjobs.cli.node.parts import (
+    cluster_vm_journal,
+    make_cluster_vm_parts,
+    make_hypervisors,
+    make_run_parts,
+)
+from vmjobs.client import AssignmentClient, ImageClient, Images, JobAgentClient, NodeClient
+from vmjobs.config import Config
+from vmjobs.errors import ConfigError, NoHypervisor, NotFound
+from vmjobs.hypervisor.libvirt import nbd_server
+from vmjobs.model import MIB, Node
+from vmjobs.ports import FileTransfer, ImageSource, JobSource
+from vmjobs.wire import NodeWishes, Visibility
+
+if TYPE_CHECKING:
+    from images.cache.lazy_cache import LazyImageCache
+    from images.cache.node_cache import SignatureCheck
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a stopping agent waits for its VMs to end.
+STOP_SECONDS = 20.0
+#: Seconds until a hypervisor that worked before is probed again while another one works.
+PROBE_AGAIN_SECONDS = 300.0
+
+
+@click.command()
+def agent() -> None:
+    """Run jobs for HTCondor on this node until a signal stops the agent.
+
+    Jobs come from `vmjobs exec` over a Unix socket. The agent removes what an earlier agent left
+    behind before it opens the socket.
+
+    Cluster VMs keep running when the agent stops; the next agent takes them over. To remove them,
+    drain or delete their clusters, or start the agent with VMJOBS_CLUSTER_MEMORY=0.
+    """
+    settings = config("agent_token_file")
+    configure_logging(settings.log_level, settings.log_format)
+    with _hold_agent_lock(settings.state_dir):
+        _serve(settings)
+
+
+@contextmanager
+def _hold_agent_lock(directory: Path) -> Iterator[None]:
+    """Let only one agent use ``directory``: agents clean up what they find there.
+
+    Raises:
+        ConfigError: another agent runs.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "agent.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"state_dir: another agent already uses {directory}") from None
+        yield
+
+
+def _serve(settings: Config) -> None:
+    images = _image_source(settings)
+    hypervisors = make_hypervisors(settings, images)
+    live = _live_cache(settings, images)
+    metrics = _make_metrics(images, hypervisors)
+    components = make_run_parts(settings, images, hypervisors, settings.state_dir / "runs", live)
+    components = replace(components, on_step_timed=metrics.job_step, carrier=_file_transfer())
+    leftovers = components.journal.recover(hypervisors.drivers)
+    swept = sweep(components.journal, hypervisors.drivers) + sweep_probes(hypervisors.drivers)
+    log.info("removed %d interrupted runs and %d unknown VMs", len(leftovers), len(swept))
+    _require_hypervisor(hypervisors, has_cluster_vms=cluster_vm_journal(settings).has_records())
+
+    names = ImageNames(partial(_resolve, settings, images))
+
+    def describe(running: tuple[str, ...]) -> Node:
+        name, cached = node_name(settings), _cached_digests(images)
+        found = hypervisors.results
+        return this_node.describe(name, settings, found, cached, running, names.names_of(cached))
+
+    def open_job(job_id: str, token: str) -> JobSource:
+        return JobAgentClient(settings.api_url, token, job_id, retries=RETRIES)
+
+    condor_jobs = _condor_job_services(settings, names.resolve)
+    condor_job.remove_leftovers(condor_jobs.spool)
+    checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_users)
+    service = Agent(components, open_job, describe, condor_jobs, checks=checks.faults)
+    service.keep_interrupted_runs(leftovers)
+    hypervisors.on_loss = service.health.on_rest = checks.on_change = service.notify_subscribers
+    metrics.jobs, metrics.faults = service.states, service.faults
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    # condor_master sends SIGHUP when it is reconfigured; the agent has nothing to reload.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with (
+        serving_metrics(metrics, settings.metrics_listen),
+        _run_cluster_vms(settings, images, hypervisors, metrics),
+        listening(settings.socket, service.serve),
+    ):
+        log.info("ready at %s", settings.socket)
+        start_thread("hypervisors", _watch_hypervisors, images, hypervisors, stop)
+        with _announce_node(settings, images, service.node, checks):
+            stop.wait()
+        service.stop(STOP_SECONDS)
+    if live is not None:
+        live.close()
+
+
+def _resolve(settings: Config, images: ImageSource, ref: str) -> str:
+    """Resolve the name of a public image to its digest."""
+    from images.store.image_store import ImageStore  # noqa: PLC0415
+
+    if isinstance(images, ImageStore):
+        return images.resolve(ref)
+    token = read_token(settings.agent_token_file) if settings.agent_token_file else ""
+    with Images(settings.api_url, token, retries=RETRIES) as client:
+        found = client.detail(ref)
+    if found.visibility is not Visibility.PUBLIC:
+        raise NotFound(f'image "{ref}": no public image has this name')
+    return found.digest
+
+
+def _condor_job_services(settings: Config, resolve: Callable[[str], str]) -> CondorJobServices:
+    """Build the services for transparent jobs. resolve: see ``CondorJobServices``."""
+    trusted = {0, os.getuid()}
+    with suppress(KeyError):
+        trusted.add(pwd.getpwnam(settings.condor_user).pw_uid)
+    memory = settings.node_memory or this_node.memory_mib()
+    slot_of = partial(find_starter, trusted=trusted)
+    stores = None if settings.agent_token_file is None else ServiceCheckpointStores(settings)
+    return CondorJobServices(settings.state_dir / "handed", memory, resolve, slot_of, stores)
+
+
+def _make_metrics(images: ImageSource, hypervisors: HypervisorRegistry) -> AgentMetrics:
+    from images.cache.node_cache import ImageCache  # noqa: PLC0415
+
+    metrics = AgentMetrics()
+    metrics.probes = lambda: hypervisors.results
+    metrics.cache = images if isinstance(images, ImageCache) else None
+    return metrics
+
+
+@contextmanager
+def _run_cluster_vms(
+    settings: Config, images: ImageSource, hypervisors: HypervisorRegistry, metrics: AgentMetrics
+) -> Iterator[None]:
+    """Run this node's cluster VMs; remove them if it offers no memory to clusters."""
+    if settings.agent_token_file is None or settings.cluster_memory == 0:
+        journal = cluster_vm_journal(settings)
+        if count := journal.clear(hypervisors.drivers):
+            log.warning("removed %d cluster VMs: this node offers no memory to clusters", count)
+        yield
+        return
+    token = partial(read_token, settings.agent_token_file)
+    source = AssignmentClient(settings.api_url, token, node_name(settings))
+    components = make_cluster_vm_parts(settings, source, images, hypervisors)
+    components.reporter.on_change, metrics.members = metrics.member, components.reporter.known
+    with running_reconciler(components):
+        yield
+    source.close()
+
+
+@contextmanager
+def _announce_node(
+    settings: Config, images: ImageSource, describe: Callable[[], Node], checks: NodeChecks
+) -> Iterator[None]:
+    """Announce this node to the API and prefetch the images that the API asks for."""
+    if settings.agent_token_file is None:
+        yield
+        return
+    registry = _RenewingNodeRegistry(settings.api_url, settings.agent_token_file)
+    prefetcher = Prefetcher(images)
+    announcer = this_node.NodeAnnouncer(
+        registry, describe, prefetcher.set_wanted, checks.note_token_fault
+    )
+    start_thread("announce", announcer.run)
+    start_thread("prefetch", prefetcher.run, announcer.announce_soon)
+    try:
+        yield
+    finally:
+        announcer.stop()
+        prefetcher.stop()
+
+
+class _RenewingNodeRegistry:
+    """Announces the node to the API and stores the token when the API renews it."""
+
+    def __init__(self, url: str, token_file: Path) -> None:
+        self._client = NodeClient(url, partial(read_token, token_file))
+        self._token = NodeToken(token_file)
+
+    def put_node(self, node: Node) -> NodeWishes:
+        """See :class:`vmjobs.agent.node.NodeRegistry`."""
+        wishes = self._client.put_node(node, renew=self._token.is_due())
+        if wishes.token:
+            self._token.replace(wishes.token)
+        return wishes
+
+
+def _watch_hypervisors(
+    images: ImageSource, hypervisors: HypervisorRegistry, stop: threading.Event
+) -> None:
+    """Probe failed hypervisors again.
+
+    Probes run when images arrive (kvm and qemu boot a kernel from an image), at every check while no
+    hypervisor works, and every ``PROBE_AGAIN_SECONDS`` for those that worked before.
+    """
+    known = _cached_digests(images)
+    due = time.monotonic() + PROBE_AGAIN_SECONDS
+    while not stop.wait(this_node.ANNOUNCE_SECONDS):
+        present = _cached_digests(images)
+        if present != known or not _has_working_hypervisor(hypervisors):
+            known = present
+            hypervisors.reprobe_failing()
+        elif time.monotonic() >= due:
+            due = time.monotonic() + PROBE_AGAIN_SECONDS
+            hypervisors.reprobe_failing(only_lost=True)
+
+
+def _cached_digests(images: ImageSource) -> list[str]:
+    """Return the digests of cached images; none if the cache cannot be read."""
+    try:
+        return images.cached()
+    except OSError as error:
+        log.error("cannot read the image cache: %s", error)
+        return []
+
+
+def _image_directory(settings: Config) -> Path:
+    local = settings.agent_token_file is None
+    return settings.images if local else settings.state_dir / "images"
+
+
+def _file_transfer() -> FileTransfer:
+    from images.transfer.file_transfer import ChunkedFileTransfer  # noqa: PLC0415 - a command that is not used need not load it
+
+    return ChunkedFileTransfer()
+
+
+def _image_source(settings: Config) -> ImageSource:
+    from images.cache.lazy_cache import LazyImageCache  # noqa: PLC0415
+    from images.cache.node_cache import ImageCache  # noqa: PLC0415
+    from images.store.image_store import ImageStore  # noqa: PLC0415
+
+    if settings.agent_token_file is None:
+        return ImageStore(settings.images)
+    token = partial(read_token, settings.agent_token_file)
+    fetcher = ImageClient(settings.api_url, token, retries=RETRIES)
+    cache = LazyImageCache if settings.lazy_start else ImageCache
+    return cache(
+        _image_directory(settings),
+        fetcher,
+        limit=settings.image_cache_size * MIB,
+        keep_free=settings.image_cache_free * MIB,
+        trust=_signature_check(settings.image_trust_dir),
+    )
+
+
+def _live_cache(settings: Config, images: ImageSource) -> LazyImageCache | None:
+    """Return the cache that serves incomplete images, if ``lazy_start`` is set."""
+    from images.cache.lazy_cache import LazyImageCache  # noqa: PLC0415
+
+    if not settings.lazy_start or not isinstance(images, LazyImageCache):
+        return None
+    if why := nbd_server.unavailable_reason():
+        raise ConfigError(f"lazy_start: {why}", hint="install nbdkit and nbdkit-plugin-python")
+    return images
+
+
+def _signature_check(folder: Path | None) -> SignatureCheck | None:
+    """Return a check that refuses images not signed by a key then in ``folder``."""
+    if folder is None:
+        return None
+    from images.signature import load_trusted_keys, require_signed  # noqa: PLC0415
+
+    load_trusted_keys(folder)  # reports a wrong setting at once
+    return lambda digest, signature: require_signed(digest, signature, load_trusted_keys(folder))
+
+
+def _require_hypervisor(hypervisors: HypervisorRegistry, *, has_cluster_vms: bool) -> None:
+    """Probe the hypervisors, and fail if none works and no cluster VMs run.
+
+    Cluster VMs can make the node too busy for a probe; an agent that exits then leaves them unmanaged.
+    """
+    found = hypervisors.probe()
+    if _has_working_hypervisor(hypervisors):
+        return
+    listing = "; ".join(f"{result.kind}: {result.detail}" for result in found)
+    message = f"no hypervisor works on this node: {listing}"
+    if not has_cluster_vms:
+        raise NoHypervisor(message, hint="run vmjobs doctor")
+    log.error("%s; the agent still manages its cluster VMs, and probes again", message)
+
+
+def _has_working_hypervisor(hypervisors: HypervisorRegistry) -> bool:
+    return any(result.works for result in hypervisors.results)

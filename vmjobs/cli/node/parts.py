@@ -1,0 +1,90 @@
+"""Builds the parts that run VMs, for ``vmjobs run``, ``agent``, ``doctor`` and others."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from images.cloudinit import NoCloud
+from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
+from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings
+from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
+from vmjobs.agent.hypervisor_registry import HypervisorRegistry
+from vmjobs.agent.journal import Journal
+from vmjobs.agent.node import cluster_vm_directory
+from vmjobs.agent.run.job_run import RunServices, RunSettings
+from vmjobs.cli.common import node_name
+from vmjobs.client import AssignmentClient
+from vmjobs.config import Config
+from vmjobs.errors import VMJobsError
+from vmjobs.hypervisor.registry import drivers
+from vmjobs.ports import ImageSource, LazyImageSource
+
+log = logging.getLogger(__name__)
+
+
+def make_hypervisors(
+    settings: Config, images: ImageSource, cache: Path | None = None
+) -> HypervisorRegistry:
+    """Return the node's hypervisors, not yet probed. Probes boot cached kernels."""
+
+    def kernels() -> list[Path]:
+        found = []
+        for digest in images.cached():
+            try:
+                found.append(images.prepare(digest).kernel)
+            except (VMJobsError, OSError) as error:
+                log.warning("probes cannot use the image %s: %s", digest, error)
+        return [kernel for kernel in found if kernel is not None]
+
+    return HypervisorRegistry(drivers(settings, kernels), settings.probe_seconds, cache)
+
+
+def make_run_parts(
+    settings: Config,
+    images: ImageSource,
+    hypervisors: HypervisorRegistry,
+    runs: Path,
+    live: LazyImageSource | None = None,
+) -> RunServices:
+    """Return the parts that runs use."""
+    return RunServices(
+        images=images,
+        choose=hypervisors.choose,
+        journal=Journal(runs),
+        settings=RunSettings(
+            node=node_name(settings),
+            max_console=settings.max_console_bytes,
+            max_log=settings.max_stream_bytes,
+        ),
+        seeds=NoCloud(),
+        live=live,
+        reprobe=hypervisors.reprobe,
+    )
+
+
+def cluster_vm_journal(settings: Config) -> ClusterVmJournal:
+    """Return the journal of this node's cluster VMs."""
+    return ClusterVmJournal(cluster_vm_directory(settings))
+
+
+def make_cluster_vm_parts(
+    settings: Config, source: AssignmentClient, images: ImageSource, hypervisors: HypervisorRegistry
+) -> ClusterVmServices:
+    """Return the parts that cluster VMs use."""
+    from condor.worker import WorkerKit  # noqa: PLC0415 - only nodes that have clusters need it
+
+    reporter = StatusReporter(source)
+    return ClusterVmServices(
+        images=images,
+        choose=hypervisors.choose,
+        drivers=hypervisors.drivers,
+        journal=cluster_vm_journal(settings),
+        source=source,
+        reporter=reporter,
+        console_uploader=ConsoleUploader(source, reporter),
+        kit=WorkerKit(),
+        settings=ClusterVmSettings(max_console=settings.max_console_bytes),
+        seeds=NoCloud(),
+        sessions=source,
+    )

@@ -1,0 +1,645 @@
+"""The kvm and qemu drivers, through libvirt; the only module that imports it.
+
+Domains are transient: libvirt forgets a VM when it ends. No privilege is needed: an ordinary
+user's daemon (``qemu:///session``) starts by itself. A session daemon does not serve root, so for
+root the driver runs inside this process (``qemu:///embed``).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.base import (
+    NAME_PREFIX,
+    Network,
+    PrivateNetwork,
+    ProbeResult,
+    ShutdownCause,
+    VmConfig,
+    VmLimits,
+    VmState,
+    VmUsage,
+)
+from vmjobs.hypervisor.libvirt import firmware, nbd_server, qemu_sandbox
+from vmjobs.hypervisor.libvirt.domain_xml import board, domain_xml
+from vmjobs.hypervisor.libvirt.embedded import EmbeddedRoot
+from vmjobs.hypervisor.libvirt.qemu_wrapper import qemu
+from vmjobs.hypervisor.network import guest_network
+from vmjobs.hypervisor.network.outbound import OutboundPolicy
+from vmjobs.hypervisor.overlay import check as check_overlay
+from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
+from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
+from vmjobs.hypervisor.sandbox.limit_enforcement import LimitEnforcer
+from vmjobs.hypervisor.sandbox.process_launcher import Launcher
+from vmjobs.hypervisor.sandbox.resource_limits import resource_limits_for
+from vmjobs.hypervisor.shutdown_causes import ShutdownCauses, cause_from_qemu, read_tail
+from vmjobs.hypervisor.usage import UsageMeter, process_tree_usage
+from vmjobs.model import CAPABILITIES, BootMethod, Capabilities, HypervisorKind, NetworkMode
+from vmjobs.subprocess import run
+
+# libvirt's errors are raised here; an embedded driver would also print them on the terminal, and a
+# warning for every VM. The library reads this variable once, while it is loaded.
+os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", f"4:file:{os.devnull}")
+try:
+    import libvirt
+    import libvirt_qemu
+except ImportError:  # a node without libvirt: probes report it
+    libvirt = None
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Names = list[str]
+_Paths = list[Path]
+_Argv = list[str | Path]
+_Processes = list[procs.Process]
+
+#: Lines of libvirt's log of a VM that are logged if its QEMU crashed.
+LAST_LINES = 5
+#: Seconds that a daemon may take to come back after it went away.
+RECONNECT_SECONDS = 15.0
+#: Seconds that a killed QEMU may take to end.
+KILL_SECONDS = 30.0
+#: Seconds that libvirt may take to report why a VM ended, once it is gone.
+ENDING_SECONDS = 5.0
+
+
+def default_uri() -> str:
+    """libvirt's URI for this user's VMs."""
+    return "qemu:///session" if os.geteuid() else "qemu:///embed"
+
+
+@functools.cache
+def _event_loop() -> None:
+    """Run libvirt's event loop in a thread; a process can have only one."""
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)  # errors are raised as well
+    libvirt.virEventRegisterDefaultImpl()
+
+    def loop() -> None:
+        while True:
+            libvirt.virEventRunDefaultImpl()
+
+    threading.Thread(target=loop, name="libvirt-events", daemon=True).start()
+
+
+def node_connection() -> Connection:
+    """Return the connection to this user's VMs on this node, one for the whole process.
+
+    Each opening of an embedded driver registers it again, and libvirt has room for 21 (``MAX_DRIVERS``
+    in its src/libvirt.c): a process that opened it more often could neither start nor end VMs.
+    """
+    return _connection_of(os.getpid())
+
+
+@functools.cache
+def _connection_of(_process: int) -> Connection:
+    """One per process: a fork of this process cannot use its parent's connection."""
+    return Connection(default_uri())
+
+
+class Connection:
+    """A connection that opens on first use, and again after the daemon went away.
+
+    uri: libvirt's; ``qemu:///embed`` stands for an embedded driver below ``embedded``, of which a
+        process has one (:func:`node_connection`).
+    """
+
+    def __init__(self, uri: str, embedded: Path = Path("/run/vmjobs")) -> None:
+        self.uri = uri
+        self._embedded = EmbeddedRoot(embedded)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._changes = 0
+        self._open: Any = None
+        self._has_qemu_events = False
+        #: Why this connection's VMs ended.
+        self.shutdown_causes = ShutdownCauses()
+
+    def call(self, what: str, action: Callable[[Any], T]) -> T:
+        """Call ``action`` with the open connection; retry once if that was broken.
+
+        Raises:
+            HypervisorError: libvirt fails, or is not installed.
+        """
+        if libvirt is None:
+            raise HypervisorError("libvirt's Python module is not installed")
+        try:
+            connection = self._connect()
+            try:
+                return action(connection)
+            except libvirt.libvirtError:
+                if connection.isAlive():
+                    raise
+            self._drop(connection)
+            return action(self._reconnect())
+        except libvirt.libvirtError as error:
+            raise HypervisorError(f"cannot {what}: {error}") from error
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever a VM changes its state, or the connection breaks."""
+        return self._changes
+
+    def wait_change(self, seen: int, timeout: float) -> None:
+        """Block until :attr:`changes` is not ``seen``, or for ``timeout`` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != seen, timeout)
+
+    def logs(self, name: str) -> _Paths:
+        """libvirt's logs of a VM's QEMU output; libvirt never removes them."""
+        if self.uri == "qemu:///embed":
+            return self._embedded.logs(name)
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return list(Path(cache, "libvirt", "qemu", "log").glob(f"{name}.log*"))
+
+    def _connect(self) -> Any:
+        with self._lock:
+            if self._open is None:
+                _event_loop()
+                uri = self._embedded.uri() if self.uri == "qemu:///embed" else self.uri
+                fresh = libvirt.open(uri)
+                kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
+                fresh.domainEventRegisterAny(None, kind, self._on_lifecycle, None)
+                with suppress(libvirt.libvirtError):  # libvirt itself reports a reset as a power-off
+                    libvirt_qemu.qemuMonitorEventRegister(fresh, None, None, self._on_monitor, None, 0)
+                    self._has_qemu_events = True
+                with suppress(libvirt.libvirtError):  # drivers without a daemon have neither
+                    fresh.setKeepAlive(5, 3)
+                with suppress(libvirt.libvirtError):
+                    fresh.registerCloseCallback(self._on_event, None)
+                self._open = fresh
+            return self._open
+
+    def _reconnect(self) -> Any:
+        """Connect again after a daemon went away; its successor may take a moment."""
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                return self._connect()
+            except libvirt.libvirtError:
+                if time.monotonic() > deadline:
+                    raise
+            with self._changed:
+                self._changed.wait(0.1)
+
+    def _drop(self, connection: Any) -> None:
+        with self._lock:
+            if self._open is connection:
+                self._open = None
+
+    def _on_event(self, *_about: object) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def _on_lifecycle(
+        self, connection: Any, domain: Any, event: int, detail: int, _opaque: object
+    ) -> None:
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            # Without QEMU's causes, libvirt does not tell a power-off from a restart.
+            is_reliable = self._has_qemu_events or connection.getType().lower() == "test"
+            self.shutdown_causes.ended(
+                domain.name(), _cause_from_libvirt(detail) if is_reliable else ShutdownCause.UNKNOWN
+            )
+        self._on_event()
+
+    def _on_monitor(
+        self, _connection: Any, domain: Any, event: str, _s: int, _us: int, details: str, _o: object
+    ) -> None:
+        if event == "GUEST_PANICKED":
+            self.shutdown_causes.record_cause(domain.name(), ShutdownCause.PANICKED)
+        elif event == "SHUTDOWN":
+            self.shutdown_causes.record_cause(
+                domain.name(), cause_from_qemu(json.loads(details or "{}").get("reason", ""))
+            )
+
+
+def _cause_from_libvirt(detail: int) -> ShutdownCause:
+    """Return the cause that the detail of libvirt's event STOPPED means."""
+    return {
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: ShutdownCause.POWEROFF,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: ShutdownCause.KILLED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: ShutdownCause.PANICKED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: ShutdownCause.CRASHED,
+    }.get(detail, ShutdownCause.UNKNOWN)
+
+
+class Libvirt:
+    """The driver of one kind of domain.
+
+    kernels: kernels that a probe may boot, the best first.
+    domain_type: libvirt's, if it differs from the name of the kind.
+    launcher: starts processes that shall last as long as a VM.
+    isolated: run VMs in a sandbox (:mod:`.qemu_sandbox`), or refuse to start them.
+    program: QEMU, if not libvirt's default.
+    policy: destinations that guests may reach in network mode ``outbound``.
+    """
+
+    def __init__(
+        self,
+        kind: HypervisorKind,
+        connection: Connection,
+        *,
+        isolated: bool = True,
+        program: str = "",
+        kernels: Callable[[], Iterable[Path]] = node_kernels,
+        domain_type: str = "",
+        launcher: Launcher | None = None,
+        policy: OutboundPolicy | None = None,
+    ) -> None:
+        self.kind = kind
+        self._launcher = launcher or Launcher()
+        self._connection = connection
+        self._kernels = kernels
+        self._type = domain_type or kind.value
+        self._isolated, self._program = isolated, program
+        self._disk_servers: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._main_pids: dict[str, int] = {}
+        self._limit_enforcer = LimitEnforcer(kind, throttles_disks=True)
+        self._meter = UsageMeter(self._helpers_of)
+        self._helpers = helper_processes.HelperProcesses(self._launcher, policy, isolated=isolated)
+
+    # ----------------------------------------------------------------- life and death
+
+    @property
+    def platform(self) -> str:
+        """See :attr:`Hypervisor.platform`: QEMU, board, and the guest's processor."""
+        # Not cached: a later call may find another QEMU.
+        qemu = self._connection.call("ask for QEMU's version", _qemu_version)
+        processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor_digest()
+        return f"qemu {qemu}, {board().machine_type}, {processor}"
+
+    @property
+    def abilities(self) -> Capabilities:
+        """See :attr:`Hypervisor.abilities`."""
+        return CAPABILITIES[self.kind]
+
+    def probe(self, deadline: float) -> ProbeResult:
+        """See :meth:`Hypervisor.probe`."""
+        began = time.monotonic()
+        device = Path("/dev/kvm") if self.kind is HypervisorKind.KVM else None
+        if device is not None and (fault := _open_error(device)):
+            return ProbeResult(self.kind, False, fault, time.monotonic() - began)
+        kernel = first_kernel(self._kernels())
+        # An emulated processor runs a kernel if it runs a boot sector; a virtualized one may not.
+        by_bios = kernel is None and self.kind is HypervisorKind.QEMU
+        if kernel is None and not by_bios:
+            detail = "no kernel to boot: neither the node nor an image on it has one"
+            return ProbeResult(self.kind, False, detail, time.monotonic() - began)
+        return boot_probe(
+            self,
+            version=self._version,
+            deadline=deadline,
+            kernel=kernel,
+            where=str(device) if device else "",
+            by_bios=by_bios,
+            isolation=bubblewrap.describe_isolation(isolated=self._isolated),
+        )
+
+    def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
+        """See :meth:`Hypervisor.unenforced`."""
+        return self._limit_enforcer.unenforced(limits, directory)
+
+    def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
+        """See :meth:`Hypervisor.open_network`."""
+        process = self._main_process(running) if running else None
+        return guest_network.open_network(self._launcher, mode, ports, process)
+
+    def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
+        """See :meth:`Hypervisor.open_private_network`."""
+        raise self._no_private_network()
+
+    def _no_private_network(self) -> HypervisorError:
+        message = f"VMs with private networks run on uml alone, not on {self.kind}"
+        return HypervisorError(message, hint="set their hypervisor to uml")
+
+    def start(self, vm: VmConfig) -> None:
+        """See :meth:`Hypervisor.start`."""
+        board_model, held = board(), self._limit_enforcer.plan_limits(vm)
+        if self.state(vm.name) is not VmState.GONE:
+            raise HypervisorError(f"{vm.name} runs already")
+        if vm.card is not None:
+            raise self._no_private_network()
+        overlay = (vm.overlay or vm.workdir / "overlay.qcow2").absolute()
+        with ExitStack() as undo:
+            undo.callback(self.destroy, vm.name)
+            boots_by_uefi = vm.image.boot is BootMethod.UEFI
+            resumed = vm.saved is not None
+            uefi = (
+                firmware.prepare_firmware(vm.workdir, firmware.find(), resumed=resumed)
+                if boots_by_uefi
+                else None
+            )
+            nbd = self._serve_root(vm)
+            if resumed:
+                check_overlay(overlay)
+            else:
+                _make_overlay(vm, overlay)
+            self._helpers.connect(vm)
+            emulator = self._emulator(vm, overlay, uefi, nbd)
+            text = domain_xml(vm, self._type, overlay, board_model, uefi, nbd, emulator)
+            self._connection.shutdown_causes.expect(vm.name)
+            self._start_domain(vm, text)
+            self._limit_enforcer.enforce(
+                held, vm.name, lambda: [p.pid for p in self._processes_with_helpers(vm.name)]
+            )
+            if held.processors is not None:
+                self._helpers.throttle(vm, self._qemu_process(vm.name).pid, held.processors)
+            undo.pop_all()
+
+    def stop(self, name: str) -> None:
+        """See :meth:`Hypervisor.stop`. Presses the guest's power button."""
+        self._call_on_domain(name, "stop", lambda domain: domain.shutdown())
+
+    def destroy(self, name: str) -> None:
+        """See :meth:`Hypervisor.destroy`."""
+        with procs.open_pidfds(self._processes_with_helpers(name)) as processes:
+            try:
+                self._call_on_domain(name, "destroy", lambda domain: domain.destroy())
+            finally:
+                # Whatever libvirt reports, the VM is gone only when its processes are.
+                procs.kill_pidfds(processes, KILL_SECONDS, name)
+                procs.kill_all(lambda: self._processes_with_helpers(name), KILL_SECONDS, name)
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Clean up after a VM that is gone."""
+        for server in self._disk_servers.pop(name, ()):
+            server.wait()
+        crashed = self._connection.shutdown_causes.of(name, 0.0) is ShutdownCause.CRASHED
+        for path in self._connection.logs(name):
+            if crashed:
+                words = read_tail(path).decode("utf-8", "replace").splitlines()[-LAST_LINES:]
+                log.warning("QEMU of %s crashed; its libvirt log ends with: %s", name, "; ".join(words))
+            with suppress(OSError):
+                path.unlink()
+        self._limit_enforcer.remove(name)
+        self._connection.shutdown_causes.forget(name)
+        self._meter.forget(name)
+        self._helpers.forget(name)
+        self._main_pids.pop(name, None)
+
+    def pause(self, name: str) -> None:
+        """See :meth:`Hypervisor.pause`."""
+        self._call_on_active(name, "pause", lambda domain: domain.suspend())
+
+    def resume(self, name: str) -> None:
+        """See :meth:`Hypervisor.resume`."""
+        self._call_on_active(name, "resume", _resume)
+
+    def save(self, name: str, path: Path) -> None:
+        """See :meth:`Hypervisor.save`. Also a paused VM runs once it is resumed."""
+        running = libvirt.VIR_DOMAIN_SAVE_RUNNING if libvirt is not None else 0
+        self._call_on_active(name, "save", lambda domain: domain.saveFlags(str(path), None, running))
+
+    # ----------------------------------------------------------------- what there is
+
+    def state(self, name: str) -> VmState:
+        """See :meth:`Hypervisor.state`."""
+        found = self._call_on_domain(name, "look at", lambda domain: domain.state()[0])
+        if found is None:
+            # A VM of another process's embedded driver shows only as a process.
+            return VmState.RUNNING if self._main_process(name) else VmState.GONE
+        if found in {libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED}:
+            return VmState.PAUSED
+        ended = {libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED}
+        return VmState.GONE if found in ended else VmState.RUNNING
+
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
+        """See :meth:`Hypervisor.wait`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            seen = self._connection.changes
+            state, main = self.state(name), self._main_process(name)
+            left = max(0.0, deadline - time.monotonic())
+            if state is VmState.GONE or not left:
+                return state
+            look = min(left, procs.POLL_SECONDS)
+            if main is None:  # QEMU ends, or was never there: libvirt tells which
+                self._connection.wait_change(seen, look)
+                continue
+            needed = self._required_processes(name)
+            if procs.wait_for_any([main, *(needed or ())], beside, look if needed is None else left):
+                return self.state(name)
+
+    def shutdown_cause(self, name: str) -> ShutdownCause:
+        """See :meth:`Hypervisor.ending`."""
+        return self._connection.shutdown_causes.of(name, ENDING_SECONDS)
+
+    def usage(self, name: str) -> VmUsage:
+        """See :meth:`Hypervisor.usage`. QEMU's final usage cannot be learned."""
+        main = self._main_process(name)
+        return self._meter.look(name, VmUsage() if main is None else process_tree_usage(main.pid))
+
+    def list(self) -> _Names:
+        """See :meth:`Hypervisor.list`."""
+        known = self._connection.call("list VMs", self._active_names)
+        return sorted({*known, *(self._name_of(process) for process in procs.scan())} - {""})
+
+    # ----------------------------------------------------------------- inside
+
+    def _active_names(self, connection: Any) -> _Names:
+        names = []
+        for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
+            if domain.name().startswith(NAME_PREFIX):
+                with suppress(libvirt.libvirtError):  # gone since
+                    if ET.fromstring(domain.XMLDesc()).get("type") == self._type:  # noqa: S314
+                        names.append(domain.name())
+        return names
+
+    def _call_on_domain(self, name: str, verb: str, action: Callable[[Any], T]) -> T | None:
+        """Return ``action``'s result for the domain; None: there is no active one."""
+
+        def found(connection: Any) -> T | None:
+            try:
+                return action(connection.lookupByName(name))
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return None
+                if error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID and not _active(
+                    connection, name
+                ):
+                    return None
+                raise
+
+        return self._connection.call(f"{verb} {name}", found)
+
+    def _call_on_active(self, name: str, verb: str, action: Callable[[Any], object]) -> None:
+        if self._call_on_domain(name, verb, lambda domain: (action(domain), True)) is None:
+            raise HypervisorError(f"{name} does not run")
+
+    def _start_domain(self, vm: VmConfig, text: str) -> None:
+        try:
+            self._connection.call(f"start {vm.name}", partial(_start_domain, vm.saved, text))
+        except HypervisorError as error:
+            if "bwrap: " not in error.message:
+                raise
+            raise bubblewrap.sandbox_error(error.message[error.message.index("bwrap: ") :]) from error
+
+    def _emulator(
+        self,
+        vm: VmConfig,
+        overlay: Path,
+        uefi: firmware.Firmware | None,
+        nbd: Path | None,
+    ) -> qemu_sandbox.Emulator | None:
+        if not self._isolated:
+            return qemu_sandbox.Emulator(Path(self._program), {}) if self._program else None
+        vm.console.touch()
+        files = list(qemu_sandbox.files(vm, overlay, uefi, nbd))
+        bounds, program = resource_limits_for(vm, self.kind), self._program or qemu()
+        kvm = self.kind is HypervisorKind.KVM
+        return qemu_sandbox.build_emulator(files, bounds, program, kvm=kvm, network=vm.network)
+
+    def _serve_root(self, vm: VmConfig) -> Path | None:
+        if vm.image.live is None:
+            return None
+        process, listen = nbd_server.start(vm.name, vm.image.live, vm.workdir)
+        self._disk_servers.setdefault(vm.name, []).append(process)
+        return listen
+
+    def _processes_with_helpers(self, name: str) -> _Processes:
+        all_processes = list(procs.scan())
+        ours = [process for process in all_processes if self._name_of(process) == name]
+        beside = helper_processes.find(name, all_processes) + nbd_server.find(name, all_processes)
+        return ours + bubblewrap.descendants(ours) + beside
+
+    def _helpers_of(self, name: str) -> _Processes:
+        return self._helpers.of(name) + nbd_server.find(name)
+
+    def _required_processes(self, name: str) -> _Processes | None:
+        """The processes without which a guest would hang; None: one is missing.
+
+        A QEMU that has lost one is killed.
+        """
+        servers = self._disk_servers.get(name, ())
+        # A server that ends by itself has reported to the process that fetches the disk.
+        killed = any((server.poll() or 0) < 0 for server in servers)
+        beside = self._helpers.all_or_none(name)
+        if killed or beside is None:
+            what = "the NBD server of its root disk" if killed else "a helper process"
+            log.warning("%s lost %s; killing its QEMU", name, what)
+            self._connection.shutdown_causes.record_cause(name, ShutdownCause.KILLED)
+            with suppress(ProcessLookupError, HypervisorError):
+                os.kill(self._qemu_process(name).pid, signal.SIGKILL)
+            return None
+        return [*beside, *(one for server in servers if (one := procs.read(server.pid)))]
+
+    def _main_process(self, name: str) -> procs.Process | None:
+        """The VM's first process: QEMU, or its sandbox's first."""
+        known = self._main_pids.get(name)
+        if known is not None:
+            process = procs.read(known)  # cheaper than a scan
+            return process if process is not None and self._name_of(process) == name else None
+        for process in self._processes(name):
+            self._main_pids[name] = process.pid
+            return process
+        return None
+
+    def _qemu_process(self, name: str) -> procs.Process:
+        """The VM's QEMU itself."""
+        for process in self._processes(name):
+            if bubblewrap.is_leader(process):
+                return next(iter(bubblewrap.inner_processes(process)), process)
+            if not bubblewrap.is_outer_process(process):
+                return process
+        raise HypervisorError(f"{name} ended at once")
+
+    def _processes(self, name: str) -> _Processes:
+        return [process for process in procs.scan() if self._name_of(process) == name]
+
+    def _name_of(self, process: procs.Process) -> str:
+        """The name of our VM that a process belongs to; ``""`` if none."""
+        argv = process.argv
+        if "-name" not in argv[:-1] or not (bubblewrap.is_outer_process(process) or "qemu" in argv[0]):
+            return ""
+        name = argv[argv.index("-name") + 1].partition(",")[0].removeprefix("guest=")
+        accelerator = {"kvm": "kvm", "qemu": "tcg"}.get(self._type, "")
+        ours = name.startswith(NAME_PREFIX) and accelerator in argv
+        return name if ours else ""
+
+    def _version(self) -> str:
+        def ask(connection: Any) -> str:
+            kind, library = connection.getVersion(), connection.getLibVersion()
+            uefi = "UEFI" if firmware.find() else "no UEFI firmware"
+            return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
+
+        return self._connection.call("ask libvirt's version", ask)
+
+
+def _resume(domain: Any) -> None:
+    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # else libvirt raises an error
+        domain.resume()
+
+
+def _start_domain(saved: Path | None, text: str, connection: Any) -> object:
+    """Start or resume a VM. text: domain XML, with the files and sockets of now."""
+    if saved is None:
+        return connection.createXML(text)
+    return connection.restoreFlags(str(saved), text, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+
+
+def _qemu_version(connection: Any) -> str:
+    return _dotted(connection.getVersion())
+
+
+def _processor_digest() -> str:
+    """The node's processor as guests see it: a digest of its model and features."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0].splitlines()
+    is_reliable = [
+        line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags"))
+    ]
+    return hashlib.sha256("\n".join(is_reliable).encode()).hexdigest()[:16]
+
+
+def _make_overlay(vm: VmConfig, overlay: Path) -> None:
+    """Create the overlay atomically, unless an earlier VM has left it."""
+    if vm.overlay is None or not overlay.exists():
+        fresh = overlay.with_name(f"{overlay.name}.new")
+        run(_overlay_command(vm, fresh), timeout=60, error=HypervisorError)
+        fresh.rename(overlay)
+
+
+def _overlay_command(vm: VmConfig, overlay: Path) -> _Argv:
+    """The command that creates an overlay. The domain XML repeats its backing image."""
+    make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
+    if vm.image.live is None:
+        return [*make, vm.image.root.absolute(), overlay]
+    # -u: qemu-img does not open the backing image to learn its size, which is known.
+    return [*make, "nbd:", "-u", overlay, str(vm.image.live.size)]
+
+
+def _active(connection: Any, name: str) -> bool:
+    try:
+        return bool(connection.lookupByName(name).isActive())
+    except libvirt.libvirtError:
+        return False
+
+
+def _dotted(number: int) -> str:
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+def _open_error(device: Path) -> str:
+    """Return why a device cannot be opened; ``""`` if it can."""
+    try:
+        with device.open("r+b", buffering=0):
+            return ""
+    except OSError as error:
+        return f"{device} cannot be opened: {error.strerror}"

@@ -1,0 +1,82 @@
+"""Has libvirt start QEMU in a sandbox, by :mod:`vmjobs.hypervisor.libvirt.qemu_wrapper`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import Network, VmConfig
+from vmjobs.hypervisor.libvirt.firmware import Firmware
+from vmjobs.hypervisor.libvirt.qemu_wrapper import PROGRAM, QEMU_VARIABLE, SETUP_VARIABLE
+from vmjobs.hypervisor.network.namespaces import TUN_DEVICE
+from vmjobs.hypervisor.sandbox.bubblewrap import BindMount, ResourceLimits
+
+#: What to do if it is not installed.
+HINT: Final = f"copy {PROGRAM}, which is beside vmjobs where that was installed, to /usr/bin"
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """The program that libvirt runs as QEMU. env: its extra variables for one VM."""
+
+    path: Path
+    env: dict[str, str]
+
+
+def find() -> Path | None:
+    """The path of :data:`PROGRAM`: found on the path, or beside this Python."""
+    path = f"{os.environ.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
+    found = shutil.which(PROGRAM, path=path)
+    return Path(found) if found else None
+
+
+def build_emulator(
+    files: Sequence[BindMount], bounds: ResourceLimits, qemu: str, *, kvm: bool, network: Network | None
+) -> Emulator:
+    """Return the emulator for a VM that has these files, and nothing else of its node.
+
+    qemu: the program that it finally runs.
+
+    Raises:
+        HypervisorError: the wrapper is not installed.
+    """
+    found = find()
+    if found is None:
+        raise HypervisorError(f"cannot isolate VMs here: {PROGRAM} is not installed", hint=HINT)
+    devices = ["/dev/urandom", *(["/dev/kvm"] if kvm else []), *([TUN_DEVICE] if network else [])]
+    setup = {
+        "files": [(str(file.source), file.name, file.read_only) for file in files],
+        "devices": devices,
+        "bounds": asdict(bounds),
+        "namespaces": network.namespace_files if network else [],
+    }
+    return Emulator(found, {SETUP_VARIABLE: json.dumps(setup), QEMU_VARIABLE: qemu})
+
+
+def files(
+    vm: VmConfig,
+    overlay: Path,
+    uefi: Firmware | None,
+    nbd: Path | None,
+) -> Iterator[BindMount]:
+    """Yield the files of a VM, by the names in its domain XML (``domain_xml``)."""
+    image = vm.image
+    fixed = [image.kernel, image.initrd, None if nbd else image.root, uefi.code if uefi else None]
+    own = [overlay, vm.console, nbd, uefi.variables if uefi else None]
+    for path in filter(None, fixed):
+        yield _bind(path, read_only=True)
+    for path in filter(None, own):
+        yield _bind(path)
+    for disk in vm.disks:
+        yield _bind(disk.path, read_only=disk.read_only)
+
+
+def _bind(path: Path, *, read_only: bool = False) -> BindMount:
+    return BindMount(path.absolute(), str(path.absolute()), read_only)
