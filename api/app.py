@@ -72,26 +72,17 @@ def create_app(
     """
     app = Flask("vmjobs", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    known = {
-        "database": repository.ping,
-        "storage": repository.objects.check,
-        **(checks or {}),
-    }
-    assignments = AssignmentWatch(repository.clusters.revisions, max_waiting_requests)
-    sessions_client = SessionClient(config.data_dir / "run", max_waiting_requests)
-    images_of = repository.images
-    gate = TokenChecker(TokenRegister(repository.database))
     parts = Services(
         config,
         repository,
-        images_of,
+        repository.images,
         dispatcher,
         issuer,
-        assignments,
-        sessions_client,
-        gate,
+        AssignmentWatch(repository.clusters.revisions, max_waiting_requests),
+        SessionClient(config.data_dir / "run", max_waiting_requests),
+        TokenChecker(TokenRegister(repository.database)),
         token_issuer,
-        known,
+        {"database": repository.ping, "storage": repository.objects.check, **(checks or {})},
     )
     attach_services(app, parts)
     converters.install(app)

@@ -23,21 +23,12 @@ from api.operation import (
     read_query,
 )
 from api.problems import LengthRequired
-from api.ranges import (
-    BYTES,
-    IF_NONE_MATCH,
-    RANGE_HEADERS,
-    MemorySource,
-    ObjectSource,
-    RangeReader,
-    send,
-)
+from api.ranges import BYTES, BYTES_HEADERS, MemorySource, ObjectSource, RangeReader, send
 from vmjobs.errors import Conflict, JobFinal
 from vmjobs.model import AttemptClaim, Checkpoint, Job, JobTicket, Output, Report, StreamName
 
 blueprint = Blueprint("attempts", __name__, url_prefix="/v1/jobs/<id:job>")
 
-TAG: Final = "attempts"
 AGENT: Final = AccessRule(job=True)
 MAX_APPEND_BYTES: Final = 8 * 1024 * 1024
 
@@ -63,7 +54,6 @@ def require_unfinished(job_id: str) -> Job:
 @blueprint.post("/attempts")
 @operation(
     "claimJob",
-    tag=TAG,
     access=AGENT,
     body=AttemptClaim,
     replies={201: Reply("the attempt has the job now", JobTicket)},
@@ -83,7 +73,6 @@ def claim(job: str) -> Response:
 @blueprint.post("/attempts/<attempt:attempt>/reports")
 @operation(
     "reportAttempt",
-    tag=TAG,
     access=AGENT,
     body=Report,
     replies={204: Reply("accepted")},
@@ -98,7 +87,6 @@ def report(job: str, attempt: str) -> Response:
 @blueprint.post("/attempts/<attempt:attempt>/streams/<stream:name>")
 @operation(
     "appendStream",
-    tag=TAG,
     access=AGENT,
     query=AppendQuery,
     body=BinaryBody("the bytes to append, 8 MiB at most"),
@@ -120,7 +108,6 @@ def append(job: str, attempt: str, name: str) -> Response:
 @blueprint.put("/attempts/<attempt:attempt>/outputs/<relative:path>")
 @operation(
     "putOutput",
-    tag=TAG,
     access=AGENT,
     body=BinaryBody("the file"),
     replies={201: Reply("stored", Output)},
@@ -144,7 +131,6 @@ class CheckpointQuery(StrictQuery):
 @blueprint.put("/attempts/<attempt:attempt>/checkpoint")
 @operation(
     "keepCheckpoint",
-    tag=TAG,
     access=AGENT,
     query=CheckpointQuery,
     body=Checkpoint,
@@ -161,9 +147,8 @@ def keep(job: str, attempt: str) -> Response:
 @blueprint.get("/checkpoint/contents/<content:content>/layout")
 @operation(
     "readCheckpointLayout",
-    tag=TAG,
     access=AGENT,
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    headers=BYTES_HEADERS,
     replies=BYTES,
     errors=(404, 409, 416, 422),
 )
@@ -176,9 +161,8 @@ def checkpoint_layout(job: str, content: str) -> Response:
 @blueprint.get("/checkpoint/segments/<segment:segment>")
 @operation(
     "readCheckpointSegment",
-    tag=TAG,
     access=AGENT,
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    headers=BYTES_HEADERS,
     replies=BYTES,
     errors=(404, 409, 416, 422),
 )
@@ -202,7 +186,6 @@ def send_checkpoint_segment(job: str, segment: str) -> Response:
 @blueprint.get("/end")
 @operation(
     "readJobEnd",
-    tag=TAG,
     access=AGENT,
     replies={200: Reply("how the job ended", Report)},
     errors=(404, 409),
@@ -233,9 +216,8 @@ def end(job: str) -> Response:
 @blueprint.get("/inputs/<relative:name>")
 @operation(
     "readInput",
-    tag=TAG,
     access=AGENT,
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    headers=BYTES_HEADERS,
     replies=BYTES,
     errors=(404, 409, 416, 422),
 )

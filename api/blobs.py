@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flask import Blueprint
 from werkzeug.wrappers import Response
@@ -23,13 +24,20 @@ from vmjobs.errors import DigestMismatch, NotFound
 
 blueprint = Blueprint("blobs", __name__, url_prefix="/v1/blobs")
 
-TAG: Final = "blobs"
+
+@contextmanager
+def digest_errors() -> Iterator[None]:
+    """Report damaged data as a fault of the upload that brings it."""
+    try:
+        yield
+    except DigestMismatch as error:
+        hint = "the file may have changed during upload"
+        raise BlobDigestMismatch(error.message, hint=hint) from error
 
 
 @blueprint.route("/<digest:digest>", methods=["HEAD"])
 @operation(
     "haveBlob",
-    tag=TAG,
     access=access_for(Scope.STORAGE_CREATE, Scope.STORAGE_READ),
     replies={200: Reply("the blob exists")},
     errors=(404, 422),
@@ -47,7 +55,6 @@ def have(digest: str) -> Response:
 @blueprint.put("/<digest:digest>")
 @operation(
     "putBlob",
-    tag=TAG,
     access=access_for(Scope.STORAGE_CREATE),
     body=BinaryBody("the bytes that the digest names"),
     replies={201: Reply("stored"), 200: Reply("you had stored it before")},
@@ -58,10 +65,6 @@ def put(digest: str) -> Response:
 
     The bytes are checked against the digest while they arrive; a mismatch is discarded.
     """
-    try:
+    with digest_errors():
         new = backend().repository.put_blob(caller().subject, digest, body_stream())
-    except DigestMismatch as error:
-        raise BlobDigestMismatch(
-            error.message, hint="the file may have changed during upload"
-        ) from error
     return empty_reply(201 if new else 200)

@@ -27,7 +27,6 @@ from vmjobs.wire import Build, BuildList, BuildRequest
 
 blueprint = Blueprint("builds", __name__, url_prefix="/v1/builds")
 
-TAG: Final = "builds"
 READ: Final = access_for(Scope.STORAGE_READ, Scope.STORAGE_CREATE)
 
 
@@ -40,7 +39,6 @@ class BuildQuery(StrictQuery):
 @blueprint.post("")
 @operation(
     "buildImage",
-    tag=TAG,
     access=CREATE,
     body=BuildRequest,
     headers=(IDEMPOTENCY_KEY,),
@@ -61,9 +59,7 @@ def create() -> Response:
 
 
 @blueprint.get("")
-@operation(
-    "listBuilds", tag=TAG, access=READ, query=BuildQuery, replies={200: Reply("the builds", BuildList)}
-)
+@operation("listBuilds", access=READ, query=BuildQuery, replies={200: Reply("the builds", BuildList)})
 def index() -> Response:
     """List the caller's builds, newest first."""
     found = backend().repository.builds.list(caller().subject, read_query(BuildQuery).limit)
@@ -71,7 +67,7 @@ def index() -> Response:
 
 
 @blueprint.get("/<id:build>")
-@operation("getBuild", tag=TAG, access=READ, replies={200: Reply("the build", Build)}, errors=(404,))
+@operation("getBuild", access=READ, replies={200: Reply("the build", Build)}, errors=(404,))
 def show(build: str) -> Response:
     """Show a build's progress or failure: the caller's own; administrators: any."""
     who = current_viewer()
@@ -81,7 +77,6 @@ def show(build: str) -> Response:
 @blueprint.delete("/<id:build>")
 @operation(
     "cancelBuild",
-    tag=TAG,
     access=CREATE,
     replies={200: Reply("it has ended", Build)},
     errors=(404, 409),

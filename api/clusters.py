@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Final, Literal
 
 from flask import Blueprint
@@ -26,8 +25,8 @@ from api.operation import (
     read_json,
     read_query,
 )
-from api.paging import PageQuery, requested_window
-from api.ranges import BYTES, RANGE_HEADERS, send
+from api.paging import EventQuery, PageQuery, requested_window
+from api.ranges import STREAM_BYTES, STREAM_BYTES_HEADERS, send
 from api.tokens import Scope
 from condor.pool.cluster_ads import faults as advertised_faults
 from repository.clusters.service import Clusters
@@ -47,16 +46,9 @@ from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, Unavailable
 log = logging.getLogger(__name__)
 blueprint = Blueprint("clusters", __name__, url_prefix="/v1")
 
-TAG: Final = "clusters"
 READ: Final = access_for(Scope.COMPUTE_READ)
 CHANGE: Final = access_for(Scope.ADMIN)
 _GOALS: Final = {"drain": Goal.DRAIN, "now": Goal.STOP}
-
-
-class EventQuery(StrictQuery):
-    """The events to list."""
-
-    after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
 
 
 class ConsoleQuery(StrictQuery):
@@ -79,7 +71,6 @@ class DeleteQuery(StrictQuery):
 @blueprint.get("/clusters")
 @operation(
     "listClusters",
-    tag=TAG,
     access=READ,
     query=PageQuery,
     replies={200: Reply("a page of clusters", ClusterList)},
@@ -91,9 +82,7 @@ def index() -> Response:
 
 
 @blueprint.get("/clusters/<cluster:name>")
-@operation(
-    "getCluster", tag=TAG, access=READ, replies={200: Reply("the cluster", Cluster)}, errors=(404, 422)
-)
+@operation("getCluster", access=READ, replies={200: Reply("the cluster", Cluster)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one virtual cluster with its worker VMs."""
     return json_reply(_clusters().get(name))
@@ -102,7 +91,6 @@ def show(name: str) -> Response:
 @blueprint.get("/clusters/<cluster:name>/events")
 @operation(
     "listClusterEvents",
-    tag=TAG,
     access=READ,
     query=EventQuery,
     replies={200: Reply("events, oldest first", ClusterEvents)},
@@ -117,11 +105,10 @@ def events(name: str) -> Response:
 @blueprint.get("/clusters/<cluster:name>/members/<member:member>/console")
 @operation(
     "readMemberConsole",
-    tag=TAG,
     access=READ,
     query=ConsoleQuery,
-    headers=RANGE_HEADERS[:1],
-    replies={k: v for k, v in BYTES.items() if k != 304},
+    headers=STREAM_BYTES_HEADERS,
+    replies=STREAM_BYTES,
     errors=(404, 416),
 )
 def console(name: str, member: str) -> Response:
@@ -137,7 +124,6 @@ def console(name: str, member: str) -> Response:
 @blueprint.post("/cluster-assessments")
 @operation(
     "assessCluster",
-    tag=TAG,
     access=access_for(Scope.COMPUTE_READ, Scope.ADMIN),
     body=ClusterSpec,
     replies={200: Reply("how much of it would run", Assessment)},
@@ -157,7 +143,6 @@ def assess() -> Response:
 @blueprint.put("/clusters/<cluster:name>")
 @operation(
     "putCluster",
-    tag=TAG,
     access=CHANGE,
     body=ClusterSpec,
     replies={
@@ -185,7 +170,6 @@ def put(name: str) -> Response:
 @blueprint.post("/clusters/<cluster:name>/scale")
 @operation(
     "scaleCluster",
-    tag=TAG,
     access=CHANGE,
     body=ScaleRequest,
     replies={200: Reply("the cluster", Cluster)},
@@ -194,13 +178,12 @@ def put(name: str) -> Response:
 def scale(name: str) -> Response:
     """Change the number of worker VMs, and nothing else."""
     size = read_body(ScaleRequest).size
-    return _change_cluster(lambda clusters: clusters.scale(name, size, caller().subject))
+    return _reply_changed(_clusters().scale(name, size, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/wake")
 @operation(
     "wakeCluster",
-    tag=TAG,
     access=access_for(Scope.WAKE, Scope.ADMIN),
     replies={204: Reply("it has a VM, gets one, or may have none")},
     errors=(404, 422),
@@ -219,33 +202,30 @@ def wake(name: str) -> Response:
 @blueprint.post("/clusters/<cluster:name>/drain")
 @operation(
     "drainCluster",
-    tag=TAG,
     access=CHANGE,
     replies={200: Reply("the cluster", Cluster)},
     errors=(404, 422),
 )
 def drain(name: str) -> Response:
     """End all VMs after their jobs, and start none until the cluster is resumed."""
-    return _change_cluster(lambda clusters: clusters.drain(name, caller().subject))
+    return _reply_changed(_clusters().drain(name, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/resume")
 @operation(
     "resumeCluster",
-    tag=TAG,
     access=CHANGE,
     replies={200: Reply("the cluster", Cluster)},
     errors=(404, 409, 422),
 )
 def resume(name: str) -> Response:
     """Start VMs again after a drain."""
-    return _change_cluster(lambda clusters: clusters.resume(name, caller().subject))
+    return _reply_changed(_clusters().resume(name, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/retry")
 @operation(
     "retryCluster",
-    tag=TAG,
     access=CHANGE,
     replies={200: Reply("the cluster", Cluster)},
     errors=(404, 409, 422),
@@ -256,13 +236,12 @@ def retry(name: str) -> Response:
     These are nodes and images on which VMs only failed, VMs that wait for another try, and a
     specification that the cluster rolled back.
     """
-    return _change_cluster(lambda clusters: clusters.retry(name, caller().subject))
+    return _reply_changed(_clusters().retry(name, caller().subject))
 
 
 @blueprint.delete("/clusters/<cluster:name>")
 @operation(
     "deleteCluster",
-    tag=TAG,
     access=CHANGE,
     query=DeleteQuery,
     replies={202: Reply("it is removed once its VMs are gone", Cluster)},
@@ -271,17 +250,17 @@ def retry(name: str) -> Response:
 def delete(name: str) -> Response:
     """Delete a cluster, after its jobs or now. Repeating the call is no error."""
     goal = _GOALS[read_query(DeleteQuery).mode]
-    return _change_cluster(lambda clusters: clusters.delete(name, goal, caller().subject), 202)
+    return _reply_changed(_clusters().delete(name, goal, caller().subject), 202)
 
 
 def _clusters() -> Clusters:
     return backend().repository.clusters
 
 
-def _change_cluster(change: Callable[[Clusters], Cluster], status: int = 200) -> Response:
-    found = change(_clusters())
+def _reply_changed(cluster: Cluster, status: int = 200) -> Response:
+    """Trigger the reconciler, and answer with the cluster that was changed."""
     _trigger_reconciler()
-    return json_reply(found, status)
+    return json_reply(cluster, status)
 
 
 def _trigger_reconciler() -> None:

@@ -19,7 +19,7 @@ from api.operation import (
     read_body,
     read_query,
 )
-from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS
+from api.ranges import BYTES, BYTES_HEADERS
 from api.tokens import Scope
 from repository.jobs.condor_jobs import OWNER_PREFIX
 from vmjobs.model import Checkpoint
@@ -27,7 +27,6 @@ from vmjobs.wire import CondorJobClaim, CondorJobTicket
 
 blueprint = Blueprint("condor_jobs", __name__, url_prefix="/v1/condor-jobs/<condor_job:job>")
 
-TAG: Final = "attempts"
 NODE: Final = access_for(Scope.NODE)
 AGENT: Final = AccessRule(job=True)
 
@@ -35,7 +34,6 @@ AGENT: Final = AccessRule(job=True)
 @blueprint.post("/attempts")
 @operation(
     "claimCondorJob",
-    tag=TAG,
     access=NODE,
     body=CondorJobClaim,
     replies={201: Reply("the attempt has the job now", CondorJobTicket)},
@@ -54,7 +52,6 @@ def claim(job: str) -> Response:
 @blueprint.put("/attempts/<attempt:attempt>/checkpoint")
 @operation(
     "keepCondorCheckpoint",
-    tag=TAG,
     access=AGENT,
     query=CheckpointQuery,
     body=Checkpoint,
@@ -71,7 +68,6 @@ def keep(job: str, attempt: str) -> Response:
 @blueprint.post("/attempts/<attempt:attempt>/not-resumed")
 @operation(
     "tellNotResumed",
-    tag=TAG,
     access=AGENT,
     replies={204: Reply("accepted")},
     errors=(404, 409),
@@ -88,7 +84,6 @@ def not_resumed(job: str, attempt: str) -> Response:
 @blueprint.delete("/attempts/<attempt:attempt>")
 @operation(
     "endCondorJob",
-    tag=TAG,
     access=AGENT,
     replies={204: Reply("deleted")},
     errors=(404, 409),
@@ -102,9 +97,8 @@ def end(job: str, attempt: str) -> Response:
 @blueprint.get("/checkpoint/contents/<content:content>/layout")
 @operation(
     "readCondorCheckpointLayout",
-    tag=TAG,
     access=AGENT,
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    headers=BYTES_HEADERS,
     replies=BYTES,
     errors=(404, 416, 422),
 )
@@ -116,9 +110,8 @@ def checkpoint_layout(job: str, content: str) -> Response:
 @blueprint.get("/checkpoint/segments/<segment:segment>")
 @operation(
     "readCondorCheckpointSegment",
-    tag=TAG,
     access=AGENT,
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    headers=BYTES_HEADERS,
     replies=BYTES,
     errors=(404, 416, 422),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from flask import Flask
 from pydantic import StringConstraints, TypeAdapter, ValidationError
@@ -37,7 +37,7 @@ class _ModelConverter(BaseConverter):
     """A part that must be valid for a model type; others are refused with 422."""
 
     regex = r"[^/]+"
-    what: ClassVar[str] = ""
+    what: ClassVar[str]
     kind: ClassVar[TypeAdapter[str]]
 
     def to_python(self, value: str) -> str:
@@ -55,46 +55,12 @@ class _ModelConverter(BaseConverter):
         return {**cls.kind.json_schema(), "description": cls.__doc__}
 
 
-class RelativeConverter(_ModelConverter):
-    """A relative path without '..'. It may hold slashes, which need no escaping."""
-
-    regex = r"[\s\S]+"
-    part_isolating = False
-    what = "relative path"
-    kind = TypeAdapter(RelativePath)
-
-
-class DigestConverter(_ModelConverter):
-    """A digest: 'sha256:' and 64 hexadecimal digits."""
-
-    what = "digest"
-    kind = TypeAdapter(Digest)
-
-
-class ImageConverter(_ModelConverter):
-    """An image: name, name:tag or digest."""
-
-    what = "image"
-    kind = TypeAdapter(ImageRef)
-
-
-class ImageDigestConverter(DigestConverter):
-    """An image's digest: 'sha256:' and 64 hexadecimal digits."""
-
-    # Narrower than a name may be, so that an image may also be called ``manifest``.
-    regex = r"sha256:[^/]*"
-
-
-class NamespaceConverter(_ModelConverter):
-    """The namespace of an image's name; 'library' is the service's own."""
+class OwnNamespaceConverter(_ModelConverter):
+    """The namespace of an image's name; '_': the caller's, 'library': the service's."""
 
     regex = r"[^/:]+"
     what = "namespace"
     kind = TypeAdapter(Namespace)
-
-
-class OwnNamespaceConverter(NamespaceConverter):
-    """The namespace of an image's name; '_': the caller's, 'library': the service's."""
 
     def to_python(self, value: str) -> str:
         return "" if value == "_" else super().to_python(value)
@@ -106,72 +72,6 @@ class OwnNamespaceConverter(NamespaceConverter):
         return {"type": "string", "anyOf": kinds, "description": cls.__doc__}
 
 
-class NameConverter(_ModelConverter):
-    """An image's name within a namespace."""
-
-    regex = r"[^/:]+"
-    what = "image name"
-    kind = TypeAdapter(ImageName)
-
-
-class TaggedConverter(_ModelConverter):
-    """An image's name within a namespace: name or name:tag."""
-
-    what = "image name"
-    kind = TypeAdapter(TaggedName)
-
-
-class TagConverter(_ModelConverter):
-    """A tag of a name."""
-
-    regex = r"[^/:]+"
-    what = "tag"
-    kind = TypeAdapter(Tag)
-
-
-class ContentConverter(_ModelConverter):
-    """The digest of a content: 'tree:' and 64 hexadecimal digits."""
-
-    regex = r"tree:[^/]*"
-    what = "content digest"
-    kind = TypeAdapter(ContentDigest)
-
-
-class SegmentConverter(_ModelConverter):
-    """The digest of a segment: 64 hexadecimal digits."""
-
-    what = "segment digest"
-    kind = TypeAdapter(SegmentDigest)
-
-
-class NodeConverter(_ModelConverter):
-    """The name of an execute node."""
-
-    what = "node name"
-    kind = TypeAdapter(NodeName)
-
-
-class ClusterConverter(_ModelConverter):
-    """The name of a virtual cluster."""
-
-    what = "cluster name"
-    kind = TypeAdapter(ClusterName)
-
-
-class ClusterVmConverter(_ModelConverter):
-    """The name of a VM of a virtual cluster: the cluster's, and a number."""
-
-    what = "member name"
-    kind = TypeAdapter(ClusterVmName)
-
-
-class ClusterVmIdConverter(_ModelConverter):
-    """The identifier of a worker VM: 32 hexadecimal digits."""
-
-    what = "member id"
-    kind = TypeAdapter(ClusterVmId)
-
-
 class IdConverter(BaseConverter):
     """An identifier from the service. For jobs and builds a unique prefix is enough."""
 
@@ -181,13 +81,6 @@ class IdConverter(BaseConverter):
     def schema(cls) -> dict[str, Any]:
         """Return the part's JSON schema."""
         return {"type": "string", "pattern": f"^{cls.regex}$", "description": cls.__doc__}
-
-
-class CondorJobConverter(_ModelConverter):
-    """A transparent job: 'htc' and 29 hexadecimal digits, chosen by the agent."""
-
-    what = "id of a transparent job"
-    kind = TypeAdapter(CondorJobId)
 
 
 class AttemptConverter(IdConverter):
@@ -213,29 +106,72 @@ class ActionConverter(StreamConverter):
     regex = "cancel|hold|release"
 
 
+def _converter(
+    what: str, kind: Any, description: str, regex: str = _ModelConverter.regex
+) -> type[BaseConverter]:
+    """Return a converter for the parts that are valid for the type ``kind``."""
+    attributes = {"what": what, "kind": TypeAdapter(kind), "__doc__": description, "regex": regex}
+    return type("Converter", (_ModelConverter,), attributes | {"part_isolating": False})
+
+
+CONVERTERS: Final[dict[str, type[BaseConverter]]] = {
+    "relative": _converter(
+        "relative path",
+        RelativePath,
+        "A relative path without '..'. It may hold slashes, which need no escaping.",
+        r"[\s\S]+",
+    ),
+    "digest": _converter("digest", Digest, "A digest: 'sha256:' and 64 hexadecimal digits."),
+    "image": _converter("image", ImageRef, "An image: name, name:tag or digest."),
+    # Narrower than a name may be, so that an image may also be called ``manifest``.
+    "image_digest": _converter(
+        "digest", Digest, "An image's digest: 'sha256:' and 64 hexadecimal digits.", r"sha256:[^/]*"
+    ),
+    "namespace": _converter(
+        "namespace",
+        Namespace,
+        "The namespace of an image's name; 'library' is the service's own.",
+        r"[^/:]+",
+    ),
+    "own_namespace": OwnNamespaceConverter,
+    "name": _converter("image name", ImageName, "An image's name within a namespace.", r"[^/:]+"),
+    "tagged": _converter(
+        "image name", TaggedName, "An image's name within a namespace: name or name:tag."
+    ),
+    "tag": _converter("tag", Tag, "A tag of a name.", r"[^/:]+"),
+    "content": _converter(
+        "content digest",
+        ContentDigest,
+        "The digest of a content: 'tree:' and 64 hexadecimal digits.",
+        r"tree:[^/]*",
+    ),
+    "segment": _converter(
+        "segment digest", SegmentDigest, "The digest of a segment: 64 hexadecimal digits."
+    ),
+    "node": _converter("node name", NodeName, "The name of an execute node."),
+    "cluster": _converter("cluster name", ClusterName, "The name of a virtual cluster."),
+    "member": _converter(
+        "member name",
+        ClusterVmName,
+        "The name of a VM of a virtual cluster: the cluster's, and a number.",
+    ),
+    "member_id": _converter(
+        "member id", ClusterVmId, "The identifier of a worker VM: 32 hexadecimal digits."
+    ),
+    "id": IdConverter,
+    "attempt": AttemptConverter,
+    "condor_job": _converter(
+        "id of a transparent job",
+        CondorJobId,
+        "A transparent job: 'htc' and 29 hexadecimal digits, chosen by the agent.",
+    ),
+    "stream": StreamConverter,
+    "action": ActionConverter,
+}
+
+
 def install(app: Flask) -> None:
     """Register the converters with ``app``."""
     # Two slashes in a row are part of a path here, and refused; Flask would redirect.
     app.url_map.merge_slashes = False
-    app.url_map.converters.update(
-        relative=RelativeConverter,
-        digest=DigestConverter,
-        image=ImageConverter,
-        image_digest=ImageDigestConverter,
-        namespace=NamespaceConverter,
-        own_namespace=OwnNamespaceConverter,
-        name=NameConverter,
-        tagged=TaggedConverter,
-        tag=TagConverter,
-        content=ContentConverter,
-        segment=SegmentConverter,
-        node=NodeConverter,
-        cluster=ClusterConverter,
-        member=ClusterVmConverter,
-        member_id=ClusterVmIdConverter,
-        id=IdConverter,
-        attempt=AttemptConverter,
-        condor_job=CondorJobConverter,
-        stream=StreamConverter,
-        action=ActionConverter,
-    )
+    app.url_map.converters.update(CONVERTERS)

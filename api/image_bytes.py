@@ -9,15 +9,7 @@ from werkzeug.wrappers import Response
 
 from api.images import current_viewer
 from api.operation import access_for, backend, operation
-from api.ranges import (
-    BYTES,
-    IF_NONE_MATCH,
-    RANGE_HEADERS,
-    ComputedSource,
-    MemorySource,
-    ObjectSource,
-    send,
-)
+from api.ranges import BYTES, BYTES_HEADERS, ComputedSource, MemorySource, ObjectSource, send
 from api.segment_fast_path import SegmentFastPath
 from api.services import services
 from api.tokens import Scope
@@ -27,9 +19,7 @@ from vmjobs.wire import Visibility
 
 blueprint = Blueprint("image_bytes", __name__, url_prefix="/v1/images/<image_digest:digest>")
 
-TAG: Final = "images"
 FETCH: Final = access_for(Scope.STORAGE_READ, Scope.NODE, job=True)
-HEADERS: Final = (*RANGE_HEADERS, IF_NONE_MATCH)
 ERRORS: Final = (404, 409, 416, 422)
 
 
@@ -45,7 +35,7 @@ def _public(who: Viewer, digest: str) -> bool:
 
 
 @blueprint.get("/manifest")
-@operation("readManifest", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+@operation("readManifest", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def manifest(digest: str) -> Response:
     """Read an image's manifest: the bytes that its digest covers."""
     who = current_viewer()
@@ -54,7 +44,7 @@ def manifest(digest: str) -> Response:
 
 
 @blueprint.get("/signature")
-@operation("readSignature", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+@operation("readSignature", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def signature(digest: str) -> Response:
     """Read an image's signatures, separated by spaces; nothing if it has none.
 
@@ -66,7 +56,7 @@ def signature(digest: str) -> Response:
 
 
 @blueprint.get("/contents/<content:content>/layout")
-@operation("readLayout", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+@operation("readLayout", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def layout(digest: str, content: str) -> Response:
     """Read a content's layout: the bytes of its digest, with its segments' digests."""
     who = current_viewer()
@@ -76,7 +66,7 @@ def layout(digest: str, content: str) -> Response:
 
 
 @blueprint.get("/contents/<content:content>")
-@operation("readContent", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+@operation("readContent", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def content(digest: str, content: str) -> Response:
     """Read a content as plain bytes: a disk, a kernel or an initial RAM disk.
 
@@ -91,7 +81,7 @@ def content(digest: str, content: str) -> Response:
 
 
 @blueprint.get("/segments/<segment:segment>")
-@operation("readSegment", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+@operation("readSegment", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def segment(digest: str, segment: str) -> Response:
     """Read a segment as stored: a header with each chunk's digest, then the chunks."""
     images = backend().images

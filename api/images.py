@@ -46,7 +46,6 @@ from vmjobs.wire import (
 
 blueprint = Blueprint("images", __name__, url_prefix="/v1")
 
-TAG: Final = "images"
 READ: Final = access_for(Scope.COMPUTE_READ, Scope.STORAGE_READ, Scope.NODE)
 CREATE: Final = access_for(Scope.STORAGE_CREATE)
 MODIFY: Final = access_for(Scope.STORAGE_MODIFY)
@@ -111,7 +110,6 @@ def read_digests(limit: int = MAX_DIGESTS) -> list[bytes]:
 @blueprint.get("/images")
 @operation(
     "listImages",
-    tag=TAG,
     access=READ,
     query=PageQuery,
     replies={200: Reply("a page of images", ImageList)},
@@ -125,7 +123,6 @@ def index() -> Response:
 @blueprint.get("/images/<image:ref>")
 @operation(
     "getImage",
-    tag=TAG,
     access=READ,
     replies={200: Reply("the image", ImageDetail)},
     errors=(404, 422),
@@ -141,7 +138,6 @@ def show(ref: str) -> Response:
 @blueprint.get("/images/<namespace:namespace>/<tagged:name>")
 @operation(
     "getNamedImage",
-    tag=TAG,
     access=READ,
     replies={200: Reply("the image", ImageDetail)},
     errors=(404, 422),
@@ -157,7 +153,6 @@ def show_named(namespace: str, name: str) -> Response:
 @blueprint.post("/images")
 @operation(
     "publishImage",
-    tag=TAG,
     access=CREATE,
     body=Publication,
     replies={
@@ -191,7 +186,6 @@ def _exists(who: Viewer, wish: Publication) -> bool:
 @blueprint.patch("/images/<image_digest:digest>")
 @operation(
     "changeImage",
-    tag=TAG,
     access=MODIFY,
     body=ImageChange,
     replies={200: Reply("the changed image", ImageDetail)},
@@ -205,7 +199,6 @@ def change(digest: str) -> Response:
 @blueprint.delete("/images/<image_digest:digest>")
 @operation(
     "removeImage",
-    tag=TAG,
     access=MODIFY,
     replies={204: Reply("removed, with all of its names")},
     errors=(404, 409, 422),
@@ -219,7 +212,6 @@ def remove(digest: str) -> Response:
 @blueprint.put("/tags/<own_namespace:namespace>/<name:name>/<tag:tag>")
 @operation(
     "setTag",
-    tag=TAG,
     access=MODIFY,
     body=TagTarget,
     replies={200: Reply("the name refers to this image now", ImageTag)},
@@ -235,7 +227,6 @@ def set_tag(namespace: str, name: str, tag: str) -> Response:
 @blueprint.delete("/tags/<own_namespace:namespace>/<name:name>/<tag:tag>")
 @operation(
     "dropTag",
-    tag=TAG,
     access=MODIFY,
     replies={204: Reply("the name is removed")},
     errors=(404, 409, 422),
@@ -252,7 +243,6 @@ def drop_tag(namespace: str, name: str, tag: str) -> Response:
 @blueprint.post("/images/<image_digest:digest>/verify")
 @operation(
     "verifySegments",
-    tag=TAG,
     access=access_for(Scope.STORAGE_READ),
     body=BinaryBody(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_VERIFIED}"),
     replies={200: Reply("the damaged segments, if any", VerifyReport)},
@@ -266,7 +256,6 @@ def verify(digest: str) -> Response:
 @blueprint.post("/images/<image_digest:digest>/prefetch")
 @operation(
     "prefetchImage",
-    tag=TAG,
     access=access_for(Scope.COMPUTE_CREATE),
     body=PrefetchRequest,
     replies={200: Reply("the nodes that shall have it, and those that do", PrefetchState)},
@@ -280,7 +269,6 @@ def prefetch(digest: str) -> Response:
 @blueprint.post("/gc")
 @operation(
     "collectGarbage",
-    tag=TAG,
     access=access_for(Scope.ADMIN),
     query=GcQuery,
     replies={200: Reply("the removed objects", GcReport)},

@@ -24,7 +24,16 @@ from api.operation import (
     read_json,
     read_query,
 )
-from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, RangeReader, send
+from api.paging import EventQuery
+from api.ranges import (
+    BYTES,
+    BYTES_HEADERS,
+    IF_NONE_MATCH,
+    STREAM_BYTES,
+    STREAM_BYTES_HEADERS,
+    RangeReader,
+    send,
+)
 from api.submission import prefix_faults, repository_faults
 from api.tokens import Scope
 from repository.images import Viewer
@@ -38,7 +47,6 @@ blueprint = Blueprint("jobs", __name__, url_prefix="/v1/jobs")
 #: Requests about sets of jobs.
 sets = Blueprint("job_sets", __name__, url_prefix="/v1")
 
-TAG: Final = "jobs"
 MAX_PAGE: Final = 2000
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 READ: Final = access_for(Scope.COMPUTE_READ)
@@ -64,16 +72,9 @@ class JobQuery(StrictQuery):
     cursor: str = Field("", max_length=512, description="`next` of the page before")
 
 
-class EventQuery(StrictQuery):
-    """The events to list."""
-
-    after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
-
-
 @blueprint.post("")
 @operation(
     "submitJobs",
-    tag=TAG,
     access=access_for(Scope.COMPUTE_CREATE),
     body=Submission,
     headers=(IDEMPOTENCY_KEY,),
@@ -127,7 +128,6 @@ def idempotency_key() -> str:
 @blueprint.get("")
 @operation(
     "listJobs",
-    tag=TAG,
     access=READ,
     query=JobQuery,
     replies={200: Reply("a page of jobs", JobPage)},
@@ -144,7 +144,6 @@ def index() -> Response:
 @blueprint.get("/<id:job>")
 @operation(
     "getJob",
-    tag=TAG,
     access=READ,
     headers=(IF_NONE_MATCH,),
     replies={
@@ -170,7 +169,6 @@ def show(job: str) -> Response:
 @blueprint.get("/<id:job>/events")
 @operation(
     "listEvents",
-    tag=TAG,
     access=READ,
     query=EventQuery,
     replies={200: Reply("events, oldest first", EventList)},
@@ -186,10 +184,9 @@ def events(job: str) -> Response:
 @blueprint.get("/<id:job>/<stream:name>")
 @operation(
     "readStream",
-    tag=TAG,
     access=READ,
-    headers=RANGE_HEADERS[:1],
-    replies={k: v for k, v in BYTES.items() if k != 304},
+    headers=STREAM_BYTES_HEADERS,
+    replies=STREAM_BYTES,
     errors=(404, 416),
 )
 def stream(job: str, name: str) -> Response:
@@ -204,7 +201,6 @@ def stream(job: str, name: str) -> Response:
 @blueprint.get("/<id:job>/outputs")
 @operation(
     "listOutputs",
-    tag=TAG,
     access=READ,
     replies={200: Reply("the files", OutputList)},
     errors=(404,),
@@ -218,9 +214,8 @@ def outputs(job: str) -> Response:
 @blueprint.get("/<id:job>/outputs/<relative:path>")
 @operation(
     "readOutput",
-    tag=TAG,
     access=access_for(Scope.STORAGE_READ),
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    headers=BYTES_HEADERS,
     replies=BYTES,
     errors=(404, 416, 422),
 )
@@ -233,7 +228,6 @@ def output(job: str, path: str) -> Response:
 @blueprint.delete("/<id:job>")
 @operation(
     "cancelJob",
-    tag=TAG,
     access=access_for(Scope.COMPUTE_CANCEL),
     replies={202: Reply("the job is being stopped", Job)},
     errors=(404, 409),
@@ -250,7 +244,6 @@ def cancel(job: str) -> Response:
 @sets.post("/jobs:<action:action>")
 @operation(
     "changeJobs",
-    tag=TAG,
     access=access_for(Scope.COMPUTE_CANCEL),
     body=JobSelection,
     replies={202: Reply("the present states; the change is under way", JobStatusList)},

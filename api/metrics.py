@@ -27,7 +27,6 @@ from vmjobs.wire import BuildState
 
 blueprint = Blueprint("metrics", __name__)
 
-TAG: Final = "service"
 READ: Final = access_for(Scope.COMPUTE_READ, Scope.ADMIN)
 MEDIA: Final = "text/plain"
 #: The format that every release of Prometheus reads, whatever the library's own default is.
@@ -40,7 +39,6 @@ _State = TypeVar("_State", bound=StrEnum)
 @blueprint.get("/metrics")
 @operation(
     "getMetrics",
-    tag=TAG,
     access=READ,
     replies={200: Reply("the metrics", BinaryBody("Prometheus' text format", MEDIA))},
 )

@@ -38,7 +38,6 @@ from vmjobs.wire import NodeList, NodeWishes
 log = logging.getLogger(__name__)
 blueprint = Blueprint("nodes", __name__, url_prefix="/v1/nodes")
 
-TAG: Final = "nodes"
 READ: Final = access_for(Scope.COMPUTE_READ, Scope.NODE)
 AGENT: Final = access_for(Scope.NODE)
 #: Longest wait of a request, in seconds: shorter than a stopping server's wait for it.
@@ -68,7 +67,6 @@ class ConsoleQuery(StrictQuery):
 @blueprint.get("")
 @operation(
     "listNodes",
-    tag=TAG,
     access=READ,
     query=PageQuery,
     replies={200: Reply("a page of nodes", NodeList)},
@@ -83,7 +81,7 @@ def index() -> Response:
 
 
 @blueprint.get("/<node:name>")
-@operation("getNode", tag=TAG, access=READ, replies={200: Reply("the node", Node)}, errors=(404, 422))
+@operation("getNode", access=READ, replies={200: Reply("the node", Node)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one execute node."""
     return json_reply(_visible_nodes([backend().repository.node(name)])[0])
@@ -109,7 +107,6 @@ def _visible_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
 @blueprint.put("/<node:name>")
 @operation(
     "putNode",
-    tag=TAG,
     access=AGENT,
     query=AnnouncementQuery,
     body=Node,
@@ -136,7 +133,6 @@ def put(name: str) -> Response:
 @blueprint.get("/<node:name>/members")
 @operation(
     "getNodeShare",
-    tag=TAG,
     access=AGENT,
     query=AssignmentQuery,
     replies={200: Reply("all VMs that the node shall run", Assignment)},
@@ -160,7 +156,6 @@ def share(name: str) -> Response:
 @blueprint.post("/<node:name>/members")
 @operation(
     "reportMembers",
-    tag=TAG,
     access=AGENT,
     body=ClusterVmReports,
     replies={204: Reply("accepted")},
@@ -175,7 +170,6 @@ def report(name: str) -> Response:
 @blueprint.post("/<node:name>/members/<member_id:member_id>/token")
 @operation(
     "mintMemberToken",
-    tag=TAG,
     access=AGENT,
     body=TokenRequest,
     replies={200: Reply("an IDTOKEN for this VM", PoolToken)},
@@ -216,7 +210,6 @@ def token(name: str, member_id: str) -> Response:
 @blueprint.post("/<node:name>/members/<member_id:member_id>/console")
 @operation(
     "appendMemberConsole",
-    tag=TAG,
     access=AGENT,
     query=ConsoleQuery,
     body=BinaryBody("the bytes to append, 8 MiB at most"),

@@ -21,6 +21,13 @@ REF: Final = "#/components/schemas/{model}"
 _PART: Final = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 _RETRY: Final = {"Retry-After": "seconds to wait before trying again"}
 _ALWAYS: Final = (500, 503)
+#: Operations are tagged with their blueprint's name; these blueprints share another one's tag.
+_TAGS: Final = {
+    "condor_jobs": "attempts",
+    "image_bytes": "images",
+    "job_sets": "jobs",
+    "metrics": "service",
+}
 
 _Keys = dict[tuple[type[BaseModel], JsonSchemaMode], dict[str, Any]]
 
@@ -87,10 +94,11 @@ def _schemas(records: list[Operation]) -> tuple[_Keys, dict[str, Any]]:
 
 
 def _operation(rule: Rule, record: Operation, schemas: _Keys) -> dict[str, Any]:
+    blueprint = rule.endpoint.partition(".")[0]
     found: dict[str, Any] = {
         "operationId": record.id,
         "summary": record.summary,
-        "tags": [record.tag],
+        "tags": [_TAGS.get(blueprint, blueprint)],
         "parameters": [*_path_parameters(rule), *_query_parameters(record), *_headers(record)],
         "responses": _responses(record, schemas),
         "security": _security(record.access),

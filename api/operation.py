@@ -90,7 +90,6 @@ class Operation:
     query: type[BaseModel] | None
     headers: tuple[RequestHeader, ...]
     errors: tuple[int, ...]
-    tag: str
 
 
 PUBLIC: Final = AccessRule()
@@ -104,7 +103,6 @@ def access_for(*scopes: Scope, job: bool = False) -> AccessRule:
 def operation(
     name: str,
     *,
-    tag: str,
     access: AccessRule,
     replies: Mapping[int, Reply],
     body: type[BaseModel] | BinaryBody | None = None,
@@ -119,7 +117,7 @@ def operation(
         summary, _, rest = text.partition("\n")
         description = " ".join(rest.split())
         record = Operation(
-            name, summary.rstrip("."), description, access, replies, body, query, headers, errors, tag
+            name, summary.rstrip("."), description, access, replies, body, query, headers, errors
         )
 
         @functools.wraps(view)

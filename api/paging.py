@@ -1,4 +1,4 @@
-"""Query parameters of paged lists."""
+"""Query parameters of lists."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ class PageQuery(StrictQuery):
     cursor: str = Field(
         "", max_length=1024, pattern=r"^[^\x00]*$", description="`next` of the page before"
     )
+
+
+class EventQuery(StrictQuery):
+    """The events to list."""
+
+    after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
 
 
 def requested_window() -> PageRequest:

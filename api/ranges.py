@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, Final, Protocol, cast
@@ -27,23 +26,19 @@ _ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | 
 
 
 IF_NONE_MATCH: Final = RequestHeader("If-None-Match", "the ETag of an earlier answer")
-RANGE_HEADERS: Final = (
+BYTES_HEADERS: Final = (
     RequestHeader("Range", "one range of bytes: bytes=0-99, bytes=100- or bytes=-50"),
     RequestHeader("If-Range", "an ETag: use Range only if the body still has it"),
+    IF_NONE_MATCH,
 )
 BYTES: Final = {
     200: Reply("all bytes", BinaryBody("the bytes"), {"Accept-Ranges": "bytes", "ETag": "a digest"}),
     206: Reply("the requested range", BinaryBody("the bytes"), {"Content-Range": "the range"}),
     304: Reply("unchanged: If-None-Match has the present ETag"),
 }
-
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes ``start`` up to, not including, ``stop``."""
-
-    start: int
-    stop: int
+#: For bodies that grow, such as the output of a job: they have no ETag.
+STREAM_BYTES_HEADERS: Final = BYTES_HEADERS[:1]
+STREAM_BYTES: Final = {status: BYTES[status] for status in (200, 206)}
 
 
 class Source(Protocol):
@@ -53,7 +48,7 @@ class Source(Protocol):
     def size(self) -> int:
         """The number of bytes."""
 
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield the bytes from ``start`` up to, not including, ``stop``."""
 
 
@@ -70,23 +65,18 @@ class RangeReader:
 
     def __init__(self, whole: SequentialSource) -> None:
         self._source = whole
+        self.size = whole.size
 
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return self._source.size
-
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
         """See :class:`Source`."""
-        end = self.size if stop is None else stop
         place = 0
         for chunk in self._source:
-            piece = chunk[max(0, start - place) : max(0, end - place)]
+            piece = chunk[max(0, start - place) : max(0, stop - place)]
             place += len(chunk)
             if piece:
                 yield piece
             # At the very end the loop continues once more, so that the digest is verified.
-            if place >= end and end < self.size:
+            if place >= stop and stop < self.size:
                 return
 
 
@@ -95,13 +85,9 @@ class MemorySource:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self.size = len(data)
 
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return len(self._data)
-
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
         """See :class:`Source`."""
         yield self._data[start:stop]
 
@@ -123,21 +109,17 @@ class ObjectSource:
 
     def __init__(self, reader: ObjectReader) -> None:
         self._reader = reader
+        self.size = reader.size
         self.file: _ObjectFile | None = None
         if reader.path is not None:
             # Fails if the file was moved away since: the reader still has it, and copies.
             with suppress(OSError):
                 self.file = _ObjectFile(reader.path, reader)
 
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return self._reader.size
-
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
         """See :class:`Source`."""
         self._reader.seek(start)
-        left = (self.size if stop is None else stop) - start
+        left = stop - start
         while left > 0 and (data := self._reader.read(min(READ_BYTES, left))):
             left -= len(data)
             yield data
@@ -151,21 +133,16 @@ class ComputedSource:
     """A :class:`Source` of bytes that a function makes, by offset and length."""
 
     def __init__(self, size: int, read: Callable[[int, int], Iterator[bytes]]) -> None:
-        self._size = size
+        self.size = size
         self._read = read
 
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return self._size
-
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
         """See :class:`Source`."""
-        yield from self._read(start, (self._size if stop is None else stop) - start)
+        return self._read(start, stop - start)
 
 
-def parse_range(header: str | None, size: int) -> Span | None:
-    """Return the span that a ``Range`` header requests of a body of ``size`` bytes.
+def parse_range(header: str | None, size: int) -> range | None:
+    """Return the bytes that a ``Range`` header requests of a body of ``size`` bytes.
 
     None means the whole body: there is no header, or one that a server may ignore (another unit, bad
     syntax, several ranges).
@@ -180,13 +157,13 @@ def parse_range(header: str | None, size: int) -> Span | None:
         length = min(int(match[2]), size)
         if length == 0:
             raise RangeNotSatisfiable(size)
-        return Span(size - length, size)
+        return range(size - length, size)
     start = int(match[1])
     if match[2] and int(match[2]) < start:
         return None
     if start >= size:
         raise RangeNotSatisfiable(size)
-    return Span(start, min(int(match[2]) + 1, size) if match[2] else size)
+    return range(start, min(int(match[2]) + 1, size) if match[2] else size)
 
 
 def send(
@@ -217,30 +194,27 @@ def send(
     except BaseException:
         close()
         raise
-    response = Response(
-        chain([first], pieces),
-        status,
-        headers,
-        content_type=OCTET_STREAM,
-    )
+    response = Response(chain([first], pieces), status, headers, content_type=OCTET_STREAM)
     response.call_on_close(close)
     return response
 
 
-def select_range(header: str | None, size: int, headers: dict[str, str]) -> tuple[Span, int]:
-    """Return the span to send of ``size`` bytes, and the status; add range headers.
+def select_range(header: str | None, size: int, headers: dict[str, str]) -> tuple[range, int]:
+    """Return the bytes to send of ``size`` bytes, and the status; add range headers.
 
     Raises RangeNotSatisfiable.
     """
     span = parse_range(header, size)
-    chosen = span or Span(0, size)
+    chosen = span or range(size)
     if span:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
-    headers["Content-Length"] = str(chosen.stop - chosen.start)
+    headers["Content-Length"] = str(len(chosen))
     return chosen, 206 if span else 200
 
 
-def _sendfile_response(file: _ObjectFile, span: Span, status: int, headers: dict[str, str]) -> Response:
+def _sendfile_response(
+    file: _ObjectFile, span: range, status: int, headers: dict[str, str]
+) -> Response:
     """Answer with bytes that the kernel copies; the server closes ``file``."""
     file.seek(span.start)
     return Response(

@@ -19,7 +19,6 @@ from vmjobs.wire import Health, Limits, ServiceInfo
 log = logging.getLogger(__name__)
 blueprint = Blueprint("service", __name__)
 
-TAG: Final = "service"
 API_VERSION: Final = "v1"
 RETENTION: Final = "jobs, their outputs and logs are kept until the operator removes them"
 
@@ -29,7 +28,7 @@ class Document(RootModel[dict[str, Any]]):
 
 
 @blueprint.get("/v1/service-info")
-@operation("getServiceInfo", tag=TAG, access=PUBLIC, replies={200: Reply("the service", ServiceInfo)})
+@operation("getServiceInfo", access=PUBLIC, replies={200: Reply("the service", ServiceInfo)})
 def info() -> Response:
     """Show versions, limits and choices."""
     config = backend().config
@@ -59,7 +58,6 @@ def info() -> Response:
 @blueprint.get("/healthz")
 @operation(
     "getHealth",
-    tag=TAG,
     access=PUBLIC,
     replies={
         200: Reply("everything answers", Health),
@@ -88,7 +86,7 @@ def _state(name: str, check: HealthCheck) -> str:
 
 
 @blueprint.get("/openapi.json")
-@operation("getOpenAPI", tag=TAG, access=PUBLIC, replies={200: Reply("the OpenAPI document", Document)})
+@operation("getOpenAPI", access=PUBLIC, replies={200: Reply("the OpenAPI document", Document)})
 def document() -> Response:
     """Describe this interface."""
     from api.openapi import build  # noqa: PLC0415 - it imports all views, this one included

@@ -10,7 +10,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -128,10 +129,7 @@ class SessionHub:
 
     def await_answer(self, operator: str, session_id: str, seconds: float) -> SessionAnswer | None:
         """Wait for the node's answer; None: none came in time.  Raises SessionEnded."""
-        with (
-            self._changed,
-            _RequestPresence(self, self._get_live(session_id, Side.OPERATOR, operator)) as session,
-        ):
+        with self._request(Side.OPERATOR, operator, session_id) as session:
             self._changed.wait_for(lambda: session.answer or session.end_reason is not None, seconds)
             _require_live(session)
             return session.answer
@@ -159,12 +157,9 @@ class SessionHub:
             SessionEnded.
             Conflict: ``offset`` is beyond what was sent before.
         """
-        with (
-            self._changed,
-            _RequestPresence(self, self._get_live(session_id, side, who), side) as session,
-        ):
+        with self._request(side, who, session_id) as session:
             pipe = session.pipes[side]
-            _require_reader(session, side.other)
+            _require_side(session, side.other)
             if offset > pipe.end:
                 raise Conflict(f"the next offset is {pipe.end}")
             if data[pipe.end - offset :]:
@@ -176,7 +171,7 @@ class SessionHub:
                     ),
                     wait,
                 )
-                _require_reader(session, side.other)
+                _require_side(session, side.other)
                 fresh = data[pipe.end - offset :]  # a repeated call may have sent some of it
                 taken = fresh[: max(0, MAX_PENDING_BYTES - len(pipe.data))]
                 pipe.data += taken
@@ -197,10 +192,7 @@ class SessionHub:
             SessionEnded.
             Conflict: bytes at ``offset`` are discarded already, or not sent yet.
         """
-        with (
-            self._changed,
-            _RequestPresence(self, self._get_live(session_id, side, who), side) as session,
-        ):
+        with self._request(side, who, session_id) as session:
             pipe = session.pipes[side.other]
             if not pipe.start <= offset <= pipe.end:
                 raise Conflict(f"available are bytes {pipe.start} to {pipe.end}")
@@ -221,18 +213,24 @@ class SessionHub:
 
     # ------------------------------------------------------------------ inside
 
-    def record_contact(self, session: _Session, side: Side) -> None:
-        """Record a side's contact."""
-        session.last_contact[side] = self._clock()
+    @contextmanager
+    def _request(self, side: Side, who: str, session_id: str) -> Iterator[_Session]:
+        """Hold the lock, and mark the side as present, during one of its requests."""
+        with self._changed:
+            session = self._get_live(session_id, side, who)
+            session.present[side] += 1
+            try:
+                yield session
+            finally:
+                session.present[side] -= 1
+                session.last_contact[side] = self._clock()
 
     def _get_live(self, session_id: str, side: Side, who: str) -> _Session:
         session = self._sessions.get(session_id)
         if session is None or session.who[side] != who:
             raise SessionEnded("no such session, or it has ended")
-        _require_live(session)
-        if side in session.left_at:
-            raise SessionEnded(f"the session is over: its {side} has left")
-        self.record_contact(session, side)
+        _require_side(session, side)
+        session.last_contact[side] = self._clock()
         return session
 
     def _end_session(self, session: _Session, why: str) -> None:
@@ -273,25 +271,10 @@ class SessionHub:
             return len(self._sessions)
 
 
-class _RequestPresence:
-    """Marks a side as present during one of its requests. Used under the hub's lock."""
-
-    def __init__(self, hub: SessionHub, session: _Session, side: Side = Side.OPERATOR) -> None:
-        self._hub, self._session, self._side = hub, session, side
-
-    def __enter__(self) -> _Session:
-        self._session.present[self._side] += 1
-        return self._session
-
-    def __exit__(self, *_: object) -> None:
-        self._session.present[self._side] -= 1
-        self._hub.record_contact(self._session, self._side)
-
-
-def _require_reader(session: _Session, reader: Side) -> None:
+def _require_side(session: _Session, side: Side) -> None:
     _require_live(session)
-    if reader in session.left_at:
-        raise SessionEnded(f"the session is over: its {reader} has left")
+    if side in session.left_at:
+        raise SessionEnded(f"the session is over: its {side} has left")
 
 
 def _require_live(session: _Session) -> None:

@@ -198,57 +198,34 @@ class _Handler(socketserver.StreamRequestHandler):
             request, data = asked
             body = b""
             try:
-                answer, body = _VERBS[request["verb"]](self.server.hub, request["words"], data)
+                answer, body = _call(self.server.hub, request["verb"], request["words"], data)
             except VMJobsError as error:
                 answer = {"error": error.code, "message": error.message, "hint": error.hint}
             _write(self.connection, answer, body)
 
 
-def _open(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
-    return {"id": hub.open(*words)}, b""
-
-
-def _calls(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
-    return {"calls": [call.model_dump(mode="json") for call in hub.calls(*words)]}, b""
-
-
-def _answer(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
-    node, session, answer = words
-    hub.answer(node, session, SessionAnswer.model_validate(answer))
+def _call(hub: SessionHub, verb: str, words: list[Any], data: bytes) -> tuple[_Words, bytes]:
+    """Call a method of the hub; return its result: an object for JSON, and bytes."""
+    match verb, words:
+        case "open", _:
+            return {"id": hub.open(*words)}, b""
+        case "calls", _:
+            return {"calls": [call.model_dump(mode="json") for call in hub.calls(*words)]}, b""
+        case "answer", [node, session, answer]:
+            hub.answer(node, session, SessionAnswer.model_validate(answer))
+        case "await_answer", _:
+            found = hub.await_answer(*words)
+            return {"answer": None if found is None else found.model_dump(mode="json")}, b""
+        case "close", [side, who, session]:
+            hub.close(Side(side), who, session)
+        case "send", [side, who, session, offset, end, wait]:
+            return {"offset": hub.send(Side(side), who, session, offset, data, end, wait)}, b""
+        case "receive", [side, who, session, offset, wait]:
+            piece, ended = hub.receive(Side(side), who, session, offset, MAX_PIECE_BYTES, wait)
+            return {"ended": ended}, piece
+        case _:
+            raise ValueError(f"the session hub has no call {verb} with {len(words)} arguments")
     return {}, b""
-
-
-def _await_answer(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
-    found = hub.await_answer(*words)
-    return {"answer": None if found is None else found.model_dump(mode="json")}, b""
-
-
-def _close(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
-    side, who, session = words
-    hub.close(Side(side), who, session)
-    return {}, b""
-
-
-def _send(hub: SessionHub, words: list[Any], data: bytes) -> tuple[_Words, bytes]:
-    side, who, session, offset, end, wait = words
-    return {"offset": hub.send(Side(side), who, session, offset, data, end, wait)}, b""
-
-
-def _receive(hub: SessionHub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
-    side, who, session, offset, wait = words
-    data, ended = hub.receive(Side(side), who, session, offset, MAX_PIECE_BYTES, wait)
-    return {"ended": ended}, data
-
-
-_VERBS: Final = {
-    "open": _open,
-    "calls": _calls,
-    "answer": _answer,
-    "await_answer": _await_answer,
-    "close": _close,
-    "send": _send,
-    "receive": _receive,
-}
 
 
 def _write(connection: socket.socket, words: _Words, data: bytes) -> None:

@@ -42,7 +42,6 @@ from vmjobs.errors import LoginUnavailable, NotFound, Unavailable
 log = logging.getLogger(__name__)
 blueprint = Blueprint("sessions", __name__, url_prefix="/v1")
 
-TAG: Final = "sessions"
 OPERATORS: Final = access_for(Scope.ADMIN)
 AGENTS: Final = access_for(Scope.NODE)
 #: Seconds for the node to answer; meanwhile the guest may still be connecting to the SSH relay.
@@ -71,7 +70,6 @@ class ReceiveQuery(StrictQuery):
 @blueprint.post("/clusters/<cluster:name>/members/<member:member>/sessions")
 @operation(
     "openSession",
-    tag=TAG,
     access=OPERATORS,
     body=SessionRequest,
     replies={201: Reply("the VM waits for an SSH client", ClusterSshSession)},
@@ -111,7 +109,6 @@ def begin(name: str, member: str) -> Response:
 @blueprint.post("/sessions/<id:session>/bytes")
 @operation(
     "sendToMachine",
-    tag=TAG,
     access=OPERATORS,
     query=SendQuery,
     body=BinaryBody("the client's bytes, 256 KiB at most"),
@@ -130,7 +127,6 @@ def send(session: str) -> Response:
 @blueprint.get("/sessions/<id:session>/bytes")
 @operation(
     "receiveFromMachine",
-    tag=TAG,
     access=OPERATORS,
     query=ReceiveQuery,
     replies={200: Reply("the VM's bytes", _BYTES, _STREAM_HEADERS)},
@@ -142,7 +138,7 @@ def receive(session: str) -> Response:
 
 
 @blueprint.delete("/sessions/<id:session>")
-@operation("leaveSession", tag=TAG, access=OPERATORS, replies={204: Reply("ended")}, errors=(422,))
+@operation("leaveSession", access=OPERATORS, replies={204: Reply("ended")}, errors=(422,))
 def leave(session: str) -> Response:
     """Log out of a worker VM. Repeating the call is no error."""
     backend().sessions.close(Side.OPERATOR, caller().subject, session)
@@ -155,7 +151,6 @@ def leave(session: str) -> Response:
 @blueprint.post("/nodes/<node:name>/sessions/<id:session>")
 @operation(
     "answerSession",
-    tag=TAG,
     access=AGENTS,
     body=SessionAnswer,
     replies={204: Reply("accepted")},
@@ -171,7 +166,6 @@ def answer(name: str, session: str) -> Response:
 @blueprint.post("/nodes/<node:name>/sessions/<id:session>/bytes")
 @operation(
     "sendToOperator",
-    tag=TAG,
     access=AGENTS,
     query=SendQuery,
     body=BinaryBody("the VM's bytes, 256 KiB at most"),
@@ -187,7 +181,6 @@ def node_send(name: str, session: str) -> Response:
 @blueprint.get("/nodes/<node:name>/sessions/<id:session>/bytes")
 @operation(
     "receiveFromOperator",
-    tag=TAG,
     access=AGENTS,
     query=ReceiveQuery,
     replies={200: Reply("the operator's bytes", _BYTES, _STREAM_HEADERS)},
@@ -200,7 +193,7 @@ def node_receive(name: str, session: str) -> Response:
 
 
 @blueprint.delete("/nodes/<node:name>/sessions/<id:session>")
-@operation("endSession", tag=TAG, access=AGENTS, replies={204: Reply("ended")}, errors=(422,))
+@operation("endSession", access=AGENTS, replies={204: Reply("ended")}, errors=(422,))
 def node_leave(name: str, session: str) -> Response:
     """End a session on behalf of its VM. Repeating the call is no error."""
     require_own_node(name)

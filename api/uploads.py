@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from flask import Blueprint
 from werkzeug.wrappers import Response
 
 from api.attempts import require_unfinished
+from api.blobs import digest_errors
 from api.images import DIGESTS, current_viewer, read_digests
 from api.operation import (
     BinaryBody,
@@ -22,17 +21,15 @@ from api.operation import (
     read_body,
     read_limited,
 )
-from api.problems import BlobDigestMismatch
 from api.tokens import Scope
 from images.content import layout_size
 from images.segment import MAX_STORED_BYTES
-from vmjobs.errors import Conflict, DigestMismatch, Forbidden
+from vmjobs.errors import Conflict, Forbidden
 from vmjobs.model import MIB, Job, JobState
 from vmjobs.wire import CONDOR_JOB, Upload, UploadRequest
 
 blueprint = Blueprint("uploads", __name__, url_prefix="/v1/uploads")
 
-TAG: Final = "uploads"
 #: A job's token permits to upload a checkpoint of its VM, but not to create an image.
 UPLOAD: Final = access_for(Scope.STORAGE_CREATE, job=True)
 MISSING: Final = BinaryBody("a byte for each digest: 0 it is stored, 1 it is missing")
@@ -41,7 +38,6 @@ MISSING: Final = BinaryBody("a byte for each digest: 0 it is stored, 1 it is mis
 @blueprint.post("")
 @operation(
     "openUpload",
-    tag=TAG,
     access=UPLOAD,
     body=UploadRequest,
     replies={201: Reply("opened", Upload, {"Location": "the upload"})},
@@ -67,16 +63,14 @@ def _require_checkpointable(job: Job) -> None:
 
 
 @blueprint.get("/<id:upload>")
-@operation(
-    "getUpload", tag=TAG, access=UPLOAD, replies={200: Reply("the upload", Upload)}, errors=(404,)
-)
+@operation("getUpload", access=UPLOAD, replies={200: Reply("the upload", Upload)}, errors=(404,))
 def show(upload: str) -> Response:
     """Show an upload of the caller's."""
     return json_reply(backend().images.upload(current_viewer(), upload))
 
 
 @blueprint.delete("/<id:upload>")
-@operation("dropUpload", tag=TAG, access=UPLOAD, replies={204: Reply("dropped")}, errors=(404,))
+@operation("dropUpload", access=UPLOAD, replies={204: Reply("dropped")}, errors=(404,))
 def drop(upload: str) -> Response:
     """Drop an upload. The next garbage collection removes data that only it holds."""
     backend().images.drop_upload(current_viewer(), upload)
@@ -86,7 +80,6 @@ def drop(upload: str) -> Response:
 @blueprint.post("/<id:upload>/missing-segments")
 @operation(
     "findMissingSegments",
-    tag=TAG,
     access=UPLOAD,
     body=DIGESTS,
     replies={200: Reply("the missing ones", MISSING)},
@@ -100,7 +93,6 @@ def missing_segments(upload: str) -> Response:
 @blueprint.post("/<id:upload>/missing-blocks")
 @operation(
     "findMissingBlocks",
-    tag=TAG,
     access=UPLOAD,
     body=DIGESTS,
     replies={200: Reply("the missing ones", MISSING)},
@@ -120,7 +112,6 @@ def _flags(missing: list[bool]) -> Response:
 @blueprint.put("/<id:upload>/segments/<segment:segment>")
 @operation(
     "putSegment",
-    tag=TAG,
     access=UPLOAD,
     body=BinaryBody("the segment; chunks that are stored may be omitted"),
     replies={201: Reply("stored"), 200: Reply("it was stored already")},
@@ -133,7 +124,7 @@ def put_segment(upload: str, segment: str) -> Response:
     segment again with all of them.
     """
     body = read_limited(MAX_STORED_BYTES)
-    with _blob_errors():
+    with digest_errors():
         new = backend().images.put_segment(current_viewer(), upload, bytes.fromhex(segment), body)
     return empty_reply(201 if new else 200)
 
@@ -141,7 +132,6 @@ def put_segment(upload: str, segment: str) -> Response:
 @blueprint.put("/<id:upload>/contents/<content:content>")
 @operation(
     "putContent",
-    tag=TAG,
     access=UPLOAD,
     body=BinaryBody("the content's layout"),
     replies={201: Reply("all of it is stored")},
@@ -151,17 +141,6 @@ def put_content(upload: str, content: str) -> Response:
     """Declare the segments of a content. MISSING_BLOCKS: some are not stored."""
     parts = backend()
     body = read_limited(layout_size(parts.config.max_image_size * MIB))
-    with _blob_errors():
+    with digest_errors():
         parts.images.put_content(current_viewer(), upload, content, body)
     return empty_reply(201)
-
-
-@contextmanager
-def _blob_errors() -> Iterator[None]:
-    """Report damaged data as a fault of the upload."""
-    try:
-        yield
-    except DigestMismatch as error:
-        raise BlobDigestMismatch(
-            error.message, hint="the file may have changed during upload"
-        ) from error

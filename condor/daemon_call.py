@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
+from condor import names
+
 Request = Mapping[str, Any]
 Verb = Callable[[Any, Any, Request], dict[str, Any]]
-
-
-#: As in :mod:`condor.names`. This ad is not in the slots' table, so no job is matched with it.
-_REVOKED_NAME: Final = "revoked.offline.vc"
 
 
 class CallFailedError(Exception):
@@ -155,13 +153,14 @@ def _revoke(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
     now = int(time.time())
     until = now + int(request["seconds"])
     said = {str(user): until for user in request["users"]}
-    where = f"Name =?= {json.dumps(_REVOKED_NAME)}"
-    for ad in collector.query(htcondor2.AdType.Any, where, ["VMJobsRevoked"]):
+    # This ad is not in the slots' table, so no job is matched with it.
+    name = json.dumps(names.REVOKED_NAME)
+    for ad in collector.query(htcondor2.AdType.Any, f"Name =?= {name}", ["VMJobsRevoked"]):
         for entry in str(ad.get("VMJobsRevoked", "")).split(","):
             expires, _, user = entry.partition(":")
             if expires.isdecimal() and now < int(expires):
                 said.setdefault(user, int(expires))
-    ad = _ad({"MyType": '"StartD"', "Name": json.dumps(_REVOKED_NAME), "Requirements": "false"})
+    ad = _ad({"MyType": '"StartD"', "Name": name, "Requirements": "false"})
     ad["MyAddress"] = "<127.0.0.1:9>"
     ad["ClassAdLifetime"] = max(said.values()) - now
     ad["VMJobsRevoked"] = ",".join(f"{expires}:{user}" for user, expires in sorted(said.items()))

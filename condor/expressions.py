@@ -86,16 +86,11 @@ def _matching_parentheses(text: str) -> dict[int, int]:
 def format_expression(text: str) -> str:
     """An expression on one line, with ``=?=`` and ``=!=`` as people write them."""
     operators = {"is": "=?=", "isnt": "=!="}
-    found = _TOKEN.finditer(text)
-    words = (
-        " "
-        if token.lastgroup == "space"
-        else operators.get(token[0].lower(), token[0])
-        if token.lastgroup == "word"
-        else token[0]
-        for token in found
-    )
-    return "".join(words).strip()
+
+    def shown(token: re.Match[str]) -> str:
+        return " " if token.lastgroup == "space" else operators.get(token[0].lower(), token[0])
+
+    return _TOKEN.sub(shown, text).strip()
 
 
 def attribute_references(text: str) -> list[AttributeReference]:

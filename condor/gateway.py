@@ -10,12 +10,11 @@ import base64
 import secrets as randomness
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from importlib import resources
 from typing import Final
 
 from condor import names
 from condor.pool.idtoken import create_token
-from condor.worker import ACCOUNTS_PER_CPU, escaped
+from condor.worker import accounts, escaped, packaged_file, slot_users
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Fault, Forbidden, InvalidSpec
 from vmjobs.gateway.spec import Gateway, GatewayRole, GatewayVm
@@ -77,9 +76,9 @@ class GatewayKit:
             GatewayRole.WORKER: self._worker,
         }[machine.role]
         return {
-            "script": _shipped("gateway", f"{machine.role}.sh"),
-            "common.sh": _shipped("gateway", "common.sh"),
-            "door": _shipped("worker", "door.sh"),
+            "script": packaged_file("gateway", f"{machine.role}.sh"),
+            "common.sh": packaged_file("gateway", "common.sh"),
+            "door": packaged_file("worker", "door.sh"),
             **own(gateway, machine, secrets),
         }
 
@@ -115,7 +114,7 @@ class GatewayKit:
     ) -> _Files:
         return {
             **_condor(gateway, machine, "90-gateway-condor.conf", "92-gateway-ce.conf"),
-            "91-gateway-site.conf": _shipped("config", "site.conf"),
+            "91-gateway-site.conf": packaged_file("config", "site.conf"),
             "person": _lines(USER_ACCOUNT),
             "pool-key": secrets[POOL_KEY],
             "token": self._token(gateway, machine, secrets),
@@ -126,7 +125,7 @@ class GatewayKit:
     ) -> _Files:
         return {
             **_condor(gateway, machine, "90-gateway-condor.conf", "93-gateway-ui.conf"),
-            "91-gateway-submit.conf": _shipped("config", "submit.conf"),
+            "91-gateway-submit.conf": packaged_file("config", "submit.conf"),
             "person": _lines(USER_ACCOUNT),
             "token": self._token(gateway, machine, secrets),
             "storage-keytab": _keytab(USER_ACCOUNT, secrets[STORAGE_KEY]),
@@ -134,14 +133,12 @@ class GatewayKit:
         }
 
     def _worker(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
-        accounts = [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * machine.cpus + 1)]
         # Its own domain: its accounts have no meaning on other hosts.
-        slots = {f"SLOT1_{n}_USER": account for n, account in enumerate(accounts, 1)}
-        here = {"UID_DOMAIN": gateway.fqdn(machine), **slots}
+        here = {"UID_DOMAIN": gateway.fqdn(machine), **slot_users(machine.cpus)}
         return {
             **_condor(gateway, machine, "98-gateway-worker.conf", **here),
-            names.STARTD_CONFIG: _shipped("worker", "startd.conf"),
-            "accounts": _lines(*accounts),
+            names.STARTD_CONFIG: packaged_file("worker", "startd.conf"),
+            "accounts": _lines(*accounts(machine.cpus)),
             "token": self._token(gateway, machine, secrets),
         }
 
@@ -156,19 +153,17 @@ def check_roles(gateway: Gateway) -> None:
         InvalidSpec: with every fault.
     """
     elements = gateway.of_role(GatewayRole.COMPUTING_ELEMENT)
-    needing = [
-        m for m in gateway.machines if m.role in (GatewayRole.USER_INTERFACE, GatewayRole.WORKER)
-    ]
     faults = [
         Fault(f"machines.{extra.name}.role", "twice", f"{elements[0].name} is the computing element")
         for extra in elements[1:]
     ]
     if not elements:
-        faults += [
+        faults = [
             Fault(
                 f"machines.{m.name}.role", "missing", f"a {m.role} needs a computing element beside it"
             )
-            for m in needing
+            for m in gateway.machines
+            if m.role in (GatewayRole.USER_INTERFACE, GatewayRole.WORKER)
         ]
     if faults:
         raise InvalidSpec("the gateway's declaration has faults", faults=faults)
@@ -192,8 +187,8 @@ def _condor(gateway: Gateway, machine: GatewayVm, *shipped: str, **settings: str
         **settings,
     }
     return {
-        "condor.sh": _shipped("gateway", "condor.sh"),
-        **{name: _shipped("gateway", name) for name in shipped},
+        "condor.sh": packaged_file("gateway", "condor.sh"),
+        **{name: packaged_file("gateway", name) for name in shipped},
         "99-gateway-machine.conf": _lines(*(f"{key} = {escaped(own[key])}" for key in own)),
     }
 
@@ -204,7 +199,7 @@ def _storage_element(_gateway: Gateway, _machine: GatewayVm, secrets: Mapping[st
         _keytab(CHECK_ACCOUNT, secrets[CHECK_KEY]),
     )
     return {
-        "xrootd.cfg": _shipped("gateway", "xrootd.cfg"),
+        "xrootd.cfg": packaged_file("gateway", "xrootd.cfg"),
         # a: everything; l: look up names. XRootD's acc.authdb.
         "authdb": _lines(f"u {USER_ACCOUNT} /store a", f"u {CHECK_ACCOUNT} /store l"),
         "storage-keytab": person + own,
@@ -220,13 +215,9 @@ def _keytab(user: str, key: bytes) -> bytes:
 
 def _example(gateway: Gateway) -> bytes:
     element = gateway.fqdn(gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0])
-    text = _shipped("gateway", "example.sub").decode()
+    text = packaged_file("gateway", "example.sub").decode()
     return text.replace("@COMPUTING_ELEMENT@", element).encode()
 
 
 def _lines(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _shipped(folder: str, name: str) -> bytes:
-    return (resources.files("condor") / folder / name).read_bytes()

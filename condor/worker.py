@@ -25,12 +25,12 @@ class WorkerKit:
     def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them."""
         return {
-            "script": _shipped("run.sh"),
-            "probe": _shipped("probe.sh"),
-            "door": _shipped("door.sh"),
+            "script": packaged_file("worker", "run.sh"),
+            "probe": packaged_file("worker", "probe.sh"),
+            "door": packaged_file("worker", "door.sh"),
             "host": f"{host_name(order.name)}\n".encode(),
-            "accounts": "".join(f"{account}\n" for account in accounts(order)).encode(),
-            names.STARTD_CONFIG: _shipped("startd.conf"),
+            "accounts": "".join(f"{account}\n" for account in accounts(order.cpus)).encode(),
+            names.STARTD_CONFIG: packaged_file("worker", "startd.conf"),
             names.CLUSTER_VM_CONFIG: worker_config(order, incarnation).encode(),
         }
 
@@ -40,9 +40,14 @@ def host_name(member: str) -> str:
     return f"{member}.{names.CLUSTER_VM_DOMAIN}"
 
 
-def accounts(order: ClusterVmOrder) -> list[str]:
-    """The accounts that run jobs in the VM: one for each dynamic slot."""
-    return [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * order.cpus + 1)]
+def accounts(cpus: int) -> list[str]:
+    """The accounts that run jobs in a VM: one for each dynamic slot."""
+    return [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * cpus + 1)]
+
+
+def slot_users(cpus: int) -> dict[str, str]:
+    """The settings that give each dynamic slot its account."""
+    return {f"SLOT1_{n}_USER": account for n, account in enumerate(accounts(cpus), 1)}
 
 
 def machine_attributes(order: ClusterVmOrder, incarnation: int) -> dict[str, ClassAdValue]:
@@ -71,7 +76,7 @@ def worker_config(order: ClusterVmOrder, incarnation: int) -> str:
         "UID_DOMAIN": host_name(order.name),
         "FILESYSTEM_DOMAIN": host_name(order.name),
         "DEDICATED_EXECUTE_ACCOUNT_REGEXP": "slot1-[0-9]+",
-        **{f"SLOT1_{n}_USER": account for n, account in enumerate(accounts(order), 1)},
+        **slot_users(order.cpus),
         "VMJOBS_START": order.start,
         "VMJOBS_PROBE": (
             f"TARGET.{names.PROBE} =?= MY.{names.MACHINE}"
@@ -96,5 +101,6 @@ def escaped(value: str) -> str:
     return value.replace("$", "$(DOLLAR)")
 
 
-def _shipped(name: str) -> bytes:
-    return (resources.files("condor") / "worker" / name).read_bytes()
+def packaged_file(folder: str, name: str) -> bytes:
+    """The contents of a file in a folder of ``condor/``."""
+    return (resources.files("condor") / folder / name).read_bytes()

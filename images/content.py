@@ -190,13 +190,6 @@ def compute_layout(file: BinaryIO, size: int, done: ProgressCallback | None = No
     return ContentLayout(size, tuple(segments))
 
 
-def compute_layout_of_bytes(data: bytes) -> ContentLayout:
-    """The layout of some bytes in memory."""
-    view = memoryview(data)
-    pieces = (view[begin : begin + SEGMENT_BYTES] for begin in range(0, len(data), SEGMENT_BYTES))
-    return ContentLayout(len(data), tuple(segment_digest(digest_chunks(piece)) for piece in pieces))
-
-
 def _is_hole(descriptor: int, offset: int, length: int) -> bool:
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA) >= offset + length

@@ -17,7 +17,7 @@ announces.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -187,32 +187,6 @@ def decode_segment(data: bytes | memoryview, digest: bytes) -> bytes:
         raise DigestMismatch(f"the segment's digest is {header.digest.hex()} (expected {digest.hex()})")
     using = decompressor()
     return b"".join(read_chunk(e, view[e.offset : e.offset + e.length], using) for e in header.entries)
-
-
-def encode_segment(
-    data: bytes | memoryview, digests: Sequence[bytes] | None = None, absent: Collection[int] = ()
-) -> bytes:
-    """Encode a segment to store or send.
-
-    Args:
-        data: the segment's content, 1 to :data:`images.content.SEGMENT_BYTES` bytes.
-        digests: of its chunks, if they are known.
-        absent: numbers of the chunks to omit, because the receiver has them.
-    """
-    view = memoryview(data)
-    compressor = zstandard.ZstdCompressor(
-        level=COMPRESSION_LEVEL, write_content_size=True, write_checksum=False
-    )
-    entries, bodies = [], []
-    for number, begin in enumerate(range(0, len(view), CHUNK_BYTES)):
-        piece = view[begin : begin + CHUNK_BYTES]
-        digest = digests[number] if digests is not None else chunk_digest(piece)
-        kind, body = (
-            _encode_chunk(piece, compressor) if number not in absent else (ChunkEncoding.ABSENT, b"")
-        )
-        entries.append(_ENTRY.pack(digest, kind << 30 | len(body)))
-        bodies.append(body)
-    return b"".join([_HEADER.pack(MAGIC, len(entries), len(view)), *entries, *bodies])
 
 
 def encode_chunks(

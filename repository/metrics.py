@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from repository.clusters.backoff import backoff_of
 from repository.clusters.history import ClusterEventKind, event_count, present_state, state_entry_count
 from repository.clusters.snapshots import Snapshot, load_snapshot
-from repository.clusters.tables import AssignmentRow, BackoffRow, ClusterRow, ClusterVmRow
+from repository.clusters.tables import AssignmentRow, BackoffRow, ClusterRow
 from repository.db.database import Database
 from repository.db.models import BuildRow, JobRow
 from repository.images.tables import ImageRow, SegmentRow
@@ -25,9 +25,6 @@ from vmjobs.model import JobState
 from vmjobs.wire import BuildState
 
 _State = TypeVar("_State", bound=StrEnum)
-
-#: In this phase a VM has ended and uses no resources of its node.
-_ENDED_PHASE: Final = Phase.GONE.value
 
 
 @dataclass
@@ -163,8 +160,9 @@ def _sites(session: Session, snapshot: Snapshot) -> dict[str, SiteFigures]:
         site.alive += 1
         site.offered_cpus += node.cpus
         site.offered_memory += node.memory
-    for row in filter(_uses_resources, snapshot.members.values()):
-        if snapshot.heard(row):
+    for row in snapshot.members.values():
+        # In phase GONE a VM has ended and uses no resources of its node.
+        if row.phase != Phase.GONE.value and snapshot.heard(row):
             site = found[snapshot.nodes[row.node].site]
             site.taken_cpus += row.cpus
             site.taken_memory += row.memory
@@ -174,7 +172,3 @@ def _sites(session: Session, snapshot: Snapshot) -> dict[str, SiteFigures]:
         site.tokens += tokens
         site.refusals += refusals
     return dict(found)
-
-
-def _uses_resources(row: ClusterVmRow) -> bool:
-    return bool(row.node) and row.phase != _ENDED_PHASE

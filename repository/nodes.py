@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from repository.core import RepositoryCore
 from repository.db.models import NodeRow
 from repository.db.paging import PageRequest
+from repository.images.sql import upsert
 from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.model import now as utc_now
@@ -24,20 +24,11 @@ class Nodes(RepositoryCore):
 
     def put_node(self, node: Node) -> None:
         """Store a node's announcement; ``updated`` becomes the time of arrival."""
-        try:
-            self._store_node(node)
-        except IntegrityError:  # two concurrent first announcements
-            self._store_node(node)
-
-    def _store_node(self, node: Node) -> None:
         present = utc_now()
         description = node.model_copy(update={"updated": present}).model_dump(mode="json")
+        row = {"name": node.name, "heard": present, "description": description}
         with self.database.write() as session:
-            row = session.get(NodeRow, node.name)
-            if row is None:
-                session.add(NodeRow(name=node.name, heard=present, description=description))
-            else:
-                row.heard, row.description = present, description
+            upsert(session, NodeRow, row, key=("name",), change=("heard", "description"))
 
     def live_nodes(self) -> list[Node]:
         """Return the nodes with contact in the last five minutes, by name."""

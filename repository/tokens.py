@@ -67,7 +67,9 @@ class TokenRegister:
         if not everything:
             query = query.where(TokenRow.revoked.is_(None), TokenRow.expires > utc_now())
         with self._database.read() as session:
-            return [_record_of(row) for row in session.scalars(query)]
+            return [
+                TokenRecord.model_validate(row, from_attributes=True) for row in session.scalars(query)
+            ]
 
     def revoke(self, ids: Sequence[str]) -> list[TokenRecord]:
         """Revoke all these tokens, or none; tokens that were revoked before stay revoked.
@@ -86,7 +88,7 @@ class TokenRegister:
                 rows.append(row)
             for row in rows:
                 row.revoked = row.revoked or utc_now()
-            return [_record_of(row) for row in rows]
+            return [TokenRecord.model_validate(row, from_attributes=True) for row in rows]
 
     def revoked(self) -> frozenset[str]:
         """The ids of the revoked tokens that have not expired."""
@@ -138,14 +140,3 @@ class TokenChecker:
                         raise
                 self._due = self._clock() + REFRESH_SECONDS
             return self._revoked
-
-
-def _record_of(row: TokenRow) -> TokenRecord:
-    return TokenRecord(
-        id=row.id,
-        kind=row.kind,
-        subject=row.subject,
-        issued=row.issued,
-        expires=row.expires,
-        revoked=row.revoked,
-    )

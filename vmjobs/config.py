@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from vmjobs.agent_socket import DEFAULT_FILE, default_socket
 from vmjobs.errors import ConfigError, Fault, reason_of
-from vmjobs.model import HypervisorKind, faults_of
+from vmjobs.model import FrozenModel, HypervisorKind, faults_of
 from vmjobs.storage_url import parse_storage_url
 
 PREFIX = "VMJOBS_"
@@ -59,10 +59,8 @@ class PoolSetting(NamedTuple):
     user: str = "vmjobs"
 
 
-class Config(BaseModel):
+class Config(FrozenModel):
     """All settings of all roles. Every default works on a laptop."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # client
     api_url: str = Field("http://127.0.0.1:8080", description="base URL of the API")
@@ -257,16 +255,10 @@ class Config(BaseModel):
             raise ValueError(f"must be http://HOST:PORT or https://HOST, not {value!r}")
         return value
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
-    def _check_listen(cls, value: str) -> str:
-        host_and_port(value)
-        return value
-
-    @field_validator("metrics_listen")
-    @classmethod
-    def _check_metrics_listen(cls, value: str) -> str:
-        if value:
+    def _check_listen(cls, value: str, info: ValidationInfo) -> str:
+        if value or info.field_name == "listen":
             host_and_port(value)
         return value
 
@@ -328,13 +320,8 @@ class Config(BaseModel):
         return self.database_url or f"sqlite:///{self.data_dir / 'vmjobs.db'}"
 
 
-def load(
-    environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    files: Sequence[str] = (),
-) -> Config:
-    """Read file, environment and overrides, in rising order of precedence.
+def load(environ: Mapping[str, str] | None = None, *, files: Sequence[str] = ()) -> Config:
+    """Read the file and the environment, which takes precedence.
 
     files: names of settings; if one is set, its file must be readable.
 
@@ -344,11 +331,7 @@ def load(
     environ = os.environ if environ is None else environ
     named = environ.get(f"{PREFIX}CONFIG")
     file = Path(named or DEFAULT_FILE)
-    values: dict[str, Any] = {
-        **_from_file(file, required=named is not None),
-        **_from_environment(environ),
-        **(overrides or {}),
-    }
+    values = {**_from_file(file, required=named is not None), **_from_environment(environ)}
     faults = _misspelt_variables(environ)
     try:
         settings = Config.model_validate(values)

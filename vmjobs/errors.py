@@ -270,7 +270,6 @@ class BuildError(VMJobsError):
     """An image recipe could not be turned into an image."""
 
     code = "BUILD_FAILED"
-    exit_code = 70
 
 
 class BuildTimedOut(BuildError):

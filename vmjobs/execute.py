@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from vmjobs.agent import protocol
@@ -52,15 +53,8 @@ def run_job(
         JobRefused: the job was refused, and other nodes would refuse it too.
     """
     with SignalForwarder() as signals:
-        ended = retry_until(
-            str(path),
-            lambda connection, on_activity: _exchange(
-                connection, job, token, on_progress, on_activity, signals
-            ),
-            signals,
-            patience,
-            log.warning,
-        )
+        exchange = partial(_exchange, job=job, token=token, on_progress=on_progress, signals=signals)
+        ended = retry_until(str(path), exchange, signals, patience, log.warning)
         if signals.stopping:
             on_stop()
         return 128 + signals.stopping if ended is None else ended
@@ -68,10 +62,10 @@ def run_job(
 
 def _exchange(
     connection: socket.socket,
+    on_activity: Callable[[], None],
     job: str,
     token: str,
     on_progress: Callable[[protocol.ProgressMessage | protocol.EndMessage], None],
-    on_activity: Callable[[], None],
     signals: SignalForwarder,
 ) -> int | None:
     """Run the job over one connection; returns its exit status, or None to ask again."""
@@ -85,15 +79,13 @@ def _exchange(
             for message in protocol.receive(connection):
                 if isinstance(message, protocol.ProgressMessage | protocol.EndMessage):
                     on_activity()
-                if isinstance(message, protocol.ProgressMessage):
                     on_progress(message)
-                elif isinstance(message, protocol.EndMessage):
-                    on_progress(message)
+                if isinstance(message, protocol.EndMessage):
                     is_requeued = message.report.state is JobState.PREEMPTED and not signals.stopping
                     if is_requeued and message.report.reason.code in REQUEUE_REASONS:
                         raise NodeFailure(message.report.reason.message)
                     return None if is_requeued else message.exit_code
-                elif isinstance(message, protocol.ErrorMessage):
+                if isinstance(message, protocol.ErrorMessage):
                     if message.retry:
                         log.warning("%s", message.message)
                         return None

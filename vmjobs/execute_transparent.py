@@ -209,7 +209,7 @@ class _JobConnection:
         return None
 
     def _handle_data(self, message: DataMessage, left: bytearray, changed: IO[bytes]) -> None:
-        try:
+        with _as_node_failure("store the output of the job"):
             if message.channel is Channel.OUT:
                 _write(OUT, message.data)
             elif message.channel is Channel.ERR:
@@ -218,10 +218,6 @@ class _JobConnection:
                 left += message.data
             elif message.channel is Channel.CHANGED:
                 changed.write(message.data)
-        except OSError as error:  # a full disk, for example, and not a failure of the agent
-            raise Unavailable(
-                "node", f"cannot store the output of the job: {reason_of(error)}"
-            ) from error
 
     def _handle_chirp(self, message: DataMessage) -> None:
         """Handle a message of a Chirp connection. Few jobs need Chirp: imports it late."""
@@ -250,12 +246,8 @@ class _JobConnection:
         if exit is None:
             why = "the guest did not report how the job ended, or reported too many file names"
             return RunResult(code=ReasonCode.NO_EXIT_REPORT.value, why=why)
-        try:
+        with _as_node_failure("write the files that the job left"):
             refused = self._apply_changes(sent, left, changed)
-        except OSError as error:
-            raise Unavailable(
-                "node", f"cannot write the files that the job left: {reason_of(error)}"
-            ) from error
         reported = [(entry["path"], entry["why"]) for entry in report.get("rejected", ())]
         rejected = reported + [(escape_name(name), why) for name, why in refused.items()]
         return RunResult(
@@ -288,6 +280,15 @@ class _JobConnection:
 
 
 @contextmanager
+def _as_node_failure(action: str) -> Iterator[None]:
+    """Raise an OSError, of a full disk for example, as a failure of this node to do ``action``."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable("node", f"cannot {action}: {reason_of(error)}") from error
+
+
+@contextmanager
 def _standard_input(directory: str) -> Iterator[IO[bytes] | None]:
     """Open the job's standard input; None: it has none.
 
@@ -303,13 +304,9 @@ def _standard_input(directory: str) -> Iterator[IO[bytes] | None]:
             yield file
     elif stat.S_ISFIFO(kind):
         with os.fdopen(os.dup(STDIN), "rb") as stream, tempfile.TemporaryFile(dir=directory) as kept:
-            try:
+            with _as_node_failure("store the input of the job"):
                 shutil.copyfileobj(stream, kept)
                 kept.flush()
-            except OSError as error:
-                raise Unavailable(
-                    "node", f"cannot store the input of the job: {reason_of(error)}"
-                ) from error
             yield kept
     else:
         yield None

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from vmjobs.model import JobState
+from vmjobs.model import FrozenModel, JobState
 from vmjobs.wire import Envelope
 
 #: Maximum number of jobs in one request.
 MAX_SELECTED_JOBS: Final = 10_000
 
 
-class JobSelection(BaseModel):
+class JobSelection(FrozenModel):
     """Selects some of the caller's jobs: those that match all given fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     jobs: tuple[str, ...] = Field(
         default=(),

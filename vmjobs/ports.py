@@ -1,7 +1,7 @@
 """Protocols for the parts that the agent, the worker and gateways need from other folders.
 
 ``images/`` provides :class:`ImageSource`, the client library :class:`JobSource`, ``condor/``
-:class:`SchedulerReporter`; ``vmjobs/cli/`` connects them.
+:class:`Scheduler`; ``vmjobs/cli/`` connects them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,20 @@ ProgressCallback = Callable[[int, int], None]
 ClassAdValue = str | int | float | bool
 
 
-class JobSource(Protocol):
+class CheckpointTransfer(Protocol):
+    """A job's checkpoint in its repository. Raises as :class:`JobSource`."""
+
+    def open_upload(self, size: int) -> ContentReceiver:
+        """Open an upload for ``size`` bytes of a checkpoint."""
+
+    def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+        """Store the checkpoint; the repository keeps its files until the next attempt resumes."""
+
+    def saved(self) -> ContentSource:
+        """The files of the job's checkpoint."""
+
+
+class JobSource(CheckpointTransfer, Protocol):
     """One job in its repository, for the agent that has the job's token.
 
     Every method raises :class:`vmjobs.errors.Conflict` once another attempt has claimed the job,
@@ -68,17 +81,8 @@ class JobSource(Protocol):
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """Store one output: the next ``size`` bytes of ``source``, which may have more."""
 
-    def open_upload(self, size: int) -> ContentReceiver:
-        """Open an upload for ``size`` bytes of a checkpoint."""
 
-    def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """Store the checkpoint; the repository keeps its files until the next attempt resumes."""
-
-    def saved(self) -> ContentSource:
-        """The files of the job's checkpoint."""
-
-
-class CheckpointStore(Protocol):
+class CheckpointStore(CheckpointTransfer, Protocol):
     """Stores checkpoints of a transparent job. Raises as :class:`JobSource`."""
 
     def begin(self, attempt: str) -> Checkpoint | None:
@@ -86,15 +90,6 @@ class CheckpointStore(Protocol):
 
         The repository then refuses older attempts.
         """
-
-    def open_upload(self, size: int) -> ContentReceiver:
-        """See :class:`JobSource`."""
-
-    def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """See :class:`JobSource`."""
-
-    def saved(self) -> ContentSource:
-        """See :class:`JobSource`."""
 
     def report_not_resumed(self) -> None:
         """Report that the attempt could not resume; the second report deletes the checkpoint."""
@@ -120,7 +115,7 @@ class ContentReceiver(Protocol):
         """For each of these chunks: whether it must be sent."""
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
-        """Send a segment. Raises MissingChunks."""
+        """Send a segment. Raises MissingChunks; DigestMismatch: a wrong chunk."""
 
     def put_content(self, digest: str, layout: bytes) -> None:
         """Send the list of a content's segments. Raises MissingChunks."""
@@ -228,13 +223,6 @@ class SeedWriter(Protocol):
         Raises:
             HypervisorError: the disk cannot be made.
         """
-
-
-class SchedulerReporter(Protocol):
-    """The job's ad at its scheduler."""
-
-    def publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
-        """Write attributes into the job ad; failures are logged, never raised."""
 
 
 # --------------------------------------------------------------------------- submit side

@@ -84,9 +84,8 @@ def _wait_writable(stream: ByteStream, offset: int, sink: int) -> None:
     for _ in range(MAX_POLLS):
         if poller.poll(POLL_SECONDS * 1000):
             return
-        stream.receive(
-            offset, 0
-        )  # returns nothing new, but keeps the session alive, and fails if it has ended
+        # It returns nothing new, but keeps the session alive, and fails if the session has ended.
+        stream.receive(offset, 0)
     raise SessionEnded(f"the reader accepted no data for {MAX_POLLS * POLL_SECONDS:.0f} s")
 
 

@@ -28,13 +28,11 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_H
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The result of a program. ``seconds`` is wall-clock time."""
+    """The result of a program."""
 
-    argv: tuple[str, ...]
     returncode: int
     stdout: bytes
     stderr: bytes
-    seconds: float
 
     @property
     def text(self) -> str:
@@ -50,10 +48,9 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "LC_ALL": "C.UTF-8", **(extra or {})}
 
 
-def command_line(argv: Sequence[str | Path], cwd: Path | None = None) -> str:
+def command_line(argv: Sequence[str | Path]) -> str:
     """The command as a line for a shell."""
-    line = shlex.join(str(word) for word in argv)
-    return f"cd {shlex.quote(str(cwd))} && {line}" if cwd else line
+    return shlex.join(str(word) for word in argv)
 
 
 def run(
@@ -61,8 +58,6 @@ def run(
     *,
     timeout: float,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    data: bytes = b"",
     check: bool = True,
     error: type[VMJobsError] = VMJobsError,
     check_cancelled: Callable[[], object] | None = None,
@@ -74,7 +69,6 @@ def run(
         argv: the program and its arguments.
         timeout: seconds until the program and its children are killed.
         env: variables besides those of :func:`environment`.
-        data: its standard input.
         check: treat an exit status other than 0 as a failure.
         error: the exception class, called with one message.
         check_cancelled: called every second; an exception that it raises ends the program, as a timeout
@@ -86,8 +80,8 @@ def run(
         VMJobsError: of class ``error``, if the program cannot be started, fails or takes too long.
     """
     words = tuple(str(word) for word in argv)
-    shown = command_line(words, cwd)
-    began = time.monotonic()
+    shown = command_line(words)
+    deadline = time.monotonic() + timeout
     try:
         with (
             contextlib.ExitStack() as stack,
@@ -97,13 +91,12 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment(env),
-                cwd=cwd,
                 start_new_session=True,
                 pass_fds=inherit,
             ) as process,
         ):
             try:
-                stdout, stderr = _communicate(process, data, began + timeout, check_cancelled)
+                stdout, stderr = _communicate(process, deadline, check_cancelled)
             except BaseException:
                 _kill(process)
                 stack.close()
@@ -113,7 +106,7 @@ def run(
         raise error(f"timed out after {timeout:g} s: {shown}{said}") from expired
     except OSError as failed:
         raise error(f"cannot run: {shown}: {reason_of(failed)}") from failed
-    result = ProgramResult(words, process.returncode, stdout, stderr, time.monotonic() - began)
+    result = ProgramResult(process.returncode, stdout, stderr)
     if check and result.returncode != 0:
         said = _quote(result.stderr or result.stdout)
         raise error(f"exit status {result.returncode}: {shown}{said}")
@@ -130,13 +123,12 @@ def _open_pipe(stack: contextlib.ExitStack) -> int:
 
 def _communicate(
     process: subprocess.Popen[bytes],
-    data: bytes,
     deadline: float,
     check_cancelled: Callable[[], object] | None,
 ) -> tuple[bytes, bytes]:
-    """Send its input and read its output.  Raises TimeoutExpired, or as ``check_cancelled``."""
+    """Read its output.  Raises TimeoutExpired, or as ``check_cancelled``."""
     if check_cancelled is None:
-        return process.communicate(data, deadline - time.monotonic())
+        return process.communicate(timeout=deadline - time.monotonic())
     while True:
         left = deadline - time.monotonic()
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from condor.daemon_client import CallError, call
@@ -104,14 +104,7 @@ class JobExplainer:
             NotFound: neither queue nor history has it.
             Unavailable: its schedd does not answer.
         """
-        answer = self._call(
-            "find",
-            "schedd",
-            schedd=place.schedd,
-            pool=place.pool,
-            cluster=place.cluster,
-            proc=place.proc,
-        )
+        answer = self._call("find", "schedd", **asdict(place))
         if not answer["told"]:
             wanted = f"{place.cluster}" if place.proc is None else f"{place.cluster}.{place.proc}"
             where = f"the schedd {place.schedd}" if place.schedd else "this host's schedd"
@@ -128,8 +121,7 @@ class JobExplainer:
             return [JobFinding("UNIVERSE", message, "condor_q -better-analyze")], None
         if not job.ad:
             return [JobFinding("UNREAD", "its ad is too long to analyse")], None
-        answer = self._call("explain", "pool", pool=place.pool, ad=job.ad)
-        pool = PoolFacts(**answer)
+        pool = PoolFacts(**self._call("explain", "pool", pool=place.pool, ad=job.ad))
         return pool_findings(job, pool), pool
 
     def _call(self, verb: str, service: str, **arguments: Any) -> Mapping[str, Any]:

@@ -125,14 +125,13 @@ def _backoff_finding(job: JobFacts) -> JobFinding:
 def _waiting_finding(job: JobFacts, pool: PoolFacts) -> JobFinding:
     free = pool.nodes["fits"]
     could = f"{_nodes(free['count'])} could take it now ({format_nodes(free)})"
-    if not pool.negotiator:
-        unread = any(problem.startswith("negotiator") for problem in pool.problems)
-        if not unread:
-            return JobFinding(
-                "NO_NEGOTIATOR",
-                f"{could}, but the collector knows no negotiator",
-                "condor_status -negotiator; is condor_negotiator in the central manager's DAEMON_LIST?",
-            )
+    unread = any(problem.startswith("negotiator") for problem in pool.problems)
+    if not pool.negotiator and not unread:
+        return JobFinding(
+            "NO_NEGOTIATOR",
+            f"{could}, but the collector knows no negotiator",
+            "condor_status -negotiator; is condor_negotiator in the central manager's DAEMON_LIST?",
+        )
     said = job.text("LastRejMatchReason")
     is_recent = job.count("LastRejMatchTime") > job.count("LastMatchTime")
     if is_recent and said:

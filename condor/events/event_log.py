@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import htcondor2
+from htcondor2 import JobEventType
 
 from condor import names
 from vmjobs.model import CondorRef
@@ -27,38 +28,20 @@ _END: Final = b"...\n"
 Key = tuple[int, int]
 Event = Mapping[str, Any]
 
-# Numbers of the event types (HTCondor's ULogEventNumber), part of the file format.
-SUBMIT: Final = 0
-EXECUTE: Final = 1
-EVICTED: Final = 4
-TERMINATED: Final = 5
-SHADOW_EXCEPTION: Final = 7
-ABORTED: Final = 9
-SUSPENDED: Final = 10
-UNSUSPENDED: Final = 11
-HELD: Final = 12
-RELEASED: Final = 13
-DISCONNECTED: Final = 22
-RECONNECTED: Final = 23
-RECONNECT_FAILED: Final = 24
-GRID_RESOURCE_UP: Final = 25
-GRID_RESOURCE_DOWN: Final = 26
-GRID_SUBMIT: Final = 27
-
 #: Event -> status, and the attribute with the reason. Other events change no status.
 _STATUS: Final[Mapping[int, tuple[BatchStatus, str]]] = {
-    EXECUTE: (BatchStatus.RUNNING, ""),
-    EVICTED: (BatchStatus.IDLE, "Reason"),
-    TERMINATED: (BatchStatus.COMPLETED, ""),
-    SHADOW_EXCEPTION: (BatchStatus.IDLE, "Message"),
-    ABORTED: (BatchStatus.REMOVED, "Reason"),
-    SUSPENDED: (BatchStatus.SUSPENDED, ""),
-    UNSUSPENDED: (BatchStatus.RUNNING, ""),
-    HELD: (BatchStatus.HELD, "HoldReason"),
-    RELEASED: (BatchStatus.IDLE, "Reason"),
-    DISCONNECTED: (BatchStatus.RUNNING, "DisconnectReason"),
-    RECONNECTED: (BatchStatus.RUNNING, ""),
-    RECONNECT_FAILED: (BatchStatus.IDLE, "Reason"),
+    JobEventType.EXECUTE: (BatchStatus.RUNNING, ""),
+    JobEventType.JOB_EVICTED: (BatchStatus.IDLE, "Reason"),
+    JobEventType.JOB_TERMINATED: (BatchStatus.COMPLETED, ""),
+    JobEventType.SHADOW_EXCEPTION: (BatchStatus.IDLE, "Message"),
+    JobEventType.JOB_ABORTED: (BatchStatus.REMOVED, "Reason"),
+    JobEventType.JOB_SUSPENDED: (BatchStatus.SUSPENDED, ""),
+    JobEventType.JOB_UNSUSPENDED: (BatchStatus.RUNNING, ""),
+    JobEventType.JOB_HELD: (BatchStatus.HELD, "HoldReason"),
+    JobEventType.JOB_RELEASED: (BatchStatus.IDLE, "Reason"),
+    JobEventType.JOB_DISCONNECTED: (BatchStatus.RUNNING, "DisconnectReason"),
+    JobEventType.JOB_RECONNECTED: (BatchStatus.RUNNING, ""),
+    JobEventType.JOB_RECONNECT_FAILED: (BatchStatus.IDLE, "Reason"),
 }
 
 #: A job with one of these has left the queue; later events of it are bookkeeping.
@@ -68,7 +51,7 @@ _FINAL: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.REMOVED})
 def apply_event(observations: dict[Key, Observation], kind: int, event: Event, schedd: str) -> None:
     """Update ``observations`` with one event; ignore jobs that vmjobs did not submit."""
     key = (int(event.get("Cluster", -1)), int(event.get("Proc", -1)))
-    if kind == SUBMIT:
+    if kind == JobEventType.SUBMIT:
         job_id = _job_of(event)
         if job_id:
             ref = CondorRef(schedd=schedd, cluster=key[0], proc=key[1])
@@ -77,12 +60,12 @@ def apply_event(observations: dict[Key, Observation], kind: int, event: Event, s
     seen = observations.get(key)
     if seen is None or seen.status in _FINAL:
         return
-    if kind == GRID_SUBMIT:
+    if kind == JobEventType.GRID_SUBMIT:
         grid_job_id = str(event.get("GridJobId", ""))
         observations[key] = replace(seen, ref=seen.ref.model_copy(update={"grid_job_id": grid_job_id}))
-    elif kind == GRID_RESOURCE_DOWN:
+    elif kind == JobEventType.GRID_RESOURCE_DOWN:
         observations[key] = replace(seen, reason=f"{_resource(event)} does not answer")
-    elif kind == GRID_RESOURCE_UP:
+    elif kind == JobEventType.GRID_RESOURCE_UP:
         observations[key] = replace(seen, reason="")
     elif kind in _STATUS:
         observations[key] = _with_event(seen, kind, event)
@@ -92,7 +75,7 @@ def _with_event(seen: Observation, kind: int, event: Event) -> Observation:
     status, attribute = _STATUS[kind]
     reason = " ".join(str(event.get(attribute, "")).split()) if attribute else ""
     changed = replace(seen, status=status, reason=reason, exit_code=None, exit_signal=None)
-    if kind != TERMINATED:
+    if kind != JobEventType.JOB_TERMINATED:
         return changed
     if event.get("TerminatedNormally", True):
         return replace(changed, exit_code=_number(event, "ReturnValue"))
@@ -125,10 +108,6 @@ class _LogRecord:
     observations: dict[Key, Observation] = field(default_factory=dict)
 
 
-def _sorted_observations(record: _LogRecord) -> list[tuple[Key, Observation]]:
-    return sorted(record.observations.items(), key=lambda item: item[0])
-
-
 class EventLogs:
     """Reads the event logs of arrays: only the events added since the last time.
 
@@ -149,8 +128,9 @@ class EventLogs:
         found: dict[str, Observation] = {}
         for array in arrays:
             self._read(array)
-            record = self._logs.get(array, _LogRecord())
-            found |= {seen.job_id: seen for _, seen in _sorted_observations(record)}
+            observations = self._logs.get(array, _LogRecord()).observations
+            for key in sorted(observations):
+                found[observations[key].job_id] = observations[key]
         return list(found.values())
 
     def forget(self, array: str) -> None:

@@ -23,11 +23,10 @@ PROJECTION: Final = (
     names.EXIT_BY_SIGNAL,
 )
 
-_REMOVED: Final = 3
 _STATUS: Final[Mapping[int, BatchStatus]] = {
     1: BatchStatus.IDLE,
     2: BatchStatus.RUNNING,
-    _REMOVED: BatchStatus.REMOVED,
+    3: BatchStatus.REMOVED,
     4: BatchStatus.COMPLETED,
     5: BatchStatus.HELD,
     6: BatchStatus.RUNNING,  # transferring output

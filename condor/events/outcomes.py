@@ -19,8 +19,6 @@ again     the node failed, or something temporary: back to idle, to be tried els
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from condor import names
 from condor.node.chirp import ClassAdExpression, literal
 from vmjobs.errors import (
@@ -31,7 +29,6 @@ from vmjobs.errors import (
     StorageFull,
     Unauthenticated,
     Unavailable,
-    VMJobsError,
 )
 from vmjobs.states import JobState, ReasonCode
 from vmjobs.transparent_job import IMAGE_UNSUITABLE
@@ -77,57 +74,42 @@ class JobOutcome:
 _SCRIPT: Final = "a script of vmjobs' own, not the job"
 
 #: By the failure's code. Sub-codes are stable: users' policies may compare with them.
-OUTCOMES: Final[Mapping[str, JobOutcome]] = MappingProxyType(
-    {
-        NotFound.code: JobOutcome(HOLD, 101, "no image of that name that everybody may use"),
-        ReasonCode.IMAGE_REJECTED.value: JobOutcome(HOLD, 102, "the image is not allowed on this node"),
-        IMAGE_UNSUITABLE: JobOutcome(HOLD, 103, "the image lacks programs that the job needs"),
-        InvalidRequest.code: JobOutcome(HOLD, 104, "the job's request is invalid"),
-        PayloadTooLarge.code: JobOutcome(
-            HOLD, 105, "the job's files are larger than its disk", "ask for more with request_disk"
-        ),
-        ReasonCode.OUTPUT_TOO_LARGE.value: JobOutcome(
-            HOLD, 106, "the job wrote more than its disk", "ask for more with request_disk"
-        ),
-        ReasonCode.CONSOLE_FLOODED.value: JobOutcome(HOLD, 107, "the console grew beyond its limit"),
-        ReasonCode.KERNEL_PANIC.value: JobOutcome(HOLD, 108, "the guest's kernel panicked"),
-        ReasonCode.BOOT_TIMED_OUT.value: JobOutcome(HOLD, 109, "the guest was not ready in time"),
-        ReasonCode.NO_EXIT_REPORT.value: JobOutcome(
-            HOLD, 110, "the guest did not say how the job ended"
-        ),
-        ReasonCode.TIMED_OUT.value: JobOutcome(HOLD, 111, "the job ran longer than the limit"),
-        Forbidden.code: JobOutcome(AGAIN, 120, "the node does not take the job"),
-        Unavailable.code: JobOutcome(AGAIN, 121, "the agent, or a service it needs, does not answer"),
-        ReasonCode.BOOT_FAILED.value: JobOutcome(AGAIN, 122, "the VM did not start"),
-        ReasonCode.GUEST_LOST.value: JobOutcome(
-            AGAIN, 123, "the VM ended, stopped responding, or lost output"
-        ),
-        ReasonCode.IMAGE_UNAVAILABLE.value: JobOutcome(AGAIN, 124, "the image could not be fetched"),
-        ReasonCode.NO_HYPERVISOR.value: JobOutcome(AGAIN, 126, "no hypervisor here boots the image"),
-        ReasonCode.NODE_FAILED.value: JobOutcome(AGAIN, 127, "the node failed"),
-        ReasonCode.OUTPUT_MISSING.value: JobOutcome(
-            AGAIN, 128, "the job's outputs were not transferred", about=_SCRIPT
-        ),
-        ReasonCode.SCRIPT_FAILED.value: JobOutcome(
-            AGAIN, 129, "the guest could not run the job", about=_SCRIPT
-        ),
-        ReasonCode.SCRIPT_KILLED.value: JobOutcome(
-            AGAIN, 130, "the guest could not run the job", about=_SCRIPT
-        ),
-        ReasonCode.INTERNAL.value: JobOutcome(AGAIN, 131, "the agent failed"),
-        EXEC_LOST: JobOutcome(AGAIN, 132, "the program that runs the job was killed"),
-        StorageFull.code: JobOutcome(AGAIN, 133, "the node has no room for the job's disk"),
-        ReasonCode.NOT_RESUMED.value: JobOutcome(
-            AGAIN, 135, "the VM cannot resume from its checkpoint"
-        ),
-        Unauthenticated.code: JobOutcome(
-            AGAIN,
-            134,
-            "the repository does not know the node",
-            about="the node's token, not the user's",
-        ),
-    }
-)
+OUTCOMES: Final[Mapping[str, JobOutcome]] = {
+    NotFound.code: JobOutcome(HOLD, 101, "no image of that name that everybody may use"),
+    ReasonCode.IMAGE_REJECTED: JobOutcome(HOLD, 102, "the image is not allowed on this node"),
+    IMAGE_UNSUITABLE: JobOutcome(HOLD, 103, "the image lacks programs that the job needs"),
+    InvalidRequest.code: JobOutcome(HOLD, 104, "the job's request is invalid"),
+    PayloadTooLarge.code: JobOutcome(
+        HOLD, 105, "the job's files are larger than its disk", "ask for more with request_disk"
+    ),
+    ReasonCode.OUTPUT_TOO_LARGE: JobOutcome(
+        HOLD, 106, "the job wrote more than its disk", "ask for more with request_disk"
+    ),
+    ReasonCode.CONSOLE_FLOODED: JobOutcome(HOLD, 107, "the console grew beyond its limit"),
+    ReasonCode.KERNEL_PANIC: JobOutcome(HOLD, 108, "the guest's kernel panicked"),
+    ReasonCode.BOOT_TIMED_OUT: JobOutcome(HOLD, 109, "the guest was not ready in time"),
+    ReasonCode.NO_EXIT_REPORT: JobOutcome(HOLD, 110, "the guest did not say how the job ended"),
+    ReasonCode.TIMED_OUT: JobOutcome(HOLD, 111, "the job ran longer than the limit"),
+    Forbidden.code: JobOutcome(AGAIN, 120, "the node does not take the job"),
+    Unavailable.code: JobOutcome(AGAIN, 121, "the agent, or a service it needs, does not answer"),
+    ReasonCode.BOOT_FAILED: JobOutcome(AGAIN, 122, "the VM did not start"),
+    ReasonCode.GUEST_LOST: JobOutcome(AGAIN, 123, "the VM ended, stopped responding, or lost output"),
+    ReasonCode.IMAGE_UNAVAILABLE: JobOutcome(AGAIN, 124, "the image could not be fetched"),
+    ReasonCode.NO_HYPERVISOR: JobOutcome(AGAIN, 126, "no hypervisor here boots the image"),
+    ReasonCode.NODE_FAILED: JobOutcome(AGAIN, 127, "the node failed"),
+    ReasonCode.OUTPUT_MISSING: JobOutcome(
+        AGAIN, 128, "the job's outputs were not transferred", about=_SCRIPT
+    ),
+    ReasonCode.SCRIPT_FAILED: JobOutcome(AGAIN, 129, "the guest could not run the job", about=_SCRIPT),
+    ReasonCode.SCRIPT_KILLED: JobOutcome(AGAIN, 130, "the guest could not run the job", about=_SCRIPT),
+    ReasonCode.INTERNAL: JobOutcome(AGAIN, 131, "the agent failed"),
+    EXEC_LOST: JobOutcome(AGAIN, 132, "the program that runs the job was killed"),
+    StorageFull.code: JobOutcome(AGAIN, 133, "the node has no room for the job's disk"),
+    ReasonCode.NOT_RESUMED: JobOutcome(AGAIN, 135, "the VM cannot resume from its checkpoint"),
+    Unauthenticated.code: JobOutcome(
+        AGAIN, 134, "the repository does not know the node", about="the node's token, not the user's"
+    ),
+}
 #: The code of a job's own end, if a lack of memory may be the reason.
 OUT_OF_MEMORY: Final = "OUT_OF_MEMORY"
 OUT_OF_MEMORY_REASON: Final = "the VM ran out of memory, and its kernel killed processes"
@@ -258,10 +240,8 @@ def eviction_attributes(before: int) -> dict[str, ClassAdValue]:
 
 def transparent_eviction_attributes(end: RunResult, before: int) -> dict[str, ClassAdValue]:
     """Attributes for a transparent job that is vacated, held or removed, from its run's end."""
-    code, why = (
-        ReasonCode.EVICTED.value,
-        f"HTCondor told the job to leave its node (signal {end.stopped})",
-    )
+    code = ReasonCode.EVICTED.value
+    why = f"HTCondor told the job to leave its node (signal {end.stopped})"
     if end.exit is not None:
         why = f"{why}, and it {_exited(end.exit)}"
     elif end.code == ReasonCode.CHECKPOINTED:
@@ -273,8 +253,3 @@ def transparent_eviction_attributes(end: RunResult, before: int) -> dict[str, Cl
         names.VM_REASON: f"{code}: {why}",
         **eviction_attributes(before),
     }
-
-
-def error_attributes(error: VMJobsError, now: float) -> dict[str, ClassAdValue]:
-    """Attributes for an error."""
-    return failure_attributes(error.code, error.message, now)

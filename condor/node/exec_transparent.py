@@ -90,7 +90,7 @@ def main(environment: str, command: Sequence[str]) -> NoReturn:
     try:
         end = run()
     except VMJobsError as error:
-        reporter.publish_later(outcomes.error_attributes(error, time.time()))
+        reporter.publish_later(outcomes.failure_attributes(error.code, error.message, time.time()))
         _exit_without_result(own)
     except Exception as error:
         why = f"the node failed: {reason_of(error)}"

@@ -73,18 +73,13 @@ def _syntax_fault(expression: str) -> str:
         import classad2  # noqa: PLC0415  not every host has HTCondor
     except ImportError:
         return ""
+    own_error = getattr(classad2, "ClassAdException", ValueError)
     try:
         # In a list, to detect more than one expression.
         parsed = classad2.ExprTree(f"{{ ({expression}) }}")
         if len(parsed.eval()) != 1:
             return "it is more than one"
-    except (
-        SyntaxError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        getattr(classad2, "ClassAdException", ValueError),
-    ):
+    except (SyntaxError, ValueError, TypeError, RuntimeError, own_error):
         return "it cannot be parsed"
     return ""
 

@@ -134,10 +134,8 @@ class CondorPool:
         # Root in a VM can advertise another VM's id, but not another VM's name.
         named = f'strcat({names.MEMBER}, "/", {names.MACHINE})'
         constraint = membership_expression(named, [f"{each.name}/{vm_key(each)}" for each in machines])
-        users, until = (
-            [user_name_of(each) for each in machines],
-            self._token_seconds + _MAX_CLOCK_SKEW_SECONDS,
-        )
+        users = [user_name_of(each) for each in machines]
+        until = self._token_seconds + _MAX_CLOCK_SKEW_SECONDS
         with self._translated():
             # The tokens first: otherwise a running VM could advertise itself again with its token.
             call("revoke", self._timeout, pool=self._collector, users=users, seconds=until)

@@ -41,7 +41,7 @@ BootTest = Callable[[str, Recipe, ScratchDir], None]
 _BUILDER_VERSION: Final = 4
 _GUEST_FOLDER: Final = "usr/lib/vmjobs"
 _INIT: Final = "sbin/vmjobs-init"
-#: Links that the guest program adds to a fresh /dev; ``None`` for directories.
+#: Links that devtmpfs lacks and the guest program adds; ``None`` for directories.
 _DEV: Final = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -54,32 +54,7 @@ _HOSTS: Final = b"127.0.0.1\tlocalhost\n::1\tlocalhost\n"
 
 
 def build(
-    recipe_name_or_path: str,
-    store: ImageStore,
-    workdir: Path,
-    progress: StepProgress | None = None,
-    force: bool = False,
-    boot_test: BootTest | None = None,
-    repository: SiteRepository | None = None,
-) -> ImageEntry:
-    """Build an image into ``store`` and tag it ``latest`` and with the recipe's version.
-
-    An image that was built from the same recipe and guest program is reused, unless ``force``, which
-    also fetches the packages again. Downloads stay in ``workdir``. With a ``boot_test`` an image that
-    fails it gets no name; one that has passed it is not tested again.
-
-    Raises:
-        NotFound: there is no such recipe. InvalidRequest: it has faults, or needs a ``repository``.
-        BuildError: a package, a wheel or a tool is missing, or the image failed its boot test.
-        DigestMismatch: a wheel has another hash than the recipe pins.
-    """
-    return build_recipe(
-        recipes.load(recipe_name_or_path), store, workdir, progress, force, boot_test, repository
-    )
-
-
-def build_recipe(
-    recipe: Recipe,
+    recipe: Recipe | str,
     store: ImageStore,
     workdir: Path,
     progress: StepProgress | None = None,
@@ -89,10 +64,22 @@ def build_recipe(
     named: bool = True,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> ImageEntry:
-    """As :func:`build`, for a composed recipe; tag the image in the store if ``named``.
+    """Build an image into ``store``; if ``named``, tag it ``latest`` and with the recipe's version.
 
-    check_cancelled: called every second or so, perhaps by another thread; if it raises, the build ends.
+    An image that was built from the same recipe and guest program is reused, unless ``force``, which
+    also fetches the packages again. Downloads stay in ``workdir``. With a ``boot_test`` an image that
+    fails it gets no name; one that has passed it is not tested again.
+
+    recipe: composed, or its name or path. check_cancelled: called every second or so, perhaps by
+    another thread; if it raises, the build ends.
+
+    Raises:
+        NotFound: there is no such recipe. InvalidRequest: it has faults, or needs a ``repository``.
+        BuildError: a package, a wheel or a tool is missing, or the image failed its boot test.
+        DigestMismatch: a wheel has another hash than the recipe pins.
     """
+    if isinstance(recipe, str):
+        recipe = recipes.load(recipe)
     if recipe.needs_repository and repository is None:
         raise InvalidRequest(
             f"the recipe {recipe.name} needs packages that only a site's own repository has",
@@ -202,11 +189,7 @@ def add_guest(tree: FileTree, recipe: Recipe, guest: dict[str, bytes]) -> None:
             tree.add_file(_INIT, data, 0o755)
         elif name != "initrd.sh":
             tree.add_file(f"{_GUEST_FOLDER}/{name}", data, 0o755 if name == "talk" else 0o644)
-    for name, target in _DEV.items():
-        if target is None:
-            tree.add_dir(f"{_GUEST_FOLDER}/dev/{name}")
-        else:
-            tree.add_link(f"{_GUEST_FOLDER}/dev/{name}", target)
+    add_dev_entries(tree, f"{_GUEST_FOLDER}/dev")
     lines = (
         f"export {name}={shlex.quote(value)}\n" for name, value in sorted(recipe.environment.items())
     )
@@ -215,6 +198,15 @@ def add_guest(tree: FileTree, recipe: Recipe, guest: dict[str, bytes]) -> None:
     for file in recipe.files:
         check_destination(tree, file.path)
         tree.add_file(file.path.strip("/"), file.text.encode(), 0o755 if file.executable else 0o644)
+
+
+def add_dev_entries(tree: FileTree, folder: str) -> None:
+    """Put what the guest program adds to a fresh /dev into ``folder`` of ``tree``."""
+    for name, target in _DEV.items():
+        if target is None:
+            tree.add_dir(f"{folder}/{name}")
+        else:
+            tree.add_link(f"{folder}/{name}", target)
 
 
 def _kernel_files(

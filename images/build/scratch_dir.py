@@ -1,4 +1,4 @@
-"""Scratch directories of builds, for temporary files of the build and its programs."""
+"""Scratch directories of builds and imports, for their temporary files; removed also after a kill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vmjobs.subprocess import run
 log = logging.getLogger(__name__)
 
 BUILDS_FOLDER: Final = "builds"
-#: Locked as long as the build runs.
+#: Locked as long as the build or the import runs.
 _LOCK: Final = "lock"
 #: Open in the build and in all programs that it starts, and locked as long as any of them runs.
 _MARKER: Final = "mark"
@@ -66,17 +66,31 @@ class ScratchDir:
 @contextmanager
 def scratch_dir(workdir: Path, check_cancelled: CancelCheck = never_cancelled) -> Iterator[ScratchDir]:
     """A new directory below ``workdir``, after removing directories of killed builds."""
-    with exclusive_lock(_sweep_lock(workdir), check_cancelled):
-        _sweep(workdir)
-        # An absolute path: programs get it as TMPDIR, and may change their directory.
-        folder = Path(tempfile.mkdtemp(dir=(workdir / BUILDS_FOLDER).resolve(), prefix=_PREFIX))
+    # An absolute path: programs get it as TMPDIR, and may change their directory.
+    builds = (workdir / BUILDS_FOLDER).resolve()
+    with locked_dir(builds, _PREFIX, _sweep_lock(workdir), check_cancelled) as folder:
         folder.chmod(0o711)
-        lock, marker = (folder / _LOCK).open("wb"), (folder / _MARKER).open("wb")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        fcntl.flock(marker, fcntl.LOCK_EX)
-    with lock, marker:
-        try:
+        with (folder / _MARKER).open("wb") as marker:
+            fcntl.flock(marker, fcntl.LOCK_EX)
             yield ScratchDir(folder, marker.fileno(), check_cancelled)
+
+
+@contextmanager
+def locked_dir(
+    parent: Path, prefix: str, sweep_lock: Path, check_cancelled: CancelCheck | None = None
+) -> Iterator[Path]:
+    """A new directory that no other user can read, after removing those of killed processes.
+
+    Its process holds a lock in it as long as the context lasts.
+    """
+    with exclusive_lock(sweep_lock, check_cancelled):
+        _sweep(parent, prefix)
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        lock = (folder / _LOCK).open("wb")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock:
+        try:
+            yield folder
         finally:
             _remove(folder)
 
@@ -84,19 +98,20 @@ def scratch_dir(workdir: Path, check_cancelled: CancelCheck = never_cancelled) -
 def remove_leftovers(workdir: Path) -> None:
     """End programs and remove directories of killed builds; those of running builds stay."""
     with exclusive_lock(_sweep_lock(workdir)):
-        _sweep(workdir)
+        _sweep((workdir / BUILDS_FOLDER).resolve(), _PREFIX)
 
 
 def _sweep_lock(workdir: Path) -> Path:
     return workdir / BUILDS_FOLDER / "sweep"
 
 
-def _sweep(workdir: Path) -> None:
-    for folder in (workdir / BUILDS_FOLDER).resolve().glob(f"{_PREFIX}*"):
+def _sweep(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
         try:
             with (folder / _LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _end_programs(folder / _MARKER)
+                if (folder / _MARKER).exists():  # an import has none
+                    _end_programs(folder / _MARKER)
                 _remove(folder)
         except OSError:
             continue  # in use, another user's, or removed meanwhile

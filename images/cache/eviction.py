@@ -15,7 +15,7 @@ from images.content import CONTENT_PREFIX
 from images.manifest import ImageManifest
 from images.store.files import exclusive_lock, shared_lock, try_exclusive_lock
 from images.store.image_store import ImageStore
-from vmjobs.errors import DigestMismatch, NotFound, StorageFull
+from vmjobs.errors import StorageFull
 from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,6 @@ class CacheEviction:
         ):
             if locked and not self._store.complete(digest):
                 self._remove_image(digest)
-                self._lease_path(digest).unlink(missing_ok=True)
                 self._remove_partial()
 
     def signature_path(self, digest: str) -> Path:
@@ -140,8 +139,11 @@ class CacheEviction:
         return False
 
     def _remove_orphan(self) -> bool:
-        """Remove a content of no image: a process died during an eviction."""
-        needed = self._contents_of(self._digests())
+        """Remove a content of no image: a process died during an eviction.
+
+        The contents of an image with a damaged manifest go, too; they are fetched again if needed.
+        """
+        needed = self._store.contents_of(self._store.digests())
         for content in self._store.folder.list():
             if content not in needed:
                 self._store.folder.remove(content)
@@ -149,31 +151,21 @@ class CacheEviction:
         return False
 
     def _evict_oldest(self) -> bool:
-        for digest in sorted(self._digests(), key=self._last_use):
+        for digest in sorted(self._store.digests(), key=self._last_use):
             with try_exclusive_lock(self._lease_path(digest)) as locked:
                 if locked:
                     log.info("evicting the image %s", digest)
                     self._remove_image(digest)
-                    self._lease_path(digest).unlink(missing_ok=True)
                     return True
         return False
 
     def _remove_image(self, digest: str) -> None:
-        contents = self._contents_of([digest])
+        contents = self._store.contents_of([digest])
         self._store.remove_manifest(digest)
         self.signature_path(digest).unlink(missing_ok=True)
-        for content in contents - self._contents_of(self._digests()):
+        for content in contents - self._store.contents_of(self._store.digests()):
             self._store.folder.remove(content)
-
-    def _digests(self) -> list[str]:
-        return [f"sha256:{path.stem}" for path in self._store.root.glob("manifests/*.json")]
-
-    def _contents_of(self, digests: list[str]) -> set[str]:
-        found: set[str] = set()
-        for digest in digests:
-            with suppress(NotFound, DigestMismatch):  # a damaged one is fetched again if needed
-                found.update(part.digest for part in self._store.manifest(digest).parts())
-        return found
+        self._lease_path(digest).unlink(missing_ok=True)
 
     def _last_use(self, digest: str) -> int:
         return _modified_ns(self._lease_path(digest))
@@ -198,6 +190,17 @@ def is_disk_full(error: OSError) -> bool:
 def storage_full(error: OSError) -> StorageFull:
     """The StorageFull error for an OSError that means a full disk."""
     return StorageFull(f"the image does not fit onto this node: {error.strerror}")
+
+
+@contextmanager
+def raise_storage_full() -> Iterator[None]:
+    """Raise StorageFull in place of each OSError that means a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise storage_full(error) from error
 
 
 def _disk_bytes(path: Path) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from images.cache.eviction import CacheEviction, is_disk_full, storage_full
+from images.cache.eviction import CacheEviction, is_disk_full, raise_storage_full
 from images.chunk_index import ChunkIndex, write_chunk_digests
 from images.content import (
     CHUNK_BYTES,
@@ -117,15 +117,13 @@ class ContentFetch:
     def _keep_note(self, file: BinaryIO) -> Iterator[None]:
         """Note the state of an unfinished file; remove it if the disk is full."""
         try:
-            yield
+            with raise_storage_full():
+                yield
         except StorageFull:
             self.folder.drop_partial(self.part.digest)
             raise
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            self.folder.drop_partial(self.part.digest)
-            raise storage_full(error) from error
+        except OSError:
+            raise  # without a note: an error of the disk may have damaged the file
         except BaseException:
             with suppress(OSError):  # without the note, the next fetch reads the file again
                 self._write_note(file)
@@ -190,11 +188,7 @@ class ContentFetch:
         missing = self._missing_segments()
         if not missing:
             return
-        folder = self.folder
-        contents = (
-            (folder.path(content), folder.chunk_digests_path(content)) for content in folder.list()
-        )
-        source = SegmentSource(self.fetch, self.image, ChunkIndex(contents))
+        source = SegmentSource(self.fetch, self.image, self._chunk_index())
 
         def get(digest: bytes) -> tuple[bytes, list[bytes]]:
             return source.get(digest, self.layout.length(missing[digest][0]))
@@ -202,6 +196,11 @@ class ContentFetch:
         with closing(run_tasks(get, list(missing), self._report_progress, _CHECK_SECONDS)) as segments:
             for digest, (data, chunk_digests) in segments:
                 self._write_segment(file, missing[digest], data, chunk_digests)
+
+    def _chunk_index(self) -> ChunkIndex:
+        """The chunks of all contents of this node."""
+        folder = self.folder
+        return ChunkIndex((folder.path(c), folder.chunk_digests_path(c)) for c in folder.list())
 
     # ------------------------------------------------------------------ writing
 

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from images.cache.eviction import raise_storage_full
 from images.cache.lazy_fetch import LazyFetch
 from images.cache.lazy_service import serve_disk
-from images.cache.node_cache import ImageCache, raise_storage_full
+from images.cache.node_cache import ImageCache
 from images.manifest import ImageManifest
 from images.store.files import exclusive_lock, try_exclusive_lock
 from images.store.image_store import make_boot_image

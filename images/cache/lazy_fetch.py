@@ -134,11 +134,7 @@ class LazyFetch(ContentFetch):
     # ------------------------------------------------------------------ the fetch
 
     def _fetch_rest(self, file: BinaryIO) -> None:
-        folder = self.folder
-        contents = (
-            (folder.path(content), folder.chunk_digests_path(content)) for content in folder.list()
-        )
-        self._index = ChunkIndex(contents)
+        self._index = self._chunk_index()
         self._dirty_at_start = frozenset(self._dirty)
         # A separate descriptor: a late read may outlive this fetch.
         self.file = cast(BinaryIO, os.fdopen(os.dup(file.fileno()), "r+b", buffering=0))
@@ -197,7 +193,7 @@ class LazyFetch(ContentFetch):
     def _check_progress(self) -> None:
         if self._failure is not None:
             raise self._failure
-        self.on_progress(min(len(self._present) * SEGMENT_BYTES, self.layout.size))
+        self._report_progress()
 
     def _next_time(self) -> float:
         """The time (monotonic) at which the rest may continue."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from images.cache.eviction import CacheEviction, is_disk_full, storage_full
+from images.cache.eviction import CacheEviction, raise_storage_full
 from images.cache.fetch import ContentFetch
 from images.manifest import ImageManifest, Part
 from images.store.files import exclusive_lock, write_atomically
@@ -159,14 +159,3 @@ class ImageCache:
             return self._store.manifest(digest)
         except (NotFound, DigestMismatch):
             return ImageManifest.parse(self._fetcher.manifest(digest), digest)
-
-
-@contextmanager
-def raise_storage_full() -> Iterator[None]:
-    """Raise StorageFull in place of each OSError that means a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-        raise storage_full(error) from error

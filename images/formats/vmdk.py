@@ -55,7 +55,6 @@ class _VmdkHeader:
     descriptor_sectors: int
     entries: int
     directory: int
-    spare_directory: int
     compressed: bool
 
 
@@ -92,7 +91,7 @@ def _parse(data: bytes, limits: ImageLimits) -> _VmdkHeader:
         descriptor,
         descriptor_sectors,
         entries,
-        spare,
+        _spare,
         directory,
         _overhead,
         unclean,
@@ -125,7 +124,7 @@ def _parse(data: bytes, limits: ImageLimits) -> _VmdkHeader:
         raise refusal("grain_tables", f"grain tables of {entries} entries (expected 512)")
     check_disk(capacity * SECTOR, limits)
     return _VmdkHeader(
-        version, flags, capacity, grain, descriptor_sectors, entries, directory, spare, compressed
+        version, flags, capacity, grain, descriptor_sectors, entries, directory, compressed
     )
 
 

@@ -41,7 +41,6 @@ def to_raw(
     source: Path,
     description: ImageDescription,
     sink: Path,
-    limits: SandboxLimits | None = None,
     progress: FractionCallback | None = None,
 ) -> None:
     """Convert ``source`` to a raw, sparse file ``sink``, replacing an existing one.
@@ -49,7 +48,6 @@ def to_raw(
     Args:
         description: result of :func:`inspect_image`; the file is inspected again,
             and must not have changed.
-        limits: limits on the conversion; how much it may write follows from the description.
         progress: called from time to time.
 
     Raises:
@@ -59,9 +57,9 @@ def to_raw(
     """
     with open_image(source) as file, _output_directory(sink) as directory:
         _check_same(file, description)
-        bounded = _reduce_limits(limits, description.virtual_size, description.allocated)
+        limits = _limits(description.virtual_size, description.allocated)
         _check_free_space(directory, description.allocated)
-        _convert(file, description.format, directory, ("-O", "raw"), bounded, progress)
+        _convert(file, description.format, directory, ("-O", "raw"), limits, progress)
         with _open_output(directory) as result:
             # Some versions of qemu-img omit zeros at the end.
             result.truncate(description.virtual_size)
@@ -72,7 +70,6 @@ def from_raw(
     source: Path,
     format: Format,
     sink: Path,
-    limits: SandboxLimits | None = None,
     progress: FractionCallback | None = None,
     *,
     compressed: bool = False,
@@ -85,14 +82,12 @@ def from_raw(
         description = inspect(file, Format.RAW)
         size = description.virtual_size
         # The format's tables add to the size; the largest block size of a format is 32 MiB.
-        bounded = _reduce_limits(limits, size + size // 8 + 64 * MIB, size + size // 8)
+        limits = _limits(size + size // 8 + 64 * MIB, size + size // 8)
         options = _target_options(format, compressed=compressed)
-        _convert(file, Format.RAW, directory, options, bounded, progress)
+        _convert(file, Format.RAW, directory, options, limits, progress)
 
 
-def read_head(
-    source: Path, description: ImageDescription, length: int, limits: SandboxLimits | None = None
-) -> bytes:
+def read_head(source: Path, description: ImageDescription, length: int) -> bytes:
     """The first bytes of the disk, at most 64 MiB. Raises as :func:`to_raw` does."""
     length = min(length, description.virtual_size, 64 * MIB)
     if description.format is Format.RAW:
@@ -105,7 +100,7 @@ def read_head(
             ("qemu-img", "dd", "-O", "raw", f"bs={MIB}", f"count={-(-length // MIB)}", *words),
             source=file,
             output=Path(scratch),
-            limits=_reduce_limits(limits, length, length),
+            limits=_limits(length, length),
         )
         with _open_output(Path(scratch)) as result:
             head = result.read(length)
@@ -169,18 +164,11 @@ def _target_options(format: Format, *, compressed: bool) -> tuple[str, ...]:
     return ("-O", str(format), *(("-c",) if compressed else ()))
 
 
-def _reduce_limits(limits: SandboxLimits | None, file_size: int, written: int) -> SandboxLimits:
-    """The caller's limits or the defaults, reduced to the space the result needs."""
+def _limits(file_size: int, written: int) -> SandboxLimits:
+    """Limits on a program whose result has these bytes; written: those that are not zeros."""
     # Some file systems reserve twice the space for a file while it grows.
     most = min(file_size, 2 * written) + _EXTRA_BYTES
-    bounded = replace(SandboxLimits(), file_size=file_size + MIB, written=most)
-    if limits is None:
-        return bounded
-    return replace(
-        limits,
-        file_size=min(bounded.file_size, limits.file_size),
-        written=min(bounded.written, limits.written),
-    )
+    return SandboxLimits(file_size=file_size + MIB, written=most)
 
 
 def _check_same(file: BinaryIO, description: ImageDescription) -> None:

@@ -79,7 +79,25 @@ def run(
         Unavailable: the sandbox does not work on this host.
     """
     require(limits)
-    _run(argv, source, output, limits, on_output)
+    deadline = time.monotonic() + limits.seconds
+    with contextlib.ExitStack() as stack:
+        command = _command(argv, source, output, limits, stack)
+        process = stack.enter_context(
+            subprocess.Popen(
+                command.argv,
+                pass_fds=command.descriptors,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(),
+                start_new_session=True,
+            )
+        )
+        stack.callback(_kill, process)
+        errors = _read_output(process, output, limits, deadline, on_output)
+        code = process.wait()
+    if code:
+        _raise_failure(argv[0], code, errors, limits)
 
 
 def require(limits: SandboxLimits | None = None) -> None:
@@ -179,34 +197,6 @@ def _rlimits(limits: SandboxLimits) -> list[str]:
         hard = soft + 1 if name == "cpu" and hard_limit == resource.RLIM_INFINITY else soft
         words.append(f"--{name}={soft}:{hard}")
     return words
-
-
-def _run(
-    argv: Sequence[str],
-    source: BinaryIO | None,
-    output: Path | None,
-    limits: SandboxLimits,
-    on_output: Callable[[bytes], None],
-) -> None:
-    deadline = time.monotonic() + limits.seconds
-    with contextlib.ExitStack() as stack:
-        command = _command(argv, source, output, limits, stack)
-        process = stack.enter_context(
-            subprocess.Popen(
-                command.argv,
-                pass_fds=command.descriptors,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment(),
-                start_new_session=True,
-            )
-        )
-        stack.callback(_kill, process)
-        errors = _read_output(process, output, limits, deadline, on_output)
-        code = process.wait()
-    if code:
-        _raise_failure(argv[0], code, errors, limits)
 
 
 def _read_output(

@@ -8,7 +8,6 @@ others or none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,13 +15,11 @@ from typing import Final
 
 from images import recipe as recipes
 from images.build import bootstrap, kernel
-from images.build.builder import guest_program
+from images.build.builder import StepProgress, add_dev_entries, guest_program
 from images.build.scratch_dir import ScratchDir, scratch_dir
 from images.build.tree import FileTree
 from images.store.files import exclusive_lock
 from vmjobs.errors import BuildError
-
-StepProgress = Callable[[str, float], None]
 
 RECIPE: Final = "generic"
 FOLDER: Final = ".vmjobs"
@@ -51,15 +48,6 @@ _TOOLS: Final = {
             "libuuid.so.1",
         )
     },
-}
-#: Links that devtmpfs lacks and the guest program adds; ``None`` for directories.
-_DEV: Final = {
-    "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
-    "pts": None,
-    "shm": None,
 }
 
 
@@ -100,11 +88,7 @@ class GuestTools:
             tree.add_file(f"{FOLDER}/{name}", data, 0o755)
         for name, data in _programs().items():
             tree.add_file(f"{FOLDER}/{name}", data, 0o755 if name in {"init", "talk"} else 0o644)
-        for name, target in _DEV.items():
-            if target is None:
-                tree.add_dir(f"{FOLDER}/dev/{name}")
-            else:
-                tree.add_link(f"{FOLDER}/dev/{name}", target)
+        add_dev_entries(tree, f"{FOLDER}/dev")
         for name in ("run", "job"):
             tree.add_dir(f"{FOLDER}/{name}")
 

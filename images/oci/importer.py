@@ -7,12 +7,12 @@ import json
 import logging
 import shlex
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from images.build import ext4
+from images.build import StepProgress, ext4
+from images.build.scratch_dir import locked_dir
 from images.build.tree import FileNode, FileTree
 from images.manifest import GuestSupport, ImageManifest, Program
 from images.oci import guest_tools as kits
@@ -20,7 +20,6 @@ from images.oci import packages
 from images.oci.changeset import apply_layer
 from images.oci.container import ContainerImage, program_of
 from images.oci.fetch import ContainerFetcher, RegistryAccess
-from images.oci.folders import private_folder
 from images.oci.layers import UnpackBudget, unpack
 from images.oci.reference import ContainerReference, parse
 from images.oci.users import ContainerUser, look_up_user
@@ -30,9 +29,6 @@ from vmjobs.errors import BuildError, ImageRejected
 from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
-
-#: Called with the name of the step and the fraction of the work that is done, 0 to 1.
-StepProgress = Callable[[str, float], None]
 
 #: Increased whenever the importer makes different bytes from the same container image.
 _VERSION: Final = 1
@@ -75,7 +71,7 @@ def import_reference(
     parsed = parse(reference)
     report_step: StepProgress = progress or (lambda _step, _fraction: None)
     workdir.mkdir(parents=True, exist_ok=True)
-    with private_folder(workdir) as folder:
+    with locked_dir(workdir, "container-", workdir / "containers" / "sweep") as folder:
         report_step("ask for the image", 0.0)
         fetcher = ContainerFetcher(parsed, access or RegistryAccess(), folder, architecture)
         asked = fetcher.resolve()

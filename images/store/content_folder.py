@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -37,7 +36,7 @@ _DIGEST: Final = re.compile(r"tree:[0-9a-f]{64}")
 _FICLONE: Final = 0x40049409
 
 
-class SparseWriter(io.RawIOBase):
+class SparseWriter:
     """Writes to a file, leaves holes for zeros, and computes the layout meanwhile.
 
     At most one chunk is in memory. on_write: called with the number of bytes written so far.
@@ -51,14 +50,9 @@ class SparseWriter(io.RawIOBase):
         self._segments: list[bytes] = []
         self.size = 0
 
-    def writable(self) -> bool:
-        """True."""
-        return True
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+    def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
-        view = memoryview(data).cast("B")
-        length = len(view)
+        view = memoryview(data)
         if self._pending:
             missing = CHUNK_BYTES - len(self._pending)
             self._pending += view[:missing]
@@ -72,7 +66,6 @@ class SparseWriter(io.RawIOBase):
         self._pending += view
         if self._on_write is not None:
             self._on_write(self.size + len(self._pending))
-        return length
 
     def write_hole(self, length: int) -> None:
         """Append a segment of ``length`` zeros, at the end of a segment."""
@@ -104,35 +97,6 @@ class SparseWriter(io.RawIOBase):
     def _end_segment(self) -> None:
         self._segments.append(segment_digest(self._chunk_digests))
         self._chunk_digests.clear()
-
-
-class IncomingContent:
-    """A content that is being written to the store."""
-
-    def __init__(
-        self,
-        folder: ContentFolder,
-        file: BinaryIO,
-        path: Path,
-        on_write: Callable[[int], None] | None,
-    ) -> None:
-        self._folder, self._file, self._path = folder, file, path
-        self.writer = SparseWriter(file, on_write)
-
-    @property
-    def stream(self) -> BinaryIO:
-        """The stream to write the bytes to."""
-        return cast(BinaryIO, self.writer)
-
-    def commit(self) -> tuple[str, int]:
-        """Add the written content to the store; returns its digest and size in bytes.
-
-        Raises:
-            InvalidRequest: the content is empty, which no part of an image may be.
-        """
-        layout = self.writer.finish()
-        self._folder.commit_file(self._file, self._path, layout)
-        return layout.digest, layout.size
 
 
 @dataclass(frozen=True)
@@ -175,22 +139,19 @@ class ContentFolder:
         """Remove temporary files of writers that have exited."""
         remove_leftovers(self.temporary)
 
-    @contextmanager
-    def receive(self, on_write: Callable[[int], None] | None = None) -> Iterator[IncomingContent]:
-        """A content to write; :meth:`IncomingContent.commit` adds it to the store."""
-        with temporary(self.temporary) as (file, path):
-            yield IncomingContent(self, file, path, on_write)
-
     def put(self, stream: BinaryIO) -> tuple[str, int]:
         """Store the stream's bytes, if new; returns their digest and size in bytes.
 
         Raises:
-            InvalidRequest: the stream is empty.
+            InvalidRequest: the stream is empty, which no part of an image may be.
         """
-        with self.receive() as incoming:
+        with temporary(self.temporary) as (file, path):
+            writer = SparseWriter(file)
             while piece := stream.read(_READ_BYTES):
-                incoming.writer.write(piece)
-            return incoming.commit()
+                writer.write(piece)
+            layout = writer.finish()
+            self.commit_file(file, path, layout)
+        return layout.digest, layout.size
 
     def add_file(
         self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -126,6 +126,18 @@ class ImageStore:
             raise NotFound(f"there is no image {digest}") from None
         return ImageManifest.parse(data, digest)
 
+    def digests(self) -> DigestList:
+        """Digests of the manifests that are here (they are not verified)."""
+        return [f"sha256:{path.stem}" for path in self.root.glob("manifests/*.json")]
+
+    def contents_of(self, digests: Iterable[str]) -> set[str]:
+        """The contents that these images name; a missing or damaged manifest names none."""
+        found: set[str] = set()
+        for digest in digests:
+            with suppress(NotFound, DigestMismatch):
+                found.update(part.digest for part in self.manifest(digest).parts())
+        return found
+
     # ------------------------------------------------------------------ tags
 
     def tag(self, name: str, tag: str, digest: str) -> None:
@@ -201,8 +213,7 @@ class ImageStore:
 
     def cached(self) -> DigestList:
         """Digests of the complete images."""
-        digests = (f"sha256:{path.stem}" for path in sorted(self.root.glob("manifests/*.json")))
-        return [digest for digest in digests if self.complete(digest)]
+        return [digest for digest in sorted(self.digests()) if self.complete(digest)]
 
     # ------------------------------------------------------------------ builds
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from images.store.files import exclusive_lock, try_exclusive_lock
 from images.store.image_store import ImageStore
-from vmjobs.errors import DigestMismatch, NotFound
 from vmjobs.wire import GcReport
 
 #: Minimum age: a build stores its contents before the image that has them.
@@ -27,10 +26,7 @@ def collect_garbage(store: ImageStore, *, dry_run: bool = False) -> GcReport:
         named = {entry.digest for entry in store.list()}
         present = {f"sha256:{path.stem}": path for path in store.root.glob("manifests/*.json")}
         nameless = {d for d, path in present.items() if d not in named and _is_old(_status(path))}
-        needed: set[str] = set()
-        for digest in present.keys() - nameless:
-            with suppress(NotFound, DigestMismatch):
-                needed.update(part.digest for part in store.manifest(digest).parts())
+        needed = store.contents_of(present.keys() - nameless)
         contents = size = 0
         for content in [c for c in store.folder.list() if c not in needed]:
             with try_exclusive_lock(store.folder.lock_path(content)) as locked:

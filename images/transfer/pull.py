@@ -7,20 +7,17 @@ interruption. It evicts nothing from the store.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from images.cache.eviction import CacheEviction, is_disk_full
 from images.cache.fetch import ContentFetch
+from images.content import ProgressCallback
 from images.manifest import ImageManifest, Part
 from images.store.files import exclusive_lock
 from images.store.image_store import ImageStore
 from images.transfer.remote import ImageFetcher
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, StorageFull
 from vmjobs.fsync import sync_directory
-
-#: Called with the number of completed bytes.
-ProgressCallback = Callable[[int], None]
 
 
 class _NoEviction(CacheEviction):

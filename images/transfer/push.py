@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final
 
 from images.content import (
     CHUNK_BYTES,
@@ -28,7 +28,9 @@ from images.content import (
     zero_segment_digest,
 )
 from images.segment import encode_chunks
+from images.transfer.upload_state import FileDigestCache, Mark, mark_of
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, MissingChunks
+from vmjobs.ports import ContentReceiver
 
 WORKERS: Final = 4
 #: Segments in a batch: few at first, so that sending starts early.
@@ -39,35 +41,6 @@ MAX_ATTEMPTS: Final = 3
 
 #: Called with the bytes of content that are complete, and the bytes sent on the wire, so far.
 TransferProgress = Callable[[int, int], None]
-
-
-class UploadTarget(Protocol):
-    """An open upload at a repository. Safe to share between threads."""
-
-    def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
-        """Whether each of these segments must be sent."""
-
-    def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
-        """Whether each of these chunks must be sent."""
-
-    def put_segment(self, digest: bytes, body: bytearray) -> bool:
-        """Send a segment. Raises MissingChunks; DigestMismatch: a wrong chunk."""
-
-    def put_content(self, digest: str, layout: bytes) -> None:
-        """Send the layout of a content. Raises MissingChunks."""
-
-
-class DigestCache(Protocol):
-    """Chunk digests of a file's segments from an earlier attempt."""
-
-    def chunk_digests(self, number: int) -> list[bytes] | None:
-        """The digests of a segment's chunks (none: a hole); ``None``: unknown."""
-
-    def save(self, number: int, chunk_digests: Sequence[bytes]) -> None:
-        """Store the digests of a segment's chunks."""
-
-    def clear(self) -> None:
-        """Discard all digests."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +57,11 @@ class _Segments:
     """The segments of a file, each digested once; safe to share between threads."""
 
     def __init__(
-        self, file: BinaryIO, size: int, digest_cache: DigestCache | None, layout: ContentLayout | None
+        self,
+        file: BinaryIO,
+        size: int,
+        digest_cache: FileDigestCache | None,
+        layout: ContentLayout | None,
     ) -> None:
         self.file, self.size, self.layout = file, size, layout
         self._digest_cache = digest_cache
@@ -127,7 +104,11 @@ class _Push:
     """One transfer of a content."""
 
     def __init__(
-        self, segments: _Segments, receiver: UploadTarget, workers: int, on_progress: TransferProgress
+        self,
+        segments: _Segments,
+        receiver: ContentReceiver,
+        workers: int,
+        on_progress: TransferProgress,
     ) -> None:
         self._segments = segments
         self._receiver = receiver
@@ -237,10 +218,10 @@ class _Push:
 
 def send_content(
     path: Path,
-    receiver: UploadTarget,
+    receiver: ContentReceiver,
     *,
     layout: ContentLayout | None = None,
-    digest_cache: DigestCache | None = None,
+    digest_cache: FileDigestCache | None = None,
     workers: int = WORKERS,
     on_progress: TransferProgress = lambda _done, _sent: None,
 ) -> ContentLayout:
@@ -255,7 +236,7 @@ def send_content(
     """
     try:
         with path.open("rb", buffering=0) as file:
-            mark = _mark(os.fstat(file.fileno()))
+            mark = mark_of(os.fstat(file.fileno()))
             if mark.size == 0:
                 raise InvalidRequest(f"{path} is empty: there is nothing to send")
             segments = _Segments(file, mark.size, digest_cache, layout)
@@ -274,7 +255,7 @@ def send_content(
 
 def _send_all(
     segments: _Segments,
-    receiver: UploadTarget,
+    receiver: ContentReceiver,
     workers: int,
     on_progress: TransferProgress,
     check: Callable[[], None],
@@ -295,28 +276,8 @@ def _send_all(
     raise AssertionError("unreachable")
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Attributes that change when a file's bytes change."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-    changed: int
-
-
-def _mark(status: os.stat_result) -> Mark:
-    return Mark(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def mark_of(path: Path) -> Mark:
-    """The attributes of a file. Raises OSError."""
-    return _mark(path.stat())
-
-
 def _check_unchanged(file: BinaryIO, path: Path, mark: Mark) -> None:
-    if _mark(os.fstat(file.fileno())) != mark:
+    if mark_of(os.fstat(file.fileno())) != mark:
         raise Conflict(
             f"{path} changed while it was being pushed",
             hint="push it again when no program writes to it; a VM may still be running from it",

@@ -14,12 +14,11 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
 from images.content import CHUNKS_PER_SEGMENT
-from images.transfer.push import Mark, mark_of
 
 _RECORD: Final = struct.Struct(">II")
 _DIGEST_BYTES: Final = 32
@@ -28,8 +27,24 @@ _MAX_HEADER_BYTES: Final = 4096
 MAX_AGE_SECONDS: Final = 30 * 86400
 
 
+@dataclass(frozen=True)
+class Mark:
+    """Attributes that change when a file's bytes change."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+def mark_of(status: os.stat_result) -> Mark:
+    """The attributes of a file."""
+    return Mark(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
 class FileDigestCache:
-    """A file's :class:`images.transfer.push.DigestCache` on disk; empty if it cannot be used."""
+    """Chunk digests of a file's segments from an earlier attempt, on disk; empty if unusable."""
 
     def __init__(self, file: BinaryIO | None, offsets: dict[int, tuple[int, int]]) -> None:
         self._file = file
@@ -42,7 +57,7 @@ class FileDigestCache:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_old_files(folder)
             target = path.resolve()
-            header = _header(target, mark_of(target))
+            header = _header(target, mark_of(target.stat()))
             name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
             handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = os.fdopen(handle, "r+b", buffering=0)
@@ -59,7 +74,7 @@ class FileDigestCache:
             self._file.close()
 
     def chunk_digests(self, number: int) -> list[bytes] | None:
-        """See :class:`images.transfer.push.DigestCache`."""
+        """The digests of a segment's chunks (none: a hole); ``None``: unknown."""
         if self._file is None or number not in self._offsets:
             return None
         offset, count = self._offsets[number]
@@ -72,7 +87,7 @@ class FileDigestCache:
         return [data[i : i + _DIGEST_BYTES] for i in range(0, len(data), _DIGEST_BYTES)]
 
     def save(self, number: int, chunk_digests: Sequence[bytes]) -> None:
-        """See :class:`images.transfer.push.DigestCache`."""
+        """Store the digests of a segment's chunks."""
         if self._file is None:
             return
         with suppress(OSError):
@@ -84,7 +99,7 @@ class FileDigestCache:
                 self._file.truncate(end)
 
     def clear(self) -> None:
-        """See :class:`images.transfer.push.DigestCache`."""
+        """Discard all digests."""
         self._offsets.clear()
         if self._file is not None:
             with suppress(OSError):

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from images.build.bootstrap import archive_lock
-from images.build.builder import BootTest, build_recipe
+from images.build.builder import BootTest
+from images.build.builder import build as build_recipe
 from images.build.scratch_dir import ScratchDir, remove_leftovers
 from images.recipe import Recipe
 from images.store.files import try_exclusive_lock
@@ -186,26 +187,26 @@ class _ProgressReporter:
 
 
 class LocalUpload:
-    """An open upload of the repository in this process, as a target for ``images.transfer.push``."""
+    """An open upload of the repository in this process, a ``vmjobs.ports.ContentReceiver``."""
 
     def __init__(self, images: Images, viewer: Viewer, upload: str) -> None:
-        self._images, self._viewer, self._upload = images, viewer, upload
+        self._images, self._viewer, self.id = images, viewer, upload
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
         """Tell for each segment whether it has to be sent."""
-        return self._images.missing_segments(self._viewer, self._upload, digests)
+        return self._images.missing_segments(self._viewer, self.id, digests)
 
     def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
         """Tell for each block whether it has to be sent."""
-        return self._images.missing_chunks(self._viewer, self._upload, digests)
+        return self._images.missing_chunks(self._viewer, self.id, digests)
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
         """Send a segment."""
-        return self._images.put_segment(self._viewer, self._upload, digest, bytes(body))
+        return self._images.put_segment(self._viewer, self.id, digest, bytes(body))
 
     def put_content(self, digest: str, layout: bytes) -> None:
         """Send the layout of a content: the list of its segments."""
-        self._images.put_content(self._viewer, self._upload, digest, layout)
+        self._images.put_content(self._viewer, self.id, digest, layout)
 
 
 def _publish(parts: BuildContext, work: BuildTask, digest: str, sent: Callable[[float], None]) -> None:

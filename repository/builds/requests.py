@@ -302,8 +302,7 @@ def _prune_builds(session: Session, owner: str) -> None:
 
 def _lock_build(session: Session, build: str) -> BuildRow:
     """Return a build's row, locked until the transaction ends.  Raises NotFound."""
-    query = select(BuildRow).where(BuildRow.id == build).with_for_update()
-    row = session.scalars(query).one_or_none() if is_id(build) else None
+    row = session.get(BuildRow, build, with_for_update=True) if is_id(build) else None
     if row is None:
         raise _build_not_found(build)
     return row

@@ -14,7 +14,7 @@ from repository.clusters.core import ClusterCore, console_of
 from repository.clusters.history import storable_text, update_state
 from repository.clusters.tables import AssignmentRow, ClusterRow, ClusterVmRow
 from repository.db.ids import is_id
-from repository.images.sql import add_missing
+from repository.images.sql import add_missing, upsert
 from vmjobs.cluster.failure_backoff import VmFailures
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.cluster.wire import Assignment, ClusterVmOrder, ClusterVmReport, ClusterVmReports
@@ -99,7 +99,7 @@ class ClusterAssignments(ClusterCore):
             {"tokens": AssignmentRow.tokens + 1} if given else {"refusals": AssignmentRow.refusals + 1}
         )
         with self.database.write() as session:
-            add_missing(session, AssignmentRow, [_new_assignment(node)])
+            add_missing(session, AssignmentRow, [{"node": node}])
             session.execute(update(AssignmentRow).where(AssignmentRow.node == node).values(add))
 
     def append_console(
@@ -132,20 +132,15 @@ class ClusterAssignments(ClusterCore):
         if heard is not None and present - heard < HEARD_INTERVAL:
             return
         with self.database.write() as session:
-            add_missing(session, AssignmentRow, [_new_assignment(node, present)])
-            found = update(AssignmentRow).where(AssignmentRow.node == node)
-            session.execute(found.values(heard=present))
+            row = {"node": node, "heard": present}
+            upsert(session, AssignmentRow, row, key=("node",), change=("heard",))
 
 
 def bump_revision(session: Session, node: str) -> None:
     """Increment the revision of a node's assignment, which changes with this transaction."""
-    add_missing(session, AssignmentRow, [_new_assignment(node)])
+    add_missing(session, AssignmentRow, [{"node": node}])
     found = update(AssignmentRow).where(AssignmentRow.node == node)
     session.execute(found.values(revision=AssignmentRow.revision + 1))
-
-
-def _new_assignment(node: str, heard: datetime | None = None) -> dict[str, object]:
-    return {"node": node, "revision": 0, "heard": heard, "tokens": 0, "refusals": 0}
 
 
 def order_of(row: ClusterVmRow) -> ClusterVmOrder:

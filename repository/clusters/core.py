@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from repository.clusters.tables import ClusterRow
@@ -44,18 +43,15 @@ class ClusterCore:
         )
 
 
-def locked_cluster(session: Session, name: str) -> ClusterRow:
-    """Return a cluster's row, locked until the (write) transaction ends.  Raises NotFound."""
-    query = select(ClusterRow).where(ClusterRow.name == name).with_for_update()
-    row = session.scalars(query).one_or_none()
+def find_cluster(session: Session, name: str, *, lock: bool = False) -> ClusterRow:
+    """Return a cluster's row.  Raises NotFound.
+
+    lock: lock the row until the (write) transaction ends.
+    """
+    row = session.get(ClusterRow, name, with_for_update=True if lock else None)
     if row is None:
-        raise no_cluster(name)
+        raise NotFound(f"there is no cluster {name[:64]}")
     return row
-
-
-def no_cluster(name: str) -> NotFound:
-    """Return the error for a cluster that does not exist."""
-    return NotFound(f"there is no cluster {name[:64]}")
 
 
 def console_of(incarnation: int) -> str:

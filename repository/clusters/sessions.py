@@ -8,9 +8,9 @@ from typing import Final
 from sqlalchemy import select
 
 from repository.clusters.assignments import bump_revision
-from repository.clusters.core import ClusterCore, locked_cluster, no_cluster
+from repository.clusters.core import ClusterCore, find_cluster
 from repository.clusters.history import HistoryEntry, record
-from repository.clusters.tables import ClusterRow, ClusterVmRow
+from repository.clusters.tables import ClusterVmRow
 from vmjobs.cluster.vm_state import ClusterVmState, Phase
 from vmjobs.errors import NotFound, VmNotRunning
 from vmjobs.model import now as utc_now
@@ -41,8 +41,7 @@ class ClusterLogins(ClusterCore):
             VmNotRunning: its guest is not up.
         """
         with self.database.read() as session:
-            if session.get(ClusterRow, cluster) is None:
-                raise no_cluster(cluster)
+            find_cluster(session, cluster)
             query = select(ClusterVmRow).where(
                 ClusterVmRow.cluster == cluster, ClusterVmRow.name == name
             )
@@ -64,7 +63,7 @@ class ClusterLogins(ClusterCore):
     def record_login(self, door: LoginTarget, who: str) -> None:
         """Add a line for a login to the cluster's history."""
         with self.database.write() as session:
-            cluster = locked_cluster(session, door.cluster)
+            cluster = find_cluster(session, door.cluster, lock=True)
             row = session.get(ClusterVmRow, door.member)
             entry = HistoryEntry("LOGIN", "LOGIN", f"{who} logs in as root")
             record(session, cluster, entry, utc_now(), row)

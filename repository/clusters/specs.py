@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from repository.clusters import autoscaling
 from repository.clusters.assignments import bump_revision
 from repository.clusters.backoff import backoff_views, clear
-from repository.clusters.core import ClusterCore, console_of, locked_cluster, no_cluster
+from repository.clusters.core import ClusterCore, console_of, find_cluster
 from repository.clusters.generations import (
     GenerationStatus,
     failed_view,
@@ -74,10 +74,7 @@ class ClusterSpecs(ClusterCore):
     def get(self, name: str) -> Cluster:
         """One cluster with its VMs."""
         with self.database.read() as session:
-            row = session.get(ClusterRow, name)
-            if row is None:
-                raise no_cluster(name)
-            return self._view(session, row)
+            return self._view(session, find_cluster(session, name))
 
     def _view(self, session: Session, row: ClusterRow) -> Cluster:
         present = utc_now()
@@ -96,23 +93,12 @@ class ClusterSpecs(ClusterCore):
     def events(self, name: str, after: int = 0) -> builtins.list[ClusterEvent]:
         """The last lines of the cluster's history, past event number ``after``, oldest first."""
         with self.database.read() as session:
-            cluster = session.get(ClusterRow, name)
-            if cluster is None:
-                raise no_cluster(name)
-            after = max(after, cluster.events_count - MAX_EVENTS)
+            after = max(after, find_cluster(session, name).events_count - MAX_EVENTS)
             query = select(ClusterEventRow).where(
                 ClusterEventRow.cluster == name, ClusterEventRow.seq > after
             )
             return [
-                ClusterEvent(
-                    seq=row.seq,
-                    time=row.time,
-                    member=row.member,
-                    node=row.node,
-                    state=row.state,
-                    code=row.code,
-                    message=row.message,
-                )
+                ClusterEvent.model_validate(row, from_attributes=True)
                 for row in session.scalars(query.order_by(ClusterEventRow.seq))
             ]
 
@@ -120,8 +106,7 @@ class ClusterSpecs(ClusterCore):
         """Open the console of a cluster VM. incarnation: the latest (0), or the one before it."""
         query = select(ClusterVmRow).where(ClusterVmRow.cluster == name, ClusterVmRow.name == member)
         with self.database.read() as session:
-            if session.get(ClusterRow, name) is None:
-                raise no_cluster(name)
+            find_cluster(session, name)
             row = session.scalars(query).one_or_none()
         if row is None:
             raise NotFound(f"the cluster {name} has no VM {member[:64]}")
@@ -266,7 +251,7 @@ class ClusterSpecs(ClusterCore):
         """
         present = utc_now()
         with self.database.write() as session:
-            row = locked_cluster(session, name)
+            row = find_cluster(session, name, lock=True)
             _refuse_if_deleting(row)
             spec = ClusterSpec.model_validate(row.spec)
             allowed = spec.range
@@ -288,7 +273,7 @@ class ClusterSpecs(ClusterCore):
         A cluster that has VMs, or may have none, does not change. Return whether anything changed.
         """
         with self.database.write() as session:
-            return autoscaling.wake(session, locked_cluster(session, name), who, utc_now())
+            return autoscaling.wake(session, find_cluster(session, name, lock=True), who, utc_now())
 
     def drain(self, name: str, who: str) -> Cluster:
         """Let all VMs end with their jobs, and start none until :meth:`resume`."""
@@ -301,7 +286,7 @@ class ClusterSpecs(ClusterCore):
     def _set_draining(self, name: str, draining: bool, told: HistoryEntry) -> Cluster:
         present = utc_now()
         with self.database.write() as session:
-            row = locked_cluster(session, name)
+            row = find_cluster(session, name, lock=True)
             if not draining:
                 _refuse_if_deleting(row)
             if row.draining != draining:
@@ -320,7 +305,7 @@ class ClusterSpecs(ClusterCore):
         """
         present = utc_now()
         with self.database.write() as session:
-            row = locked_cluster(session, name)
+            row = find_cluster(session, name, lock=True)
             _refuse_if_deleting(row)
             told = f"asked for by {who}"
             failed = last_declared(session, row)
@@ -353,7 +338,7 @@ class ClusterSpecs(ClusterCore):
         """
         present = utc_now()
         with self.database.write() as session:
-            row = locked_cluster(session, name)
+            row = find_cluster(session, name, lock=True)
             if row.deleting not in {goal.value, Goal.STOP.value}:
                 row.deleting, row.updated = goal.value, present
                 how = "now" if goal is Goal.STOP else "once its jobs have ended"
@@ -377,13 +362,7 @@ def _new_cluster(viewer: Viewer, spec: ClusterSpec, image: str, present: datetim
         spec=spec.model_dump(mode="json"),
         image=image,
         kinds=[],
-        generation=1,
         target=spec.range.min,
-        draining=False,
-        deleting="",
-        stalled=0,
-        events_count=0,
-        happened={},
         created=present,
         updated=present,
     )

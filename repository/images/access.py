@@ -11,7 +11,6 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from images.manifest import ImageManifest
 from repository.db.database import Database
 from repository.db.models import BlobOwnerRow
 from repository.images.permissions import LIBRARY, Viewer
@@ -122,7 +121,7 @@ def may_use_segment(viewer: Viewer) -> ColumnElement[bool]:
     brought = (
         select(UploadSegmentRow.segment)
         .join(UploadRow, UploadRow.id == UploadSegmentRow.upload)
-        .where(UploadSegmentRow.segment == SegmentRow.id, *_is_own_upload(viewer))
+        .where(UploadSegmentRow.segment == SegmentRow.id, *is_own_upload(viewer))
     )
     of_content = ContentSegmentRow.content
     part = select(of_content).where(ContentSegmentRow.segment == SegmentRow.id)
@@ -136,14 +135,15 @@ def may_use_content(viewer: Viewer) -> ColumnElement[bool]:
     brought = (
         select(UploadContentRow.content)
         .join(UploadRow, UploadRow.id == UploadContentRow.upload)
-        .where(UploadContentRow.content == ContentRow.id, *_is_own_upload(viewer))
+        .where(UploadContentRow.content == ContentRow.id, *is_own_upload(viewer))
     )
     readable = select(ImageContentRow.image).where(ImageContentRow.content == ContentRow.id)
     saved = select(CheckpointContentRow.job_id).where(CheckpointContentRow.content == ContentRow.id)
     return _any_of(viewer, brought, readable, saved)
 
 
-def _is_own_upload(viewer: Viewer) -> tuple[ColumnElement[bool], ...]:
+def is_own_upload(viewer: Viewer) -> tuple[ColumnElement[bool], ...]:
+    """Conditions: uploads of the viewer."""
     return UploadRow.owner == viewer.user, UploadRow.job_id == viewer.job
 
 
@@ -223,8 +223,3 @@ def manifest_of(session: Session, digest: str) -> bytes:
     """Return an image's manifest as it is stored; empty if there is no such image."""
     query = select(ImageRow.manifest).where(ImageRow.digest == digest)
     return session.scalars(query).one_or_none() or b""
-
-
-def parse_manifest(data: bytes, digest: str) -> ImageManifest:
-    """Parse a stored manifest.  Raises DigestMismatch: the database is damaged."""
-    return ImageManifest.parse(data, digest)

@@ -13,6 +13,7 @@ from sqlalchemy import delete, func, literal, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from images.manifest import ImageManifest
 from images.signature import (
     MAX_SIGNATURES,
     check_signature_form,
@@ -28,7 +29,6 @@ from repository.images.access import (
     manifest_of,
     may_read,
     may_write,
-    parse_manifest,
 )
 from repository.images.content_reader import ContentReader
 from repository.images.names import check_name, find_image
@@ -122,9 +122,7 @@ class Catalog(ContentReader):
 
         Raises NotFound: the image was removed meanwhile.
         """
-        query = select(ImageRow.digest).where(ImageRow.digest == digest)
-        if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
-            raise image_not_found(digest)
+        lock_image(session, digest)
         holding = holding_of(session, viewer, digest)
         return holding.deprecated if holding else ""
 
@@ -246,7 +244,7 @@ class Catalog(ContentReader):
         if image is None:
             raise image_not_found(digest)
         data = manifest_of(session, digest)
-        parse_manifest(data, digest)
+        ImageManifest.parse(data, digest)
         mine = holding is not None and (viewer.sees_all or holding.owner == viewer.user)
         return ImageDetail(
             digest=digest,
@@ -305,9 +303,7 @@ def add_holding(session: Session, viewer: Viewer, digest: str, namespace: str) -
         visibility=Visibility.PRIVATE.value,
         created=utc_now(),
         expires=None,
-        deprecated="",
         origin=Origin().model_dump(mode="json"),
-        signature="",
     )
     session.add(row)
     session.flush()
@@ -324,8 +320,7 @@ def set_tag(session: Session, holding: HoldingRow, name: str, tag: str) -> None:
     for owner in session.scalars(before):
         _check_owner(holding.namespace, owner, holding.owner)
     row = {"namespace": holding.namespace, "name": name, "tag": tag, "holding": holding.id}
-    key = ("namespace", "name", "tag")
-    upsert(session, TagRow, row, key=key, change=("holding",), returning=(TagRow.holding,))
+    upsert(session, TagRow, row, key=("namespace", "name", "tag"), change=("holding",))
 
 
 def set_shares(session: Session, holding: HoldingRow, shares: Iterable[Share]) -> None:

@@ -16,7 +16,6 @@ from repository.images.access import (
     image_not_found,
     is_unexpired,
     manifest_of,
-    parse_manifest,
 )
 from repository.images.permissions import Viewer
 from repository.images.segments import SegmentStore, read_index
@@ -47,7 +46,7 @@ class ContentReader(SegmentStore):
             data = manifest_of(session, digest)
         if not data:
             raise image_not_found(digest)
-        parse_manifest(data, digest)
+        ImageManifest.parse(data, digest)  # raises DigestMismatch: the database is damaged
         return data
 
     def visibility(self, viewer: Viewer, digest: str) -> Visibility:
@@ -139,7 +138,7 @@ class ContentReader(SegmentStore):
 
     def parsed_manifest(self, viewer: Viewer, digest: str) -> ImageManifest:
         """An image's manifest."""
-        return parse_manifest(self.manifest(viewer, digest), digest)
+        return ImageManifest.parse(self.manifest(viewer, digest), digest)
 
     def _own_segments(self, viewer: Viewer, digest: str) -> set[bytes]:
         known: set[bytes] = set()

@@ -200,6 +200,6 @@ def _put_image(session: Session, manifest: ImageManifest, contents: list[int]) -
         "stored": int(session.scalar(stored) or 0),
         "created": utc_now(),
     }
-    upsert(session, ImageRow, row, key=("digest",), change=("stored",), returning=(ImageRow.digest,))
+    upsert(session, ImageRow, row, key=("digest",), change=("stored",))
     rows = [{"image": manifest.digest, "content": content} for content in sorted(set(contents))]
     add_missing(session, ImageContentRow, rows)

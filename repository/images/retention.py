@@ -75,7 +75,6 @@ class CheckpointRetention(SegmentServing):
                 owner=owner,
                 created=utc_now(),
                 stored=int(session.scalar(stored) or 0),
-                failures=0,
                 document=checkpoint.model_dump(mode="json"),
             )
         )

@@ -319,5 +319,4 @@ def _segment_row(index: SegmentHeader, key: str, stored: int) -> dict[str, objec
         "stored": stored,
         "size": index.size,
         "touched": utc_now(),
-        "damaged": False,
     }

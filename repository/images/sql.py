@@ -44,17 +44,19 @@ def upsert(
     *,
     key: Sequence[str],
     change: Sequence[str],
-    returning: Sequence[InstrumentedAttribute[Any]],
+    returning: Sequence[InstrumentedAttribute[Any]] = (),
 ) -> Row[Any]:
     """Insert a row, or change columns of the row with the same key; return the resulting row.
 
-    The row is locked until the transaction ends.
+    The row is locked until the transaction ends. returning: columns; none: the key.
     """
     make = postgresql.insert if _is_postgresql(session) else sqlite.insert
-    insert: Any = make(cast(Table, table.__table__)).values(**row)
+    into = cast(Table, table.__table__)
+    insert: Any = make(into).values(**row)
     wanted = {name: insert.excluded[name] for name in change}
     statement = insert.on_conflict_do_update(index_elements=list(key), set_=wanted)
-    found: Row[Any] = session.execute(statement.returning(*returning)).one()
+    columns: Sequence[Any] = returning if returning else [into.c[name] for name in key]
+    found: Row[Any] = session.execute(statement.returning(*columns)).one()
     return found
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from images.content import SEGMENT_BYTES, ContentLayout, zero_chunk_digest, zero_segment_digest
 from repository.db.ids import is_id
-from repository.images.access import ImageCore, may_use_content, may_use_segment
+from repository.images.access import ImageCore, is_own_upload, may_use_content, may_use_segment
 from repository.images.permissions import Viewer
 from repository.images.sql import add_missing, batches, take_transaction_lock, upsert
 from repository.images.tables import (
@@ -85,7 +85,7 @@ class ImageUploads(ImageCore):
     def drop_upload(self, viewer: Viewer, upload: str) -> None:
         """Drop an upload; the next garbage collection removes its unreferenced data."""
         with self.database.write() as session:
-            mine = _is_own_upload(viewer, upload)
+            mine = (UploadRow.id == upload, *is_own_upload(viewer))
             gone = session.execute(delete(UploadRow).where(*mine).returning(UploadRow.id)).all()
             if not gone:
                 raise upload_not_found(upload)
@@ -175,14 +175,6 @@ def upload_not_found(upload: str) -> NotFound:
     )
 
 
-def _is_own_upload(viewer: Viewer, upload: str) -> tuple[ColumnElement[bool], ...]:
-    return (
-        UploadRow.id == upload,
-        UploadRow.owner == viewer.user,
-        UploadRow.job_id == viewer.job,
-    )
-
-
 def _check_open_uploads(session: Session, owner: str, limit: int) -> None:
     """Check the number of an owner's open uploads.  Raises Conflict."""
     take_transaction_lock(session, f"uploads of {owner}")
@@ -210,7 +202,7 @@ def record_use(
 
     Raises NotFound.
     """
-    mine = _is_own_upload(viewer, upload)
+    mine = (UploadRow.id == upload, *is_own_upload(viewer))
     values = {
         "touched": utc_now(),
         "content": UploadRow.content + content,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from repository.clusters.tables import ClusterRow, ClusterVmRow, GenerationRow
 from repository.db.models import JobRow, SubmissionRow
@@ -22,11 +22,7 @@ MAX_NAMED: Final = 5
 
 def is_needed() -> ColumnElement[bool]:
     """Condition on ImageRow: a job or a cluster needs the image."""
-    jobs = (
-        select(JobRow.id)
-        .join(SubmissionRow, SubmissionRow.id == JobRow.array_id)
-        .where(SubmissionRow.image_digest == ImageRow.digest, JobRow.state.not_in(_FINAL))
-    )
+    jobs = _jobs(ImageRow.digest)
     clusters = select(ClusterRow.name).where(ClusterRow.image == ImageRow.digest)
     # VMs of earlier generations, until the last one has ended.
     members = select(ClusterVmRow.id).where(ClusterVmRow.image == ImageRow.digest)
@@ -68,7 +64,7 @@ def refuse_if_needed(session: Session, holding: HoldingRow, viewer: Viewer) -> N
     )
 
 
-def _jobs(digest: str) -> Select[Any]:
+def _jobs(digest: str | InstrumentedAttribute[str]) -> Select[Any]:
     return (
         select(JobRow.id)
         .join(SubmissionRow, SubmissionRow.id == JobRow.array_id)

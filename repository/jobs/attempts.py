@@ -129,9 +129,7 @@ class Attempts(BlobOwnership):
         """
         with self.database.write() as session:
             row = lock_job(session, job_id)
-            latest_attempt = _current_attempt(session, row, attempt)
-            if JobState(row.state).final:
-                raise _final_error(row)
+            latest_attempt = _open_attempt(session, row, attempt)
             if row.state == JobState.CANCELING or not spec_of(row).checkpoint:
                 raise Conflict(f"job {job_id} is {row.state} and takes no checkpoint")
             if checkpoint_of(session, job_id) == checkpoint:
@@ -149,7 +147,7 @@ class Attempts(BlobOwnership):
         Raises NotFound; JobFinal; AttemptSuperseded; Conflict (offset beyond the end).
         """
         with self.database.read() as session:
-            heard = _open_attempt(session, job_id, attempt).heard
+            heard = _open_attempt(session, find_job(session, job_id, None), attempt).heard
         self.streams.append(job_id, attempt, stream, offset, data)
         if utc_now() - heard > HEARD_INTERVAL:
             with self.database.write() as session:
@@ -168,8 +166,8 @@ class Attempts(BlobOwnership):
                 "the output's path is refused", faults=[Fault("path", "bad_path", why)]
             )
         with self.database.read() as session:
-            _open_attempt(session, job_id, attempt)
             job = find_job(session, job_id, None)
+            _open_attempt(session, job, attempt)
             free_bytes = _free_disk_bytes(session, job, path)
         if not 0 <= size <= free_bytes:
             raise PayloadTooLarge(f"{path} has {size} bytes, the job's disk leaves {free_bytes} for it")
@@ -182,9 +180,7 @@ class Attempts(BlobOwnership):
         )
         with self.database.write() as session:
             row = lock_job(session, job_id)
-            latest_attempt = _current_attempt(session, row, attempt)
-            if JobState(row.state).final:
-                raise _final_error(row)
+            latest_attempt = _open_attempt(session, row, attempt)
             if size > _free_disk_bytes(session, row, path):
                 raise PayloadTooLarge(f"the outputs together are larger than the job's disk: {path}")
             known = session.scalars(
@@ -202,8 +198,12 @@ class Attempts(BlobOwnership):
 
 def update_settled(row: JobRow) -> None:
     """Update ``settled``: the job is final and the scheduler has nothing of it any more."""
-    gone = row.dispatched is None or row.batch_status in {status.value for status in ABSENT_STATUSES}
-    row.settled = JobState(row.state).final and gone
+    row.settled = JobState(row.state).final and _is_absent(row)
+
+
+def _is_absent(row: JobRow) -> bool:
+    """Whether the scheduler has nothing of the job."""
+    return row.dispatched is None or row.batch_status in ABSENT_STATUSES
 
 
 def _begin_attempt(session: Session, row: JobRow, claim: AttemptClaim) -> None:
@@ -243,12 +243,7 @@ def _begin_attempt(session: Session, row: JobRow, claim: AttemptClaim) -> None:
             node=claim.node,
             claimed=present,
             heard=present,
-            reached="",
-            seen_running=False,
             seconds={"queued": round((present - waiting).total_seconds(), 3)},
-            bytes={},
-            cpu_seconds=0.0,
-            rejected=[],
         )
     )
     record(session, row, reason(ReasonCode.SCHEDULED, f"claimed by node {claim.node}"))
@@ -266,9 +261,8 @@ def _count_failed_tries(session: Session, row: JobRow) -> int:
     return session.scalar(events) or 0
 
 
-def _open_attempt(session: Session, job_id: str, attempt: str) -> AttemptRow:
+def _open_attempt(session: Session, row: JobRow, attempt: str) -> AttemptRow:
     """Return the attempt if it may still write.  Raises NotFound, JobFinal, AttemptSuperseded."""
-    row = find_job(session, job_id, None)
     latest_attempt = _current_attempt(session, row, attempt)
     if JobState(row.state).final:
         raise _final_error(row)
@@ -381,15 +375,9 @@ def _settle_cancel(session: Session, row: JobRow, latest_attempt: AttemptRow) ->
     if ending is not None and (completed or row.dispatched is None):
         move(session, row, ending.state, ending.reason)
         return
-    gone = row.batch_status and BatchStatus(row.batch_status) in ABSENT_STATUSES
-    if gone or row.dispatched is None:
-        code = ReasonCode(row.reason_code)
-        move(
-            session,
-            row,
-            JobState.CANCELED,
-            reason(code, "canceled; the virtual machine is gone"),
-        )
+    if _is_absent(row):
+        why = reason(ReasonCode(row.reason_code), "canceled; the virtual machine is gone")
+        move(session, row, JobState.CANCELED, why)
 
 
 def _free_disk_bytes(session: Session, row: JobRow, path: str) -> int:

@@ -7,7 +7,6 @@ node has reported it for ``checkpoint_seconds``.
 
 from __future__ import annotations
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from repository.core import RepositoryCore
@@ -35,7 +34,6 @@ class CondorJobs(RepositoryCore):
             "id": job,
             "owner": f"{OWNER_PREFIX}{claim.owner}",
             "attempt": claim.attempt,
-            "failed": "",
             "heard": utc_now(),
         }
         with self.database.write() as session:
@@ -95,8 +93,7 @@ class CondorJobs(RepositoryCore):
 
 def _lock_current(session: Session, job: str, attempt: str) -> CondorJobRow:
     """Return the job's row, locked until the transaction ends."""
-    query = select(CondorJobRow).where(CondorJobRow.id == job).with_for_update()
-    row = session.scalars(query).one_or_none()
+    row = session.get(CondorJobRow, job, with_for_update=True)
     if row is None:
         raise NotFound(f"there is no job {job[:64]}, or it is over")
     if row.attempt != attempt:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import Select, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from repository.core import RepositoryCore
 from repository.db.models import AttemptRow, JobRow, SubmissionRow
 from repository.images.access import manifest_of
+from repository.images.sql import batches
 from repository.jobs.attempts import ending_of, update_settled
 from repository.jobs.pending_jobs import (
     IS_PENDING,
@@ -21,7 +22,7 @@ from repository.jobs.pending_jobs import (
 )
 from repository.jobs.state_policy import ABSENT_STATUSES, JobFacts, StateChange, decide
 from repository.jobs.transitions import move, record, set_reason, touch
-from repository.jobs.views import ref_of
+from repository.jobs.views import latest_attempts, ref_of
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.job_sets import MAX_SELECTED_JOBS
 from vmjobs.model import CondorRef, JobState, ReasonCode, reason
@@ -104,15 +105,11 @@ class CondorSync(RepositoryCore):
 
     def _locked_jobs(self, ids: Sequence[str]) -> Iterator[tuple[Session, JobRow, AttemptRow | None]]:
         """Yield each job, locked, with its session and latest attempt; jobs share transactions."""
-        for first in range(0, len(ids), ROWS_PER_TRANSACTION):
-            chosen = JobRow.id.in_(ids[first : first + ROWS_PER_TRANSACTION])
+        for some in batches(ids, ROWS_PER_TRANSACTION):
+            query = select(JobRow).where(JobRow.id.in_(some)).order_by(JobRow.id)
             with self.database.write() as session:
-                query = select(JobRow).where(chosen).order_by(JobRow.id).with_for_update(of=JobRow)
-                rows = session.scalars(query).all()
-                latest = select(AttemptRow).where(
-                    AttemptRow.id.in_([r.attempt for r in rows if r.attempt])
-                )
-                attempts = {attempt.id: attempt for attempt in session.scalars(latest)}
+                rows = session.scalars(query.with_for_update(of=JobRow)).all()
+                attempts = latest_attempts(session, rows)
                 for row in rows:
                     yield session, row, attempts.get(row.attempt)
 
@@ -137,27 +134,20 @@ class CondorSync(RepositoryCore):
 
     def active_arrays(self) -> list[str]:
         """Arrays with jobs at the scheduler."""
-        with self.database.read() as session:
-            return list(
-                session.scalars(
-                    select(JobRow.array_id)
-                    .where(JobRow.settled.is_(False), JobRow.dispatched.is_not(None))
-                    .distinct()
-                )
-            )
+        active = (JobRow.settled.is_(False), JobRow.dispatched.is_not(None))
+        return self._ids(select(JobRow.array_id).where(*active).distinct())
 
     def at_scheduler(self) -> list[str]:
         """Ids of non-final jobs that have a place at the scheduler."""
-        with self.database.read() as session:
-            return list(
-                session.scalars(
-                    select(JobRow.id).where(
-                        JobRow.settled.is_(False),
-                        JobRow.state.not_in(_FINAL),
-                        JobRow.cluster.is_not(None),
-                    )
-                )
+        return self._ids(
+            select(JobRow.id).where(
+                JobRow.settled.is_(False), JobRow.state.not_in(_FINAL), JobRow.cluster.is_not(None)
             )
+        )
+
+    def _ids(self, query: Select[str]) -> list[str]:
+        with self.database.read() as session:
+            return list(session.scalars(query))
 
     def require_array(self, array: str) -> None:
         """Raises NotFound: the submission was not committed (yet)."""
@@ -204,22 +194,16 @@ class CondorSync(RepositoryCore):
     def overdue_removals(self, canceled: timedelta, ended: timedelta) -> list[str]:
         """Return jobs that may be at the scheduler so long after they were canceled or ended."""
         now = utc_now()
-        with self.database.read() as session:
-            return list(
-                session.scalars(
-                    select(JobRow.id)
-                    .where(
-                        JobRow.settled.is_(False),
-                        JobRow.batch_status.not_in(_ABSENT),
-                        or_(
-                            JobRow.state.in_(_CANCELED) & (JobRow.updated < now - canceled),
-                            JobRow.state.in_(_FINAL) & (JobRow.updated < now - ended),
-                        ),
-                    )
-                    .order_by(JobRow.id)
-                    .limit(MAX_SELECTED_JOBS)
-                )
-            )
+        overdue = or_(
+            JobRow.state.in_(_CANCELED) & (JobRow.updated < now - canceled),
+            JobRow.state.in_(_FINAL) & (JobRow.updated < now - ended),
+        )
+        return self._ids(
+            select(JobRow.id)
+            .where(JobRow.settled.is_(False), JobRow.batch_status.not_in(_ABSENT), overdue)
+            .order_by(JobRow.id)
+            .limit(MAX_SELECTED_JOBS)
+        )
 
     def finished_arrays(self) -> list[str]:
         """Arrays whose jobs are all settled and whose spool directory still exists."""
@@ -228,14 +212,8 @@ class CondorSync(RepositoryCore):
             .where(JobRow.array_id == SubmissionRow.id, JobRow.settled.is_(False))
             .exists()
         )
-        with self.database.read() as session:
-            return list(
-                session.scalars(
-                    select(SubmissionRow.id)
-                    .where(SubmissionRow.forgotten.is_(False), ~open_jobs)
-                    .limit(PAGE)
-                )
-            )
+        finished = (SubmissionRow.forgotten.is_(False), ~open_jobs)
+        return self._ids(select(SubmissionRow.id).where(*finished).limit(PAGE))
 
     def mark_forgotten(self, array: str) -> None:
         """Record that the array's spool directory is removed."""
@@ -252,9 +230,8 @@ class CondorSync(RepositoryCore):
         asked: when the schedd was queried, because event logs may have brought newer observations
         since.  An observation of an unknown job is ignored.
         """
-        words = sorted(seen, key=lambda item: item.job_id)
-        for start in range(0, len(words), PAGE):
-            news = {item.job_id: item for item in self._relevant_of(words[start : start + PAGE], asked)}
+        for some in batches(sorted(seen, key=lambda item: item.job_id), PAGE):
+            news = {item.job_id: item for item in self._relevant_of(some, asked)}
             for session, row, latest_attempt in self._locked_jobs(list(news)):
                 self._apply(session, row, latest_attempt, news[row.id], asked)
 
@@ -263,14 +240,12 @@ class CondorSync(RepositoryCore):
         with self.database.read() as session:
             query = select(JobRow).where(JobRow.id.in_([item.job_id for item in seen]))
             rows = {row.id: row for row in session.scalars(query)}
-            names = [row.attempt for row in rows.values() if row.attempt]
-            attempts = select(AttemptRow).where(AttemptRow.id.in_(names))
-            latest_attempt = {item.id: item for item in session.scalars(attempts)}
+            attempts = latest_attempts(session, rows.values())
             return [
                 item
                 for item in seen
                 if (row := rows.get(item.job_id)) is not None
-                and _is_relevant(row, latest_attempt.get(row.attempt), item, asked)
+                and _is_relevant(row, attempts.get(row.attempt), item, asked)
             ]
 
     def observe_waiting(self) -> None:

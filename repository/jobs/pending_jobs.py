@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from sqlalchemy import Select, select
 
+from images.manifest import ImageManifest
 from repository.db.models import JobRow, SubmissionRow
-from repository.images.access import parse_manifest
 from repository.jobs.validation import narrow_kinds
 from repository.jobs.views import submitted_spec
 from vmjobs.model import JobState
@@ -41,7 +41,7 @@ def batch_job_fields(parent: SubmissionRow, manifest: bytes | None) -> dict[str,
     spec = submitted_spec(parent).model_copy(update={"image": parent.image_digest})
     if not manifest:
         return {"spec": spec}
-    found = parse_manifest(manifest, spec.image)
+    found = ImageManifest.parse(manifest, spec.image)
     return {
         "spec": spec,
         "kinds": narrow_kinds(spec, found.hypervisors),

@@ -217,7 +217,6 @@ def _new_submission(owner: str, submission: Submission, key: str, image: str) ->
         count=submission.count,
         image_digest=image,
         spec=submission.spec.model_dump(mode="json"),
-        forgotten=False,
     )
 
 
@@ -236,15 +235,7 @@ def _new_job(parent: SubmissionRow, job_id: str, index: int, notice: str) -> Job
         reason_actor=why.actor.value,
         created=parent.created,
         updated=parent.created,
-        version=1,
         events_count=1,
-        settled=False,
-        attempts=0,
-        attempt="",
-        grid_job_id="",
-        batch_status="",
-        batch_reason="",
-        batch_exit="",
     )
 
 
@@ -257,5 +248,4 @@ def _new_event(row: JobRow) -> EventRow:
         reason_code=row.reason_code,
         reason_message=row.reason_message,
         reason_actor=row.reason_actor,
-        attempt="",
     )

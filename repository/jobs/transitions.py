@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from repository.db.ids import is_id
@@ -16,17 +16,10 @@ from vmjobs.model import TRANSITIONS, JobState, Reason, advance
 from vmjobs.model import now as utc_now
 
 
-def lock_job(session: Session, job_id: str, owner: str | None = None) -> JobRow:
-    """Return the job's row, locked until the (write) transaction ends.
-
-    Raises NotFound; also for another owner's job.
-    """
-    if not is_id(job_id):
-        raise job_not_found(job_id)
-    found = session.scalars(
-        select(JobRow).where(JobRow.id == job_id).with_for_update(of=JobRow)
-    ).one_or_none()
-    if found is None or (owner is not None and found.owner != owner):
+def lock_job(session: Session, job_id: str) -> JobRow:
+    """Return the job's row, locked until the (write) transaction ends.  Raises NotFound."""
+    found = session.get(JobRow, job_id, with_for_update=True) if is_id(job_id) else None
+    if found is None:
         raise job_not_found(job_id)
     return found
 

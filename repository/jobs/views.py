@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -57,13 +57,10 @@ class OutputList(NamedTuple):
 
 def job_views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
     """Convert jobs for clients, with a constant number of queries."""
-    ids = [row.attempt for row in rows if row.attempt]
-    attempts: dict[str, AttemptRow] = {}
+    attempts = latest_attempts(session, rows)
     outputs: dict[str, list[Output]] = {}
-    if ids:
-        for attempt in session.scalars(select(AttemptRow).where(AttemptRow.id.in_(ids))):
-            attempts[attempt.id] = attempt
-        found = select(OutputRow).where(OutputRow.attempt_id.in_(ids)).order_by(OutputRow.path)
+    if attempts:
+        found = select(OutputRow).where(OutputRow.attempt_id.in_(attempts)).order_by(OutputRow.path)
         for item in session.scalars(found):
             outputs.setdefault(item.attempt_id, []).append(output_of(item))
     # Each submission is fetched once: its script may be large.
@@ -80,6 +77,13 @@ def job_views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
         )
         for row in rows
     ]
+
+
+def latest_attempts(session: Session, rows: Collection[JobRow]) -> dict[str, AttemptRow]:
+    """Return the latest attempts of these jobs, by id."""
+    ids = [row.attempt for row in rows if row.attempt]
+    query = select(AttemptRow).where(AttemptRow.id.in_(ids))
+    return {attempt.id: attempt for attempt in session.scalars(query)} if ids else {}
 
 
 def _view(

@@ -89,14 +89,7 @@ class BlobOwnership(RepositoryCore):
             _lock(session, digest)
             if limited and session.get(BlobOwnerRow, (owner, digest)) is None:
                 self.images.check_quota(session, owner, size)
-            upsert(
-                session,
-                BlobOwnerRow,
-                values,
-                key=("owner", "digest"),
-                change=("touched",),
-                returning=(BlobOwnerRow.used,),
-            )
+            upsert(session, BlobOwnerRow, values, key=("owner", "digest"), change=("touched",))
 
     def collect(self, dry_run: bool = False) -> GcReport:
         """Remove data that no image, job or upload needs any more; see ``Images.collect``."""

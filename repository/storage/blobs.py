@@ -24,11 +24,10 @@ _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class BlobInfo:
-    """A stored blob. ``new`` is false if the same bytes were there before."""
+    """A stored blob."""
 
     digest: str
     size: int
-    new: bool
 
 
 class BlobReader(Closeable):
@@ -109,11 +108,9 @@ class BlobStore:
             if size is not None and length != size:
                 raise InvalidRequest(f"{size} bytes were announced and {length} came")
             admit(found, length)
-            key = key_of(found)
-            new = self._objects.size(key) is None
             # Replaces an existing blob, too: its bytes may be corrupt, these were just verified.
-            self._objects.put_file(key, path)
-        return BlobInfo(found, length, new)
+            self._objects.put_file(key_of(found), path)
+        return BlobInfo(found, length)
 
     def open(self, digest: str) -> BlobReader:
         """Open a blob for verified reading.  Raises NotFound."""
@@ -125,10 +122,6 @@ class BlobStore:
     def size(self, digest: str) -> int | None:
         """Bytes of the blob; ``None`` if it does not exist."""
         return self._objects.size(key_of(digest))
-
-    def has(self, digest: str) -> bool:
-        """Whether the blob exists."""
-        return self.size(digest) is not None
 
     def stored(self) -> Iterator[tuple[str, ObjectInfo]]:
         """Yield the digest and the object of each blob."""

@@ -18,6 +18,7 @@ NODE = "node1"
 PREPARE = "/tmp/vmjobs-bench-raw_boot.py"  # noqa: S108
 DISKS = "/var/lib/vmjobs-bench"
 DROP_IN = "/etc/condor/config.d/90-vm-universe.conf"
+XML_SCRIPT = "/usr/local/bin/vm-universe-xml"
 
 SCRIPT = "#!/bin/sh\necho done\n"
 MEMORY = 128
@@ -80,18 +81,19 @@ def _switched_on(grid: Grid) -> Iterator[None]:
 
     container = grid.container(NODE)
     run("docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{PREPARE}")
+    run("docker", "cp", str(HERE / "vm-universe-xml"), f"{container}:{XML_SCRIPT}")
     # condor_vm-gahp wants the file to be readable and does no more with it.
     made_kvm = on("sh", "-c", "test -e /dev/kvm || { : >/dev/kvm; echo made; }").strip() == "made"
     on("sh", "-c", f"printf %s '{QEMU_CONF}' >/etc/libvirt/qemu.conf")
     try:
         on("virtlogd", "-d")
         on("libvirtd", "-d")
-        on("ln", "-sf", "/usr/share/vmjobs/condor/node-vm-universe.conf", DROP_IN)
+        run("docker", "cp", str(HERE / "node-vm-universe.conf"), f"{container}:{DROP_IN}")
         _restart_startd(grid)
         wait_for(lambda: _offered(grid), f"the VM universe of {NODE}", 120)
         yield
     finally:
-        on("rm", "-rf", DROP_IN, DISKS, *(["/dev/kvm"] if made_kvm else []))
+        on("rm", "-rf", DROP_IN, XML_SCRIPT, DISKS, *(["/dev/kvm"] if made_kvm else []))
         on("pkill", "-u", "root", "-x", "libvirtd|virtlogd")
         _restart_startd(grid)
         wait_for(lambda: not _offered(grid) or None, f"the VM universe of {NODE} to go", 120)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from api_support import Caller
+from segments_kit import compute_layout_of_bytes, encode_segment
 
-from images.content import SEGMENT_BYTES, ContentLayout, compute_layout_of_bytes, digest_chunks
+from images.content import SEGMENT_BYTES, ContentLayout, digest_chunks
 from images.manifest import ImageManifest, Part
-from images.segment import encode_segment
 
 OCTETS = "application/octet-stream"
 #: A disk whose segments differ: two full ones and a part of one, and a hole in between.

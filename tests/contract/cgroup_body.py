@@ -18,7 +18,7 @@ from vmjobs.model import HypervisorKind
 
 GROUP = Path("/sys/fs/cgroup/agent.service")
 DISK = Path("/mnt/disk")
-HOLDER = LimitEnforcer(HypervisorKind.UML, throttles_disks=False)
+HOLDER = LimitEnforcer(HypervisorKind.UML)
 
 
 def tell(what: str, value: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import lzma
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 from vmjobs.hypervisor.base import BootImage
@@ -199,9 +200,9 @@ def direct_boot_guest(directory: Path, kernel_tree: Path, script: str = _INIT) -
             plain = lzma.decompress(data) if module.suffix == ".xz" else data
             (tree / "modules" / f"{number}-{name}.ko").write_bytes(plain)
     names = "".join(f"{path.relative_to(tree)}\n" for path in sorted(tree.rglob("*")))
-    packed = run(["cpio", "-o", "-H", "newc", "--quiet"], timeout=60, cwd=tree, data=names.encode())
+    pack = ["cpio", "-o", "-H", "newc", "--quiet"]
     initrd = directory / "initrd"
-    initrd.write_bytes(packed.stdout)
+    initrd.write_bytes(subprocess.check_output(pack, cwd=tree, input=names.encode(), timeout=60))
     disk = directory / "root.img"
     disk.write_bytes(b"base disk".ljust(1 << 20, b"\0"))
     kernel = sorted((kernel_tree / "boot").glob("vmlinuz-*"))[-1]
@@ -228,7 +229,7 @@ def _fetch_kernel(cache: Path) -> None:
     package = next(
         line.split()[-1] for line in depends.splitlines() if line.strip().startswith("Depends:")
     )
-    run(["apt-get", "download", package], timeout=300, cwd=scratch)
+    subprocess.run(["apt-get", "download", package], timeout=300, cwd=scratch, check=True)
     archive = next(scratch.glob("*.deb"))
     run(["dpkg-deb", "-x", archive, scratch], timeout=120)
     archive.unlink()

@@ -6,16 +6,10 @@ import random
 from typing import Any
 
 from repository_kit import push, send
+from segments_kit import compute_layout_of_bytes, encode_segment
 
-from images.content import (
-    SEGMENT_BYTES,
-    ContentLayout,
-    compute_layout_of_bytes,
-    digest_chunks,
-    segment_digest,
-)
+from images.content import SEGMENT_BYTES, ContentLayout, digest_chunks, segment_digest
 from images.manifest import ImageManifest, Part
-from images.segment import encode_segment
 from repository.images import Images, Viewer
 from vmjobs.wire import ImageDetail
 

@@ -18,16 +18,10 @@ from typing import Any, Final
 
 from repository_images_kit import noise, pieces, sweeper
 from repository_kit import submission
+from segments_kit import compute_layout_of_bytes, encode_segment
 
-from images.content import (
-    CHUNK_BYTES,
-    SEGMENT_BYTES,
-    ContentLayout,
-    compute_layout_of_bytes,
-    digest_chunks,
-)
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, ContentLayout, digest_chunks
 from images.manifest import ImageManifest, Part
-from images.segment import encode_segment
 from repository.images import Images, Viewer
 from repository.service import Repository, open_repository
 from vmjobs.config import Config

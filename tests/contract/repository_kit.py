@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from segments_kit import compute_layout_of_bytes, encode_segment
 from sqlalchemy import event
 
-from images.content import SEGMENT_BYTES, ContentLayout, compute_layout_of_bytes
+from images.content import SEGMENT_BYTES, ContentLayout
 from images.manifest import ImageManifest, Part
-from images.segment import encode_segment
 from repository.db.database import Database
 from repository.images import LIBRARY, Images, Viewer
 from repository.jobs.dispatcher import DispatchContext

@@ -16,10 +16,11 @@ import requests
 from api_process import free_port, running, until
 from counting_proxy import Proxy, proxy_to
 from repository_kit import ADMIN, push
+from segments_kit import compute_layout_of_bytes
 
 from api.serve import make_issuer
 from images.cache.node_cache import ImageCache
-from images.content import SEGMENT_BYTES, compute_layout_of_bytes
+from images.content import SEGMENT_BYTES
 from repository.images import LIBRARY, Viewer
 from repository.service import open_repository
 from vmjobs.client import ImageClient, Retries

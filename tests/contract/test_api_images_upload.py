@@ -19,15 +19,10 @@ from api_images_kit import (
 )
 from api_support import Site
 from repository_images_kit import noise
+from segments_kit import compute_layout_of_bytes, encode_segment
 
-from images.content import (
-    CHUNK_BYTES,
-    SEGMENT_BYTES,
-    compute_layout_of_bytes,
-    zero_chunk_digest,
-    zero_segment_digest,
-)
-from images.segment import MAX_STORED_BYTES, encode_segment
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, zero_chunk_digest, zero_segment_digest
+from images.segment import MAX_STORED_BYTES
 from vmjobs.model import MIB
 
 

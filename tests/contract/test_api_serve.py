@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from api_process import SERVE, children, free_port, running, until
 from repository_kit import push_library
+from segments_kit import compute_layout_of_bytes
 
 from api.serve import make_issuer
 from api.worker import MAX_INCOMPLETE_CONNECTIONS
-from images.content import SEGMENT_BYTES, compute_layout_of_bytes
+from images.content import SEGMENT_BYTES
 from images.segment import decode_segment
 from repository.service import open_repository
 from vmjobs.client import Client, JobAgentClient, Retries

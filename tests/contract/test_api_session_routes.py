@@ -100,7 +100,7 @@ def test_a_machine_that_does_not_run(site: Site, world: World, phase: Phase) -> 
     world.report(world.members()["vc-0"], phase)
     problem = site.admin().problem(409, "POST", URL, json={"key": KEY})
     assert problem["code"] == "MACHINE_NOT_RUNNING"
-    assert "vc-0 is" in problem["detail"]
+    assert "vc-0: it is" in problem["detail"]
 
 
 def test_who_may_not(site: Site, world: World, pool: ThreadPoolExecutor) -> None:

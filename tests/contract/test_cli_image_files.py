@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from formats_kit import SIZE, Lab, disk, qemu_img
+from segments_kit import compute_layout_of_bytes
 
-from images.content import compute_layout_of_bytes
 from vmjobs.cli.common import config
 from vmjobs.cli.image.group import image
 from vmjobs.errors import VMJobsError

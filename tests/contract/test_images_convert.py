@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from formats_kit import MADE, SIZE, Lab, disk, qemu_img, stream_with_footer
+from segments_kit import compute_layout_of_bytes
 
-from images.content import compute_layout, compute_layout_of_bytes
+from images.content import compute_layout
 from images.formats import Format
+from images.inspect import convert
 from images.inspect.convert import from_raw, read_head, to_raw
 from images.inspect.inspection import inspect_image
 from images.inspect.sandbox import SandboxLimits
@@ -140,15 +142,18 @@ def test_names_of_files_have_no_meaning(
         source.unlink()
 
 
-def test_a_conversion_is_stopped_at_the_callers_limits(lab: Lab, tmp_path: Path) -> None:
+def test_a_conversion_is_stopped_at_its_limits(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = lab.samples["qcow2-v3"]
     for limits, code in (
         (SandboxLimits(file_size=MIB), "too_much_output"),
         (SandboxLimits(file_size=1 << 40, seconds=0.0), "too_long"),
         (SandboxLimits(file_size=1 << 40, written=1 << 40, memory=32 * MIB), "conversion_failed"),
     ):
+        monkeypatch.setattr(convert, "_limits", lambda *_, limits=limits: limits)
         with pytest.raises(ImageRejected) as caught:
-            to_raw(source, inspect_image(source), tmp_path / "sink", limits)
+            to_raw(source, inspect_image(source), tmp_path / "sink")
         assert caught.value.faults[0].code == code, caught.value.message
     assert not (tmp_path / "sink").exists()
 

@@ -10,14 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from segments_kit import compute_layout_of_bytes
 
-from images.content import (
-    CHUNK_BYTES,
-    SEGMENT_BYTES,
-    ContentLayout,
-    compute_layout_of_bytes,
-    layout_size,
-)
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, ContentLayout, layout_size
 from images.manifest import ImageManifest, Part
 from images.segment import ChunkEncoding, parse_header
 from images.store.image_store import ImageStore

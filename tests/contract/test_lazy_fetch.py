@@ -130,7 +130,7 @@ def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
         assert [type(error) for error in got.errors] == [DigestMismatch]
         assert good == DISK[:10]
     place.gate.spoil = lambda data: data
-    wait_for(lambda: not cache._fillings)
+    wait_for(lambda: not cache._fetches)
     assert place.plain().prepare(digest).root.read_bytes() == DISK
 
 
@@ -160,7 +160,7 @@ def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="is unavailable"):
             got.read(SEGMENT_BYTES, 10)
         assert [type(error) for error in got.errors] == [Unavailable]
-    wait_for(lambda: not cache._fillings)
+    wait_for(lambda: not cache._fetches)
     with (
         pytest.raises(Unavailable),
         cache.live(digest, tmp_path / "s2", lambda _error: None),
@@ -189,7 +189,7 @@ def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, tmp_path: Path) ->
 def test_a_live_fetch_goes_on_where_another_was_killed(place: Place, tmp_path: Path) -> None:
     """Rubbish and half a segment in the file, and no note."""
     digest = place.push(DISK)
-    content = place.plain()._manifest(digest).root.digest
+    content = place.plain()._get_manifest(digest).root.digest
     partial = place.root / "partial" / content.removeprefix("tree:")
     partial.parent.mkdir()
     partial.write_bytes(DISK[: SEGMENT_BYTES + CHUNK_BYTES] + noise(5 * SEGMENT_BYTES, "rubbish"))
@@ -230,7 +230,7 @@ def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
     with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="is unavailable"):
         got.read_all()
     assert [type(error) for error in got.errors] == [StorageFull]
-    wait_for(lambda: not cache._fillings)
+    wait_for(lambda: not cache._fetches)
     assert list((place.root / "partial").iterdir()) == []
 
 
@@ -238,11 +238,11 @@ def test_questions_that_make_no_sense(place: Place, tmp_path: Path) -> None:
     digest = place.push(DISK)
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
-        filling = next(iter(cache._fillings.values()))
+        filling = next(iter(cache._fetches.values()))
         assert filling.fetch is not None
         for offset, length in ((len(DISK), 1), (0, len(DISK) + 1), (-1, 4), (2**63, 2**31)):
             with pytest.raises(InvalidRequest):
-                filling.fetch.need(offset, length)
+                filling.fetch.ensure(offset, length)
         assert got.errors == []
         assert got.read(0, 10) == DISK[:10]
 

@@ -19,9 +19,10 @@ from hypervisor_guest import direct_boot_guest, kernel_tree
 from lazy_kit import Place, noise, place_at, wait_for
 from lazy_node import INIT, Node, qemu
 from repository_kit import ADMIN, send
+from segments_kit import compute_layout_of_bytes
 
 from images.cache.node_cache import ImageCache
-from images.content import CHUNK_BYTES, SEGMENT_BYTES, compute_layout_of_bytes
+from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest, Part
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run.job_run import Run, RunSettings

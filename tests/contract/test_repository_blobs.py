@@ -41,8 +41,8 @@ def store(objects: ObjectStore, tmp_path: Path) -> BlobStore:
 def test_in_and_out(store: BlobStore, size: int) -> None:
     data = os.urandom(size)
     info = store.put(io.BytesIO(data), limit=LIMIT)
-    assert (info.digest, info.size, info.new) == (digest_of(data), size, True)
-    assert not store.put(io.BytesIO(data), digest=info.digest, size=size, limit=LIMIT).new
+    assert (info.digest, info.size) == (digest_of(data), size)
+    assert store.put(io.BytesIO(data), digest=info.digest, size=size, limit=LIMIT) == info
     with store.open(info.digest) as reader:
         assert reader.size == size
         assert b"".join(reader) == data
@@ -77,15 +77,15 @@ def test_wrong_bytes_leave_nothing(store: BlobStore, objects: ObjectStore, tmp_p
     refused(DigestMismatch, lambda: put(digest=wrong))
     refused(PayloadTooLarge, lambda: put(limit=3))
     refused(InvalidRequest, lambda: put(size=3), lambda: put(size=5))
-    assert not store.has(wrong)
-    assert not store.has(digest_of(b"data"))
+    assert store.size(wrong) is None
+    assert store.size(digest_of(b"data")) is None
     assert held(objects) == []
     assert list((tmp_path / "spool").iterdir()) == []
 
 
 def test_names_of_no_blob(store: BlobStore) -> None:
     for name in ("", "sha256:", "sha256:" + "g" * 64, "../x", "sha256:../../x"):
-        for ask in (store.has, store.open, store.size):
+        for ask in (store.open, store.size):
             refused(InvalidRequest, lambda ask=ask, name=name: ask(name))
     digest = "sha256:" + "0" * 64
     refused(NotFound, lambda: store.open(digest), match=digest)
@@ -147,7 +147,7 @@ def test_a_killed_writer_leaves_no_blob(
     assert store.clean() == 0  # however old it looks: its writer lives
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
-    assert not store.has(digest)
+    assert store.size(digest) is None
     assert held(objects) == []
     os.utime(half, (0, 0))
     assert store.clean() == 1

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from images_cache_kit import Remote
+from segments_kit import compute_layout_of_bytes
 
 from images.cache.node_cache import ImageCache
-from images.content import compute_layout_of_bytes
 from images.store.image_store import ImageStore
 from vmjobs.errors import StorageFull
 

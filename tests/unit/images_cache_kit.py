@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from segments_kit import encode_segment
 
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
-from images.segment import encode_segment
 from images.store.image_store import ImageStore
 from vmjobs.errors import NotFound, Unavailable
 

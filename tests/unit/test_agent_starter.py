@@ -17,8 +17,7 @@ ME = os.getuid()
 
 def process(proc: Path, pid: int, parent: int, comm: str, uid: int = ME) -> None:
     (proc / str(pid)).mkdir(parents=True)
-    (proc / str(pid) / "stat").write_text(f"{pid} ({comm}) S {parent} 1 1 0\n")
-    text = f"Name:\t{comm}\nUmask:\t0022\nUid:\t{uid}\t0\t0\t0\n"
+    text = f"Name:\t{comm}\nUmask:\t0022\nPPid:\t{parent}\nUid:\t{uid}\t0\t0\t0\n"
     (proc / str(pid) / "status").write_text(text)
 
 
@@ -33,9 +32,10 @@ def test_the_nearest_starter_above(tmp_path: Path) -> None:
 def test_nobody_names_himself_a_starter(tmp_path: Path) -> None:
     """Not by a set-user-id program either: its effective user is root, its real one is not."""
     process(tmp_path, 10, 1, "condor_starter", uid=4242)
-    process(tmp_path, 11, 10, "python3")
+    process(tmp_path, 11, 10, "condor_starter\f")
+    process(tmp_path, 12, 11, f"\fUid:\t{ME}\t0")
     with pytest.raises(Forbidden):
-        find_starter(11, {ME}, tmp_path)
+        find_starter(12, {ME}, tmp_path)
 
 
 @pytest.mark.parametrize("parent", [1, 0, 11, 99])
@@ -50,9 +50,10 @@ def test_no_starter_anywhere(tmp_path: Path, parent: int) -> None:
 
 def test_whose_a_process_is(tmp_path: Path) -> None:
     """It is its effective user's: so are its connections."""
-    process(tmp_path, 10, 1, "Uid: 7", uid=4242)
-    assert effective_uid(10, tmp_path) == 0
-    assert effective_uid(11, tmp_path) == -1
+    for pid, name in enumerate(("Uid: 7", "\fUid:\t7\t7", "\x1cUid:\t7\t7"), start=10):
+        process(tmp_path, pid, 1, name, uid=4242)
+        assert effective_uid(pid, tmp_path) == 0
+    assert effective_uid(99, tmp_path) == -1
     assert effective_uid(os.getpid()) == os.geteuid()
 
 

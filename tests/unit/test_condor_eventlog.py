@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from htcondor2 import JobEventType
 
 from condor.events import event_log
 from condor.events.event_log import EventLogs, apply_event
@@ -153,15 +154,15 @@ def test_garbage_and_unreadable_logs_raise_nothing(logs: Logs) -> None:
 @pytest.mark.parametrize(
     ("kind", "event", "status", "reason"),
     [
-        (event_log.EVICTED, {"Reason": "preempted"}, "idle", "preempted"),
-        (event_log.SHADOW_EXCEPTION, {"Message": "lost\nit"}, "idle", "lost it"),
-        (event_log.SUSPENDED, {}, "suspended", ""),
-        (event_log.UNSUSPENDED, {}, "running", ""),
-        (event_log.RELEASED, {"Reason": "by hand"}, "idle", "by hand"),
-        (event_log.DISCONNECTED, {"DisconnectReason": "net"}, "running", "net"),
-        (event_log.RECONNECT_FAILED, {"Reason": "gone"}, "idle", "gone"),
+        (JobEventType.JOB_EVICTED, {"Reason": "preempted"}, "idle", "preempted"),
+        (JobEventType.SHADOW_EXCEPTION, {"Message": "lost\nit"}, "idle", "lost it"),
+        (JobEventType.JOB_SUSPENDED, {}, "suspended", ""),
+        (JobEventType.JOB_UNSUSPENDED, {}, "running", ""),
+        (JobEventType.JOB_RELEASED, {"Reason": "by hand"}, "idle", "by hand"),
+        (JobEventType.JOB_DISCONNECTED, {"DisconnectReason": "net"}, "running", "net"),
+        (JobEventType.JOB_RECONNECT_FAILED, {"Reason": "gone"}, "idle", "gone"),
         (
-            event_log.GRID_RESOURCE_DOWN,
+            JobEventType.GRID_RESOURCE_DOWN,
             {"GridResource": "condor s c"},
             "idle",
             "condor s c does not answer",
@@ -172,7 +173,7 @@ def test_garbage_and_unreadable_logs_raise_nothing(logs: Logs) -> None:
 def test_what_each_event_means(kind: int, event: dict[str, Any], status: str, reason: str) -> None:
     known: dict[tuple[int, int], Observation] = {}
     where = {"Cluster": 1, "Proc": 0}
-    apply_event(known, event_log.SUBMIT, {**where, "LogNotes": "vmjobs j"}, "s")
+    apply_event(known, JobEventType.SUBMIT, {**where, "LogNotes": "vmjobs j"}, "s")
     apply_event(known, kind, {**where, **event}, "s")
     assert (known[1, 0].status.value, known[1, 0].reason) == (status, reason)
 

@@ -1,4 +1,4 @@
-"""What runs on the execute node: chirp, job ad, progress, machine ad."""
+"""What runs on the execute node: chirp, progress, machine ad."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from test_condor_submit import HOSTILE
 
 from condor import names
 from condor.events import progress
-from condor.node import chirp, jobad
+from condor.node import chirp
 from condor.node.chirp import ChirpReporter
 from condor.pool import machine_ad
 from vmjobs.agent.protocol import EndMessage, ImageRequirements, ProgressMessage
-from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import BYTE_COUNTERS, HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, now
 
 if TYPE_CHECKING:
@@ -262,33 +261,6 @@ def test_where_nothing_is_taken_for_later_it_is_told_at_once(tmp_path: Path) -> 
 
     assert Refused(starter.config).publish_later({names.VM_NODE: "n1"})
     starter.close()
-
-
-AD = """\
-ClusterId = 12
-ProcId = 3
-VMJobsId = "j3"
-VMJobsIndex = 3
-VMJobsOwner = "alice"
-RequestMemory = 1 + 1
-"""
-
-
-def test_the_job_ad_is_read_from_where_the_starter_left_it(path: Path) -> None:
-    path.write_text(AD)
-    ad = jobad.read({"_CONDOR_JOB_AD": str(path)})
-    assert (ad.job_id, ad.index, ad.owner, ad.cluster, ad.proc) == ("j3", 3, "alice", 12, 3)
-    assert (ad.image, ad.memory) == ("", 0)
-
-
-def test_a_job_ad_that_is_none() -> None:
-    with pytest.raises(NotFound):
-        jobad.read({})
-    with pytest.raises(NotFound):
-        jobad.read({"_CONDOR_JOB_AD": "/nonexistent"})
-    for data in (b"", b"\xff\x00[[[", b'ClusterId = "12"\n', b"x" * (jobad.MAX_BYTES + 1)):
-        with pytest.raises(InvalidRequest):
-            jobad.parse(data)
 
 
 def a_node(*hypervisors: HypervisorInfo, **told: Any) -> dict[str, Any]:

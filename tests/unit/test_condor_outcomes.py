@@ -57,7 +57,7 @@ def test_sub_codes_differ() -> None:
 
 
 def test_nobody_acts_before_all_is_told() -> None:
-    told = outcomes.error_attributes(NotFound("there is no image x"), NOW)
+    told = outcomes.failure_attributes(NotFound.code, "there is no image x", NOW)
     assert list(told)[-1] == names.VM_STATE
     assert told[names.VM_OUTCOME] == outcomes.HOLD
     assert told[names.VM_STATE] == "FAILED"

@@ -14,11 +14,11 @@ from vmjobs.errors import DigestMismatch, InvalidRequest
 from vmjobs.gateway.archive import (
     ArchiveFile,
     ArchiveWriter,
-    AtomicFile,
     Extents,
     parse_extents,
     read_archive,
     read_extents,
+    replace_file,
     write_disk,
 )
 
@@ -171,11 +171,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "b"
     target.write_bytes(b"old")
     (tmp_path / ".b.part").write_bytes(b"of one that was killed")
-    with pytest.raises(ZeroDivisionError), AtomicFile(target) as sink:
+    with pytest.raises(ZeroDivisionError), replace_file(target) as sink:
         sink.write(b"new")
         raise ZeroDivisionError
     assert target.read_bytes() == b"old"
-    with AtomicFile(target) as sink:
+    with replace_file(target) as sink:
         sink.write(b"new")
     assert target.read_bytes() == b"new"
     assert target.stat().st_mode & 0o777 == 0o600

@@ -120,14 +120,14 @@ def test_it_has_the_handles_and_the_directory_it_was_given(shells: Shells, tmp_p
 
 
 def test_a_program_that_is_not_there(shells: Shells) -> None:
-    with pytest.raises(FileNotFoundError, match="no-such-program"):
+    with pytest.raises(HypervisorError, match="cannot run no-such-program: No such file"):
         shells.launcher.start(["no-such-program"], [0, 1, 2], PATH)
     assert shells("exit 3").status(20) == 3
 
 
 @pytest.mark.parametrize("size", [140_000, 1_000_000])
 def test_a_request_that_is_too_large_is_refused(shells: Shells, size: int) -> None:
-    with pytest.raises((HypervisorError, OSError), match=r"process launcher failed|too long"):
+    with pytest.raises(HypervisorError, match=r"process launcher failed|too long"):
         shells("#" * size)
     assert shells("exit 3").status(20) == 3
 
@@ -138,7 +138,7 @@ def test_one_that_would_lack_handles_is_not_started(shells: Shells, spare: int) 
     taken = sum(1 for _ in Path(f"/proc/{launcher}/fd").iterdir())
     _, hard = resource.prlimit(launcher, resource.RLIMIT_NOFILE)
     resource.prlimit(launcher, resource.RLIMIT_NOFILE, (taken + spare, hard))
-    with pytest.raises((HypervisorError, OSError), match=r"was not started|Too many open files"):
+    with pytest.raises(HypervisorError, match=r"was not started|Too many open files"):
         shells("exec sleep 60")
     resource.prlimit(launcher, resource.RLIMIT_NOFILE, (hard, hard))
     after = shells("exec sleep 60")

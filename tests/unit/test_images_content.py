@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from segments_kit import compute_layout_of_bytes
 
 from images.content import (
     CHUNK_BYTES,
@@ -15,7 +16,6 @@ from images.content import (
     SEGMENT_BYTES,
     ContentLayout,
     compute_layout,
-    compute_layout_of_bytes,
     iter_segments,
     zero_segment_digest,
 )

@@ -109,7 +109,7 @@ def user(
 ) -> subprocess.Popen[str]:
     """A process that uses these images over and over."""
     child = Path(__file__).with_name("images_cache_child.py")
-    path = os.pathsep.join([str(child.parents[2]), str(child.parent)])
+    path = os.pathsep.join(map(str, child.parents[:3]))
     arguments = [str(node), str(remote.store.root), str(limit), str(time.monotonic_ns()), str(rounds)]
     return subprocess.Popen(
         [sys.executable, str(child), *arguments, *images],

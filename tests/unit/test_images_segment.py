@@ -8,15 +8,15 @@ import tracemalloc
 
 import pytest
 import zstandard
+from segments_kit import compute_layout_of_bytes, encode_segment
 
-from images.content import CHUNK_BYTES, SEGMENT_BYTES, chunk_digest, compute_layout_of_bytes
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, chunk_digest
 from images.segment import (
     MAX_STORED_BYTES,
     ChunkEncoding,
     SegmentHeader,
     build_segment,
     decode_segment,
-    encode_segment,
     header_size,
     parse_header,
     read_chunk,

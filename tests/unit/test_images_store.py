@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from images_cache_kit import damage
+from segments_kit import compute_layout_of_bytes
 
-from images.content import SEGMENT_BYTES, compute_layout_of_bytes
+from images.content import SEGMENT_BYTES
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
@@ -57,11 +58,12 @@ def test_contents_of_any_size_however_they_come(store: ImageStore, size: int, fi
     """The layout is worked out on the way, in whatever pieces the bytes come."""
     data = fill * size
     expected = compute_layout_of_bytes(data)
-    with store.folder.receive() as incoming:
-        step = 100_003
-        for begin in range(0, size, step):
-            incoming.writer.write(data[begin : begin + step])
-        assert incoming.commit() == (expected.digest, size)
+
+    class Pieces(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            return super().read(100_003)
+
+    assert store.folder.put(Pieces(data)) == (expected.digest, size)
     assert store.layout(expected.digest) == expected
     assert store.put_content(io.BytesIO(data)).digest == expected.digest
     assert store.content_path(expected.digest).read_bytes() == data
@@ -266,11 +268,14 @@ def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(
 ) -> None:
     fill(store)
     (tmp_path / "tmp" / "left-by-a-crash").write_bytes(b"half a content")
-    with store.folder.receive() as incoming:
-        incoming.writer.write(b"slowly")
-        ImageStore(tmp_path)
-        assert not (tmp_path / "tmp" / "left-by-a-crash").exists()
-        digest, _ = incoming.commit()
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            ImageStore(tmp_path)
+            assert not (tmp_path / "tmp" / "left-by-a-crash").exists()
+            return super().read(size)
+
+    digest = store.put_content(Slow(b"slowly")).digest
     assert store.content_path(digest).read_bytes() == b"slowly"
     assert list((tmp_path / "tmp").iterdir()) == []
 

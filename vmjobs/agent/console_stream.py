@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -43,7 +42,7 @@ def send_console(
                     console.seek(message.offset)
             if console is not None:
                 size = _send_new(connection, console, size)
-            if ended or not message.follow or _has_hung_up(connection):
+            if ended or not message.follow or protocol.wait_for_hang_up(connection, 0):
                 break
             wait_for_end(POLL_SECONDS)
     protocol.send(connection, DataMessage(Channel.SHELL, last=True))
@@ -60,9 +59,3 @@ def _send_new(connection: socket.socket, console: BinaryIO, previous_size: int) 
     while data := console.read(MAX_DATA):
         protocol.send(connection, DataMessage(Channel.SHELL, data))
     return size
-
-
-def _has_hung_up(connection: socket.socket) -> bool:
-    poller = select.poll()
-    poller.register(connection, select.POLLRDHUP)
-    return bool(poller.poll(0))

@@ -9,7 +9,6 @@ import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -79,9 +78,7 @@ class FileWatch:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._watch is not None:
             _reader().remove(self._watch)
         os.close(self._event)

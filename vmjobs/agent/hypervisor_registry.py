@@ -70,16 +70,13 @@ class HypervisorRegistry:
         """
         asked = time.monotonic()
         with self._lock:
-            worked = kind in self._working()
+            worked = any(result.kind is kind and result.works for result in self._results)
             if self._probed.get(kind, -math.inf) < asked:
                 self._reprobe([kind])
             found = next(result for result in self._results if result.kind is kind)
         if worked and not found.works:
             self.on_loss()
         return found
-
-    def _working(self) -> set[HypervisorKind]:
-        return {result.kind for result in self._results if result.works}
 
     def _reprobe(self, kinds: Iterable[HypervisorKind]) -> None:
         again = {result.kind: result for result in self._probe_kinds(tuple(kinds))}

@@ -146,13 +146,7 @@ class Journal:
 
     def _remove(self, directory: Path, machine: str, driver: Hypervisor) -> None:
         driver.destroy(machine)
-        for entry in directory.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            elif entry.name != RECORD_FILE:
-                entry.unlink()
-        (directory / RECORD_FILE).unlink()
-        directory.rmdir()
+        remove_directory(directory / RECORD_FILE)
 
 
 def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
@@ -229,6 +223,17 @@ def _create_directory(directory: Path, record: RunRecord) -> BinaryIO:
         raise
     fcntl.flock(alive, fcntl.LOCK_EX)
     return alive
+
+
+def remove_directory(record: Path) -> None:
+    """Remove the directory of a record with all its files, the record last."""
+    for entry in record.parent.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry != record:
+            entry.unlink()
+    record.unlink(missing_ok=True)
+    record.parent.rmdir()
 
 
 def write_durably(path: Path, data: bytes) -> None:

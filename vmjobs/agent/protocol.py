@@ -16,6 +16,7 @@ The bytes of a ``data`` message directly follow its line.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Iterator, Mapping
@@ -238,6 +239,16 @@ def parse_message(item: Mapping[str, object]) -> Message:
         faults = faults_of(error)
         what = f"{framing.INVALID_MESSAGE}: {faults[0].field}: {faults[0].message}"
         raise InvalidRequest(what, faults=faults) from error
+
+
+def wait_for_hang_up(connection: socket.socket, milliseconds: int | None = None) -> bool:
+    """Wait until the peer hangs up, even with unread data; return whether it has hung up.
+
+    milliseconds: the longest wait; None: without limit.
+    """
+    poller = select.poll()
+    poller.register(connection, select.POLLRDHUP)
+    return bool(poller.poll(milliseconds))
 
 
 class PeerCredentials(NamedTuple):

@@ -197,7 +197,7 @@ class Agent:
         try:
             with self._count_connection(peer.uid):
                 connection.settimeout(REQUEST_SECONDS)
-                self._serve_requests(connection, lease, peer)
+                self._serve_requests(lease, peer)
         except VMJobsError as error:
             send_error(lease, error, retry=isinstance(error, Unavailable))
         except OSError as error:
@@ -208,10 +208,8 @@ class Agent:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def _serve_requests(
-        self, connection: socket.socket, lease: SocketLease, peer: protocol.PeerCredentials
-    ) -> None:
-        messages = protocol.receive(connection)
+    def _serve_requests(self, lease: SocketLease, peer: protocol.PeerCredentials) -> None:
+        messages = protocol.receive(lease.connection)
         for message in messages:
             if isinstance(message, protocol.StatusMessage):
                 if self._stopping:  # otherwise the node would continue to attract jobs
@@ -219,7 +217,7 @@ class Agent:
                 self._subscribers[lease] = peer.uid
                 self._describe_to(lease, peer.uid)
             elif isinstance(message, protocol.RunMessage):
-                connection.settimeout(None)
+                lease.connection.settimeout(None)
                 self._run(message, lease, peer, messages)
                 return
             elif isinstance(message, protocol.SubmitMessage):
@@ -627,7 +625,7 @@ def _watch_client(
             event_queue.put(LeaseLost())
             client.disconnected.set()
 
-    threading.Thread(target=work, name="lease", daemon=True).start()
+    start_thread("lease", work)
     return client
 
 
@@ -646,7 +644,7 @@ def listening(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[so
         listener.bind(str(path))
         path.chmod(0o666)  # the peer's credentials and its token decide what a client may do
         listener.listen(BACKLOG)
-        threading.Thread(target=_accept, args=(listener, serve), name="accept", daemon=True).start()
+        start_thread("accept", _accept, listener, serve)
         try:
             yield listener
         finally:
@@ -664,7 +662,7 @@ def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> 
             time.sleep(0.1)  # for example too many open files; no event signals the end of that
             continue
         try:
-            threading.Thread(target=serve, args=(connection,), name="run", daemon=True).start()
+            start_thread("run", serve, connection)
         except RuntimeError as error:
             log.error("cannot serve a connection: %s", error)
             connection.close()

@@ -25,7 +25,7 @@ from vmjobs.errors import Unauthenticated, VMJobsError, reason_of
 from vmjobs.terminal import printable
 
 if TYPE_CHECKING:
-    from vmjobs.client import Client
+    from vmjobs.client import Client, Retries
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -33,6 +33,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 CONDOR_ID: Final = re.compile(r"([1-9][0-9]{0,9})(?:\.([0-9]{1,10}))?")
 #: Characters of a shortened id: its 12 digits of time and 4 random ones.
 SHORT_ID_LENGTH: Final = 16
+#: Exit status after a timeout, as of timeout(1).
+EXIT_TIMED_OUT: Final = 124
+#: Timeout of shell completion in seconds.
+COMPLETION_SECONDS: Final = 1.5
 #: Command that runs this program again, wherever it is installed.
 OWN_COMMAND: Final = (sys.executable, "-c", "from vmjobs.cli.main import main; main()")
 
@@ -43,8 +47,8 @@ def config(*files: str) -> Config:
     return load(files=files)
 
 
-def client() -> Client:
-    """Return a client for the API with the user's token.
+def client(retries: Retries | None = None) -> Client:
+    """Return a client for the API with the user's token. retries: default: waits are printed.
 
     Raises:
         Unauthenticated: the token file cannot be read.
@@ -54,7 +58,14 @@ def client() -> Client:
 
     settings = config()
     token = read_token(settings.token_file)
-    return Client(settings.api_url, token, retries=Retries(on_wait=print_retry))
+    return Client(settings.api_url, token, retries=retries or Retries(on_wait=print_retry))
+
+
+def completion_retries() -> Retries:
+    """Return short timeouts, for shell completion."""
+    from vmjobs.client import Retries  # noqa: PLC0415 - slow import, network only
+
+    return Retries(deadline=COMPLETION_SECONDS, connect=0.5, read=1.0)
 
 
 def print_retry(error: VMJobsError, seconds: float) -> None:
@@ -91,20 +102,13 @@ def is_quiet() -> bool:
     return bool(context and context.params.get("as_json"))
 
 
-def to_json_data(value: Any) -> Any:
-    """Convert models and tuples to JSON data."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, list | tuple):
-        return [to_json_data(item) for item in value]
-    if isinstance(value, dict):
-        return {key: to_json_data(item) for key, item in value.items()}
-    return value
-
-
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    click.echo(json.dumps(to_json_data(value), indent=2, default=str))  # noqa: TID251 - ASCII
+    click.echo(json.dumps(value, indent=2, default=_to_json_data))  # noqa: TID251 - ASCII
+
+
+def _to_json_data(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
 def echo(text: str = "", *, err: bool = False) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -110,16 +110,21 @@ class ManifestFinding:
 
 
 @dataclass(frozen=True)
-class ClusterManifest:
-    """One cluster that a file declares."""
+class _Manifest(Generic[_T]):
+    """One cluster or gateway that a file declares. fields: of its models."""
 
-    spec: ClusterSpec
+    spec: _T
     file: str
     node: yaml.Node
+    fields: _Fields
 
     def finding(self, fault: Fault) -> ManifestFinding:
         """Locate a fault of this manifest in its file."""
-        return _locate_fault(self.file, self.node, fault, _CLUSTER_FIELDS)
+        return _locate_fault(self.file, self.node, fault, self.fields)
+
+
+ClusterManifest = _Manifest[ClusterSpec]
+GatewayManifest = _Manifest[Gateway]
 
 
 @dataclass(frozen=True)
@@ -146,19 +151,6 @@ def raise_findings(findings: Sequence[ManifestFinding]) -> None:
         raise InvalidSpec(f"the declaration has {count}", faults=[f.fault for f in findings])
 
 
-@dataclass(frozen=True)
-class GatewayManifest:
-    """The gateway that a file declares."""
-
-    spec: Gateway
-    file: str
-    node: yaml.Node
-
-    def finding(self, fault: Fault) -> ManifestFinding:
-        """Locate a fault of this manifest in its file."""
-        return _locate_fault(self.file, self.node, fault, _GATEWAY_FIELDS)
-
-
 def read_gateway(file: str) -> tuple[GatewayManifest | None, tuple[ManifestFinding, ...]]:
     """Return the gateway that ``file`` declares, or None and all faults of the file."""
     source = _ManifestFile(file)
@@ -167,10 +159,7 @@ def read_gateway(file: str) -> tuple[GatewayManifest | None, tuple[ManifestFindi
         source.fault(FilePosition(source.name), "empty", "declares no gateway")
     for node in nodes[1:]:
         source.fault(_position_of(source.name, node), "twice", "only one gateway is allowed in a file")
-    found = None
-    for node in nodes[:1]:
-        spec = source.parse_document(node, parse_gateway, _GATEWAY_FIELDS)
-        found = GatewayManifest(spec, source.name, node) if spec is not None else None
+    found = source.parse_document(nodes[0], parse_gateway, _GATEWAY_FIELDS) if nodes else None
     findings = sorted(source.findings, key=lambda f: (f.place.line, f.place.column))
     return (None if findings else found), tuple(findings)
 
@@ -182,9 +171,9 @@ def read_clusters(files: Sequence[str]) -> ClusterManifests:
     for file in files:
         source, before = _ManifestFile(file), len(clusters)
         for node in source.documents():
-            spec = source.parse_document(node, parse_cluster, _CLUSTER_FIELDS)
-            if spec is not None:
-                clusters.append(ClusterManifest(spec, source.name, node))
+            cluster = source.parse_document(node, parse_cluster, _CLUSTER_FIELDS)
+            if cluster is not None:
+                clusters.append(cluster)
         if len(clusters) == before and not source.findings:
             source.fault(FilePosition(source.name), "empty", "declares no cluster")
         findings += sorted(source.findings, key=lambda f: (f.place.line, f.place.column))
@@ -250,7 +239,9 @@ class _ManifestFile:
         except RecursionError:
             self.fault(FilePosition(self.name), "yaml", _TOO_DEEP)
 
-    def parse_document(self, node: yaml.Node, parse: Callable[[Any], _T], fields: _Fields) -> _T | None:
+    def parse_document(
+        self, node: yaml.Node, parse: Callable[[Any], _T], fields: _Fields
+    ) -> _Manifest[_T] | None:
         """Parse a document; return None, and add findings, if it has faults."""
         reader = _ValueConverter(self.name)
         data = reader.value(node)
@@ -264,7 +255,7 @@ class _ManifestFile:
             found = [_locate_fault(self.name, node, fault, fields) for fault in error.faults]
             self.findings += [finding for finding in found if finding.field not in fields_with_findings]
             return None
-        return None if fields_with_findings else spec
+        return None if fields_with_findings else _Manifest(spec, self.name, node, fields)
 
 
 def _find_duplicates(clusters: Sequence[ClusterManifest]) -> Iterator[ManifestFinding]:

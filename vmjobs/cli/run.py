@@ -19,7 +19,7 @@ from images.store.image_store import ImageStore
 from vmjobs.agent.run.events import EventQueue, SignalSent
 from vmjobs.agent.run.job_run import Run
 from vmjobs.agent.run.outcome import RunOutcome
-from vmjobs.cli.common import config, echo, json_option, print_json, to_json_data
+from vmjobs.cli.common import config, echo, json_option, print_json
 from vmjobs.cli.node.parts import make_hypervisors, make_run_parts
 from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
@@ -154,16 +154,14 @@ def _console_file(path: Path | None, printed: ByteSink) -> Iterator[ByteSink | N
 
 def _outcome_as_json(outcome: RunOutcome, job: LocalJob, report: Report | None) -> dict[str, Any]:
     """Return the outcome as JSON data. Outputs have path: in the guest; file: here."""
+    outputs = [(output, safe_join(job.output_directory, output.path)) for output in job.outputs]
     return {
-        **(to_json_data(report) if report else {}),
+        **(report.model_dump(mode="json") if report else {}),
         "state": outcome.state,
-        "reason": to_json_data(outcome.reason),
-        "exit": to_json_data(outcome.exit),
+        "reason": outcome.reason,
+        "exit": outcome.exit,
         "image": job.image_digest,
-        "outputs": [
-            {**to_json_data(output), "file": str(safe_join(job.output_directory, output.path))}
-            for output in job.outputs
-        ],
+        "outputs": [{**output.model_dump(mode="json"), "file": str(file)} for output, file in outputs],
     }
 
 

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from vmjobs.cli.progress import byte_bars
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.model import InputFile, Output
+from vmjobs.ports import ProgressCallback
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
@@ -32,14 +33,10 @@ def upload_all(api: Client, files: Mapping[str, Path]) -> tuple[InputFile, ...]:
             f"input files are missing: {', '.join(f.message for f in missing)}", faults=missing
         )
     with byte_bars() as shown:
-        return tuple(_upload(api, name, path, shown) for name, path in files.items())
-
-
-def _upload(api: Client, name: str, path: Path, shown: Progress) -> InputFile:
-    task = shown.add_task(name, total=path.stat().st_size)
-    return api.upload_input(
-        path, name, lambda done, total: shown.update(task, completed=done, total=total)
-    )
+        return tuple(
+            api.upload_input(path, name, _add_bar(shown, name, path.stat().st_size))
+            for name, path in files.items()
+        )
 
 
 def download_all(
@@ -50,16 +47,13 @@ def download_all(
     with byte_bars() as shown:
         for output in wanted:
             try:
-                fetched.append(_download(api, job_id, output, directory, shown))
+                bar = _add_bar(shown, output.path, output.size)
+                fetched.append(api.download_output(job_id, output, directory, bar))
             except InvalidRequest as error:  # this host cannot store it; continue with the next
                 failed.append(f"{job_id} {output.path}: {error.message}")
     return fetched, failed
 
 
-def _download(api: Client, job_id: str, output: Output, directory: Path, shown: Progress) -> Path:
-    task = shown.add_task(output.path, total=output.size)
-
-    def show(done: int, total: int) -> None:
-        shown.update(task, completed=done, total=total)
-
-    return api.download_output(job_id, output, directory, show)
+def _add_bar(shown: Progress, name: str, size: int) -> ProgressCallback:
+    task = shown.add_task(name, total=size)
+    return lambda done, total: shown.update(task, completed=done, total=total)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import replace
 from functools import partial
-from typing import BinaryIO, Final
+from typing import BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
 import requests
-from pydantic import BaseModel
 
 from vmjobs.client.sessions import SessionStream
-from vmjobs.client.transport import ApiTransport, FileBody, Retries, Token, parse
-from vmjobs.client.uploads import UploadClient
+from vmjobs.client.transport import (
+    BYTES_HEADERS,
+    ApiClient,
+    ApiTransport,
+    FileBody,
+    Retries,
+    Token,
+    parse,
+    whole_size,
+)
+from vmjobs.client.uploads import UploadClient, quote_path
 from vmjobs.cluster.ssh_session import SessionAnswer
 from vmjobs.cluster.wire import Assignment, ClusterVmReports, PoolToken, TokenRequest
-from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
+from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest
 from vmjobs.model import (
     AttemptClaim,
     Checkpoint,
@@ -43,8 +50,6 @@ ASSIGNMENT_RETRIES: Final = Retries(deadline=15.0)
 MAX_WAIT_SECONDS: Final = 30.0
 #: Seconds until the next request if the service answered without waiting.
 CROWDED_PAUSE_SECONDS: Final = 5.0
-JSON_HEADERS: Final = {"Content-Type": "application/json"}
-BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 APPEND_BYTES: Final = 4 * 1024 * 1024
 #: Maximum sizes of a manifest, a content's layout and a segment, in bytes.
 MAX_MANIFEST: Final = 4 * 1024 * 1024
@@ -52,32 +57,32 @@ MAX_LAYOUT: Final = 257 * 1024 * 1024
 MAX_SEGMENT: Final = 9 * 1024 * 1024
 
 
-def encode_json(model: BaseModel) -> bytes:
-    """A model as the body of a request."""
-    return model.model_dump_json().encode()
+class _CheckpointClient(ApiClient):
+    """Uploads and fetches a job's checkpoint, with the job's token."""
 
+    default_retries = AGENT_RETRIES
+    _jobs_path: ClassVar[str]
 
-class _CheckpointClient:
-    """Uploads and fetches a job's checkpoint, with the job's token. path: of the job."""
-
-    def __init__(self, http: ApiTransport, path: str) -> None:
-        self._http = http
-        self._path = path
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        job_id: str,
+        *,
+        session: requests.Session | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        super().__init__(url, token, session=session, retries=retries)
+        self._path = f"{self._jobs_path}/{quote(job_id, safe='')}"
         self._attempt = ""
-
-    def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
-        self._http.close()
 
     def open_upload(self, size: int) -> UploadClient:
         """See :class:`vmjobs.ports.JobSource`."""
-        body = encode_json(UploadRequest(size=size))
         # The VM is paused during this call. An upload whose answer is lost expires.
         answer = self._http.call(
             "POST",
             "/v1/uploads",
-            body=body,
-            headers=JSON_HEADERS,
+            body=UploadRequest(size=size),
             repeatable=True,
             deadline=UPLOAD_OPEN_SECONDS,
         )
@@ -86,8 +91,7 @@ class _CheckpointClient:
     def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
         path = f"{self._attempt_path()}/checkpoint?upload={quote(upload.id, safe='')}"
-        body = encode_json(checkpoint)
-        self._http.call("PUT", path, body=body, headers=JSON_HEADERS, repeatable=True)
+        self._http.call("PUT", path, body=checkpoint)
 
     def saved(self) -> CheckpointSource:
         """See :class:`vmjobs.ports.JobSource`."""
@@ -100,30 +104,22 @@ class _CheckpointClient:
 
 
 class JobAgentClient(_CheckpointClient):
-    """One job, with the job's own token: a ``vmjobs.ports.JobSource``."""
+    """One job, with the job's own token: a ``vmjobs.ports.JobSource``.
 
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        job_id: str,
-        *,
-        session: requests.Session | None = None,
-        retries: Retries = AGENT_RETRIES,
-    ) -> None:
-        http = ApiTransport(url, token, session=session, retries=retries)
-        super().__init__(http, f"/v1/jobs/{quote(job_id, safe='')}")
+    The API accepts repeated claims, reports and appended bytes.
+    """
+
+    _jobs_path = "/v1/jobs"
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """See :class:`vmjobs.ports.JobSource`."""
-        path = f"{self._path}/attempts"
-        ticket = self._post(path, encode_json(claim), JSON_HEADERS)
+        ticket = self._http.call("POST", f"{self._path}/attempts", body=claim, repeatable=True)
         self._attempt = claim.attempt
         return parse(JobTicket, ticket)
 
     def end(self) -> Report:
         """See :class:`vmjobs.ports.JobSource`."""
-        return parse(Report, self._http.call("GET", f"{self._path}/end"))
+        return self._http.get(Report, f"{self._path}/end")
 
     def resume(self, attempt: str) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
@@ -135,14 +131,14 @@ class JobAgentClient(_CheckpointClient):
 
     def report(self, report: Report) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
-        self._post(f"{self._attempt_path()}/reports", encode_json(report), JSON_HEADERS)
+        self._http.call("POST", f"{self._attempt_path()}/reports", body=report, repeatable=True)
 
     def append(self, stream: StreamName, offset: int, data: bytes) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
         for start in range(0, len(data), APPEND_BYTES):
             piece = data[start : start + APPEND_BYTES]
             path = f"{self._attempt_path()}/streams/{stream.value}?offset={offset + start}"
-            self._post(path, piece, BYTES_HEADERS)
+            self._http.call("POST", path, body=piece, headers=BYTES_HEADERS, repeatable=True)
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """See :class:`vmjobs.ports.JobSource`."""
@@ -150,11 +146,7 @@ class JobAgentClient(_CheckpointClient):
             # Checked here, because the HTTP client resolves dots in a URL before the service sees them.
             raise InvalidRequest(f"the output's name is refused: {why}")
         target = f"{self._attempt_path()}/outputs/{quote(path)}"
-        return parse(Output, self._http.call("PUT", target, body=FileBody(source, size)))
-
-    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> requests.Response:
-        # The API accepts repeated claims, reports and appended bytes.
-        return self._http.call("POST", path, body=body, headers=headers, repeatable=True)
+        return self._http.send(Output, "PUT", target, FileBody(source, size))
 
 
 class CondorJobClient(_CheckpointClient):
@@ -162,6 +154,8 @@ class CondorJobClient(_CheckpointClient):
 
     token: the node's.
     """
+
+    _jobs_path = "/v1/condor-jobs"
 
     def __init__(
         self,
@@ -173,10 +167,9 @@ class CondorJobClient(_CheckpointClient):
         session: requests.Session | None = None,
         retries: Retries = AGENT_RETRIES,
     ) -> None:
-        http = ApiTransport(url, token, session=session, retries=retries)
-        super().__init__(http, f"/v1/condor-jobs/{quote(job_id, safe='')}")
-        self._owner = owner
-        self._node, self._connect = http, partial(ApiTransport, url, session=session, retries=retries)
+        super().__init__(url, token, job_id, session=session, retries=retries)
+        self._owner, self._node = owner, self._http
+        self._connect = partial(ApiTransport, url, session=session, retries=retries)
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
@@ -185,10 +178,8 @@ class CondorJobClient(_CheckpointClient):
 
     def begin(self, attempt: str) -> Checkpoint | None:
         """See :class:`vmjobs.ports.CheckpointStore`."""
-        body = encode_json(CondorJobClaim(attempt=attempt, owner=self._owner))
-        path = f"{self._path}/attempts"
-        answer = self._node.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=True)
-        ticket = parse(CondorJobTicket, answer)
+        claim = CondorJobClaim(attempt=attempt, owner=self._owner)
+        ticket = self._node.send(CondorJobTicket, "POST", f"{self._path}/attempts", claim)
         if self._http is not self._node:
             self._http.close()
         self._http, self._attempt = self._connect(ticket.token), attempt
@@ -212,29 +203,18 @@ class CheckpointSource:
 
     def layout(self, content: str) -> bytes:
         """See :class:`vmjobs.ports.ContentSource`."""
-        return read_limited(self._http, f"{self._path}/contents/{_quoted(content)}/layout", MAX_LAYOUT)
+        path = f"{self._path}/contents/{quote_path(content)}/layout"
+        return self._http.read_limited(path, MAX_LAYOUT)
 
     def segment(self, segment: bytes) -> bytes:
         """See :class:`vmjobs.ports.ContentSource`."""
-        return read_limited(self._http, f"{self._path}/segments/{segment.hex()}", MAX_SEGMENT)
+        return self._http.read_limited(f"{self._path}/segments/{segment.hex()}", MAX_SEGMENT)
 
 
-class ImageClient:
+class ImageClient(ApiClient):
     """Fetches images by digest, with a node's, a job's or a user's token."""
 
-    def __init__(
-        self,
-        url: str,
-        token: Token,
-        *,
-        session: requests.Session | None = None,
-        retries: Retries = AGENT_RETRIES,
-    ) -> None:
-        self._http = ApiTransport(url, token, session=session, retries=retries)
-
-    def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
-        self._http.close()
+    default_retries = AGENT_RETRIES
 
     def manifest(self, digest: str) -> bytes:
         """The exact bytes of an image's manifest.
@@ -243,7 +223,7 @@ class ImageClient:
             NotFound: there is no such image.
             DigestMismatch: the received bytes do not match the digest.
         """
-        data = self._read_limited(f"/v1/images/{_quoted(digest)}/manifest", MAX_MANIFEST)
+        data = self._http.read_limited(f"/v1/images/{quote_path(digest)}/manifest", MAX_MANIFEST)
         if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
             raise DigestMismatch(f"manifest {digest}: the received bytes do not match the digest")
         return data
@@ -254,7 +234,7 @@ class ImageClient:
         Raises:
             NotFound: there is no such image.
         """
-        data = self._read_limited(f"/v1/images/{_quoted(digest)}/signature", MAX_MANIFEST)
+        data = self._http.read_limited(f"/v1/images/{quote_path(digest)}/signature", MAX_MANIFEST)
         return data.decode("ascii", "ignore")
 
     def layout(self, image: str, content: str) -> bytes:
@@ -263,8 +243,8 @@ class ImageClient:
         Raises:
             NotFound: there is no such image, or the content does not belong to it.
         """
-        path = f"/v1/images/{_quoted(image)}/contents/{_quoted(content)}/layout"
-        return self._read_limited(path, MAX_LAYOUT)
+        path = f"/v1/images/{quote_path(image)}/contents/{quote_path(content)}/layout"
+        return self._http.read_limited(path, MAX_LAYOUT)
 
     def segment(self, image: str, segment: bytes) -> bytes:
         """A stored segment of an image; the caller checks it.
@@ -272,7 +252,8 @@ class ImageClient:
         Raises:
             NotFound: there is no such image, or the segment does not belong to it.
         """
-        return self._read_limited(f"/v1/images/{_quoted(image)}/segments/{segment.hex()}", MAX_SEGMENT)
+        path = f"/v1/images/{quote_path(image)}/segments/{segment.hex()}"
+        return self._http.read_limited(path, MAX_SEGMENT)
 
     def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
         """A part of a stored segment, and the size of the whole; the caller checks it.
@@ -280,53 +261,16 @@ class ImageClient:
         Raises:
             NotFound: there is no such image, or the segment does not belong to it.
         """
-        path = f"/v1/images/{_quoted(image)}/segments/{segment.hex()}"
+        path = f"/v1/images/{quote_path(image)}/segments/{segment.hex()}"
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"}
         answer = self._http.call("GET", path, headers=headers)
         if answer.status_code != 206:  # a proxy does not support ranges
             return answer.content[begin:end], len(answer.content)
-        first, _, read_limited = answer.headers.get("Content-Range", "").partition("/")
-        if not first.startswith(f"bytes {begin}-") or not read_limited.isdigit():
-            raise Unavailable("api", "the API answered with another range than requested")
-        return answer.content[: end - begin], int(read_limited)
-
-    def _read_limited(self, path: str, limit: int) -> bytes:
-        return read_limited(self._http, path, limit)
+        return answer.content[: end - begin], whole_size(answer, begin)
 
 
-def read_limited(http: ApiTransport, path: str, limit: int) -> bytes:
-    """Download at most ``limit`` bytes.  Raises DigestMismatch if the resource has more."""
-    data = bytearray()
-
-    def take(piece: bytes) -> None:
-        data.extend(piece)
-        if len(data) > limit:
-            raise DigestMismatch(f"{path} has more than {limit} bytes")
-
-    http.download(path, take)
-    return bytes(data)
-
-
-def _quoted(digest: str) -> str:
-    return quote(digest, safe=":")
-
-
-class NodeClient:
+class NodeClient(ApiClient):
     """Registers a node, with the node's token."""
-
-    def __init__(
-        self,
-        url: str,
-        token: Token,
-        *,
-        session: requests.Session | None = None,
-        retries: Retries | None = None,
-    ) -> None:
-        self._http = ApiTransport(url, token, session=session, retries=retries)
-
-    def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
-        self._http.close()
 
     def put_node(self, node: Node, *, renew: bool = False) -> NodeWishes:
         """Register the node's state; returns the service's requests to the node.
@@ -336,13 +280,10 @@ class NodeClient:
         """
         path = f"/v1/nodes/{quote(node.name, safe='')}"
         params = {"renew": "true"} if renew else {}
-        answer = self._http.call(
-            "PUT", path, body=encode_json(node), params=params, headers=JSON_HEADERS
-        )
-        return parse(NodeWishes, answer)
+        return self._http.send(NodeWishes, "PUT", path, node, params=params)
 
 
-class AssignmentClient:
+class AssignmentClient(ApiClient):
     """The cluster VMs of a node, with its token (a ``vmjobs.ports.AssignmentSource``).
 
     It also carries login sessions of these VMs (a ``vmjobs.ports.SessionSource``).
@@ -353,25 +294,22 @@ class AssignmentClient:
         url: str,
         token: Token,
         node: str,
-        *,
-        session: requests.Session | None = None,
-        retries: Retries = ASSIGNMENT_RETRIES,
     ) -> None:
-        self._http = ApiTransport(url, token, session=session, retries=retries)
+        super().__init__(url, token, retries=ASSIGNMENT_RETRIES)
         # A single try that lasts as long as the service may wait.
-        patience = replace(retries, deadline=MAX_WAIT_SECONDS + retries.deadline)
-        self._long_poll_http = ApiTransport(url, token, session=session, retries=patience)
+        patience = Retries(deadline=MAX_WAIT_SECONDS + ASSIGNMENT_RETRIES.deadline)
+        self._long_poll_http = ApiTransport(url, token, retries=patience)
         self._node = f"/v1/nodes/{quote(node, safe='')}"
         self._path = f"{self._node}/members"
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
-        self._http.close()
+        super().close()
         self._long_poll_http.close()
 
     def answer(self, session: str, answer: SessionAnswer) -> None:
         """See :class:`vmjobs.ports.SessionSource`."""
-        self._post(self._session(session), encode_json(answer), JSON_HEADERS)
+        self._http.call("POST", self._session(session), body=answer, repeatable=True)
 
     def stream(self, session: str) -> SessionStream:
         """See :class:`vmjobs.ports.SessionSource`."""
@@ -397,22 +335,20 @@ class AssignmentClient:
 
     def report(self, reports: ClusterVmReports) -> None:
         """See :class:`vmjobs.ports.AssignmentSource`."""
-        self._post(self._path, encode_json(reports), JSON_HEADERS)
+        self._http.call("POST", self._path, body=reports, repeatable=True)
 
     def token(self, member: str, incarnation: int) -> PoolToken:
         """See :class:`vmjobs.ports.AssignmentSource`."""
-        body = encode_json(TokenRequest(incarnation=incarnation))
-        return parse(PoolToken, self._post(f"{self._member(member)}/token", body, JSON_HEADERS))
+        request = TokenRequest(incarnation=incarnation)
+        return self._http.send(PoolToken, "POST", f"{self._member(member)}/token", request)
 
     def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
         """See :class:`vmjobs.ports.AssignmentSource`."""
         for start in range(0, len(data), APPEND_BYTES):
             place = f"incarnation={incarnation}&offset={offset + start}"
+            path = f"{self._member(member)}/console?{place}"
             piece = data[start : start + APPEND_BYTES]
-            self._post(f"{self._member(member)}/console?{place}", piece, BYTES_HEADERS)
+            self._http.call("POST", path, body=piece, headers=BYTES_HEADERS, repeatable=True)
 
     def _member(self, member: str) -> str:
         return f"{self._path}/{quote(member, safe='')}"
-
-    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> requests.Response:
-        return self._http.call("POST", path, body=body, headers=headers, repeatable=True)

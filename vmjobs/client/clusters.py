@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import Literal, TypeVar
+from typing import Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel
-
 from vmjobs.client import files
-from vmjobs.client.agent import JSON_HEADERS, encode_json
 from vmjobs.client.sessions import SessionStream
 from vmjobs.client.transport import ApiTransport, parse
 from vmjobs.cluster.spec import ClusterSpec
@@ -25,8 +22,6 @@ from vmjobs.cluster.wire import (
     ScaleRequest,
 )
 from vmjobs.errors import NotFound
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Clusters:
@@ -73,11 +68,11 @@ class Clusters:
             NotFound: there is no such image.
             Conflict: the cluster is being deleted.
         """
-        return self._send(ApplyResult, "PUT", _cluster_path(spec.name), spec)
+        return self._http.send(ApplyResult, "PUT", _cluster_path(spec.name), spec)
 
     def assess(self, spec: ClusterSpec) -> Assessment:
         """Ask how much of a declaration would run now.  Raises as :meth:`put`."""
-        return self._send(Assessment, "POST", "/v1/cluster-assessments", spec)
+        return self._http.send(Assessment, "POST", "/v1/cluster-assessments", spec)
 
     def scale(self, name: str, size: int) -> Cluster:
         """Change the number of VMs.
@@ -85,7 +80,8 @@ class Clusters:
         Raises:
             Conflict: the cluster is being deleted.
         """
-        return self._send(Cluster, "POST", f"{_cluster_path(name)}/scale", ScaleRequest(size=size))
+        request = ScaleRequest(size=size)
+        return self._http.send(Cluster, "POST", f"{_cluster_path(name)}/scale", request)
 
     def wake(self, name: str) -> None:
         """Start a VM in a cluster that autoscaling has scaled to zero."""
@@ -93,7 +89,7 @@ class Clusters:
 
     def drain(self, name: str) -> Cluster:
         """Let all VMs end with their jobs, and start none until :meth:`resume`."""
-        return self._send(Cluster, "POST", f"{_cluster_path(name)}/drain")
+        return self._http.send(Cluster, "POST", f"{_cluster_path(name)}/drain")
 
     def resume(self, name: str) -> Cluster:
         """Start VMs again after :meth:`drain`.
@@ -101,7 +97,7 @@ class Clusters:
         Raises:
             Conflict: the cluster is being deleted.
         """
-        return self._send(Cluster, "POST", f"{_cluster_path(name)}/resume")
+        return self._http.send(Cluster, "POST", f"{_cluster_path(name)}/resume")
 
     def retry(self, name: str) -> Cluster:
         """Retry failed nodes and images, and a rolled-back declaration, without backoff.
@@ -109,15 +105,14 @@ class Clusters:
         Raises:
             Conflict: the cluster is being deleted.
         """
-        return self._send(Cluster, "POST", f"{_cluster_path(name)}/retry")
+        return self._http.send(Cluster, "POST", f"{_cluster_path(name)}/retry")
 
     def delete(self, name: str, mode: Literal["drain", "now"] = "drain") -> Cluster:
         """Delete a cluster: once its jobs have ended, or now.
 
         The cluster exists until its VMs are known to be gone.
         """
-        answer = self._http.call("DELETE", _cluster_path(name), params={"mode": mode})
-        return parse(Cluster, answer)
+        return self._http.send(Cluster, "DELETE", _cluster_path(name), params={"mode": mode})
 
     # -- logging in
 
@@ -130,20 +125,12 @@ class Clusters:
             Unavailable: its node does not answer.
         """
         path = f"{_cluster_path(name)}/members/{_quote_name(member)}/sessions"
-        body = encode_json(SessionRequest(key=key))
-        answer = self._http.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=False)
+        answer = self._http.call("POST", path, body=SessionRequest(key=key), repeatable=False)
         return parse(ClusterSshSession, answer)
 
     def session(self, session: str) -> SessionStream:
         """The operator's side of a session."""
         return SessionStream(self._http, f"/v1/sessions/{_quote_name(session)}")
-
-    def _send(
-        self, model: type[_Model], method: str, path: str, body: BaseModel | None = None
-    ) -> _Model:
-        data = None if body is None else encode_json(body)
-        headers = {} if body is None else JSON_HEADERS
-        return parse(model, self._http.call(method, path, body=data, headers=headers, repeatable=True))
 
 
 def _cluster_path(name: str) -> str:

@@ -37,9 +37,6 @@ MAX_PROBLEM_BYTES: Final = 4 * 1024 * 1024
 class ServiceError(VMJobsError):
     """An internal error of the service. ``hint`` says what to report to its operators."""
 
-    code = "INTERNAL"
-    exit_code = 70
-
 
 def error_from_response(response: requests.Response) -> VMJobsError:
     """Convert a response with a status of 300 or more to an error."""
@@ -64,19 +61,19 @@ def error_from_response(response: requests.Response) -> VMJobsError:
 
 def error_from_code(code: str, message: str, hint: str = "") -> VMJobsError:
     """Convert a failure in a resource, such as a failed build, to an error."""
-    kinds = [k for k in _error_classes(VMJobsError) if k.code == code and k is not Unavailable]
-    error = (kinds[0] if kinds else ServiceError)(message, hint=hint)
+    error = (_class_of(code) or ServiceError)(message, hint=hint)
     vars(error)["code"] = code
     return error
 
 
 def _error_class(problem: Problem) -> type[VMJobsError]:
-    for kind in _error_classes(VMJobsError):
-        if kind.code == problem.code and kind is not Unavailable:
-            return kind
-    if problem.status in _BY_STATUS:
-        return _BY_STATUS[problem.status]
-    return ServiceError if problem.status >= 500 else InvalidRequest
+    found = _class_of(problem.code) or _BY_STATUS.get(problem.status)
+    return found or (ServiceError if problem.status >= 500 else InvalidRequest)
+
+
+def _class_of(code: str) -> type[VMJobsError] | None:
+    kinds = (k for k in _error_classes(VMJobsError) if k.code == code and k is not Unavailable)
+    return next(kinds, None)
 
 
 def _error_classes(base: type[VMJobsError]) -> Iterator[type[VMJobsError]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
-import requests
-from pydantic import BaseModel
-
-from vmjobs.client.agent import JSON_HEADERS, encode_json
-from vmjobs.client.transport import ApiTransport, Retries, parse
-from vmjobs.client.uploads import BYTES_HEADERS, UploadClient, quote_path
-from vmjobs.closeable import Closeable
+from vmjobs.client.transport import (
+    BYTES_HEADERS,
+    FIRST_POLL_SECONDS,
+    JSON_HEADERS,
+    ApiClient,
+    Retries,
+    next_poll_pause,
+)
+from vmjobs.client.uploads import UploadClient, quote_path
 from vmjobs.wire import (
     Build,
     BuildList,
@@ -34,15 +36,9 @@ from vmjobs.wire import (
 
 #: Long, so that transfers survive a restart of the repository.
 TRANSFER_RETRIES: Final = Retries(deadline=120.0, ceiling=5.0)
-#: Poll intervals of a build in seconds: after a change, and the maximum.
-FIRST_POLL: Final = 0.3
-LAST_POLL: Final = 2.0
 
 
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-class Images(Closeable):
+class Images(ApiClient):
     """The images of a service that one user may see.
 
     Methods raise the error that the service answers with: ``NotFound``, ``Forbidden``,
@@ -50,19 +46,7 @@ class Images(Closeable):
     in time.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str = "",
-        *,
-        session: requests.Session | None = None,
-        retries: Retries = TRANSFER_RETRIES,
-    ) -> None:
-        self._http = ApiTransport(url, token, session=session, retries=retries)
-
-    def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
-        self._http.close()
+    default_retries = TRANSFER_RETRIES
 
     # -- reading
 
@@ -79,12 +63,13 @@ class Images(Closeable):
 
     def publish(self, publication: Publication) -> ImageDetail:
         """Make an image of uploaded contents, and tag it."""
-        return self._send(ImageDetail, "POST", "/v1/images", encode_json(publication))
+        return self._http.send(ImageDetail, "POST", "/v1/images", publication)
 
     def change(self, digest: str, change: ImageChange) -> ImageDetail:
         """Change an image's visibility, lifetime, deprecation or signature."""
         body = change.model_dump_json(exclude_unset=True).encode()
-        return self._send(ImageDetail, "PATCH", f"/v1/images/{quote_path(digest)}", body)
+        path = f"/v1/images/{quote_path(digest)}"
+        return self._http.send(ImageDetail, "PATCH", path, body, headers=JSON_HEADERS)
 
     def remove(self, digest: str) -> None:
         """Remove an image with all of its tags.
@@ -96,16 +81,12 @@ class Images(Closeable):
 
     def tag(self, namespace: str, name: str, tag: str, digest: str) -> ImageTag:
         """Set a tag, new or existing, to an image. namespace: empty: the caller's own."""
-        body = encode_json(TagTarget(digest=digest))
-        return self._send(ImageTag, "PUT", _tag_path(namespace, name, tag), body)
+        target = TagTarget(digest=digest)
+        return self._http.send(ImageTag, "PUT", _tag_path(namespace, name, tag), target)
 
     def untag(self, namespace: str, name: str, tag: str) -> None:
         """Remove a tag."""
         self._http.call("DELETE", _tag_path(namespace, name, tag))
-
-    def _send(self, model: type[_Model], method: str, path: str, body: bytes) -> _Model:
-        answer = self._http.call(method, path, body=body, headers=JSON_HEADERS, repeatable=True)
-        return parse(model, answer)
 
     # -- building
 
@@ -115,10 +96,8 @@ class Images(Closeable):
         Raises:
             InvalidRequest: with every fault of the recipe.
         """
-        headers = {**JSON_HEADERS, "Idempotency-Key": key or uuid.uuid4().hex}
-        body = encode_json(request)
-        answer = self._http.call("POST", "/v1/builds", body=body, headers=headers, repeatable=True)
-        return parse(Build, answer)
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        return self._http.send(Build, "POST", "/v1/builds", request, headers=headers)
 
     def builds(self, limit: int = 100) -> Sequence[Build]:
         """The caller's builds, newest first."""
@@ -134,11 +113,11 @@ class Images(Closeable):
         Raises:
             Conflict: it has ended, or its image is being published.
         """
-        return parse(Build, self._http.call("DELETE", f"/v1/builds/{quote_path(build)}"))
+        return self._http.send(Build, "DELETE", f"/v1/builds/{quote_path(build)}")
 
     def follow_build(self, build: str, on_change: Callable[[Build], None] | None = None) -> Build:
         """Wait for the end of a build; returns it. on_change: called whenever it changes."""
-        last, pause = None, FIRST_POLL
+        last, pause = None, FIRST_POLL_SECONDS
         while True:
             found = self.build_state(build)
             changed = found != last
@@ -146,15 +125,15 @@ class Images(Closeable):
                 on_change(found)
             if found.state.final:
                 return found
-            last, pause = found, FIRST_POLL if changed else min(LAST_POLL, pause * 1.5)
+            last, pause = found, next_poll_pause(pause, changed=changed)
             self._http.pause(pause)
 
     # -- uploads
 
     def open_upload(self, size: int) -> UploadClient:
         """Open an upload for ``size`` bytes of content."""
-        body = encode_json(UploadRequest(size=size))
-        return UploadClient(self._http, self._send(Upload, "POST", "/v1/uploads", body))
+        request = UploadRequest(size=size)
+        return UploadClient(self._http, self._http.send(Upload, "POST", "/v1/uploads", request))
 
     def upload(self, upload_id: str) -> UploadClient:
         """An upload that was opened earlier.
@@ -171,19 +150,17 @@ class Images(Closeable):
         """Have the service read and check some stored segments of an image."""
         path = f"/v1/images/{quote_path(digest)}/verify"
         body = b"".join(segments)
-        answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
-        return parse(VerifyReport, answer)
+        return self._http.send(VerifyReport, "POST", path, body, headers=BYTES_HEADERS)
 
     def prefetch(self, digest: str, request: PrefetchRequest) -> PrefetchState:
         """Have nodes fetch an image; repeating the call reports their progress."""
         path = f"/v1/images/{quote_path(digest)}/prefetch"
-        return self._send(PrefetchState, "POST", path, encode_json(request))
+        return self._http.send(PrefetchState, "POST", path, request)
 
     def collect(self, *, dry_run: bool = False) -> GcReport:
         """Run a garbage collection, which removes unreferenced data."""
         wish = {"dry_run": str(dry_run).lower()}
-        answer = self._http.call("POST", "/v1/gc", params=wish, body=b"", repeatable=True)
-        return parse(GcReport, answer)
+        return self._http.send(GcReport, "POST", "/v1/gc", b"", params=wish)
 
 
 def _tag_path(namespace: str, name: str, tag: str) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from vmjobs.client.transport import ApiTransport, parse
+from vmjobs.client.transport import BYTES_HEADERS, ApiTransport
 from vmjobs.cluster.ssh_session import STREAM_ENDED, STREAM_HEADER, STREAM_OPEN, AppendResult
 from vmjobs.errors import Unavailable, VMJobsError
-
-_HEADERS = {"Content-Type": "application/octet-stream"}
 
 
 class SessionStream:
@@ -21,15 +19,9 @@ class SessionStream:
     def send(self, offset: int, data: bytes, end: bool) -> int:
         """See :class:`vmjobs.relay.ByteStream`."""
         params = {"offset": offset, "end": "true" if end else "false"}
-        answer = self._http.call(
-            "POST",
-            f"{self._path}/bytes",
-            body=data,
-            params=params,
-            headers=_HEADERS,
-            repeatable=True,
-        )
-        return parse(AppendResult, answer).offset
+        path = f"{self._path}/bytes"
+        answer = self._http.send(AppendResult, "POST", path, data, params=params, headers=BYTES_HEADERS)
+        return answer.offset
 
     def receive(self, offset: int, wait: float) -> tuple[bytes, bool]:
         """See :class:`vmjobs.relay.ByteStream`."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
 import requests
@@ -19,10 +19,16 @@ from pydantic import BaseModel, ValidationError
 
 from vmjobs import __version__
 from vmjobs.client.http_errors import error_from_response
+from vmjobs.closeable import Closeable
 from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable, VMJobsError
 from vmjobs.ports import ProgressCallback
 
 PIECE_BYTES: Final = 256 * 1024
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
+#: Poll intervals in seconds: at first and after a change, and the maximum.
+FIRST_POLL_SECONDS: Final = 0.3
+LAST_POLL_SECONDS: Final = 2.0
 _TRANSIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
 _IDEMPOTENT_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
@@ -119,14 +125,16 @@ class BytesBody:
         return (bytes(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES))
 
 
-Body = bytes | FileBody | BytesBody | None
+_RawBody = bytes | FileBody | BytesBody | None
+#: A model is sent as JSON.
+Body = _RawBody | BaseModel
 
 
 @dataclass(frozen=True)
 class _Request:
     method: str
     path: str
-    body: Body
+    body: _RawBody
     params: Mapping[str, Any]
     headers: Mapping[str, str]
     stream: bool
@@ -177,6 +185,20 @@ class ApiTransport:
             if not cursor:
                 return
 
+    def send(
+        self,
+        model: type[Model],
+        method: str,
+        path: str,
+        body: Body = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Model:
+        """Send a request whose repeats are harmless; returns its JSON answer."""
+        answer = self.call(method, path, body=body, params=params, headers=headers, repeatable=True)
+        return parse(model, answer)
+
     def call(
         self,
         method: str,
@@ -200,6 +222,8 @@ class ApiTransport:
             VMJobsError: the error that the answer reports.
             Unavailable: no answer within the deadline.
         """
+        if isinstance(body, BaseModel):
+            body, headers = body.model_dump_json().encode(), {**JSON_HEADERS, **(headers or {})}
         can_retry = method in _IDEMPOTENT_METHODS if repeatable is None else repeatable
         if isinstance(body, FileBody):
             can_retry = can_retry and body.repeatable
@@ -315,6 +339,44 @@ class ApiTransport:
             raise DigestMismatch(f"{digest}: the received bytes do not match the digest")
         return done
 
+    def read_limited(self, path: str, limit: int) -> bytes:
+        """GET at most ``limit`` bytes.  Raises DigestMismatch if the resource has more."""
+        data = bytearray()
+
+        def take(piece: bytes) -> None:
+            data.extend(piece)
+            if len(data) > limit:
+                raise DigestMismatch(f"{path} has more than {limit} bytes")
+
+        self.download(path, take)
+        return bytes(data)
+
+
+class ApiClient(Closeable):
+    """Base of clients with a connection of their own."""
+
+    default_retries: ClassVar[Retries] = Retries()
+
+    def __init__(
+        self,
+        url: str,
+        token: Token = "",
+        *,
+        session: requests.Session | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        retries = retries or self.default_retries
+        self._http = ApiTransport(url, token, session=session, retries=retries)
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+
+
+def next_poll_pause(pause: float, *, changed: bool) -> float:
+    """Seconds until the next poll, after a pause of ``pause`` seconds."""
+    return FIRST_POLL_SECONDS if changed else min(LAST_POLL_SECONDS, pause * 1.5)
+
 
 def check_url(url: str) -> str:
     """The API's base URL without a slash at its end.
@@ -337,14 +399,23 @@ def check_url(url: str) -> str:
 def _parse_extent(response: requests.Response, done: int) -> tuple[int, int]:
     """The length of the whole body, and how many bytes of this answer are known already."""
     if response.status_code == 206:
-        first, _, total = response.headers.get("Content-Range", "").partition("/")
-        if first.startswith(f"bytes {done}-") and total.isdigit():
-            return int(total), 0
-        raise Unavailable("api", "the API answered with another range than requested")
+        return whole_size(response, done), 0
     length = response.headers.get("Content-Length", "")
     if not length.isdigit():
         raise Unavailable("api", "the API answered without a Content-Length")
     return int(length), done
+
+
+def whole_size(response: requests.Response, begin: int) -> int:
+    """The size of the whole body, from an answer with the part that starts at ``begin``.
+
+    Raises:
+        Unavailable: the answer has another part.
+    """
+    first, _, total = response.headers.get("Content-Range", "").partition("/")
+    if not first.startswith(f"bytes {begin}-") or not total.isdigit():
+        raise Unavailable("api", "the API answered with another range than requested")
+    return int(total)
 
 
 def retry_after(header: str | None) -> float:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 from urllib.parse import quote
 
-from vmjobs.client.transport import ApiTransport, BytesBody
+from vmjobs.client.transport import BYTES_HEADERS, ApiTransport, BytesBody
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.wire import MAX_DIGESTS, Upload
 
-BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
-
 
 class UploadClient:
-    """An open upload (an ``images.transfer.push.UploadTarget``). Safe to share between threads."""
+    """An open upload (a ``vmjobs.ports.ContentReceiver``). Safe to share between threads."""
 
     def __init__(self, http: ApiTransport, about: Upload) -> None:
         self._http = http

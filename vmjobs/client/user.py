@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-import requests
-
 from vmjobs.client import files
-from vmjobs.client.agent import JSON_HEADERS, encode_json
 from vmjobs.client.clusters import Clusters
-from vmjobs.client.transport import ApiTransport, FileBody, Retries, parse
-from vmjobs.closeable import Closeable
+from vmjobs.client.transport import (
+    FIRST_POLL_SECONDS,
+    ApiClient,
+    FileBody,
+    next_poll_pause,
+    parse,
+)
 from vmjobs.errors import NotFound
 from vmjobs.job_sets import JobSelection, JobStatus, JobStatusList
 from vmjobs.model import (
@@ -44,36 +48,22 @@ from vmjobs.wire import (
     Submitted,
 )
 
-FIRST_POLL: Final = 0.3
-LAST_POLL: Final = 2.0
 #: Maximum rate of requests while waiting for many jobs.
 POLLS_PER_SECOND: Final = 100
 
 
-class Client(Closeable):
+class Client(ApiClient):
     """The API for one user.
 
     Methods raise the error that the service answers with: ``NotFound``, ``Forbidden``,
     ``InvalidSpec`` …, and ``Unavailable`` if the service, or one that it needs, does not answer
     within the deadline.
-
-    clusters: virtual clusters, for their operators.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str = "",
-        *,
-        session: requests.Session | None = None,
-        retries: Retries | None = None,
-    ) -> None:
-        self._http = ApiTransport(url, token, session=session, retries=retries)
-        self.clusters = Clusters(self._http)
-
-    def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
-        self._http.close()
+    @cached_property
+    def clusters(self) -> Clusters:
+        """Virtual clusters, for their operators."""
+        return Clusters(self._http)
 
     # -- jobs
 
@@ -84,10 +74,9 @@ class Client(Closeable):
             InvalidSpec: with every fault of the specification.
             IdempotencyConflict: ``key`` was used with another submission.
         """
-        headers = {**JSON_HEADERS, "Idempotency-Key": key or uuid.uuid4().hex}
-        body = encode_json(Submission(spec=spec, count=count))
-        answer = self._http.call("POST", "/v1/jobs", body=body, headers=headers, repeatable=True)
-        return parse(Submitted, answer)
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        body = Submission(spec=spec, count=count)
+        return self._http.send(Submitted, "POST", "/v1/jobs", body, headers=headers)
 
     def job(self, job_id: str) -> Job:
         """One job."""
@@ -134,7 +123,7 @@ class Client(Closeable):
         Raises:
             Conflict: it has ended already.
         """
-        return parse(Job, self._http.call("DELETE", _job_path(job_id)))
+        return self._http.send(Job, "DELETE", _job_path(job_id))
 
     def change_jobs(
         self, action: JobAction, jobs: Sequence[str] = (), states: Collection[JobState] = ()
@@ -147,10 +136,8 @@ class Client(Closeable):
             NotFound: one does not exist; no job is changed.
             InvalidRequest: both are empty, or too many jobs for one request.
         """
-        body = encode_json(JobSelection.model_construct(jobs=tuple(jobs), state=tuple(states)))
-        path = f"/v1/jobs:{action.value}"
-        answer = self._http.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=True)
-        return list(parse(JobStatusList, answer).jobs)
+        body = JobSelection.model_construct(jobs=tuple(jobs), state=tuple(states))
+        return list(self._http.send(JobStatusList, "POST", f"/v1/jobs:{action.value}", body).jobs)
 
     def wait(
         self,
@@ -162,10 +149,10 @@ class Client(Closeable):
 
         on_change: called with each job at first and whenever it has changed.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        end = _end_of_wait(timeout)
         seen: dict[str, Job] = {}
         tags: dict[str, str] = {}
-        pause = FIRST_POLL
+        pause = FIRST_POLL_SECONDS
         while True:
             waiting = [i for i in dict.fromkeys(job_ids) if i not in seen or not seen[i].state.final]
             changed = [job for i in waiting if (job := self._fetch_if_changed(i, tags)) is not None]
@@ -174,11 +161,10 @@ class Client(Closeable):
                 if on_change:
                     on_change(job)
             left = sum(1 for i in waiting if not seen[i].state.final)
-            if not left or (end is not None and time.monotonic() >= end):
+            if not left or time.monotonic() >= end:
                 return [seen[i] for i in job_ids]
-            pause = FIRST_POLL if changed else min(LAST_POLL, pause * 1.5)
-            patience = max(pause, left / POLLS_PER_SECOND)
-            self._http.pause(patience if end is None else _limit_pause(end, patience))
+            pause = next_poll_pause(pause, changed=bool(changed))
+            self._http.pause(_limit_pause(end, max(pause, left / POLLS_PER_SECOND)))
 
     def _fetch_if_changed(self, job_id: str, tags: dict[str, str]) -> Job | None:
         job, tags[job_id] = self.job_if_changed(job_id, tags.get(job_id, ""))
@@ -197,8 +183,8 @@ class Client(Closeable):
 
         A new attempt writes its streams from the start; then this reads them from the start.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        pause, etag, final, attempts = FIRST_POLL, "", False, 0
+        end = _end_of_wait(timeout)
+        pause, etag, final, attempts = FIRST_POLL_SECONDS, "", False, 0
         while True:
             job, etag = self.job_if_changed(job_id, etag)
             if job:
@@ -211,10 +197,10 @@ class Client(Closeable):
             for data in self.stream(job_id, name, offset):
                 offset += len(data)
                 yield data
-            if final or (end is not None and time.monotonic() >= end):
+            if final or time.monotonic() >= end:
                 return
-            pause = FIRST_POLL if offset > before else min(LAST_POLL, pause * 1.5)
-            self._http.pause(pause if end is None else _limit_pause(end, pause))
+            pause = next_poll_pause(pause, changed=offset > before)
+            self._http.pause(_limit_pause(end, pause))
 
     def outputs(self, job_id: str) -> OutputList:
         """The outputs of a job, and those that were refused."""
@@ -288,6 +274,10 @@ def _job_path(job_id: str) -> str:
     if not job_id.strip() or job_id in {".", ".."}:
         raise NotFound(f"{job_id!r} is not a job")
     return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _end_of_wait(timeout: float | None) -> float:
+    return math.inf if timeout is None else time.monotonic() + timeout
 
 
 def _limit_pause(end: float, pause: float) -> float:

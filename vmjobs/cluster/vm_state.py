@@ -85,13 +85,6 @@ class ClusterVmCode(StrEnum):
     INTERNAL = "INTERNAL"
 
 
-#: State of a running VM with the goal RUN: by (in the pool, admitted).
-_RUN_STATES: Final = {
-    (False, False): ClusterVmState.JOINING,
-    (False, True): ClusterVmState.JOINING,
-    (True, False): ClusterVmState.PROBING,
-    (True, True): ClusterVmState.UP,
-}
 _ENDING_STATES: Final = {Goal.DRAIN: ClusterVmState.DRAINING, Goal.STOP: ClusterVmState.STOPPING}
 #: Phases that determine the state alone.
 _BY_PHASE: Final = {
@@ -122,4 +115,8 @@ def state_of(
         return ClusterVmState.LOST if placed else ClusterVmState.PENDING
     if phase is not Phase.RUNNING:
         return _BY_PHASE[phase]
-    return _ENDING_STATES.get(goal) or _RUN_STATES[joined, admitted]
+    if goal in _ENDING_STATES:
+        return _ENDING_STATES[goal]
+    if not joined:
+        return ClusterVmState.JOINING
+    return ClusterVmState.UP if admitted else ClusterVmState.PROBING

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, BinaryIO, Final
 
 import zstandard
-from pydantic import ValidationError
 
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, StorageFull
 from vmjobs.model import FrozenModel
@@ -281,7 +278,7 @@ def parse_extents(content: ArchiveFile) -> Extents:
     """
     try:
         return Extents.model_validate_json(content.read_small()).checked()
-    except (ValidationError, ValueError, json.JSONDecodeError) as error:
+    except ValueError as error:
         raise InvalidRequest(f"{content.name} in the backup is not a map of a disk") from error
 
 
@@ -309,27 +306,17 @@ def write_disk(content: ArchiveFile, extents: Extents, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-class AtomicFile:
-    """Replaces a file atomically; only its owner can read it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._part = path.with_name(f".{path.name}.part")
-
-    def __enter__(self) -> BinaryIO:
-        self._part.unlink(missing_ok=True)  # left by a killed process
-        handle = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self._file = os.fdopen(handle, "wb")
-        return self._file
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._part.replace(self._path)
-        finally:
-            self._file.close()
-            self._part.unlink(missing_ok=True)
+@contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Replace a file atomically once the context ends; only its owner can read it."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)  # left by a killed process
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

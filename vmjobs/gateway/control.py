@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vmjobs.closeable import Closeable
 from vmjobs.errors import Unavailable, VMJobsError, reason_of
 from vmjobs.hypervisor.uml.mconsole import short_path
 
@@ -26,7 +27,7 @@ MAX_LINE_BYTES = 1024 * 1024
 ANSWER_SECONDS = 120.0
 
 
-class SupervisorClient:
+class SupervisorClient(Closeable):
     """A connection to a supervisor. Raises ``Unavailable("agent", …)`` if none runs."""
 
     def __init__(self, path: Path) -> None:
@@ -75,12 +76,6 @@ class SupervisorClient:
         """Close the connection."""
         self._file.close()
         self._socket.close()
-
-    def __enter__(self) -> SupervisorClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @contextmanager

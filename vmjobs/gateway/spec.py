@@ -113,15 +113,6 @@ def parse_gateway(data: Any) -> Gateway:
     return gateway
 
 
-def to_declaration(gateway: Gateway) -> dict[str, Any]:
-    """The gateway as a declaration, in the form that :func:`parse_gateway` accepts."""
-    plain = gateway.model_dump(mode="json", exclude_defaults=True)
-    machines = {machine.pop("name"): machine for machine in plain["machines"]}
-    return {"gateway": plain["name"], **{k: v for k, v in plain.items() if k != "name"}} | {
-        "machines": machines
-    }
-
-
 #: Declared keys and model fields. A declared "name" maps to an unknown field, so that it is a fault.
 _MODEL_KEYS: Final = {"gateway": "name", "name": "name?"}
 _DECLARED_KEYS: Final = {model: key for key, model in _MODEL_KEYS.items()}

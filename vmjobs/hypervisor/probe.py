@@ -64,11 +64,11 @@ def remove_stale_folders(directory: Path) -> None:
 
 
 def node_kernels() -> list[Path]:
-    """Readable kernels of the node's own distribution, newest name first."""
+    """Kernels of the node's own distribution, newest name first."""
     found: list[Path] = []
     for directory, pattern in _KERNEL_PATTERNS:
         found += sorted(Path(directory).glob(pattern), reverse=True)
-    return [path for path in found if readable_file(path)]
+    return found
 
 
 def readable_file(path: Path) -> bool:
@@ -117,8 +117,8 @@ def boot_probe(
         if not payload.is_supported():
             return result(False, "there is no program to boot for this node's processors", version_text)
         with tempfile.TemporaryDirectory(prefix=_own_prefix()) as scratch:
-            image = partial(_image, Path(scratch), kernel, by_bios)
-            failure = _boot(driver, Path(scratch), deadline, image, cmdline)
+            make_image = partial(_image, Path(scratch), kernel, by_bios)
+            failure = _boot(driver, Path(scratch), deadline, make_image, cmdline)
     except (VMJobsError, OSError) as error:
         subject = f"{where} opens, but no VM starts on it: " if where else ""
         remedy = f" ({error.hint})" if isinstance(error, VMJobsError) and error.hint else ""
@@ -132,18 +132,27 @@ def boot_probe(
     return result(False, f"{subject}: {failure} in {time.monotonic() - began:.0f} s", version_text)
 
 
-_Prepare = Callable[[str], BootImage]
-
-
 def _boot(
-    driver: Hypervisor, scratch: Path, deadline: float, prepare: _Prepare, cmdline: tuple[str, ...]
+    driver: Hypervisor,
+    scratch: Path,
+    deadline: float,
+    make_image: Callable[[str], BootImage],
+    cmdline: tuple[str, ...],
 ) -> str | None:
     """Return None if the guest printed its line, else a description of its output."""
     until = time.monotonic() + deadline
     secret = secrets.token_hex(8)
     line = f"vmjobs-probe:{secret}"
-    name = f"{_own_prefix()}{driver.kind}-{secret[:8]}"
-    vm = _vm_config(scratch, name, prepare(line), cmdline)
+    vm = VmConfig(
+        name=f"{_own_prefix()}{driver.kind}-{secret[:8]}",
+        cpus=1,
+        memory=MEMORY,
+        image=make_image(line),
+        disks=(),
+        console=scratch / "console",
+        workdir=scratch / "machine",
+        cmdline=cmdline,
+    )
     try:
         driver.start(vm)
         driver.wait(vm.name, max(0.0, until - time.monotonic()))
@@ -159,6 +168,7 @@ def _boot(
 
 
 def _image(scratch: Path, kernel: Path | None, by_bios: bool, line: str) -> BootImage:
+    (scratch / "machine").mkdir()
     root = scratch / "root"
     with root.open("wb") as file:
         if by_bios:
@@ -166,22 +176,6 @@ def _image(scratch: Path, kernel: Path | None, by_bios: bool, line: str) -> Boot
         file.truncate(MIB)
     if by_bios:
         return BootImage(digest="", root=root, boot=BootMethod.BIOS)
-    (scratch / "machine").mkdir()
     initrd = scratch / "machine" / "initrd"  # UML looks up its relative name here
     initrd.write_bytes(payload.initramfs(line))
     return BootImage(digest="", root=root, kernel=kernel, initrd=initrd)
-
-
-def _vm_config(scratch: Path, name: str, image: BootImage, cmdline: tuple[str, ...]) -> VmConfig:
-    workdir = scratch / "machine"
-    workdir.mkdir(exist_ok=True)
-    return VmConfig(
-        name=name,
-        cpus=1,
-        memory=MEMORY,
-        image=image,
-        disks=(),
-        console=scratch / "console",
-        workdir=workdir,
-        cmdline=cmdline,
-    )

@@ -122,20 +122,33 @@ def _scan() -> Iterator[Process]:
 
 def read(pid: int) -> Process | None:
     """Read a process from ``/proc``; None if it has ended. Raises as :func:`scan`."""
-    stat = None
+    fields: list[bytes] = []
     with _ProcAccess():
         words = _content(f"/proc/{pid}/cmdline")
-        stat = _content(f"/proc/{pid}/stat")
-    if stat is None:
+        fields = stat_fields(pid)
+    if not fields:
         return None
-    # The second field, the name, may hold anything but is followed by the last ')'.
-    fields = stat.rpartition(b")")[2].split()
     state, session = fields[0], int(fields[3])
     if state in {b"Z", b"X"}:
         return None
     shown = words.rstrip(b"\0")
     argv = tuple(shown.decode("utf-8", "replace").split("\0")) if shown else ()
     return Process(pid, session, argv, stopped=state in {b"T", b"t"})
+
+
+def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[bytes]:
+    """The fields of a process's ``stat`` (proc(5)) from the third one, its state. Raises OSError."""
+    # The second field, the name, may hold anything but is followed by the last ')'.
+    return _content(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
+
+
+def status_fields(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """The fields of a process's ``status`` (proc(5)), by name. Raises OSError.
+
+    The process's name may hold other characters that end a line for ``str.splitlines``.
+    """
+    lines = _content(f"{proc}/{pid}/status").decode("utf-8", "replace").split("\n")
+    return dict(line.partition(":\t")[::2] for line in lines)
 
 
 def _content(path: str) -> bytes:
@@ -172,9 +185,7 @@ def is_traced(pid: int) -> bool | None:
     Raises as :func:`scan`.
     """
     with _ProcAccess():
-        status = dict(
-            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        )
+        status = status_fields(pid)
         return None if status["State"][0] in "ZX" else status["TracerPid"] != "0"
     return None
 
@@ -186,10 +197,9 @@ def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
         OSError: the process cannot be read.
     """
     try:
-        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+        return int(stat_fields(pid, proc)[19])
     except GONE_ERRORS:
         return 0
-    return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
 def wait_for_any(processes: Sequence[Process], beside: Sequence[int], timeout: float) -> bool:

@@ -31,24 +31,19 @@ def choose(
         raise NoHypervisor(f"the job demands the hypervisor {demanded}, but {why}")
     wanted = [kind for kind in kinds if demanded in {None, kind} and kind in able]
     lacking = {result.kind: _lacking(result, cpus, cloud_init=cloud_init) for result in results}
-    working = {kind for kind, lack in lacking.items() if not lack}
     for kind in wanted:
-        if kind in working:
+        if lacking.get(kind) == "":
             return kind
     asked = wanted if demanded is None else [demanded]
     details = "; ".join(f"{kind}: {_detail(kind, kinds, lacking)}" for kind in asked)
     what = "no hypervisor" if demanded is None else f"the hypervisor {demanded}, which the job demands,"
     tail = " works on this node" if demanded is None else " does not work on this node"
     if demanded is None and set(able) != set(HypervisorKind):
-        what = f"no hypervisor that can run the job with its image ({_either(able)})"
+        what = f"no hypervisor that can run the job with its image ({' or '.join(able) or 'none can'})"
     raise NoHypervisor(
         f"{what}{tail}: {details or 'none is set up'}",
         hint="`vmjobs doctor` shows what each probe found",
     )
-
-
-def _either(able: Sequence[HypervisorKind]) -> str:
-    return " or ".join(able) or "none can"
 
 
 def _lacking(result: ProbeResult, cpus: int, *, cloud_init: bool) -> str:

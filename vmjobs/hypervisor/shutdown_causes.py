@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,20 +45,18 @@ def cause_from_uml_exit(status: int, console: Path) -> ShutdownCause:
         return ShutdownCause.KILLED
     if status:
         return ShutdownCause.CRASHED
-    last = read_tail(console).rpartition(b"reboot: ")[2]
-    if last.startswith((b"Power down", b"System halted")):
+    last = read_tail(console).rpartition("reboot: ")[2]
+    if last.startswith(("Power down", "System halted")):
         return ShutdownCause.POWEROFF
-    return ShutdownCause.RESET if last.startswith(b"Restarting system") else ShutdownCause.UNKNOWN
+    return ShutdownCause.RESET if last.startswith("Restarting system") else ShutdownCause.UNKNOWN
 
 
-def read_tail(console: Path, began: int = 0) -> bytes:
-    """The end of the console output after its first ``began`` bytes."""
-    try:
-        with console.open("rb") as file:
-            file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
-            return file.read()
-    except OSError:
-        return b""
+def read_tail(log: Path, began: int = 0) -> str:
+    """The end of a console's output, or of a log, after its first ``began`` bytes."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
+        return file.read().decode("utf-8", "replace")
+    return ""
 
 
 @dataclass

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import VmUsage
@@ -79,15 +78,12 @@ def _keep_maximum(seen: dict[int, VmUsage], which: int, used: VmUsage) -> None:
 def _processor_seconds(pid: int) -> float:
     """Of a process and of its reaped children (proc(5): utime to cstime)."""
     with suppress(OSError):  # it has ended
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-        return sum(int(field) for field in stat.rpartition(")")[2].split()[11:15]) / _TICKS
+        return sum(map(int, procs.stat_fields(pid)[11:15])) / _TICKS
     return 0.0
 
 
 def _peak_memory(pid: int) -> int:
     """Peak resident memory of a process, in bytes."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        return int(procs.status_fields(pid).get("VmHWM", "0").split()[0]) * 1024
     return 0

@@ -98,8 +98,8 @@ class ObjectStore(ABC):
         """Bytes of the object; ``None`` if there is none."""
 
     @abstractmethod
-    def delete(self, key: str) -> bool:
-        """Remove the object; return whether it existed. Open readers go on if the store allows it."""
+    def delete(self, key: str) -> None:
+        """Remove the object, if it exists. Open readers go on if the store allows it."""
 
     @abstractmethod
     def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:

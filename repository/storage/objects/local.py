@@ -79,16 +79,15 @@ class LocalObjects(ObjectStore):
                 return None
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str) -> None:
         """See :meth:`ObjectStore.delete`. Folders stay: other processes may put objects into them."""
         path = self._path(key)
         with translated():
             try:
                 path.unlink()
             except _NOT_THERE:
-                return False
+                return
             sync_directory(path.parent)
-        return True
 
     def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See :meth:`ObjectStore.keys`."""

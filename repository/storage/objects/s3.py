@@ -89,12 +89,10 @@ class S3Objects(ObjectStore):
             self._client.head_bucket(Bucket=self._bucket)
         return None
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str) -> None:
         """See :meth:`ObjectStore.delete`."""
-        there = self.size(key) is not None
         with translated(self._bucket):
             self._client.delete_object(**self._object_arguments(key))
-        return there
 
     def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See :meth:`ObjectStore.keys`; skips names in the bucket that are not valid keys."""

@@ -33,7 +33,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord, IncompatibleRecord
-from vmjobs.agent.journal import sweep_unknown, vm_name_prefix, write_durably
+from vmjobs.agent.journal import remove_directory, sweep_unknown, vm_name_prefix, write_durably
 from vmjobs.cluster.wire import Assignment
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.model import HypervisorKind
@@ -101,15 +101,8 @@ class ClusterVmJournal:
     def forget(self, member: str) -> None:
         """Remove all files of a cluster VM, its record last."""
         paths = self.paths(member)
-        if not paths.directory.exists():
-            return
-        for entry in paths.directory.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            elif entry != paths.record:
-                entry.unlink()
-        paths.record.unlink(missing_ok=True)
-        paths.directory.rmdir()
+        if paths.directory.exists():
+            remove_directory(paths.record)
 
     def has_records(self) -> bool:
         """Whether there is any record, readable or not."""

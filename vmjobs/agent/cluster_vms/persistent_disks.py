@@ -118,10 +118,8 @@ def record_root(directory: Path) -> None:
 
 def remove_root(directory: Path) -> None:
     """Remove the root overlay, so that the VM starts with a new one."""
-    for name in (
-        ROOT_MARKER,
-        ROOT_OVERLAY,
-    ):  # marker first: a kill in between leaves the overlay as it was
+    # Marker first: a kill in between leaves the overlay as it was.
+    for name in (ROOT_MARKER, ROOT_OVERLAY):
         (directory / name).unlink(missing_ok=True)
 
 

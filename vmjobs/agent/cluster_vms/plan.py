@@ -43,7 +43,6 @@ REFUSED_PAUSE_SECONDS = 30.0
 #: Seconds between attempts to destroy a VM.
 DESTROY_AGAIN_SECONDS = 10.0
 
-ADMIT_SIGNAL = signal.SIGUSR1
 NEW_TOKEN_SIGNAL = signal.SIGUSR2
 DRAIN_SIGNAL = signal.SIGTERM
 

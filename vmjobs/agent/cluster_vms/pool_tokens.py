@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vmjobs.agent.background import start_thread
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Unavailable, VMJobsError
 
@@ -70,7 +71,7 @@ class PoolTokenCache:
     def _replace(self) -> None:
         if not self._asking:
             self._asking = True
-            threading.Thread(target=self._ask, name="pool-token", daemon=True).start()
+            start_thread("pool-token", self._ask)
         self._changed.wait_for(lambda: self._closed or not self._asking)
         if self._closed:
             raise Unavailable("agent", "this agent no longer serves the VM")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.cluster_vms.assignment_poller import AssignmentPoller
@@ -304,7 +305,7 @@ class Reconciler:
             record = member.record
             self._run_in_thread(member, "boot", lambda: machine.boot(record))
         elif action is VmAction.DESTROY:
-            self._destroy(member, machine)
+            self._run_in_thread(member, "destroy", machine.destroy, VmDestroyed)
         elif action is VmAction.RENEW:
             start_thread(f"renew-{member.record.order.name}", _renew_token, machine)
         elif action is VmAction.ABORT:
@@ -314,46 +315,36 @@ class Reconciler:
         elif action is VmAction.TELL_DRAIN:
             machine.signal(DRAIN_SIGNAL)
 
-    def _destroy(self, member: ManagedVm, machine: VmInstance) -> None:
-        def destroy() -> VmDestroyed:
-            machine.destroy()
-            return VmDestroyed()
-
-        self._run_in_thread(member, "destroy", destroy, VmDestroyed)
-
     def _new_instance(self, record: ClusterVmRecord) -> VmInstance:
-        name, incarnation = record.order.id, record.incarnation
-
-        def tell(event: VmEvent) -> None:
-            self.put_event(name, incarnation, event)
-
-        return VmInstance(self._services, record.order, incarnation, tell)
+        tell = partial(self.put_event, record.order.id, record.incarnation)
+        return VmInstance(self._services, record.order, record.incarnation, tell)
 
     def _run_in_thread(
         self,
         member: ManagedVm,
         what: str,
         action: _ThreadAction,
-        failed: Callable[[VmEnd], _Event] = ActionFinished,
+        finished: type[ActionFinished | VmDestroyed] = ActionFinished,
     ) -> None:
-        """Run an action in a separate thread; its result becomes an event of the VM."""
+        """Run an action in a separate thread; its result becomes an event of the VM.
+
+        finished: the event if the action returns none, or fails.
+        """
         record = member.record
-        name, incarnation = record.order.id, record.incarnation
 
         def work() -> None:
+            event: _Event
             try:
-                result = action()
+                event = action() or finished()
             except Exception as error:  # of any kind: the cluster VM is tried again
                 known = isinstance(error, VMJobsError | OSError)
                 log.warning("member %s: %s: %s", record.order.name, what, error, exc_info=not known)
-                self.put_event(name, incarnation, failed(end_after_error(error)))
-                return
-            self.put_event(name, incarnation, result or ActionFinished())
+                event = finished(end_after_error(error))
+            self.put_event(record.order.id, record.incarnation, event)
 
         start_thread(f"{what}-{record.order.name}", work)
-        member.observed = member.observed.with_changes(
-            working=True
-        )  # its event is processed only in a later step
+        # Its event is processed only in a later step.
+        member.observed = member.observed.with_changes(working=True)
 
     # ------------------------------------------------------------------ after a restart
 

@@ -94,7 +94,8 @@ class StatusReporter:
                 pause = min(MAX_PAUSE_SECONDS, 2 * pause or FIRST_PAUSE_SECONDS)
                 log.warning("cluster VMs not reported, next attempt in %.1f s: %s", pause, error)
                 complete = True
-                self._pause(pause)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopped, pause)
             else:
                 pause = 0.0
                 self._note_reported(reports)
@@ -117,10 +118,6 @@ class StatusReporter:
         with self._changed:
             self._changed.wait_for(lambda: self._changed_ids or self._stopped, self._heartbeat)
             return bool(self._changed_ids)
-
-    def _pause(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped, seconds)
 
 
 @dataclass

@@ -27,8 +27,6 @@ from vmjobs.agent.run.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.run.events import (
     ExitReported,
     GuestReady,
-    GuestSilent,
-    KernelPanicked,
     RunEvent,
     VmEnded,
 )
@@ -39,12 +37,12 @@ from vmjobs.agent.run.job_disk import (
     write_job_disk,
 )
 from vmjobs.agent.run.outcome import (
+    guest_failure,
     image_failed,
     outcome_of_early_end,
-    panic_reason,
     with_console_lines,
 )
-from vmjobs.agent.run.vm_watch import VmWatch, watching
+from vmjobs.agent.run.vm_watch import VmWatch, shutdown_cause, watching
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import ClusterVmOrder, PoolToken
@@ -169,9 +167,9 @@ class VmInstance:
         paths = self._paths
         paths.begin(self.incarnation)
         self.name = record.machine
-        ticket = self._write_disks(paths, record)
+        ticket = self._write_disks(record)
         self._check()
-        network = self._serve(paths, record, self.driver)
+        network = self._serve(record, self.driver)
         (paths.machine / "vm").mkdir(mode=0o700)
         self.driver.start(
             VmConfig(
@@ -179,8 +177,8 @@ class VmInstance:
                 cpus=self.order.cpus,
                 memory=self.order.memory,
                 image=self._image,
-                disks=tuple(self._disks(paths, ticket)),
-                console=paths.console(self.incarnation),
+                disks=tuple(self._disks(ticket)),
+                console=self._console,
                 workdir=paths.machine / "vm",
                 network=network,
                 overlay=paths.kept / persistent_disks.ROOT_OVERLAY if self._persistent else None,
@@ -190,7 +188,7 @@ class VmInstance:
             )
         )
         self._record_root()
-        self._start_watch(paths, record)
+        self._start_watch(record)
 
     # ------------------------------------------------------------------ adopting
 
@@ -199,10 +197,10 @@ class VmInstance:
         self.driver, self.name = driver, record.machine
         self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
         self._record_root()
-        self._serve(self._paths, record, driver, running=self.name)
+        self._serve(record, driver, running=self.name)
         if driver.state(self.name) is VmState.PAUSED:  # by the earlier agent
             driver.resume(self.name)
-        self._start_watch(self._paths, record)
+        self._start_watch(record)
 
     def lease_image(self) -> None:
         """Lease the image of an adopted VM. Takes time; logs a failure."""
@@ -282,18 +280,25 @@ class VmInstance:
         return self.services.journal.paths(self.order.id)
 
     @property
+    def _console(self) -> Path:
+        return self._paths.console(self.incarnation)
+
+    @property
     def _persistent(self) -> bool:
         return self.order.lifecycle is Lifecycle.PERSISTENT
 
-    def _scratch(self, paths: ClusterVmPaths) -> Path:
+    @property
+    def _scratch(self) -> Path:
+        paths = self._paths
         return (paths.kept if self._persistent else paths.machine) / persistent_disks.SCRATCH_DISK
 
     def _check(self) -> None:
         if self.end_requested.is_set():
             raise VmUnwanted("the VM is no longer wanted")
 
-    def _write_disks(self, paths: ClusterVmPaths, record: ClusterVmRecord) -> JobTicket:
-        folder, order = paths.machine, self.order
+    def _write_disks(self, record: ClusterVmRecord) -> JobTicket:
+        paths, order = self._paths, self.order
+        folder = paths.machine
         inputs = folder / "inputs"
         ticket = script_ticket(order, self.incarnation, self.services.kit, inputs)
         job_description = JobDescription(
@@ -310,7 +315,7 @@ class VmInstance:
         write_job_disk(folder / "job.disk", job_description, add)
         shutil.rmtree(inputs)
         if not self._persistent:
-            create_blank_disk(self._scratch(paths), order.disk * MIB)
+            create_blank_disk(self._scratch, order.disk * MIB)
         else:
             persistent_disks.make(paths.kept, order.id, order.disk * MIB)
             persistent_disks.check(paths.kept, order.id)
@@ -324,11 +329,11 @@ class VmInstance:
             except OSError as error:  # retried before the next boot
                 log.warning("cannot record the root disk of %s: %s", self.name, reason_of(error))
 
-    def _disks(self, paths: ClusterVmPaths, ticket: JobTicket) -> list[DataDisk]:
-        folder = paths.machine
+    def _disks(self, ticket: JobTicket) -> list[DataDisk]:
+        folder = self._paths.machine
         disks = [
             DataDisk(folder / "job.disk", read_only=True),
-            DataDisk(self._scratch(paths)),
+            DataDisk(self._scratch),
             DataDisk(folder / "output.disk"),
         ]
         if self._image is not None and self._image.cloud_init and self.services.seeds is not None:
@@ -336,10 +341,7 @@ class VmInstance:
             disks.append(DataDisk(folder / "seed.disk", read_only=True))
         return disks
 
-    def _serve(
-        self, paths: ClusterVmPaths, record: ClusterVmRecord, driver: Hypervisor, running: str = ""
-    ) -> Network:
-        console, silence = paths.console(self.incarnation), self.services.settings.silence_seconds
+    def _serve(self, record: ClusterVmRecord, driver: Hypervisor, running: str = "") -> Network:
         self._tokens = PoolTokenCache(
             fetch=self._fetch_token,
             on_renewed=lambda due: self.tell(TokenRenewed(due)),
@@ -351,9 +353,9 @@ class VmInstance:
             event_queue=self,
             logs={},
             max_log=0,
-            on_output=lambda words: self._take_output(console, words),
+            on_output=self._take_output,
             pool_token=self._tokens.get,
-            longest_wait=silence / 4,
+            longest_wait=self.services.settings.silence_seconds / 4,
         )
         ports = ENDPOINT_PORT, SSH_PORT
         network = driver.open_network(self.order.network, ports, running=running)
@@ -363,8 +365,9 @@ class VmInstance:
         self._resources.enter_context(ssh_relay.listening(self._door, network.listening[SSH_PORT]))
         return network
 
-    def _take_output(self, console: Path, words: bytes) -> None:
-        _append_output(console, words)
+    def _take_output(self, words: bytes) -> None:
+        with self._console.open("ab") as file:
+            file.write(words)
         self.services.words(self.order.id, self.incarnation, words)
 
     def _fetch_token(self) -> PoolToken:
@@ -372,17 +375,16 @@ class VmInstance:
             raise Unavailable("api", "the service has no report of the VM yet")
         return self.services.source.token(self.order.id, self.incarnation)
 
-    def _start_watch(self, paths: ClusterVmPaths, record: ClusterVmRecord) -> None:
+    def _start_watch(self, record: ClusterVmRecord) -> None:
         if self.driver is None or self._guest_session is None:
             raise HypervisorError(f"{self.name} cannot be watched")
-        console, link = paths.console(self.incarnation), self._guest_session
-        settings = self.services.settings
-        console_file = ConsoleFile(self.order.id, self.incarnation, console, settings.max_console)
+        link, settings = self._guest_session, self.services.settings
+        console_file = ConsoleFile(self.order.id, self.incarnation, self._console, settings.max_console)
         self._watch = VmWatch(
             driver=self.driver,
             machine=self.name,
             event_queue=self,
-            reader=ConsoleReader(console, record.sentinel),
+            reader=ConsoleReader(self._console, record.sentinel),
             max_console=sys.maxsize,  # unreachable: the uploader truncates the file before
             silence=settings.silence_seconds,
             heard=lambda: link.heard,
@@ -398,44 +400,31 @@ class VmInstance:
             self._record_root()  # a UML kernel makes the overlay after its start
         if isinstance(seen, ExitReported):
             self._exit = self._exit or seen.exit
-        console = self._paths.console(self.incarnation)
         if isinstance(seen, VmEnded):
-            self.tell(InstanceEnded(self._early_end(console)))
-        elif isinstance(seen, KernelPanicked):
-            code, message = panic_reason(seen.cause)
-            self.tell(
-                InstanceEnded(_end(_CODES[code], with_console_lines(message, last_lines(console))))
-            )
-        elif isinstance(seen, GuestSilent):
-            message = f"the guest sent no heartbeat for {seen.seconds:.0f} s"
-            self.tell(
-                InstanceEnded(
-                    _end(ClusterVmCode.GUEST_LOST, with_console_lines(message, last_lines(console)))
-                )
-            )
+            self.tell(InstanceEnded(self._early_end()))
+        elif (failure := guest_failure(seen)) is not None:
+            code, message = failure
+            self.tell(InstanceEnded(self._end_with_console(_CODES[code], message)))
         else:
             self.tell(seen)
 
-    def _early_end(self, console: Path) -> VmEnd:
+    def _early_end(self) -> VmEnd:
         if self._exit is not None:
-            message = with_console_lines(describe_exit(self._exit), last_lines(console))
-            return _end(ClusterVmCode.GUEST_ENDED, message)
-        shutdown_cause, panic = self._ending(), panic_text(console)
-        if shutdown_cause is ShutdownCause.UNKNOWN and panic is None:
+            return self._end_with_console(ClusterVmCode.GUEST_ENDED, describe_exit(self._exit))
+        cause = shutdown_cause(self.driver, self.name) if self.driver else ShutdownCause.UNKNOWN
+        panic = panic_text(self._console)
+        if cause is ShutdownCause.UNKNOWN and panic is None:
             message = "the VM is gone, and it is unknown how it ended"
-            return _end(ClusterVmCode.GUEST_LOST, with_console_lines(message, last_lines(console)))
+            return self._end_with_console(ClusterVmCode.GUEST_LOST, message)
+        shown = last_lines(self._console)
         outcome = outcome_of_early_end(
-            panic=panic, ready=self.ready, last_lines=last_lines(console), shutdown_cause=shutdown_cause
+            panic=panic, ready=self.ready, last_lines=shown, shutdown_cause=cause
         )
         code = _CODES.get(outcome.reason.code, ClusterVmCode.GUEST_ENDED)
         return _end(code, outcome.reason.message)
 
-    def _ending(self) -> ShutdownCause:
-        try:
-            return self.driver.shutdown_cause(self.name) if self.driver else ShutdownCause.UNKNOWN
-        except HypervisorError as error:
-            log.warning("cannot determine how %s ended: %s", self.name, error)
-            return ShutdownCause.UNKNOWN
+    def _end_with_console(self, code: ClusterVmCode, message: str) -> VmEnd:
+        return _end(code, with_console_lines(message, last_lines(self._console)))
 
 
 #: Reason codes of jobs with equal codes of cluster VMs.
@@ -447,12 +436,6 @@ _CODES = {
     ReasonCode.IMAGE_UNAVAILABLE: ClusterVmCode.IMAGE_UNAVAILABLE,
     ReasonCode.NODE_FAILED: ClusterVmCode.NODE_FAILED,
 }
-
-
-def _append_output(console: Path, words: bytes) -> None:
-    """Add output of the script to the file of the VM's console."""
-    with console.open("ab") as file:
-        file.write(words)
 
 
 def _end(code: ClusterVmCode, message: str) -> VmEnd:

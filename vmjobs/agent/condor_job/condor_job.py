@@ -28,7 +28,7 @@ from vmjobs.agent.run.outcome import DISK_FULL_ERRNOS
 from vmjobs.agent.run.outputs import rejected_entry
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull, reason_of
 from vmjobs.local import LocalJob, describe_inputs
-from vmjobs.model import MIB, JobSpec, RejectedEntry, Report, Strategy, StreamName
+from vmjobs.model import MIB, JobSpec, RejectedEntry, Strategy, StreamName
 from vmjobs.tar_guard import MAX_REJECTED
 
 #: Files that are sent, and their names as inputs of the script. They come in any order.
@@ -133,7 +133,7 @@ class CondorJob:
             image_digest=start_point.image,
             files=self.files | _PROGRAMS,
             output_directory=outputs,
-            on_report=_ignore_report,
+            on_report=lambda _report: None,  # there is no repository
             sinks={name: _Sink(channel, send) for name, channel in _STREAMS.items()},
         )
 
@@ -235,7 +235,3 @@ def receive_job(
 def remove_leftovers(spool: Path) -> None:
     """Remove the files that a killed agent left."""
     shutil.rmtree(spool, ignore_errors=True)
-
-
-def _ignore_report(_report: Report) -> None:
-    """Do nothing: there is no repository."""

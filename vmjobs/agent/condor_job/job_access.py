@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -117,7 +116,7 @@ class JobAccess:
                 self._sessions.add(guest)
                 if self._is_shut:
                     stream_multiplexer.shutdown_socket(guest)
-            _wait_for_hang_up(connection)
+            protocol.wait_for_hang_up(connection)
             with self._lock:
                 self._sessions.discard(guest)
             stream_multiplexer.shutdown_socket(guest)
@@ -164,13 +163,6 @@ def _command_line(message: EnterMessage) -> str:
     command = base64.b64encode(message.command.encode("utf-8", "surrogateescape")).decode()
     term = message.term or "-"
     return f"shell {message.mark} {term} {message.rows} {message.columns} {command or '-'}"
-
-
-def _wait_for_hang_up(connection: socket.socket) -> None:
-    """Wait until the peer has hung up, even if its data is still unread."""
-    poller = select.poll()
-    poller.register(connection, select.POLLRDHUP)
-    poller.poll()
 
 
 def _forward_input(messages: Iterator[protocol.Message], guest: socket.socket) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmjobs.errors import Forbidden, Unavailable
-from vmjobs.hypervisor.procs import GONE_ERRORS, start_ticks
+from vmjobs.hypervisor.procs import GONE_ERRORS, start_ticks, status_fields
 
 #: A starter's process name (proc(5), ``comm``).
 STARTER_COMM = "condor_starter"
@@ -52,7 +52,7 @@ def effective_uid(pid: int, proc: Path = Path("/proc")) -> int:
     """
     try:
         with _procfs_errors():
-            return _uids((proc / str(pid) / "status").read_text("utf-8", "replace"))[1]
+            return int(status_fields(pid, proc)["Uid"].split()[1])
     except GONE_ERRORS:
         return -1
 
@@ -69,25 +69,12 @@ def find_starter(pid: int, trusted: Collection[int], proc: Path = Path("/proc"))
     """
     at = pid
     for _ in range(MAX_ANCESTORS):
-        directory = proc / str(at)
         try:
             with _procfs_errors():
-                stat = (directory / "stat").read_text("utf-8", "replace")
-                status = (directory / "status").read_text("utf-8", "replace")
+                status = status_fields(at, proc)
         except GONE_ERRORS:
             break
-        # pid (comm) state ppid ...; the name may contain any character.
-        comm = stat[stat.index("(") + 1 : stat.rindex(")")]
-        if comm == STARTER_COMM and _uids(status)[0] in trusted:
+        if status["Name"] == STARTER_COMM and int(status["Uid"].split()[0]) in trusted:
             return at
-        at = int(stat[stat.rindex(")") + 2 :].split()[1])
+        at = int(status["PPid"])
     raise Forbidden("only an HTCondor job on this node may ask for a VM to run in")
-
-
-def _uids(status: str) -> tuple[int, int]:
-    """Return real and effective user id from ``Uid:``; the name above has no line break."""
-    for line in status.splitlines():
-        if line.startswith("Uid:"):
-            real, effective = line.split()[1:3]
-            return int(real), int(effective)
-    return -1, -1

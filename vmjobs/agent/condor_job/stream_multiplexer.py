@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from vmjobs.agent.background import start_thread
 from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,13 @@ _READ_BYTES: Final = min(64 * 1024, MAX_DATA)
 class _Connection:
     """A socket, and the data to be written to it; None in the queue marks the end.
 
-    read_done, write_done: reading from it, writing to it has ended.
+    open_directions: how many of the two, reading from it and writing to it, have not ended.
     """
 
     socket: socket.socket
     queue: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     pending_bytes: int = 0
-    read_done: bool = False
-    write_done: bool = False
+    open_directions: int = 2
 
 
 @dataclass
@@ -123,7 +123,7 @@ class StreamMultiplexer:
             self._last_number = number
             near, far = socket.socketpair()
             opened = self._open[number] = _Connection(near)
-        self._start("answer", self._serve, far)
+        start_thread(f"{self.channel}-answer", self._serve, far)
         self._start_relay(number, opened)
         return opened
 
@@ -137,8 +137,8 @@ class StreamMultiplexer:
                 log.info("%s: %s", self.channel, error)
 
     def _start_relay(self, number: int, opened: _Connection) -> None:
-        self._start("read", self._read, number, opened)
-        self._start("write", self._write, number, opened)
+        start_thread(f"{self.channel}-read", self._read, number, opened)
+        start_thread(f"{self.channel}-write", self._write, number, opened)
 
     def _read(self, number: int, opened: _Connection) -> None:
         """Forward data from a connection until its end."""
@@ -147,7 +147,7 @@ class StreamMultiplexer:
                 self.send(self._message(number, data))
         with suppress(OSError):  # the other side is gone
             self.send(self._message(number, last=True))
-        self._end_direction(number, opened, read_done=True)
+        self._end_direction(number, opened)
 
     def _write(self, number: int, opened: _Connection) -> None:
         """Write the other side's data to a connection until its end, or until writing fails."""
@@ -157,26 +157,18 @@ class StreamMultiplexer:
                 with self._lock:
                     opened.pending_bytes -= len(data)
             opened.socket.shutdown(socket.SHUT_WR)
-        self._end_direction(number, opened, write_done=True)
+        self._end_direction(number, opened)
 
-    def _end_direction(
-        self, number: int, opened: _Connection, *, read_done: bool = False, write_done: bool = False
-    ) -> None:
+    def _end_direction(self, number: int, opened: _Connection) -> None:
         """Note that one direction has ended; after both, close the connection."""
         with self._lock:
-            opened.read_done, opened.write_done = (
-                opened.read_done or read_done,
-                opened.write_done or write_done,
-            )
-            if opened.read_done and opened.write_done:
+            opened.open_directions -= 1
+            if opened.open_directions == 0:
                 del self._open[number]
                 opened.socket.close()
 
     def _message(self, number: int, data: bytes = b"", *, last: bool = False) -> DataMessage:
         return DataMessage(self.channel, data, stream=number, last=last)
-
-    def _start(self, name: str, work: Callable[..., None], *words: object) -> None:
-        threading.Thread(target=work, args=words, name=f"{self.channel}-{name}", daemon=True).start()
 
 
 def shutdown_socket(connection: socket.socket) -> None:

@@ -25,10 +25,10 @@ import h11
 from vmjobs.agent.guest import dhcp
 from vmjobs.agent.guest.guest_loop import Connections, accepting, guest_loop, in_loop
 from vmjobs.agent.guest.guest_session import CONTROL, OTHER_GUEST, RENEWAL, GuestSession
-from vmjobs.agent.run.events import ExitReported, GuestReady, RunEvent, ScriptEnded
+from vmjobs.agent.run.events import GuestReady, parse_exit_report
 from vmjobs.errors import Forbidden, VMJobsError
 from vmjobs.hypervisor.base import ENDPOINT_PORT, Network
-from vmjobs.model import ExitChannel, ExitStatus
+from vmjobs.model import ExitChannel
 
 log = logging.getLogger(__name__)
 
@@ -114,25 +114,13 @@ def _pool_token(session: GuestSession, _guest_request: GuestRequest) -> Answer:
         return 503, "there is no token now; try again"
 
 
-def _report_exit(
-    make_event: Callable[[ExitStatus, dict[str, str]], RunEvent],
-    session: GuestSession,
-    guest_request: GuestRequest,
-) -> Answer:
-    words = _parse_words(guest_request)
-    status = _exit_status(words)
-    if status is None:
+def _report_exit(name: str, session: GuestSession, guest_request: GuestRequest) -> Answer:
+    text = guest_request.body[:256].decode("ascii", "replace")
+    event = parse_exit_report(name, text, ExitChannel.ENDPOINT)
+    if event is None:
         return 400, "want code=N or signal=N"
-    session.event_queue.put(make_event(status, words))
+    session.event_queue.put(event)
     return 204, ""
-
-
-def _script_ended(status: ExitStatus, words: dict[str, str]) -> ScriptEnded:
-    return ScriptEnded(status, disk_full=words.get("disk") == "full")
-
-
-def _exit_reported(status: ExitStatus, words: dict[str, str]) -> ExitReported:
-    return ExitReported(status, undelivered=words.get("undelivered") == "yes")
 
 
 def _log(name: str, session: GuestSession, guest_request: GuestRequest) -> Answer:
@@ -173,20 +161,6 @@ def _forward_output(
     return 204, ""
 
 
-def _parse_words(guest_request: GuestRequest) -> dict[str, str]:
-    text = guest_request.body[:256].decode("ascii", "replace")
-    return dict(word.split("=", 1) for word in text.split() if "=" in word)
-
-
-def _exit_status(words: dict[str, str]) -> ExitStatus | None:
-    try:
-        if "signal" in words:
-            return ExitStatus(signal=int(words["signal"]), channel=ExitChannel.ENDPOINT)
-        return ExitStatus(code=int(words["code"]), channel=ExitChannel.ENDPOINT)
-    except (KeyError, ValueError):
-        return None
-
-
 _ACTIONS: Final[dict[tuple[str, str], Callable[[GuestSession, GuestRequest], Answer]]] = {
     ("POST", "/v1/ready"): _ready,
     ("GET", CONTROL): _control,
@@ -194,8 +168,8 @@ _ACTIONS: Final[dict[tuple[str, str], Callable[[GuestSession, GuestRequest], Ans
     ("GET", "/v1/token"): _pool_token,
     ("POST", "/v1/log/out"): partial(_log, "out"),
     ("POST", "/v1/log/err"): partial(_log, "err"),
-    ("POST", "/v1/collecting"): partial(_report_exit, _script_ended),
-    ("POST", "/v1/exit"): partial(_report_exit, _exit_reported),
+    ("POST", "/v1/collecting"): partial(_report_exit, "collecting"),
+    ("POST", "/v1/exit"): partial(_report_exit, "exit"),
 }
 
 

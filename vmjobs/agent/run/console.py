@@ -12,14 +12,13 @@ from pathlib import Path
 from vmjobs.agent.run.console_rules import MAX_LINE_BYTES, ConsoleRule, ConsoleRuleError, plain_text
 from vmjobs.agent.run.events import (
     ConsoleLineMatched,
-    ExitReported,
     GuestReady,
     KernelPanicked,
     RuleFailed,
     RunEvent,
-    ScriptEnded,
+    parse_exit_report,
 )
-from vmjobs.model import ExitChannel, ExitStatus
+from vmjobs.model import ExitChannel
 
 LAST_LINES = 20
 TAIL_BYTES = 16 * 1024
@@ -50,7 +49,6 @@ class ConsoleReader:
     offset: int = 0
     _rest: bytes = b""
     _last_growth: float = field(default_factory=time.monotonic)
-    exit: ExitStatus | None = field(default=None)
 
     def read(self) -> list[RunEvent]:
         """Return the events since the last call."""
@@ -129,15 +127,7 @@ class ConsoleReader:
         word, _, rest = said.partition(" ")
         if word == "ready":
             return GuestReady()
-        ended = _exit_status(rest)
-        if ended is None:
-            return None
-        if word == "collecting":
-            return ScriptEnded(ended, disk_full="disk=full" in rest.split())
-        if word == "exit":
-            self.exit = ended
-            return ExitReported(ended, undelivered="undelivered=yes" in rest.split())
-        return None
+        return parse_exit_report(word, rest, ExitChannel.CONSOLE)
 
 
 def halt_cause(line: bytes) -> str | None:
@@ -151,16 +141,6 @@ def halt_cause(line: bytes) -> str | None:
     if not (begun and ended) or b"\r" in cause:
         return None
     return cause.removeprefix(b":").strip()[:MAX_CAUSE].decode("utf-8", "replace")
-
-
-def _exit_status(text: str) -> ExitStatus | None:
-    words = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    try:
-        if "signal" in words:
-            return ExitStatus(signal=int(words["signal"]), channel=ExitChannel.CONSOLE)
-        return ExitStatus(code=int(words["code"]), channel=ExitChannel.CONSOLE)
-    except (KeyError, ValueError):
-        return None
 
 
 def _tail(path: Path, size: int) -> bytes:

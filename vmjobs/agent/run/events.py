@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from vmjobs.model import ExitStatus
+from vmjobs.model import ExitChannel, ExitStatus
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,26 @@ RunEvent = (
     | LeaseLost
     | RunSuperseded
 )
+
+
+def parse_exit_report(name: str, text: str, channel: ExitChannel) -> ScriptEnded | ExitReported | None:
+    """Return the event of a guest's report ``collecting`` or ``exit``; None: it is not one.
+
+    text: ``code=N`` or ``signal=N``, and perhaps ``disk=full`` or ``undelivered=yes``.
+    """
+    words = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    try:
+        if "signal" in words:
+            exit = ExitStatus(signal=int(words["signal"]), channel=channel)
+        else:
+            exit = ExitStatus(code=int(words["code"]), channel=channel)
+    except (KeyError, ValueError):
+        return None
+    if name == "collecting":
+        return ScriptEnded(exit, disk_full=words.get("disk") == "full")
+    if name == "exit":
+        return ExitReported(exit, undelivered=words.get("undelivered") == "yes")
+    return None
 
 
 class EventSink(Protocol):

@@ -60,9 +60,8 @@ def write_job_disk(
             file.write(bytes(-size % tarfile.BLOCKSIZE))
         file.truncate(_round_up(file.tell() + 2 * tarfile.BLOCKSIZE))
         file.seek(0)
-        file.write(
-            _description_entries(job_description)
-        )  # again, with the time at which the disk is complete
+        # Again, with the time at which the disk is complete.
+        file.write(_description_entries(job_description))
         file.flush()
         os.fsync(file.fileno())
 

@@ -11,8 +11,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket as Socket
@@ -44,7 +44,7 @@ from vmjobs.agent.run.outcome import (
     run_stopped,
 )
 from vmjobs.agent.run.outputs import CollectedFile, DiskContents, OutputCollector
-from vmjobs.agent.run.report_uploader import FIRST_PAUSE_SECONDS, ReportUploader
+from vmjobs.agent.run.report_uploader import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, ReportUploader
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm
 from vmjobs.agent.run.steps import STEPS, Step
 from vmjobs.agent.run.vm_watch import VmWatch
@@ -137,10 +137,6 @@ class DriverChooser(Protocol):
         """
 
 
-def _ignore_duration(_step: str, _seconds: float) -> None:
-    """Discard a step's duration."""
-
-
 @dataclass(frozen=True)
 class RunServices:
     """The services of this node that its runs share.
@@ -158,7 +154,7 @@ class RunServices:
     settings: RunSettings
     seeds: SeedWriter | None = None
     live: LazyImageSource | None = None
-    on_step_timed: Callable[[str, float], object] = _ignore_duration
+    on_step_timed: Callable[[str, float], object] = lambda _title, _seconds: None
     carrier: FileTransfer | None = None
     reprobe: Callable[[HypervisorKind], ProbeResult] | None = None
 
@@ -247,8 +243,7 @@ class Run:
         try:
             self.driver = self._choose_driver()
         except NoHypervisor as error:
-            outcome = run_failed(ReasonCode.NO_HYPERVISOR, error.message).outcome
-            return self._report_early_end(requeue_if_retryable(outcome, self.ticket.tries_left))
+            return self._report_early_end(run_failed(ReasonCode.NO_HYPERVISOR, error.message).outcome)
         self.machine = self.services.journal.vm_name(self.attempt)
         record = RunRecord(self.attempt, self.job_id, self.machine, self.driver.kind)
         with ExitStack() as stack:
@@ -258,11 +253,9 @@ class Run:
                 self._prepare_outputs()
             except OSError as error:
                 log.exception("job %s cannot begin on this node", self.job_id)
-                return self._report_early_end(
-                    requeue_if_retryable(_outcome_of_node_error(error), self.ticket.tries_left)
-                )
+                return self._report_early_end(_outcome_of_node_error(error))
             try:
-                outcome = self._deliver(self._run_steps(STEPS), record)
+                outcome = self._deliver(self._run_steps(), record)
             finally:
                 self.uploader.close()
         with self._progress_lock:
@@ -336,6 +329,7 @@ class Run:
             raise run_stopped("stopped before the VM was started")
 
     def _report_early_end(self, outcome: RunOutcome) -> RunOutcome:
+        outcome = requeue_if_retryable(outcome, self.ticket.tries_left)
         for state in (JobState.STAGING, outcome.state):
             report = Report(state=state, reason=outcome.reason, time=now())
             self.source.report(report)
@@ -349,17 +343,17 @@ class Run:
             self.source, self.event_queue, {n: self.stream(n) for n in StreamName}
         )
 
-    def _run_steps(self, steps: tuple[Step, ...]) -> RunOutcome:
-        outcome = self._outcome_of_steps(steps)
+    def _run_steps(self) -> RunOutcome:
+        outcome = self._outcome_of_steps()
         if self.watch is not None and self.watch.disk_was_full:
             outcome = blame_full_disk(outcome)
         begun = self.run_begun < math.inf
         return outcome if self.resumed is None or begun else checkpoint.as_not_resumed(outcome)
 
-    def _outcome_of_steps(self, steps: tuple[Step, ...]) -> RunOutcome:
+    def _outcome_of_steps(self) -> RunOutcome:
         try:
             with self.resources:
-                for step in steps:
+                for step in STEPS:
                     self._take(step)
         except RunEnded as end:
             return end.outcome
@@ -398,8 +392,17 @@ class Run:
         with self._timer(step.phase, step.title):
             step.action(self)
 
-    def _timer(self, phase: str, title: str) -> _StepTimer:
-        return _StepTimer(self, phase, title)
+    @contextmanager
+    def _timer(self, phase: str, title: str) -> Iterator[None]:
+        """Add the time spent in the context to one of the run's phases."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - begun
+            self.seconds[phase] = round(self.seconds.get(phase, 0.0) + took, 3)
+            self.services.on_step_timed(title, took)
+            log.info("job %s: %s took %.3f s", self.job_id, title, took)
 
     def _report_progress(self, state: JobState, message: str) -> None:
         self.measure_usage()
@@ -478,24 +481,7 @@ class Run:
                 if time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)  # no event signals that the repository is back
-                pause = min(2 * pause, 15.0)
-
-
-class _StepTimer:
-    """Adds the time spent in its context to one of the run's phases."""
-
-    def __init__(self, run: Run, phase: str, title: str) -> None:
-        self._run, self._phase, self._title = run, phase, title
-
-    def __enter__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        took = time.monotonic() - self._begun
-        seconds = self._run.seconds
-        seconds[self._phase] = round(seconds.get(self._phase, 0.0) + took, 3)
-        self._run.services.on_step_timed(self._title, took)
-        log.info("job %s: %s took %.3f s", self._run.job_id, self._title, took)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
 def _outcome_of_error(error: VMJobsError) -> RunOutcome:
@@ -514,7 +500,5 @@ def _outcome_of_error(error: VMJobsError) -> RunOutcome:
 
 
 def _outcome_of_node_error(error: OSError) -> RunOutcome:
-    node_at_fault = is_node_fault(error)
-    return run_failed(
-        ReasonCode.NODE_FAILED, f"the node failed: {reason_of(error)}", node_at_fault=node_at_fault
-    ).outcome
+    message, at_fault = f"the node failed: {reason_of(error)}", is_node_fault(error)
+    return run_failed(ReasonCode.NODE_FAILED, message, node_at_fault=at_fault).outcome

@@ -18,9 +18,7 @@ from vmjobs.agent.run.events import (
     ConsoleLineMatched,
     ExitReported,
     GuestReady,
-    GuestSilent,
     ImageLost,
-    KernelPanicked,
     RuleFailed,
     RunEvent,
     SaveRequested,
@@ -34,10 +32,10 @@ from vmjobs.agent.run.outcome import (
     RunEnded,
     RunOutcome,
     Success,
+    guest_failure,
     image_failed,
     outcome_of_early_end,
     outcome_of_exit,
-    panic_reason,
     run_failed,
     run_stopped,
     run_unwanted,
@@ -46,6 +44,7 @@ from vmjobs.agent.run.outcome import (
     with_console_lines,
 )
 from vmjobs.agent.run.outputs import DiskContents, read_output_disk
+from vmjobs.agent.run.vm_watch import shutdown_cause
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import (
@@ -356,15 +355,7 @@ def _record_event(run: Run, seen: RunEvent | None) -> None:
     elif isinstance(seen, ConsoleLineMatched) and seen.rule == "exit":
         run.exit_line = seen
     elif isinstance(seen, VmEnded):
-        run.shutdown_cause = _ending(run)
-
-
-def _ending(run: Run) -> ShutdownCause:
-    try:
-        return run.driver.shutdown_cause(run.machine)
-    except HypervisorError as error:
-        log.warning("job %s: cannot determine how its VM ended: %s", run.job_id, error)
-        return ShutdownCause.UNKNOWN
+        run.shutdown_cause = shutdown_cause(run.driver, run.machine)
 
 
 def _raise_if_fatal(run: Run, seen: RunEvent | None) -> None:
@@ -378,9 +369,6 @@ def _raise_if_fatal(run: Run, seen: RunEvent | None) -> None:
         raise image_failed(seen.error)
     if isinstance(seen, RuleFailed):
         raise run_failed(ReasonCode.NO_EXIT_REPORT, seen.why)
-    if isinstance(seen, KernelPanicked):
-        code, message = panic_reason(seen.cause)
+    if (failure := guest_failure(seen)) is not None:
+        code, message = failure
         raise run_failed(code, with_console_lines(message, _last_lines(run)))
-    if isinstance(seen, GuestSilent):
-        message = f"the guest sent no heartbeat for {seen.seconds:.0f} s"
-        raise run_failed(ReasonCode.GUEST_LOST, with_console_lines(message, _last_lines(run)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 
-from vmjobs.agent.run.events import LeaseLost, RunEvent, RunSuperseded
+from vmjobs.agent.run.events import GuestSilent, KernelPanicked, LeaseLost, RunEvent, RunSuperseded
 from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,
@@ -224,6 +224,15 @@ def panic_reason(cause: str | None) -> tuple[ReasonCode, str]:
     if cause is not None and cause.startswith(NO_TIMER_PANIC):
         return ReasonCode.GUEST_LOST, f"the node was too busy for the guest's kernel to boot: {cause}"
     return ReasonCode.KERNEL_PANIC, f"the guest's kernel panicked: {cause or 'no cause given'}"
+
+
+def guest_failure(seen: RunEvent | None) -> tuple[ReasonCode, str] | None:
+    """Return reason code and message if the event shows that the guest has failed."""
+    if isinstance(seen, KernelPanicked):
+        return panic_reason(seen.cause)
+    if isinstance(seen, GuestSilent):
+        return ReasonCode.GUEST_LOST, f"the guest sent no heartbeat for {seen.seconds:.0f} s"
+    return None
 
 
 def _early_end(

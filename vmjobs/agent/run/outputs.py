@@ -168,11 +168,10 @@ def read_output_disk(
         OSError: the node could not read the disk, or not write a stream.
     """
     found: ExitStatus | None = None
-    begun = False
+    begun = complete = False
     try:
         with disk.open("rb") as file:
-            guarded = TarGuard(file)
-            for entry, content in _entries(guarded):
+            for entry, content in _entries(TarGuard(file)):
                 begun = True
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
@@ -183,13 +182,13 @@ def read_output_disk(
                         _copy(content, sink, min(entry.size, max_stream))
                 else:
                     _collect_entry(entry, disk, output_collector)
+        complete = True
     except (tarfile.TarError, EOFError, ValueError, OverflowError):
-        return DiskContents(found, False, begun)
+        pass
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL: a header leads to an impossible offset
             raise
-        return DiskContents(found, False, begun)
-    return DiskContents(found, True, begun)
+    return DiskContents(found, complete, begun)
 
 
 def _entries(file: TarGuard) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
@@ -229,9 +228,7 @@ def _collect_entry(entry: tarfile.TarInfo, disk: Path, output_collector: OutputC
     if not _is_plain(entry):
         output_collector.reject(name, f"not a regular file but a {_type_name(entry)}", entry.name)
     elif name == entry.name:
-        output_collector.reject(
-            entry.name, "outside of outputs/" if not check_path(name) else check_path(name)
-        )
+        output_collector.reject(entry.name, check_path(name) or "outside of outputs/")
     elif entry.offset_data + entry.size > disk.stat().st_size:
         output_collector.reject(name, "the output disk's data ends before the file's end")
         raise tarfile.ReadError("an entry is cut off")
@@ -268,12 +265,7 @@ def parse_exit_json(data: bytes) -> ExitStatus | None:
         return None
 
 
-def _copy(source: IO[bytes], sink: IO[bytes], size: int) -> int:
-    done = 0
-    while done < size:
-        chunk = source.read(min(CHUNK, size - done))
-        if not chunk:
-            break
+def _copy(source: IO[bytes], sink: IO[bytes], size: int) -> None:
+    while size > 0 and (chunk := source.read(min(CHUNK, size))):
         sink.write(chunk)
-        done += len(chunk)
-    return done
+        size -= len(chunk)

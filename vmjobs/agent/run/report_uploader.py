@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from vmjobs.agent.background import start_thread
 from vmjobs.agent.run.events import EventQueue, RunSuperseded
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -87,8 +87,7 @@ class ReportUploader:
         self._stop = False
         self._idle = True
         self.superseded = ""
-        self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
-        self._thread.start()
+        start_thread("uploader", self._work)
 
     def report(self, report: Report) -> None:
         """Deliver a report, after all earlier ones."""
@@ -133,7 +132,8 @@ class ReportUploader:
             except (VMJobsError, OSError) as error:
                 # The repository, the network or this node failed: retry, nothing is lost.
                 log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
-                self._pause(pause)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stop, pause)
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _wait_for_work(self) -> bool:
@@ -173,8 +173,3 @@ class ReportUploader:
             self._reports.clear()
             self._changed.notify_all()
         self._event_queue.put(RunSuperseded(why))
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        with self._changed:
-            self._changed.wait_for(lambda: self._stop, max(0.0, end - time.monotonic()))

@@ -122,9 +122,8 @@ class _Suspension:
         run = self.run
         run.driver.resume(run.machine)
         if self.is_suspended:
-            run.suspended_seconds += (
-                time.monotonic() - run.suspended_since
-            )  # for a moment both fields count
+            # For a moment both fields count.
+            run.suspended_seconds += time.monotonic() - run.suspended_since
             run.suspended_since = math.inf
         self.suspend_requested = self.is_suspended = False
         log.info("job %s goes on", run.job_id)

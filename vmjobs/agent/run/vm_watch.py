@@ -17,7 +17,7 @@ from vmjobs.agent.run.console import PROMPT_SECONDS, ConsoleReader
 from vmjobs.agent.run.events import ConsoleFlooded, EventSink, GuestSilent, VmEnded
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import Hypervisor, VmState
+from vmjobs.hypervisor.base import Hypervisor, ShutdownCause, VmState
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +79,8 @@ class VmWatch:
                     return
                 checked_at, before = time.monotonic(), checked_at
                 if checked_at - before > wait + self.silence / 4:
-                    self._awake_since = (
-                        checked_at  # this process slept, and could not receive heartbeats
-                    )
+                    # This process slept, and could not receive heartbeats.
+                    self._awake_since = checked_at
                 told = file_watch.has_changed()
                 self.disk_was_full = self.disk_was_full or (
                     self.disk is not None and _is_full(self.disk)
@@ -155,6 +154,15 @@ class VmWatch:
             self.event_queue.put(GuestSilent(silent_seconds))
             return True
         return False
+
+
+def shutdown_cause(driver: Hypervisor, machine: str) -> ShutdownCause:
+    """Return how a VM ended; UNKNOWN if the driver cannot determine that now."""
+    try:
+        return driver.shutdown_cause(machine)
+    except HypervisorError as error:
+        log.warning("cannot determine how %s ended: %s", machine, error)
+        return ShutdownCause.UNKNOWN
 
 
 def _is_full(directory: Path) -> bool:

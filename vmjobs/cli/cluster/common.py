@@ -5,36 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from vmjobs.cli.common import config, read_token
+from vmjobs.cli.common import client, completion_retries
 from vmjobs.cluster.spec import ClusterSpec, SizeRange
 from vmjobs.cluster.vm_state import ClusterVmCode
 from vmjobs.cluster.wire import Cluster, ClusterVm
 from vmjobs.errors import VMJobsError
 
-if TYPE_CHECKING:
-    from vmjobs.client import Client
-
-
 # --------------------------------------------------------------------------- arguments
-
-
-def _quick_client() -> Client:
-    """Return a client with short timeouts, for shell completion."""
-    from vmjobs.client import Client, Retries  # noqa: PLC0415 - slow import, network only
-
-    settings = config()
-    retries = Retries(deadline=1.5, connect=0.5, read=1.0)
-    return Client(settings.api_url, read_token(settings.token_file), retries=retries)
 
 
 def complete_cluster(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete names of clusters; none if the service does not answer at once."""
     try:
-        with _quick_client() as api:
+        with client(completion_retries()) as api:
             found = api.clusters.list()
     except VMJobsError:
         return []
@@ -44,7 +31,7 @@ def complete_cluster(_ctx: click.Context, _parameter: click.Parameter, incomplet
 def complete_vm_name(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete names of a cluster's VMs."""
     try:
-        with _quick_client() as api:
+        with client(completion_retries()) as api:
             found = api.clusters.get(ctx.params.get("name") or "")
     except VMJobsError:
         return []

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from vmjobs.cli.cluster.common import format_reason, format_vm_count, retry_hint
-from vmjobs.cli.common import echo, is_quiet
+from vmjobs.cli.common import EXIT_TIMED_OUT, echo, is_quiet
 from vmjobs.cluster.vm_state import ClusterVmState, Goal
 from vmjobs.cluster.wire import Cluster, ClusterVm
 from vmjobs.errors import Conflict, NotFound
@@ -26,8 +26,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 #: Default timeout in seconds: fetching an image, booting and joining take far less, even for one VM
 #: after the other on a slow node.
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-#: Exit status after a timeout, as of timeout(1).
-EXIT_TIMED_OUT = 124
 FIRST_POLL_SECONDS = 0.5
 LAST_POLL_SECONDS = 2.0
 

@@ -12,7 +12,7 @@ import click
 
 from vmjobs.cli.cluster.common import complete_vm_name, name_argument
 from vmjobs.cli.cluster.wait import LAST_POLL_SECONDS
-from vmjobs.cli.common import client, echo, json_option, print_json, print_table, to_json_data
+from vmjobs.cli.common import client, echo, json_option, print_json, print_table
 from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import ClusterEvent, ClusterVm
 from vmjobs.errors import NotFound
@@ -56,7 +56,7 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
     while True:
         for event in found:
             line = printable("  ".join(filter(None, _cells(event))))
-            echo(json.dumps(to_json_data(event)) if as_json else line)
+            echo(json.dumps(event.model_dump(mode="json")) if as_json else line)
             last = event.seq
         time.sleep(0 if found else LAST_POLL_SECONDS)
         try:

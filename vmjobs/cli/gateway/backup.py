@@ -5,11 +5,10 @@ from __future__ import annotations
 import fcntl
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -31,14 +30,15 @@ from vmjobs.fsync import sync_directory
 from vmjobs.gateway.archive import (
     ArchiveFile,
     ArchiveWriter,
-    AtomicFile,
     Extents,
     parse_extents,
     read_archive,
     read_extents,
+    replace_file,
     write_disk,
 )
 from vmjobs.gateway.directory import DATA_DISK, ROOT_DISK, GatewayDirectory, InstalledGateway
+from vmjobs.model import MIB
 
 _HEADER_ENTRY = "gateway.json"
 _SECRET = re.compile(r"secrets/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
@@ -47,14 +47,6 @@ _DISK = re.compile(
 )
 _MANIFEST = re.compile(r"images/([0-9a-f]{64})\.json")
 _CONTENT_PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
-
-
-@contextmanager
-def _copy_progress(total: int | None) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar; yield a function that advances it by a number of bytes."""
-    with byte_bars() as shown:
-        task = shown.add_task("copying", total=total)
-        yield lambda done: shown.advance(task, done)
 
 
 # --------------------------------------------------------------------------- backup
@@ -82,8 +74,9 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
     parts = {} if no_images else _image_parts(installed)
     total = sum(read_extents(path).data for path in (*disks.values(), *parts.values()) if path.exists())
     frozen: list[str] = []
-    with AtomicFile(file) as sink, _copy_progress(total) as count:
-        archive = ArchiveWriter(sink, count)
+    with replace_file(file) as sink, byte_bars() as shown:
+        task = shown.add_task("copying", total=total)
+        archive = ArchiveWriter(sink, lambda done: shown.advance(task, done))
         archive.add(_HEADER_ENTRY, installed.model_dump_json(by_alias=True).encode())
         for secret, data in place.secrets().items():
             archive.add(f"secrets/{secret}", data)
@@ -102,11 +95,7 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
     sync_directory(file.absolute().parent)
     how = f"frozen meanwhile: {', '.join(frozen)}" if frozen else "none was frozen"
     machines = f"{len(installed.images)} machines ({how})"
-    echo(f"{file}: {installed.gateway.name}, {machines}, {_size_text(file)}")
-
-
-def _size_text(file: Path) -> str:
-    return f"{file.stat().st_size / 1048576:.0f} MiB"
+    echo(f"{file}: {installed.gateway.name}, {machines}, {file.stat().st_size / MIB:.0f} MiB")
 
 
 def _image_parts(installed: InstalledGateway) -> dict[str, Path]:
@@ -166,9 +155,8 @@ def restore(file: Path, name: str | None, state_dir: Path | None) -> None:
     """
     if name is not None:
         _check_name(name)
-    with file.open("rb") as source, _copy_progress(file.stat().st_size) as count:
-        counted = _CountingReader(source, count)
-        entries = read_archive(counted)  # type: ignore[arg-type]  # it only reads
+    with byte_bars() as shown, shown.open(file, "rb", description="copying") as source:
+        entries = read_archive(source)
         installed = _read_installed(next(entries, None), name)
         place = state_dir or default_directory() / installed.gateway.name
         with _restore_directory(place.absolute()) as folder:
@@ -184,20 +172,6 @@ def _check_name(name: str) -> None:
         TypeAdapter(ClusterName).validate_python(name)
     except ValidationError as error:
         raise InvalidRequest(f"{name!r} cannot be a gateway's name") from error
-
-
-@dataclass
-class _CountingReader:
-    """A file that reports how many bytes are read."""
-
-    source: IO[bytes]
-    count: Callable[[int], object]
-
-    def read(self, size: int = -1) -> bytes:
-        """Read the next bytes."""
-        data = self.source.read(size)
-        self.count(len(data))
-        return data
 
 
 def _read_installed(first: ArchiveFile | None, name: str | None) -> InstalledGateway:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,8 +31,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Seconds in which a supervisor must be ready; it probes the hypervisor first.
 READY_SECONDS = 90.0
-#: Seconds that a supervisor may take to exit.
-EXIT_SECONDS = 30.0
 READY_LINE = b"ready\n"
 #: Seconds between two connection attempts while another process starts the supervisor.
 POLL_SECONDS = 0.2
@@ -230,16 +227,3 @@ def watch_machines(control: SupervisorClient, seconds: float) -> Iterator[dict[s
 def is_stopped(place: GatewayDirectory) -> bool:
     """Whether no VM of the gateway runs, by its records alone."""
     return not any(record.phase in ALIVE_PHASES for record in place.records().values())
-
-
-@contextmanager
-def hold_stopped(place: GatewayDirectory, what: str) -> Iterator[None]:
-    """Lock out supervisors from a gateway whose VMs are all stopped.
-
-    Raises:
-        Conflict: a VM runs. what: begins the message.
-    """
-    with place.lock_supervisor(EXIT_SECONDS):
-        if not is_stopped(place):
-            raise Conflict(f"{what}: machines of the gateway run", hint="vmjobs gateway stop")
-        yield

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from vmjobs.agent.cluster_vms import persistent_disks
-from vmjobs.cli.common import config, echo
+from vmjobs.cli.common import echo
 from vmjobs.cli.gateway.common import (
     default_directory,
     images,
@@ -170,14 +170,11 @@ def _machines_to_remove(
 
 def _ensure_image(manifest: GatewayManifest, machine: GatewayVm, boot_test: bool) -> str:
     """Return the digest of a VM's image; build the image if it is missing."""
-    store = images()
     if machine.image is not None:
         with suppress(NotFound):
-            return store.resolve(machine.image)
+            return images().resolve(machine.image)
     from images import recipe as recipes  # noqa: PLC0415
-    from images.build import build  # noqa: PLC0415
-    from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
-    from vmjobs.cli.progress import step_bars  # noqa: PLC0415
+    from vmjobs.cli.image.build import build_here  # noqa: PLC0415
 
     wanted = machine.recipe or (machine.image or "").partition(":")[0]
     if machine.recipe is None and wanted not in recipes.names():
@@ -188,18 +185,7 @@ def _ensure_image(manifest: GatewayManifest, machine: GatewayVm, boot_test: bool
     if machine.recipe is not None and "/" not in wanted and manifest.file != "<stdin>":
         beside = Path(manifest.file).parent / wanted
         wanted = str(beside) if beside.exists() else wanted
-    settings = config()
-    with step_bars() as bars:
-        task = bars.add_task(f"{wanted}: starting", total=1.0)
-
-        def show(step: str, fraction: float) -> None:
-            bars.update(task, description=f"{wanted}: {step}", completed=fraction)
-
-        test = BootTest(settings, store, lambda text: bars.update(task, description=text))
-        entry = build(
-            wanted, store, settings.images.parent / "work", show, False, test if boot_test else None
-        )
-        bars.update(task, description=f"{wanted}: done", completed=1.0)
+    (entry,) = build_here([wanted], boot_test)
     return entry.digest
 
 
@@ -227,7 +213,7 @@ def _write_installation(
         there = place.secrets()
         made = role_kit().secrets(spec)
         place.save_secrets({name: data for name, data in made.items() if name not in there})
-        for machine in _installed_machines(installed, spec.machines):
+        for machine in [machine for machine in spec.machines if machine.name in digests]:
             if before is not None and before.images.get(machine.name) != digests[machine.name]:
                 # An overlay is valid only on the image that it was made for.
                 persistent_disks.remove_root(place.disks(machine.name))
@@ -239,7 +225,3 @@ def _write_installation(
         for name in before.images if before is not None else ():
             if before is not None and installed.images.get(name) != before.images[name]:
                 untag_image(before, name)
-
-
-def _installed_machines(installed: InstalledGateway, machines: Sequence[GatewayVm]) -> list[GatewayVm]:
-    return [machine for machine in machines if machine.name in installed.images]

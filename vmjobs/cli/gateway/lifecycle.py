@@ -19,7 +19,7 @@ from vmjobs.cli.gateway.common import (
     connect_supervisor,
     find_gateway,
     gateway_options,
-    hold_stopped,
+    is_stopped,
     machine_parts,
     role_kit,
     select_machines,
@@ -27,11 +27,13 @@ from vmjobs.cli.gateway.common import (
     watch_machines,
 )
 from vmjobs.cli.logs import configure_logging
-from vmjobs.errors import HypervisorError, InvalidRequest, Unavailable
+from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, Unavailable
 from vmjobs.gateway.assignments import GatewayVmState
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import DRAIN_SECONDS
 
+#: Seconds that a supervisor may take to exit.
+EXIT_SECONDS = 30.0
 #: Failures in a row after which ``boot`` stops waiting; the supervisor keeps trying.
 MAX_FAILURES = 3
 
@@ -161,7 +163,10 @@ def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bo
             control.ask("quit")
     except Unavailable:
         pass
-    with hold_stopped(place, "it cannot be removed"):
+    with place.lock_supervisor(EXIT_SECONDS):
+        if not is_stopped(place):
+            message = "it cannot be removed: machines of the gateway run"
+            raise Conflict(message, hint="vmjobs gateway stop")
         for machine in installed.images:
             untag_image(installed, machine)
         (place.directory / "gateway.json").unlink()

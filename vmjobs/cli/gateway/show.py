@@ -16,6 +16,7 @@ from vmjobs.errors import NotFound, Unavailable
 from vmjobs.gateway.assignments import vm_state
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
+from vmjobs.model import MIB
 from vmjobs.terminal import guest_output
 
 #: Seconds between two reads of a followed console file.
@@ -60,7 +61,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
     for machine in spec.machines:
         state = machines[machine.name]
         since = format_age(datetime.fromisoformat(state["since"])) if state.get("since") else ""
-        used = f"{_disk_bytes(place, machine.name) // 1048576} MiB"
+        used = f"{_disk_bytes(place, machine.name) // MIB} MiB"
         rows.append(
             (
                 machine.name,

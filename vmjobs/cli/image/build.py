@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -84,7 +85,7 @@ def build(
     if detach or name or tag or namespace or public:
         raise click.UsageError("--detach, --name, --tag, --namespace and --public go with --remote")
     site = SiteRepository(repository, repository_key) if repository and repository_key else None
-    built = _build_here(names, force, work_dir, boot_test, site)
+    built = build_here(names, boot_test, force=force, work_dir=work_dir, site=site)
     if as_json:
         print_json([vars(entry) for entry in built])
         return
@@ -93,13 +94,15 @@ def build(
     sys.stdout.flush()
 
 
-def _build_here(
-    names: tuple[str, ...],
-    force: bool,
-    work_dir: Path | None,
+def build_here(
+    names: Sequence[str],
     boot_test: bool,
-    site: SiteRepository | None,
+    *,
+    force: bool = False,
+    work_dir: Path | None = None,
+    site: SiteRepository | None = None,
 ) -> list[ImageEntry]:
+    """Build images into the local image store, with a progress bar for each."""
     settings = config()
     store = ImageStore(settings.images)
     built = []

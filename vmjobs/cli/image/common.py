@@ -14,21 +14,21 @@ import click
 from pydantic import TypeAdapter, ValidationError
 from rich.progress import Progress, TextColumn
 
-from vmjobs.cli.common import config, echo, print_retry, read_token
+from vmjobs.cli.common import completion_retries, config, print_retry, read_token
 from vmjobs.cli.progress import byte_bars
-from vmjobs.errors import InvalidRequest
+from vmjobs.errors import InvalidRequest, VMJobsError
 from vmjobs.model import ImageRef
 from vmjobs.wire import ImageDetail
 
 if TYPE_CHECKING:
-    from vmjobs.client.images import Images
+    from vmjobs.client import Images, Retries
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _REF: TypeAdapter[str] = TypeAdapter(ImageRef)
 
 
-def repository() -> Images:
-    """Return a client for the service's images, with the user's token.
+def repository(retries: Retries | None = None) -> Images:
+    """Return a client for the service's images, with the user's token. retries: default: long ones.
 
     Raises:
         Unauthenticated: the token file cannot be read.
@@ -37,7 +37,7 @@ def repository() -> Images:
     from vmjobs.client.images import TRANSFER_RETRIES, Images  # noqa: PLC0415
 
     settings = config()
-    retries = replace(TRANSFER_RETRIES, on_wait=print_retry)
+    retries = retries or replace(TRANSFER_RETRIES, on_wait=print_retry)
     return Images(settings.api_url, read_token(settings.token_file), retries=retries)
 
 
@@ -86,15 +86,8 @@ def display_name(found: ImageDetail, ref: str | QualifiedName) -> str:
 
 def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete names of the service's images; none if it does not answer at once."""
-    from vmjobs.client.images import Images  # noqa: PLC0415
-    from vmjobs.client.transport import Retries  # noqa: PLC0415
-    from vmjobs.errors import VMJobsError  # noqa: PLC0415
-
-    settings = config()
-    retries = Retries(deadline=1.5, connect=0.5, read=1.0)
     try:
-        token = read_token(settings.token_file)
-        with Images(settings.api_url, token, retries=retries) as images:
+        with repository(completion_retries()) as images:
             found = images.list()
     except VMJobsError:
         return []
@@ -124,24 +117,28 @@ def cache_folder(name: str) -> Path:
 
 
 class ByteProgress:
-    """A thread-safe progress bar of bytes. sent: bytes transferred; 0: not shown."""
+    """A thread-safe progress bar of bytes. sent: bytes of this part transferred; 0: not shown."""
 
     def __init__(self, shown: Progress, text: str, total: int) -> None:
         self._shown = shown
+        self._total = total
         self._task = shown.add_task(text, total=total, wire="")
         self._lock = threading.Lock()
-        self._before = 0
-        self._now = (0, 0)
+        self._before = self._done = self.sent = 0
 
     def start_next_part(self) -> None:
         """Start the next part: its bytes count from 0."""
         with self._lock:
-            self._before += self._now[0]
-            self._now = (0, 0)
+            self._before += self._done
+            self._done = self.sent = 0
+
+    def show_fraction(self, fraction: float) -> None:
+        """Show that this fraction of the total is done."""
+        self(int(fraction * self._total))
 
     def __call__(self, done: int, sent: int = 0) -> None:
         with self._lock:
-            self._now = (done, sent)
+            self._done, self.sent = done, sent
             wire = f"{sent / 1e6:.0f} MB sent" if sent else ""
             self._shown.update(self._task, completed=self._before + done, wire=wire)
 
@@ -151,8 +148,3 @@ def byte_progress(text: str, total: int) -> Iterator[ByteProgress]:
     """Show a bar with rate and time left; without a terminal, print lines."""
     with byte_bars(TextColumn("{task.fields[wire]}")) as shown:
         yield ByteProgress(shown, text, total)
-
-
-def print_status(text: str) -> None:
-    """Print a status line on standard error."""
-    echo(text, err=True)

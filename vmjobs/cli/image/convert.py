@@ -11,8 +11,8 @@ from images.formats import Format
 from images.inspect import convert as conversion
 from images.inspect.inspection import inspect_image, limits_from_config, parse_format
 from vmjobs.cli.common import config, echo
+from vmjobs.cli.image.common import byte_progress
 from vmjobs.cli.image.inspect import convert_with_bar
-from vmjobs.cli.progress import byte_bars
 from vmjobs.errors import InvalidRequest
 
 _BY_NAME = {".img": Format.RAW, **{f".{format_}": format_ for format_ in Format}}
@@ -56,11 +56,5 @@ def convert(file: Path, out: Path, format_: str, from_: str, compress: bool, for
 
 
 def _pack(raw: Path, target: Format, out: Path, *, compress: bool) -> None:
-    size = raw.stat().st_size
-    with byte_bars() as shown:
-        task = shown.add_task(f"writing {out.name}", total=size)
-
-        def show(fraction: float) -> None:
-            shown.update(task, completed=fraction * size)
-
-        conversion.from_raw(raw, target, out, progress=show, compressed=compress)
+    with byte_progress(f"writing {out.name}", raw.stat().st_size) as shown:
+        conversion.from_raw(raw, target, out, progress=shown.show_fraction, compressed=compress)

@@ -16,7 +16,7 @@ from images.inspect import convert
 from images.inspect.bootinfo import BootInfo, detect_boot, detect_boot_of_bytes
 from images.inspect.inspection import inspect_image, limits_from_config
 from vmjobs.cli.common import config, json_option, print_json, print_table
-from vmjobs.cli.progress import byte_bars
+from vmjobs.cli.image.common import byte_progress
 from vmjobs.errors import ImageRejected, Unavailable
 from vmjobs.model import MIB
 
@@ -70,22 +70,15 @@ def _inspect_disk(file: Path, description: ImageDescription, *, digest: bool) ->
 
 def convert_with_bar(file: Path, description: ImageDescription, sink: Path) -> None:
     """Convert a disk to raw, with a progress bar."""
-    with byte_bars() as shown:
-        task = shown.add_task(f"unpacking {file.name}", total=description.virtual_size)
-
-        def show(fraction: float) -> None:
-            shown.update(task, completed=fraction * description.virtual_size)
-
-        convert.to_raw(file, description, sink, progress=show)
+    with byte_progress(f"unpacking {file.name}", description.virtual_size) as shown:
+        convert.to_raw(file, description, sink, progress=shown.show_fraction)
 
 
 def digest_of(raw: Path) -> str:
     """Return the content digest of a raw disk, with a progress bar."""
-    with byte_bars() as shown, raw.open("rb", buffering=0) as opened:
-        size = raw.stat().st_size
-        task = shown.add_task(f"reading {raw.name}", total=size)
-        layout = content.compute_layout(opened, size, lambda done: shown.update(task, completed=done))
-        return layout.digest
+    size = raw.stat().st_size
+    with raw.open("rb", buffering=0) as opened, byte_progress(f"reading {raw.name}", size) as shown:
+        return content.compute_layout(opened, size, shown).digest
 
 
 def _as_json(file: Path, description: ImageDescription, inspection: _Inspection) -> dict[str, Any]:

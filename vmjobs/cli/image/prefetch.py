@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 
 import click
 
-from vmjobs.cli.common import echo, json_option, print_json, print_table
+from vmjobs.cli.common import EXIT_TIMED_OUT, echo, json_option, print_json, print_table
 from vmjobs.cli.image.common import display_name, image_argument, repository
 from vmjobs.wire import PrefetchRequest, PrefetchState
 
 POLL_SECONDS = 2.0
-#: Exit status after a timeout, as of timeout(1).
-EXIT_TIMED_OUT = 124
 
 
 @click.command()
@@ -44,7 +41,7 @@ def prefetch(
         found = images.detail(image)
         state = images.prefetch(found.digest, request)
         while wait_seconds and not _is_complete(state) and (end is None or time.monotonic() < end):
-            threading.Event().wait(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             state = images.prefetch(found.digest, request)
     if as_json:
         print_json(state)

@@ -16,7 +16,6 @@ from vmjobs.cli.image.common import (
     byte_progress,
     display_name,
     image_argument,
-    print_status,
     repository,
 )
 from vmjobs.client import ImageClient
@@ -65,7 +64,7 @@ def pull(image: str, file: Path | None, form: str, compress: bool, force: bool, 
         )
         return
     rate = found.size / MIB / max(seconds, 0.001)
-    print_status(f"{found.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s)")
+    echo(f"{found.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s)", err=True)
     echo("\n".join(map(str, written)) or f"{display_name(found, image)} {found.digest}")
 
 
@@ -107,7 +106,6 @@ def _into_files(
 def _convert(raw: Path, form: Format, target: Path, compress: bool) -> None:
     from images.inspect.convert import from_raw  # noqa: PLC0415 - only this needs the sandbox
 
-    size = raw.stat().st_size
-    with byte_progress(f"converting to {form}", size) as shown:
-        from_raw(raw, form, target, progress=lambda part: shown(int(part * size)), compressed=compress)
+    with byte_progress(f"converting to {form}", raw.stat().st_size) as shown:
+        from_raw(raw, form, target, progress=shown.show_fraction, compressed=compress)
     raw.unlink(missing_ok=True)

@@ -17,7 +17,6 @@ from vmjobs.cli.image.common import (
     display_name,
     jobs_option,
     parse_name,
-    print_status,
     repository,
 )
 from vmjobs.cli.image.upload import (
@@ -146,7 +145,7 @@ def _push_one(
     if not as_json:
         rate = sent.size / MIB / max(seconds, 0.001)
         wire = f"{sent.sent / MIB:.1f} MiB sent"
-        print_status(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
+        echo(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}", err=True)
         echo(f"{display_name(found, wanted)} {found.digest}")
     return {"image": found, "bytes": sent.size, "sent": sent.sent, "seconds": round(seconds, 3)}
 

@@ -22,16 +22,11 @@ from images.inspect.inspection import inspect_image
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.signature import read_private_key, sign
 from images.store.image_store import ImageStore
-from images.transfer.push import mark_of, send_content
-from images.transfer.upload_state import MAX_AGE_SECONDS, FileDigestCache, UploadState
+from images.transfer.push import send_content
+from images.transfer.upload_state import MAX_AGE_SECONDS, FileDigestCache, UploadState, mark_of
 from vmjobs import __version__
-from vmjobs.cli.image.common import (
-    ByteProgress,
-    QualifiedName,
-    byte_progress,
-    cache_folder,
-    print_status,
-)
+from vmjobs.cli.common import echo
+from vmjobs.cli.image.common import ByteProgress, QualifiedName, byte_progress, cache_folder
 from vmjobs.client.images import Images
 from vmjobs.client.uploads import UploadClient
 from vmjobs.errors import InvalidRequest, NotFound, PayloadTooLarge, VMJobsError
@@ -144,7 +139,7 @@ def from_file(path: Path, options: CommandOptions) -> PendingPush:
     """
     described = inspect_image(path, options.pinned)
     if options.pinned is None:
-        print_status(f"{path.name} is {described.format}: {described.virtual_size} bytes of disk")
+        echo(f"{path.name} is {described.format}: {described.virtual_size} bytes of disk", err=True)
     stack = ExitStack()
     disk = path if described.format is Format.RAW else _convert_to_raw(path, described, stack)
     boot, partition = _boot_method(disk, path.name, options)
@@ -180,16 +175,14 @@ def _convert_to_raw(path: Path, described: ImageDescription, stack: ExitStack) -
 
     folder = cache_folder("converted")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key = f"{path.resolve()}\n{mark_of(path)}".encode("utf-8", "surrogateescape")
+    key = f"{path.resolve()}\n{mark_of(path.stat())}".encode("utf-8", "surrogateescape")
     raw = folder / f"{hashlib.sha256(key).hexdigest()[:32]}.raw"
     for old in folder.iterdir():
         if old != raw and old.stat().st_mtime < time.time() - MAX_AGE_SECONDS:
             old.unlink(missing_ok=True)
     if not raw.is_file():
         with byte_progress(f"converting {path.name}", described.virtual_size) as shown:
-            to_raw(
-                path, described, raw, progress=lambda part: shown(int(part * described.virtual_size))
-            )
+            to_raw(path, described, raw, progress=shown.show_fraction)
     stack.push(lambda kind, _error, _trace: raw.unlink(missing_ok=True) if kind is None else None)
     return raw
 
@@ -205,7 +198,7 @@ def _boot_method(disk: Path, name: str, options: CommandOptions) -> tuple[BootMe
     if method is None:
         raise InvalidRequest(f"{name}: {found.why}", hint="give the boot method: --boot")
     if options.boot is None and options.kernel is None:
-        print_status(f"{name} boots by {method} ({found.why}); --boot changes that")
+        echo(f"{name} boots by {method} ({found.why}); --boot changes that", err=True)
     if options.partition is not None:
         return method, options.partition
     return method, found.partition if method is BootMethod.KERNEL else 0
@@ -248,9 +241,9 @@ def send(images: Images, service: str, pending: PendingPush, parallel: int) -> S
         _drop_if_too_large(upload, note),
     ):
         for content in pending.contents:
-            layout, sent = _send_content(upload, content, parallel, shown)
+            layout = _send_content(upload, content, parallel, shown)
             parts[content.role] = Part(digest=layout.digest, size=layout.size)
-            wire += sent
+            wire += shown.sent
             shown.start_next_part()
     return SentImage(pending.finish(parts), upload, note, pending.origin, pending.size, wire)
 
@@ -296,24 +289,15 @@ def publish(
 
 def _send_content(
     upload: UploadClient, content: _PushedPart, parallel: int, shown: ByteProgress
-) -> tuple[ContentLayout, int]:
-    sent = 0
-
-    def on_progress(done: int, wire: int) -> None:
-        nonlocal sent
-        sent = wire
-        shown(done, wire)
-
+) -> ContentLayout:
     if content.layout is not None:
-        layout = send_content(
-            content.path, upload, layout=content.layout, workers=parallel, on_progress=on_progress
+        return send_content(
+            content.path, upload, layout=content.layout, workers=parallel, on_progress=shown
         )
-        return layout, sent
     with closing(FileDigestCache.open(cache_folder(STATE_FOLDER), content.path)) as notes:
-        layout = send_content(
-            content.path, upload, digest_cache=notes, workers=parallel, on_progress=on_progress
+        return send_content(
+            content.path, upload, digest_cache=notes, workers=parallel, on_progress=shown
         )
-    return layout, sent
 
 
 def _resume_or_open_upload(images: Images, note: UploadState, size: int) -> UploadClient:

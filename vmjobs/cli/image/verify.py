@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -71,18 +73,12 @@ def _remote(names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _own_digests(images: Images) -> tuple[str, ...]:
     """Return the digests of the user's own images, each once."""
-    return tuple(dict.fromkeys(entry.digest for entry in images.list() if _is_own(entry.owner)))
-
-
-def _is_own(owner: str) -> bool:
-    return owner == _token_subject()
+    found, user = images.list(), _token_subject()
+    return tuple(dict.fromkeys(entry.digest for entry in found if entry.owner == user))
 
 
 def _token_subject() -> str:
     """Return the subject that the token claims."""
-    import base64  # noqa: PLC0415
-    import json  # noqa: PLC0415
-
     file = config().token_file
     try:
         middle = read_token(file).split(".")[1]
@@ -177,10 +173,5 @@ def _verify_file(
                 lines.append(
                     f"{content} from byte {begin} to {begin + length}: the digest does not match"
                 )
-            shown(end_of_segment(number, layout))
+            shown(number * SEGMENT_BYTES + length)
     return lines
-
-
-def end_of_segment(number: int, layout: ContentLayout) -> int:
-    """Return the number of bytes up to the end of segment ``number``."""
-    return number * SEGMENT_BYTES + layout.length(number)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from vmjobs.cli.common import client, echo, json_option, print_json
+from vmjobs.cli.common import EXIT_TIMED_OUT, client, echo, json_option, print_json
 from vmjobs.cli.job.table import find_jobs, print_jobs
 from vmjobs.model import Job, JobState
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
 
-#: Exit status if a job did not complete, and after a timeout (as of timeout(1)).
+#: Exit status if a job did not complete.
 EXIT_NOT_COMPLETED = 1
-EXIT_TIMED_OUT = 124
 
 
 @click.command()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Final
 
 import click
 
 from condor import names
 from condor.diagnose.explainer import JobLocation
 from condor.submit.schedd import Schedd
-from vmjobs.cli.common import CONDOR_ID, config, json_option, print_json, read_token
+from vmjobs.cli.common import (
+    COMPLETION_SECONDS,
+    CONDOR_ID,
+    client,
+    completion_retries,
+    json_option,
+    print_json,
+)
 from vmjobs.cli.job.why_service import check_image, explain, explain_service_job
 from vmjobs.cli.job.why_show import JobReport, report_as_json, show
 from vmjobs.errors import VMJobsError
-
-#: Timeout of shell completion in seconds.
-_COMPLETION_SECONDS: Final = 1.5
+from vmjobs.model import JobState
 
 
 def complete_job(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -25,14 +29,8 @@ def complete_job(_ctx: click.Context, _parameter: click.Parameter, incomplete: s
 
 
 def _service_ids() -> list[str]:
-    from vmjobs.client import Client, Retries  # noqa: PLC0415 - slow import, network only
-    from vmjobs.model import JobState  # noqa: PLC0415
-
-    retries = Retries(deadline=_COMPLETION_SECONDS, connect=0.5, read=1.0)
     try:
-        settings = config()
-        token = read_token(settings.token_file)
-        with Client(settings.api_url, token, retries=retries) as api:
+        with client(completion_retries()) as api:
             return [job.id for job in api.job_page([JobState.QUEUED, JobState.HELD]).jobs]
     except VMJobsError:
         return []
@@ -43,7 +41,7 @@ def _condor_ids() -> list[str]:
         return []
     wanted = (names.CLUSTER_ID, names.PROC_ID)
     try:
-        ads = Schedd("", "", _COMPLETION_SECONDS).query("JobStatus == 1 || JobStatus == 5", wanted)
+        ads = Schedd("", "", COMPLETION_SECONDS).query("JobStatus == 1 || JobStatus == 5", wanted)
     except VMJobsError:
         return []
     return [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in ads]

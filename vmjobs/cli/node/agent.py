@@ -14,10 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from images.cache.lazy_cache import LazyImageCache
+from images.cache.node_cache import ImageCache, SignatureCheck
+from images.store.image_store import ImageStore
+from images.transfer.file_transfer import ChunkedFileTransfer
 from vmjobs.agent import node as this_node
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.checks import NodeChecks
@@ -46,12 +49,8 @@ from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor, NotFound
 from vmjobs.hypervisor.libvirt import nbd_server
 from vmjobs.model import MIB, Node
-from vmjobs.ports import FileTransfer, ImageSource, JobSource
+from vmjobs.ports import ImageSource, JobSource
 from vmjobs.wire import NodeWishes, Visibility
-
-if TYPE_CHECKING:
-    from images.cache.lazy_cache import LazyImageCache
-    from images.cache.node_cache import SignatureCheck
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ def _serve(settings: Config) -> None:
     live = _live_cache(settings, images)
     metrics = _make_metrics(images, hypervisors)
     components = make_run_parts(settings, images, hypervisors, settings.state_dir / "runs", live)
-    components = replace(components, on_step_timed=metrics.job_step, carrier=_file_transfer())
+    components = replace(components, on_step_timed=metrics.job_step, carrier=ChunkedFileTransfer())
     leftovers = components.journal.recover(hypervisors.drivers)
     swept = sweep(components.journal, hypervisors.drivers) + sweep_probes(hypervisors.drivers)
     log.info("removed %d interrupted runs and %d unknown VMs", len(leftovers), len(swept))
@@ -143,8 +142,6 @@ def _serve(settings: Config) -> None:
 
 def _resolve(settings: Config, images: ImageSource, ref: str) -> str:
     """Resolve the name of a public image to its digest."""
-    from images.store.image_store import ImageStore  # noqa: PLC0415
-
     if isinstance(images, ImageStore):
         return images.resolve(ref)
     token = read_token(settings.agent_token_file) if settings.agent_token_file else ""
@@ -167,8 +164,6 @@ def _condor_job_services(settings: Config, resolve: Callable[[str], str]) -> Con
 
 
 def _make_metrics(images: ImageSource, hypervisors: HypervisorRegistry) -> AgentMetrics:
-    from images.cache.node_cache import ImageCache  # noqa: PLC0415
-
     metrics = AgentMetrics()
     metrics.probes = lambda: hypervisors.results
     metrics.cache = images if isinstance(images, ImageCache) else None
@@ -266,17 +261,7 @@ def _image_directory(settings: Config) -> Path:
     return settings.images if local else settings.state_dir / "images"
 
 
-def _file_transfer() -> FileTransfer:
-    from images.transfer.file_transfer import ChunkedFileTransfer  # noqa: PLC0415 - a command that is not used need not load it
-
-    return ChunkedFileTransfer()
-
-
 def _image_source(settings: Config) -> ImageSource:
-    from images.cache.lazy_cache import LazyImageCache  # noqa: PLC0415
-    from images.cache.node_cache import ImageCache  # noqa: PLC0415
-    from images.store.image_store import ImageStore  # noqa: PLC0415
-
     if settings.agent_token_file is None:
         return ImageStore(settings.images)
     token = partial(read_token, settings.agent_token_file)
@@ -293,8 +278,6 @@ def _image_source(settings: Config) -> ImageSource:
 
 def _live_cache(settings: Config, images: ImageSource) -> LazyImageCache | None:
     """Return the cache that serves incomplete images, if ``lazy_start`` is set."""
-    from images.cache.lazy_cache import LazyImageCache  # noqa: PLC0415
-
     if not settings.lazy_start or not isinstance(images, LazyImageCache):
         return None
     if why := nbd_server.unavailable_reason():

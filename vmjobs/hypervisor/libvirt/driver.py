@@ -66,7 +66,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _Names = list[str]
-_Paths = list[Path]
 _Argv = list[str | Path]
 _Processes = list[procs.Process]
 
@@ -78,11 +77,6 @@ RECONNECT_SECONDS = 15.0
 KILL_SECONDS = 30.0
 #: Seconds that libvirt may take to report why a VM ended, once it is gone.
 ENDING_SECONDS = 5.0
-
-
-def default_uri() -> str:
-    """libvirt's URI for this user's VMs."""
-    return "qemu:///session" if os.geteuid() else "qemu:///embed"
 
 
 @functools.cache
@@ -110,7 +104,7 @@ def node_connection() -> Connection:
 @functools.cache
 def _connection_of(_process: int) -> Connection:
     """One per process: a fork of this process cannot use its parent's connection."""
-    return Connection(default_uri())
+    return Connection("qemu:///session" if os.geteuid() else "qemu:///embed")
 
 
 class Connection:
@@ -161,7 +155,7 @@ class Connection:
         with self._changed:
             self._changed.wait_for(lambda: self._changes != seen, timeout)
 
-    def logs(self, name: str) -> _Paths:
+    def logs(self, name: str) -> list[Path]:
         """libvirt's logs of a VM's QEMU output; libvirt never removes them."""
         if self.uri == "qemu:///embed":
             return self._embedded.logs(name)
@@ -271,7 +265,7 @@ class Libvirt:
         self._isolated, self._program = isolated, program
         self._disk_servers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._main_pids: dict[str, int] = {}
-        self._limit_enforcer = LimitEnforcer(kind, throttles_disks=True)
+        self._limit_enforcer = LimitEnforcer(kind)
         self._meter = UsageMeter(self._helpers_of)
         self._helpers = helper_processes.HelperProcesses(self._launcher, policy, isolated=isolated)
 
@@ -339,13 +333,9 @@ class Libvirt:
         overlay = (vm.overlay or vm.workdir / "overlay.qcow2").absolute()
         with ExitStack() as undo:
             undo.callback(self.destroy, vm.name)
-            boots_by_uefi = vm.image.boot is BootMethod.UEFI
-            resumed = vm.saved is not None
-            uefi = (
-                firmware.prepare_firmware(vm.workdir, firmware.find(), resumed=resumed)
-                if boots_by_uefi
-                else None
-            )
+            uefi, resumed = None, vm.saved is not None
+            if vm.image.boot is BootMethod.UEFI:
+                uefi = firmware.prepare_firmware(vm.workdir, firmware.find(), resumed=resumed)
             nbd = self._serve_root(vm)
             if resumed:
                 check_overlay(overlay)
@@ -385,7 +375,7 @@ class Libvirt:
         crashed = self._connection.shutdown_causes.of(name, 0.0) is ShutdownCause.CRASHED
         for path in self._connection.logs(name):
             if crashed:
-                words = read_tail(path).decode("utf-8", "replace").splitlines()[-LAST_LINES:]
+                words = read_tail(path).splitlines()[-LAST_LINES:]
                 log.warning("QEMU of %s crashed; its libvirt log ends with: %s", name, "; ".join(words))
             with suppress(OSError):
                 path.unlink()
@@ -439,7 +429,7 @@ class Libvirt:
                 return self.state(name)
 
     def shutdown_cause(self, name: str) -> ShutdownCause:
-        """See :meth:`Hypervisor.ending`."""
+        """See :meth:`Hypervisor.shutdown_cause`."""
         return self._connection.shutdown_causes.of(name, ENDING_SECONDS)
 
     def usage(self, name: str) -> VmUsage:
@@ -470,11 +460,9 @@ class Libvirt:
             try:
                 return action(connection.lookupByName(name))
             except libvirt.libvirtError as error:
-                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                    return None
-                if error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID and not _active(
-                    connection, name
-                ):
+                code = error.get_error_code()
+                ended = code == libvirt.VIR_ERR_OPERATION_INVALID and not _active(connection, name)
+                if ended or code == libvirt.VIR_ERR_NO_DOMAIN:
                     return None
                 raise
 

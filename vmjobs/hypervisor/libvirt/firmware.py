@@ -54,10 +54,9 @@ def prepare_firmware(workdir: Path, found: Firmware | None, *, resumed: bool = F
             hint="apt-get install ovmf",
         )
     own = workdir.absolute() / "uefi-variables.fd"
-    if resumed:
-        return Firmware(found.code, own)
     try:
-        shutil.copyfile(found.variables, own)
+        if not resumed:
+            shutil.copyfile(found.variables, own)
     except OSError as error:
         raise HypervisorError(f"cannot copy {found.variables} to {own}: {error.strerror}") from error
     return Firmware(found.code, own)

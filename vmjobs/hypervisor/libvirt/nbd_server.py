@@ -10,13 +10,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import LazyDisk
 from vmjobs.hypervisor.libvirt import nbd_plugin
+from vmjobs.hypervisor.shutdown_causes import read_tail
 from vmjobs.subprocess import environment, run
 
 PROGRAM = "nbdkit"
@@ -94,7 +94,5 @@ def vm_of(process: procs.Process) -> str:
 def _wait_ready(ready: int, log: Path) -> None:
     if procs.readable([ready], READY_SECONDS) and os.read(ready, 64).startswith(b"ready"):
         return
-    words = ""
-    with suppress(OSError):
-        words = log.read_text("utf-8", "replace").strip()[-1000:]
-    raise HypervisorError(f"{PROGRAM} did not start: {words or 'it printed nothing'}")
+    words = read_tail(log).strip()[-1000:] or "it printed nothing"
+    raise HypervisorError(f"{PROGRAM} did not start: {words}")

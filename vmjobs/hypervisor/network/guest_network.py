@@ -197,13 +197,8 @@ def _start_slirp4netns(launcher: Launcher, vm: VmConfig, network: Network) -> in
         # As root of that namespace it can create its own sandbox; it then gives up all rights.
         *("nsenter", "--preserve-credentials", f"--user=/proc/self/fd/{user}", "--"),
         *(_PROGRAM, "--enable-sandbox", "--enable-seccomp", "--disable-host-loopback"),
-        *(
-            f"--mtu={MTU}",
-            f"--ready-fd={ready}",
-            "--netns-type=path",
-            f"/proc/self/fd/{net}",
-            OUTBOUND_DEVICE,
-        ),
+        *(f"--mtu={MTU}", f"--ready-fd={ready}", "--netns-type=path"),
+        *(f"/proc/self/fd/{net}", OUTBOUND_DEVICE),
     ]
     with ExitStack() as closing:
         nothing, output_file = closing.enter_context(open(os.devnull, "rb")), _create_output_file()  # noqa: PTH123
@@ -245,10 +240,7 @@ def run_in_namespaces(
         os.write(input_file, program_input.encode())
         os.lseek(input_file, 0, os.SEEK_SET)
         handles = [input_file, output_file, output_file, *passed_handles]
-        try:
-            process = launcher.start(argv, handles, environment(), Path("/"), namespaces, forward)
-        except OSError as error:
-            raise HypervisorError(f"cannot run {argv[0]}: {reason_of(error)}") from error
+        process = launcher.start(argv, handles, environment(), Path("/"), namespaces, forward)
         closing.callback(process.close)
         status = process.status(_SETUP_SECONDS)
         if status != 0:

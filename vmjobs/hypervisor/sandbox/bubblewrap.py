@@ -24,7 +24,6 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from typing import Final
 from vmjobs import seccomp
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.subprocess import environment
+from vmjobs.subprocess import run
 
 #: Name of a sandbox's first process in its command line.
 MARK: Final = "vmjobs-sandbox"
@@ -242,16 +241,8 @@ def unavailable_reason() -> str:
     handle = open_seccomp_filter()
     try:
         argv = command(["true"], binds=(), filtered=handle, env={})
-        done = subprocess.run(
-            argv,
-            pass_fds=[handle],
-            capture_output=True,
-            timeout=_TRIAL_SECONDS,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except (HypervisorError, OSError, subprocess.TimeoutExpired) as error:
+        done = run(argv, timeout=_TRIAL_SECONDS, check=False, error=HypervisorError, inherit=[handle])
+    except HypervisorError as error:
         return str(error)
     finally:
         os.close(handle)

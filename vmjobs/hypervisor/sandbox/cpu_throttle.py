@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -107,12 +106,10 @@ def _runs_guest_code(pid: int, tracer: int) -> bool:
     tracer: the tracing process; 0: it is not traced, and sleeps while it waits for the kernel.
     """
     try:
-        status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+        status = procs.status_fields(pid)
     except OSError:
         return False
-    said = dict(line.partition(":")[::2] for line in status.splitlines())
-    runs = "RSD" if tracer else "R"
-    return said.get("TracerPid", "").strip() == str(tracer) and said["State"].strip()[0] in runs
+    return status["TracerPid"] == str(tracer) and status["State"][0] in ("RSD" if tracer else "R")
 
 
 def throttle(pid: int, share: float) -> None:
@@ -153,12 +150,9 @@ def _own_seconds(pid: int) -> float:
 
 
 def _reaped_seconds(pid: int) -> float:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return 0.0
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[13]) + int(fields[14])) / _TICKS
+    with suppress(OSError):
+        return sum(map(int, procs.stat_fields(pid)[13:15])) / _TICKS
+    return 0.0
 
 
 # --------------------------------------------------------------------------- the process

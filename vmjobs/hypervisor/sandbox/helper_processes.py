@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from vmjobs.errors import HypervisorError, reason_of
+from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import VmConfig
 from vmjobs.hypervisor.network import guest_network
@@ -76,10 +76,7 @@ class HelperProcesses:
         log = vm.workdir / "regulator.log"
         with open(os.devnull, "r+b") as nothing, log.open("ab") as errors:  # noqa: PTH123
             handles = [nothing.fileno(), nothing.fileno(), errors.fileno()]
-            try:
-                process = self._launcher.start(argv, handles, env, Path("/"))
-            except OSError as error:
-                raise HypervisorError(f"cannot run {argv[0]}: {reason_of(error)}") from error
+            process = self._launcher.start(argv, handles, env, Path("/"))
         process.close()
         self._pids.setdefault(vm.name, []).append(process.pid)
 

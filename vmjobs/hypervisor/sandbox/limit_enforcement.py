@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import VmConfig, VmLimits
 from vmjobs.hypervisor.sandbox import cgroup
 from vmjobs.hypervisor.sandbox.bubblewrap import ResourceLimits
@@ -147,21 +148,14 @@ def detect_limit_support() -> LimitSupport:
 
 
 def _has_sys_nice() -> bool:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _CAP_SYS_NICE & 1)
-    return False
+    return bool(int(procs.status_fields(os.getpid())["CapEff"], 16) >> _CAP_SYS_NICE & 1)
 
 
 class LimitEnforcer:
-    """Enforces the limits of a driver's VMs.
+    """Enforces the limits of a driver's VMs."""
 
-    throttles_disks: the hypervisor limits the disks itself.
-    """
-
-    def __init__(self, kind: HypervisorKind, *, throttles_disks: bool) -> None:
+    def __init__(self, kind: HypervisorKind) -> None:
         self._kind = kind
-        self._throttles_disks = throttles_disks
 
     def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
         """See :meth:`Hypervisor.unenforced`."""
@@ -201,7 +195,8 @@ class LimitEnforcer:
             groups.remove(name)
 
     def _plan(self, limits: VmLimits, processors: int, disk_paths: list[Path]) -> LimitPlan:
-        devices = None if self._throttles_disks else [cgroup.block_device(path) for path in disk_paths]
+        is_uml = self._kind is HypervisorKind.UML  # QEMU limits its disks itself
+        devices = [cgroup.block_device(path) for path in disk_paths] if is_uml else None
         return plan_limits(limits, processors, detect_limit_support(), devices)
 
 

@@ -119,14 +119,16 @@ class Launcher:
         forward: interfaces there between which to forward packets.
 
         Raises:
-            OSError: the program cannot be run.
-            HypervisorError: the launcher does not work.
+            HypervisorError: the program cannot be run, or the launcher does not work.
         """
         where = str(cwd.absolute()) if cwd else ""
         request = launcher.pack_program(
             list(argv), dict(env), where, enters=namespaces is not None, forward=list(forward)
         )
-        return self._launch(argv[0], request, [*handles, *(namespaces or ())])
+        try:
+            return self._launch(argv[0], request, [*handles, *(namespaces or ())])
+        except OSError as error:
+            raise HypervisorError(f"cannot run {argv[0]}: {reason_of(error)}") from error
 
     def run_steps(
         self, steps: launcher.Steps, namespaces: tuple[int, int] | None = None

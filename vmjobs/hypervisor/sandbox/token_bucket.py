@@ -43,6 +43,6 @@ class TokenBucket:
         """Use ``amount`` units; what exceeds the level becomes a debt."""
         self._level = self.level - amount
 
-    def wait(self, level: float = 0.0) -> float:
-        """Seconds until the level exceeds ``level``; 0: it does already."""
-        return max(0.0, (level - self.level) / self.rate)
+    def wait(self) -> float:
+        """Seconds until a debt is paid; 0: there is none."""
+        return max(0.0, -self.level / self.rate)

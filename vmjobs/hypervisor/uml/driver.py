@@ -47,7 +47,6 @@ from vmjobs.subprocess import run
 log = logging.getLogger(__name__)
 
 _Processes = list[procs.Process]
-_Pids = list[int]
 _Kernels = dict[str, tuple[LaunchedProcess, Path]]
 
 _UMID = re.compile(r"umid=([\w.-]+)")
@@ -67,7 +66,7 @@ class UserModeLinux:
         that were started without one are still found and ended.
     launcher: starts VMs, so that they outlive this process and its supervisor.
     kill_seconds: how long :meth:`destroy` waits for killed processes.
-    system_calls: how the kernel catches its guest's, see :func:`uml_boot.system_call_parameters`.
+    system_calls: how the kernel catches its guest's, see :func:`.kernel_boot.system_call_parameters`.
     policy: destinations that guests may reach in network mode ``outbound``.
     """
 
@@ -94,7 +93,7 @@ class UserModeLinux:
         self._without_disk_process: set[str] = set()
         self._helpers = helper_processes.HelperProcesses(self._launcher, policy, isolated=isolated)
         self._lock = threading.Lock()
-        self._limit_enforcer = LimitEnforcer(self.kind, throttles_disks=False)
+        self._limit_enforcer = LimitEnforcer(self.kind)
         self._meter = UsageMeter(self._helpers.of)
 
     # ----------------------------------------------------------------- life and death
@@ -157,7 +156,9 @@ class UserModeLinux:
             with self._lock:
                 self._kernels[vm.name] = (started, vm.console)
                 self._main_pids[vm.name] = started.pid
-            self._limit_enforcer.enforce(held, vm.name, lambda: self._pids(vm.name))
+            self._limit_enforcer.enforce(
+                held, vm.name, lambda: [p.pid for p in self._all_processes(vm.name)]
+            )
             if held.processors is not None:
                 kernel = self._kernel(vm.name)
                 pid = started.pid if kernel is None else kernel.pid
@@ -167,7 +168,8 @@ class UserModeLinux:
     def stop(self, name: str) -> None:
         """See :meth:`Hypervisor.stop`. The guest's init handles Ctrl-Alt-Del."""
         with contextlib.suppress(HypervisorError):  # gone, or no answer: the caller has a deadline
-            self._send_command(name, "cad")
+            if (kernel := self._kernel(name)) is not None:
+                mconsole.command(kernel.pid, name, "cad", ANSWER_SECONDS)
 
     def destroy(self, name: str) -> None:
         """See :meth:`Hypervisor.destroy`."""
@@ -238,7 +240,7 @@ class UserModeLinux:
         return self.state(name)
 
     def shutdown_cause(self, name: str) -> ShutdownCause:
-        """See :meth:`Hypervisor.ending`."""
+        """See :meth:`Hypervisor.shutdown_cause`."""
         with self._lock:
             kernel = self._kernels.get(name)
         if kernel is None:
@@ -265,11 +267,6 @@ class UserModeLinux:
         return sorted({name for process in procs.scan() if (name := self._name_of(process))})
 
     # ----------------------------------------------------------------- inside
-
-    def _send_command(self, name: str, words: str) -> None:
-        kernel = self._kernel(name)
-        if kernel is not None:
-            mconsole.command(kernel.pid, name, words, ANSWER_SECONDS)
 
     def _name_of(self, process: procs.Process) -> str:
         """The VM that a process belongs to, ``""`` if none."""
@@ -298,9 +295,6 @@ class UserModeLinux:
         if not kernel.stopped or self._helpers.all_or_none(name) is None:
             return False  # the throttle may have died while it was stopped: not paused, but lost
         return all(process.stopped for process in self._helpers.throttles(name))
-
-    def _pids(self, name: str) -> _Pids:
-        return [process.pid for process in self._all_processes(name)]
 
     def _main_process(self, name: str) -> procs.Process | None:
         """The VM's session leader: the kernel, or the first process of its sandbox."""

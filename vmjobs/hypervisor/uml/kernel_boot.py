@@ -262,10 +262,7 @@ def boot(
             stack.callback(os.close, filtered)
             handles.append(filtered)
             argv, cwd = _isolated(vm, argv, binds, len(handles) - 1), Path("/")
-        try:
-            process = launcher.start(argv, handles, env, cwd)
-        except OSError as error:
-            raise HypervisorError(f"cannot run {argv[0]}: {error.strerror}") from error
+        process = launcher.start(argv, handles, env, cwd)
         try:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
@@ -279,21 +276,17 @@ def boot(
 def _isolated(
     vm: VmConfig, argv: Sequence[str], binds: Sequence[bubblewrap.BindMount], filtered: int
 ) -> list[str]:
-    # The kernel's memory is one file of whole pages; its other files are small.
-    memory = vm.memory * MIB + MEMORY_OVERHEAD_BYTES
-    seen = [*binds, bubblewrap.BindMount(vm.workdir / "notify", "notify")]
-    env = {"TMPDIR": "/dev/shm"}  # noqa: S108 - the sandbox's own
-    bounds = resource_limits_for(vm, HypervisorKind.UML)
     return bubblewrap.command(
         argv,
-        binds=seen,
+        binds=[*binds, bubblewrap.BindMount(vm.workdir / "notify", "notify")],
         devices=[] if vm.network is None else [TUN_DEVICE],
-        memory=memory,
-        bounds=bounds,
+        # The kernel's memory is one file of whole pages; its other files are small.
+        memory=vm.memory * MIB + MEMORY_OVERHEAD_BYTES,
+        bounds=resource_limits_for(vm, HypervisorKind.UML),
         namespaces=vm.network.namespace_files if vm.network else (),
         held=() if vm.card is None else _NETWORK_HANDLES,
         filtered=filtered,
-        env=env,
+        env={"TMPDIR": "/dev/shm"},  # noqa: S108 - the sandbox's own
     )
 
 
@@ -324,5 +317,5 @@ def _wait_until_up(pid: int, ready: socket.socket, console: Path, began: int) ->
 
 
 def _console_tail(console: Path, began: int) -> str:
-    lines = read_tail(console, began).decode("utf-8", "replace").split("\n")
+    lines = read_tail(console, began).split("\n")
     return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it printed nothing"

@@ -33,11 +33,8 @@ _REPLY = struct.Struct("=III")
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
     """Yield a path of a Unix socket of at most 107 bytes, however deep it lies."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
+    with _directory(path.parent) as directory:
         yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
 
 
 def command(pid: int, name: str, words: str, timeout: float, *, already: str = "") -> str:
@@ -54,7 +51,7 @@ def command(pid: int, name: str, words: str, timeout: float, *, already: str = "
     deadline = time.monotonic() + timeout
     try:
         with (
-            _directory(f"/proc/{pid}/cwd") as home,
+            _directory(Path(f"/proc/{pid}/cwd")) as home,
             _console(home, name) as address,
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer,
             _address(peer, pid, home),
@@ -69,7 +66,7 @@ def command(pid: int, name: str, words: str, timeout: float, *, already: str = "
 
 
 @contextmanager
-def _directory(path: str) -> Iterator[int]:
+def _directory(path: Path) -> Iterator[int]:
     handle = os.open(path, os.O_PATH | os.O_DIRECTORY)
     try:
         yield handle
