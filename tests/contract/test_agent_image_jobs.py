@@ -457,7 +457,7 @@ def test_a_node_that_cannot_begin_a_job_gives_it_back(
     def full(_run: Run) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Run, "_open", full)
+    monkeypatch.setattr(Run, "_prepare_outputs", full)
     for node.tries_left, state in ((1, S.PREEMPTED), (0, S.FAILED)):
         ended = node.run()
         assert (ended.outcome.reason.code, ended.outcome.node_at_fault) == (C.NODE_FAILED, True)

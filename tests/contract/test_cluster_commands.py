@@ -168,7 +168,7 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
     )
     shown = " ".join(shell("cluster", "show", "vc").split())
     assert why in shown
-    assert f"guard {new.node}: 3 machines of " in shown
+    assert f"guard {new.node}: 3 VMs of " in shown
     assert "generation 2 failed" in shell("cluster", "list")
     said = shell("cluster", "events", "vc")
     assert why in said

@@ -327,7 +327,7 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
     assert [m.generation for m in world.members().values()] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("done", ["roll_back", "bump"])
+@pytest.mark.parametrize("done", ["roll_back", "bump_revision"])
 def test_a_worker_that_is_killed_while_it_goes_back(world: World, done: str) -> None:
     fail(world, upgraded(world))
     before, told = seen(world), world.codes()
