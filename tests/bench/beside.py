@@ -42,7 +42,7 @@ def beside(count: int) -> Iterator[Finding]:
 
 def main() -> None:
     """Run so many jobs, and print what was seen as JSON: seconds for each, bytes of memory."""
-    from unchanged_kit import agent_node
+    from transparent_kit import agent_node
 
     for package in ("condor", "vmjobs"):
         compileall.compile_dir(ROOT / package, quiet=2)

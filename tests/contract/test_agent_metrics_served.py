@@ -16,8 +16,8 @@ import pytest
 import requests
 from api_process import free_port
 from api_support import Site, make_site, serving
+from cluster_vm_node_kit import Service, assert_forgotten, kept, machine_pid, member_guest, order
 from hypervisor_host import wait_until
-from member_node_kit import Service, assert_forgotten, kept, machine_pid, member_guest, order
 from prometheus_client.parser import text_string_to_metric_families
 from repository_kit import ADMIN, push
 
@@ -28,7 +28,7 @@ from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.run.steps import STEPS
 from vmjobs.cluster.vm_state import Goal
 
-pytest_plugins = ["member_node_kit"]
+pytest_plugins = ["cluster_vm_node_kit"]
 SECONDS = 90.0
 NODE = "wn1.grid"
 VMJOBS = [sys.executable, "-c", "from vmjobs.cli.main import main; main()"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypervisor_host import wait_until
-from unit.members_kit import member_order, member_record
+from unit.cluster_vms_kit import member_order, member_record
 
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.node import cluster_vm_directory

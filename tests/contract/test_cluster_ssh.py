@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 from agent_kit import Images
 from api_process import children, free_port, running
+from cluster_vm_node_kit import Kit, clear, kept, member_parts
 from clusters_kit import POOLS, World
 from hypervisor_host import wait_until
-from member_node_kit import Kit, clear, kept, member_parts
 from repository_kit import push_library
 
 from api.serve import make_issuer

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_vm_node_kit import ROOT, UML, clear, member_guest
 from hypervisor_host import wait_until
-from member_node_kit import ROOT, UML, clear, member_guest
 
 from images.build import build
 from images.store.image_store import ImageStore

@@ -18,7 +18,7 @@ from images.store.image_store import ImageStore
 from vmjobs.client import Client
 
 #: Tests that break something, and have a line in the report.
-FAULTS = re.compile("test_cluster_faults|test_every_step|test_crash|test_leaving|test_node_standing")
+FAULTS = re.compile("test_cluster_faults|test_every_step|test_crash|test_vacate|test_node_health")
 #: The report, besides on the terminal: of what a soak does, and of the rest.
 REPORTS = {True: ROOT / "build" / "soak.txt", False: ROOT / "build" / "faults.txt"}
 

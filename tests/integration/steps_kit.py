@@ -17,7 +17,7 @@ import step_gates
 import step_watch
 from faults_kit import room
 from grid_kit import NODES, Grid, run, wait_for
-from unchanged_kit import LOG, Desk
+from transparent_kit import LOG, Desk
 
 from vmjobs.agent.node import ANNOUNCE_SECONDS
 from vmjobs.errors import Conflict

@@ -12,7 +12,7 @@ import pytest
 from faults_kit import cut_off, fill, lost, small_disk
 from grid_kit import NODES, Grid, wait_for
 from steps_kit import closed
-from unchanged_kit import LOG
+from transparent_kit import LOG
 
 from vmjobs.model import Job, JobEvent, JobState, ReasonCode
 
@@ -87,7 +87,7 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
     grid.assert_clean(job)
 
 
-@pytest.mark.soak  # one of HTCondor's own does the same in test_unchanged_checkpoint.py
+@pytest.mark.soak  # one of HTCondor's own does the same in test_transparent_checkpoint.py
 def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     those = f'VMJobsId == "{job.id}"'

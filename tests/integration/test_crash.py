@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from grid_kit import Grid, healthy, run, wait_for
-from unchanged_kit import PATIENT, Desk
+from transparent_kit import PATIENT, Desk
 
 from vmjobs.model import Job, JobState, ReasonCode
 

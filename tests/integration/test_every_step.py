@@ -29,7 +29,7 @@ from steps_kit import (
     longer_leases,
     stage,
 )
-from unchanged_kit import LOG
+from transparent_kit import LOG
 
 from vmjobs.agent.run.steps import STEPS
 from vmjobs.errors import Conflict

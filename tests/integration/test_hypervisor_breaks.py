@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from grid_kit import Grid, blank_disk, publish, wait_for
 from steps_kit import closed
-from test_unchanged_outcomes import without_agent
+from test_transparent_outcomes import without_agent
 from test_why import why
-from unchanged_kit import PATIENT, Desk
+from transparent_kit import PATIENT, Desk
 
 pytestmark = pytest.mark.disruptive
 

@@ -15,7 +15,7 @@ import pytest
 import requests
 from grid_kit import NODES, PHYSICIST, Grid, wait_for
 from secrets_kit import STRANGER, feed
-from unchanged_kit import Desk, where
+from transparent_kit import Desk, where
 from wrapper_kit import build_evil
 
 from vmjobs.client import Client

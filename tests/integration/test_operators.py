@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 from grid_kit import ROOT, Grid, run, wait_for
-from unchanged_kit import Desk
+from transparent_kit import Desk
 
 from vmjobs.model import ExitChannel, JobState
 

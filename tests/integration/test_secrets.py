@@ -24,7 +24,7 @@ from secrets_kit import (
     planted,
     watching_processes,
 )
-from unchanged_kit import BY_CONDOR_C, Desk
+from transparent_kit import BY_CONDOR_C, Desk
 
 from vmjobs.client import Client
 from vmjobs.errors import VMJobsError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from grid_kit import NODES, Grid, wait_for
 from steps_kit import configured
-from unchanged_kit import BY_CONDOR_C, Desk
+from transparent_kit import BY_CONDOR_C, Desk
 
 SECONDS = 120.0
 

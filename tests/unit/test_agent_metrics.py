@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import requests
-from members_kit import member_order, member_record
+from cluster_vms_kit import member_order, member_record
 from prometheus_client.parser import text_string_to_metric_families
 
 from vmjobs import __version__

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from test_agent_watch import watch_of
+from test_agent_vm_watch import watch_of
 from waiting_kit import wait_for
 
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm

@@ -15,7 +15,7 @@ from typing import Any
 import classad2
 import htcondor2
 import pytest
-from members_kit import member_order
+from cluster_vms_kit import member_order
 
 from condor import names
 from condor.pool.cluster_ads import faults

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from members_kit import NOW, member_order, member_record
+from cluster_vms_kit import NOW, member_order, member_record
 from pydantic import ValidationError
 
 from vmjobs.agent.cluster_vms.plan import (

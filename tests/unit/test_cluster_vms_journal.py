@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from members_kit import NOW, member_order, member_record
+from cluster_vms_kit import NOW, member_order, member_record
 
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.journal import Journal

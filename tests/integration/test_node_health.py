@@ -9,7 +9,7 @@ import pytest
 from faults_kit import fill, small_disk
 from grid_kit import NODES, Grid, wait_for
 from steps_kit import closed
-from unchanged_kit import PATIENT, Desk
+from transparent_kit import PATIENT, Desk
 
 from vmjobs.model import JobState, ReasonCode
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from members_kit import member_order, member_record
+from cluster_vms_kit import member_order, member_record
 from waiting_kit import wait_for
 
 from vmjobs.agent.cluster_vms import pool_tokens

@@ -20,12 +20,12 @@ from typing import IO
 import pytest
 from chirp_service import ChirpService
 from hypervisor_host import wait_until
-from unchanged_kit import GID, UID, AgentNode, Job
+from transparent_kit import GID, UID, AgentNode, Job
 
 from vmjobs.agent.condor_job.job_access import MAX_SESSIONS
 
 AD = 'VMJobImage = "generic"\n'
-pytest_plugins = ["unchanged_kit"]
+pytest_plugins = ["transparent_kit"]
 PROGRAM = str(Path(sys.executable).with_name("vmjobs"))
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-import member_node_kit
+import cluster_vm_node_kit
 import pytest
 from agent_kit import Images
-from hypervisor_host import wait_until
-from member_node_kit import (
+from cluster_vm_node_kit import (
     SECONDS,
     UML,
     Service,
@@ -27,6 +26,7 @@ from member_node_kit import (
     member_guest,
     order,
 )
+from hypervisor_host import wait_until
 
 from vmjobs.agent.cluster_vms import plan, pool_tokens
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord
@@ -37,7 +37,7 @@ from vmjobs.errors import Forbidden
 from vmjobs.hypervisor.base import VmConfig, VmState
 from vmjobs.model import HypervisorKind
 
-pytest_plugins = ["member_node_kit"]
+pytest_plugins = ["cluster_vm_node_kit"]
 NewParts = Callable[..., ClusterVmServices]
 
 
@@ -94,7 +94,7 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
     parts: ClusterVmServices, service: Service
 ) -> None:
     service.wants(1, order())
-    argv = [sys.executable, member_node_kit.__file__, str(parts.journal.root), str(service.folder)]
+    argv = [sys.executable, cluster_vm_node_kit.__file__, str(parts.journal.root), str(service.folder)]
     agent = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": _path()})
     try:
         service.wait_running(1)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from member_node_kit import UML, Service, assert_forgotten, kept, kernel_pid, order
+from cluster_vm_node_kit import UML, Service, assert_forgotten, kept, kernel_pid, order
 
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.cluster.spec import ClusterVmLimits
@@ -18,7 +18,7 @@ from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.sandbox import helper_processes
 from vmjobs.hypervisor.sandbox.cpu_throttle import processor_seconds
 
-pytest_plugins = ["member_node_kit"]
+pytest_plugins = ["cluster_vm_node_kit"]
 BUSY = "(while :; do :; done) &"
 
 

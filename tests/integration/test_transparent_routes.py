@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from grid_kit import Grid, wait_for
-from test_unchanged_submit import RUNNING, rescue_dag
+from test_transparent_submit import RUNNING, rescue_dag
 from test_why import why
-from unchanged_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, run_dag, where
+from transparent_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, run_dag, where
 
 #: A job of the submit side's own schedd, which the job router finds: nothing says so.
 BY_ROUTER = ""

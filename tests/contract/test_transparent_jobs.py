@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 from chirp_service import IDLE, ChirpService
 from hypervisor_host import kill_all, wait_until
-from unchanged_kit import BOOT, GID, UID, AgentNode
+from transparent_kit import BOOT, GID, UID, AgentNode
 from wrapper_kit import build_evil
 
 from condor.events import outcomes
@@ -30,7 +30,7 @@ from vmjobs.hypervisor.select import choose
 from vmjobs.model import CHECKPOINTABLE_KINDS, MIB, HypervisorKind
 from vmjobs.ports import ImageSource
 
-pytest_plugins = ["unchanged_kit"]
+pytest_plugins = ["transparent_kit"]
 
 
 def test_it_is_the_same_job_in_there(node: AgentNode) -> None:

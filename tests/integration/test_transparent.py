@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from grid_kit import NODES, wait_for
-from unchanged_kit import ON_A_NODE, PATIENT, Desk, desk, run_dag, site
+from transparent_kit import ON_A_NODE, PATIENT, Desk, desk, run_dag, site
 
 from vmjobs.model import MIB
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from faults_kit import AGENT, fill, small_disk, without_objects
 from grid_kit import NODES, ROOT, Grid, blank_disk, odd_images, publish, wait_for
 from steps_kit import PACKAGES
-from unchanged_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
+from transparent_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
 from condor.events import outcomes
 from condor.events.outcomes import OUTCOMES
@@ -569,8 +569,9 @@ def test_row_of_an_agent_that_is_away(left_alone: tuple[Desk, str]) -> None:
 
 
 def test_all_rows_are_forced() -> None:
-    """One of them in ``test_unchanged_checkpoint.py``; and one of whatever has none. No job comes to a
-    node that has no token, so that UNAUTHENTICATED takes a race.
+    """All but one, which is in ``test_transparent_checkpoint.py``, and one that takes a race.
+
+    No job comes to a node without a token, so UNAUTHENTICATED is hard to force.
     """
     apart = {"UNAVAILABLE", "NOT_RESUMED", "UNAUTHENTICATED"}
     assert {*WAYS, *dict(FAULTS), *apart} == {*OUTCOMES, STRANGE}

@@ -9,7 +9,7 @@ import pytest
 from faults_kit import AGENT, silent
 from grid_kit import Grid, wait_for
 from steps_kit import closed, configured, short_leases
-from unchanged_kit import PATIENT, Desk
+from transparent_kit import PATIENT, Desk
 
 from vmjobs.model import JobState
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from grid_kit import NODES, Grid, wait_for
 from steps_kit import closed
-from unchanged_kit import BY_CONDOR_C, PATIENT, Desk
+from transparent_kit import BY_CONDOR_C, PATIENT, Desk
 
 pytestmark = pytest.mark.disruptive
 
@@ -185,7 +185,7 @@ def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None
 
 
 def test_row_of_one_that_does_not_go_on(desk: Desk, grid: Grid) -> None:
-    """As `test_unchanged_outcomes.py` has the others: read where it came from."""
+    """As `test_transparent_outcomes.py` has the others: read where it came from."""
     cluster, those = submitted(desk, __VMJobMaxStarts="1")
     node = goes_on(grid, those)
     wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from grid_kit import Grid, wait_for
-from unchanged_kit import PATIENT, Desk
+from transparent_kit import PATIENT, Desk
 
 #: In words of HTCondor's: what only a running machine says.
 RUNNING = 'ChirpVMState =?= "RUNNING"'

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from grid_kit import NODES, wait_for
-from unchanged_kit import LOG, ON_A_NODE, PATIENT, Desk, desk, kill_machine, site, where
+from transparent_kit import LOG, ON_A_NODE, PATIENT, Desk, desk, kill_machine, site, where
 
 __all__ = ["desk", "site"]
 
