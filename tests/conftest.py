@@ -1,4 +1,4 @@
-"""Rules for all tests: nothing is skipped but for hardware, and few are known to be flaky."""
+"""Rules for all tests: only missing hardware allows a skip, and few tests may be flaky."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["_s3_process", "lab", "own_s3_server", "reads", "s3_keys", "s3_server
 
 _skipped: list[str] = []
 
-#: The one reason to skip a test: KVM's probe has booted no kernel, which no package can change.
+#: The one reason to skip a test: KVM's probe boots no kernel, which no package can change.
 _HARDWARE = re.compile(r"(Skipped: )?kvm: ")
-#: More tests than these are not to be marked ``flaky``.
+#: At most this many tests may be marked ``flaky``.
 _MOST_FLAKY = 5
 
-#: Settings that a test run itself is given; others are not to leak from a shell into tests.
+#: Settings of a test run itself; no others may leak from a shell into tests.
 _OF_TESTS = frozenset({"VMJOBS_TEST_KERNEL"})
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_from_outside(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Unit and contract tests see no VMJOBS_* variables; the integration suite is told its grid."""
+    """Hide VMJOBS_* variables from unit and contract tests; integration tests need their grid."""
     with pytest.MonkeyPatch.context() as patch:
         if not any("integration" in str(item.path) for item in request.session.items):
             for name in [n for n in os.environ if n.startswith("VMJOBS_") and n not in _OF_TESTS]:
@@ -34,12 +34,14 @@ def _no_settings_from_outside(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+@pytest.hookimpl(tryfirst=True)  # before pytest evaluates -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark unit tests quick and rows of the soak. A flaky test may fail, and is listed with its reason.
+    """Mark unit tests quick, rows of the soak as soak, and flaky tests as allowed to fail.
+
+    Flaky tests are listed with their reasons.
 
     Raises:
-        UsageError: a flaky test says no reason and date, or there are too many.
+        UsageError: a flaky test has no reason or date, or there are too many flaky tests.
     """
     flaky = []
     for item in items:
@@ -60,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Remember what was skipped."""
+    """Record a skipped test."""
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not _HARDWARE.match(reason):
@@ -68,13 +70,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skip that hides a missing part is a failure."""
+    """Fail the run if a test was skipped because a part is missing."""
     if _skipped and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why the run failed."""
+    """Print why the run failed."""
     if _skipped:
         terminalreporter.section("tests must not be skipped")
         for line in _skipped:

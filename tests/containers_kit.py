@@ -1,4 +1,4 @@
-"""Container images made by hand, and a registry to keep them in."""
+"""Container images made by hand, and a registry to store them in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pack = Callable[[bytes], bytes]
 
 
 def plain(data: bytes) -> bytes:
-    """A layer as it is."""
+    """An uncompressed layer."""
     return data
 
 
@@ -42,13 +42,13 @@ _TYPES = {plain: "", gzipped: "+gzip", zstded: "+zstd"}
 
 @dataclass
 class Layer:
-    """A layer in the making."""
+    """A layer under construction."""
 
     pack: Pack = gzipped
     members: list[tuple[tarfile.TarInfo, bytes]] = field(default_factory=list)
 
     def add(self, name: str, kind: bytes, data: bytes = b"", **fields: Any) -> Layer:
-        """Any entry at all; ``fields`` are those of ``TarInfo``."""
+        """Add any entry; ``fields`` are those of ``TarInfo``."""
         info = tarfile.TarInfo(name)
         info.type, info.size, info.mtime = kind, len(data), 1_600_000_000
         for key, value in fields.items():
@@ -57,29 +57,29 @@ class Layer:
         return self
 
     def file(self, name: str, data: bytes | str = b"", mode: int = 0o644, **fields: Any) -> Layer:
-        """A regular file."""
+        """Add a regular file."""
         content = data.encode() if isinstance(data, str) else data
         return self.add(name, tarfile.REGTYPE, content, mode=mode, **fields)
 
     def folder(self, name: str, mode: int = 0o755, **fields: Any) -> Layer:
-        """A directory."""
+        """Add a directory."""
         return self.add(name, tarfile.DIRTYPE, mode=mode, **fields)
 
     def symlink(self, name: str, target: str) -> Layer:
-        """A symbolic link."""
+        """Add a symbolic link."""
         return self.add(name, tarfile.SYMTYPE, linkname=target, mode=0o777)
 
     def link(self, name: str, target: str) -> Layer:
-        """A hard link."""
+        """Add a hard link."""
         return self.add(name, tarfile.LNKTYPE, linkname=target)
 
     def without(self, name: str) -> Layer:
-        """A whiteout."""
+        """Add a whiteout."""
         folder, slash, last = name.rpartition("/")
         return self.file(f"{folder}{slash}.wh.{last}")
 
     def opaque(self, folder: str) -> Layer:
-        """Nothing of the layers below in this directory."""
+        """Hide the contents of this directory in the layers below."""
         return self.file(f"{folder}/.wh..wh..opq")
 
     def tar(self) -> bytes:
@@ -93,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class FromTar:
-    """A layer that is there as an archive."""
+    """A layer that exists as an archive."""
 
     data: bytes
     pack: Pack = gzipped
@@ -111,7 +111,7 @@ def write_layout(
     tag: str = "latest",
     architecture: str = "amd64",
 ) -> str:
-    """An OCI layout with one image; returns the digest of its manifest."""
+    """Write an OCI layout with one image; returns the digest of its manifest."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
 
@@ -154,25 +154,25 @@ def write_layout(
 
 # --------------------------------------------------------------------------- a registry
 
-#: What may see the private repository, and its bcrypt hash: this registry takes no other.
+#: Credentials for the private repository, with a bcrypt hash: this registry accepts no other kind.
 USER, PASSWORD = "reader", "correct horse"
 _HASH = "$2y$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"
 
 
 @dataclass(frozen=True)
 class Registry:
-    """A registry that runs on this machine. folder: where it keeps its blobs."""
+    """A registry that runs on this host. folder: where it keeps its blobs."""
 
     host: str
     folder: Path
     private: bool = False
 
     def push(self, layout: Path, name: str, tag: str = "latest") -> None:
-        """Copy an image from an OCI layout, all of its architectures."""
+        """Push an image from an OCI layout, with all its architectures."""
         self.copy(f"oci:{layout}:latest", name, tag)
 
     def copy(self, source: str, name: str, tag: str = "latest") -> None:
-        """Copy an image to here."""
+        """Copy an image into this registry."""
         command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"]
         command += ["--all", "--preserve-digests"]
         if self.private:
@@ -190,7 +190,7 @@ class Registry:
 
 @contextmanager
 def registry(folder: Path, *, private: bool = False) -> Iterator[Registry]:
-    """Debian's registry on a port of its own; ``private``: with a password."""
+    """Run Debian's registry on a free port; ``private``: with a password."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     data = folder / "data"

@@ -1,4 +1,4 @@
-"""Images that no part of vmjobs made, and jobs in them by the command line as a user has it."""
+"""Images made without vmjobs, and jobs in them by the command line, as users run it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vmjobs.model import BootMethod, Job, Report
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "foreign"
 VMJOBS = Path(sys.executable).with_name("vmjobs")
-#: What `tests/foreign/guest/muons` finds, wherever awk counts as it should.
+#: What `tests/foreign/guest/muons` finds wherever awk computes correctly.
 LIFETIME = "muon lifetime 2.220 +- 0.017 us from 20000 decays"
 FIT = "lifetime_us,error_us,events\n2.2198,0.0171,20000\n"
 
@@ -52,7 +52,7 @@ IMAGES = {
 
 
 def disk(name: str) -> Path:
-    """The raw disk of this name, made now if it has to be."""
+    """The raw disk of this name, built if it does not exist."""
     command = ["sh", str(ROOT / "tests" / "foreign" / "build.sh"), name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -66,13 +66,14 @@ def kernel() -> tuple[Path, Path]:
 
 
 def local_store() -> ImageStore:
-    """Where the images are for `vmjobs run`; not where `make grid` looks for the library's."""
+    """The image store of `vmjobs run`; not where `make grid` looks for the library's images."""
     return ImageStore(BUILD / "store")
 
 
 def imported(name: str, *, own_kernel: bool = False) -> str:
-    """Have an image in the local store; returns what it is called there. own_kernel: a disk without a
-    kernel gets one, which User-mode Linux does not boot.
+    """Add an image to the local store if it is not there; returns its name there.
+
+    own_kernel: give a disk without a kernel one, which User-mode Linux does not boot.
     """
     store, image = local_store(), IMAGES[name]
     root = disk(image.disk)
@@ -98,7 +99,7 @@ def imported(name: str, *, own_kernel: bool = False) -> str:
 
 @dataclass
 class Done:
-    """What a command came to."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -106,7 +107,7 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """What it printed."""
+        """The JSON that it printed."""
         assert self.code == 0, self.out + self.err
         return json.loads(self.out)
 
@@ -123,7 +124,10 @@ def vmjobs(*arguments: str | Path, timeout: float = 400, **settings: str) -> Don
 
 @dataclass
 class LocalRun:
-    """A finished `vmjobs run --json`. code: its exit status. said: by the script. report: the last."""
+    """A finished `vmjobs run --json`. code: its exit status. said: by the script.
+
+    report: the last.
+    """
 
     code: int
     said: str
@@ -133,7 +137,7 @@ class LocalRun:
 
 
 def run(name: str, folder: Path, *options: str | Path, timeout: float = 900) -> LocalRun:
-    """Run a job in the image of this name; ``folder`` is for its outputs and for the node's state."""
+    """Run a job in this image; ``folder`` is for its outputs and for the node's state."""
     ref = imported(name, own_kernel="qemu" in options)
     place = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     files = ("--output-dir", place / "out", "--console", place / "console")
@@ -154,7 +158,7 @@ def run(name: str, folder: Path, *options: str | Path, timeout: float = 900) -> 
 
 
 def as_format(source: Path, format: str, folder: Path) -> Path:
-    """A copy of a raw disk in some format, as the user's own qemu-img makes it."""
+    """Copy a raw disk to another format with the user's own qemu-img."""
     target = folder / f"{source.stem}.{format}"
     command = ["qemu-img", "convert", "-f", "raw", "-O", format, str(source), str(target)]
     subprocess.run(command, check=True)
@@ -162,7 +166,7 @@ def as_format(source: Path, format: str, folder: Path) -> Path:
 
 
 def tiny(folder: Path, mib: int, ending: str = "poweroff -f") -> Path:
-    """A disk for User Mode Linux with busybox and ``mib`` MiB that nobody has seen before."""
+    """Make a disk for User-mode Linux with busybox and ``mib`` MiB of new random data."""
     tree = Path(tempfile.mkdtemp(prefix="tree-", dir=folder))
     for name in ("bin", "dev", "proc"):
         (tree / name).mkdir()
@@ -180,13 +184,13 @@ def tiny(folder: Path, mib: int, ending: str = "poweroff -f") -> Path:
 
 
 def push(file: Path, name: str, *options: str | Path) -> dict[str, Any]:
-    """Push a disk; what the command says of it: ``image``, ``sent``, ..."""
+    """Push a disk; returns what the command prints of it: ``image``, ``sent``, ..."""
     answer: dict[str, Any] = vmjobs("image", "push", "--json", *options, file, name).json
     return answer
 
 
 def kernel_options(init: str) -> tuple[str | Path, ...]:
-    """How a disk of a release is to be booted by User-mode Linux, for `vmjobs image push`."""
+    """Options of `vmjobs image push` for a release's disk that User-mode Linux boots."""
     return ("--boot", "kernel", "--append", f"init=/usr/local/sbin/{init} quiet")
 
 
@@ -199,7 +203,7 @@ def submit(image: str, *options: str, count: int = 1) -> list[str]:
 
 
 def wait(*jobs: str) -> dict[str, Job]:
-    """Wait until jobs have ended, whatever they came to."""
+    """Wait until jobs have ended, in any final state."""
     done = vmjobs("job", "wait", "--json", "--timeout", "400", *jobs)
     assert done.code in {0, 1}, done.out + done.err
     return {found["id"]: Job.model_validate(found) for found in json.loads(done.out)}

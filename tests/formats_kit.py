@@ -1,4 +1,4 @@
-"""Images to attack with: real ones that qemu-img made, and bytes to change in them."""
+"""Images to attack with: genuine ones by qemu-img, and changes to their bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vmjobs.errors import ImageRejected
 SIZE = 8 * 1024 * 1024
 KIB64 = 64 * 1024
 
-#: name -> what qemu-img is told to make it.
+#: name -> qemu-img's arguments.
 MADE = {
     "raw": ("raw",),
     "qcow2-v2": ("qcow2", "-o", "compat=0.10"),
@@ -42,7 +42,7 @@ MADE = {
     "vhdx-fixed": ("vhdx", "-o", "subformat=fixed"),
 }
 
-#: Where the headers and tables of all formats are: damage elsewhere is only data.
+#: All formats have their headers and tables below this offset: damage elsewhere is only data.
 HOT = 400_000
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
 
@@ -60,7 +60,7 @@ def le64(value: int) -> bytes:
 
 
 def disk() -> bytes:
-    """A small disk: a boot sector, text, what does not compress, and zeros between."""
+    """A small disk: a boot sector, text, incompressible data, and zeros between them."""
     data = bytearray(SIZE)
     data[510:512] = b"\x55\xaa"
     data[446:462] = bytes.fromhex("80000000 83000000 00080000 00200000".replace(" ", ""))
@@ -78,7 +78,7 @@ def qemu_img(*words: str | Path) -> None:
 
 
 def make_all(directory: Path) -> dict[str, Path]:
-    """Every sample, by name."""
+    """Make all samples; returns them by name."""
     raw = directory / "raw"
     raw.write_bytes(disk())
     for name, (format_, *options) in MADE.items():
@@ -88,7 +88,7 @@ def make_all(directory: Path) -> dict[str, Path]:
 
 
 def damage(data: bytearray, chance: random.Random) -> bytes:
-    """Some changes of bytes, numbers or pieces, and perhaps another length."""
+    """Change some bytes, numbers or pieces, and perhaps the length."""
     for _ in range(chance.randint(1, 8)):
         place = chance.randrange(min(len(data), chance.choice((128, 512, 4096, 70_000, HOT))))
         kind = chance.randrange(4)
@@ -111,7 +111,7 @@ def damage(data: bytearray, chance: random.Random) -> bytes:
 
 
 def damage_vhdx(data: bytearray, chance: random.Random) -> None:
-    """Damage where a VHDX has its fields, with checksums that are right again mostly."""
+    """Damage the fields of a VHDX, and mostly correct the checksums afterwards."""
     headers, tables = (KIB64, 2 * KIB64), (3 * KIB64, 4 * KIB64)
     bat, metadata = 2 * 1024 * 1024, 3 * 1024 * 1024
     for _ in range(chance.randint(0, 3)):
@@ -128,7 +128,7 @@ def damage_vhdx(data: bytearray, chance: random.Random) -> None:
 
 
 def seal_vhdx(data: bytearray) -> None:
-    """Make all checksums of a VHDX right again."""
+    """Correct all checksums of a VHDX."""
     for begin, length in ((KIB64, 4096), (2 * KIB64, 4096), (3 * KIB64, KIB64), (4 * KIB64, KIB64)):
         data[begin + 4 : begin + 8] = bytes(4)
         checksum = crc32c(bytes(data[begin : begin + length]))
@@ -136,7 +136,7 @@ def seal_vhdx(data: bytearray) -> None:
 
 
 class Lab:
-    """Samples, and copies of them with other bytes in some places."""
+    """Samples, and copies of them with some bytes changed."""
 
     def __init__(self, samples: dict[str, Path], directory: Path) -> None:
         self.samples = samples
@@ -147,7 +147,7 @@ class Lab:
         return bytearray(self.samples[name].read_bytes())
 
     def patched(self, name: str, *patches: tuple[int, bytes]) -> Path:
-        """A copy with bytes written over, each at its offset (from the end if negative)."""
+        """Copy a sample and overwrite bytes, each at its offset (from the end if negative)."""
         data = self.data(name)
         for offset, new in patches:
             place = offset if offset >= 0 else len(data) + offset
@@ -157,7 +157,7 @@ class Lab:
         return self.file(bytes(data))
 
     def replaced(self, name: str, old: bytes, new: bytes) -> Path:
-        """A copy where ``new``, of the same length or padded by zeros, stands for ``old``."""
+        """Copy a sample with ``new`` in place of ``old``: of the same length, or zero-padded."""
         data = self.data(name)
         place = data.index(old)
         data[place : place + len(old)] = new.ljust(len(old), b"\0")[: len(old)]
@@ -181,7 +181,7 @@ class Lab:
 def refused(
     path: Path, code: str, *, pinned: str | None = None, limits: ImageLimits | None = None
 ) -> str:
-    """The sentence of the refusal; the code has to be this one."""
+    """Check the refusal's code; returns its message."""
     with pytest.raises(ImageRejected) as caught:
         inspect_image(path, pinned, limits)
     assert caught.value.faults[0].code == code, caught.value.message
@@ -191,7 +191,7 @@ def refused(
 
 
 def stream_with_footer(lab: Lab, *patches: tuple[int, bytes]) -> Path:
-    """The stream as VMware writes it: where the tables are is said at its end only."""
+    """The stream as VMware writes it: only its end says where the tables are."""
     data = lab.data("vmdk-stream")
     header = bytearray(data[:512])
     data[56:64] = b"\xff" * 8
@@ -203,7 +203,7 @@ def stream_with_footer(lab: Lab, *patches: tuple[int, bytes]) -> Path:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each call has read from files since."""
+    """Record how many bytes each call reads from files."""
     pread, found = os.pread, list[int]()
 
     def counted(descriptor: int, length: int, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A full disk, and no file left to open, as far as this process goes."""
+"""Simulates a full disk, and a lack of file descriptors, for this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def nothing_fits() -> Iterator[None]:
-    """Have this process write no byte into any file (setrlimit(2); Python ignores the signal)."""
+    """Let this process write no byte to any file (setrlimit(2); Python ignores the signal)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -22,8 +22,8 @@ def nothing_fits() -> Iterator[None]:
 
 @contextmanager
 def files_left(count: int) -> Iterator[None]:
-    """This process may open ``count`` more files."""
-    gc.collect()  # or files of earlier tests are closed meanwhile
+    """Let this process open only ``count`` more files."""
+    gc.collect()  # otherwise files of earlier tests would be closed in between
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)

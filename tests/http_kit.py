@@ -1,4 +1,4 @@
-"""An HTTP server of this process's that answers as a test has it."""
+"""An HTTP server in this process that answers as a test's script says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """A whole answer."""
+        """Send a complete answer."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -37,22 +37,22 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def document(self, status: int, body: object) -> None:
-        """A document of the API's, or bytes as they are."""
+        """Send a document of the API, or bytes as they are."""
         kind = "application/json" if status < 300 else "application/problem+json"
         data = body if isinstance(body, bytes) else json.dumps(body, default=_plain).encode()
         self.answer(status, data, Content_Type=kind)
 
     def problem(self, status: int, code: str, detail: str = "so it is", **more: object) -> None:
-        """A problem document."""
+        """Send a problem document."""
         self.document(status, {"title": "x", "status": status, "detail": detail, "code": code, **more})
 
     def hang_up(self) -> None:
-        """Close the connection in the middle of it."""
+        """Close the connection in the middle of the answer."""
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Scripted(ThreadingHTTPServer):
@@ -71,12 +71,12 @@ class Scripted(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is part of tests."""
+        """Ignore clients that disconnect: tests do that on purpose."""
 
 
 @contextmanager
 def scripted() -> Iterator[Scripted]:
-    """A server that listens until it is left."""
+    """Run a server that listens until the context ends."""
     with Scripted() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

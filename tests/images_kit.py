@@ -1,4 +1,4 @@
-"""Runs jobs in images for real: the agent's own run, its drivers and its endpoint, no repository."""
+"""Runs jobs in real VMs: the agent's own run, drivers and endpoint, without a repository."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from vmjobs.ports import ImageSource
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "build" / "images"
 WORK = ROOT / "build" / "work"
-#: A job from start to end, on a machine that has other work as well; in seconds.
+#: Seconds for a job from start to end, on a host that has other work as well.
 DEADLINE = 120.0
 
 
 def need(*programs: str) -> None:
-    """Fail where a program is missing: what these tests would have shown stays unknown."""
+    """Fail if a program is missing, because these tests would then show nothing."""
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         pytest.fail(f"not installed: {', '.join(missing)}")
 
 
 def fsck(disk: Path) -> list[str]:
-    """What e2fsck finds wrong with a disk."""
+    """What e2fsck reports as wrong with a disk."""
     need("e2fsck")
     done = subprocess.run(["e2fsck", "-fn", disk], capture_output=True, text=True, check=False)
     *lines, last = (line for line in done.stdout.splitlines() if line and "Pass " not in line)
@@ -64,63 +64,63 @@ def fsck(disk: Path) -> list[str]:
 
 
 def debugfs(disk: Path, command: str) -> bytes:
-    """What e2fsprogs' own reader says."""
+    """What debugfs, the reader of e2fsprogs, prints."""
     need("debugfs")
     return subprocess.run(["debugfs", "-R", command, disk], capture_output=True, check=True).stdout
 
 
 class Sink(io.BytesIO):
-    """A stream of a job, for which a test can wait."""
+    """A stream of a job; a test can wait for its contents."""
 
     def __init__(self) -> None:
         super().__init__()
         self._grown = threading.Condition()
 
     def write(self, data: object) -> int:
-        """Add to it."""
+        """Append data."""
         with self._grown:
             self._grown.notify_all()
             return super().write(data)  # type: ignore[arg-type]
 
     def wait_for(self, text: bytes, timeout: float = DEADLINE) -> None:
-        """Until ``text`` is in it."""
+        """Wait until ``text`` is in the stream."""
         with self._grown:
             assert self._grown.wait_for(lambda: text in self.getvalue(), timeout), self.getvalue()
 
 
 @dataclass
 class Calls:
-    """The requests of all guests. answer: a status in place of the endpoint's."""
+    """The requests of all guests. answer: returns a status to send in place of the endpoint's."""
 
     answer: Callable[[str], int | None] = lambda _path: None
     seen: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def note(self, line: str) -> int | None:
-        """Look at the request under way."""
+        """Record a request; returns the status that replaces its answer."""
         with self.changed:
             self.seen.append(line)
             self.changed.notify_all()
             return self.answer(line)
 
     def wait_for(self, line: str, count: int, timeout: float = DEADLINE) -> None:
-        """Until this request has come ``count`` times."""
+        """Wait until this request has come ``count`` times."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.seen.count(line) >= count, timeout), self.seen
 
 
 @dataclass
 class Job(LocalJob):
-    """A member of an array. at_end: called once the machine is gone and before its disks are."""
+    """A job of an array. at_end: called when the VM is gone and its disks still exist."""
 
     at_end: Callable[[], None] = lambda: None
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
-        """The fourth of five."""
+        """Claim as the fourth of five jobs."""
         return super().claim(claim).model_copy(update={"index": 3, "count": 5})
 
     def report(self, report: Report) -> None:
-        """Look at the disks with the last one."""
+        """Look at the disks before the last report."""
         if report.state.final:
             self.at_end()
         super().report(report)
@@ -128,7 +128,7 @@ class Job(LocalJob):
 
 @dataclass
 class Guest:
-    """A job in its machine. members, disk: what was on the output disk."""
+    """A job in its VM. members, disk: the archive entries and files on the output disk."""
 
     run: Run
     job: Job
@@ -141,13 +141,13 @@ class Guest:
     thread: threading.Thread = field(init=False)
 
     def start(self) -> None:
-        """Execute the run in a thread of its own."""
+        """Execute the run in a separate thread."""
         self.job.at_end = self._read_disk
         self.thread = threading.Thread(target=self._execute, name="run")
         self.thread.start()
 
     def end(self, timeout: float = DEADLINE) -> Guest:
-        """Wait for the end."""
+        """Wait for the job's end."""
         self.thread.join(timeout)
         assert not self.thread.is_alive(), self.text
         if self.failure is not None:
@@ -155,19 +155,19 @@ class Guest:
         return self
 
     def remove(self) -> None:
-        """Whatever the test came to: no process of this machine is left."""
+        """Remove all processes of this VM, after any outcome of the test."""
         self.run.event_queue.put(LeaseLost())
         self.thread.join(DEADLINE)
         self.run.services.choose(self.job.spec.hypervisor).destroy(self.machine)
 
     @property
     def machine(self) -> str:
-        """What the hypervisor calls it."""
+        """The hypervisor's name of the VM."""
         return self.run.services.journal.vm_name(self.run.attempt)
 
     @property
     def report(self) -> Report:
-        """How it ended."""
+        """The job's last report."""
         assert self.job.final is not None
         return self.job.final
 
@@ -185,12 +185,12 @@ class Guest:
 
     @property
     def outputs(self) -> dict[str, bytes]:
-        """The files that were delivered."""
+        """The files that the job delivered."""
         folder = self.job.output_directory
         return {output.path: (folder / output.path).read_bytes() for output in self.job.outputs}
 
     def said(self, word: str) -> str:
-        """What follows this run's sentinel ``word`` on the console."""
+        """The text after this run's sentinel ``word`` on the console."""
         mark = f"vmjobs:{self.run.sentinel}:{word}"
         found = [line.partition(mark) for line in self.text.splitlines() if mark in line]
         assert len(found) == 1, self.text
@@ -218,7 +218,7 @@ Drivers = Mapping[HypervisorKind, Hypervisor]
 
 @lru_cache(maxsize=1)
 def drivers() -> Drivers:
-    """One for each kind; a process has no more, whatever tests it runs: libvirt allows no two."""
+    """One driver for each kind in a process, for all its tests: libvirt does not allow two."""
     need("linux.uml", "qemu-system-x86_64", "qemu-img")
     return {
         HypervisorKind.UML: UserModeLinux(),
@@ -280,7 +280,7 @@ class Bench:
         return guest
 
     def close(self) -> None:
-        """Remove all guests, and verify that the drivers know of none."""
+        """Remove all guests, and verify that the drivers list none."""
         for guest in self._guests:
             guest.remove()
         prefix = self._parts.journal.prefix
@@ -292,7 +292,7 @@ class Bench:
 def bench(
     folder: Path, images: ImageSource, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bench]:
-    """A place to run guests in, with a look at what they ask for."""
+    """A bench that runs guests and records their requests."""
     made = Bench(folder, images, drivers)
     answer = endpoint.answer
 
@@ -301,7 +301,7 @@ def bench(
         return answer(link, asked) if instead is None else (instead, "no")
 
     monkeypatch.setattr(endpoint, "answer", watched)
-    # Guests that lost their control loop come back soon.
+    # Guests that lost their control loop reconnect soon.
     monkeypatch.setattr(endpoint, "MAX_WAIT_SECONDS", 3.0)
     try:
         yield made
@@ -311,13 +311,13 @@ def bench(
 
 @pytest.fixture
 def vms(tmp_path: Path, store: ImageSource, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Such a place, with the images of the module's ``store``."""
+    """A bench with the images of the module's ``store``."""
     with bench(tmp_path, store, drivers(), monkeypatch) as made:
         yield made
 
 
 def spoil_job_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give guests a job disk with something else on it."""
+    """Give guests a job disk whose contents are not an archive."""
 
     def write(path: Path, *_more: object) -> None:
         path.write_bytes((b"not a tar archive" * 100).ljust(MIB, b"\0"))
@@ -327,7 +327,7 @@ def spoil_job_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class _NoLease:
     def progress(self, report: Report) -> None:
-        """Nobody asked for this run but the test."""
+        """Ignore progress: only the test wants this run."""
 
 
 def exit_json(guest: Guest) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Prints what a test run took: its phases, its slowest tests, its flaky tests. report.py RESULTS
+"""Prints a test run's phases, slowest tests and flaky tests. Usage: report.py RESULTS
 
 RESULTS is a directory with a file ``phases`` (a line for each: seconds, outcome, name) and JUnit XML
 of each phase that ran tests.
@@ -15,7 +15,7 @@ SLOWEST = 30
 
 
 class Case(NamedTuple):
-    """A test that ran. seconds: with the fixtures that it was the first to need."""
+    """A test that ran. seconds: with the fixtures that it was the first to use."""
 
     seconds: float
     phase: str
@@ -39,7 +39,7 @@ def main(results: Path) -> None:
 
 
 def cases_of(file: Path) -> list[Case]:
-    """The tests of one phase, by its JUnit XML, which our own pytest wrote."""
+    """The tests of one phase, from the JUnit XML that our own pytest wrote."""
     return [
         Case(
             float(case.get("time", "0")),

@@ -1,4 +1,4 @@
-"""Servers that all processes of a test run share: the first that needs one starts it."""
+"""Servers that all processes of a test run share; the first that needs one starts it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def once(factory: pytest.TempPathFactory, name: str, start: Callable[[], list[str]]) -> list[str]:
-    """What ``start`` returned in the one process of this run that has called it."""
+    """Call ``start`` in one process of this run; returns its result in all of them."""
     folder = factory.getbasetemp().parent if _IS_WORKER else factory.getbasetemp()
     note = folder / f"{name}.json"
     with (folder / f"{name}.lock").open("w") as lock:
@@ -27,7 +27,7 @@ def once(factory: pytest.TempPathFactory, name: str, start: Callable[[], list[st
 
 
 def after_run(script: str, *arguments: str | Path) -> None:
-    """Have a shell run ``script`` when this test run is over, however it or a worker of it ended."""
+    """Run a shell ``script`` after this test run, however the run or one of its workers ended."""
     run = str(os.getppid() if _IS_WORKER else os.getpid())
     script = f'tail --pid="$0" --sleep-interval=0.1 -f /dev/null; {script}'
     subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: a process of our own, on a free port, in a directory of its own."""
+"""A real S3 server for tests: a separate process, on a free port, with its own directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from run_kit import after_run, once
 
 BUILD = Path(__file__).parent.parent / "deploy" / "s3-server.sh"
 READY_SECONDS = 30.0
-#: What boto3 reads, so that no test ever meets the account of the person who runs it.
+#: What boto3 reads, so that tests never use the account of the person who runs them.
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "vmjobs-tests",
     "AWS_SECRET_ACCESS_KEY": "the-same-in-all-processes-of-a-run",
@@ -47,7 +47,10 @@ class S3Server:
         self.endpoint = f"http://127.0.0.1:{self._port}"
 
     def start(self, *bound: str) -> int:
-        """Returns when it answers: its process. bound: a program to start it with."""
+        """Start the server and wait until it answers; returns its process id.
+
+        bound: a program to start it with.
+        """
         assert self._process is None
         made = subprocess.run([BUILD], stdout=subprocess.PIPE, check=True, text=True)
         for folder in (self._data, self._meta):
@@ -76,14 +79,14 @@ class S3Server:
                 return self._process.pid
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Kill the server, as a power cut would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def bucket(self) -> str:
-        """A new, empty bucket."""
+        """Create an empty bucket."""
         name = f"test-{secrets.token_hex(6)}"
         client = boto3.client(
             "s3",
@@ -97,7 +100,7 @@ class S3Server:
         return name
 
     def url(self, bucket: str, prefix: str = "") -> str:
-        """A value of the setting ``storage_url``."""
+        """Return a value for the setting ``storage_url``."""
         return f"s3://{bucket}/{prefix}?endpoint={self.endpoint}"
 
 
@@ -116,7 +119,7 @@ def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
 
 @pytest.fixture
 def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's keys where boto3 looks for them, for this process and those it starts."""
+    """Set the server's keys where boto3 looks for them, for this process and its children."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     for name in _UNWANTED:
@@ -125,7 +128,7 @@ def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3_server(_s3_process: S3Server, s3_keys: None) -> S3Server:
-    """The server that all tests of this run share; who kills one takes ``own_s3_server``."""
+    """The server that all tests of this run share; tests that kill one use ``own_s3_server``."""
     return _s3_process
 
 
@@ -141,5 +144,5 @@ def own_s3_server(s3_keys: None) -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_url(s3_server: S3Server) -> str:
-    """A ``storage_url`` with an empty bucket behind it."""
+    """A ``storage_url`` with an empty bucket."""
     return s3_server.url(s3_server.bucket(), "grid/vmjobs")

@@ -1,4 +1,4 @@
-"""Layouts and stored segments of bytes in memory."""
+"""Layouts and stored segments, made from bytes in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def compute_layout_of_bytes(data: bytes) -> ContentLayout:
 def encode_segment(
     data: bytes | memoryview, digests: Sequence[bytes] | None = None, absent: Collection[int] = ()
 ) -> bytes:
-    """A segment as it is sent. digests: of its chunks, if known. absent: chunks that are left out."""
+    """Encode a segment as sent. digests: of its chunks, if known. absent: chunks to leave out."""
     view = memoryview(data)
     digests = digests or digest_chunks(view)
     chunks = (

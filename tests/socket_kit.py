@@ -1,4 +1,4 @@
-"""Listening sockets for tests: a guest's network has those of its machine."""
+"""Listening sockets for tests, such as those of a VM's guest network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vmjobs.model import NetworkMode
 
 
 def listener(path: Path) -> socket.socket:
-    """One that listens at a path."""
+    """A socket that listens at a path."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(path))
     server.listen()
@@ -18,7 +18,7 @@ def listener(path: Path) -> socket.socket:
 
 
 def guest_network() -> Network:
-    """The network of a guest whose endpoint is at a port of loopback."""
+    """The network of a guest whose endpoint is a port on loopback."""
     server = socket.create_server(("127.0.0.1", 0))
     dhcp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     return Network(NetworkMode.REPOSITORY, (-1, -1), {ENDPOINT_PORT: server}, dhcp)

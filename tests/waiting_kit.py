@@ -1,4 +1,4 @@
-"""Waiting for what happens in other threads and processes, and a clock that waits for nobody."""
+"""Waiting for events in other threads and processes, and a clock that tests set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """A clock that stands where it is put."""
+    """A clock whose time a test sets."""
 
     now = 1000.0
 
@@ -17,7 +17,7 @@ class Clock:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Until something is so; it fails if that does not come to be in time."""
+    """Wait until a condition is true; fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The job wrapper, built as for the grid, and a shared object that tells when it was loaded."""
+"""The job wrapper, built as for the grid, and a shared object that reports its loading."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "deploy/job-wrapper"
-#: Runs wherever a loader takes it in, as a library, an auditor or a converter of characters.
+#: Runs wherever a loader loads it: as a library, an auditor or a character set converter.
 _EVIL = """
 #include <fcntl.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ int gconv(void) { return 1; }
 
 
 def build_wrapper(target: Path, program: Path | None = None) -> Path:
-    """Build the wrapper. program: to start in place of exec-unchanged."""
+    """Build the wrapper. program: what it starts in place of exec-unchanged."""
     defined = [] if program is None else [f'-DEXEC="{program}"']
     flags = ("-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", *defined)
     subprocess.run(["cc", *flags, "-o", target, SOURCES / "job-wrapper.c"], check=True)
@@ -27,7 +27,7 @@ def build_wrapper(target: Path, program: Path | None = None) -> Path:
 
 
 def install_program(folder: Path, name: str) -> list[str]:
-    """Install a program of ``deploy/libexec`` as the operators' page does; how to start it."""
+    """Install a program of ``deploy/libexec`` as docs/operators.md does; returns its command."""
     root = SOURCES.parents[1]
     (folder / name).write_bytes((root / "deploy/libexec" / name).read_bytes())
     (folder / "modules").unlink(missing_ok=True)

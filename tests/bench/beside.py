@@ -1,7 +1,7 @@
-"""What a node spends on a transparent job beside the job's machine, in processor time.
+"""Processor time that a node spends on a transparent job, apart from the job's VM.
 
-Needs no grid: the agent is a part of this process, and `exec-unchanged` is started as a starter does. A
-job is ``/bin/true`` in a machine of User-mode Linux. By itself:
+Needs no grid: the agent is a part of this process, which starts `exec-unchanged` as a starter does. A
+job is ``/bin/true`` in a VM of User-mode Linux. To run it alone:
 ``PYTHONPATH=tests:tests/contract .venv/bin/python tests/bench/beside.py 20``.
 """
 
@@ -20,12 +20,12 @@ from pathlib import Path
 from figures import Finding, spread
 
 ROOT = Path(__file__).parents[2]
-#: Seconds in which a job that does nothing is looked at.
+#: Seconds for which an idle job is observed.
 IDLE = 20.0
 
 
 def beside(count: int) -> Iterator[Finding]:
-    """Measure, in a process of its own: its kit has the name of another one of the grid's tests."""
+    """Measure in a separate process: the integration tests have a ``transparent_kit``, too."""
     kits = f"{ROOT}/tests:{ROOT}/tests/contract"
     argv = [sys.executable, __file__, str(count)]
     done = subprocess.run(
@@ -41,13 +41,13 @@ def beside(count: int) -> Iterator[Finding]:
 
 
 def main() -> None:
-    """Run so many jobs, and print what was seen as JSON: seconds for each, bytes of memory."""
+    """Run ``argv[1]`` jobs, and print as JSON the seconds of each and bytes of memory."""
     from transparent_kit import agent_node
 
     for package in ("condor", "vmjobs"):
         compileall.compile_dir(ROOT / package, quiet=2)
     with agent_node() as node:
-        node.cost("/bin/true")  # brings the image's parts into memory
+        node.cost("/bin/true")  # loads the image's parts into memory
         ours, agents = [], []
         for _ in range(int(sys.argv[1])):
             before = _used()
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _used() -> float:
-    """Seconds of processor time of this process, which is the agent."""
+    """Seconds of processor time that this process, which contains the agent, has used."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 

@@ -22,13 +22,13 @@ from vmjobs.agent.run.job_run import RunServices
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
 
-#: What docs/benchmarks.md asks for.
+#: The target in docs/benchmarks.md.
 TARGET = 1.10
 SMALL, LARGE = 1024**3, 10 * 1024**3
 
 
 class _Nowhere:
-    """A repository that is out of reach: whatever is started is in the cache."""
+    """A repository that cannot be reached: every image has to be in the cache."""
 
     def _gone(self, *_: object) -> NoReturn:
         raise Unavailable("api", "nothing is to be fetched here")
@@ -39,7 +39,7 @@ class _Nowhere:
 def cached_start(
     made: RunServices, store: ImageStore, ref: str, kinds: list[HypervisorKind], pairs: int
 ) -> Iterator[Finding]:
-    """Compare on the best hypervisor that works, from the start of a run to a guest that is ready."""
+    """Compare the times from a run's start to a ready guest, on the best working hypervisor."""
     spec = JobSpec(
         image=ref,
         script="exit 0\n",
@@ -51,7 +51,7 @@ def cached_start(
     with _images(store, store.resolve(ref)) as (cache, large, small):
         ours = replace(made, images=cache)
         for digest in (large, small):
-            run_once(ours, digest, spec)  # files come into the cache; not counted
+            run_once(ours, digest, spec)  # fills the cache; not counted
         steps: dict[str, list[float]] = {large: [], small: []}
 
         def start(digest: str) -> float:
@@ -69,7 +69,7 @@ def cached_start(
 
 @contextmanager
 def _images(store: ImageStore, digest: str) -> Iterator[tuple[ImageCache, str, str]]:
-    """A cache with the image's disk made large and less large: no segment of either is all zeros."""
+    """Make a cache with two sizes of the image's disk; neither has a segment of only zeros."""
     with tempfile.TemporaryDirectory(prefix="vmjobs-bench-images-") as directory:
         own = ImageStore(Path(directory))
         image = store.prepare(digest)
@@ -89,7 +89,7 @@ def _images(store: ImageStore, digest: str) -> Iterator[tuple[ImageCache, str, s
 
 
 def _enlarge(root: Path, disk: Path, size: int) -> None:
-    """A root disk with something behind its file system, a block in every segment."""
+    """Enlarge a root disk behind its file system, with a chunk of noise in every new segment."""
     noise = random.Random(size)
     with root.open("rb") as source, disk.open("wb") as target:
         used = 0

@@ -1,9 +1,9 @@
-"""Workers of a pool in machines that are started by hand: what they cost without vmjobs.
+"""Starts workers of a pool in VMs by hand: what they cost without vmjobs.
 
 It runs on an execute node: ``cluster_by_hand.py STORE DIGEST MEMORY DISK COLLECTOR DOMAIN MACHINE...``,
-each ``NAME=TOKEN=ID``. Image, guest program and the script in it are those of a virtual cluster; disks,
-endpoint, network and token are there before the clock starts. It prints ``prepared``, and when
-a line comes on stdin starts all machines side by side; when stdin ends, it ends them.
+each ``NAME=TOKEN=ID``. Image, guest program and its script are those of a virtual cluster. Disks,
+endpoint, network and token exist before the clock starts. The program prints ``prepared``, starts
+all VMs at once when it reads a line from stdin, and ends them when stdin ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOKEN, SENTINEL = "t" * 43, "5" * 32
 def prepare(
     stack: ExitStack, image: BootImage, order: ClusterVmOrder, pool_token: str
 ) -> Callable[[], subprocess.Popen[bytes]]:
-    """Have all that a machine needs; what starts it."""
+    """Prepare all that a VM needs; returns the function that starts it."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="by-hand-")))
     inputs = directory / "inputs"
     inputs.mkdir()
@@ -94,7 +94,7 @@ def _end_helpers(name: str) -> None:
 
 
 def main() -> None:
-    """Prepare, start when told to, end when told to."""
+    """Prepare the VMs, start them after a line on stdin, and end them when stdin ends."""
     store, digest, memory, disk, collector, domain, *machines = sys.argv[1:]
     image = ImageStore(Path(store)).prepare(digest)
     with ExitStack() as stack:

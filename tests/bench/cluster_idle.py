@@ -1,4 +1,4 @@
-"""What a node's idle machines cost: the agent's processor time and memory, and the machines' own."""
+"""Processor time and memory of idle VMs on a node: the agent's, and the VMs' own."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ from vmjobs.hypervisor.procs import Process
 from vmjobs.hypervisor.sandbox import helper_processes
 
 MACHINES = 32
-#: Of each, MiB: as many as a node of the grid has room for.
+#: For each VM, in MiB: as much as a node of the grid has room for.
 MEMORY, DISK = 128, 64
-#: What the hypervisor takes besides, MiB: UML's own kernel.
+#: Memory that the hypervisor needs in addition, in MiB: UML's own kernel.
 KERNEL = 48.0
 NODE = "node1"
 UP_SECONDS = 1800.0
-#: Machines that came up have a few things to do yet.
+#: VMs are still busy for a while after they come up.
 SETTLE_SECONDS = 30.0
-#: What starts machines for the agent.
+#: The program that starts VMs for the agent.
 STARTER = "/vmjobs/hypervisor/sandbox/launcher.py"
 _TICK = os.sysconf("SC_CLK_TCK")
-#: What the agent may take for all of them, in seconds a minute and in MiB beyond what it has for none.
+#: Limits for the agent with all VMs: seconds per minute, and MiB more than it has without VMs.
 CPU_TARGET, MEMORY_TARGET = 3.0, 64.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of some processes: seconds of processors since they began, MiB that are theirs alone or their
-    share of."""
+    """Processor seconds of some processes since they started, and their memory in MiB.
+
+    memory: private memory, and the processes' share of shared memory.
+    """
 
     cpu: dict[int, float]
     memory: float
 
     def seconds_since(self, before: Cost) -> float:
-        """Seconds of processors since then; of processes that began meanwhile all of theirs."""
+        """Processor seconds since ``before``; all those of processes that started in between."""
         return sum(seconds - before.cpu.get(pid, 0.0) for pid, seconds in self.cpu.items())
 
 
 def cluster_idle(grid: Grid, minutes: int) -> Iterator[Finding]:
-    """Measure a node without machines, with them, and without again."""
+    """Measure a node without VMs, with them, and without them again."""
     with operator(grid) as api:
         before = _minutes(grid, minutes)
         spec = ClusterSpec(
@@ -106,7 +108,7 @@ def _finding(who: str, kind: str, those: _Minutes, none: _Minutes, target: float
 
 
 def _minutes(grid: Grid, count: int) -> _Minutes:
-    """Of each kind of processes the seconds that they took in a minute, and MiB at its end."""
+    """For each kind of process: seconds used in each minute, and MiB at its end."""
     found: _Minutes = {}
     for _ in range(count):
         before, began = _costs(grid), time.monotonic()
@@ -131,7 +133,7 @@ def _costs(grid: Grid) -> dict[str, Cost]:
 
 
 def _inside(container: str) -> Iterator[Process]:
-    """Processes of a container, as its host sees them."""
+    """Yield the processes of a container, as its host sees them."""
     for entry in os.scandir("/proc"):
         with suppress(OSError):
             if (
@@ -145,7 +147,7 @@ def _inside(container: str) -> Iterator[Process]:
 def _cost(pids: list[int]) -> Cost:
     cpu, memory = {}, 0.0
     for pid in pids:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             cpu[pid] = (int(fields[11]) + int(fields[12])) / _TICK
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

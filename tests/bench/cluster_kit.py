@@ -1,4 +1,4 @@
-"""Virtual clusters and workers started by hand, timed on a running grid."""
+"""Times virtual clusters and workers started by hand, on a running grid."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from vmjobs.errors import Conflict, NotFound
 from vmjobs.ports import PoolVm
 
 HERE = Path(__file__).parent
-#: Of each machine, MiB.
+#: Of each VM, in MiB.
 MEMORY, DISK = 256, 256
 IMAGE = "worker"
-#: Seconds that machines may take until they are in the pool, on a host that has other work.
+#: Seconds that VMs may take to join the pool, on a host that has other work.
 PATIENCE = 900.0
 _BY_HAND = "/tmp/vmjobs-bench"  # noqa: S108
 
 
 @contextmanager
 def operator(grid: Grid) -> Iterator[Client]:
-    """The API, with the rights of an operator."""
+    """A client of the API with the rights of an operator."""
     token = grid.admin_token.read_text("ascii").strip()
     with Client(grid.url, token) as api:
         yield api
 
 
 def fresh(prefix: str) -> str:
-    """A cluster's name that never was."""
+    """Return a cluster name that has not been used before."""
     return f"{prefix}{uuid.uuid4().hex[:8]}"
 
 
 @contextmanager
 def cluster(api: Client, spec: ClusterSpec) -> Iterator[float]:
-    """A cluster is declared, and in the end gone; the time at which it was, of CLOCK_MONOTONIC."""
+    """Declare a cluster, yield the time of that (CLOCK_MONOTONIC), and delete it at the end."""
     began = time.monotonic()
     api.clusters.put(spec)
     try:
@@ -57,7 +57,7 @@ def cluster(api: Client, spec: ClusterSpec) -> Iterator[float]:
 
 
 def delete(api: Client, name: str) -> None:
-    """Have a cluster gone."""
+    """Delete a cluster."""
     with suppress(Conflict):
         api.clusters.delete(name, "now")
     wait_for(lambda: _gone(api, name) or None, f"cluster {name} to go", PATIENCE)
@@ -72,7 +72,7 @@ def _gone(api: Client, name: str) -> bool:
 
 
 def bring_image(grid: Grid, api: Client) -> None:
-    """Have the image on all nodes, so that nobody measured fetches it."""
+    """Bring the image to all nodes, so that no measurement includes a download."""
     name, size = fresh("c"), len(NODES)
     with watching(grid, hosts(name, size)) as watched, cluster(api, shares(IMAGE, name, size)):
         watched.all_in_the_pool(hosts(name, size))
@@ -80,14 +80,14 @@ def bring_image(grid: Grid, api: Client) -> None:
 
 @dataclass
 class Watched:
-    """What :mod:`cluster_watch` has seen: seconds of CLOCK_MONOTONIC."""
+    """What :mod:`cluster_watch` has seen, with times of CLOCK_MONOTONIC in seconds."""
 
     seen: dict[str, float] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _over: str | None = None
 
     def note(self, line: str) -> None:
-        """Take a line in."""
+        """Record a line."""
         told = json.loads(line)
         with self._changed:
             key = told["what"] if told["what"] != "in the pool" else f"in the pool: {told['name']}"
@@ -95,13 +95,13 @@ class Watched:
             self._changed.notify_all()
 
     def end(self, why: str) -> None:
-        """There is no more to come."""
+        """Record that there are no more lines."""
         with self._changed:
             self._over = why
             self._changed.notify_all()
 
     def until(self, what: str) -> float:
-        """When this was.
+        """Wait until this was seen; return when that was.
 
         Raises:
             RuntimeError: it was not seen in time.
@@ -113,18 +113,18 @@ class Watched:
             return self.seen[what]
 
     def all_in_the_pool(self, machines: Sequence[str]) -> float:
-        """When the last of these machines was."""
+        """Wait until all these VMs are in the pool; return when the last one joined."""
         return max(self.until(f"in the pool: {name}") for name in machines)
 
 
 def hosts(cluster: str, size: int) -> list[str]:
-    """Host names of a cluster's machines."""
+    """Host names of a cluster's VMs."""
     return [f"{cluster}-{number}.vc" for number in range(size)]
 
 
 @contextmanager
 def watching(grid: Grid, machines: Sequence[str], job: str = "") -> Iterator[Watched]:
-    """Look for these machines in the pool, and for the job's begin, once a job is submitted."""
+    """Submit the job, if there is one, and watch for its start and for these VMs in the pool."""
     argv = ["docker", "exec", "-i", "-u", "vmjobs", "-e", f"JOB={job}", grid.container("site")]
     process = subprocess.Popen(
         [*argv, "python3", "-", str(PATIENCE), *machines],
@@ -157,7 +157,7 @@ def watching(grid: Grid, machines: Sequence[str], job: str = "") -> Iterator[Wat
 
 @contextmanager
 def by_hand(grid: Grid, digest: str, names: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    """Machines that are prepared, spread over the nodes; a line to each of the programs starts them."""
+    """Prepare VMs, spread over the nodes; a line to each of the programs starts them."""
     with ExitStack() as stack:
         found = []
         for place, node in enumerate(NODES):
@@ -203,7 +203,7 @@ def _token(grid: Grid, machine: PoolVm) -> str:
 
 
 def start(programs: Sequence[subprocess.Popen[str]]) -> float:
-    """Have machines that are prepared started; when that was, of CLOCK_MONOTONIC."""
+    """Start prepared VMs; returns when that was, by CLOCK_MONOTONIC."""
     began = time.monotonic()
     for program in programs:
         assert program.stdin is not None
@@ -213,7 +213,7 @@ def start(programs: Sequence[subprocess.Popen[str]]) -> float:
 
 
 def join_by_hand(grid: Grid, digest: str, count: int) -> float:
-    """Start machines by hand, side by side; seconds until the last one is in the pool."""
+    """Start VMs by hand, all at once; returns the seconds until the last one is in the pool."""
     cluster = fresh("h")
     names = [f"{cluster}-{number}" for number in range(count)]
     with by_hand(grid, digest, names) as programs, watching(grid, hosts(cluster, count)) as watched:
@@ -222,8 +222,10 @@ def join_by_hand(grid: Grid, digest: str, count: int) -> float:
 
 
 def since(events: Sequence[ClusterEvent], began: datetime) -> dict[str, float]:
-    """Seconds from ``began`` until the last of a cluster's machines was in each state for the first
-    time, by the service's clock."""
+    """Seconds from ``began`` until all of a cluster's VMs had been in each state.
+
+    By the service's clock.
+    """
     first: dict[tuple[str, str], datetime] = {}
     for event in events:
         first.setdefault((event.state, event.member), event.time)
@@ -234,5 +236,5 @@ def since(events: Sequence[ClusterEvent], began: datetime) -> dict[str, float]:
 
 
 def shares(image: str, name: str, size: Any, **more: Any) -> ClusterSpec:
-    """What is declared."""
+    """The specification of a cluster."""
     return ClusterSpec(name=name, image=image, size=size, memory=MEMORY, disk=DISK, **more)

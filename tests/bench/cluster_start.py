@@ -1,4 +1,4 @@
-"""Benchmark 11: until the N machines of a virtual cluster are in the pool, over N started by hand."""
+"""Benchmark 11: time until a cluster's N VMs are in the pool, over N VMs started by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster_start(grid: Grid, pairs: int) -> Iterator[Finding]:
     digest = grid.images.resolve(IMAGE)
     with operator(grid) as api:
         bring_image(grid, api)
-        join_by_hand(grid, digest, max(SIZES))  # files come into the cache; not counted
+        join_by_hand(grid, digest, max(SIZES))  # fills the cache; not counted
         for size in SIZES:
             yield _compare(grid, api, digest, size, pairs)
 
@@ -51,7 +51,7 @@ def _compare(grid: Grid, api: Client, digest: str, size: int, pairs: int) -> Fin
 
 
 def _ours(grid: Grid, api: Client, size: int) -> tuple[float, dict[str, float]]:
-    """Seconds until all are in the pool; and until they were in each state."""
+    """Seconds until all VMs are in the pool, and until they were in each state."""
     name = fresh("b")
     with watching(grid, hosts(name, size)) as watched:
         declared = now()

@@ -1,4 +1,4 @@
-"""From an idle job to its begin on a machine that it woke, over such a machine started by hand."""
+"""From an idle job to its start on a VM that it woke, over such a VM started by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vmjobs.model import now
 TARGET = 2.5
 OFFER_SECONDS = 120.0
 
-#: Submitted at the site itself: what Condor-C adds is another benchmark's.
+#: Submitted at the site itself: another benchmark measures what Condor-C adds.
 JOB = """\
 executable = /bin/true
 transfer_executable = false
@@ -42,7 +42,7 @@ requirements = TARGET.VirtualCluster == "{cluster}"
 queue
 """
 
-#: What ends with each part: states of the machine, and what was seen in the pool.
+#: Each part and what ends it: a state of the VM, or something seen in the pool.
 PARTS = (
     ("the service has noticed", "SCALED"),
     ("the agent has heard", ClusterVmState.STAGING),
@@ -55,11 +55,11 @@ PARTS = (
 
 
 def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
-    """Compare a job's wait for a machine with a start by hand."""
+    """Compare a job's wait for a VM with a start by hand."""
     digest = grid.images.resolve(IMAGE)
     with operator(grid) as api:
         bring_image(grid, api)
-        join_by_hand(grid, digest, 1)  # files come into the cache; not counted
+        join_by_hand(grid, digest, 1)  # fills the cache; not counted
         found = in_turns(pairs, lambda: _wake(grid, api), lambda: join_by_hand(grid, digest, 1))
     seen = [(told["the job runs"], theirs) for told, theirs in found]
     details = {"seconds until": {part: spread([told[part] for told, _ in found]) for part, _ in PARTS}}
@@ -68,7 +68,7 @@ def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
 
 
 def _wake(grid: Grid, api: Client) -> dict[str, float]:
-    """Seconds from an idle job until each of the parts was over."""
+    """Seconds from an idle job until the end of each part."""
     name = fresh("w")
     with cluster(api, shares(IMAGE, name, SizeRange(min=0, max=1))):
         shown = f'VMJobsCluster == "{name}" && Offline =?= true'
@@ -84,7 +84,7 @@ def _wake(grid: Grid, api: Client) -> dict[str, float]:
             found["in the pool"] = watched.all_in_the_pool(hosts(name, 1)) - began
             events = list(api.clusters.events(name))
         found |= since(events, now().fromtimestamp(by_clock, now().tzinfo))
-        # A state that was over before the service heard of it is not in its history: the next one is.
+        # The history lacks a state that ended before the service heard of it, but has the next one.
         told, later = {}, found["running"]
         for part, key in reversed(PARTS):
             told[part] = later = found.get(key, later)

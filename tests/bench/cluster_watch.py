@@ -1,9 +1,9 @@
-"""Watches a pool from its central manager: sent to its host's Python by stdin.
+"""Watches a pool from its central manager; sent to its host's Python by stdin.
 
-It runs where HTCondor and its bindings are: ``cluster_watch.py SECONDS MACHINE...`` tells when the
-collector first has an ad of each of these machines. With a submit description in the environment's
-``JOB`` it submits that first, and tells when the job is in the queue and when it begins. Each is a line
-of JSON with the seconds of CLOCK_MONOTONIC, which all containers of a host share.
+It runs where HTCondor and its bindings are: ``cluster_watch.py SECONDS MACHINE...`` reports when the
+collector first has an ad of each of these VMs. With a submit description in the environment's
+``JOB`` it first submits that, and reports when the job is in the queue and when it starts. Each report
+is a line of JSON with the seconds of CLOCK_MONOTONIC, which all containers of a host share.
 """
 
 import json
@@ -16,17 +16,17 @@ from pathlib import Path
 
 import htcondor2
 
-#: How often the collector and the job's log are looked at, in seconds: times are late by this at most.
+#: Seconds between looks at the collector and the job's log: times are late by at most this.
 LOOK = 0.1
 
 
 def tell(what: str, name: str = "") -> None:
-    """Say when something was seen first."""
+    """Print when something was first seen."""
     print(json.dumps({"what": what, "name": name, "at": time.monotonic()}), flush=True)  # noqa: T201
 
 
 def submitted(description: str) -> Path:
-    """Submit a job; its log."""
+    """Submit a job; returns the path of its log."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     (folder / "job.sub").write_text(description)
     told = subprocess.run(
@@ -39,7 +39,7 @@ def submitted(description: str) -> Path:
 
 
 def main() -> None:
-    """Look until all is seen."""
+    """Watch until all is seen."""
     seconds, wanted = float(sys.argv[1]), set(sys.argv[2:])
     names = ",".join(sorted(wanted))
     constraint = f'Offline =!= true && stringListMember(Machine, "{names}")'

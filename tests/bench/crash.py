@@ -1,4 +1,4 @@
-"""Benchmark 13: the agent is killed with a run at each of its steps, and what that leaves."""
+"""Benchmark 13: what remains after ``kill -9`` of an agent with runs at each of its steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from figures import Finding
 from grid_kit import Grid, wait_for
 from steps_kit import CLEAN, JOBS, NODE, Volley, fired, left, stage
 
-#: The attempts of runs that an agent has on its node, by their directories.
+#: Lists the attempts that an agent has on its node, by the directories of their runs.
 RUNS = "ls /var/lib/vmjobs/agent/runs"
 
 
 def crash(grid: Grid) -> Iterator[Finding]:
-    """Kill it, and look at what there is of those runs from then on."""
+    """Kill the agent, and count what remains of those runs."""
     with stage(grid), fired(grid) as volley:
         volley.settle()
         attempts = grid.on(NODE, "sh", "-c", RUNS).split()
@@ -31,7 +31,7 @@ def crash(grid: Grid) -> Iterator[Finding]:
 
 
 def _leaked(volley: Volley, attempts: list[str]) -> list[str]:
-    """What two heartbeats have not removed; returns as soon as that is nothing."""
+    """What two heartbeats have not removed; returns early once nothing remains."""
     found: list[str] = []
 
     def gone() -> bool:

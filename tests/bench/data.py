@@ -1,4 +1,4 @@
-"""Benchmark 18: a job's bytes, in and out, by each network mode, and by ``cp`` on the node."""
+"""Benchmark 18: a job's bytes, in and out, by each network mode, over ``cp`` on the node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCRIPT = f"#!/bin/sh\nhead -c {OUT} in >out\n"
 
 
 def data(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
-    """Compare jobs with a network, jobs without, and copies of the same bytes."""
+    """Compare jobs with a network, jobs without one, and copies of the same bytes."""
     with tempfile.TemporaryDirectory(prefix="data-", dir="/var/tmp") as directory:
         given = Path(directory, "in")
         with given.open("wb") as file:
@@ -56,7 +56,7 @@ def data(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
                         subprocess.run(cut, stdin=file, stdout=sink, check=True)
             return time.monotonic() - began
 
-        job(NetworkMode.NONE)  # the image comes into the cache; not counted
+        job(NetworkMode.NONE)  # fills the cache; not counted
         seen = []
         for number in range(pairs):
             ways = [lambda: job(NetworkMode.REPOSITORY), lambda: job(NetworkMode.NONE), copies]

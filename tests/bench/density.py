@@ -1,4 +1,4 @@
-"""Benchmark 12: machines of many unchanged jobs at once on one node."""
+"""Benchmark 12: VMs of many transparent jobs at once on one node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from figures import Finding
 from grid_kit import Grid
 
 NODE = "node1"
-#: MiB of a machine, and what HTCondor makes of that.
+#: Memory of a VM in MiB, and what HTCondor rounds it to.
 MEMORY, ROUNDED = 96, 128
-#: Seconds that every job lasts, over the number of jobs: the last begins before the first ends.
+#: Every job runs for this many seconds per job: the last job starts before the first ends.
 SECONDS = 2
-#: Seconds for all of it.
+#: Seconds for the whole benchmark.
 PATIENCE = 1800
 
 SUBMIT = f"""\
@@ -36,7 +36,7 @@ PAYLOAD = "#!/bin/sh\nsleep $2\necho job $1 in $(uname -n)\n"
 
 
 def density(grid: Grid, jobs: int) -> Iterator[Finding]:
-    """Run them, and count what is lost."""
+    """Run the jobs, and count how many are lost."""
     seconds = SECONDS * jobs
     with room(grid, NODE, jobs, ROUNDED * jobs):
         before = _agent(grid)
@@ -73,24 +73,24 @@ def _submit(grid: Grid, submit: str) -> str:
 
 
 def _follow(grid: Grid, folder: str, jobs: int, began: float) -> int:
-    """Wait until all have ended or are held; machines at once, at most."""
+    """Wait until all jobs have ended or are held; returns the most VMs at once."""
     most = 0
     while time.monotonic() < began + PATIENCE:
         ended = len(re.findall(r"(?m)^(?:005|009|012) \(", grid.on("site", "cat", f"{folder}/job.log")))
         most = max(most, _machines(grid))
         if ended >= jobs:
             return most
-        time.sleep(10)  # each look is one at thousands of processes
+        time.sleep(10)  # each look scans thousands of processes
     raise RuntimeError(f"not all had ended after {PATIENCE} s; {most} machines at once at most")
 
 
 def _machines(grid: Grid) -> int:
-    """Machines that live: the first process of a sandbox has its name, and its kernel's words."""
+    """Count running VMs: a sandbox's first process has its name and its kernel's arguments."""
     return int(grid.on(NODE, "pgrep", "-fc", "vmjobs-sandbox.*umid=vmjobs-", check=False))
 
 
 def _ended_well(grid: Grid, folder: str, jobs: int) -> int:
-    """Jobs with exit status 0 and just the output that they should have."""
+    """Count the jobs with exit status 0 and exactly the expected output."""
     log = grid.on("site", "cat", f"{folder}/job.log")
     outputs = grid.on("site", "sh", "-c", f"cat {folder}/out.*").splitlines()
     expected = {f"job {number} in vmjob-0" for number in range(jobs)}

@@ -43,7 +43,7 @@ class Finding:
     ours, theirs: in ``unit``, pair by pair; ``theirs`` is empty where there is nothing to compare with.
     measure: what ``value`` is.
     at_most: whether the target is an upper limit.
-    details: whatever else was seen, for the JSON file. shown: those of them that people see, too.
+    details: other observations, for the JSON file. shown: those of them that the table shows, too.
     """
 
     number: int
@@ -86,7 +86,7 @@ Ours, Theirs = TypeVar("Ours"), TypeVar("Theirs")
 def in_turns(
     count: int, ours: Callable[[], Ours], theirs: Callable[[], Theirs]
 ) -> list[tuple[Ours, Theirs]]:
-    """Measure both so often. Who goes first changes: what the one leaves to the other evens out."""
+    """Measure both ``count`` times, in alternating order: effects on each other even out."""
     seen = []
     for number in range(count):
         if number % 2:
@@ -110,7 +110,7 @@ def compare(
 ) -> Finding:
     """A finding whose value is the median of the ratios of pairs (ours, theirs).
 
-    at_most: if not, the ratio is theirs / ours, as speeds are compared, and the target a lower limit.
+    at_most: if false, the values are speeds: the ratio is theirs / ours, and the target a lower limit.
     """
     ratios = spread([ours / theirs if at_most else theirs / ours for ours, theirs in pairs])
     return Finding(
@@ -145,7 +145,7 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def save(path: Path, findings: Sequence[Finding], about: dict[str, Any]) -> None:
-    """Write all that is known as JSON."""
+    """Write all findings and ``about`` as JSON."""
     results = [{**asdict(finding), "met": finding.met} for finding in findings]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about, "results": results}, indent=1, default=str) + "\n")

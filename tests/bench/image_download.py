@@ -1,10 +1,10 @@
 """Benchmark 5: segments from the API against the same files from a plain sendfile server.
 
-Both sides are asked by the same code, for the same paths in the same order, over as many
+The same code requests the same paths in the same order from both sides, over the same number of
 connections (HTTP/1.1, kept open for all requests of a turn, without Nagle's delay), with the same
-headers; the plain server ignores the token. Every turn is another node's: its token was not seen
-before, and whether it may read the image was not asked. Where the segments are may be known from
-the turn before, as it is where many nodes fetch one image. Files are in the page cache on both sides.
+headers; the plain server ignores the token. Every turn uses another node's token: the API has not
+seen it before, nor checked whether it may read the image. The API may know from the turn before where
+the segments are, as when many nodes fetch one image. Files are in the page cache on both sides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vmjobs.client.images import Images
 
 MIB = 1024 * 1024
 DISK_MIB = 512
-#: Connections at once, as a node has them; bytes in a range.
+#: Connections at once, as many as a node has; bytes in a range.
 AT_ONCE = 4
 RANGE = 2 * MIB
 
@@ -43,7 +43,7 @@ Wish = tuple[str, tuple[int, int] | None]
 
 
 def image_download(pairs: int) -> Iterator[Finding]:
-    """Whole segments, ranges of them, and an image as a node fetches it."""
+    """Compare whole segments, ranges of them, and an image as a node fetches it."""
     with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as name:
         home = Path(name)
         disk = home / "disk.img"
@@ -92,7 +92,7 @@ def _findings(
 
 
 def mirror(api: Service, token: str, digest: str, target: Path) -> dict[str, int]:
-    """Everything of an image in plain files, by the API's own paths; sizes of the segments."""
+    """Write an image to plain files at the API's own paths; returns the segments' sizes."""
     client = ImageClient(api.url, token)
     data = client.manifest(digest)
     of = f"/v1/images/{digest}"
@@ -114,7 +114,7 @@ def mirror(api: Service, token: str, digest: str, target: Path) -> dict[str, int
 
 @contextmanager
 def plain_server(root: Path) -> Iterator[str]:
-    """The plain server as a process of its own; its URL."""
+    """Run the plain server in a separate process; yields its URL."""
     program = Path(__file__).with_name("sendfile_server.py")
     command = [sys.executable, str(program), str(root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -126,7 +126,7 @@ def plain_server(root: Path) -> Iterator[str]:
 
 
 def fetch(url: str, token: str, wishes: Sequence[Wish]) -> float:
-    """Fetch bytes and drop them; seconds that it took."""
+    """Fetch bytes and discard them; returns the seconds taken."""
     lanes = [wishes[lane::AT_ONCE] for lane in range(AT_ONCE)]
     began = time.perf_counter()
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -150,7 +150,7 @@ def _fetch_some(url: str, token: str, wishes: Sequence[Wish]) -> None:
 
 
 def as_a_node(url: str, token: str, digest: str, home: Path) -> float:
-    """Fetch an image into an empty cache, every byte checked; seconds that it took."""
+    """Fetch an image into an empty cache and verify every byte; returns the seconds taken."""
     with tempfile.TemporaryDirectory(dir=home) as cache:
         began = time.perf_counter()
         ImageCache(Path(cache), ImageClient(url, token)).prepare(digest)

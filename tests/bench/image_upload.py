@@ -1,4 +1,4 @@
-"""Uploads: how fast, with how much memory, and how much is sent of an image that changed."""
+"""Uploads: speed, memory, and the amount sent of a changed image."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from figures import Finding, compare, spread
 from service_kit import service, timed
 
 MIB = 1024 * 1024
-#: Of the disk whose upload is timed, and of the one that is changed.
+#: Size of the disk whose upload is timed, and of the one that is changed.
 DISK_MIB = 1024
 CHANGED_MIB = 512
-#: The file system's own block: what counts as changed is counted in these.
+#: The file system's block size, in which changes are counted.
 FS_BLOCK = 4096
-#: Files added to an image before it is pushed again, and how large they are, in bytes.
+#: Files added to an image before it is pushed again; the largest of them, in bytes.
 FILES = 40
 LARGEST = 512 * 1024
 RAW = ("--format", "raw", "--boot", "kernel")
@@ -66,7 +66,7 @@ def image_upload(pairs: int) -> Iterator[Finding]:
 
 
 def image_changed(pairs: int) -> Iterator[Finding]:
-    """Benchmark 3: files are added to an ext4 image, and it is pushed again."""
+    """Benchmark 3: add files to an ext4 image, and push it again."""
     with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as name:
         home = Path(name)
         disk, old = home / "disk.img", home / "old.img"
@@ -88,7 +88,7 @@ def image_changed(pairs: int) -> Iterator[Finding]:
 
 
 def make_disk(path: Path, mib: int) -> None:
-    """An ext4 file system with files of this machine, two thirds full, as installers leave them."""
+    """Make an ext4 file system of this host's files, two thirds full, as installers leave it."""
     tree = path.with_suffix(".tree")
     left = mib * MIB * 2 // 3
     for source in sorted(Path("/usr/lib").rglob("*")):
@@ -107,7 +107,7 @@ def make_disk(path: Path, mib: int) -> None:
 
 
 def add_files(disk: Path, home: Path, seed: int) -> None:
-    """Write files of random bytes, small ones and large ones, into a directory of their own."""
+    """Write files of random bytes, small and large ones, into a new directory."""
     dice = random.Random(seed)
     orders = [f"mkdir new{seed}"]
     for number in range(FILES):
@@ -121,7 +121,7 @@ def add_files(disk: Path, home: Path, seed: int) -> None:
 
 
 def changed_bytes(old: Path, new: Path) -> int:
-    """Bytes of the file system's blocks that are not what they were."""
+    """Bytes of the file system's blocks that have changed."""
     count = 0
     with old.open("rb") as before, new.open("rb") as after:
         while ours := after.read(MIB):

@@ -1,7 +1,7 @@
-"""Lazy start: time to a guest that is ready, and bytes moved until then, over fetching all first.
+"""Lazy start over fetching all first: time and bytes moved until the guest is ready.
 
-Each start has an empty cache and fetches from a real API, through a proxy that counts and that can
-be as slow as a site's line. One image is as it comes, the other has data besides what it boots from.
+Each start has an empty cache and fetches from a real API, through a proxy that counts bytes and can
+be as slow as a site's line. One image is unmodified; the other has data that no boot reads.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
 
-#: Worth to be switched on below this.
+#: Lazy start is worth enabling below this ratio.
 TARGET = 0.9
-#: Of the image's bytes, before the guest is ready.
+#: Share of the image's bytes that may be moved before the guest is ready.
 MOVED = 0.5
-#: What the larger image has besides, in bytes: nothing that could be compressed.
+#: Size of the larger image's additional data, in bytes; the data cannot be compressed.
 DATA = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A line. rate: bytes per second of all connections together; delay: seconds, of a request."""
+    """A line. rate: bytes per second of all connections together; delay: seconds per request."""
 
     name: str
     rate: float = float("inf")
@@ -54,7 +54,7 @@ LINES = (Kind("loopback"), Kind("200 Mbit/s, 10 ms", 25e6, 0.010))
 
 
 class Line(Proxy):
-    """A proxy that is as slow as a line."""
+    """A proxy with the rate and delay of a line."""
 
     def __init__(self, server: tuple[str, int], kind: Kind) -> None:
         super().__init__(server)
@@ -85,7 +85,7 @@ class Line(Proxy):
 
 @dataclass
 class Start:
-    """One start. ready, end: seconds from its begin; moved: bytes until the guest was ready.
+    """One start. ready, end: seconds since it began; moved: bytes until the guest was ready.
 
     waited: seconds for which the guest waited for its image, or the job for all of it.
     """
@@ -97,7 +97,7 @@ class Start:
 
 
 class _Watch:
-    """A lease that notes when the run's guest was ready."""
+    """A lease that notes when the run's guest becomes ready."""
 
     def __init__(self, line: Line, start: Start) -> None:
         self._line, self._start = line, start
@@ -132,7 +132,7 @@ def lazy_start(
 
 
 def _images(root: Path, store: ImageStore, ref: str) -> ImageStore:
-    """A store with the image, and with one that has data behind its file system."""
+    """Make a store with the image, and with a copy of it that has data behind its file system."""
     own = ImageStore(root)
     image = store.prepare(store.resolve(ref))
     if image.kernel is None or image.initrd is None:
@@ -152,7 +152,7 @@ def _images(root: Path, store: ImageStore, ref: str) -> ImageStore:
 
 
 def _published(api: Service, store: ImageStore, ref: str) -> tuple[str, int]:
-    """The image's digest and size, once the API has it."""
+    """Publish the image through the API; returns its digest and size."""
     local = api.home / "local"
     local.mkdir(exist_ok=True)
     if not (local / "images").exists():
@@ -214,7 +214,7 @@ def start_once(
     *,
     lazy: bool,
 ) -> Start:
-    """Start once with nothing in the cache."""
+    """Start once with an empty cache."""
     start = Start()
     with tempfile.TemporaryDirectory(dir=home) as root:
         cache = LazyImageCache(Path(root), client)

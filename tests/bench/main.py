@@ -1,4 +1,4 @@
-"""``make bench``: runs the benchmarks of docs/benchmarks.md, prints a table, writes a JSON file."""
+"""``make bench``: runs docs/benchmarks.md's benchmarks, prints a table, writes JSON."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from vmjobs.hypervisor.network.outbound import node_addresses
 
 RESULTS = ROOT / "build" / "bench"
 IMAGE = "generic"
-#: An image that takes a while to come, and has Pythia.
+#: An image with Pythia, large enough to take a while to fetch.
 LAZY_IMAGE = "hep"
-#: Besides those of pairs: jobs whose end is watched, enough for a 95th percentile.
+#: Jobs whose end is watched, in addition to those of pairs: enough for a 95th percentile.
 ENDS = 30
 
 Bench = Callable[[], Iterator[Finding]]
@@ -82,7 +82,7 @@ ALONE = (
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmarks chosen on the command line."""
     logging.basicConfig(level=logging.ERROR)
     options = _options()
     images = ImageStore(Path(os.environ.get("VMJOBS_IMAGE_DIR", ROOT / "build" / "images")))
@@ -124,7 +124,7 @@ def main() -> None:
     click.echo(_heading(about))
     click.echo(table(findings))
     click.echo("Times are medians with quartiles; so is a ratio, of the pairs' ratios.")
-    # Others are how fast it is on this machine: the table is the result.
+    # Other targets depend on this host's speed: for them the table is the result.
     if some := [finding.what for finding in findings if finding.target == 0 and not finding.met]:
         sys.exit(f"there should have been none: {'; '.join(some)}")
 
@@ -140,7 +140,7 @@ def _options() -> argparse.Namespace:
 
 
 def _go(benches: list[Bench], about: dict[str, Any]) -> list[Finding]:
-    """Run, tell as they come, and keep what there is so far."""
+    """Run the benchmarks, print findings as they come, and save those so far."""
     began = datetime.now(UTC)
     path = RESULTS / f"{began:%Y%m%dT%H%M%SZ}.json"
     findings: list[Finding] = []
@@ -157,7 +157,7 @@ def _go(benches: list[Bench], about: dict[str, Any]) -> list[Finding]:
 
 @contextmanager
 def _grid(images: ImageStore) -> Iterator[Grid]:
-    """The grid that is up, with both nodes announced."""
+    """Yield the grid that is up, with both nodes announced."""
     missing = [v for v in ("VMJOBS_API_URL", "VMJOBS_TOKEN_FILE", "VMJOBS_GRID") if v not in os.environ]
     if missing:
         sys.exit(f"no grid: {', '.join(missing)} not set; run `make bench`")
@@ -169,7 +169,7 @@ def _grid(images: ImageStore) -> Iterator[Grid]:
 
 
 def _about(probes: tuple[ProbeResult, ...]) -> dict[str, Any]:
-    """The machine that is measured on."""
+    """Describe the host of the measurements."""
     return {
         "vmjobs": vmjobs.__version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Benchmark 20: a job of HTCondor's that prints a lot, with one line more and without."""
+"""Benchmark 20: a job that prints a lot, as a transparent job and as a plain HTCondor job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ queue
 
 
 def much_output(grid: Grid, pairs: int) -> Iterator[Finding]:
-    """Compare the time from submission to the job's end, at the site, its output being back by then."""
+    """Compare the times from submission at the site to the job's end, when its output is back."""
 
     def run(line: str) -> float:
         text = _SUBMIT.format(size=SIZE, line=line)

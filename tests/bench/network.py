@@ -1,4 +1,4 @@
-"""Benchmark 19: a guest's downloads and uploads in mode ``outbound``, and slirp4netns by hand."""
+"""Benchmark 19: a guest's transfers in mode ``outbound``, over slirp4netns by hand."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vmjobs.hypervisor.network.guest_network import MTU
 from vmjobs.hypervisor.network.outbound import node_addresses
 from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode
 
-#: Bytes each way; they come from memory and go nowhere.
+#: Bytes each way; they come from memory and are discarded.
 SIZE = 512 * MIB
 _PIECE = MIB
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Gives and takes bytes, and knows how many seconds the last exchange took."""
+    """Sends and receives bytes, and notes how many seconds the last exchange took."""
 
     took = 0.0
 
@@ -34,7 +34,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """Send them."""
+        """Send the bytes."""
         self.send_response(200)
         self.send_header("Content-Length", str(SIZE))
         self.end_headers()
@@ -44,7 +44,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.took = time.monotonic() - began
 
     def do_POST(self) -> None:
-        """Take them."""
+        """Receive the bytes."""
         left, room, began = int(self.headers["Content-Length"]), bytearray(_PIECE), time.monotonic()
         while left and (taken := self.rfile.readinto(memoryview(room)[: min(left, _PIECE)])):
             left -= taken
@@ -53,12 +53,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *words: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def _serving() -> Iterator[tuple[Server, str, int]]:
-    """A server on an address of this host, which guests may reach here."""
+    """Run a server on an address of this host, which guests may reach here."""
     address = next(str(one[0]) for one in node_addresses() if not one.is_loopback)
     with Server((address, 0), _Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Jobs of a running grid, timed from outside: through the API, and with HTCondor's own tools."""
+"""Times a grid's jobs from outside: through the API, and with HTCondor's own tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vmjobs.hypervisor.sandbox import bubblewrap
 from vmjobs.model import ON_NODE_STATES, Job, JobState
 
 HERE = Path(__file__).parent
-#: Seconds between two looks at a job: while its machine lives, and from the machine's end on.
+#: Seconds between two looks at a job: while its VM runs, and after the VM's end.
 SELDOM, OFTEN = 0.25, 0.02
 #: Seconds that one job may take.
 PATIENCE = 300.0
@@ -31,7 +31,7 @@ class Timed:
     """A job that completed.
 
     total: seconds from its submission to its final state in the API.
-    notice: seconds from the end of its machine's process to that; None where the process is not to
+    notice: seconds from the end of its VM's process to that final state; None where the process cannot
         be seen from here, because the grid is elsewhere.
     """
 
@@ -55,8 +55,8 @@ def run_job(grid: Grid, script: str, **fields: Any) -> Timed:
 def follow(grid: Grid, jobs: list[Job], began: float) -> list[Timed]:
     """Wait for the jobs of an array that was submitted at ``began``.
 
-    A job is asked for often once its machine has gone; until then the array is, and seldom, so that
-    asking is no load that would be measured with the rest.
+    This polls a job often once its VM has ended; until then it polls the array, and seldom, so that
+    polling adds no load to what is measured.
     """
     rang = threading.Event()
     watches = {job.id: _JobWatch(grid, job.id, began, rang) for job in jobs}
@@ -84,9 +84,9 @@ def follow(grid: Grid, jobs: list[Job], began: float) -> list[Timed]:
 
 
 class _JobWatch:
-    """One job: its state by the API, its machine's process by this host's /proc.
+    """Follows one job: its state through the API, its VM's process in this host's /proc.
 
-    rang: set when the machine has gone.
+    rang: set when the VM has ended.
     """
 
     def __init__(self, grid: Grid, job_id: str, began: float, rang: threading.Event) -> None:
@@ -98,7 +98,7 @@ class _JobWatch:
         self._etag = ""
 
     def see(self, job: Job) -> None:
-        """Take in what the API says; find the process once there is one."""
+        """Record the job as the API shows it; find the VM's process once there is one."""
         if self.timed is None and job.state.final:
             self._end(job)
         elif self.handle is None and job.state in ON_NODE_STATES:
@@ -106,7 +106,7 @@ class _JobWatch:
             with suppress(ProcessLookupError):
                 self.handle = next((os.pidfd_open(pid) for pid in _leaders(attempt)), None)
             if self.handle is not None:
-                # A thread, so that the time is right whatever else is being asked at the moment.
+                # A separate thread records the right time even while other requests are under way.
                 threading.Thread(target=self._await_end, args=(self.handle,), daemon=True).start()
 
     def _await_end(self, handle: int) -> None:
@@ -115,14 +115,14 @@ class _JobWatch:
             self._rang.set()
 
     def ask(self) -> None:
-        """Ask the API about a job whose machine has gone."""
+        """Ask the API about a job whose VM has ended."""
         if self.gone is not None and self.timed is None:
             job, self._etag = self._grid.api.job_if_changed(self.job_id, self._etag)
             if job is not None:
                 self.see(job)
 
     def close(self) -> None:
-        """Let the process go."""
+        """Close the handle of the process."""
         if self.handle is not None:
             os.close(self.handle)
 
@@ -134,13 +134,13 @@ class _JobWatch:
 
 
 def _leaders(attempt: str) -> Iterator[int]:
-    """The process that is an attempt's machine, whoever owns it."""
+    """Yield the process that is an attempt's VM, under any owner."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (process := procs.read(int(entry.name))):
             named = any(
                 f"-{attempt}" in word for word in process.argv if word.startswith(("umid=", "guest="))
             )
-            # A sandbox's inner processes have the same words, and one of them a session of its own.
+            # A sandbox's inner processes have the same arguments, and one of them has its own session.
             kernel = process.is_leader and Path(process.argv[0]).name == "linux.uml"
             if named and (kernel or bubblewrap.is_leader(process) or "qemu" in process.argv[0]):
                 yield process.pid
@@ -153,7 +153,7 @@ def _leaders(attempt: str) -> Iterator[int]:
 class CondorJob:
     """A job of HTCondor's own that ended well.
 
-    seconds: from its submission to its end. began: when it was submitted, in seconds of the epoch.
+    seconds: from its submission to its end. began: time of its submission, in seconds of the epoch.
     """
 
     seconds: float
@@ -165,7 +165,7 @@ class CondorJob:
 def condor_job(grid: Grid, service: str, files: dict[str, str]) -> CondorJob:
     """Run one job of HTCondor's own from a schedd's host.
 
-    files: ``job.sub`` and whatever it names; its log must be ``job.log``.
+    files: ``job.sub`` and the files that it names; its log must be ``job.log``.
 
     Raises:
         RuntimeError: it did not end well.

@@ -1,8 +1,8 @@
-"""A guest on a hand-written command line: what a start costs without vmjobs.
+"""Boots a guest from a hand-written command line: what a start costs without vmjobs.
 
-Everything that can be prepared is prepared before the clock starts: disks, the endpoint, the
-network. What is timed is one program, from its start to the guest's word that it is ready:
-the console's line, or where there is a network the request that comes to the endpoint.
+All preparation happens before the clock starts: disks, the endpoint, the network. The time measured
+is that of one program, from its start until the guest reports that it is ready: by a line on the
+console, or, where there is a network, by a request to the endpoint.
 
 As a program it boots once and prints seconds: ``raw_boot.py KIND STORE DIGEST NETWORK``. Or it
 prepares a guest on an execute node: ``raw_boot.py prepare DIGEST DIRECTORY SCRIPT MEMORY``.
@@ -44,7 +44,7 @@ BOOT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Disks:
-    """What a guest needs besides its image, and the word by which it says that it is ready."""
+    """What a guest needs besides its image, and the word that reports that it is ready."""
 
     job: Path
     scratch: Path
@@ -75,7 +75,10 @@ def lay_disks(directory: Path, spec: JobSpec, digest: str, token: str = "") -> D
 
 
 def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: Path) -> float:
-    """Boot once in an empty directory; seconds until the guest is ready. Ends with the guest's end."""
+    """Boot once in an empty directory, and wait for the guest's end.
+
+    Returns the seconds until the guest is ready.
+    """
     online = spec.network is not NetworkMode.NONE
     token = secrets.token_urlsafe(32) if online else ""
     disks = lay_disks(directory, spec, image.digest, token)
@@ -117,7 +120,7 @@ def _tell(ready: Queue[float], event_queue: EventQueue) -> None:
 
 
 def connect(stack: ExitStack, mode: NetworkMode) -> Network:
-    """A network for a guest."""
+    """Open a network for a guest."""
     network = guest_network.open_network(Launcher(), mode, [ENDPOINT_PORT], None)
     stack.callback(network.close)
     return network
@@ -126,7 +129,7 @@ def connect(stack: ExitStack, mode: NetworkMode) -> Network:
 def uml(
     image: BootImage, spec: JobSpec, disks: Disks, directory: Path, *, networked: bool
 ) -> list[str]:
-    """The command line of a UML kernel, that one would type."""
+    """The command line of a UML kernel, as one would type it."""
     network = [f"vec0:transport=tap,ifname={TAP},gro=1,mac={MAC},mtu={MTU}"] if networked else []
     return [
         kernel_boot.find_kernel(),
@@ -215,7 +218,7 @@ def _time(
 def _listen(
     guest: subprocess.Popen[bytes], sentinel: str | None, ready: Queue[float], said: list[bytes]
 ) -> None:
-    """Read the console to its end, which is the guest's."""
+    """Read the console until it ends with the guest."""
     mark = f"vmjobs:{sentinel}:ready".encode()
     for line in guest.stdout or ():
         if sentinel and mark in line:
@@ -224,8 +227,10 @@ def _listen(
 
 
 def prepared(digest: str, where: str, script: str, memory: str) -> str:
-    """Lay out one guest for HTCondor's VM universe, ready to boot: its kernel, initial file system and
-    kernel parameters. That makes no overlay, so the root disk is a copy, made here beforehand.
+    """Lay out one guest for HTCondor's VM universe, and return its boot parameters.
+
+    It has a kernel, an initial file system and kernel parameters. HTCondor makes no overlay, so the
+    root disk is a copy, made here beforehand.
     """
     directory = Path(where)
     directory.mkdir(parents=True)
@@ -243,7 +248,7 @@ def prepared(digest: str, where: str, script: str, memory: str) -> str:
 
 
 def main() -> None:
-    """Boot once and print the seconds, or prepare and print what that needs."""
+    """Boot once and print the seconds, or prepare a guest and print its boot parameters."""
     if sys.argv[1] == "prepare":
         print(prepared(*sys.argv[2:]))  # noqa: T201
         return

@@ -1,4 +1,4 @@
-"""A plain server of files: HTTP/1.1, one range, sendfile, nothing else. sendfile_server.py DIRECTORY"""
+"""A plain file server: HTTP/1.1, one range, sendfile. Usage: sendfile_server.py DIRECTORY"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def serve(connection: socket.socket, root: str) -> None:
 
 
 def main() -> None:
-    """Serve the directory that is named, on a port that is printed."""
+    """Serve the directory given, on a port that it prints."""
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A service of one's own to measure against: an API in a directory that is removed afterwards."""
+"""An API to measure against, in a directory that is removed afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from api_process import free_port, running
 from api.serve import make_issuer
 from vmjobs.config import Config
 
-#: Leaves in a file the most memory that it ever had: what wait4 tells includes its parent's.
+#: Writes its peak memory to a file, because wait4 includes the parent's peak.
 PROGRAM = """
 import atexit, os, pathlib
 def peak():
@@ -32,7 +32,7 @@ main()
 
 @dataclass(frozen=True)
 class Ran:
-    """A program that ran. seconds: of wall-clock time; memory: the most that it had, in KiB."""
+    """A program that ran. seconds: of wall-clock time; memory: its peak, in KiB."""
 
     seconds: float
     out: str
@@ -51,14 +51,14 @@ def timed(command: list[str], environ: dict[str, str] | None = None) -> Ran:
 
 @dataclass(frozen=True)
 class Service:
-    """An API that runs, and a user's ``vmjobs``."""
+    """A running API, and a user's ``vmjobs``."""
 
     config: Config
     home: Path
     url: str
 
     def vmjobs(self, *arguments: str | Path, url: str = "") -> Ran:
-        """``vmjobs …`` with a cache of its own; ``url``: of something before the API."""
+        """Run ``vmjobs …`` with a separate cache; ``url``: of a proxy in front of the API."""
         token = self.home / "token"
         if not token.exists():
             token.write_text(make_issuer(self.config).user_token("bench"))
@@ -79,7 +79,7 @@ class Service:
 
 @contextmanager
 def service(home: Path, workers: int = 2) -> Iterator[Service]:
-    """A fresh API below ``home``, warm: every process has answered."""
+    """Run a fresh API below ``home``, warm: every process has answered."""
     home.mkdir(parents=True)
     listen = f"127.0.0.1:{free_port()}"
     config = Config(data_dir=home / "data", listen=listen, api_workers=workers)

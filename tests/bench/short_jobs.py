@@ -1,4 +1,4 @@
-"""Benchmark 17: many jobs of HTCondor's that do nothing, with one line more and without."""
+"""Benchmark 17: many jobs that do nothing, as transparent jobs and as plain HTCondor jobs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _IN_A_MACHINE = '+VMJobImage = "generic"'
 
 
 def short_jobs(grid: Grid, pairs: int) -> Iterator[Finding]:
-    """Compare the time from submission to the last job's end, at the site."""
+    """Compare the times from submission at the site to the last job's end."""
 
     def run(count: int, line: str) -> float:
         return condor_job(grid, "site", {"job.sub": _SUBMIT.format(line=line, count=count)}).seconds
 
-    run(2, _IN_A_MACHINE)  # the image comes to the nodes; not counted
+    run(2, _IN_A_MACHINE)  # brings the image to the nodes; not counted
     for count in COUNTS:
         times = max(1, pairs * COUNTS[0] // count)
         seen = in_turns(times, lambda n=count: run(n, _IN_A_MACHINE), lambda n=count: run(n, ""))

@@ -1,4 +1,4 @@
-"""Benchmark 1: from the agent's start of a run to a guest that is ready, over the bare command line."""
+"""Benchmark 1: from a run's start to a ready guest, over the bare command line."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report, StreamName
 from vmjobs.terminal import ByteSink
 
-#: What docs/benchmarks.md asks for.
+#: The targets in docs/benchmarks.md.
 TARGETS = {HypervisorKind.UML: 1.05, HypervisorKind.KVM: 1.25, HypervisorKind.QEMU: 1.25}
 
 
 class _Stopwatch:
-    """A lease that notes when the run's guest was ready."""
+    """A lease that notes when the run's guest becomes ready."""
 
     ready = 0.0
 
@@ -55,7 +55,7 @@ def start_overhead(
 ) -> Iterator[Finding]:
     """Compare for each hypervisor, without network and with the endpoint."""
     for kind in kinds:
-        # Where little may be lost many pairs are needed to see it.
+        # A tight target needs many pairs to show a difference.
         count = 2 * pairs if TARGETS[kind] < 1.1 else pairs
         for mode in (NetworkMode.NONE, NetworkMode.REPOSITORY):
             spec = JobSpec(
@@ -73,7 +73,7 @@ def _compare(made: RunServices, digest: str, spec: JobSpec, pairs: int) -> Findi
         with tempfile.TemporaryDirectory(prefix="by-hand-") as directory:
             return raw_boot(kind, image, spec, Path(directory))
 
-    run_once(made, digest, spec), theirs()  # files come into the cache; not counted
+    run_once(made, digest, spec), theirs()  # fills the cache; not counted
     with step_times() as steps:
         seen = in_turns(pairs, lambda: run_once(made, digest, spec), theirs)
     details = {title: spread(times) for title, times in steps.seconds.items()}
@@ -82,7 +82,7 @@ def _compare(made: RunServices, digest: str, spec: JobSpec, pairs: int) -> Findi
 
 
 def run_once(made: RunServices, digest: str, spec: JobSpec) -> float:
-    """Seconds from the start of a run to a guest that is ready."""
+    """Seconds from the start of a run to a ready guest."""
     watch = _Stopwatch()
     began = time.monotonic()
     execute(made, digest, spec, watch)
@@ -97,7 +97,7 @@ def execute(
     files: Mapping[str, Path] | None = None,
     sinks: Mapping[StreamName, ByteSink] | None = None,
 ) -> Run:
-    """Run a job to its end. Only its streams in ``sinks`` are kept.
+    """Run a job to its end, and keep only its streams in ``sinks``.
 
     Raises:
         RuntimeError: it did not complete.
@@ -121,7 +121,7 @@ def execute(
 
 @contextmanager
 def step_times() -> Iterator[_Steps]:
-    """What the steps of the runs within take."""
+    """Collect the durations of the steps of the runs within."""
     handler = _Steps()
     logger = logging.getLogger("vmjobs.agent.run.job_run")
     before = logger.level

@@ -1,5 +1,7 @@
-"""Benchmarks 6 and 7: a payload in a VM over the same payload as a plain job of the same pool, and
-how long the end of a machine takes to show."""
+"""Benchmarks 6 and 7: a payload in a VM over a plain job; delay until a VM's end shows.
+
+The plain job has the same payload and runs in the same pool.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from figures import Finding, compare, in_turns, percentile, spread
 from grid_kit import Grid
 from pool import Timed, boot_by_hand, condor_job, follow, run_job
 
-#: Sleeping costs the same in a guest and on the host; what computing costs is another benchmark's.
+#: Sleeping costs the same in a guest and on the host; another benchmark measures computing.
 SECONDS = 5
 PAYLOAD = f"#!/bin/sh\nsleep {SECONDS}\necho done\n"
 
@@ -37,13 +39,13 @@ queue
 
 
 def submit_to_result(grid: Grid, pairs: int, ends: int) -> Iterator[Finding]:
-    """Compare pair by pair; then an array of ``ends`` jobs to have enough ends to look at."""
+    """Compare pair by pair; then run an array of ``ends`` jobs to observe enough ends."""
 
     def ours() -> tuple[Timed, float]:
         job = run_job(grid, PAYLOAD)
         return job, boot_by_hand(grid, job.job.node, job.job)
 
-    in_turns(1, ours, partial(plain_job, grid))  # images come to the nodes; not counted
+    in_turns(1, ours, partial(plain_job, grid))  # brings images to the nodes; not counted
     found = in_turns(pairs, ours, partial(plain_job, grid))
     timed, boots = [job for (job, _), _ in found], [boot for (_, boot), _ in found]
     seen = [(job.total - boot, plain) for (job, boot), plain in found]

@@ -1,9 +1,9 @@
-"""Submits jobs with HTCondor's own tools and times them: sent to a submit host's Python by stdin.
+"""Submits jobs with HTCondor's own tools and times them.
 
-Standard library only; it runs where the schedd is: ``time_condor_job.py DIRECTORY SECONDS``, with
-``job.sub`` in the directory, whose log is ``job.log``. Prints as JSON the seconds from the start of
-condor_submit to the line in the log that says that the last has ended, that log, when it began by this
-host's clock, and what the job wrote to ``job.out``.
+Sent to the Python of a schedd's host by stdin; uses only the standard library:
+``time_condor_job.py DIRECTORY SECONDS``, with ``job.sub`` in the directory, whose log is ``job.log``.
+It prints as JSON: the seconds from the start of condor_submit until the log says that the last job has
+ended, that log, the start time by this host's clock, and what the job wrote to ``job.out``.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-#: How often the log is looked at, in seconds: it may be off by this much, to the good of the job.
+#: Seconds between looks at the log; times may be off by this much, in the job's favour.
 LOOK = 0.02
 ENDED = re.compile(r"^005 \(", re.MULTILINE)
 STUCK = re.compile(r"^(009|012) \(", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Benchmark 10: programs in UML machines by each kernel, and on the node itself."""
+"""Benchmark 10: programs in UML VMs with each kernel, and on the node itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sh minbias.sh minbias.cmnd
 took=$((($(date +%s%N) - began) / 1000000))
 printf 'pythia %d.%03d\\n' $((took / 1000)) $((took % 1000))
 """
-#: By name: the kernel, and the processors of its machine for two processes.
+#: By name: the kernel, and the processors of its VM for two processes.
 OURS = {
     "own, seccomp": (UserModeLinux(), 2),
     "own, ptrace": (UserModeLinux(system_calls="ptrace"), 1),
@@ -40,7 +40,7 @@ Seconds = dict[str, float]
 
 
 def uml_kernel(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
-    """Compare our kernel, both ways, with Debian's; and a computation with the same on the node.
+    """Compare our kernel in both modes with Debian's, and a computation with one on the node.
 
     digest: of an image with Pythia.
     """
@@ -65,7 +65,7 @@ def uml_kernel(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
 
 
 def _inside(made: RunServices, digest: str, program: Path, driver: UserModeLinux, cpus: int) -> Seconds:
-    """What a program measures in a machine; the machine's life, and that of one with Pythia."""
+    """Seconds that a program measures in a VM, of a VM's life, and of a run of Pythia."""
     costs = "#!/bin/sh\nchmod +x kernel_costs\nexec ./kernel_costs\n"
     files = {"kernel_costs": program}
     found = _seconds(_run(made, digest, costs, files, driver, 1))
@@ -79,7 +79,7 @@ def _inside(made: RunServices, digest: str, program: Path, driver: UserModeLinux
 
 
 def _seconds(said: str) -> Seconds:
-    """Lines of a name and seconds."""
+    """Parse lines of a name and seconds."""
     lines = re.findall(r"^([a-z ]+) ([0-9.]+)$", said, re.MULTILINE)
     return {name: float(seconds) for name, seconds in lines}
 
@@ -92,7 +92,7 @@ def _run(
     driver: UserModeLinux,
     cpus: int,
 ) -> str:
-    """What a script prints in a machine of this driver's.
+    """Return what a script prints in a VM of this driver.
 
     Raises:
         RuntimeError: it did not complete.

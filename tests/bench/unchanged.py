@@ -1,4 +1,4 @@
-"""An unchanged job of HTCondor's in a machine, over the same payload as a job of the REST API's."""
+"""A transparent job over the same payload as a job of the REST API."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from submit_to_result import PAYLOAD, SECONDS, SUBMIT, plain_job
 
 #: The same job with one more line.
 UNCHANGED = SUBMIT.replace("\nqueue\n", '\n+VMJobImage = "generic"\nqueue\n')
-#: Says first when it begins. Not every `date` knows parts of a second; file systems do.
+#: Reports first when it starts. Not every `date` has fractions of a second; file systems do.
 STAMPED = PAYLOAD.replace("\n", "\n: >begun; stat -c %y begun\n", 1)
 
 
 def unchanged(grid: Grid, pairs: int) -> Iterator[Finding]:
-    """Compare three ways by the same route: by REST, with ``+VMJobImage``, and without a machine."""
+    """Compare three ways by the same route: by REST, with ``+VMJobImage``, and without a VM."""
     starts: list[tuple[float, float]] = []
     over_rest: list[tuple[float, float]] = []
     over_plain: list[tuple[float, float]] = []
@@ -28,7 +28,7 @@ def unchanged(grid: Grid, pairs: int) -> Iterator[Finding]:
         ours = condor_job(grid, "submit", {"job.sub": UNCHANGED, "payload": STAMPED})
         without = plain_job(grid)
         boot = boot_by_hand(grid, rest.job.node, rest.job)
-        if number:  # the first brings images to nodes, and the gridmanager to its site
+        if number:  # the first pair brings images to nodes, and the gridmanager to its site
             starts.append((begun(ours.out) - ours.began, begun(grid.out(rest.job)) - began))
             over_rest.append((ours.seconds, rest.total))
             over_plain.append((ours.seconds - boot, without))
@@ -39,6 +39,6 @@ def unchanged(grid: Grid, pairs: int) -> Iterator[Finding]:
 
 
 def begun(out: str) -> float:
-    """When a payload began, in seconds of the epoch, by its guest's clock, which is this host's."""
+    """When a payload started, in seconds of the epoch; its guest has this host's clock."""
     day, moment, zone = out.split("\n", 1)[0].split()
     return datetime.fromisoformat(f"{day}T{moment[:15]}{zone}").timestamp()

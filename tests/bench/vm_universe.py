@@ -1,4 +1,4 @@
-"""Benchmark 15: the same guest as a job of HTCondor's own VM universe, and as a job of ours."""
+"""Benchmark 15: the same guest as a VM universe job of HTCondor, and as a job of vmjobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pool import condor_job, run_job
 
 HERE = Path(__file__).parent
 NODE = "node1"
-#: In the node's container: what prepares the guests, and where their disks lie.
+#: In the node's container: the program that prepares guests, and the directory of their disks.
 PREPARE = "/tmp/vmjobs-bench-raw_boot.py"  # noqa: S108
 DISKS = "/var/lib/vmjobs-bench"
 DROP_IN = "/etc/condor/config.d/90-vm-universe.conf"
@@ -74,7 +74,7 @@ def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
 
 @contextmanager
 def _switched_on(grid: Grid) -> Iterator[None]:
-    """Switch the VM universe on in one node, and off again."""
+    """Enable the VM universe on one node, and disable it again."""
 
     def on(*command: str) -> str:
         return grid.on(NODE, *command)
@@ -82,7 +82,7 @@ def _switched_on(grid: Grid) -> Iterator[None]:
     container = grid.container(NODE)
     run("docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{PREPARE}")
     run("docker", "cp", str(HERE / "vm-universe-xml"), f"{container}:{XML_SCRIPT}")
-    # condor_vm-gahp wants the file to be readable and does no more with it.
+    # condor_vm-gahp only requires that the file is readable.
     made_kvm = on("sh", "-c", "test -e /dev/kvm || { : >/dev/kvm; echo made; }").strip() == "made"
     on("sh", "-c", f"printf %s '{QEMU_CONF}' >/etc/libvirt/qemu.conf")
     try:
@@ -100,7 +100,10 @@ def _switched_on(grid: Grid) -> Iterator[None]:
 
 
 def _restart_startd(grid: Grid) -> None:
-    """A startd looks at VM_TYPE once, when it starts. One that starts just now is not to be reached."""
+    """Restart the startd, which reads VM_TYPE only when it starts.
+
+    Retries, because a startd that is starting cannot be reached.
+    """
     command = ("condor_restart", "-daemon", "startd")
     wait_for(lambda: "Sent" in grid.on(NODE, *command, check=False), f"the startd of {NODE}", 60)
 
@@ -111,7 +114,7 @@ def _offered(grid: Grid) -> bool:
 
 
 def _prepare(grid: Grid, digest: str, number: int) -> str:
-    """Lay out one guest's disks on the node; the description of its job."""
+    """Lay out one guest's disks on the node; returns the description of its job."""
     where = f"{DISKS}/{number}"
     told = grid.on(NODE, "python3", PREPARE, "prepare", digest, where, SCRIPT, str(MEMORY))
     kernel, initrd, cmdline = told.splitlines()
@@ -123,14 +126,14 @@ def _prepare(grid: Grid, digest: str, number: int) -> str:
 
 
 def _must_have_run(grid: Grid, number: int) -> None:
-    """A guest that never booted ends early, too: look at what it wrote."""
+    """Check the guest's output: a guest that never booted ends early, too."""
     head = grid.on(NODE, "head", "-c", "1024", f"{DISKS}/{number}/output.disk")
     if '{"code": 0}' not in head:
         raise RuntimeError(f"the guest of the VM universe did not do its job: {head[:200]!r}")
 
 
 def _phases(log: str) -> dict[str, float]:
-    """What the job's log says of when it started and ended, in seconds after its submission."""
+    """Seconds from submission to the job's start and to its end, from its log."""
     found = re.findall(r"^(\d{3}) \(\S+ (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", log, re.MULTILINE)
     times = {code: datetime.fromisoformat(when) for code, when in reversed(found)}
     names = {"001": "started", "005": "ended"}

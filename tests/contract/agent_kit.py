@@ -1,4 +1,4 @@
-"""What a run is made with where there is one image, and nobody but the test to hear of it."""
+"""A run's parts for tests: one image, and a lease that keeps the reports for the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Job = TypeVar("_Job", bound=LocalJob)
 
 
 class Lease:
-    """Hears how the job goes on."""
+    """Receives the reports of a job."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -42,7 +42,7 @@ class Lease:
 
 @dataclass
 class Images:
-    """One image. held: how many leases there are. stuck: a digest whose bytes do not come."""
+    """One image. held: number of current leases. stuck: a digest whose bytes do not arrive."""
 
     image: BootImage
     held: int = 0
@@ -75,7 +75,7 @@ class Images:
 def job_that(
     do: str, folder: Path, kind: Callable[..., _Job], image: str, sinks: object = None, **fields: object
 ) -> _Job:
-    """A job whose guest does what an input file says, in a directory of its own below ``folder``."""
+    """Make a job whose guest obeys an input file, in a new directory below ``folder``."""
     place = folder / uuid.uuid4().hex[:6]
     told = place / "inputs" / "do"
     told.parent.mkdir(parents=True)
@@ -94,7 +94,7 @@ def job_that(
 
 
 def executed(run: Run, lease: Lease, meddle: Callable[[Run, Lease], None] | None = None) -> RunOutcome:
-    """Run a job to its end. meddle: what happens to it meanwhile; it fails where that does not."""
+    """Run a job to its end. meddle: acts on it meanwhile; its failure fails the test."""
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(meddle, run, lease) if meddle else None
         outcome = run.execute()

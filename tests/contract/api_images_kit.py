@@ -1,4 +1,4 @@
-"""Images over the REST interface, in process: what a client does, request by request."""
+"""Images over the REST interface, in process: a client's requests, one by one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from images.content import SEGMENT_BYTES, ContentLayout, digest_chunks
 from images.manifest import ImageManifest, Part
 
 OCTETS = "application/octet-stream"
-#: A disk whose segments differ: two full ones and a part of one, and a hole in between.
+#: A disk of different segments: a full one, a hole, and a part of one.
 DISK = b"".join(
     [b"A" * SEGMENT_BYTES, bytes(SEGMENT_BYTES), bytes(range(256)) * (SEGMENT_BYTES // 512)]
 )
 
 
 def open_upload(who: Caller, size: int = 1 << 30) -> str:
-    """A fresh upload's identifier."""
+    """Open an upload; returns its identifier."""
     answer = who("POST", "/v1/uploads", json={"size": size})
     assert answer.status_code == 201, answer.text
     assert answer.headers["Location"].endswith(answer.get_json()["id"])
@@ -27,7 +27,7 @@ def open_upload(who: Caller, size: int = 1 << 30) -> str:
 
 
 def ask(who: Caller, upload: str, what: str, digests: Sequence[bytes]) -> list[bool]:
-    """Which of these segments or blocks are missing."""
+    """Ask which of these segments or chunks are missing."""
     path = f"/v1/uploads/{upload}/missing-{what}"
     answer = who("POST", path, data=b"".join(digests), content_type=OCTETS)
     assert answer.status_code == 200, answer.text
@@ -36,7 +36,7 @@ def ask(who: Caller, upload: str, what: str, digests: Sequence[bytes]) -> list[b
 
 
 def put_segment(who: Caller, upload: str, digest: bytes, body: bytes) -> Any:
-    """The answer to a segment."""
+    """Send a segment; returns the answer."""
     path = f"/v1/uploads/{upload}/segments/{digest.hex()}"
     return who("PUT", path, data=body, content_type=OCTETS)
 
@@ -51,7 +51,7 @@ def pieces(data: bytes) -> dict[bytes, bytes]:
 
 
 def put_content(who: Caller, upload: str, data: bytes, *, segments: bool = True) -> ContentLayout:
-    """Bring a content."""
+    """Upload a content; returns its layout."""
     layout = compute_layout_of_bytes(data)
     for digest, piece in pieces(data).items() if segments else ():
         assert put_segment(who, upload, digest, encode_segment(piece)).status_code in {200, 201}
@@ -62,14 +62,14 @@ def put_content(who: Caller, upload: str, data: bytes, *, segments: bool = True)
 
 
 def publication(layout: ContentLayout, upload: str, **wish: Any) -> dict[str, Any]:
-    """The body that makes an image of one content."""
+    """The request body that publishes an image of one content."""
     part = Part(digest=layout.digest, size=layout.size)
     manifest = ImageManifest(root=part, **wish.pop("manifest", {}))
     return {"manifest": manifest.model_dump(mode="json", by_alias=True), "upload": upload, **wish}
 
 
 def push(who: Caller, name: str = "muons", data: bytes = DISK, **wish: Any) -> dict[str, Any]:
-    """Push a disk; the image as the service shows it."""
+    """Push a disk; returns the image as the service shows it."""
     upload = open_upload(who)
     layout = put_content(who, upload, data)
     answer = who("POST", "/v1/images", json=publication(layout, upload, name=name, **wish))
@@ -79,5 +79,5 @@ def push(who: Caller, name: str = "muons", data: bytes = DISK, **wish: Any) -> d
 
 
 def block_list(data: bytes) -> list[bytes]:
-    """The digests of one segment's blocks."""
+    """The digests of one segment's chunks."""
     return digest_chunks(memoryview(data))

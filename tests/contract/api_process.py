@@ -1,4 +1,4 @@
-"""``vmjobs serve`` as a process of its own, for tests to talk to and to kill."""
+"""``vmjobs serve`` as a separate process that tests talk to and kill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subprocess.Popen[bytes]]:
-    """The service as a process, ready."""
+    """Run the service as a process; yields it when it is ready."""
     environ = {
         **os.environ,
         "VMJOBS_DATA_DIR": str(config.data_dir),

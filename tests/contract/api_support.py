@@ -1,4 +1,4 @@
-"""A whole API on a repository of its own: for tests to talk to, in process or over HTTP."""
+"""A whole API on a separate repository, which tests call in process or over HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER_ATTEMPT = "b" * 32
 
 @dataclass
 class Queue:
-    """Where work for the worker goes; ``down`` makes it fail as a broker does."""
+    """The queue of work for the worker; ``down`` makes it fail as a broker does."""
 
     arrays: list[str] = field(default_factory=list)
     canceled: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Queue:
 
 @dataclass
 class Site:
-    """The application and everything behind it."""
+    """The application and all its parts."""
 
     app: Flask
     config: Config
@@ -74,7 +74,7 @@ class Site:
     disk: str
 
     def caller(self, token: str = "") -> Caller:
-        """Somebody with this token."""
+        """A caller with this token."""
         return Caller(self.app.test_client(), token)
 
     def user(self, name: str = "ada", *groups: str) -> Caller:
@@ -82,7 +82,7 @@ class Site:
         return self.caller(self.issuer.user_token(name, groups=groups))
 
     def admin(self, name: str = "root") -> Caller:
-        """Somebody who runs the service."""
+        """An administrator of the service."""
         return self.caller(self.issuer.user_token(name, USER_SCOPES | {Scope.ADMIN}))
 
     def node(self, name: str) -> Caller:
@@ -94,7 +94,7 @@ class Site:
         return self.caller(self.issuer.job_token(job_id, owner))
 
     def stage(self, job_id: str) -> str:
-        """Have a job claimed, and its files staged; the attempt's path."""
+        """Claim a job and stage its files; returns the attempt's path."""
         agent, path = self.agent(job_id), f"/v1/jobs/{job_id}/attempts"
         claim = {"attempt": ATTEMPT, "node": "wn1"}
         assert agent("POST", path, json=claim).status_code == 201
@@ -117,7 +117,7 @@ class Caller:
         return self.client.open(path, method=method, headers=headers, **more)
 
     def problem(self, status: int, method: str, path: str, **more: Any) -> dict[str, Any]:
-        """The problem document of a call that must fail with ``status``."""
+        """Return the problem document of a call that must fail with ``status``."""
         answer = self(method, path, **more)
         assert answer.status_code == status, answer.text
         assert answer.content_type == "application/problem+json"
@@ -125,14 +125,14 @@ class Caller:
         return document
 
     def submit(self, count: int = 1, **spec: Any) -> list[str]:
-        """Submit jobs that can run; their ids."""
+        """Submit jobs that can run; returns their ids."""
         answer = self("POST", "/v1/jobs", json={"spec": good_spec(**spec), "count": count})
         assert answer.status_code == 201, answer.text
         return [job["id"] for job in answer.get_json()["jobs"]]
 
 
 def good_spec(**changes: Any) -> dict[str, Any]:
-    """A specification without faults, but for ``changes``."""
+    """A valid specification, with ``changes``."""
     return {"image": "tiny", "script": "#!/bin/sh\necho hello\n", **changes}
 
 
@@ -143,7 +143,7 @@ def report_of(state: JobState, **more: Any) -> dict[str, Any]:
 
 
 def make_site(directory: Path, *, token_issuer: TokenIssuer | None = None, **settings: Any) -> Site:
-    """A site whose library has one image, ``tiny:latest``."""
+    """Make a site whose library has one image, ``tiny:latest``."""
     config = Config(data_dir=directory, **settings)
     if config.database_url or config.storage_url or (directory / "vmjobs.db").exists():
         repository = open_repository(config)
@@ -162,12 +162,12 @@ class _Quiet(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving(app: Any, port: int = 0) -> Iterator[str]:
-    """``app`` behind a real socket; its URL."""
+    """Serve ``app`` on a real socket; yields its URL."""
     server = make_server("127.0.0.1", port, app, threaded=True, request_handler=_Quiet)
     server.daemon_threads = True  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

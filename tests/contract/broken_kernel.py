@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""A UML kernel or QEMU that a guest has broken: it tries what it must not do.
+"""A UML kernel or QEMU that a guest has taken over: it tries forbidden actions.
 
-It is told what to try by the kernel's command line (``tries=``: JSON in base64), tells what came of
-each try in a line of JSON on the console, and then ends, or does what ``then=`` says. Where libvirt
-asks what it can do, it is QEMU. Python's own modules only.
+The kernel's command line lists what to try (``tries=``: JSON in base64). This program prints the result
+of each try as a line of JSON on the console, and then ends, or does what ``then=`` says. When libvirt
+asks for its capabilities, it runs QEMU itself. It uses only Python's own modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-#: By the numbers of x86-64, which C libraries do not wrap.
+#: Numbers of x86-64 system calls that C libraries do not wrap.
 CALLS = {
     "bpf": 321,
     "io_uring_setup": 425,
@@ -64,7 +64,7 @@ def listing(path: str) -> str:
 
 
 def connect(path: str) -> str:
-    """To a Unix socket; a leading @ is that of an abstract name."""
+    """Connect to a Unix socket; a leading @ marks an abstract name."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(5)
         peer.connect("\0" + path[1:] if path.startswith("@") else path)
@@ -110,14 +110,14 @@ def capability(_: str) -> str:
 
 
 def gain(_: str) -> str:
-    """Whether a program may give it rights that it has not: PR_GET_NO_NEW_PRIVS."""
+    """Whether a program may give it additional rights: PR_GET_NO_NEW_PRIVS."""
     if LIBC.prctl(39, 0, 0, 0, 0) == 1:
         raise OSError(errno.EPERM, "none")
     return "by a setuid program"
 
 
 def in_child(action: Callable[[], int]) -> str:
-    """Try it where success changes nothing of this process."""
+    """Try an action in a child, so that success changes nothing in this process."""
     child = os.fork()
     if child == 0:
         os._exit(0 if action() >= 0 else ctypes.get_errno() or 255)
@@ -129,7 +129,7 @@ def in_child(action: Callable[[], int]) -> str:
 
 def mount(_: str) -> str:
     def action() -> int:
-        if LIBC.unshare(CLONE_NEWNS):  # mounts are to be gone with the child
+        if LIBC.unshare(CLONE_NEWNS):  # mounts must vanish with the child
             return -1
         return int(LIBC.mount(b"/usr", b"/usr", None, MS_BIND, None))
 
@@ -149,7 +149,7 @@ def clone(_: str) -> str:
 
 
 def call(name: str) -> str:
-    """Whether the kernel looks at such a call at all: it is given nonsense."""
+    """Whether the kernel handles such a call at all, given nonsense arguments."""
     ctypes.set_errno(0)
     found = LIBC.syscall(CALLS[name], -1, 0, 0, 0, 0)
     if found < 0 and ctypes.get_errno() == errno.EPERM:
@@ -165,19 +165,19 @@ def setns(_: str) -> str:
 
 
 def shm(key: str) -> str:
-    """Whether it sees another's System V shared memory."""
+    """Whether it sees System V shared memory of another process."""
     checked(LIBC.shmget(int(key), 0, 0))
     return "found"
 
 
 def addresses(size: str) -> str:
-    """Whether it gets so many bytes of address space."""
+    """Whether it gets this many bytes of address space."""
     with mmap.mmap(-1, int(size), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ):
         return "mapped"
 
 
 def grow(told: str) -> str:
-    """Whether a file of its own may become that large."""
+    """Whether its own file may grow to this size."""
     path, _, size = told.rpartition(":")
     os.truncate(path, int(size))
     return "grown"
@@ -188,7 +188,7 @@ def environment(name: str) -> str:
 
 
 def handles(_: str) -> str:
-    """Whether it has any but standard input, output and error."""
+    """Whether it has file descriptors other than standard input, output and error."""
     found = []
     for number in range(3, 256):
         try:
@@ -201,7 +201,7 @@ def handles(_: str) -> str:
 
 
 def tap(name: str) -> int:
-    """A tap device: its handle."""
+    """Open a tap device; returns its file descriptor."""
     device = os.open("/dev/net/tun", os.O_RDWR)
     flags = 0x2 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
     try:
@@ -213,12 +213,12 @@ def tap(name: str) -> int:
 
 
 def answers(address: str) -> str:
-    """Whether an address answers an echo request, some time."""
+    """Whether an address answers an echo request within ten seconds."""
     return ping(address, 10.0)
 
 
 def ping(told: str, seconds: float = 1.0) -> str:
-    """Whether an address answers an echo request in a frame of our own making. told: and from where."""
+    """Whether an address answers an echo request in a frame built here. told: target, source."""
     target, _, source = told.partition(" from ")
     ends = socket.inet_aton(source or "10.0.2.15"), socket.inet_aton(target)
     echo = summed(struct.pack("!BBHHH", 8, 0, 0, 1, 1) + b"hello", 2)
@@ -232,7 +232,7 @@ def ping(told: str, seconds: float = 1.0) -> str:
             os.write(device, bytes(10) + gateway + card + b"\x08\x00" + summed(packet, 10) + echo)
             while select.select([device], [], [], 0.3)[0]:
                 frame = os.read(device, 65536)[10:]
-                if frame[12:14] == b"\x08\x06":  # who has our address
+                if frame[12:14] == b"\x08\x06":  # an ARP request for our address
                     os.write(device, bytes(10) + frame[6:12] + card + b"\x08\x06" + arp)
                 elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 0:
                     return "answered"
@@ -242,7 +242,7 @@ def ping(told: str, seconds: float = 1.0) -> str:
 
 
 def summed(data: bytes, at: int) -> bytes:
-    """With the Internet checksum (RFC 1071) at an offset."""
+    """Insert the Internet checksum (RFC 1071) at an offset."""
     padded = data + bytes(len(data) % 2)
     total = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
     total = (total & 0xFFFF) + (total >> 16)
@@ -267,7 +267,7 @@ def parameters(argv: list[str]) -> list[str]:
 
 
 def begin(argv: list[str]) -> None:
-    """Be up, as the driver waits for; what is said goes to the console."""
+    """Report being up, as the driver expects; output then goes to the console."""
     if "-append" in argv:
         console = next(word for word in argv if word.startswith("file,id=console0,"))
         path = console.partition("path=")[2].partition(",")[0]
@@ -278,7 +278,7 @@ def begin(argv: list[str]) -> None:
 
 
 def main() -> None:
-    """Try everything."""
+    """Try everything, then do what ``then`` says."""
     words = dict(word.partition("=")[::2] for word in parameters(sys.argv[1:]))
     if "tries" not in words:
         os.execv("/usr/bin/qemu-system-x86_64", sys.argv)  # noqa: S606
@@ -294,12 +294,12 @@ def main() -> None:
 
         signal.signal(signal.SIGTERM, heed)
     say("tried all")
-    if words["then"] == "hide":  # with a descendant that nobody hears of any more
+    if words["then"] == "hide":  # with an orphaned descendant
         if os.fork() == 0:
             os.setsid()
             time.sleep(600)
         os._exit(0)
-    if words["then"] == "pose":  # as another machine
+    if words["then"] == "pose":  # as another VM
         command = ["linux.uml", "-c", "import time; time.sleep(600)", f"umid={words['as']}"]
         os.execv("/usr/bin/python3", command)  # noqa: S606
     if words["then"] in {"stay", "heed"}:

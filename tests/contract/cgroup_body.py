@@ -1,4 +1,4 @@
-"""Run by test_cgroup.py as root of a kernel of its own, in a group that was delegated to it."""
+"""Run by test_cgroup.py as root of a separate kernel, in a group delegated to it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def disks() -> None:
 
 
 def bounds() -> None:
-    """Of a machine that nobody has set limits for."""
+    """Show the limits of a VM that is configured without any."""
     with subprocess.Popen(["sleep", "600"]) as idle:
         HOLDER.enforce(HOLDER.plan_limits(machine(None)), "vmjobs-1", lambda: [idle.pid])
         for name in ("memory.max", "pids.max", "pids.current", "cpu.max"):

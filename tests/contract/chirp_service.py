@@ -1,4 +1,4 @@
-"""HTCondor's Chirp service, as a starter offers it: for tests without a starter."""
+"""HTCondor's Chirp service, as a starter offers it, for tests without a starter."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from typing import IO
 import classad2
 
 COOKIE = "c00kie-of-the-job"
-#: ``JobStatus`` of a job that waits, and of one that runs.
+#: ``JobStatus`` of a waiting job and of a running one.
 IDLE, RUNNING = 1, 2
-#: Bytes of a value that a starter takes for later (io_proxy_handler.cpp).
+#: Bytes of a value that a starter accepts for a delayed update (io_proxy_handler.cpp).
 DELAYED_MAX = 993
 
 
 @dataclass
 class ChirpService:
-    """attributes: of the job's ad. folder: files of the submit host. notes: what the job's log got.
+    """Answers Chirp commands for one job.
 
-    events: names of attributes that were set at once, in order; each is an event in the job's log.
-    served: how many requests came.
+    attributes: of the job's ad. folder: files of the submit host. notes: entries of the job's log.
+    events: names of attributes set without delay, in order; each is an event in the job's log.
+    served: number of requests received.
     """
 
     folder: Path
@@ -37,11 +38,11 @@ class ChirpService:
 
     @property
     def config(self) -> bytes:
-        """What a starter writes into a job's ``.chirp.config``."""
+        """The contents of a job's ``.chirp.config``, as a starter writes it."""
         return f"127.0.0.1 {self.port} {COOKIE}\n".encode()
 
     def shown(self, status: int = RUNNING) -> tuple[str, str]:
-        """State and reason as ``condor_q -af`` shows them. status: what HTCondor has of the job."""
+        """State and reason as ``condor_q -af`` shows them. status: HTCondor's status of the job."""
         ad = classad2.ClassAd({"JobStatus": status})
         for name, value in self.attributes.items():
             ad[name] = classad2.ExprTree(value)
@@ -108,7 +109,7 @@ class ChirpService:
 
 @contextmanager
 def chirp_service(folder: Path) -> Iterator[ChirpService]:
-    """Serve one for as long as the context lasts."""
+    """Serve until the context ends."""
     service = ChirpService(folder)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         service.port = listener.getsockname()[1]

@@ -1,6 +1,6 @@
-"""A node that keeps machines of clusters alive, and what tells it of them: a folder.
+"""A node that keeps cluster VMs running, and the service that it talks to: a directory.
 
-As a program this is such a node, to be killed: arguments are its folder and the service's.
+As a program this is such a node, to be killed. Arguments: its directory and the service's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 UML = UserModeLinux()
 SECONDS = 60.0
 
-#: Stays, says what it is told, and ends well when it is to drain.
+#: Keeps running, prints the signals that it gets, and exits with 0 when it has to drain.
 SCRIPT = rb"""#!/bin/sh
 trap 'echo admitted' USR1
 trap 'token=$(ask); echo "renewed $token"' USR2
@@ -68,13 +68,13 @@ done
 
 @cache
 def member_guest() -> BootImage:
-    """The image that comes with the product, built where it is not here yet."""
+    """The guest image that comes with the product, built here if it does not exist."""
     store = ImageStore(ROOT / "build" / "images")
     return store.prepare(build("generic", store, ROOT / "build" / "work").digest)
 
 
 def order(number: int = 0, **fields: object) -> ClusterVmOrder:
-    """A machine that is to run."""
+    """An order for a VM that has to run."""
     values: dict[str, object] = {
         "id": f"{number:032x}",
         "cluster": "tiny",
@@ -94,7 +94,7 @@ def order(number: int = 0, **fields: object) -> ClusterVmOrder:
 
 @dataclass
 class Kit:
-    """A script that stays; ``more``: what else it does."""
+    """A kit with a script that keeps running; ``more``: what else it does."""
 
     more: str = ""
 
@@ -105,9 +105,9 @@ class Kit:
 
 @dataclass
 class Service:
-    """What a service would say and what it hears, in files. It is away where ``away`` is.
+    """The service, as files: its assignments and the reports to it. ``away`` makes it fail.
 
-    refusal: why it gives no tokens.
+    refusal: the error for requests for tokens.
     """
 
     folder: Path
@@ -116,7 +116,7 @@ class Service:
     _changed: threading.Event = field(default_factory=threading.Event)
 
     def wants(self, revision: int, *orders: ClusterVmOrder) -> None:
-        """From now on the node is to have these."""
+        """Assign these VMs to the node."""
         share = Assignment(revision=revision, members=orders)
         (self.folder / "new").write_text(share.model_dump_json())
         (self.folder / "new").rename(self.folder / "share")
@@ -129,43 +129,43 @@ class Service:
 
     @property
     def reports(self) -> list[ClusterVmReport]:
-        """All that was told, in order."""
+        """All reports, in order."""
         told = self.folder / "reports"
         lines = told.read_text().splitlines() if told.exists() else []
         bodies = (ClusterVmReports.model_validate_json(line) for line in lines)
         return [report for body in bodies for report in body.reports]
 
     def told(self, number: int = 0) -> list[ClusterVmReport]:
-        """What was told of a member, the last first."""
+        """All reports of a cluster VM, the last first."""
         return [report for report in reversed(self.reports) if report.id == f"{number:032x}"]
 
     def last(self, number: int = 0) -> ClusterVmReport:
-        """What was told last of a member."""
+        """The last report of a cluster VM."""
         return self.told(number)[0]
 
     def ended(self, incarnation: int = 1) -> ClusterVmReport:
-        """What was told first of the end of a member's machine."""
+        """The first report of the end of a cluster VM's incarnation."""
         ends = [r for r in self.reports if r.phase is Phase.WAITING and r.incarnation == incarnation]
         return ends[0]
 
     def wait_running(self, incarnation: int, number: int = 0) -> None:
-        """Until that machine of a member is said to run."""
+        """Wait until the last report says that this incarnation of a cluster VM runs."""
         wanted = (Phase.RUNNING, incarnation)
         self.wait(lambda last: (last.phase, last.incarnation) == wanted, f"{wanted}", number)
 
     def wait_phase(self, phase: Phase, number: int = 0) -> None:
-        """Until a member is said to be there."""
+        """Wait until the last report of a cluster VM has this phase."""
         self.wait(lambda last: last.phase is phase, f"it is {phase}", number)
 
     def wait(self, fits: Callable[[ClusterVmReport], bool], what: str, number: int = 0) -> None:
-        """Until what was told last of a member fits."""
+        """Wait until the last report of a cluster VM satisfies ``fits``."""
         wait_until(lambda: any(map(fits, self.told(number)[:1])), SECONDS, what)
 
     def console(self, incarnation: int = 1, number: int = 0) -> bytes:
         path = self.folder / f"console-{number:032x}-{incarnation}"
         return path.read_bytes() if path.exists() else b""
 
-    # what a node asks
+    # a node's requests
 
     def share(self, seen: int, wait: float) -> Assignment:
         deadline = time.monotonic() + min(wait, 2.0)
@@ -211,7 +211,7 @@ def member_parts(
     silence: float = 120.0,
     more: str = "",
 ) -> ClusterVmServices:
-    """A node's. images: the guest's alone if there are none."""
+    """Make a node's services. images: only the guest's by default."""
     reporter = StatusReporter(service, heartbeat=1.0)
     return ClusterVmServices(
         images=images or Images(member_guest()),
@@ -227,7 +227,7 @@ def member_parts(
 
 
 def clear(prefix: str) -> None:
-    """Have no machine run any more whose name begins so: those of one journal."""
+    """Destroy all VMs whose names begin with this prefix, which are those of one journal."""
     for name in UML.list():
         if name.startswith(prefix):
             UML.destroy(name)
@@ -241,7 +241,7 @@ def service(tmp_path: Path) -> Service:
 
 @pytest.fixture
 def new_parts(tmp_path: Path, service: Service) -> Iterator[Callable[..., ClusterVmServices]]:
-    """Makes the parts of the node, for each agent that it has, one after the other."""
+    """Makes the services of the node, for one agent after the other."""
     yield partial(member_parts, tmp_path / "members", service)
     clear(vm_name_prefix(tmp_path / "members"))
 
@@ -251,12 +251,12 @@ def parts(new_parts: Callable[..., ClusterVmServices]) -> ClusterVmServices:
     return new_parts()
 
 
-#: The node at work, as long as the context lasts.
+#: Runs the node's reconciler until the context ends.
 kept = running_reconciler
 
 
 def machine_pids(parts: ClusterVmServices) -> list[int]:
-    """The processes that are the node's machines."""
+    """The processes of the node's VMs."""
     umid = f"umid={parts.journal.prefix}"
     return [
         process.pid
@@ -266,19 +266,19 @@ def machine_pids(parts: ClusterVmServices) -> list[int]:
 
 
 def machine_pid(parts: ClusterVmServices) -> int | None:
-    """The process that is the node's only machine."""
+    """The process of the node's only VM."""
     return next(iter(machine_pids(parts)), None)
 
 
 def kernel_pid(parts: ClusterVmServices) -> int:
-    """The process in it that is the guest's kernel."""
+    """The process of the guest's kernel in the node's only VM."""
     first = procs.read(machine_pid(parts) or 0)
     assert first is not None
     return bubblewrap.inner_processes(first)[0].pid if bubblewrap.is_leader(first) else first.pid
 
 
 def remains(parts: ClusterVmServices) -> list[str]:
-    """Processes and directories of members."""
+    """Processes and directories of cluster VMs."""
     prefix = parts.journal.prefix
     names = [name for name in UML.list() if name.startswith(prefix)]
     helped = [helper_processes.vm_of(process) for process in procs.scan()]
@@ -287,13 +287,13 @@ def remains(parts: ClusterVmServices) -> list[str]:
 
 
 def assert_forgotten(parts: ClusterVmServices, service: Service, revision: int) -> None:
-    """Once the service wants no machine any more, nothing is left of any."""
+    """Verify that nothing remains of any VM once the service wants none."""
     service.wants(revision)
     wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
 
 
 def main() -> None:
-    """Keep the share of a node until somebody ends it."""
+    """Reconcile a node's assignment until the process is killed."""
     folder, service = map(Path, sys.argv[1:])
     parts = member_parts(folder, Service(service))
     with kept(parts):

@@ -1,4 +1,4 @@
-"""What tests of virtual clusters share: a pool on paper, and nodes whose agents do as they are told."""
+"""Shared by tests of virtual clusters: a simulated pool, and nodes with obedient agents."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from vmjobs.ports import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 
 POOLS = {"site": "site.grid schedd.grid grid", "other": "other.grid other.grid grid"}
 OPERATOR = Viewer("root", admin=True)
-#: What a node offers that has room for more machines than any test has.
+#: Resources of a node with room for more VMs than any test has.
 ROOMY = {"cluster_cpus": 100, "cluster_memory": 100000, "cluster_disk": 100000}
 
 
 class Mint:
-    """Makes tokens that say what was asked for."""
+    """Makes tokens that state the request."""
 
     def mint(self, pool: str, machine: PoolVm, seconds: int) -> PoolToken:
         expires, whose = now() + timedelta(seconds=seconds), f"{machine.name} {machine.incarnation}"
@@ -40,11 +40,12 @@ class Mint:
 
 
 class Roll:
-    """A pool: machines that were said to be there, and what it was asked.
+    """A simulated pool: the VMs that have joined it, and the requests that it received.
 
-    down: it does not answer. probing: what probe jobs do. calls: how often it was asked for machines.
-    waiting: idle jobs by cluster; asked: about what; offers: clusters of which a machine is shown.
-    there: by name and id of the member. whose: the id of whom a name is now.
+    down: it does not answer. probing: the result of probe jobs. calls: number of requests for its VMs.
+    waiting: idle jobs by cluster; asked: the profiles of the last such request, by cluster.
+    offers: clusters with a VM on offer. there: VMs by name and id of the cluster VM.
+    whose: returns the id of the cluster VM that has a name now.
     """
 
     def __init__(self, whose: Callable[[str], str]) -> None:
@@ -94,11 +95,11 @@ class Roll:
         self.offers = [kind.cluster for kind in kinds]
 
     def wait(self, jobs: int, cluster: str = "vc", **more: Any) -> None:
-        """Have so many idle jobs that only this cluster can run, each for a machine of its own."""
+        """Make this many jobs idle that only this cluster can run, each on a separate VM."""
         self.waiting[cluster] = IdleJobs(jobs, **{"machines": jobs, **more})
 
     def join(self, name: str, incarnation: int = 1, **more: Any) -> None:
-        """Have a machine's ad; it is the present member's of that name, if not said otherwise."""
+        """Add a VM's ad; by default that of the cluster VM that has this name now."""
         machine = PoolVm(name, incarnation, **{"id": more.get("id") or self._whose(name), **more})
         self.there[name, machine.id] = machine
 
@@ -109,7 +110,7 @@ def declared(name: str = "vc", size: Any = 1, **more: Any) -> ClusterSpec:
 
 
 def node_of(name: str, **more: Any) -> Node:
-    """A node that offers room for four small machines."""
+    """A node with room for four small VMs."""
     values: dict[str, Any] = {
         "cpus": 8,
         "memory": 8192,
@@ -140,12 +141,12 @@ class World:
         return next((m.id for cluster in clusters for m in cluster.members if m.name == name), "")
 
     def step(self, seconds: float = 0) -> None:
-        """What the worker does, once, after so many seconds."""
+        """Reconcile once, as the worker does, after this many seconds."""
         self.later += timedelta(seconds=seconds)
         self.clusters.reconcile({"site": self.pool}, datetime.now(UTC) + self.later)
 
     def step_killed_after(self, what: Any, name: str) -> None:
-        """A step of a worker that is killed when it has called this."""
+        """Reconcile with a worker that is killed right after it has called this function."""
         real = getattr(what, name)
 
         def killed(*arguments: object) -> None:
@@ -169,18 +170,18 @@ class World:
         return {order.name: order for order in self.clusters.share(node).members}
 
     def report(self, member: ClusterVm, phase: Phase, incarnation: int = 1, **more: Any) -> None:
-        """Its agent says so."""
+        """Report as the agent of the VM's node does."""
         values = {"code": ClusterVmCode.PROGRESS, "since": now(), **more}
         told = ClusterVmReport(id=member.id, incarnation=incarnation, phase=phase, **values)
         self.clusters.store_reports(member.node, ClusterVmReports(reports=(told,)))
 
     def run(self, name: str, incarnation: int = 1, cluster: str = "vc") -> None:
-        """Its machine runs, and joins the pool."""
+        """Report that a VM runs, and add it to the pool."""
         self.report(self.members(cluster)[name], Phase.RUNNING, incarnation)
         self.pool.join(name, incarnation)
 
     def bring_up(self, cluster: str = "vc") -> None:
-        """Have all machines run that are ordered."""
+        """Report that all ordered VMs run, and add them to the pool."""
         self.step()
         for name, member in self.members(cluster).items():
             if member.node and member.goal is Goal.RUN and member.state is not ClusterVmState.UP:
@@ -188,7 +189,7 @@ class World:
         self.step()
 
     def obey(self, *nodes: str) -> None:
-        """Have agents end what is to end, at once."""
+        """Make the agents of these nodes end at once all VMs that have to end."""
         for node in nodes:
             for name, order in self.orders(node).items():
                 member = self.members(order.cluster)[name]
@@ -197,5 +198,5 @@ class World:
         self.step()
 
     def codes(self, name: str = "vc") -> list[tuple[str, str, str]]:
-        """The history: member, state, code."""
+        """The history: cluster VM, state, code."""
         return [(e.member, e.state, e.code) for e in self.clusters.events(name)]

@@ -1,4 +1,4 @@
-"""Repositories and sites, on each database that vmjobs supports where that makes a difference."""
+"""Repositories and sites, on each supported database where the database matters."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from vmjobs.config import Config
 
 #: Parameters and fixtures that start a server.
 _SERVERS = {"postgresql", "own_postgresql", "s3", "_s3_process", "own_s3_server"}
-#: What Python's audit events call the start of a process (docs.python.org/3/library/audit_events.html).
+#: Python's audit events for the start of a process (docs.python.org/3/library/audit_events.html).
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
 _guarded: list[str] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what ``make check`` runs: tests in one process, but for their rows that need a server."""
+    """Mark the tests for ``make check``: tests in one process, except rows that need a server."""
     for item in items:
         if any(map(item.get_closest_marker, ("starts_processes", "slow", "soak"))):
             continue
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """A test that says to start no process fails if it does."""
+    """Fail a test that starts a process although its mark forbids it."""
     if item.get_closest_marker("quick"):
         _guarded.append(item.nodeid)
     try:
@@ -70,7 +70,7 @@ sys.addaudithook(_guard)
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_done_twice() -> Iterator[None]:
-    """Compile routes and statements once, and wait for no disk: no test cuts the power."""
+    """Compile routes and statements once, and skip fsync, because no test cuts the power."""
     compile_builder, open_engine = Rule._compile_builder, databases._engine
     builders: dict[tuple[object, ...], Any] = {}
     statements: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def _nothing_is_done_twice() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests have SQLite, and those that are marked so have PostgreSQL, too."""
+    """Run tests on SQLite, and those marked ``both_databases`` on PostgreSQL, too."""
     marked = metafunc.definition.get_closest_marker("both_databases")
     chosen = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if marked and "database" in metafunc.fixturenames and "database" not in chosen:
@@ -109,14 +109,14 @@ POSTGRESQL_HOMES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=Tru
 
 
 class Cluster:
-    """A PostgreSQL cluster of our own, on a Unix socket in ``root``."""
+    """A PostgreSQL cluster for tests, on a Unix socket in ``root``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @classmethod
     def make(cls) -> Cluster:
-        """A cluster that runs, with a migrated database ``prepared``."""
+        """Start a cluster with a migrated database ``prepared``."""
         assert POSTGRESQL_HOMES, "PostgreSQL is not installed: these tests must run, not be skipped"
         made = cls(Path(tempfile.mkdtemp(prefix="vmjobs-pg-")))
         if os.geteuid() == 0:
@@ -132,13 +132,13 @@ class Cluster:
         self._run("pg_ctl", "-w", "-l", str(self.root / "log"), "-o", options, "start")
 
     def stop(self) -> None:
-        """As a power cut would."""
+        """Stop the cluster, as a power cut would."""
         self._run(*self.STOP)
 
     STOP = ("pg_ctl", "-w", "-m", "immediate", "stop")
 
     def create(self, name: str, template: str = "template1") -> str:
-        """Make a database; its URL."""
+        """Create a database; returns its URL."""
         with psycopg.connect(
             host=str(self.root), user="vmjobs", dbname="postgres", autocommit=True
         ) as connection:
@@ -146,7 +146,7 @@ class Cluster:
         return f"postgresql://vmjobs@/{name}?host={self.root}"
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """PostgreSQL refuses to run as root."""
+        """Run as another user, because PostgreSQL refuses to run as root."""
         user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]
         words = [str(POSTGRESQL_HOMES[0] / program), "-D", str(self.root / "data"), *arguments]
         return [*user, *words] if os.geteuid() == 0 else words
@@ -193,14 +193,14 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path, database: str
 
 
 def _settings(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What marks ``settings`` say, the nearest last."""
+    """The values of all ``settings`` marks; the nearest mark wins."""
     marks = reversed(list(request.node.iter_markers("settings")))
     return {name: value for mark in marks for name, value in mark.kwargs.items()}
 
 
 @pytest.fixture
 def config(request: pytest.FixtureRequest, tmp_path: Path, database: str) -> Config:
-    """Settings with a fresh, migrated database, and those that the test is marked with."""
+    """Settings with a fresh, migrated database, and with the test's ``settings`` marks."""
     if database == "sqlite":
         url = migrated_sqlite(tmp_path / "vmjobs.db")
     else:
@@ -231,7 +231,7 @@ def repository(config: Config) -> Iterator[Repository]:
 
 @pytest.fixture
 def other(config: Config, repository: Repository) -> Iterator[Repository]:
-    """The same repository as another process has it."""
+    """The same repository, opened as another process would open it."""
     opened = open_repository(config, migrate=False)
     yield opened
     opened.close()
@@ -239,7 +239,7 @@ def other(config: Config, repository: Repository) -> Iterator[Repository]:
 
 @pytest.fixture(params=["local", "s3"])
 def object_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A place for objects, with nothing in it."""
+    """An empty place for objects."""
     return Store("" if request.param == "local" else request.getfixturevalue("s3_url"), tmp_path)
 
 
@@ -264,7 +264,7 @@ def images(config: Config, clock: Clock) -> Iterator[Images]:
 
 @pytest.fixture
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """An API with the settings that the test is marked with."""
+    """An API with the settings of the test's marks."""
     made = make_site(tmp_path, **_settings(request))
     yield made
     made.repository.close()
@@ -272,14 +272,14 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def url(site: Site) -> Iterator[str]:
-    """The site behind a real socket."""
+    """Serve the site on a real socket; yields its URL."""
     with serving(site.app) as address:
         yield address
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
-    """Two nodes, with a site or a repository alone."""
+    """Two nodes, with a site or with a repository alone."""
     with_site = "site" in request.fixturenames
     repository = request.getfixturevalue("site" if with_site else "repository")
     return World(repository.repository if with_site else repository, "n1", "n2")

@@ -1,4 +1,4 @@
-"""A TCP proxy that counts what a client sends, and may hold the client up."""
+"""A TCP proxy that counts the bytes that pass, and can hold the client up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECE = 64 * 1024
 
 
 class Proxy:
-    """Between a client and a server. up, down: bytes that passed so far, to the server and from it."""
+    """A proxy to a server. up, down: bytes that have passed to the server and from it."""
 
     def __init__(self, server: tuple[str, int]) -> None:
         self._server = server
@@ -23,19 +23,19 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def hold_after(self, count: int | None) -> None:
-        """Let no more than ``count`` further bytes through in either direction; None: all."""
+        """Let at most ``count`` more bytes through, both directions together; None: all."""
         with self._changed:
             self._limit = None if count is None else self.up + self.down + count
             self._changed.notify_all()
 
     def wait_for(self, count: int, seconds: float = 60) -> None:
-        """Wait until ``count`` bytes have passed in all."""
+        """Wait until ``count`` bytes have passed in both directions together."""
         with self._changed:
             passed = self._changed.wait_for(lambda: self.up + self.down >= count, seconds)
         assert passed, f"only {self.up} and {self.down} bytes passed"
 
     def serve(self) -> None:
-        """Accept until closed."""
+        """Accept connections until closed."""
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -57,7 +57,7 @@ class Proxy:
                     self._changed.wait_for(
                         lambda: self._limit is None or self.up + self.down < self._limit
                     )
-                    # Before they pass: who has got them may look at once how many there were.
+                    # Count before sending, because the receiver may read the count at once.
                     setattr(self, way, getattr(self, way) + len(data))
                     self._changed.notify_all()
                 sink.sendall(data)
@@ -66,8 +66,8 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Accept no more."""
-        # Closing alone would not wake the thread that accepts.
+        """Stop accepting connections."""
+        # Closing alone does not wake the thread that accepts.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -79,7 +79,7 @@ _Proxy = TypeVar("_Proxy", bound=Proxy)
 
 @contextmanager
 def proxy_to(listen: str, kind: Callable[[tuple[str, int]], _Proxy] = Proxy) -> Iterator[_Proxy]:
-    """A proxy before the service that listens at ``HOST:PORT``."""
+    """Run a proxy in front of the service that listens at ``HOST:PORT``."""
     host, _, port = listen.rpartition(":")
     made = kind((host, int(port)))
     thread = threading.Thread(target=made.serve, daemon=True)

@@ -1,7 +1,7 @@
-"""Disks that firmware boots: one says a line on the serial port and ends its machine.
+"""Disks that firmware boots: each prints a line on the serial port and ends its VM.
 
-Put together byte by byte, so that a test needs no boot loader, no assembler and no file system
-tools. They know the board's ports: COM1, the power management block of the ICH9, its reset control.
+They are built byte by byte, so that a test needs no boot loader, assembler or file system tools.
+They use the board's ports: COM1, the power management block of the ICH9, its reset control.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import BootMethod, HypervisorKind
 
-#: What a disk may do after it spoke, as 16 or 64 bit code, which are the same bytes here: the ports
-#: and values fit into 16 bits, and ``66`` switches operand sizes back and forth.
+#: What a disk may do after it has printed, as 16 or 64 bit code, which are the same bytes here: the
+#: ports and values fit into 16 bits, and ``66`` switches operand sizes back and forth.
 _OUT_AX = b"\xef"
 _HALT = b"\xf4\xeb\xfd"  # hlt; jmp to it
 

@@ -1,6 +1,6 @@
-"""The command line with a role kit of the tests: machines that count their boots and keep a file.
+"""The command line with a test's role kit: VMs that count their boots and keep a file.
 
-As a program it is ``vmjobs``, to be run as a supervisor, and killed.
+As a program it is ``vmjobs``, for tests that run and kill it as a supervisor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ done
 
 
 class CountingKit:
-    """Machines of any role; a secret that is made once."""
+    """A kit for VMs of any role, with a secret that is made once."""
 
     minted = 0
 
@@ -67,14 +67,14 @@ class CountingKit:
         return {"script": SCRIPT, "reach": REACH, "secret": secrets["key"], "common.sh": common}
 
     def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
-        """One of many, each of which is good for seconds."""
+        """Make a new token, which is valid for seconds."""
         self.minted += 1
         expires = datetime.now(UTC) + timedelta(seconds=20)
         return PoolToken(token=f"token {self.minted} of {machine.name}", identity="", expires=expires)
 
 
 def with_kit(arguments: list[str] | None = None) -> None:
-    """``vmjobs`` with this kit."""
+    """Run ``vmjobs`` with this kit."""
     common.role_kit = install.role_kit = CountingKit
     main(arguments)
 

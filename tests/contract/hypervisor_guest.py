@@ -1,7 +1,7 @@
 """A guest for the contract tests: busybox, a shell script as init, and for QEMU a kernel.
 
-The script does what the kernel parameter ``do=`` says, tells about it on the console and powers
-off. The same script runs from a root disk (UML) and from an initial file system (kvm, qemu).
+The script does what the kernel parameter ``do=`` says, reports on the console and powers off.
+The same script runs from a root disk (UML) and from an initial file system (kvm, qemu).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.subprocess import run
 
-#: What an init begins with.
+#: The start of each init script.
 BEGIN = r"""#!/bin/busybox sh
 /bin/busybox --install -s /bin 2>/dev/null
 export PATH=/bin
@@ -182,7 +182,7 @@ def _tree(directory: Path, script: str = _INIT) -> Path:
 
 
 def root_disk_guest(directory: Path, script: str = _INIT, *programs: Path) -> BootImage:
-    """The guest on a root disk: what UML boots. script: its init. programs: in its /bin."""
+    """A guest on a root disk, which UML boots. script: its init. programs: in its /bin."""
     disk = directory / "root.img"
     tree = _tree(directory, script)
     for program in programs:
@@ -192,7 +192,7 @@ def root_disk_guest(directory: Path, script: str = _INIT, *programs: Path) -> Bo
 
 
 def direct_boot_guest(directory: Path, kernel_tree: Path, script: str = _INIT) -> BootImage:
-    """The guest in an initial file system: what kvm and qemu boot. script: its init."""
+    """A guest in an initial file system, which kvm and qemu boot. script: its init."""
     tree = _tree(directory, script)
     for number, name in enumerate(_MODULES):
         for module in (kernel_tree / "lib" / "modules").rglob(f"{name}.ko*"):
@@ -210,7 +210,7 @@ def direct_boot_guest(directory: Path, kernel_tree: Path, script: str = _INIT) -
 
 
 def kernel_tree() -> Path:
-    """A directory with ``boot/`` and ``lib/modules/`` of one kernel; fetched once if need be."""
+    """A directory with ``boot/`` and ``lib/modules/`` of one kernel, which is downloaded once."""
     if given := os.environ.get("VMJOBS_TEST_KERNEL"):
         return Path(given)
     if list(Path("/boot").glob("vmlinuz-*")) and Path("/lib/modules").is_dir():

@@ -27,14 +27,14 @@ from vmjobs.hypervisor.base import (
 )
 from vmjobs.model import NetworkMode
 
-#: Seconds that a guest may take to boot and do its little work, on a slow machine too.
+#: Seconds that a guest may take to boot and do its little work, on a slow host too.
 BOOT = 90.0
 
 
 def wait_until(
     condition: Callable[[], bool], seconds: float = 60, what: str = "waited in vain"
 ) -> None:
-    """Fail unless ``condition`` comes true in time."""
+    """Wait for ``condition``, and fail if it does not become true in time."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
@@ -43,13 +43,13 @@ def wait_until(
 
 
 def said(console: Path) -> str:
-    """The console so far."""
+    """The console's contents so far."""
     return console.read_text("utf-8", "replace") if console.exists() else ""
 
 
 @dataclass
 class Bench:
-    """A driver, and machines that are gone after the test. fields: of all of these."""
+    """A driver whose VMs are removed after the test. fields: of all these VMs."""
 
     driver: Hypervisor
     image: BootImage
@@ -59,12 +59,12 @@ class Bench:
     networks: list[Network] = field(default_factory=list)
 
     def network(self, mode: NetworkMode = NetworkMode.REPOSITORY, *doors: int) -> Network:
-        """A network for a machine that is about to start. doors: ports beside the endpoint's."""
+        """Open a network for a new VM. doors: ports in addition to the endpoint's."""
         self.networks.append(self.driver.open_network(mode, (ENDPOINT_PORT, *doors)))
         return self.networks[-1]
 
     def machine(self, do: str = "", *words: str, **fields: Any) -> VmConfig:
-        """A machine whose guest does ``do``. words: more parameters of its kernel."""
+        """Configure a VM whose guest does ``do``. words: more parameters of its kernel."""
         name = f"vmjobs-test-{secrets.token_hex(6)}"
         self.names.append(name)
         workdir = self.directory / name
@@ -74,23 +74,23 @@ class Bench:
         return VmConfig(name=name, **{**usual, **self.fields, **fields})
 
     def start(self, do: str, words: str, **fields: Any) -> VmConfig:
-        """Start a machine, and wait until its guest says these words."""
+        """Start a VM, and wait until its guest prints these words."""
         machine = self.machine(do, **fields)
         self.driver.start(machine)
         self.until(machine, words)
         return machine
 
     def until(self, machine: VmConfig, words: str) -> None:
-        """Wait until a guest has said these words."""
+        """Wait until a guest has printed these words."""
         wait_until(lambda: words in said(machine.console), BOOT, f"the guest says {words}")
 
     def end(self, machine: VmConfig) -> str:
-        """Wait until a machine has ended by itself; its console."""
+        """Wait until a VM has ended by itself; returns its console."""
         assert self.driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
         return said(machine.console)
 
     def run(self, do: str, *words: str, **fields: Any) -> str:
-        """Run a guest to its end; its console."""
+        """Run a guest to its end; returns its console."""
         machine = self.machine(do, *words, **fields)
         self.driver.start(machine)
         text = self.end(machine)
@@ -100,10 +100,10 @@ class Bench:
 
 @contextmanager
 def bench(driver: Hypervisor, image: BootImage, directory: Path, **fields: Any) -> Iterator[Bench]:
-    """A bench; nothing is left of its machines."""
+    """Make a bench, and verify at the end that nothing remains of its VMs."""
     made = Bench(driver, image, directory, fields)
     yield made
-    for name in made.names:  # others run machines at the same time
+    for name in made.names:  # others run VMs at the same time
         driver.destroy(name)
         wait_until(lambda name=name: not mentioning(name), 10, "all its processes are gone")  # type: ignore[misc]
     assert not set(made.names) & set(driver.list())
@@ -115,7 +115,7 @@ def bench(driver: Hypervisor, image: BootImage, directory: Path, **fields: Any) 
 
 
 def mentioning(words: str) -> list[int]:
-    """Processes, wherever they are, whose command line has these words."""
+    """All processes on the host whose command line contains these words."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -127,23 +127,23 @@ def mentioning(words: str) -> list[int]:
 
 
 def kill_all(words: str, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to the processes of a machine, of which there must be some."""
+    """Send a signal to the processes of a VM, and fail if there are none."""
     alive = mentioning(words)
     assert alive
     for pid in alive:
-        with suppress(ProcessLookupError):  # its sandbox takes it along
+        with suppress(ProcessLookupError):  # the end of its sandbox kills it, too
             os.kill(pid, number)
 
 
 def host_addresses() -> list[str]:
-    """Addresses of this host, but for its loopback's."""
+    """Addresses of this host, without its loopback's."""
     listed = subprocess.run(["ip", "-j", "-4", "addr"], capture_output=True, check=True).stdout
     found = [entry["local"] for link in json.loads(listed) for entry in link["addr_info"]]
     return [address for address in found if not address.startswith("127.")]
 
 
 class Endpoint(socketserver.ThreadingTCPServer):
-    """An HTTP service in a guest's network; remembers what was asked."""
+    """An HTTP service in a guest's network; records its requests."""
 
     daemon_threads = True
     small = b"small=hello\n"
@@ -177,7 +177,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager

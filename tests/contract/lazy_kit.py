@@ -1,4 +1,4 @@
-"""What tests of a node's images share: an API behind a gate, and a node with a cache."""
+"""Shared by tests of a node's images: an API behind a gate, and a node with a cache."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.libvirt.nbd_plugin import LazyDiskReader
 from vmjobs.ports import LazyImage
 
-#: For what takes a moment, on a machine that has other work as well; in seconds.
+#: Seconds for short operations, on a host that has other work as well.
 DEADLINE = 60.0
 QUICK = Retries(deadline=0.5, first=0.05)
 SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
 
 
 def noise(size: int, seed: object = 0) -> bytes:
-    """Bytes that cannot be compressed, the same ones for the same seed."""
+    """Incompressible bytes, always the same for the same seed."""
     return random.Random(repr(seed)).randbytes(size)
 
 
 def wait_for(what: Callable[[], bool], seconds: float = DEADLINE) -> None:
-    """Wait for something that nobody tells of."""
+    """Wait for a condition that has to be polled."""
     wait_until(what, seconds)
 
 
 @dataclass
 class Gate:
-    """Between the API and a node: counts what is asked for, and can hold callers, be shut, or lie.
+    """Between the API and a node: counts requests, and can hold, refuse or falsify answers.
 
-    ranges: how often each part of each segment was asked for, heads apart. bytes: that were sent.
-    let: how many more segments are answered before callers wait. away: whether the repository is out
+    ranges: number of requests for each part of each segment, without heads. bytes: number sent.
+    let: how many more segments are answered before requests wait. away: whether the repository is out
     of reach. withheld: segments of which only heads are sent. spoil: changes the bytes of a segment's
-    part. cut: whether the connection is to break now.
+    part. cut: whether the connection has to break now.
     """
 
     app: Any
@@ -82,13 +82,13 @@ class Gate:
         return self._counted(self.app(environ, start), environ["werkzeug.socket"], head)
 
     def open(self) -> None:
-        """Let everything through."""
+        """Let all requests through."""
         with self.changed:
             self.let = float("inf")
             self.changed.notify_all()
 
     def wait_until(self, what: Callable[[], bool]) -> None:
-        """Wait for something that becomes true with a request."""
+        """Wait for a condition that becomes true with a request."""
         with self.changed:
             assert self.changed.wait_for(what, DEADLINE)
 
@@ -122,25 +122,25 @@ class Place:
         return self.folder / "images"
 
     def push(self, disk: bytes, kernel: bytes = b"a kernel", **wish: Any) -> str:
-        """Publish an image; its digest."""
+        """Publish an image; returns its digest."""
         return push(self.site.repository.images, ADMIN, disk, kernel, **wish).digest
 
     def plain(self, **more: Any) -> ImageCache:
-        """The node's cache as an ordinary one."""
+        """The node's cache as an ordinary one, without lazy start."""
         return ImageCache(self.root, self.fetcher(), **more)
 
     def cache(self, **more: Any) -> LazyImageCache:
-        """The node's cache."""
+        """The node's cache, with lazy start."""
         return LazyImageCache(self.root, self.fetcher(), **more)
 
     def fetcher(self) -> ImageClient:
-        """The API as the node uses it."""
+        """The API's client, as the node uses it."""
         return ImageClient(self.url, self.token, retries=QUICK)
 
 
 @contextmanager
 def place_at(directory: Path) -> Iterator[Place]:
-    """A site and a node below a directory."""
+    """Make a site and a node below a directory."""
     site = make_site(directory / "site")
     gate = Gate(site.app)
     node = directory / "node"
@@ -151,27 +151,27 @@ def place_at(directory: Path) -> Iterator[Place]:
 
 @dataclass
 class Machine:
-    """A machine's look at its root disk, as its block server has it."""
+    """A VM's access to its root disk through the block server."""
 
     image: LazyImage
     disk: LazyDiskReader
     errors: list[Exception]
 
     def read(self, offset: int, length: int) -> bytes:
-        """Some bytes. Raises OSError."""
+        """Read some bytes. Raises OSError."""
         buffer = bytearray(length)
         self.disk.read(buffer, offset)
         return bytes(buffer)
 
     def read_all(self, step: int = CHUNK_BYTES) -> bytes:
-        """All of them, in order."""
+        """Read all bytes, in order."""
         size = self.disk.size
         return b"".join(self.read(at, min(step, size - at)) for at in range(0, size, step))
 
 
 @contextmanager
 def machine(cache: LazyImageCache, digest: str, socket: Path) -> Iterator[Machine]:
-    """A machine of an image that is still on its way."""
+    """A VM of an image that is not completely fetched."""
     errors: list[Exception] = []
     with cache.live(digest, socket, errors.append) as image:
         assert image.image.live is not None

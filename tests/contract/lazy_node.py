@@ -1,8 +1,8 @@
-"""A node that runs jobs of images that are still on their way, on real machines.
+"""A node that runs jobs on real VMs while their images are still being fetched.
 
-The guest is a kernel with an initial file system, so that all that is read of the root disk is what
-the job says: an input file with commands for its shell. As a program it is an agent for one job, to be
-killed: arguments are the node's directory, the API's URL, a node's token, the image and the commands.
+The guest is a kernel with an initial file system, so that the root disk is read only as the job says:
+by an input file with commands for its shell. As a program it is an agent for one job, to be
+killed. Arguments: the node's directory, the API's URL, a node's token, the image and the commands.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Node:
     settings: RunSettings = SETTINGS
 
     def start(self, do: str, **fields: object) -> tuple[Run, Lease, Path]:
-        """A run to be executed, who hears of it, and where its outputs come."""
+        """Make a run, its lease, and the directory of its outputs."""
         job = job_that(do, self.folder, LocalJob, self.image, **{"exit": "poweroff", **fields})
         live = self.cache if isinstance(self.cache, LazyImageCache) else None
         journal = Journal(self.folder / "runs")
@@ -74,13 +74,13 @@ class Node:
     def run(
         self, do: str, meddle: Callable[[Run, Lease], None] | None = None, **fields: object
     ) -> tuple[RunOutcome, Path]:
-        """Run a job to its end; and where its outputs are. meddle: what happens to it meanwhile."""
+        """Run a job; returns its outcome and output directory. meddle: acts on it meanwhile."""
         run, lease, outputs = self.start(do, **fields)
         return executed(run, lease, meddle), outputs
 
 
 def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
-    """Run one job, and say when its machine runs."""
+    """Run one job, and print each of its states."""
     fetcher = ImageClient(url, token, retries=Retries(deadline=2.0))
     node = Node(Path(folder), LazyImageCache(Path(folder) / "images", fetcher), qemu(), image)
     run, lease, _ = node.start(do)

@@ -1,7 +1,7 @@
-"""An execute node's process that fetches an image: to be killed, or to run out of room.
+"""A process of an execute node that fetches an image, to be killed or to run out of space.
 
 Arguments: the cache's directory, the API's URL, a node's token, images.
-Prints one line of JSON for each image: its path and size, or the error and what it left.
+It prints a line of JSON for each image: its path and size, or the error and what remains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("token")
     parser.add_argument("images", nargs="+")
     options = parser.parse_args()
-    # Who runs in the background of a shell inherits that SIGINT is ignored, and so would we.
+    # A background process of a shell inherits an ignored SIGINT; restore the default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     fetcher = ImageClient(options.url, options.token, retries=Retries(deadline=5.0))
     cache = ImageCache(options.root, fetcher)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def left(root: Path) -> list[str]:
-    """What is there besides complete images and empty files."""
+    """All files except complete images and empty files."""
     places = ("partial", "tmp")
     return sorted(str(path.relative_to(root)) for place in places for path in root.glob(f"{place}/*"))
 

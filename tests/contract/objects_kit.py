@@ -12,7 +12,7 @@ from repository.storage.objects import ObjectStore, open_objects
 from repository.storage.objects.s3 import PART_BYTES
 from vmjobs.config import Config
 
-#: More than S3 takes in one piece here; the writer below stops in the middle of it.
+#: More than S3 accepts in one part here; the writer below stops in the middle of it.
 LARGE = 3 * PART_BYTES
 
 _WRITER = """
@@ -36,19 +36,19 @@ open_objects(config).put(sys.argv[3], Halting(), int(sys.argv[4]))
 
 
 class Store:
-    """A kind of store at a place."""
+    """A kind of object store and its location."""
 
     def __init__(self, url: str, data_dir: Path) -> None:
         self.url = url
         self.data_dir = data_dir
 
     def open(self) -> ObjectStore:
-        """As another process would open it."""
+        """Open the store, as another process would."""
         return open_objects(Config(data_dir=self.data_dir, storage_url=self.url))
 
     @contextmanager
     def half_way(self, key: str) -> Iterator[subprocess.Popen[str]]:
-        """A process in the middle of a put; killed at the end."""
+        """Run a process that stays in the middle of a put; kills it at the end."""
         command = [sys.executable, "-c", _WRITER, str(self.data_dir), self.url, key, str(LARGE)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -62,13 +62,13 @@ class Store:
 
 
 def held(objects: ObjectStore) -> list[tuple[str, int]]:
-    """Keys and sizes of all there is."""
+    """Keys and sizes of all objects."""
     return [(o.key, o.size) for o in objects.keys("")]
 
 
 @contextmanager
 def small_disk(where: Path, mebibytes: int) -> Iterator[Path]:
-    """A file system of its own at ``where``, with so much room."""
+    """Mount a separate file system of this size at ``where``."""
     where.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", where], check=True)
     try:

@@ -1,4 +1,4 @@
-"""What the tests of the image repository share."""
+"""Helpers for tests of the image repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ADA", "BOB", "EVE", "MIB", "noise", "pieces", "push", "read", "send"
 
 
 def noise(size: int, seed: int = 0) -> bytes:
-    """Bytes that nobody can compress, always the same for a seed."""
+    """Incompressible bytes, always the same for a seed."""
     return random.Random(seed).randbytes(size)
 
 
@@ -31,7 +31,7 @@ def pieces(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def packed(piece: bytes, absent: list[int] | None = None) -> bytes:
-    """A segment as it is sent."""
+    """Encode a segment as it is sent."""
     return encode_segment(piece, absent=absent or [])
 
 
@@ -48,7 +48,7 @@ def read(images: Images, viewer: Viewer, detail: ImageDetail, part: str = "root"
 
 
 def sweeper(images: Images, patience: float = 0, orphans: float = 0) -> Images:
-    """The same repository, seen by one without patience (seconds)."""
+    """The same repository, with these limits in seconds for uploads and orphans."""
     config = images.config.model_copy(update={"upload_seconds": patience})
     return Images(images.database, images.objects, config, orphan_seconds=orphans)
 

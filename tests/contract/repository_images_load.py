@@ -1,4 +1,4 @@
-"""Processes that push, name, run, remove and collect images all at once, on one repository."""
+"""Processes that push, name, run, remove and collect images at once, on one repository."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from vmjobs.wire import Publication
 USERS: Final = ("ada", "bob", "eve")
 DISKS: Final = 10
 THREADS: Final = 2
-#: An upload that is idle for so long is given up; what nobody refers to goes at once (seconds).
+#: Uploads idle for this many seconds expire; unreferenced data is removed at once.
 PATIENCE: Final = 0.3
-#: Objects without a row are removed when they are so old (seconds).
+#: Seconds after which objects without a row are removed.
 ORPHANS: Final = 10.0
 DEADLINE: Final = 120
-#: Where the board says that it is over; before it, each process counts what it did.
+#: Index of the board's stop flag; before it, each process counts its actions.
 STOP: Final = -1
 
 
 @cache
 def disk(seed: int) -> bytes:
-    """One of a few disks that share blocks and segments: few bytes, and many zeros."""
+    """One of a few disks that share chunks and segments: few bytes, and many zeros."""
     begin = noise(3 * CHUNK_BYTES, seed % 3) + noise(CHUNK_BYTES, seed)
     middle = noise(2 * CHUNK_BYTES, 100 + seed % 2)
     return (
@@ -74,7 +74,7 @@ def manifest(seed: int) -> ImageManifest:
 
 
 class Worker:
-    """What one thread does: things at random, each of which others may be at, too."""
+    """One thread's random actions, which may conflict with those of other threads."""
 
     def __init__(self, repository: Repository, seed: int) -> None:
         self.repository = repository
@@ -84,7 +84,7 @@ class Worker:
         self.jobs: list[str] = []
 
     def step(self) -> None:
-        """One thing; that somebody else was quicker is no fault."""
+        """Take one action; a conflict with a faster thread is no error."""
         others = [self.give_up, self.rename, self.remove, self.remove, self.remove, self.run, self.end]
         action = self.random.choice([self.push, self.push, *others])
         viewer = Viewer(self.random.choice(USERS))
@@ -107,13 +107,13 @@ class Worker:
         self.images.publish(viewer, wish)
 
     def give_up(self, viewer: Viewer) -> None:
-        """Upload a disk, and leave it at that."""
+        """Upload a disk, and abandon the upload."""
         upload = self._send(viewer, self.random.randrange(DISKS))
         if self.random.random() < 0.5:
             self.images.drop_upload(viewer, upload)
 
     def rename(self, viewer: Viewer) -> None:
-        """Move a name, or take one away."""
+        """Move a name, or remove one."""
         own = [image for image in self.images.list(viewer) if image.owner == viewer.user]
         if own and self.random.random() < 0.8:
             self.images.tag(viewer, "", self._name(), "latest", self.random.choice(own).digest)
@@ -121,7 +121,7 @@ class Worker:
             self.images.untag(viewer, "", self._name(), "latest")
 
     def remove(self, viewer: Viewer) -> None:
-        """Let go of an image."""
+        """Release an image."""
         own = [image for image in self.images.list(viewer) if image.owner == viewer.user]
         if own:
             self.images.remove(viewer, self.random.choice(own).digest)
@@ -134,7 +134,7 @@ class Worker:
             self.jobs.append(self.repository.submit(viewer.user, spec).jobs[0].id)
 
     def end(self, viewer: Viewer) -> None:
-        """Have all of this thread's jobs end."""
+        """End all of this thread's jobs."""
         del viewer
         while self.jobs:
             self.repository.cancel(self.jobs.pop())
@@ -164,7 +164,7 @@ class Worker:
 
 
 def work(config: Config, seed: int, start: Any, board: Any, results: Any) -> None:
-    """A process of several threads."""
+    """Run a process of several threads."""
     repository = open_repository(config, migrate=False)
     for number in range(DISKS):
         segments_of(number)
@@ -186,7 +186,7 @@ def work(config: Config, seed: int, start: Any, board: Any, results: Any) -> Non
 
 
 def collect(config: Config, seed: int, start: Any, board: Any, results: Any) -> None:
-    """A process that collects garbage all the time."""
+    """Run a process that collects garbage without a pause."""
     del seed
     repository = open_repository(config, migrate=False)
     images = sweeper(repository.images, PATIENCE, ORPHANS)
@@ -201,14 +201,14 @@ def collect(config: Config, seed: int, start: Any, board: Any, results: Any) -> 
 
 
 def load(config: Config, count: int) -> Counter[str]:
-    """Run all of them until so much is done, kill one of them in the middle; what was done.
+    """Run all processes until ``count`` actions are done, and kill one of them in the middle.
 
-    Raises VMJobsError: a process said that something went wrong.
+    Returns the actions done. Raises VMJobsError: a process reported an error.
     """
     context: SpawnContext = multiprocessing.get_context("spawn")
     targets: list[Callable[..., None]] = [work, work, work, collect, collect]
     results = context.Queue()
-    # Without a lock: whoever is killed would take it along.
+    # Without a lock, because a killed process would never release it.
     board = context.RawArray("i", len(targets) + 1)
     start = context.Barrier(len(targets) + 1)
     patient = config.model_copy(update={"upload_seconds": PATIENCE})

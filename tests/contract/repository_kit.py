@@ -1,4 +1,4 @@
-"""What the repository's tests share: small makers, and a scheduler that can be scripted."""
+"""Helpers for tests of the repository: small makers, and a scheduler that tests script."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from vmjobs.model import (
 from vmjobs.ports import BatchJob, BatchStatus, Observation
 from vmjobs.wire import ImageDetail, Publication
 
-#: An agent sends every state in order.
+#: The states that an agent reports, in order.
 WAY = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
 
 
@@ -54,14 +54,14 @@ def digest_of(data: bytes) -> str:
 
 
 def refused(error: type[Exception], *calls: Callable[[], object], match: str | None = None) -> None:
-    """Each of these calls raises this error."""
+    """Verify that each of these calls raises this error."""
     for call in calls:
         with pytest.raises(error, match=match):
             call()
 
 
 class Clock:
-    """A clock that stands where it is put."""
+    """A clock whose time a test sets."""
 
     now = 1000.0
 
@@ -71,7 +71,7 @@ class Clock:
 
 @contextmanager
 def statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
-    """What the database is asked meanwhile, with parameters."""
+    """Collect the database's statements, with their parameters."""
     asked: list[tuple[str, Any]] = []
 
     def note(_link: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
@@ -86,7 +86,7 @@ def statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
 
 
 def migrated_sqlite(path: Path) -> str:
-    """Write an empty database of the newest schema, and the directory for it; its URL."""
+    """Write an empty database of the newest schema, and its directory; returns its URL."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_migrated())
     return f"sqlite:///{path}"
@@ -94,7 +94,7 @@ def migrated_sqlite(path: Path) -> str:
 
 @cache
 def _migrated() -> bytes:
-    """Of the first one, as to bring a database up to date takes longer than many a test."""
+    """Migrate once and copy the result: a migration takes longer than many tests."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "vmjobs.db"
         upgrade(f"sqlite:///{path}")
@@ -102,7 +102,7 @@ def _migrated() -> bytes:
 
 
 def send(images: Images, viewer: Viewer, upload: str, data: bytes) -> ContentLayout:
-    """Bring a content, as a client does."""
+    """Upload a content, as a client does."""
     layout = compute_layout_of_bytes(data)
     stored = dict(layout.stored())
     answers = images.missing_segments(viewer, upload, list(stored.values()))
@@ -133,18 +133,18 @@ def push(
 
 
 def push_library(images: Images, name: str = "hep", data: bytes = b"a very small disk") -> ImageDetail:
-    """An image that everybody may boot."""
+    """Publish an image that all users may boot."""
     wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
-    # With a kernel of its own every hypervisor can boot it; with such a guest machines can be saved.
+    # Its kernel lets every hypervisor boot it; such a guest's VMs can be checkpointed.
     return push(images, ADMIN, data, b"a kernel", {"guest": {"contract": 3}}, **wish)
 
 
 def prepare_library(
     directory: Path, name: str = "hep", data: bytes = b"a very small disk"
 ) -> ImageDetail:
-    """Write what a data directory holds whose library has an image: a database and objects.
+    """Write a data directory whose library has an image: a database and objects.
 
-    They are copied: to push the image takes longer than many a test.
+    They are copied, because pushing the image takes longer than many tests.
     """
     folder, image = _library(name, data)
     shutil.copytree(folder.name, directory, dirs_exist_ok=True)
@@ -153,7 +153,7 @@ def prepare_library(
 
 @cache
 def _library(name: str, data: bytes) -> tuple[tempfile.TemporaryDirectory[str], ImageDetail]:
-    folder = tempfile.TemporaryDirectory()  # for as long as this process lives
+    folder = tempfile.TemporaryDirectory()  # removed when this process ends
     place = Path(folder.name)
     url = migrated_sqlite(place / "vmjobs.db")
     with closing(open_repository(Config(data_dir=place, database_url=url), migrate=False)) as opened:
@@ -161,9 +161,9 @@ def _library(name: str, data: bytes) -> tuple[tempfile.TemporaryDirectory[str], 
 
 
 class Ledger:
-    """A scheduler on paper: it does what it is told, and says what the test writes down.
+    """A simulated scheduler: it records actions, and reports what the test sets.
 
-    down: raise Unavailable.  queue: job id to its place and status, as the schedd knows it.
+    down: raise Unavailable.  queue: job id to its location and status, as the schedd knows them.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Ledger:
     def say(
         self, job_id: str, status: BatchStatus, why: str = "", exit_code: int | None = None
     ) -> Observation:
-        """Have the schedd know this of a job."""
+        """Set what the schedd knows of a job."""
         ref = self.queue[job_id].ref
         self.queue[job_id] = Observation(job_id, status, ref, why, exit_code)
         return self.queue[job_id]
@@ -231,12 +231,12 @@ def submission(count: int = 1, **changes: object) -> Submission:
 
 
 def one(repository: Repository, owner: str = "ada", **changes: object) -> Job:
-    """A job that was just submitted."""
+    """Submit a job."""
     return repository.submit(owner, submission(**changes)).jobs[0]
 
 
 def claim(repository: Repository, job_id: str, node: str = "node1") -> str:
-    """Claim a job; the attempt's id."""
+    """Claim a job; returns the attempt's id."""
     attempt = secrets.token_hex(16)
     repository.claim(job_id, AttemptClaim(attempt=attempt, node=node))
     return attempt
@@ -245,7 +245,7 @@ def claim(repository: Repository, job_id: str, node: str = "node1") -> str:
 def told(
     state: JobState, code: ReasonCode = ReasonCode.PROGRESS, exit_code: int | None = None
 ) -> Report:
-    """A report."""
+    """Make a report."""
     status = None if exit_code is None else ExitStatus(code=exit_code, channel="endpoint")
     return Report(state=state, reason=reason(code), time=now(), exit=status)
 
@@ -257,5 +257,5 @@ def bring(repository: Repository, job_id: str, attempt: str, to: JobState) -> No
 
 
 def states(repository: Repository, job_id: str) -> list[str]:
-    """The job's history as states."""
+    """The states of the job's history."""
     return [event.state.value for event in repository.events(job_id)]

@@ -1,4 +1,4 @@
-"""Processes that do the same thing at the same moment, again and again."""
+"""Processes that do the same thing at the same moment, repeatedly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.model import AttemptClaim, JobState
 
-#: Takes a repository and one item, and returns what can be pickled.
+#: Takes a repository and one item, and returns a value that pickle supports.
 Action = Callable[[Repository, str], Any]
 DEADLINE = 120
 
@@ -63,9 +63,9 @@ def _work(config: Config, action: Action, items: Sequence[str], barrier: Any, re
 def race(
     config: Config, actions: Sequence[Action], items: Sequence[str]
 ) -> list[tuple[str, list[Any]]]:
-    """Run each action in a process of its own over all items, in step; (name, results) of each.
+    """Run each action in its own process over all items, in step; returns names and results.
 
-    Two actions were under way at the same moment at least once: else there was no race.
+    At least one pair of actions has to overlap; otherwise there was no race.
     """
     context: SpawnContext = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(len(actions)), context.Queue()

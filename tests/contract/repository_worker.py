@@ -1,4 +1,4 @@
-"""A worker process on a scheduler that lies in a directory: ``repository_worker.py CONFIG QUEUE``."""
+"""A worker process whose scheduler is a directory: ``repository_worker.py CONFIG QUEUE``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vmjobs.ports import (
 
 
 class Directory:
-    """One file for each queued job; a file that ends in ``removed`` is a removed job."""
+    """One file for each queued job; a file whose name ends in ``removed`` is a removed job."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -60,7 +60,7 @@ class Directory:
 
 
 class Eager:
-    """A pool that every machine joins at once, and whose probe jobs run at once."""
+    """A pool that every VM joins at once, and whose probe jobs run at once."""
 
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters
@@ -76,13 +76,13 @@ class Eager:
         return {(machine.id, machine.incarnation): ProbeState.RAN for machine in machines}
 
     def withdraw(self, machines: Sequence[PoolVm]) -> None:
-        """Nothing is kept."""
+        """Do nothing: this pool stores nothing."""
 
     def idle(self, kinds: Sequence[WorkerVmProfile]) -> dict[str, IdleJobs]:
         return {kind.cluster: IdleJobs() for kind in kinds}
 
     def offer(self, kinds: Sequence[WorkerVmProfile]) -> None:
-        """Nothing is shown."""
+        """Do nothing: this pool shows no offers."""
 
 
 def main(file: str, queue: str) -> None:

@@ -1,4 +1,4 @@
-"""Who may have the agent run a job of the repository's: real processes at the real socket."""
+"""Authorization of run requests to the agent, with real processes at the real socket."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from vmjobs.model import ExitChannel, ExitStatus, JobState, Node, ReasonCode, Re
 
 UID = 4242
 GOOD, FORGED = "good", "forged"
-#: Seconds that the service takes for a token, as one that has much to do.
+#: Seconds that the service takes to check a token, like a busy one.
 THINKS = 0.1
-#: Asks for the job from 12 threads, and prints a line for each kind of answer that came.
+#: Asks for the job from 12 threads, and prints one line for each kind of answer.
 FORGER = """
 import json, socket, sys, threading
 said = set()
@@ -52,7 +52,7 @@ for _ in range(12):
 
 @dataclass
 class Service:
-    """A repository that knows one job, which has ended with status 3. asked: by each token."""
+    """A repository with one job, which has ended with status 3. asked: requests by token."""
 
     url: str = ""
     asked: Counter[str] = field(default_factory=Counter)
@@ -87,7 +87,7 @@ def service() -> Iterator[Service]:
 
 @dataclass
 class Place:
-    """A node with an agent, and what stands for a starter of HTCondor's."""
+    """A node with an agent, and a stand-in for HTCondor's starter."""
 
     folder: Path
 
@@ -97,10 +97,10 @@ class Place:
 
     @contextmanager
     def started(self, *command: str, starter: bool) -> Iterator[subprocess.Popen[str]]:
-        """A process of an ordinary user's; starter: one that descends from a starter."""
+        """Start a process as an ordinary user; starter: as a descendant of a starter."""
         argv = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", *command]
         if starter:
-            shell = '"$@"; exit "$?"'  # so that it stays, and starts another process
+            shell = '"$@"; exit "$?"'  # keeps the shell running as the parent
             argv = [str(self.folder / "condor_starter"), "-c", shell, "starter", *argv]
         environ = {"PATH": "/usr/bin:/bin", "HOME": "/", "VMJOBS_CONFIG": "/dev/null"}
         environ |= {"VMJOBS_SOCKET": str(self.socket)}
@@ -119,11 +119,11 @@ class Place:
                 subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=False)
 
     def forgers(self, *, starter: bool) -> Any:
-        """Many who ask for the job with a token of no worth."""
+        """Start a process that asks for the job from many threads with a forged token."""
         return self.started(sys.executable, "-c", FORGER, str(self.socket), starter=starter)
 
     def run(self, *, starter: bool) -> tuple[int, str]:
-        """Run the job as its owner does: exit status, output."""
+        """Run the job as its owner does; return its exit status and output."""
         program = str(Path(sys.executable).with_name("vmjobs"))
         argv = (program, "exec", "--job", "job1", "--token-file", str(self.folder / "token"))
         with self.started(*argv, starter=starter) as process:
@@ -155,7 +155,7 @@ def place(service: Service) -> Iterator[Place]:
 
 
 def test_forged_tokens_keep_no_job_from_running(place: Place, service: Service) -> None:
-    """Those of another job of HTCondor's on the node, too."""
+    """The forged requests come from another HTCondor job on the node."""
     with place.forgers(starter=True) as forgers:
         assert forgers.stdout is not None
         assert forgers.stdout.readline() == "UNAUTHENTICATED False\n"
@@ -174,7 +174,7 @@ def test_who_is_no_job_of_htcondors_is_refused_before_the_service_is_asked(
 
 
 def test_a_node_that_takes_nobody_for_a_starter_gives_its_jobs_back(place: Place) -> None:
-    """What its settings lack is not the job's fault, and says what to look at."""
+    """A missing setting is not the job's fault; the message names the setting to check."""
     status, said = place.run(starter=False)
     assert status == -9, said
     assert "condor_user" in said

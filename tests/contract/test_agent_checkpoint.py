@@ -1,4 +1,4 @@
-"""A job whose machine is saved on one node and goes on on another: agent, guest, QEMU, repository."""
+"""A job's VM is saved on one node and resumed on another: agent, guest, QEMU, repository."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ S, C = JobState, ReasonCode
 ROOT = Path(__file__).parents[2]
 BOOT = 120.0
 LAST = 40
-#: Seconds in which a guest asks again five times: more often only where it may have been saved.
+#: Time for five retries of a guest's request; only a guest that may have been saved retries more often.
 PATIENCE = 15.0
-#: Counts; what it is told to do besides comes first.
+#: Counts to LAST; tests insert extra commands.
 COUNTS = f"""#!/bin/sh
 n=0
 while [ $n -lt {LAST} ]; do
@@ -54,7 +54,7 @@ date +%s >clock
 
 
 class Qemu(Libvirt):
-    """QEMU on this node. saves: set once a machine is to be saved."""
+    """QEMU on this node. saves: set once a VM is to be saved."""
 
     def __init__(self) -> None:
         super().__init__(HypervisorKind.QEMU, node_connection())
@@ -66,7 +66,7 @@ class Qemu(Libvirt):
 
 
 class Elsewhere(Qemu):
-    """The same, of a node that has another QEMU."""
+    """The same driver on a node with another QEMU version."""
 
     @property
     def platform(self) -> str:
@@ -75,7 +75,7 @@ class Elsewhere(Qemu):
 
 @dataclass
 class Node:
-    """A node of its own, with its own journal; runs one attempt at a job."""
+    """A node with its own journal; runs one attempt at a job."""
 
     site: Site
     url: str
@@ -111,11 +111,11 @@ class Node:
         self._thread.join(180)
 
     def runs(self) -> None:
-        """Wait until the script runs there, or the node has ended."""
+        """Wait until the script runs on this node, or the attempt has ended."""
         wait_until(self._has_run, BOOT, "the script runs")
 
     def says(self, words: str) -> None:
-        """Wait until its machine's console has these words."""
+        """Wait until the console of its VM contains these words."""
         console, wanted = self.run.stream(StreamName.CONSOLE), words.encode()
         wait_until(lambda: wanted in console.read_bytes(), BOOT, f"it says {words}")
 
@@ -123,7 +123,7 @@ class Node:
         return self.lease.reached(S.RUNNING) or not self._thread.is_alive()
 
     def ended(self) -> RunOutcome:
-        """Its end; nothing is left of it."""
+        """Wait for the outcome, and check that nothing is left of the run."""
         self.wait()
         assert self.outcome is not None
         journal = self.run.services.journal
@@ -152,7 +152,7 @@ class Place:
     def node(
         self, driver: Hypervisor | None = None, carrier: ChunkedFileTransfer | None = None
     ) -> Node:
-        """Have a node run the job."""
+        """Have a new node run the job."""
         folder = self.folder / f"node{len(self.nodes)}"
         driver = driver or Qemu()
         made = Node(self.site, self.url, folder, self.job, driver, carrier or ChunkedFileTransfer())
@@ -162,19 +162,19 @@ class Place:
     def leaves(
         self, driver: Hypervisor | None = None, carrier: ChunkedFileTransfer | None = None
     ) -> RunOutcome:
-        """Have a node run the job, and tell it to leave once it counts; how that ended."""
+        """Run the job on a new node, evict it once it counts, and return the outcome."""
         node = self.node(driver, carrier)
         self.counts()
         node.signal(15)
         return node.ended()
 
     def out(self) -> list[int]:
-        """What it has counted, as the service knows."""
+        """The numbers counted so far, from the service's copy of the output."""
         stream = self.site.repository.open_stream(self.job, StreamName.OUT)
         return [int(line) for line in stream.read_all().splitlines()]
 
     def completes(self, driver: Hypervisor | None = None) -> Node:
-        """Have a node run the job to its end: all is counted, and nothing twice."""
+        """Run the job to its end on a new node; check that it counts each number exactly once."""
         node = self.node(driver)
         ended = node.ended()
         assert (ended.state, ended.reason.code) == (S.COMPLETED, C.SUCCEEDED), ended.reason
@@ -185,7 +185,7 @@ class Place:
         assert self.out() == list(range(1, LAST + 1))
 
     def counts(self, beyond: int = 2) -> None:
-        """Wait until it has counted so far."""
+        """Wait until the job has counted beyond this number."""
         wait_until(lambda: max(self.out(), default=0) > beyond, BOOT, f"it counts beyond {beyond}")
 
     def checkpoint(self) -> Checkpoint | None:
@@ -199,7 +199,7 @@ class Place:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    # Sockets have short paths, and pytest's directories long ones.
+    # Socket paths must be short, and pytest's directories have long paths.
     with tempfile.TemporaryDirectory(prefix="saved-") as name:
         folder = Path(name)
         site = make_site(folder / "site")
@@ -209,13 +209,13 @@ def place() -> Iterator[Place]:
             for node in place.nodes:
                 node.signal(2)
                 node.wait()
-            for node in place.nodes:  # a machine is called as on the first of them, on which it was
+            for node in place.nodes:  # a resumed VM keeps the name from its first node
                 node.ended()
 
 
 def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
-    """What its guest knew is worth nothing afterwards: each node gives it a token of its own, and
-    takes no other one once that is known. A second word to leave takes nothing away.
+    """Each node gives the guest a new token and, once that is known, accepts no other one.
+    A repeated SIGTERM loses nothing.
     """
     place.submit()
     begun = time.time()
@@ -295,7 +295,7 @@ def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(plac
 def test_a_machine_that_could_not_send_all_is_not_saved(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would go without that wherever it went on."""
+    """The lost data would be missing wherever the VM resumed."""
     place.submit()
     first = place.node()
     place.counts()
@@ -314,7 +314,7 @@ def test_a_machine_that_could_not_send_all_is_not_saved(
 
 @pytest.mark.soak
 def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> None:
-    """Its script ends meanwhile. Whatever it has to say it says again."""
+    """Its script ends meanwhile; the guest repeats all its requests."""
     place.submit()
     node = place.node()
     place.counts()
@@ -328,7 +328,7 @@ def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> No
 
 
 class Carrying(ChunkedFileTransfer):
-    """Does this before each file that it sends."""
+    """Calls ``before`` before it sends a file."""
 
     def __init__(self, before: Callable[[Callable[[], None]], None]) -> None:
         self._before = before
@@ -378,7 +378,7 @@ def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
 
 
 class Late(Qemu):
-    """Saves a machine only once that is gone, which is too late."""
+    """Saves a VM only once it is gone, which is too late."""
 
     def save(self, name: str, path: Path) -> None:
         self.saves.set()
@@ -399,7 +399,7 @@ def test_whoever_is_gone_while_its_machine_is_saved_has_none_left(place: Place) 
 
 
 class Dying(Qemu):
-    """Its machines are killed as they are to be saved, and that is seen."""
+    """Kills a VM that is to be saved, and waits until the agent has noticed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -415,13 +415,13 @@ class Dying(Qemu):
         subprocess.run(["pkill", "-KILL", "-f", f"guest={name}"], check=True)
         assert self.gone.wait(20)
         for thread in threading.enumerate():
-            if thread.name == "watch":  # tells of it
+            if thread.name == "watch":  # reports the VM's death
                 thread.join(20)
         super().save(name, path)
 
 
 def test_a_machine_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None:
-    """It was told to leave: it is tried again, from its beginning."""
+    """The job was being evicted: it is tried again, from its beginning."""
     place.submit(COUNTS)
     left = place.leaves(Dying())
     assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
@@ -430,7 +430,7 @@ def test_a_machine_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None
 
 
 def test_a_job_that_ends_while_it_is_to_be_saved_has_ended(place: Place) -> None:
-    """Without a network it needs nobody's answer for that. It is not run once more."""
+    """Without a network, the guest needs no answer to end. The job is not run again."""
     place.submit(network="none")
     driver = Late()
     node = place.node(driver)
@@ -441,7 +441,7 @@ def test_a_job_that_ends_while_it_is_to_be_saved_has_ended(place: Place) -> None
 
 
 class Unable(Qemu):
-    """Saves nothing, and the machine goes on."""
+    """Saves nothing; the VM goes on."""
 
     def save(self, name: str, path: Path) -> None:
         raise HypervisorError(f"{name} cannot be saved to {path.name}")
@@ -449,7 +449,7 @@ class Unable(Qemu):
 
 @pytest.mark.soak
 def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
-    """It would end by that signal: an end of its own, for whoever asked for the job."""
+    """The signal would end the script, and the job's owner would take that for its own end."""
     place.submit(COUNTS.replace("n=0\n", "trap 'exit 0' TERM\nn=0\n", 1))
     node = place.node(Unable())
     place.counts()

@@ -1,4 +1,4 @@
-"""An agent whose node can run no job: what it says of it, and when it offers VMs again."""
+"""An agent whose node can run no job: the cause it reports, and when it offers VMs again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
 from test_agent_metrics_served import NODE, VMJOBS, Node, scrape, started
 
-#: Within a minute a token that was corrected counts; HTCondor asks more often than that.
+#: A corrected token takes effect within a minute; HTCondor queries the agent more often than that.
 SECONDS = 60.0
 CAUSES = {"account", "disk", "image_cache", "token", "jobs"}
 
@@ -27,7 +27,7 @@ def ad_of(node: Node) -> dict[str, str]:
 
 
 def takes_no_jobs(node: Node, cause: str, why: str) -> None:
-    """Wait until the node offers nothing, and says why."""
+    """Wait until the node offers no VMs and reports this cause."""
     wait_until(lambda: why in ad_of(node)["VMJobsFault"], SECONDS, f"it says: {why}")
     assert ad_of(node)["HasVMJobs"] == "false"
     found = scrape(node.listen)
@@ -35,7 +35,7 @@ def takes_no_jobs(node: Node, cause: str, why: str) -> None:
 
 
 def takes_jobs(node: Node) -> None:
-    """Wait until it does."""
+    """Wait until the node offers VMs."""
     wait_until(lambda: ad_of(node)["HasVMJobs"] == "true", SECONDS, "jobs come again")
     assert ad_of(node)["VMJobsFault"] == '""'
 
@@ -59,7 +59,7 @@ def test_a_node_says_what_keeps_it_from_running_jobs(site: Site, tmp_path: Path)
         takes_jobs(node)
 
         cache = node.folder / "state" / "images" / "manifests"
-        cache.touch()  # where a directory is to be
+        cache.touch()  # a file in place of the directory
         takes_no_jobs(node, "image_cache", f"cannot read the image cache {cache}: Not a directory")
         cache.unlink()
         takes_jobs(node)

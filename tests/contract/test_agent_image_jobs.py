@@ -1,7 +1,7 @@
-"""Jobs that bring their own image, through the agent's own steps, on real machines.
+"""Jobs that bring their own image, through the agent's own steps, on real VMs.
 
-The guest is nobody's kit: busybox and a few lines of shell, told by an input file what to do. It runs
-as User Mode Linux; what needs a disk that boots by itself runs under QEMU.
+The guest uses no kit: busybox and a few lines of shell, which an input file controls. It runs
+as User Mode Linux; a test that needs a disk that boots by itself uses QEMU.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Job(LocalJob):
 
 @dataclass
 class Node:
-    """Runs jobs, one at a time. tries_left: of each. refuses: what becomes of their outputs."""
+    """Runs jobs, one at a time. tries_left: of each. refuses: error of each output's upload."""
 
     folder: Path
     image: BootImage
@@ -140,7 +140,7 @@ class Node:
     def run(
         self, do: str = "", meddle: Callable[[Run, Lease], None] | None = None, **fields: object
     ) -> Outcome:
-        """Run a job to its end. meddle: what happens to it meanwhile."""
+        """Run a job to its end. meddle: acts on the run meanwhile."""
         this_run, job, lease = self.start(do, **fields)
         outcome = executed(this_run, lease, meddle)
         for driver in self.drivers.values():
@@ -175,7 +175,7 @@ POWERED_OFF = ExitStatus(code=0, channel=ExitChannel.POWEROFF)
 
 
 def test_an_image_that_works_and_powers_off(node: Node) -> None:
-    """What it used is told, though its machine was gone before anybody looked, and its disks are."""
+    """Its usage is reported though VM and disks were gone before it could be measured."""
     work = "dd if=/dev/zero of=/dev/ubdc bs=1M count=8 conv=fsync; n=0"
     work += "; while [ $n -lt 1000000 ]; do n=$((n + 1)); done"
     ended = node.run(f"{work}; {LEAVES}", exit="poweroff", outputs=("answer",))
@@ -235,7 +235,7 @@ def test_how_jobs_end(
     status = ended.outcome.exit
     assert (status.code if status else None) == exit_code
     assert ended.outcome.state is (S.COMPLETED if code is C.SUCCEEDED else S.FAILED)
-    cut_short = code in {C.TIMED_OUT, C.BOOT_TIMED_OUT}  # on a busy host before the kernel's first line
+    cut_short = code in {C.TIMED_OUT, C.BOOT_TIMED_OUT}  # busy host: before any kernel output
     assert ended.console if cut_short else b"Linux version" in ended.console
 
 
@@ -247,7 +247,7 @@ def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code:
     seconds = 8
 
     def suspend(this_run: Run, lease: Lease) -> None:
-        """As HTCondor does: by the process that has asked for the run."""
+        """Suspend the run as HTCondor does: stop the process that asked for it."""
         driver = node.drivers[HypervisorKind.UML]
         with subprocess.Popen(["sleep", "120"]) as asking, suspending(this_run, asking.pid):
             try:
@@ -351,7 +351,7 @@ def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node
 
 @pytest.mark.parametrize("do", ["sleep 1000", "trap 'poweroff -f' INT; sleep 1000 & wait"])
 def test_a_machine_that_is_told_to_stop_did_not_finish(node: Node, do: str) -> None:
-    """Even if it powers off well in time: what made it do so was not its work."""
+    """Even if it powers off in time: the signal made it do so, not its work."""
 
     def stop(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.RUNNING)
@@ -411,7 +411,7 @@ def test_an_image_for_other_processors_is_for_other_nodes(node: Node) -> None:
 
 
 def test_a_job_whose_outputs_its_node_loses_is_run_again_and_no_other(node: Node) -> None:
-    """What it did is not done again where somebody else does not take them."""
+    """A job whose outputs the service refuses is not run again."""
     node.tries_left = 3
     for refusal, state, code, node_at_fault in (
         (OSError(errno.EIO, "Input/output error"), S.PREEMPTED, C.NODE_FAILED, True),
@@ -439,7 +439,7 @@ def test_what_a_node_cannot_read_is_not_what_the_job_left_out(node: Node) -> Non
 
 
 def test_a_job_is_no_success_without_what_it_printed(node: Node) -> None:
-    """What could not be delivered is gone with its run; so is what a later agent could tell of it."""
+    """Undelivered output is lost with the run: a later agent cannot deliver it either."""
     node.settings = replace(node.settings, deliver_seconds=1)
     this_run, job, lease = node.start(LEAVES, outputs=("answer",), exit="poweroff")
     job.hears_of_nothing_printed = True

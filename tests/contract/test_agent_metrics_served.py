@@ -1,4 +1,4 @@
-"""What Prometheus and a log collector get from an agent at work: the real process, real machines."""
+"""What Prometheus and a log collector get from a running agent: real process, real VMs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 def scrape(listen: str) -> Samples:
-    """Every sample by its name and the values of its labels, these by their names."""
+    """Every sample, by its name and its label values in the order of the label names."""
     answer = requests.get(f"http://{listen}/metrics", timeout=10)
     assert answer.status_code == 200
     return {
@@ -59,7 +59,7 @@ def site(tmp_path: Path) -> Site:
 
 @dataclass
 class Node:
-    """An execute node whose agent runs."""
+    """An execute node with a running agent."""
 
     site: Site
     folder: Path
@@ -68,7 +68,7 @@ class Node:
     agent: subprocess.Popen[bytes]
 
     def start(self, script: str) -> tuple[str, subprocess.Popen[bytes]]:
-        """What HTCondor's starter does with a new job: its id, and the process that is the job."""
+        """Start a new job as HTCondor's starter does; return its id and its process."""
         (job,) = self.site.user().submit(image="generic", script=script, disk=16, memory=128)
         token = self.folder / f"{job}.token"
         token.write_text(self.site.issuer.job_token(job, "ada"))
@@ -178,7 +178,7 @@ def test_machines_of_clusters(parts: ClusterVmServices, service: Service) -> Non
 
         pid = machine_pid(parts)
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)  # before it was admitted: a failure
+        os.kill(pid, signal.SIGKILL)  # before it was registered: a failure
         failures = ("vmjobs_agent_member_failures_total", "GUEST_LOST")
         wait_until(lambda: scrape(listen).get(failures) == 1, SECONDS, "a failure is counted")
         wait_until(lambda: phase("running") == 1, SECONDS, "it runs again")

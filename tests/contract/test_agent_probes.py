@@ -1,4 +1,4 @@
-"""An agent whose probe fails, as a process: with machines to look after, and without."""
+"""The process of an agent whose probe fails: with VMs to look after, and without."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 60.0
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
-    """Of an agent on a node on which nothing boots."""
+    """Settings of an agent on a node where nothing boots."""
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
@@ -69,7 +69,7 @@ def test_one_with_machines_looks_after_them(settings: dict[str, str], tmp_path: 
     assert journal.paths(order.id).record.exists()
 
 
-#: Speaks as UML does when it is asked for its version, and has a guest that hangs.
+#: Answers ``--version`` as UML does; its guest hangs.
 _HANGS = """#!/bin/sh
 [ "$1" = --version ] && { echo 1; exit; }
 exec sleep 1000
@@ -90,7 +90,7 @@ def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next(
         running.kill()
     assert list((tmp_path / "tmp").iterdir())
     assert probes(running.pid) == left
-    program.unlink()  # the next one has nothing to probe with, and ends
+    program.unlink()  # the next agent has nothing to probe with, and ends
     with agent(settings) as running:
         running.communicate(timeout=SECONDS)
     assert not probes(running.pid)
@@ -98,5 +98,5 @@ def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next(
 
 
 def probes(pid: int) -> set[str]:
-    """Machines of the probes of one agent: other tests have some, too."""
+    """Names of the VMs of one agent's probes; other tests have some, too."""
     return {name for name in UserModeLinux().list() if name.startswith(f"{probe.PROBE_PREFIX}{pid}-")}

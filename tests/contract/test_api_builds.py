@@ -1,4 +1,4 @@
-"""Builds over the REST interface, and as the client library and the command line see them."""
+"""Builds over the REST interface, the client library and the command line."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_is_refused(site: Site) -> None:
 
 @pytest.fixture
 def shell(site: Site, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunner]:
-    """The command line as ada has it."""
+    """The command line with ada's token."""
     token = tmp_path / "token"
     token.write_text(site.issuer.user_token("ada"))
     monkeypatch.setenv("VMJOBS_API_URL", url)
@@ -110,7 +110,7 @@ def shell(site: Site, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def end(site: Site, build: str, error: VMJobsError | None = None) -> None:
-    """What a builder writes."""
+    """Store the result of a build as a builder does."""
     work = site.repository.builds.begin(build)
     assert work is not None
     if error:
@@ -135,7 +135,7 @@ def test_following(site: Site, url: str) -> None:
 
 
 class Builder(threading.Thread):
-    """Ends every build that is asked for, in one way."""
+    """Ends every requested build in the same way."""
 
     def __init__(self, site: Site, error: VMJobsError | None = None) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Machines that were saved, over the REST interface: what a job's token is good for."""
+"""Checkpoints of jobs over the REST interface: what a job's token permits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = JobState
 
 
 def claimed(site: Site, who: Caller, job: str) -> str:
-    """A job on a node whose script runs; its attempt."""
+    """Bring a job on a node to RUNNING; return its attempt."""
     attempt = secrets.token_hex(16)
     answer = who("POST", f"/v1/jobs/{job}/attempts", json={"attempt": attempt, "node": "node1"})
     assert answer.status_code == 201, answer.text
@@ -43,7 +43,7 @@ def document(attempt: str, layout: ContentLayout) -> dict[str, Any]:
 
 
 def keep(site: Site, **change: Any) -> tuple[str, Caller, ContentLayout, TestResponse]:
-    """A job whose machine is saved; the job, its own token, the machine, and the answer."""
+    """Save a job's VM; return the job, a caller with its token, the VM's layout, the answer."""
     (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
     who = site.agent(job)
     attempt = claimed(site, who, job)

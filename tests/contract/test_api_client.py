@@ -128,7 +128,7 @@ def test_uploading_again_sends_nothing(client: Client, tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_uploaded(client: Client, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    assert client.has_blob(client.upload_input(tmp_path / "a").digest)  # an empty one can
+    assert client.has_blob(client.upload_input(tmp_path / "a").digest)  # an empty file can
     for path in (tmp_path, tmp_path / "none"):
         refused(InvalidRequest, lambda p=path: client.upload_input(p), match="is not a regular file")
     refused(InvalidRequest, lambda: client.upload_input(tmp_path / "a", "../a"), match="name")
@@ -254,7 +254,7 @@ def test_other_bytes_are_not_kept(site: Site, url: str, client: Client, tmp_path
 def test_outputs_that_cannot_be_written_keep_no_other_back(
     site: Site, url: str, client: Client, tmp_path: Path
 ) -> None:
-    """A job of before may have both a file and what would be in a directory of its name."""
+    """An older job may have both a file and files in a directory of the same name."""
     (job,) = client.submit(SPEC.model_copy(update={"outputs": ("*", "*/*")})).jobs
     agent = agent_for(site, url, job.id)
     tell(agent, *UP, JobState.COLLECTING)

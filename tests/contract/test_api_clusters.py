@@ -1,4 +1,4 @@
-"""Virtual clusters over the REST interface: as operators use it, and as agents do."""
+"""Virtual clusters over the REST interface, as operators and agents use it."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_another_nodes_token_is_refused(
         who.problem(403, "POST", console, data=b"x")
     with caplog.at_level(logging.WARNING, "api.nodes"):
         caplog.clear()
-        # A node that asks under its own name for what is another's.
+        # A node that asks under its own name for the token of another node's VM.
         problem = site.node("n2").problem(
             403, "POST", f"/v1/nodes/n2/members/{member}/token", json={"incarnation": 1}
         )
@@ -237,7 +237,7 @@ def test_a_service_that_makes_no_tokens(tmp_path: Path) -> None:
 
 
 def test_a_service_whose_keys_are_no_good(tmp_path: Path) -> None:
-    """Who made the tokens is told, and that it was in vain; the agent asks again."""
+    """The agent's request for a token fails with 503, so that it asks again."""
     settings = {"pools": POOLS, "pool_key_dir": tmp_path / "keys-of-pools"}
     site = make_site(tmp_path, **settings)
     app = make_app(site.config)
@@ -264,7 +264,7 @@ def test_the_share_and_reports(site: Site, world: World) -> None:
     (member,) = site.user()("GET", "/v1/clusters/vc").get_json()["members"]
     assert (member["state"], member["incarnation"]) == ("JOINING", 1)
     agent.problem(422, "POST", "/v1/nodes/n1/members", json={"reports": [{**report, "phase": "x"}]})
-    # The node's image, private as it may be.
+    # The node may read its image, even a private one.
     assert agent("GET", f"/v1/images/{order['image']}/manifest").status_code == 200
 
 
@@ -351,7 +351,7 @@ def test_a_change_ends_the_wait(site: Site, world: World, url: str) -> None:
         world.apply(spec(nodes=["n1"]))
         world.step()
         assert len(waiting.result(10).members) == 1
-        # Each change of an order ends it again: here, that its cluster goes.
+        # Each change of an order ends the wait again: here, its cluster is deleted.
         waiting = pool.submit(agent.share, seen + 1, 20)
         world.clusters.delete("vc", Goal.STOP, "root")
         world.step()
@@ -375,7 +375,7 @@ def test_waiting_costs_one_query_for_all(site: Site, world: World, url: str) -> 
     assert len(asked) <= 12
     before = len(asked)
     time.sleep(1)
-    assert len(asked) <= before + 1  # nobody waits: nobody looks
+    assert len(asked) <= before + 1  # without a waiter, no query
     for agent in agents:
         agent.close()
 
@@ -398,7 +398,7 @@ def test_who_comes_when_too_many_wait_is_answered_at_once(site: Site, world: Wor
             assert agent.share(0, 1.2).revision == 0
         assert 2 <= asked.call_count <= 8
         agent.close()
-    assignments.close()  # as a server that stops does
+    assignments.close()  # like a server that stops
     for thread in waiting:
         thread.join(10)
         assert not thread.is_alive()

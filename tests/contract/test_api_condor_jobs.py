@@ -1,4 +1,4 @@
-"""Machines of jobs that HTCondor alone knows, over the REST interface: what which token is good for."""
+"""Checkpoints of transparent jobs over the REST interface: what each token permits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAKING = {
 
 
 def claimed(site: Site, attempt: str = FIRST, job: str = JOB) -> tuple[Caller, dict[str, Any] | None]:
-    """Whoever has the job's token now, and what the job goes on from."""
+    """Claim an attempt; return a caller with the job's new token, and the job's checkpoint."""
     body = {"attempt": attempt, "owner": "ada@grid"}
     answer = site.node("node1")("POST", f"/v1/condor-jobs/{job}/attempts", json=body)
     assert answer.status_code == 201, answer.text
@@ -37,7 +37,7 @@ def claimed(site: Site, attempt: str = FIRST, job: str = JOB) -> tuple[Caller, d
 
 
 def kept(site: Site, status: int = 204, **change: Any) -> tuple[Caller, ContentLayout]:
-    """A job whose machine is saved in its first run; its token."""
+    """Save a job's VM in its first attempt; return a caller with its token, and the layout."""
     who, found = claimed(site)
     assert found is None
     upload = open_upload(who)
@@ -96,7 +96,7 @@ def test_nobody_else_claims_reads_or_ends_it(site: Site) -> None:
 
 
 def test_no_job_of_the_services_can_be_claimed_like_that(site: Site) -> None:
-    """A node's token is not to become the token of whatever job the service has."""
+    """A node's token must not give it the token of any job that the service has."""
     (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
     claim = {"attempt": SECOND, "owner": "ada@grid"}
     for wrong in (job, "a" * 32, "htc" + "A" * 29, "htc" + "a" * 30):
@@ -104,7 +104,7 @@ def test_no_job_of_the_services_can_be_claimed_like_that(site: Site) -> None:
 
 
 def test_its_token_is_good_for_nothing_else(site: Site) -> None:
-    """Not for images, which its node reads."""
+    """Not even for images, which the node reads."""
     who, _ = claimed(site)
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)

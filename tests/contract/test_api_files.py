@@ -1,4 +1,4 @@
-"""Bytes over REST: blobs, streams, outputs and images; ranges, and paths meant to do harm."""
+"""Bytes over REST: blobs, streams, outputs and images; ranges, and malicious paths."""
 
 from __future__ import annotations
 

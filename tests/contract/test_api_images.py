@@ -1,4 +1,4 @@
-"""Images by REST: names, who may see and change what, and the bytes as caches like them."""
+"""Images over REST: names, permissions, and bytes in a form that suits caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = "sha256:" + "0" * 64
 
 @pytest.fixture
 def image(site: Site) -> str:
-    """A private image of ada's, ``muons:latest``."""
+    """Ada's private image, ``muons:latest``."""
     return str(push(site.user())["digest"])
 
 
@@ -96,7 +96,7 @@ def test_images_whose_names_look_like_our_urls(site: Site) -> None:
         assert ada("GET", f"/v1/images/ada/{name}").get_json()["digest"] == digest
 
 
-#: What a URL may do to a name; others that are bad are the repository's tests'.
+#: Names that a URL may alter; the repository's tests cover other bad names.
 BAD_NAMES = [
     *("", ".", "..", "../x", "..%2Fx", "a/../b", "a b", "a\n", "a\0", "a:b:c", "a:", ":t", "a/b/c"),
     *("muöns", "muons\u202e", "%2e%2e", "a\\b", "sha256:abc", "tree:" + "0" * 64),
@@ -216,7 +216,7 @@ def test_an_image_that_a_job_needs_stays(site: Site, image: str) -> None:
     problem = ada.problem(409, "DELETE", f"/v1/images/{image}")
     assert problem["code"] == "IMAGE_IN_USE"
     assert job in problem["detail"]
-    # Its name may go: what was submitted is pinned.
+    # Its tag may be deleted: the submitted job pins the digest.
     assert ada("DELETE", "/v1/tags/ada/muons/latest").status_code == 204
     ada("DELETE", f"/v1/jobs/{job}")
     assert ada("GET", f"/v1/jobs/{job}").get_json()["state"] == JobState.CANCELED

@@ -1,4 +1,4 @@
-"""Container images sent to a service: by ``vmjobs image import --push`` and by a job's submission."""
+"""Container images sent to a service, by ``vmjobs image import --push`` and by job submit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def desk_of(folder: Path) -> Iterator[tuple[Desk, Any]]:
 
 
 def job_submit(desk: Desk, *words: str) -> dict[str, Any]:
-    """``vmjobs job submit``."""
+    """Run ``vmjobs job submit``."""
     command = [sys.executable, "-c", PROGRAM, "job", "submit", "--json", *words]
     done = subprocess.run(
         command, env=desk.environ(), capture_output=True, text=True, timeout=120, check=False
@@ -48,7 +48,7 @@ def job_submit(desk: Desk, *words: str) -> dict[str, Any]:
 
 @pytest.fixture
 def layouts(tmp_path: Path) -> list[Path]:
-    """Two container images that have all but one small layer in common."""
+    """Two container images that share all but one small layer."""
     base = Layer()
     for number in range(40):
         base.file(f"usr/lib/part{number}", os.urandom(200_000))
@@ -84,5 +84,5 @@ def test_an_imported_image_is_pushed_once_and_jobs_name_the_container(
         before = proxy.up
         submitted = job_submit(desk, "--image", f"oci-layout:{layouts[1]}")
         assert submitted["jobs"][0]["image_digest"] != told["digest"]
-        # What both have in common is there: one layer's file, and where things are.
+        # The service has what both share: only one layer's file and the metadata are sent.
         assert proxy.up - before < 2 * MIB

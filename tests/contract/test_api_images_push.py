@@ -1,4 +1,4 @@
-"""``vmjobs image push`` and ``pull`` against a service in processes of its own, some of them killed."""
+"""``vmjobs image push`` and ``pull`` with a service in other processes, some killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAM = "from vmjobs.cli.main import main; main()"
 
 @dataclass
 class Desk:
-    """A user's machine: home, cache and image store of its own, and a token."""
+    """A user's computer: its own home, cache and image store, and a token."""
 
     home: Path
     url: str
@@ -47,20 +47,20 @@ class Desk:
         return {**os.environ, **own, **self.more}
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        """Begin ``vmjobs image …``."""
+        """Start ``vmjobs image …``."""
         command = [sys.executable, "-c", PROGRAM, "image", *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(command, env=self.environ(), text=True, **pipes)
 
     def run(self, *arguments: str | Path, code: int = 0) -> str:
-        """``vmjobs image …`` to its end; what it printed, errors if it was to fail."""
+        """Run ``vmjobs image …`` to its end; return its output, or its errors if it should fail."""
         process = self.start(*arguments)
         out, err = process.communicate(timeout=120)
         assert process.returncode == code, f"{arguments}: {process.returncode}: {out}{err}"
         return err if code else out
 
     def json(self, *arguments: str | Path) -> Any:
-        """The same, as JSON."""
+        """Run the same with ``--json``; return the parsed output."""
         return json.loads(self.run(*arguments, "--json"))
 
 
@@ -89,7 +89,7 @@ def proxy(config: Config, service: None) -> Iterator[Proxy]:
 
 @pytest.fixture
 def desk(config: Config, proxy: Proxy, tmp_path: Path) -> Desk:
-    """A fresh user behind the proxy."""
+    """A new user behind the proxy."""
     return make_desk(config, proxy.url, tmp_path)
 
 
@@ -102,7 +102,7 @@ def make_desk(config: Config, url: str, home: Path, user: str = "", **how: Any) 
 
 
 def disk(path: Path, size: int, seed: int = 1) -> Path:
-    """A file that begins and ends like a disk with nothing known on it, random in between."""
+    """A file whose ends look like a disk without a known format; random in between."""
     with path.open("wb") as file:
         file.seek(MIB)
         file.write(random.Random(f"{seed}{path}").randbytes(size - MIB))
@@ -118,7 +118,7 @@ RAW = ("--format", "raw", "--boot", "kernel")
 def test_there_and_back(desk: Desk, tmp_path: Path, proxy: Proxy) -> None:
     file = disk(tmp_path / "muons.img", 20 * MIB + 12345)
     with file.open("r+b") as sink:
-        sink.truncate(200 * MIB)  # most of it a hole
+        sink.truncate(200 * MIB)  # most of it is a hole
     pushed = desk.json("push", file, *RAW)
     assert pushed["bytes"] == 200 * MIB
     assert 19 * MIB < pushed["sent"] < 21 * MIB
@@ -268,12 +268,12 @@ def test_a_killed_push_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None
     before = proxy.up
     pushed = desk.json("push", file, "big", *RAW)
     again = proxy.up - before
-    # Four segments were under way when it was killed; all before them are there.
+    # Four segments were in transit when it was killed; all earlier ones are stored.
     assert again < size - 64 * MIB + 5 * SEGMENT_BYTES
     target = tmp_path / "back.img"
     desk.run("pull", "big", target)
     assert subprocess.run(["cmp", file, target], check=False).returncode == 0
-    # It went on in the same upload, which is over now, and nothing is remembered of it.
+    # It resumed the same upload, which has ended; no record of it is left.
     assert not list((tmp_path / "cache").rglob("*.upload"))
     assert desk.json("push", file, "big", *RAW)["sent"] == 0
     assert pushed["image"]["size"] == size

@@ -1,4 +1,4 @@
-"""A plain HTTP cache before a site: public images are fetched once, private ones are never kept."""
+"""A plain HTTP cache before a site: fetches public images once, never keeps private ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from repository.service import open_repository
 from vmjobs.client import ImageClient, Retries
 from vmjobs.config import Config
 
-#: What docs/images.md tells a site to write, but for the addresses and directories.
+#: What docs/images.md tells a site to write, except for addresses and directories.
 SQUID = """
 http_port 127.0.0.1:{port} accel no-vhost defaultsite={host}
 cache_peer {host} parent {peer} 0 no-query no-digest originserver login=PASSTHRU name=vmjobs
@@ -54,7 +54,7 @@ QUICK = Retries(deadline=20, ceiling=0.5)
 
 @dataclass
 class Site:
-    """A service, what passes to and from it, a cache before it, and tokens."""
+    """A service, the counting proxy before it, a cache before that, and tokens."""
 
     origin: Proxy
     url: str
@@ -65,7 +65,7 @@ class Site:
     private: str
 
     def get(self, path: str, token: str, **headers: str) -> requests.Response:
-        """Through the cache."""
+        """Send a request through the cache."""
         headers = {"Authorization": f"Bearer {token}"} | headers if token else headers
         return requests.get(f"{self.url}{path}", headers=headers, timeout=30)
 
@@ -90,7 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @contextmanager
 def squid(peer: str) -> Iterator[str]:
-    """Squid before a service; its URL. Everything it writes is in a directory of its own."""
+    """Run Squid before a service; yield its URL. It writes only to its own directory."""
     program = shutil.which("squid")
     assert program, "squid is not installed: this must run, not be skipped"
     folder, port = Path(tempfile.mkdtemp(prefix="vmjobs-squid-")), free_port()
@@ -120,7 +120,7 @@ def answers(url: str) -> bool:
 
 
 def paths(image: str, data: bytes) -> list[str]:
-    """Everything of an image that a node fetches."""
+    """Every path of an image that a node fetches."""
     layout = compute_layout_of_bytes(data)
     of = f"/v1/images/{image}"
     segments = [f"{of}/segments/{digest.hex()}" for _, digest in layout.stored()]

@@ -1,4 +1,4 @@
-"""Uploads by REST: what is damaged, too much, somebody else's, or more than there is room for."""
+"""Uploads over REST: damaged, too large, another user's, or larger than the free space."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_blocks_that_are_not_here_must_be_sent(site: Site) -> None:
 
 
 def test_damage_and_a_bomb_of_zeros_are_refused(site: Site) -> None:
-    """A frame that announces, or turns out to be, more than a block."""
+    """A frame that announces, or decompresses to, more than a chunk."""
     ada = site.user()
     upload = open_upload(ada)
     data = noise(CHUNK_BYTES)
@@ -134,7 +134,7 @@ def test_more_than_was_announced_is_refused(site: Site) -> None:
     path = f"/v1/uploads/{upload}/segments/{second[0].hex()}"
     problem = ada.problem(413, "PUT", path, data=encode_segment(second[1]), content_type=OCTETS)
     assert problem["code"] in {"TOO_LARGE", "QUOTA_EXCEEDED"}
-    # What came is still good for a new upload that says how much it will be.
+    # The data received is still good for a new upload that declares its size.
     again = open_upload(ada, 2 * SEGMENT_BYTES)
     assert ask(ada, again, "segments", [first[0], second[0]]) == [False, True]
 

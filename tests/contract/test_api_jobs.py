@@ -32,7 +32,7 @@ def test_submit_answers_with_the_jobs_and_publishes_the_array(site: Site) -> Non
     assert site.queue.arrays == [body["array"]]
 
 
-#: The service's limits, and what a body may have in place of a value; the model's tests have more.
+#: Values beyond the service's limits or of a wrong type; the model's tests have more.
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"image": "nowhere:1"}, "spec.image"),
     ({"image": DIGEST}, "spec.image"),

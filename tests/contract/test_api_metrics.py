@@ -1,4 +1,4 @@
-"""What Prometheus is told by the service, and by a process of several workers."""
+"""Metrics of the service, and of a service process with several workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 def parsed(text: str) -> Samples:
-    """Every sample by its name and the values of its labels, these by their names."""
+    """Every sample, by its name and its label values in the order of the label names."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
@@ -58,7 +58,7 @@ def parsed(text: str) -> Samples:
 
 @pytest.fixture
 def scraper(config: Config, repository: Repository) -> Iterator[Caller]:
-    """Prometheus, with a token that reads."""
+    """Prometheus, with a read-only token."""
     issuer = ApiTokenIssuer(config.data_dir / "keys" / "issuer.pem", config.issuer)
     app = create_app(config, repository, dispatcher=Queue(), issuer=issuer)
     yield Caller(app.test_client(), issuer.user_token("prometheus", [Scope.COMPUTE_READ]))
@@ -72,7 +72,7 @@ def scrape(caller: Caller) -> Samples:
 
 
 def of(found: Samples, name: str) -> Samples:
-    """The samples of one metric, by their labels alone."""
+    """The samples of one metric, by their label values alone."""
     return {key[1:]: value for key, value in found.items() if key[0] == name}
 
 
@@ -162,7 +162,7 @@ def test_drains_upgrades_and_rollbacks_are_counted(world: World, scraper: Caller
     assert found["vmjobs_cluster_outdated_members", "vc"] == 2
     assert found["vmjobs_cluster_member_changes_total", "vc", "DRAINING"] == 1  # one at a time
     for _ in range(2):
-        world.clusters.drain("vc", "root")  # again is no drain
+        world.clusters.drain("vc", "root")  # a repeated drain does not count
     world.clusters.resume("vc", "root")
     found = scrape(scraper)
     assert found["vmjobs_cluster_changes_total", "draining", "vc"] == 1
@@ -194,7 +194,7 @@ def test_tokens_are_counted_whatever_became_of_the_request(site: Site, world: Wo
     url = f"/v1/nodes/{{}}/members/{member.id}/token"
     asked = {"json": {"incarnation": 1}}
     assert site.node(member.node)("POST", url.format(member.node), **asked).status_code == 200
-    for _ in range(2):  # what it does not run, and in another's name
+    for _ in range(2):  # for a VM that it does not run, and under another node's name
         site.node(other).problem(403, "POST", url.format(other), **asked)
         site.node(other).problem(403, "POST", url.format(member.node), **asked)
     found = parsed(site.user()("GET", "/metrics").text)
@@ -225,7 +225,7 @@ def test_nodes_and_their_room(world: World, repository: Repository, scraper: Cal
 
 
 def silence(repository: Repository, node: str) -> None:
-    """A node that was not heard of for longer than its lease."""
+    """Set a node's last contact to longer ago than its lease."""
     with repository.database.write() as session:
         for row in (session.get(NodeRow, node), session.get(AssignmentRow, node)):
             assert row is not None
@@ -242,7 +242,7 @@ def test_the_answer_does_not_grow_with_jobs_nor_the_number_of_questions(
 ) -> None:
     world.apply(size=2)
     world.bring_up()
-    scrape(scraper)  # its token is noted once
+    scrape(scraper)  # the first request records the use of its token
     sizes = []
     for _ in range(2):
         with statements(repository.database) as asked:
@@ -297,7 +297,7 @@ def test_every_line_of_the_service_s_log_is_json_where_that_is_wanted(
     settings = Config(data_dir=tmp_path / "data", listen=f"127.0.0.1:{free_port()}", api_workers=1)
     with running(settings, tmp_path / "log", SERVE_COMMAND) as process:
         (worker,) = children(process)
-        os.kill(worker, signal.SIGKILL)  # what gunicorn says of it is a line as all others
+        os.kill(worker, signal.SIGKILL)  # gunicorn logs this as JSON, too
         until(lambda: len(children(process)) == 1 and children(process) != [worker])
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)

@@ -1,4 +1,4 @@
-"""Lists that are given in pages: every entry once, in order, whatever comes and goes meanwhile."""
+"""Paged lists: every entry once, in order, while other entries come and go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADA = Viewer("ada")
 
 
 def fill(repository: Repository) -> None:
-    """Seven nodes and clusters; images with a name, several names, none, and of the library."""
+    """Create seven nodes and clusters; images with a name, several, none, and of the library."""
     for number in range(7):
         repository.put_node(node_of(f"n{number}"))
         repository.clusters.apply(OPERATOR, declared(f"c{number}", image="hep"))
@@ -34,7 +34,7 @@ def fill(repository: Repository) -> None:
 
 
 def walked(user: Caller, what: str, limit: int) -> list[dict[str, Any]]:
-    """All of a list, page by page."""
+    """Read a whole list, page by page."""
     found: list[dict[str, Any]] = []
     cursor = ""
     while True:

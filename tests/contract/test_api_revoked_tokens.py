@@ -1,4 +1,4 @@
-"""Tokens that are listed, and revoked before their time: by the command, and as the API sees it."""
+"""Tokens that are listed, and revoked early: by the command, and as the API sees it."""
 
 from __future__ import annotations
 

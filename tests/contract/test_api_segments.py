@@ -1,4 +1,4 @@
-"""Segments on the short way: the answer is the application's, and so is every refusal."""
+"""The fast path for segments: it answers and refuses as the application does."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from repository.storage.objects.s3 import S3Objects
 pytestmark = pytest.mark.in_process
 
 SEGMENT = next(iter(pieces(DISK))).hex()
-#: As the service runs: gunicorn has the kernel copy files.
+#: As in the real service, where gunicorn has the kernel copy files.
 SERVER = {"wsgi.file_wrapper": FileWrapper}
 
 
 @pytest.fixture
 def site(tmp_path: Path, clock: Clock) -> Site:
-    """A site whose tokens go by our clock."""
+    """A site whose token issuer uses the test's clock."""
     clock.now = 2e9
     made = make_site(tmp_path)
     issuer = ApiTokenIssuer(tmp_path / "keys" / "issuer.pem", made.config.issuer, clock)
@@ -44,18 +44,18 @@ def path(image: str) -> str:
 
 
 def get(who: Caller, path: str, **headers: str) -> TestResponse:
-    """The answer to a request as the server hands it on, headers with ``_`` for ``-``."""
+    """The answer to a request as the server passes it on; in headers, ``_`` stands for ``-``."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return who("GET", path, headers=named, environ_overrides=SERVER)
 
 
 def sent(answer: TestResponse) -> bytes:
-    """The body as the server sends it: of a file as much as was announced."""
+    """The body as the server sends it: of a file, as many bytes as were announced."""
     return answer.data[: answer.content_length]
 
 
 def plainly(who: Caller, path: str, **headers: str) -> TestResponse:
-    """The same where no server copies files: the application's own answer."""
+    """The same, if no server copies files: the application's own answer."""
     return who("GET", path, headers={n.replace("_", "-"): v for n, v in headers.items()})
 
 
@@ -135,7 +135,7 @@ def test_somebody_else_does_not_come_in_behind(site: Site) -> None:
     for who in (site.user(), site.caller(site.issuer.node_token("wn1")), site.admin()):
         assert [get(who, path).status_code for _ in range(2)] == [200, 200]
     site.user("bob").problem(404, "GET", path, environ_overrides=SERVER)
-    # An image of bob's own does not lead to the segments of another.
+    # An image of bob's own gives no access to the segments of another.
     own = push(site.user("bob"), data=b"bob's" * 1000)["digest"]
     bob = site.user("bob")
     mine = next(iter(pieces(b"bob's" * 1000))).hex()
@@ -172,7 +172,7 @@ def test_a_segment_in_s3_is_asked_for_once(tmp_path: Path, s3_url: str) -> None:
     site = make_site(tmp_path, storage_url=s3_url)
     who = site.user()
     path = f"/v1/images/{push(who)['digest']}/segments/{SEGMENT}"
-    whole = get(who, path).data  # everything about it is known from now on
+    whole = get(who, path).data  # all of its metadata is known from now on
     objects = site.repository.objects
     assert isinstance(objects, S3Objects)
     asked: list[str] = []
@@ -185,4 +185,4 @@ def test_a_segment_in_s3_is_asked_for_once(tmp_path: Path, s3_url: str) -> None:
     assert asked == ["GetObject"]
     asked.clear()
     assert get(who, path, Range="bytes=100-199").data == whole[100:200]
-    assert asked == ["GetObject"] * 2  # how large it is, and from where on
+    assert asked == ["GetObject"] * 2  # one for the size, one for the range

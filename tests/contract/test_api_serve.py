@@ -28,7 +28,7 @@ from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
 from vmjobs.model import AttemptClaim, JobSpec
 
-#: Peers that stand still are given up after a second.
+#: Gives up on stalled peers after a second.
 QUICK_STALL = "import api.serve as s; s.STALL_SECONDS = 1"
 FEW_THREADS = "import api.serve as s; s.THREADS = 6"
 SPEC = JobSpec(image="tiny", script="true", disk=1)
@@ -45,7 +45,7 @@ def settings(tmp_path: Path) -> Config:
 
 @contextmanager
 def one_process(settings: Config, log: Path, patch: str = "") -> Iterator[ExitStack]:
-    """The service as one process whose code is changed like that; a stack for connections to it."""
+    """Run the service as one process with this patch; yield a stack for connections to it."""
     program = SERVE.replace("serve(load())", f"{patch}; serve(load())" if patch else "serve(load())")
     alone = settings.model_copy(update={"api_workers": 1})
     with running(alone, log, program), ExitStack() as stack:
@@ -58,7 +58,7 @@ def connected(settings: Config) -> socket.socket:
 
 
 def answers_within(settings: Config, seconds: float) -> None:
-    """Who comes now is served."""
+    """Check that the service answers a new client in time."""
     with Client(f"http://{settings.listen}", retries=Retries(deadline=20, read=20)) as client:
         start = time.monotonic()
         assert client.health().status == "ok"
@@ -111,7 +111,7 @@ def test_what_is_under_way_is_finished_before_the_end(
         spool = settings.data_dir / "spool"
         until(lambda: spool.is_dir() and any(spool.iterdir()))
         service.send_signal(signal.SIGTERM)
-        until(lambda: len(children(service)) == 1)  # those with nothing to do are gone
+        until(lambda: len(children(service)) == 1)  # the idle workers have exited
         slow.sendall(b"oo")
         assert slow.recv(100).startswith(b"HTTP/1.1 201")
     assert service.wait(40) == 0
@@ -143,7 +143,7 @@ def test_hostile_requests_do_no_harm(settings: Config, service: subprocess.Popen
 def test_slow_bodies_do_not_keep_others_waiting(
     settings: Config, tmp_path: Path, trickling: bool
 ) -> None:
-    """More connections than threads, of which none sends more of its body, or each some bytes."""
+    """More connections than threads; each sends no more of its body, or a few bytes at a time."""
     limit = "import api.worker as w; w.BODY_SECONDS = 2" if trickling else QUICK_STALL
     token = make_issuer(settings).user_token("ada")
     head = f"PUT /v1/blobs/sha256:{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
@@ -165,7 +165,7 @@ def test_slow_bodies_do_not_keep_others_waiting(
 
 
 def test_bodies_of_refused_requests_keep_nobody_waiting(settings: Config, tmp_path: Path) -> None:
-    """The senders have no token, and the API reads none of the bodies."""
+    """The senders have no token, and the API reads none of their bodies."""
     head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{"
     with one_process(settings, tmp_path / "log", FEW_THREADS) as slow:
         peers = [slow.enter_context(connected(settings)) for _ in range(60)]
@@ -176,7 +176,7 @@ def test_bodies_of_refused_requests_keep_nobody_waiting(settings: Config, tmp_pa
 
 
 def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path: Path) -> None:
-    """From many more clients than there are threads, none of whom has a token."""
+    """From many more clients than there are threads, all without a token."""
     patch = "import api.worker as w; w.HEADER_SECONDS = 3"
     with one_process(settings, tmp_path / "log", patch) as slow:
         peers = [slow.enter_context(connected(settings)) for _ in range(200)]
@@ -200,7 +200,7 @@ def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path:
 
 
 def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
-    """The kernel sends segments by itself; it gives up on such peers, too."""
+    """The kernel itself sends segments; it gives up on such peers, too."""
     with closing(open_repository(settings)) as repository:
         data = os.urandom(SEGMENT_BYTES)
         image = push_library(repository.images, "large", data)
@@ -219,7 +219,7 @@ def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tm
 
 
 def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
-    """Twice as many connections as there are threads; none is ever out of requests."""
+    """Twice as many connections as there are threads; each always has another request."""
     turns = [0] * 16
     over = time.monotonic() + 60
 
@@ -237,7 +237,7 @@ def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
 
 
 def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path) -> None:
-    """Each is as long as it says, so that the next answer is in its place."""
+    """Each answer is as long as announced, so that the next one starts in the right place."""
     data = os.urandom(SEGMENT_BYTES)
     with closing(open_repository(settings)) as repository:
         image = push_library(repository.images, "large", data)
@@ -266,7 +266,7 @@ def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path
 
 
 def peak_memory(pid: int) -> int:
-    """The most memory that a process ever had, in KiB."""
+    """The peak memory of a process, in KiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 

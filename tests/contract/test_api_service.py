@@ -1,4 +1,4 @@
-"""Nodes, and the service about itself."""
+"""Nodes, and what the service reports about itself."""
 
 from __future__ import annotations
 

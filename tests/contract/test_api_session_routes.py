@@ -23,7 +23,7 @@ URL = "/v1/clusters/vc/members/vc-0/sessions"
 
 @pytest.fixture
 def world(site: Site) -> World:
-    """One machine, on the node n1."""
+    """One cluster VM, on the node n1."""
     made = World(site.repository, "n1")
     made.apply(image="tiny")
     made.step()
@@ -37,7 +37,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def answered(site: Site, pool: ThreadPoolExecutor, **answer: Any) -> tuple[Any, str]:
-    """An operator asks for a session and the node says this; what the operator hears, and the id."""
+    """Ask for a session, have the node answer; return the operator's response, and the id."""
     share = site.node("n1")
     seen = share("GET", "/v1/nodes/n1/members").get_json()["revision"]
     asked = pool.submit(site.admin(), "POST", URL, json={"key": KEY})

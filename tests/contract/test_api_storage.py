@@ -1,4 +1,4 @@
-"""The API on storage that is S3, dies, comes back, and has no room."""
+"""The API on S3 storage that dies, comes back, and has no space."""
 
 from __future__ import annotations
 

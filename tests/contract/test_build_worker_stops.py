@@ -1,6 +1,6 @@
-"""A builder at work: it hears within seconds that a build is canceled or late, and leaves nothing.
+"""A builder stops within seconds if a build is canceled or late, and leaves nothing.
 
-What installs packages is a program of the test's own, which takes for ever; all else is real.
+The test's own program installs the packages, and never ends; all else is real.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from repository.builds.build_worker import BuildContext, build_image
 from repository.service import Repository
 from vmjobs.wire import Build, BuildState
 
-#: Leaves a file in the directory for temporary ones, starts a program of its own, and never ends.
+#: Leaves a directory in TMPDIR, starts a program of its own, and never ends.
 MMDEBSTRAP = """#!/bin/sh
 mkdir "$TMPDIR/mmdebstrap.root"
 sleep 1000 &
@@ -39,7 +39,7 @@ def _no_boot(_digest: str, _recipe: Recipe, _place: ScratchDir) -> None:
 
 
 class Builder:
-    """A builder, and a build that it is at."""
+    """A builder with a build in progress."""
 
     def __init__(self, repository: Repository, folder: Path, seconds: float = 1000) -> None:
         self.folder = folder
@@ -60,13 +60,13 @@ class Builder:
             raise
 
     def child(self) -> Path:
-        """What mmdebstrap has started, once it has; as a directory of /proc."""
+        """The /proc directory of the process that mmdebstrap starts, once it has."""
         note = self.folder / "note"
         wait_until(note.exists)
         return Path("/proc") / note.read_text().strip()
 
     def end(self) -> Build:
-        """As the build is once the builder has left it."""
+        """Wait for the builder to leave the build, at most 10 seconds; return the build."""
         began = time.monotonic()
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
@@ -90,7 +90,7 @@ def _dead(process: Path) -> bool:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A builder's directory, to which everybody finds a way: not pytest's own."""
+    """A builder's directory, which every user can enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name).resolve()
         place.chmod(0o755)
@@ -138,7 +138,7 @@ def test_a_builder_whose_build_another_has_taken_up_ends_its_programs(
 def test_a_builder_whose_program_fails_once_the_build_is_canceled(
     repository: Repository, folder: Path
 ) -> None:
-    """Whatever comes first: canceled it stays, and the builder goes on to its next build."""
+    """Whichever comes first, the build stays canceled, and the builder goes on to the next."""
     builder = Builder(repository, folder)
     child = builder.child()
     canceled = builder.builds.cancel(builder.build.id, ADA)

@@ -1,6 +1,6 @@
-"""Builds by a service of the test's own: the API, a builder and its broker as processes, real VMs.
+"""Builds by a service of the test's own: API, builder and broker as processes, real VMs.
 
-None of them is root: where the tests are, the service has the user ``nobody``.
+None of them is root: if the tests are, the service runs as the user ``nobody``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from vmjobs.wire import Build, BuildState
 T = TypeVar("T")
 
 VMJOBS = ROOT / ".venv" / "bin" / "vmjobs"
-#: A build from a package archive that is here, its boot and its publishing, on a busy machine.
+#: For a build from a local package archive, its boot and its publishing, on a busy host.
 SECONDS = 400.0
-#: For a builder to hear that a build is canceled, and to end what it has started.
+#: For a builder to learn that a build is canceled, and to end what it has started.
 STOP_SECONDS = 30.0
 NOBODY = "nobody"
-#: Subordinate user ids are in a file of this machine: in these processes only, it is another one.
+#: Subordinate user ids are in a file of this host; only these processes see another file.
 AS_NOBODY = """
 mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid &&
 exec setpriv --reuid=nobody --regid=nogroup --clear-groups -- "$@"
@@ -57,7 +57,7 @@ class Service:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the service's processes, and of its user's."""
+        """For the service's processes, and its user."""
         mine = {k: v for k, v in os.environ.items() if not k.startswith("VMJOBS_")}
         url = f"http://127.0.0.1:{self.port}"
         return {
@@ -78,14 +78,14 @@ class Service:
 
     @property
     def command(self) -> list[str | Path]:
-        """What starts ``vmjobs`` as the service's user, who has subordinate ids for namespaces."""
+        """Starts ``vmjobs`` as the service's user, who has subordinate ids for namespaces."""
         if os.geteuid() != 0:
             return [VMJOBS]
         private = ["unshare", "--mount", "--propagation", "private"]
         return [*private, "sh", "-ec", AS_NOBODY, self.folder / "ids", VMJOBS]
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """A process group of the service."""
+        """Start a process group of the service."""
         with (self.folder / f"{name}.log").open("ab") as log:
             where = {"env": self.environment, "cwd": self.folder, "start_new_session": True}
             return subprocess.Popen([*self.command, *words], stdout=log, stderr=log, **where)
@@ -94,7 +94,7 @@ class Service:
         self.builder = self.start("builder", "worker", "--builds")
 
     def kill_builder(self) -> None:
-        """As a power cut would: the builder, its child, and what that started."""
+        """Kill the builder, its child and what that started, as a power cut would."""
         if self.builder is not None:
             os.killpg(self.builder.pid, signal.SIGKILL)
             self.builder.wait()
@@ -118,25 +118,25 @@ class Service:
         )
 
     def built(self, *words: str | Path) -> str:
-        """Have an image built; what was printed."""
+        """Have an image built; return what was printed."""
         done = self.user("image", "build", "--remote", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def fails(self, recipe: Path, *words: str) -> None:
-        """Have an image built in vain, and these words printed."""
+        """Check that a build fails, and that these words are printed."""
         done = self.user("image", "build", "--remote", recipe)
         assert done.returncode == 70, done.stderr
         assert [word for word in words if word not in done.stderr] == []
 
     def build(self, recipe: Path) -> str:
-        """Ask for a build; its id."""
+        """Request a build; return its id."""
         done = self.user("image", "build", "--remote", "--detach", recipe)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def until(self, build: str, look: Callable[[Build], bool]) -> Build:
-        """Wait for a build to be in some state."""
+        """Wait until ``look`` accepts a build's state."""
         end = time.monotonic() + SECONDS
         with self.images() as images:
             while not look(found := images.build_state(build)):
@@ -146,22 +146,22 @@ class Service:
         return found
 
     def packages_root(self) -> Path:
-        """The directory into which packages are being installed, as soon as some are."""
+        """The directory into which packages are being installed, once it has some."""
         pattern = "builder/work/builds/*/mmdebstrap.*/var/lib/dpkg/info"
         return soon(lambda: [*self.folder.glob(pattern)])[0]
 
     def workplaces(self) -> list[Path]:
-        """What there is of builds and of their boot tests, apart from what is kept on purpose."""
+        """Directories of builds and of their boot tests, without what is kept on purpose."""
         places = ("builder/work/builds/*/", "state/local/runs/*/")
         return [path for place in places for path in self.folder.glob(place)]
 
     def programs(self) -> list[str]:
-        """Command lines of what the builder has started, its machines too."""
+        """Command lines of what the builder has started, including its VMs."""
         mine = {os.getpgrp(), self.api, self.builder.pid if self.builder else 0}
         place = str(self.folder)
         found = []
         for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # gone by now
+            with suppress(OSError):  # it has exited
                 words = (process / "cmdline").read_text("utf-8", "replace").replace("\0", " ")
                 links = [process / "root", *(process / "fd").iterdir()]
                 told = [words, *(str(link.readlink()) for link in links)]
@@ -174,7 +174,7 @@ class Service:
         soon(lambda: not self.programs() and not self.workplaces(), STOP_SECONDS, self.programs)
 
     def attempts(self, build: str) -> int:
-        """How often a builder began it."""
+        """How often a builder has started the build."""
         database = Database(f"sqlite:///{self.folder / 'data' / 'vmjobs.db'}")
         try:
             with database.read() as session:
@@ -202,7 +202,7 @@ def running(service: Service) -> Iterator[Service]:
     try:
         service.start_builder()
         with service.images() as images:
-            assert images.builds() == ()  # as soon as it answers
+            assert images.builds() == ()  # retried until it answers
         yield service
     finally:
         service.kill_builder()
@@ -212,7 +212,7 @@ def running(service: Service) -> Iterator[Service]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """The service's, and its users': pytest's own let nobody else pass."""
+    """A directory of the service and its users; no other user can enter pytest's own."""
     made = Path(tempfile.mkdtemp(prefix="vmjobs-builds-")).resolve()
     made.chmod(0o755)
     if os.geteuid() == 0:
@@ -240,7 +240,7 @@ def service(folder: Path) -> Iterator[Service]:
 
 
 def recipe(folder: Path, text: str = "") -> tuple[Path, str]:
-    """A recipe that was never built, and the word that its image has in /etc/nonce."""
+    """Write a recipe that was never built; return it and its image's word in /etc/nonce."""
     nonce = secrets.token_hex(8)
     file = folder / "tiny.toml"
     file.write_text(
@@ -260,7 +260,7 @@ def test_an_image_is_built_booted_published_and_runs_elsewhere(service: Service,
         assert (found.digest, found.owner, found.visibility) == (digest, "ada", "public")
         assert sorted(tag.tag for tag in found.tags) == ["1", "latest"]
         assert found.origin.source == "recipe tiny 1"
-    # The builder names nothing in its own store: a recipe's name is its owner's to give, not ours.
+    # The builder tags nothing in its own store: only the owner gives the image a name.
     assert ImageStore(folder / "builder" / "images").list() == []
     elsewhere = {"VMJOBS_IMAGE_DIR": str(folder / "laptop"), "VMJOBS_STATE_DIR": str(folder / "s")}
     pulled = service.user("image", "pull", "ada/tiny:1", **elsewhere)
@@ -328,7 +328,7 @@ def test_a_build_is_canceled_while_its_image_boots(service: Service, folder: Pat
 
 
 def check_canceling(service: Service, build: str) -> None:
-    """Cancel a build as its owner does; nothing of it is left but its record."""
+    """Cancel a build as its owner does; only its record is left."""
     canceled = service.user("image", "builds", build, "--cancel")
     assert canceled.returncode == 0, canceled.stderr
     assert "CANCELED: canceled by ada while it was" in canceled.stdout
@@ -354,14 +354,14 @@ def test_a_build_whose_time_is_over(service: Service, folder: Path) -> None:
         assert list(images.list()) == []
 
 
-@pytest.mark.soak  # one that is killed itself is above
+@pytest.mark.soak  # a single kill is tested above
 def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Path) -> None:
     mine, _ = recipe(folder)
     build = service.build(mine)
     kills = 0
 
     def kill(found: Build) -> bool:
-        """End the process that is at work, once for each attempt; whether the build is over."""
+        """Kill the working process, once for each attempt; return whether the build is over."""
         nonlocal kills
         if found.state is BuildState.BUILDING and service.attempts(build) > kills:
             assert service.builder is not None
@@ -374,13 +374,13 @@ def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Pat
     assert (failed.state, failed.code) == (BuildState.FAILED, BUILDER_LOST)
     assert kills == 4
     assert "4 times" in failed.message
-    # The builder itself is well, and the next build is not held up by this one.
+    # The builder itself works, and this build does not hold up the next one.
     other, _ = recipe(folder)
     service.built(other)
 
 
 def _children(pid: int) -> set[int]:
-    """A process' children, whichever of its threads started them."""
+    """A process' children, of all its threads."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(word) for path in lists for word in path.read_text().split()}
 

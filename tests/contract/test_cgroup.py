@@ -1,4 +1,4 @@
-"""cgroup v2 for real, whatever this machine mounts: on a UML kernel that sees this machine's files."""
+"""Real cgroup v2, independent of this host's: on a UML kernel that sees this host's files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
     init.chmod(0o755)
     program = shutil.which("linux.uml")
     assert program is not None, "user-mode-linux is not installed: this must run, not be skipped"
-    # Read-only: nothing of this machine's is changed, and /mnt and what is below it are the guest's.
+    # Read-only: this host's files do not change; /mnt and what is below it are the guest's.
     words = ["rootfstype=hostfs", "rootflags=/", "ro", f"init={init}", f"ubd0={disk}", "mem=256M"]
     told = subprocess.run(
         [program, *words, "con=null", "con0=null,fd:1", "noreboot", "panic=1"],

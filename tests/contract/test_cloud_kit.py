@@ -1,4 +1,4 @@
-"""The kit of cloud images against the agent's own endpoint and disks; only the machine is missing."""
+"""The kit of cloud images with the agent's own endpoint and disks; only the VM is missing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ exit 7
 
 @dataclass
 class Guest:
-    """The kit's surroundings: a directory instead of a machine."""
+    """The kit's environment: a directory instead of a VM."""
 
     place: Path
     link: GuestSession
@@ -70,13 +70,13 @@ class Guest:
         return JobDescription(ticket, endpoint, TOKEN if online else "", "abc")
 
     def give(self, argument: str, *, online: bool, keep: bool = False) -> None:
-        """Have the disks there, with the script's argument on the job disk."""
+        """Create the disks, with the script's argument on the job disk."""
         job_description = replace(self.job_description(argument, online=online), keep=keep)
         write_job_disk(self.place / "job.disk", job_description, lambda _, disk: disk.write(b"input\n"))
         create_blank_disk(self.place / "output.disk", 4 * MIB)
 
     def disk(self, **streams: Path) -> DiskContents:
-        """What the output disk has; outputs go to the tray."""
+        """Read the output disk; outputs go to the collector."""
         return read_output_disk(self.place / "output.disk", self.output_collector, streams, 16 * MIB)
 
     def seen(self) -> RunEvent | None:
@@ -99,7 +99,7 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
     for name, value in {"HOME": home, "WORK": home / "work", "SCRIPT": home / "script"}.items():
         monkeypatch.setattr(cloud_kit, name, value)
     monkeypatch.setattr(cloud_kit, "say", said.append)
-    monkeypatch.setattr(cloud_kit, "run_program", lambda *_: False)  # makes no file system here
+    monkeypatch.setattr(cloud_kit, "run_program", lambda *_: False)  # creates no file system
     monkeypatch.setattr(cloud_kit, "find_disks", lambda: disks)
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""``vmjobs cluster`` as typed, with the real interface behind it, and agents that do as told."""
+"""``vmjobs cluster`` as typed, with the real REST interface, and agents that obey."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def world(site: Site) -> World:
 
 
 class Shell:
-    """The command line of somebody with a token."""
+    """The command line of a user with a token."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -68,12 +68,12 @@ def shell(
 
 @contextmanager
 def at_work(world: World) -> Iterator[None]:
-    """The worker and the nodes' agents, while a command waits for them."""
+    """Run the worker and the nodes' agents while a command waits for them."""
     over = threading.Event()
 
     def work() -> None:
         while not over.wait(0.05):
-            if world.clusters.list():  # it may take a moment to be declared
+            if world.clusters.list():  # its declaration may take a moment
                 world.bring_up()
                 world.obey("n1", "n2")
 
@@ -178,7 +178,7 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
     assert shell("cluster", "diff", "vc.yaml") == ""
     assert why in shell("cluster", "apply", "--wait", "vc.yaml", status=65)
     with at_work(world):
-        shell("cluster", "scale", "vc", "2", "--wait", "--timeout", "60")  # of generation 1
+        shell("cluster", "scale", "vc", "2", "--wait", "--timeout", "60")  # scales generation 1
         said = shell("cluster", "retry", "vc", "--wait", "--timeout", "60")
     assert said.startswith("vc is retried: generation 2 is declared again\n")
     assert {m.generation for m in world.members().values() if m.goal is Goal.RUN} == {3}

@@ -1,6 +1,7 @@
-"""Logging in to a cluster's machine, for real: service, node, UML, OpenSSH.
+"""SSH to a cluster VM, for real: service, node, UML, OpenSSH.
 
-As a program this is the node, to be killed: arguments are its folder, the service's URL and its token.
+As a program, this file is the node, to be killed: arguments are its folder, the service's URL
+and its token.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from vmjobs.hypervisor.base import BootImage
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90.0
-#: Of a key to the machine's answer on the screen, on a machine that has other things to do as well.
+#: From a keystroke to the VM's answer on the screen, on a busy host.
 KEYSTROKE_SECONDS = 0.5
 SECRETS = ("/run/vmjobs/job/job.env", "/run/vmjobs-door/key", "/run/vmjobs-door/config")
 KEY = "ssh-ed25519 " + "A" * 68
-#: A job's account, as condor/worker/run.sh has them; and a job that waits for what it is to do.
+#: A job's account as in condor/worker/run.sh; starts the script ``door`` in the background.
 MORE = """
 echo 'slot1-1:x:64101:64101::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
 cp ./door /run/door
@@ -54,13 +55,13 @@ setsid bash /run/door &
 
 
 def worker_guest() -> BootImage:
-    """The image that comes with the product, built where it is not here yet."""
+    """The product's worker image; builds it if it is missing."""
     store = ImageStore(ROOT / "build" / "images")
     return store.prepare(build("worker", store, ROOT / "build" / "work").digest)
 
 
 class DoorKit(Kit):
-    """A script that stays, and the door of the product beside it."""
+    """A script that keeps running, and the product's ``door.sh`` beside it."""
 
     def files(self, order: ClusterVmOrder, incarnation: int) -> dict[str, bytes]:
         door = (ROOT / "condor" / "worker" / "door.sh").read_bytes()
@@ -69,7 +70,7 @@ class DoorKit(Kit):
 
 @dataclass
 class Grid:
-    """A service of three processes, and a node with one machine of the cluster `vc`."""
+    """A service of three processes, and a node with one VM of the cluster `vc`."""
 
     config: Config
     folder: Path
@@ -171,12 +172,12 @@ def test_bytes_arrive_as_they_were_sent(grid: Grid, tmp_path: Path) -> None:
 
 
 def test_a_jobs_account_can_neither_pose_as_the_guest_nor_read_keys(grid: Grid) -> None:
-    """What opens the door is for root alone; and no server listens that could be asked."""
+    """Only root can read the keys, and no server listens that a job could ask."""
     job = "setpriv --reuid 64101 --regid 64101 --clear-groups"
     done = grid.ssh("vc-0", "--", f"{job} sh -c 'id -u; cat {' '.join(SECRETS)}; ls /run/vmjobs-door'")
     assert done.stdout == b"64101\n"
     assert done.stderr.count(b"Permission denied") == len(SECRETS) + 1
-    assert grid.ssh("vc-0", "--", f"wc -c {' '.join(SECRETS)}").returncode == 0  # they are there
+    assert grid.ssh("vc-0", "--", f"wc -c {' '.join(SECRETS)}").returncode == 0  # they exist
     posing = f"vmjobs-door 1 {'x' * 43} {KEY}"
     words = f'exec 3<>/dev/tcp/10.0.2.100/22; echo "{posing}" >&3; timeout 20 cat <&3; echo left'
     pose = grid.ssh("vc-0", "--", f"{job} bash -c '{words}'")
@@ -260,7 +261,7 @@ def test_a_keystroke_comes_back_soon(grid: Grid) -> None:
 
 
 def begun(grid: Grid) -> subprocess.Popen[bytes]:
-    """A session in which somebody is."""
+    """Open a session, and wait until it runs."""
     made = subprocess.Popen(
         grid.vmjobs("ssh", "vc-0", "--", "echo in; cat"),
         env=grid.environ(),
@@ -274,7 +275,7 @@ def begun(grid: Grid) -> subprocess.Popen[bytes]:
 
 
 def is_as_before(grid: Grid) -> bool:
-    """Whether somebody can log in, and finds nobody else and nothing that others left."""
+    """Whether a login works, and finds no other session and no leftovers."""
     done = grid.ssh("vc-0", "--", "ls /run/vmjobs-door | grep -c keys; pgrep -c '^cat$'")
     return done.stdout == b"1\n0\n"
 

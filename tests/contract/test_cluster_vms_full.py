@@ -1,4 +1,4 @@
-"""A node whose disk is full, as far as the agent's own files go: nothing can be written there."""
+"""The agent on a node whose disk is full: it can write none of its own files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_member_of_which_nothing_can_be_kept_says_so_and_mends(
     assert (report.phase, report.code) == (Phase.WAITING, ClusterVmCode.NODE_FAILED)
     assert "record cannot be stored" in report.message
     assert "too large" in report.message
-    # A half record is none: whoever comes next begins anew.
+    # A partial record does not count: the next agent starts anew.
     assert parts.journal.load() == []
     assert remains(parts) == []
 
@@ -40,7 +40,7 @@ def test_what_was_told_of_a_full_disk_is_taken_back(parts: ClusterVmServices) ->
     keeper.accept(Assignment(revision=1, members=(order(),)))
     with nothing_fits():
         keeper.step(NOW)
-    # It is not wanted any more when there is room again: its record is as it was.
+    # The VM is no longer wanted when there is space again; its record is unchanged.
     keeper.accept(Assignment(revision=2, members=(order(goal="drain"),)))
     with nothing_fits():
         keeper.step(NOW + 1)

@@ -1,4 +1,4 @@
-"""Machines of clusters on a node, for real: User Mode Linux, the guest program, a script that stays."""
+"""Cluster VMs on a node, for real: User Mode Linux, guest program, a script that keeps on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NewParts = Callable[..., ClusterVmServices]
 
 
 def out(parts: ClusterVmServices) -> str:
-    """What the script of the only member's last machine has printed by now."""
+    """What the script has printed so far, in the latest incarnation of the only cluster VM."""
     consoles = list(parts.journal.paths(order().id).directory.glob("console-[0-9]"))
     return max(consoles).read_text("utf-8", "replace") if consoles else ""
 
@@ -58,7 +58,7 @@ def kill(parts: ClusterVmServices) -> None:
 
 
 def test_a_life(parts: ClusterVmServices, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started, admitted, given new tokens, killed, started again, drained, and nothing is left."""
+    """Started, registered, given new tokens, killed, restarted, drained; nothing is left."""
     monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 1.0)
     service.token_seconds = 6.0
     service.wants(1, order())
@@ -108,7 +108,7 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
     assert pid is not None
     service.go_away()
     with kept(parts):
-        # What the guest may not have heard it is told again.
+        # The new agent repeats what the guest may have missed.
         wait_until(lambda: out(parts).count("admitted") == 2, SECONDS, "it hears the new agent")
         assert machine_pid(parts) == pid
         kill(parts)
@@ -129,7 +129,7 @@ def _path() -> str:
     ("phase", "then", "failures"),
     [
         (Phase.STAGING, 1, 0),
-        (Phase.BOOTING, 2, 1),  # nobody knows whether it was ever started
+        (Phase.BOOTING, 2, 1),  # unknown whether it was ever started
         (Phase.STOPPING, 2, 0),
         (Phase.WAITING, 2, 0),
     ],
@@ -153,7 +153,7 @@ def test_why_a_machine_cannot_be_destroyed_is_told(parts: ClusterVmServices, ser
     service.wants(1, order())
     name = parts.journal.vm_name(order().id, 1)
     left = {"incarnation": 1, "machine": name, "token": "t", "sentinel": "s", "message": "it ended"}
-    kind = HypervisorKind.QEMU  # this node has no such thing any more
+    kind = HypervisorKind.QEMU  # this node no longer has QEMU
     parts.journal.write(
         ClusterVmRecord(order=order(), since=0.0, phase=Phase.STOPPING, hypervisor=kind, **left)
     )
@@ -194,7 +194,7 @@ def test_a_guest_that_ends_by_itself_says_why(service: Service, new_parts: NewPa
 def test_a_machine_that_gets_no_token_is_not_at_fault(
     service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again, not at once, until the service has a token for it."""
+    """It is retried after a pause, until the service has a token for it."""
     monkeypatch.setattr(plan, "REFUSED_PAUSE_SECONDS", 3.0)
     needy = new_parts(more="with_retries ask >token || exit 69")
     service.refusal = Forbidden("the pool's key is not here")
@@ -228,7 +228,7 @@ def test_disks_of_a_persistent_machine_outlive_it(service: Service, new_parts: N
 
 
 def _killed(disk: Path) -> None:
-    """Its VM was, while it wrote: its journal is to be replayed."""
+    """Check that the VM was killed during a write: the disk's journal is to be replayed."""
     assert b"needs_recovery" in subprocess.check_output(["dumpe2fs", "-h", disk])
 
 
@@ -351,7 +351,7 @@ def test_a_frozen_machine_is_replaced(
     service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 1.0)
-    service.token_seconds = 4.0  # what is done for a guest is no sign of its life
+    service.token_seconds = 4.0  # new tokens for a guest are no sign of its life
     impatient = new_parts(silence=6.0)
     service.wants(1, order())
     with kept(impatient):

@@ -1,4 +1,4 @@
-"""Limits of a cluster's machine, over restarts of its node's agent and after what holds it has died."""
+"""Limits of a cluster VM, across agent restarts and the death of their helper process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUSY = "(while :; do :; done) &"
 
 
 def share(parts: ClusterVmServices) -> float:
-    """Processors that the machine uses on average, for the next seconds."""
+    """Processors that the VM uses on average, in the next 3 seconds."""
     pid = kernel_pid(parts)
     began, before = time.monotonic(), processor_seconds(pid)
     threading.Event().wait(3)

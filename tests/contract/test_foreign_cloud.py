@@ -1,4 +1,4 @@
-"""Strategy `image` with Debian's own cloud-init: unmodified, told what to do by NoCloud data."""
+"""Strategy `image` with Debian's own, unmodified cloud-init, controlled by NoCloud data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(place: Path) -> dict[str, LocalRun]:
-    """All jobs at once: each waits for its own disk and network most of the time."""
+    """Run all jobs at once: each mostly waits for its own disk and network."""
     imported("cloud")
     (place / "script.sh").write_text(SCRIPT)
     (place / "table.txt").write_text("a\nb\n")

@@ -1,7 +1,7 @@
-"""Strategy `image` with operating systems that others built: GRUB's, mkosi's, other releases'.
+"""Strategy `image` with foreign operating systems: with GRUB, by mkosi, of other releases.
 
-None of them has any of vmjobs inside; all compute something and leave it on their output disk. How
-jobs of such images end is in test_agent_image_jobs.py.
+None of them contains any part of vmjobs; all compute something and write it to their output disk.
+test_agent_image_jobs.py tests how jobs of such images end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.soak_for("uefi")
 @pytest.mark.parametrize(("image", "network"), [("bios", "repository"), ("uefi", "none")])
 def test_a_disk_that_boots_by_itself_and_powers_off(place: Path, image: str, network: str) -> None:
-    """The one by GRUB does not know that it has a network; the one by mkosi has none."""
+    """The image with GRUB does not use its network; the one by mkosi has none."""
     done = run(image, place, "--exit", "poweroff", "--network", network, "--output", "*.csv")
     assert (done.report.state, done.code) == (JobState.COMPLETED, 0), done.report.reason.message
     assert done.report.reason.message == "the VM powered off by itself"

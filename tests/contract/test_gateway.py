@@ -1,4 +1,4 @@
-"""A gateway on this computer, for real: the commands, User Mode Linux, the image ``generic``."""
+"""A real gateway on this host: the commands, User Mode Linux, the image ``generic``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SECONDS = 120.0
 
 @dataclass
 class Site:
-    """A folder with gateways, and the commands."""
+    """A folder with gateways, and the commands for them."""
 
     folder: Path
     supervisors: list[subprocess.Popen[bytes]]
@@ -85,7 +85,7 @@ class Site:
         self.do("install", f"{name}.yaml")
 
     def supervise(self, name: str) -> subprocess.Popen[bytes]:
-        """As a service manager does; commands start none that is there."""
+        """Start a supervisor as a service manager does; commands then start none."""
         log = (self.folder / f"{name}.log").open("ab")
         argv = [*PROGRAM, "run", "--gateway", name]
         process = subprocess.Popen(argv, env=self.environment, stdout=log, stderr=log)
@@ -101,7 +101,7 @@ class Site:
         return process
 
     def kill_at(self, sign: Path, *words: str) -> None:
-        """Run a command, and kill it in the middle: once a file is there."""
+        """Run a command, and kill it midway: once the file ``sign`` exists."""
         argv = [*PROGRAM, *words]
         with subprocess.Popen(
             argv, env=self.environment, cwd=self.folder, stderr=subprocess.DEVNULL
@@ -118,7 +118,7 @@ class Site:
         return [machine["state"] for machine in self.shown(name).values()]
 
     def image_tags(self, name: str) -> list[str]:
-        """By which the gateway keeps its machines' images."""
+        """Return the tags by which the gateway keeps its VMs' images."""
         return sorted(
             entry.tag for entry in ImageStore(self.images).list() if entry.name == f"gateway-{name}"
         )
@@ -140,7 +140,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_gateway_lives(site: Site) -> None:
-    """Installed, booted, reached, its supervisor killed, stopped, booted again; then gone."""
+    """Install, boot, connect, kill its supervisor, stop, boot again; then delete."""
     site.install("one")
     assert site.states("one") == ["stopped", "stopped"]
     first = site.supervise("one")
@@ -264,12 +264,12 @@ def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> No
     assert "root 1" in said
     assert [m["incarnation"] for m in site.shown("one").values()] == [1, 1]
 
-    # A backup that is killed leaves the old one, and machines that go on.
+    # A killed backup leaves the old one, and the VMs go on.
     before = copy.read_bytes()
     part = site.folder / ".b.tar.zst.part"
     site.kill_at(part, "backup", "b.tar.zst", "--gateway", "one")
     assert copy.read_bytes() == before
-    # Whoever has frozen them may die.
+    # The client that froze them may die.
     with SupervisorClient(site.place("one").control) as control:
         assert control.ask("freeze")["frozen"] == ["ce", "wn"]
         thawed = site.said("one", "ce").count("thawed")
@@ -279,7 +279,7 @@ def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> No
     site.do("backup", "b.tar.zst", "--gateway", "one")
     assert not part.exists()
 
-    # A restore that is killed leaves nothing of that name; the next one does it all.
+    # A killed restore leaves nothing of that name; the next one starts anew.
     arriving = site.folder / "state" / "gateways" / ".third.restoring"
     site.kill_at(arriving, "restore", "b.tar.zst", "--name", "third")
     assert not site.place("third").directory.exists()

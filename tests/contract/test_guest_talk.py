@@ -1,4 +1,4 @@
-"""The guest program's requests, as it makes them, to a server on this host."""
+"""The guest program's own requests, to a server on this host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ echo "$? $http_status"
 
 @dataclass
 class Host:
-    """What a guest has sent: bytes of a stream, by offset. busy: answers only then."""
+    """A guest's host. taken: bytes that it sent. busy: the server answers once it is set."""
 
     taken: bytearray = field(default_factory=bytearray)
     busy: threading.Event = field(default_factory=threading.Event)
@@ -44,7 +44,7 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    """A server whose answers have the status that their path asks for."""
+    """A server that answers with the status in the request's path."""
     made = Host()
     made.busy.set()
 
@@ -69,7 +69,7 @@ def host() -> Iterator[Host]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         made.address = f"http://127.0.0.1:{server.server_address[1]}"
@@ -97,7 +97,7 @@ def test_a_guest_knows_whether_to_ask_again(host: Host, status: int, seen: str) 
 
 
 def test_a_request_that_a_signal_has_ended_is_not_refused(host: Host) -> None:
-    """As where the signal is for all of the script's processes."""
+    """As if the signal were sent to all of the script's processes."""
     host.busy.clear()
     asking = host.ask("/200")
     assert host.asked.wait(30)
@@ -107,7 +107,7 @@ def test_a_request_that_a_signal_has_ended_is_not_refused(host: Host) -> None:
 
 
 def test_what_is_printed_survives_its_carrier(host: Host, tmp_path: Path) -> None:
-    """It is killed time and again, while the host takes its time and the script goes on."""
+    """The carrier is killed repeatedly while the host is slow and the script goes on."""
     source, sink = os.pipe()
     said = os.urandom(3_000_000)
 

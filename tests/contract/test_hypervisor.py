@@ -1,4 +1,4 @@
-"""One body of tests over every hypervisor driver, with real guests."""
+"""The same tests for every hypervisor driver, with real guests."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ from vmjobs.hypervisor.uml import kernel_boot
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, NetworkMode
 
-#: Seconds in which a machine must be gone after :meth:`Hypervisor.destroy` was called.
+#: Seconds within which a VM must be gone after a call of :meth:`Hypervisor.destroy`.
 DESTROY = 20.0
-#: Processor seconds that a guest which has worked has used at least.
+#: Least processor seconds of a guest that has worked.
 WORK = 1.0
 
 KINDS = [HypervisorKind.UML, HypervisorKind.QEMU, HypervisorKind.KVM]
 
 
-#: Hypervisors that save machines; the others say that they do not.
+#: Hypervisors that can save VMs; the others report that they cannot.
 SAVES = pytest.mark.parametrize("driver", [HypervisorKind.QEMU, HypervisorKind.KVM], indirect=True)
 
 
@@ -106,7 +106,7 @@ def digest(path: Path) -> str:
 
 
 def test_boots_speaks_and_powers_off(bench: Bench) -> None:
-    """Nothing of its console is lost."""
+    """No console output is lost."""
     machine = bench.machine("hello")
     machine.console.write_text("kept from before\n")
     bench.driver.start(machine)
@@ -131,7 +131,7 @@ def check_ending(driver: Hypervisor, name: str, expected: set[ShutdownCause]) ->
     ("do", "expected", "words"),
     [
         ("reset", {ShutdownCause.RESET}, ""),
-        # Told to restart after a panic, as ours are, QEMU's kernels do; UML's die of it.
+        # Our kernels are told to restart after a panic: QEMU's do, UML's exit.
         (
             "panic",
             {ShutdownCause.RESET, ShutdownCause.PANICKED},
@@ -152,7 +152,7 @@ def test_a_machine_that_does_not_power_off_is_told_from_one_that_does(
 
 def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
     machine = bench.start("spin", "spinning")
-    bench.driver.stop(machine.name)  # which it may hear or not
+    bench.driver.stop(machine.name)  # the guest may ignore it
     began = time.monotonic()
     bench.driver.destroy(machine.name)
     assert time.monotonic() - began < DESTROY
@@ -164,7 +164,7 @@ def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
 
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
 def test_a_machine_that_lost_the_process_for_its_disks_has_ended(bench: Bench) -> None:
-    """Debian's kernel, which stands in for vmjobs' own where that is missing, has one."""
+    """Debian's kernel, used where vmjobs' own is missing, has such a process."""
     bench.driver = UserModeLinux(kernel_boot.DEBIAN_KERNEL)
     machine = bench.start("count", "count=1")
     listed = subprocess.check_output(["pgrep", "-f", f"umid={machine.name} "], text=True).split()
@@ -175,7 +175,7 @@ def test_a_machine_that_lost_the_process_for_its_disks_has_ended(bench: Bench) -
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_guest_that_several_users_share_is_traced(bench: Bench, shared: bool) -> None:
-    """One that a single job has runs faster, by vmjobs' own kernel."""
+    """A single job's guest is not: it runs faster, on vmjobs' own kernel."""
     machine = bench.start("count", "count=1", shared=shared)
     assert "Linux version 7" in said(machine.console), "make kernel"
     listed = subprocess.check_output(["pgrep", "-f", f"umid={machine.name} "], text=True).split()
@@ -206,7 +206,7 @@ def test_a_machine_that_lost_its_way_outside_has_ended(bench: Bench) -> None:
 
 
 def ends_soon(bench: Bench, machine: VmConfig) -> None:
-    """See that one that lost a process has ended: it is noticed within a second, on an idle host."""
+    """Check that a VM that lost a process ends: an idle host notices within a second."""
     began = time.monotonic()
     wait_until(
         lambda: bench.driver.wait(machine.name, CONSOLE_TICK_SECONDS) is VmState.GONE, BOOT, "it ends"
@@ -261,11 +261,11 @@ def test_pause_and_resume(bench: Bench) -> None:
 @SAVES
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: bool) -> None:
-    """With other files, at other places; what it has on its disks is there, too."""
+    """Its files have other paths then; the data on its disks is kept, too."""
     driver, first = bench.driver, bench.start("count", "count=5")
     assert driver.platform
     if paused:
-        driver.pause(first.name)  # whoever saves it does not want it to stay so
+        driver.pause(first.name)  # it must run after it is restored
     memory = bench.directory / "memory"
     driver.save(first.name, memory)
     assert driver.state(first.name) is VmState.GONE
@@ -290,9 +290,9 @@ def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: boo
 
 
 def counted(console: Path) -> list[int]:
-    """What a guest that counts has said, in whole lines."""
+    """Return the numbers that a counting guest has printed, in whole lines."""
     lines = said(console).replace("\r", "").split("\n")[:-1]
-    # The kernel may say something in the middle of a line.
+    # The kernel may print in the middle of a line.
     return [int(found[1]) for line in lines if (found := re.match(r"count=(\d+)", line))]
 
 
@@ -309,7 +309,7 @@ def test_saving_what_cannot_be_saved_leaves_it_running(bench: Bench) -> None:
 
 @SAVES
 def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -> None:
-    """Its overlay comes from another node, and may have been made by anybody."""
+    """Its overlay comes from another node, and may be forged."""
     driver, machine = bench.driver, bench.start("count", "count=1")
     memory, overlay = bench.directory / "memory", machine.workdir / "overlay.qcow2"
     driver.save(machine.name, memory)
@@ -348,7 +348,7 @@ def test_what_a_machine_has_used_is_seen_while_it_runs(bench: Bench) -> None:
 
 
 def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
-    """In full where the kernel tells; of QEMU as much as was seen of it."""
+    """In full where the kernel counts it; of QEMU, as much as was observed."""
     network = bench.network()
     with endpoint(network):
         native = bench.driver.kind is not HypervisorKind.QEMU
@@ -416,7 +416,7 @@ def test_an_overlay_that_is_to_be_kept_outlives_its_machine(bench: Bench) -> Non
 
 
 def test_guest_reaches_its_endpoint(bench: Bench) -> None:
-    """However deep its working directory lies."""
+    """Even if its working directory is deeply nested."""
     workdir = bench.directory / ("d" * 60) / ("e" * 50) / "work"
     workdir.mkdir(parents=True)
     network = bench.network()
@@ -435,7 +435,7 @@ def test_guest_reaches_its_endpoint(bench: Bench) -> None:
 @pytest.mark.soak_for("qemu")
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
-    """What listens may end, and come again to a machine that runs."""
+    """The listener may close, and open again for a running VM."""
     network = bench.network(mode, SSH_PORT)
     machine = bench.start("door", "guest: up", network=network)
     answer(network.listening[SSH_PORT], b"")
@@ -446,7 +446,7 @@ def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
 
 
 def answer(server: socket.socket, word: bytes) -> None:
-    """Take one connection of the guest's, say a word, and listen no longer."""
+    """Accept one connection of the guest, send ``word``, and stop listening."""
     with server:
         server.settimeout(BOOT)
         guest, _ = server.accept()
@@ -494,7 +494,7 @@ def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
 
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
 def test_guest_reaches_what_its_site_allows_and_nothing_that_it_denies(bench: Bench) -> None:
-    """Those that listen are on an address of this host, which is closed to guests otherwise."""
+    """The server has an address of this host, which is otherwise closed to guests."""
     address = host_addresses()[0]
     for policy, reached in (
         (OutboundPolicy(), False),
@@ -522,7 +522,7 @@ def test_guest_does_not_mount_the_host(bench: Bench) -> None:
 
 
 def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
-    """Not one of the name of another, none whose disk is not there, and what is no saved machine."""
+    """Cases: a name in use, a missing disk, and a file that is no saved VM."""
     driver, machine = bench.driver, bench.machine("count")
     driver.start(machine)
     again = bench.directory / "again"
@@ -530,7 +530,7 @@ def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
     with pytest.raises(HypervisorError):
         driver.start(replace(machine, workdir=again))
     assert driver.state(machine.name) is VmState.RUNNING
-    driver.destroy(machine.name)  # its disks are there
+    driver.destroy(machine.name)  # its disks remain
     saved = bench.directory / "memory"
     saved.write_bytes(bytes(4096))
     with pytest.raises(HypervisorError):
@@ -539,7 +539,7 @@ def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
     other = bench.machine("hello", image=replace(bench.image, root=bench.directory / "no such file"))
     with pytest.raises(HypervisorError):
         driver.start(other)
-        # A kernel may find out only after it was started.
+        # A kernel may notice only after its start.
         bench.end(other)
         raise HypervisorError("it panicked")
     assert driver.state(other.name) is VmState.GONE
@@ -573,7 +573,7 @@ def test_machine_of_a_killed_starter_is_found(bench: Bench) -> None:
         pickle.dump((machine, bench.driver.kind), data)
     with starter.stdout as words:
         assert words.readline() == b"started\n"
-    # What supervises an agent ends all that descends from it.
+    # An agent's supervisor ends all of its descendants.
     family = {p.pid: ancestors(p.pid) for p in procs.scan() if machine.name in " ".join(p.argv)}
     assert family
     assert [pid for pid, above in family.items() if starter.pid in above] == []
@@ -598,6 +598,6 @@ def ancestors(pid: int) -> list[int]:
 
 
 def files_of_libvirt(name: str) -> list[str]:
-    """What libvirt keeps of a machine, for root and for anybody else."""
+    """Files that libvirt keeps of a VM, for root and for other users."""
     places = (Path("/run/vmjobs"), Path.home() / ".cache/libvirt", Path.home() / ".config/libvirt")
     return [str(path) for place in places for path in place.rglob(f"*{name}*")]

@@ -1,4 +1,4 @@
-"""Machines that boot by what is on their disk: BIOS and UEFI, under every hypervisor that can."""
+"""VMs that boot from their disk: BIOS and UEFI, under every hypervisor that can."""
 
 from __future__ import annotations
 

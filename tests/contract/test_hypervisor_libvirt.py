@@ -1,6 +1,6 @@
 """The libvirt driver on ``test:///default``, which needs no guest and no daemon.
 
-What all drivers do is in test_hypervisor.py.
+test_hypervisor.py tests what all drivers do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def machine(tmp_path: Path) -> VmConfig:
 
 
 def test_machines_of_others_are_not_listed(driver: Libvirt, machine: VmConfig) -> None:
-    """libvirt's test driver comes with a machine called ``test``."""
+    """libvirt's test driver comes with a VM called ``test``."""
     driver.start(machine)
     assert driver.list() == [NAME]
     assert driver.state("test") is VmState.RUNNING

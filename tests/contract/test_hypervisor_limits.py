@@ -1,4 +1,4 @@
-"""Limits of machines, with real guests: what they use is measured from outside."""
+"""Limits of VMs, with real guests: their usage is measured from outside."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vmjobs.hypervisor.uml import mconsole
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 
-#: Starts a machine and is gone at once, as an agent that is killed.
+#: Starts a VM and exits at once, like a killed agent.
 _STARTER = """
 import os, pickle, sys
 from vmjobs.hypervisor.uml.driver import UserModeLinux
@@ -67,13 +67,13 @@ def qemu(tmp_path: Path) -> Iterator[Bench]:
 
 
 def processes(name: str) -> list[procs.Process]:
-    """The machine's first process."""
+    """The VM's first process."""
     found = [process for process in procs.scan() if name in " ".join(process.argv)]
     return [process for process in found if bubblewrap.is_leader(process)]
 
 
 def share(name: str, seconds: float) -> float:
-    """Processors that a machine uses on average, by what the kernel counts."""
+    """Processors that a VM uses on average, by the kernel's counters."""
     (first,) = processes(name)
     pids = [bubblewrap.inner_processes(first)[0].pid, *(one.pid for one in helper_processes.find(name))]
     began, before = time.monotonic(), sum(map(processor_seconds, pids))
@@ -82,7 +82,7 @@ def share(name: str, seconds: float) -> float:
 
 
 def share_in_time(name: str, seconds: float, least: float, most: float) -> float:
-    """Wait for a share above ``least``, as a busy host gives it late; all must be below ``most``."""
+    """Wait for a share above ``least``, late on a busy host; all must be below ``most``."""
     deadline = time.monotonic() + BOOT
     while (found := share(name, seconds)) <= least:
         assert time.monotonic() < deadline, f"it got no more than {found:.2f} processors"
@@ -106,26 +106,26 @@ def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> 
     free = uml.start("spin", "spinning")
     uml.until(limited, "spinning")
     found = share_in_time(limited.name, 3, 0.2, 0.4)
-    # A busy node may not have that much for a while.
+    # A busy node may lack the capacity for a while.
     wait_until(lambda: share(free.name, 1) > found + 0.05, BOOT, "the free one gets more")
     assert uml.driver.state(limited.name) is VmState.RUNNING
 
 
 def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
     machine = uml.start("spin", "spinning", limits=VmLimits(cpu_percent=30))
-    for _ in range(5):  # at whatever moment of the regulator's
+    for _ in range(5):  # at any moment of the CPU throttle's
         uml.driver.pause(machine.name)
         uml.driver.pause(machine.name)
         assert uml.driver.state(machine.name) is VmState.PAUSED
         assert share(machine.name, 0.2) < 0.02
         uml.driver.resume(machine.name)
         assert uml.driver.state(machine.name) is VmState.RUNNING
-    share_in_time(machine.name, 2, 0.08, 0.45)  # it may have to pay a debt first
-    uml.driver.pause(machine.name)  # and is destroyed like that
+    share_in_time(machine.name, 2, 0.08, 0.45)  # it may be in debt at first
+    uml.driver.pause(machine.name)  # the fixture destroys it while paused
 
 
 def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
-    """On a busy node a kernel may obey once nobody waits for its answer any more."""
+    """On a busy node a kernel may obey after the driver stopped waiting for its answer."""
     machine = uml.start("count", "count=3")
     (first,) = processes(machine.name)
     kernel = bubblewrap.inner_processes(first)[0]

@@ -1,4 +1,4 @@
-"""Builds for real: the same inputs give the same image, and e2fsck has nothing to say about it."""
+"""Real builds: the same inputs give the same image, in which e2fsck finds no errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_disk_holds_what_its_tree_does(tmp_path: Path) -> None:
     assert "Mode:  04755" in inode
     assert "User:     7   Group: 70000" in inode
     assert "Links: 2" in inode
-    assert "0x6553f100" in inode  # the epoch, and nobody's clock
+    assert "0x6553f100" in inode  # the epoch, not the current time
     assert "Fast link dest" in debugfs(disk, "stat /short").decode()
     assert write(tree, tmp_path / "other") == first
 
@@ -107,7 +107,7 @@ def test_what_was_built_is_not_built_again(tmp_path: Path) -> None:
 
 
 def test_nothing_is_fetched_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another store, the same downloads: the same image, and no program that goes to the network."""
+    """A new store with the same downloads gets the same image; no program downloads."""
     here = build("hep", ImageStore(STORE), WORK)
     programs: list[str] = []
 

@@ -73,7 +73,7 @@ def store(place: Path) -> ImageStore:
 
 @pytest.fixture
 def made(tmp_path: Path, store: ImageStore) -> Callable[..., ImportedImage]:
-    """Imports the container of these layers and this configuration."""
+    """Function that imports a container of given layers and configuration."""
 
     def make(layers: list[Layer], config: dict[str, Any] | None = None, **more: Any) -> ImportedImage:
         name = more.pop("name", "container")
@@ -93,7 +93,7 @@ def from_scratch() -> Layer:
 
 
 def run(vms: Bench, image: ImportedImage, **fields: Any) -> Guest:
-    """Run what the container runs."""
+    """Run the container in a VM, to its end."""
     values = {"network": NetworkMode.NONE, "strategy": "image", **fields}
     return vms.start(image.digest, values.pop("script", ""), **values).end()
 
@@ -105,14 +105,14 @@ def imported(
 
 
 def published(running: Registry, folder: Path, name: str, layer: Layer, **config: Any) -> str:
-    """A container of one layer, in a registry: its reference."""
+    """Push a container of one layer to a registry; return its reference."""
     write_layout(folder / "layout", [layer], config)
     running.push(folder / "layout", name)
     return f"oci:{running.host}/{name}"
 
 
 def workdir(store: ImageStore) -> Path:
-    """Beside the store, as by default: one's own, but for kernel and tools."""
+    """The default working directory, beside the store; kernel and tools are shared."""
     folder = store.root.parent / "work"
     if not folder.exists():
         folder.mkdir()
@@ -190,7 +190,7 @@ def test_one_of_several_architectures_is_taken(
 
 
 def write_layout_index(layout: Path, index: bytes) -> None:
-    """Make ``index`` the one thing that the layout has."""
+    """Make ``index`` the only entry of the layout."""
     digest = hashlib.sha256(index).hexdigest()
     (layout / "blobs" / "sha256" / digest).write_bytes(index)
     descriptor = {
@@ -214,7 +214,7 @@ def test_a_private_repository_wants_the_right_credentials(
         assert "--password-stdin" in caught.value.hint
     right = RegistryAccess(username=USER, password=PASSWORD, insecure=True)
     image = imported(reference, store, right)
-    assert list(workdir(store).glob("container-*")) == []  # nor the credentials
+    assert list(workdir(store).glob("container-*")) == []  # no credentials remain
 
     authfile = tmp_path / "auth.json"
     login = ["skopeo", "login", "--authfile", authfile, "--tls-verify=false", "--username", USER]
@@ -361,7 +361,7 @@ def test_a_layer_that_is_damaged_in_the_registry_is_noticed(
 
 
 def test_a_hostile_layer_leaves_nothing_behind(store: ImageStore, made: Made) -> None:
-    """Of those that are refused: tests/unit/test_oci_layers.py has them all."""
+    """One refused layer; tests/unit/test_oci_layers.py has all of them."""
     before = set(store.root.rglob("*"))
     with pytest.raises(ImageRejected):
         made([Layer().symlink("etc", "/etc").file("etc/../../escape", "x")])
@@ -392,7 +392,7 @@ def test_a_program_and_nothing_else(store: ImageStore, made: Made, vms: Bench) -
 
 
 def check(store: ImageStore, image: ImportedImage) -> None:
-    """Have e2fsck look at the root disk. That a container's has no lost+found is no fault."""
+    """Check the root disk with e2fsck. A container's disk needs no lost+found."""
     disk = store.content_path(store.manifest(image.digest).root.digest)
     assert all("lost+found" in line for line in fsck(disk))
 
@@ -559,13 +559,13 @@ def test_images_on_the_same_layers_share_their_blocks(tmp_path: Path, store: Ima
         image = imported(f"oci-layout:{tmp_path}/{name}", store)
         shared.append(blocks(store, image))
     common = sum(digest in set(shared[1]) for digest in shared[0])
-    # The layers' own 300 kB, and what says where things are.
+    # The 300 kB of the image's own layer, and metadata.
     assert len(shared[0]) - common <= 300_000 // CHUNK_BYTES + 1 + 6
     assert common / len(shared[0]) > 0.9
 
 
 def blocks(store: ImageStore, image: ImportedImage) -> list[bytes]:
-    """Digests of the blocks of the root disk that are not zeros."""
+    """Digests of the chunks of the root disk that are not zeros."""
     path = store.content_path(store.manifest(image.digest).root.digest)
     with path.open("rb", buffering=0) as file:
         found = [digests or [] for _, digests in iter_segments(file, path.stat().st_size)]

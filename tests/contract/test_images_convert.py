@@ -1,4 +1,4 @@
-"""One disk in every format has one digest, and goes there and back unchanged."""
+"""Conversion: a disk has one digest in all formats, and returns unchanged."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_image_that_was_changed_meanwhile_is_refused(lab: Lab, tmp_path: Path
 
 def test_damaged_data_is_refused_and_leaves_nothing(lab: Lab, tmp_path: Path) -> None:
     def spoil(data: bytearray) -> None:
-        """Make garbage of all data: compressed clusters do not unpack any more."""
+        """Overwrite all data: compressed clusters do not unpack any more."""
         data[5 * 65536 :] = b"\xa5" * (len(data) - 5 * 65536)
 
     (tmp_path / "sink").write_bytes(b"what was there")
@@ -114,7 +114,7 @@ def test_damaged_data_is_refused_and_leaves_nothing(lab: Lab, tmp_path: Path) ->
 
 @pytest.mark.parametrize("format_", ["qcow2", "vmdk", "vdi", "vhdx"])
 def test_an_image_within_an_image_is_refused(lab: Lab, tmp_path: Path, format_: str) -> None:
-    """What is a disk from outside is a trap from inside: unpacked, it would be probed."""
+    """A program that probes the unpacked disk would interpret the inner image."""
     inner, outer = lab.copy("qcow2-v3", "inner"), tmp_path / "outer"
     qemu_img("convert", "-f", "raw", "-O", format_, inner, outer)
     description = inspect_image(outer)
@@ -132,7 +132,7 @@ def head(path: Path) -> bytes:
 def test_names_of_files_have_no_meaning(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To qemu-img some names are protocols; here every name is a name."""
+    """qemu-img takes some names for protocols; here each names a file."""
     monkeypatch.chdir(tmp_path)
     for name in ("nbd:localhost:1", 'json:{"driver":"nbd"}', "-O", "a,b=c", "a b\n", "fat:rw:x"):
         source = lab.copy("qcow2-v3", name)

@@ -1,4 +1,4 @@
-"""Root disks of container images: what e2fsprogs' own tools read in them, and how alike they are."""
+"""Root disks of container images: what e2fsprogs reads in them, and their common chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 64 * 1024
 
 
 def write(tree: FileTree, disk: Path) -> bytes:
-    """Write it, and have e2fsck look at every structure."""
+    """Write the tree, and check every structure with e2fsck."""
     ext4.write(tree, disk, slack=MIB, epoch=1_700_000_000, seed=b"seed")
     assert fsck(disk) == []
     return disk.read_bytes()
@@ -85,7 +85,7 @@ def test_names_that_do_not_fit_are_refused(tmp_path: Path, name: str, target: st
 
 
 def layered(*more: dict[str, bytes], without: tuple[str, ...] = ()) -> FileTree:
-    """A tree of a large layer that is always the same, and of others."""
+    """A tree of a large layer, always the same, and of others."""
     tree = FileTree()
     base = {f"usr/{n % 13}/file{n}": (b"%d " % n) * (500 * (n % 40)) for n in range(1, 400)}
     for files in (base, *more):
@@ -99,7 +99,7 @@ def layered(*more: dict[str, bytes], without: tuple[str, ...] = ()) -> FileTree:
 
 
 def chunks(data: bytes) -> list[bytes]:
-    """The blocks of an image that are not zeros."""
+    """The chunks of an image that are not zeros."""
     found = (data[place : place + CHUNK] for place in range(0, len(data), CHUNK))
     return [chunk for chunk in found if chunk.count(0) < len(chunk)]
 
@@ -109,7 +109,7 @@ def test_layers_below_lie_as_if_there_were_none_above(tmp_path: Path) -> None:
     above = {"aaa/first": os.urandom(200_000), "usr/3/file3": b"another", "zzz": b"last"}
     other = write(layered(above, without=("usr/5/file5", "usr/7/file20")), tmp_path / "other")
     there = set(chunks(other))
-    # Superblock, bitmaps and tables of the first group; what says where directories are; two files.
+    # Superblock, bitmaps and tables of the first group; metadata of directories; two files.
     assert sum(chunk not in there for chunk in plain) <= 8
     assert len(plain) > 100
 

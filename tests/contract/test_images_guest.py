@@ -1,4 +1,4 @@
-"""The guest program, in guests that boot: UML first, QEMU where the kernel and initrd matter."""
+"""The guest program in booted guests: on UML; on QEMU where kernel and initrd matter."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_physics_in_the_guest_is_the_physics_of_the_host(hep: str, vms: Bench, t
     )
     guest.end()
     assert guest.exit == {"code": 0}, guest.err.getvalue().decode()
-    # Events with one seed are alike to the last particle, or else their numbers soon differ.
+    # Events with one seed agree to the last particle; otherwise their numbers soon differ.
     assert guest.out.getvalue() == native.stdout
     assert 70 < float(native.stdout) < 100
 
@@ -234,8 +234,8 @@ def test_a_script_that_kills_all_helpers_loses_no_output(generic: str, vms: Benc
     script = "#!/bin/bash\necho one\nkill -9 -1\nseq 1 20000\nsleep 600\n"
     guest = vms.start(generic, script)
     guest.out.wait_for(b"\n20000\n")
-    # The control loop is back as well. The request of the one that was killed still waits at the
-    # server, and takes the order too; but nobody says that it was delivered.
+    # The control loop runs again, too. The killed one's request still waits at the server and also
+    # takes the signal, but never confirms its delivery.
     vms.calls.wait_for("/v1/control?wait=25&done=0", 2)
     guest.run.guest_session.send_signal(2)
     guest.end()
@@ -245,8 +245,8 @@ def test_a_script_that_kills_all_helpers_loses_no_output(generic: str, vms: Benc
 
 
 def test_what_a_helper_has_just_read_is_not_lost_with_it(generic: str, vms: Bench) -> None:
-    # The helper waits for output. The script has all the processor, so that the helper would not get
-    # to write what it has read before it is killed.
+    # The helper waits for output. The script takes all the processor: it kills the helper before that
+    # could write what it has read.
     script = """#!/bin/bash
         renice -n -20 $$ >/dev/null
         for number in 1 2 3; do
@@ -301,7 +301,7 @@ def test_an_endpoint_that_fails_for_a_while_is_asked_again(generic: str, vms: Be
 
 
 def test_what_a_guest_cannot_deliver_is_no_success(generic: str, vms: Bench) -> None:
-    """However often it tries."""
+    """It tries five times."""
     path = "/v1/log/out?offset=0"
     vms.calls.answer = lambda line: 503 if line == path else None
     guest = vms.start(generic, "echo some").end()
@@ -313,14 +313,14 @@ def test_what_a_guest_cannot_deliver_is_no_success(generic: str, vms: Bench) -> 
 
 
 def test_a_script_that_fills_run_loses_nothing_unsaid(generic: str, vms: Bench) -> None:
-    """What it prints arrives; its outputs cannot be collected."""
+    """Its printed text arrives; its output files cannot be collected."""
     script = "dd if=/dev/zero of=/run/x bs=64k 2>/dev/null; sleep 1; echo early; sleep 3; echo late"
     guest = vms.start(generic, script).end()
     assert guest.out.getvalue() == b"early\nlate\n"
     assert (guest.report.reason.code, guest.exit) == (ReasonCode.GUEST_LOST, {"code": 0}), guest.text
 
 
-@pytest.mark.soak  # tests/contract/test_cloud_kit.py has the same of another guest
+@pytest.mark.soak  # tests/contract/test_cloud_kit.py tests another guest
 def test_what_is_not_sent_in_time_is_no_success(
     generic: str, vms: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +345,7 @@ def test_what_a_node_cannot_keep_is_its_fault(generic: str, vms: Bench, tmp_path
 
 
 def test_what_has_no_room_on_the_disk_is_no_success(generic: str, vms: Bench) -> None:
-    """Though the script does not see it, and makes room afterwards."""
+    """Even if the script does not notice it, and frees space afterwards."""
     script = "dd if=/dev/zero of=fill bs=64k 2>/dev/null; seq 9999; sleep 2; rm fill; echo late"
     guest = offline(vms, generic, script, disk=16)
     assert guest.report.reason.code is ReasonCode.OUTPUT_TOO_LARGE, guest.text
@@ -355,7 +355,7 @@ def test_what_has_no_room_on_the_disk_is_no_success(generic: str, vms: Bench) ->
     assert guest.text.count("lost bytes") == 1
 
 
-#: Larger than any disk, and than the job's. A name that no host takes, and what is no regular file.
+#: Files larger than any disk, and than the job's. A name that no host takes; non-regular files.
 LARGE = "truncate -s 2T a; truncate -s 400M b"
 ODD = r"""echo y >'d
 e'; mkdir f; ln -s c g; ln -s none 'h i'; mkfifo j; mknod k c 1 3

@@ -1,4 +1,4 @@
-"""Sending contents: what is missing and no more, notes that help, and repositories that forget."""
+"""Pushing contents: only missing chunks, digest caches, and repositories that lose data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADA = Viewer("ada")
 class Receiver:
     """An upload at a real repository, and what was asked and sent.
 
-    forget: blocks that it will say are here though they are not.
+    clear: whether it reports all chunks as present.
     """
 
     images: Images
@@ -115,7 +115,7 @@ def test_blocks_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path)
 
 
 def test_segments_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path) -> None:
-    """The upload is given up and its bytes collected, just before the content is made."""
+    """The upload is aborted and its bytes are collected just before the content is made."""
     file = file_of(tmp_path / "disk", os.urandom(SEGMENT_BYTES))
 
     class Forgetful(Receiver):
@@ -134,7 +134,7 @@ def test_a_layout_that_is_known_saves_reading(images: Images, tmp_path: Path) ->
     file = file_of(tmp_path / "disk", data)
     send_content(file, receiver(images))
     known = compute_layout_of_bytes(data)
-    # Its bytes are never looked at: nothing is missing.
+    # Nothing is missing, so its bytes are never read.
     file.write_bytes(bytes(len(data)))
     again = receiver(images)
     assert send_content(file, again, layout=known) == known
@@ -166,7 +166,7 @@ def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
     assert to.contents == 0
 
 
-# ----------------------------------------------------------------- notes
+# ----------------------------------------------------------------- digest cache, upload state
 
 
 def test_notes_save_reading_until_the_file_changes(images: Images, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_broken_notes_are_none(images: Images, tmp_path: Path) -> None:
         with closing(FileDigestCache.open(folder, file)) as notes:
             send_content(file, receiver(images), digest_cache=notes)
     assert path.read_bytes() == good
-    # Wrong digests: the repository notices, and they are forgotten.
+    # The repository notices wrong digests, and the cache drops them.
     path.write_bytes(good[:-32] + b"\1" * 32)
     with (
         closing(FileDigestCache.open(folder, file)) as notes,
@@ -224,7 +224,7 @@ def test_notes_are_for_one_at_a_time_and_for_oneself(tmp_path: Path) -> None:
     note = UploadState(folder, "http://a", "disk")
     assert note.load() == ""
     note.save("abc")
-    assert UploadState(folder, "http://a", "disk").load() == ""  # a push that is under way has it
+    assert UploadState(folder, "http://a", "disk").load() == ""  # a running push holds it
     assert UploadState(folder, "http://b", "disk").load() == ""
     del note
     later = UploadState(folder, "http://a", "disk")

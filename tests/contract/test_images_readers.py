@@ -1,4 +1,4 @@
-"""Two readers, one disk: of what our parsers let in, QEMU sees the same, and no more of it."""
+"""Images that our parsers accept: QEMU sees the same disk, and no more data."""
 
 from __future__ import annotations
 

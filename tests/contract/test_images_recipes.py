@@ -1,4 +1,4 @@
-"""The shipped recipes: built by the command, gated by their boot test, used for what they are for."""
+"""The shipped recipes: built by the command, checked by their boot test, used by jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REALM = "VMJOBS.TEST"
 def vmjobs(
     *words: str | Path, state: Path, seconds: float = 180, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, with a state directory of the test's own."""
+    """Run the command as a user would, with the test's own state directory."""
     settings |= {"VMJOBS_IMAGE_DIR": str(STORE), "VMJOBS_STATE_DIR": str(state)}
     environment = {**os.environ, **settings}
     return subprocess.run(
@@ -47,7 +47,7 @@ def script(folder: Path, text: str) -> Path:
     return file
 
 
-# --------------------------------------------------------------------------- the gate
+# --------------------------------------------------------------------------- boot tests
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_site_s_own_packages_have_to_be_named(tmp_path: Path) -> None:
     assert "--repository" in done.stderr
 
 
-# --------------------------------------------------------------------------- what they are for
+# --------------------------------------------------------------------------- use by jobs
 
 
 @pytest.mark.soak
@@ -111,7 +111,7 @@ def test_a_worker_has_htcondor_inside(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Kdc:
-    """A key distribution centre of the test's own, where a guest can reach it."""
+    """The test's own key distribution centre, which guests can reach."""
 
     address: str
     config: Path
@@ -120,7 +120,7 @@ class Kdc:
 
 @contextmanager
 def own_address() -> Iterator[str]:
-    """An address of this host that no other program has, and that leads nowhere else.
+    """An address of this host that no other program uses, and that leads nowhere else.
 
     Guests cannot reach the host's loopback; 198.18.0.0/15 is for tests (RFC 2544).
     """

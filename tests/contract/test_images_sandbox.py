@@ -1,4 +1,4 @@
-"""The sandbox, with the door's checks out of the way: what an attack that got through would find."""
+"""The sandbox, without image inspection: what an attack that passed it could reach."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def python(program: str, source: Path | None = None, output: Path | None = None)
 
 
 def attempt(*lines: str) -> object:
-    """What comes of some statements: the error's name, or ``done``."""
+    """Run statements in the sandbox; return the error's name, or ``done``."""
     body = "".join(f"    {line}\n" for line in lines)
     return python(f"try:\n{body}    r = 'done'\nexcept OSError as e:\n    r = type(e).__name__\n"
                   "print(json.dumps(r))")  # fmt: skip
 
 
 def convert(image: Path, output: Path, format_: str) -> None:
-    """As careless as can be: the format only, and whatever the image says is followed."""
+    """Convert without checks: with the format only, following all of the image's references."""
     argv = ("qemu-img", "convert", "-f", format_, "-O", "raw", SOURCE, f"{OUTPUT}/disk")
     with image.open("rb") as file:
         sandbox.run(argv, source=file, output=output, limits=LIMITS)
 
 
 def stolen(image: Path, tmp_path: Path, format_: str) -> bytes:
-    """What the same conversion gets without a sandbox."""
+    """Return what the same conversion reads without a sandbox."""
     qemu_img("convert", "-f", format_, "-O", "raw", image, tmp_path / "stolen")
     return (tmp_path / "stolen").read_bytes()
 
@@ -117,7 +117,7 @@ def test_a_vmdks_extent_elsewhere_cannot_be_read(tmp_path: Path, secret: Path, o
 def test_a_guests_header_cannot_make_anybody_read_the_host(
     tmp_path: Path, secret: Path, output: Path
 ) -> None:
-    """CVE-2026-24708: a guest writes a qcow2 header over its raw disk, and somebody probes it."""
+    """CVE-2026-24708: a guest writes a qcow2 header over its raw disk, and a host probes it."""
     image = tmp_path / "disk.raw"
     qemu_img("create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", image)
     qemu_img("convert", image, tmp_path / "probed")
@@ -233,7 +233,7 @@ def test_time_is_limited_and_nothing_is_left_behind() -> None:
     wait_until(lambda: not mentioning(mark), 20, "no process of the sandbox is left")
 
 
-#: Writes files of half a MiB, one after the other, for as long as it may.
+#: Writes files of half a MiB, one after the other, until it is stopped.
 FLOOD = """
 import itertools, time
 for number in itertools.count():
@@ -316,7 +316,7 @@ def test_the_filter_is_a_program_that_the_kernel_takes() -> None:
     for machine in ("x86_64", "aarch64"):
         program = seccomp.program(machine)
         lines = list(struct.iter_unpack("=HBBI", program))
-        # Every jump stays inside, and the last line returns.
+        # Every jump stays inside the program, and the last line returns.
         for number, (code, yes, no, _) in enumerate(lines):
             if code & 7 == 5:
                 assert number + 1 + max(yes, no) < len(lines)
@@ -349,7 +349,7 @@ def test_an_unprivileged_user_has_the_sandbox_too(lab: Lab) -> None:
 
 
 def test_the_file_that_was_opened_is_what_is_seen(lab: Lab, tmp_path: Path) -> None:
-    """Another file in its place, after it was looked at, is not what the program gets."""
+    """The program does not get a file that replaces it after inspection."""
     path = lab.copy("qcow2-v3", "image")
     on_output = bytearray()
     with path.open("rb") as file:

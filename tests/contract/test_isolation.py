@@ -1,7 +1,7 @@
-"""What a guest reaches that has broken its kernel, or QEMU: a hostile program runs in its place.
+"""Isolation of a guest that controls its kernel or QEMU: a hostile program replaces these.
 
-Each test has its control: the same program, started by the same driver without the sandbox, gets what
-it tries. ``docs/isolation.md`` maps the tries to these tests.
+Each test has its control: the same program, started by the same driver without the sandbox, succeeds.
+``docs/isolation.md`` maps the attacks to these tests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
-#: Both kinds of machines: a User Mode Linux kernel, and QEMU that libvirt starts.
+#: Both kinds of VMs: a User Mode Linux kernel, and QEMU that libvirt starts.
 each = pytest.mark.parametrize("node", [HypervisorKind.UML, HypervisorKind.QEMU], indirect=True)
 ROOT = os.geteuid() == 0
 _Tries = dict[str, tuple[str, str]]
@@ -58,7 +58,7 @@ _Found = dict[str, bool]
 
 @dataclass
 class Node:
-    """A node with things of others on it, and machines of one driver, isolated or not."""
+    """A node with resources of others, and VMs of one driver, isolated or not."""
 
     directory: Path
     program: Path
@@ -72,14 +72,14 @@ class Node:
         return replace(made, disks=(DataDisk(disk),), cmdline=words)
 
     def broken(self, tries: _Tries, then: str = "end", posing: str = "") -> VmConfig:
-        """A machine whose kernel is in the hands of its guest."""
+        """A hostile VM: its guest controls its kernel."""
         root = self.directory / "root"
         root.write_bytes(bytes(4096))
         image = BootImage("", root, kernel=root)
         return self.machine(image, *self.told(tries, then, posing))
 
     def told(self, tries: _Tries, then: str = "end", posing: str = "") -> tuple[str, ...]:
-        """What such a kernel is told."""
+        """The command line of such a kernel."""
         words = base64.b64encode(json.dumps(tries).encode()).decode()
         return (f"tries={words}", f"then={then}", f"as={posing}")
 
@@ -89,28 +89,28 @@ class Node:
         return Libvirt(self.kind, node_connection(), isolated=isolated, program=str(self.program))
 
     def begun(self, then: str, posing: str = "") -> tuple[Hypervisor, VmConfig]:
-        """An isolated broken machine that has begun, and its driver."""
+        """Start a hostile VM in isolation; return its driver and the VM."""
         driver, machine = self.driver(isolated=True), self.broken({}, then, posing)
         driver.start(machine)
         wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
         return driver, machine
 
     def start(self, driver: Hypervisor, machine: VmConfig) -> None:
-        """Have a broken one run. libvirt waits for QEMU's first words, which it does not say."""
+        """Start a hostile VM. libvirt waits for QEMU's greeting, which this does not send."""
         with nullcontext() if self.kind is HypervisorKind.UML else suppress(HypervisorError):
             driver.start(machine)
 
     def reached(self, tries: _Tries, *, isolated: bool) -> _Found:
-        """Which of the tries succeeded."""
+        """Return which of the attacks succeeded."""
         found = self.tell(self.broken(tries), isolated=isolated)
         assert list(found) == list(tries)
         return found
 
     def tell(self, machine: VmConfig, *, isolated: bool) -> _Found:
-        """Run a broken one: which of its tries succeeded."""
+        """Run a hostile VM; return which of its attacks succeeded."""
         driver = self.driver(isolated=isolated)
         self.start(driver, machine)
-        # A script shows its interpreter's name: without a sandbox no driver knows it for a kernel.
+        # A script's process has its interpreter's name: without a sandbox, no driver sees a kernel.
         wait_until(lambda: "tried all" in said(machine.console).splitlines(), BOOT, "all was tried")
         assert driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
         driver.destroy(machine.name)
@@ -120,7 +120,7 @@ class Node:
         return {one["try"]: one["done"] for one in told}
 
     def check(self, tries: _Tries, *, control: Callable[[str], bool] = lambda _: True) -> None:
-        """No try succeeds, and those for which ``control`` says so would without a sandbox."""
+        """Check that no attack succeeds, and that those of ``control`` do without a sandbox."""
         assert self.reached(tries, isolated=True) == dict.fromkeys(tries, False)
         wanted = {name: True for name in tries if control(name)}
         found = self.reached(tries, isolated=False)
@@ -129,7 +129,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all: libvirt asks each that it does not know for seconds what it can do."""
+    """One hostile program for all tests: libvirt probes each new one for seconds."""
     path = tmp_path_factory.mktemp("broken") / "broken-kernel"
     shutil.copy(Path(__file__).with_name("broken_kernel.py"), path)
     path.chmod(0o755)
@@ -162,7 +162,7 @@ def neighbour(tmp_path_factory: pytest.TempPathFactory, image: BootImage) -> Ite
 
 @pytest.fixture
 def victim(neighbour: VmConfig) -> Iterator[VmConfig]:
-    """Another machine, that runs, and goes on whatever a broken one does."""
+    """Another VM, which runs and goes on during all attacks."""
     before = len(said(neighbour.console))
     yield neighbour
     assert UserModeLinux().state(neighbour.name) is VmState.RUNNING
@@ -171,7 +171,7 @@ def victim(neighbour: VmConfig) -> Iterator[VmConfig]:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_users_of_one_guest_are_kept_apart_if_there_are_several(tmp_path: Path, shared: bool) -> None:
-    """By ptrace. By seccomp, where a guest has one user, a process can take over the guest's kernel."""
+    """By ptrace. With seccomp, for one user, a process can take over the guest's kernel."""
     program = tmp_path / "stub_calls"
     compiler = ["musl-gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o", program]
     run([*compiler, Path(__file__).with_name("stub_calls.c")], timeout=60)
@@ -185,14 +185,14 @@ def test_users_of_one_guest_are_kept_apart_if_there_are_several(tmp_path: Path, 
 
 
 def kernel_of(name: str) -> int:
-    """The machine's kernel, as seen from outside."""
+    """Process id of the VM's kernel, as seen from outside."""
     words = f"umid={name}"
     (first,) = (one for one in procs.scan() if bubblewrap.is_leader(one) and words in one.argv)
     return bubblewrap.inner_processes(first)[0].pid
 
 
 def chain(words: str) -> list[int]:
-    """The processes that a machine is, from the one that was first."""
+    """Process ids of a VM, oldest first."""
     stats = {
         p: Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split() for p in mentioning(words)
     }
@@ -244,7 +244,7 @@ def test_its_own_image_cannot_be_written_by_its_own_name(node: Node) -> None:
 
 
 def test_what_is_its_own_it_has(node: Node) -> None:
-    """The sandbox is not just empty: what a kernel needs is there."""
+    """The sandbox is not empty: it has what a kernel needs."""
     tries: _Tries = {
         "image": ("read", "base"),
         "overlay": ("write", "overlay"),
@@ -271,7 +271,7 @@ def test_sockets_of_the_agent_and_of_other_machines(node: Node, victim: VmConfig
                 "abstract socket": ("connect", f"@{abstract}"),
             }
         )
-        # It takes datagrams: what tells is that the name leads somewhere.
+        # It takes datagrams: the test checks whether its directory is reachable.
         node.check({"another's management": ("listing", str(Path(console).parent))})
 
 
@@ -287,7 +287,7 @@ def test_the_hosts_network(node: Node) -> None:
             for number in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
         }
         node.check(tries)
-    # Not every kernel has them, and their controls may fail.
+    # Not every kernel has these, so their controls may fail.
     others = (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET)
     rare: _Tries = {number.name: ("family", str(number.value)) for number in others}
     assert not any(node.reached(rare, isolated=True).values())
@@ -295,7 +295,7 @@ def test_the_hosts_network(node: Node) -> None:
 
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_its_own_network_leads_nowhere_else(node: Node, mode: NetworkMode) -> None:
-    """By frames of its own making: of another machine's network there is nothing in its own."""
+    """It sends raw frames; nothing of another VM's network is in its own."""
     driver, machine = node.driver(isolated=True), node.broken({})
     networks = [driver.open_network(mode, [ENDPOINT_PORT]) for _ in range(2)]
     ports = [network.listening[ENDPOINT_PORT].getsockname() for network in networks]
@@ -354,7 +354,7 @@ def test_rights_and_kernel_interfaces(node: Node) -> None:
         "handles of files": ("call", "open_by_handle_at"),
         "the environment": ("environment", "HOME"),
     }
-    if node.kind is HypervisorKind.UML:  # libvirt gives QEMU some
+    if node.kind is HypervisorKind.UML:  # libvirt opens some for QEMU
         tries["handles that were left open"] = ("handles", "")
     sure = {"rights by a setuid program", "a user namespace", "one by clone", "another's namespace"}
     rare = {"io_uring", "keys", "bpf", "events", "handles of files", "the environment"}
@@ -387,13 +387,13 @@ def test_what_it_takes_of_memory_and_disk_is_bounded(node: Node) -> None:
 
 
 def test_the_number_of_its_processes_is_bounded() -> None:
-    """For whom the kernel bounds it at all: not for root."""
+    """The kernel limits it for all users but root."""
     assert 20 < forks(processes=40) < 40
     assert 60 < forks(processes=100) < 100
 
 
 def test_who_may_not_have_that_much_has_what_it_may() -> None:
-    """Nobody in there can raise a limit: those of the agent are the highest that there are."""
+    """The sandbox cannot raise limits: those of the agent are the highest possible."""
     code = """
 import os, resource, subprocess
 from vmjobs.hypervisor import sandbox
@@ -421,7 +421,7 @@ print(len(made), flush=True)
 
 
 def forks(processes: int) -> int:
-    """How many processes somebody in a sandbox can start."""
+    """How many processes a program in a sandbox can start."""
     filtered = bubblewrap.open_seccomp_filter()
     bounds = bubblewrap.ResourceLimits(
         memory=0, cpus=0, address=1 << 40, file=1 << 30, processes=processes
@@ -467,7 +467,7 @@ def test_it_cannot_pass_for_another_machine(node: Node, victim: VmConfig) -> Non
     assert UserModeLinux().state(victim.name) is VmState.RUNNING
 
 
-# The first process of a namespace, the third of a machine, takes no SIGTERM.
+# The first process of a namespace, the third of a VM, ignores SIGTERM.
 @pytest.mark.parametrize(
     ("node", "which", "number"),
     [
@@ -483,7 +483,7 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
     if node.kind is HypervisorKind.UML:
         driver, machine = node.begun(then="stay")
         words = f"umid={machine.name}"
-    else:  # which need not boot
+    else:  # the VM need not boot
         driver = Libvirt(HypervisorKind.QEMU, node_connection())
         machine = node.machine(BootImage(image.digest, image.root, boot=BootMethod.BIOS), "do=count")
         driver.start(machine)
@@ -495,7 +495,7 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
 
 
 def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
-    """As libvirt does with QEMU, which then writes down what it knows of its disks."""
+    """As libvirt ends QEMU, which then writes the state of its disks."""
     driver, machine = node.begun(then="heed")
     os.kill(chain(f"umid={machine.name}")[0], signal.SIGTERM)
     assert driver.wait(machine.name, BOOT) is VmState.GONE
@@ -504,7 +504,7 @@ def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
 
 
 def test_its_management_console_cannot_be_anothers(node: Node, victim: VmConfig) -> None:
-    """It makes a link of the name by which its own is known; the driver does not follow."""
+    """It puts a link in place of its own console; the driver does not follow."""
     home = node.directory / "home"
     (home / "vmjobs-a").mkdir(parents=True)
     (home / "vmjobs-a" / "mconsole").symlink_to(
@@ -537,7 +537,7 @@ def test_one_that_has_ended_before_it_is_looked_at(node: Node, monkeypatch: pyte
 
 
 def _break_sandbox(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a bubblewrap that does nothing come first on the path; the directory that it is in."""
+    """Put a bubblewrap that fails first on the path; return its directory."""
     empty = node.directory / "bin"
     empty.mkdir()
     fake = empty / "bwrap"
@@ -549,7 +549,7 @@ def _break_sandbox(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @each
 def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where bubblewrap fails, and where it is not there."""
+    """If bubblewrap fails, and if it is missing."""
     empty = _break_sandbox(node, monkeypatch)
     driver, machine = node.driver(isolated=True), node.broken({})
     with pytest.raises(
@@ -560,7 +560,7 @@ def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPa
     assert not UserModeLinux().probe(BOOT).works
     assert mentioning(machine.name) == []
     if node.kind is HypervisorKind.QEMU:
-        return  # it has other programs on the path as well
+        return  # its driver needs other programs on the path, too
     monkeypatch.setenv("PATH", str(empty))
     (empty / "bwrap").unlink()
     with pytest.raises(HypervisorError, match="bwrap is not installed"):
@@ -569,7 +569,7 @@ def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_guest_can_use_all_of_its_memory(node: Node, image: BootImage) -> None:
-    """The bound of what its kernel may keep in memory is not below it."""
+    """The memory limit of its kernel is not below it."""
     driver, machine = UserModeLinux(), node.machine(image, "do=fill")
     driver.start(machine)
     assert driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)

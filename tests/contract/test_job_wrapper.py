@@ -1,4 +1,4 @@
-"""The wrapper that HTCondor starts every job of a node by, and what it becomes."""
+"""The job wrapper, by which HTCondor starts every job of a node, and what it executes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wrapper_kit import SOURCES, build_evil, build_wrapper
 
-#: Nothing that a shell, or Python itself, would leave as it is.
+#: Variables that a shell, or Python itself, would alter.
 ODD = {"odd.name": "1", "BASH_FUNC_x%%": "() { :; }", "EMPTY": "", "LINES": "a\nb", "PYTHONHOME": "/x"}
 
 
@@ -24,14 +24,14 @@ def wrapper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ad(tmp_path: Path) -> str:
-    """The ad of a job that asks for a machine."""
+    """The ad of a job that asks for a VM."""
     (tmp_path / "ad").write_text('VMJobImage = "x"\n')
     return str(tmp_path / "ad")
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> tuple[str, ...]:
-    """How HTCondor starts the SSH server of a job."""
+    """The command by which HTCondor starts the SSH server of a job."""
     (tmp_path / ".condor_ssh_to_job_1").mkdir()
     return ("/usr/sbin/sshd", "-i", "-e", "-f", str(tmp_path / ".condor_ssh_to_job_1" / "sshd_config"))
 
@@ -75,22 +75,22 @@ def test_an_ad_that_cannot_be_read_is_no_reason_to_run_bare(tmp_path: Path, wrap
     assert "cannot run" in told.read_text()
 
 
-#: Prints what it was given, in what environment, and what is where the job is to be.
+#: Prints its arguments, its environment, the file of variables and the job's directory.
 _SHOWS = """#!/bin/bash
 printf '%s\\n' "$*"; env; echo; cat "$1"; ls -A FOLDER; python3 -c pass
 """
 
 
 def wrapper_to(folder: Path, scratch: Path) -> Path:
-    """The wrapper, with a program that shows all in place of exec-unchanged."""
+    """The wrapper, with a program that prints all this in place of exec-unchanged."""
     shows = folder / "shows"
     shows.write_text(_SHOWS.replace("FOLDER", str(scratch)))
     shows.chmod(0o755)
     return build_wrapper(folder / "wrapper", shows)
 
 
-#: Variables by which programs on a node could be had to run a job's own code, and values that try.
-#: In the job's directory (HERE) are a library, shell words, modules and programs that leave a mark.
+#: Variables that could make programs on a node run a job's own code, and values that try it.
+#: The job's directory (HERE) has a library, shell commands, modules and programs that leave a mark.
 TRIES = {
     "LD_PRELOAD": "./evil.so",
     "LD_AUDIT": "./evil.so",
@@ -145,7 +145,7 @@ TRIES = {
 
 
 def lay_out(place: Path) -> Path:
-    """Lay out in a job's directory what its variables speak of; the mark that each of it leaves."""
+    """Create the files that a job's variables name; return the mark that each would leave."""
     mark = place / "mark"
     evil = build_evil(place, mark)
     for folder in ("lib", "python", "bin", "tmp"):
@@ -166,7 +166,7 @@ def lay_out(place: Path) -> Path:
 def test_no_variable_of_a_job_gives_orders_on_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ad: str, name: str
 ) -> None:
-    """And each comes to what runs the job as it was."""
+    """And each reaches the program that runs the job, unaltered."""
     place = tmp_path / "scratch"
     place.mkdir()
     mark = lay_out(place)
@@ -195,7 +195,7 @@ def test_a_job_that_asks_for_no_machine_has_its_variables_obeyed(
 def test_the_ssh_server_loads_no_library_of_a_job(
     tmp_path: Path, wrapper: Path, ad: str, server: tuple[str, ...], way: str
 ) -> None:
-    """HTCondor names one in the same variable, by this very name."""
+    """HTCondor itself names a library of this name in LD_PRELOAD."""
     mark = lay_out(tmp_path)
     library = tmp_path / "libgetpwnam.so"
     if way == "file":
@@ -208,7 +208,7 @@ def test_the_ssh_server_loads_no_library_of_a_job(
 
 
 def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_path: Path) -> None:
-    """And none as its own. In the job's directory is nothing that was not there."""
+    """Its own environment has none of them. The job's directory gets no new file."""
     (tmp_path / "ad").write_text('vmjobimage = "x"\n')
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -230,7 +230,7 @@ def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_
 def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(
     tmp_path: Path, wrapper: Path, ad: str, server: tuple[str, ...]
 ) -> None:
-    """HTCondor starts the server of condor_ssh_to_job like a job, and a job may name its program."""
+    """HTCondor starts condor_ssh_to_job's server like a job, and a job may name its program."""
     config_file = Path(server[-1])
     mark = tmp_path / "mark"
     config = f"AuthorizedKeysCommand /usr/bin/touch {mark}\nForceCommand /usr/bin/touch {mark}\n"

@@ -1,4 +1,4 @@
-"""Images that are read while they come: by the real API, the real protocol and nbdkit itself."""
+"""Images that are read while they arrive: with the real API, protocol and nbdkit."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_little_is_read_and_little_moves(place: Place, tmp_path: Path) -> None
         assert got.read(len(DISK) - 7, 7) == b"the end"
         assert got.image.waiting() is False
         assert 0 < got.image.waited() < 30
-        # Nothing else comes before the guest is ready; then all of it does.
+        # Nothing else is fetched before the guest is ready; then everything is.
         assert place.gate.bytes < 4 * WINDOW
         got.image.ready()
         wait_for(lambda: place.plain().cached() == [digest])
@@ -183,11 +183,11 @@ def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, tmp_path: Path) ->
     place.gate.bytes = 0
     assert place.plain().prepare(digest).root.read_bytes() == DISK
     assert place.gate.bytes < 1.3 * (SEGMENT_BYTES + 6 * CHUNK_BYTES)
-    assert len({segment for segment, _ in before}) == 4  # the kernel's, too
+    assert len({segment for segment, _ in before}) == 4  # including the kernel's
 
 
 def test_a_live_fetch_goes_on_where_another_was_killed(place: Place, tmp_path: Path) -> None:
-    """Rubbish and half a segment in the file, and no note."""
+    """The file holds garbage and half a segment, without a record of them."""
     digest = place.push(DISK)
     content = place.plain()._get_manifest(digest).root.digest
     partial = place.root / "partial" / content.removeprefix("tree:")

@@ -1,4 +1,4 @@
-"""Jobs that start before their image is complete: the agent's own steps, nbdkit, QEMU and the API."""
+"""Jobs that start before their image is complete: real agent steps, nbdkit, QEMU, API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from vmjobs.wire import Publication
 
 DISK = noise(3 * SEGMENT_BYTES) + bytes(SEGMENT_BYTES) + noise(SEGMENT_BYTES, 2)
 READ = "dd if=/dev/vda bs=64k skip={} count={} 2>/dev/null"
-#: Reads a little from everywhere, and says what it read.
+#: Reads chunks from all parts of the disk, and writes their checksum.
 LOOK = (
     f"for at in 0 1 130 260 300 400 520 639; do {READ.format('$at', 1)}; done"
     " | md5sum | cut -c1-32 > outputs/sum"
@@ -52,7 +52,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    # Sockets have short paths, and pytest's directories long ones.
+    # Socket paths must be short; those of pytest's directories are long.
     with tempfile.TemporaryDirectory(prefix="lazy-") as directory, place_at(Path(directory)) as place:
         yield place
 
@@ -64,7 +64,7 @@ def driver() -> Libvirt:
 
 @pytest.fixture
 def image(place: Place, guest: BootImage) -> str:
-    """The guest's image in the repository, with a root disk that is worth fetching; its digest."""
+    """Publish the guest's image, with a root disk worth fetching; return its digest."""
     images = place.site.repository.images
     assert guest.kernel is not None
     assert guest.initrd is not None
@@ -87,13 +87,13 @@ def node(place: Place, driver: Libvirt, image: str) -> Iterator[Node]:
 
 
 def machines(folder: Path, driver: Libvirt) -> list[str]:
-    """Machines of a node."""
+    """VMs of a node."""
     prefix = Journal(folder / "runs").prefix
     return [name for name in driver.list() if name.startswith(prefix)]
 
 
 def servers(folder: Path) -> list[int]:
-    """Block servers of the machines of a node."""
+    """Block servers of the VMs of a node."""
     ours = [p for p in procs.scan() if nbd_server.vm_of(p)]
     return [p.pid for p in ours if any(str(folder) in word for word in p.argv)]
 
@@ -107,7 +107,7 @@ def test_the_same_job_with_and_without(place: Place, driver: Libvirt, node: Node
     whole = Node(place.folder, ImageCache(place.folder / "other", place.fetcher()), driver, node.image)
     assert_looked(*whole.run(LOOK, outputs=("sum",)))
     place.gate.ranges.clear()
-    with ThreadPoolExecutor(2) as pool:  # those at once share what comes
+    with ThreadPoolExecutor(2) as pool:  # concurrent runs share what arrives
         for ended in pool.map(lambda _: node.run(LOOK, outputs=("sum",)), range(2)):
             assert_looked(*ended)
     wait_for(lambda: node.cache.cached() == [node.image])
@@ -163,7 +163,7 @@ def test_the_repository_goes_away_while_a_guest_boots(
 def test_waiting_for_the_image_is_not_the_guests_time(
     place: Place, driver: Libvirt, image: str
 ) -> None:
-    """It has enough time to boot, and waits for longer than that in all."""
+    """The guest has enough time to boot, and waits longer than that in total."""
     cache = place.cache()
     node = Node(place.folder, cache, driver, image)
     do = f"{READ.format(300, 2)} | md5sum; echo up; {LOOK}"
@@ -172,7 +172,7 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     plain = Node(elsewhere.folder, elsewhere.cache(), driver, image)
     ready, _, _ = plain.start("echo up", ready="console:^up")
     ready.execute()
-    boot = 3 * int(ready.seconds["booting"]) + 10  # by then, other tests may take the processors
+    boot = 3 * int(ready.seconds["booting"]) + 10  # other tests may take the processors later
     place.gate.withheld = frozenset(
         digest.hex() for _, digest in compute_layout_of_bytes(DISK).stored()
     )
@@ -212,7 +212,7 @@ def test_the_agent_is_killed(place: Place, driver: Libvirt, image: str) -> None:
                 break
         assert len(servers(place.folder)) == 1
         child.kill()
-    wait_for(lambda: servers(place.folder) == [])  # before anybody looks after it
+    wait_for(lambda: servers(place.folder) == [])  # before any cleanup
     journal = Journal(place.folder / "runs")
     drivers = {HypervisorKind.QEMU: driver}
     (left,) = journal.recover(drivers)
@@ -220,6 +220,6 @@ def test_the_agent_is_killed(place: Place, driver: Libvirt, image: str) -> None:
     assert sweep(journal, drivers) == []
     assert machines(place.folder, driver) == []
     assert list(journal.root.iterdir()) == []
-    # And what had come is not lost.
+    # The data that had arrived is not lost.
     node = Node(place.folder, place.plain(), driver, image, RunSettings("here", MIB, MIB))
     assert_looked(*node.run(LOOK, outputs=("sum",)))

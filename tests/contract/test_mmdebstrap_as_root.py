@@ -1,4 +1,4 @@
-"""What a builder's user may have done as root: packages of Debian's archive, and nothing else."""
+"""mmdebstrap-as-root gives a builder packages of Debian's archive as root, nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's machine ad as HTCondor's startd has it made: a process of its own, a socket, a pipe."""
+"""The machine ad of ``node-ad`` for the startd, over a real process, socket and pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 60.0
 
 
 class Answering:
-    """An agent as far as it says how its node is."""
+    """An agent that only reports its node's status."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class Answering:
 
 
 class Following:
-    """The running command."""
+    """The running ``node-ad`` command."""
 
     def __init__(self, path: Path, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
@@ -65,7 +65,7 @@ class Following:
         self._seen = b""
 
     def next(self) -> str:
-        """The next ad that is told."""
+        """Return the next ad that the command prints."""
         assert self.process.stdout is not None
         while b"- update:true\n" not in self._seen:
             ready, _, _ = select.select([self.process.stdout], [], [], SECONDS)

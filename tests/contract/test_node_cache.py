@@ -1,4 +1,4 @@
-"""The node's cache and the real API, over real sockets: killed, cut off, lied to, out of room."""
+"""The node's cache with the real API: kills, lost connections, wrong bytes, full disks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHILD = Path(__file__).with_name("node_cache_child.py")
 
 
 def child(place: Place, *images: str, tmpfs: str = "") -> subprocess.Popen[str]:
-    """A process of the node that fetches these images. tmpfs: a file system for its cache."""
+    """Start a process that fetches these images. tmpfs: mount options of its cache."""
     command = [sys.executable, str(CHILD), str(place.root), place.url, place.token, *images]
     if tmpfs:
         place.root.mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ def child(place: Place, *images: str, tmpfs: str = "") -> subprocess.Popen[str]:
 
 
 def said(child: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What a child said, once it ended well."""
+    """Return a child's output; check that it exits with 0."""
     out, _ = child.communicate(timeout=DEADLINE)
     assert child.returncode == 0
     return [json.loads(line) for line in out.splitlines()]
@@ -57,16 +57,16 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def has_open(pid: int, root: Path) -> bool:
-    """Whether a process is at work below a directory."""
+    """Whether a process has files open below a directory."""
     return any(Path(root) in path.resolve().parents for path in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def kept(root: Path) -> int:
-    """Bytes of disk of what is being fetched."""
+    """Return the disk space of partial images, in bytes."""
     return sum(path.stat().st_blocks * 512 for path in root.glob("partial/*") if not path.suffix)
 
 
-# ------------------------------------------------------------------ as it should be
+# ------------------------------------------------------------------ fetching
 
 
 def test_a_node_fetches_an_image_once(place: Place) -> None:
@@ -110,11 +110,11 @@ def test_two_processes_at_once_fetch_once(place: Place) -> None:
     assert place.plain().prepare(digest).root.read_bytes() == disk
 
 
-# ------------------------------------------------------------------ what goes wrong
+# ------------------------------------------------------------------ faults
 
 
 def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
-    """kill -9 of a real process in the middle of a fetch; what it had is not fetched again."""
+    """After kill -9 in the middle of a fetch, the next one fetches only what is missing."""
     disk = noise(12 * SEGMENT_BYTES)
     digest = place.push(disk)
     place.gate.let = 7
@@ -131,7 +131,7 @@ def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
     assert Path(told["root"]).read_bytes() == disk
     assert told["left"] == []
     assert before > 7 * SEGMENT_BYTES
-    # Five segments and the kernel; what the killed one had asked for may still be on its way.
+    # Five segments and the kernel; the killed process's requests may still be served.
     assert place.gate.bytes < (5 + 4) * SEGMENT_BYTES + 10 * CHUNK_BYTES
     assert sum(place.gate.ranges.values()) <= 6 + 4
 
@@ -140,7 +140,7 @@ def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
     disk = noise(16 * SEGMENT_BYTES)
     digest = place.push(disk)
     for number in range(1, 4):
-        # The requests of a killed process, four at most, still wait for their turn.
+        # The killed process's requests, at most four, are still waiting.
         place.gate.let = 3 + 4
         node = child(place, digest)
         wait_for(lambda least=3 * number * SEGMENT_BYTES: kept(place.root) >= least)  # type: ignore[misc]
@@ -152,7 +152,7 @@ def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
     place.gate.open()
     [told] = said(child(place, digest))
     assert Path(told["root"]).read_bytes() == disk
-    # What was half written is fetched again, one at most for each kill; and the four that waited.
+    # Fetched again: at most one half-written segment per kill, and the four waiting ones.
     assert sum(place.gate.ranges.values()) <= 17 - there + 3 + 4
 
 
@@ -162,7 +162,7 @@ def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place:
     node = child(place, digest)
     wait_for(lambda: kept(place.root) >= 2 * SEGMENT_BYTES)
     node.send_signal(signal.SIGINT)
-    assert node.wait(DEADLINE / 4) != 0  # far sooner than a silent peer is given up
+    assert node.wait(DEADLINE / 4) != 0  # far below the timeout for a silent peer
     place.gate.open()
     assert kept(place.root) == 2 * SEGMENT_BYTES
     [note] = place.root.glob("partial/*.note")
@@ -170,7 +170,7 @@ def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place:
 
 
 def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
-    """Retried, then a clear reason; and the next attempt has what the first one had."""
+    """The client retries, then fails with a clear reason; the next fetch reuses partial data."""
     disk = noise(8 * SEGMENT_BYTES)
     site = make_site(tmp_path / "site")
     gate = Gate(site.app, let=5)
@@ -189,7 +189,7 @@ def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         thread = threading.Thread(target=fetch)
         thread.start()
         wait_for(lambda: kept(place.root) >= 5 * SEGMENT_BYTES)
-        gate.away = True  # what is under way fails, as does everything after
+        gate.away = True  # current and later requests fail
         gate.open()
         thread.join(DEADLINE)
     port = int(url.rpartition(":")[2])
@@ -214,7 +214,7 @@ def test_wrong_bytes_are_never_kept(place: Place) -> None:
 
 
 def test_connections_that_break_in_the_middle_of_a_segment(place: Place) -> None:
-    """A segment goes on where it broke: each byte comes once."""
+    """A segment resumes where it broke off: each byte is sent once."""
     disk = noise(3 * SEGMENT_BYTES)
     digest = place.push(disk)
     pieces = 0
@@ -273,7 +273,7 @@ def test_what_somebody_may_not_see_is_not_found(place: Place) -> None:
 
 
 def test_a_full_disk(place: Place) -> None:
-    """A file system of its own: others are evicted if that helps; if not, nothing is left."""
+    """The cache evicts other images if that frees enough; if not, it leaves nothing behind."""
     first, second = place.push(noise(3 * SEGMENT_BYTES)), place.push(noise(3 * SEGMENT_BYTES, 1))
     large = place.push(noise(6 * SEGMENT_BYTES, 2))
     told = said(child(place, first, second, large, first, tmpfs="size=40m"))
@@ -286,7 +286,7 @@ def test_a_full_disk(place: Place) -> None:
 
 
 def test_a_disk_without_room_for_another_file(place: Place) -> None:
-    """What the system itself says, at whatever point it says so."""
+    """The file system runs out of inodes, each time at another point."""
     first, second = place.push(noise(SEGMENT_BYTES)), place.push(noise(SEGMENT_BYTES, 1))
     codes = []
     for inodes in range(10, 50, 4):

@@ -1,4 +1,4 @@
-"""What every object store does, whatever it stands on."""
+"""What every object store does, local or S3."""
 
 from __future__ import annotations
 
@@ -117,16 +117,16 @@ def test_a_wrong_size_leaves_what_was_there(objects: ObjectStore, announced: int
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what was left half way count as left for long."""
+    """Have unfinished writes count as abandoned at once."""
     monkeypatch.setattr("repository.jobs.spool.SETTLE_SECONDS", -1.0)
     monkeypatch.setattr("repository.storage.objects.s3.STALE_AFTER", timedelta(seconds=-60))
 
 
 class Breaking(io.BytesIO):
-    """A source whose sender goes away."""
+    """A source whose sender disconnects."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Raises where the end should be."""
+        """Raises instead of reporting the end."""
         return super().read(size) or self._break()
 
     def _break(self) -> bytes:
@@ -195,7 +195,7 @@ def test_a_killed_writer_leaves_no_object(
         assert objects.size("a/b") is None
         assert objects.clean() == 0
     assert held(objects) == [("a/old", 3)]
-    assert objects.clean() == 0  # too young to tell
+    assert objects.clean() == 0  # too recent to count as abandoned
     impatient(monkeypatch)
     assert objects.clean() == 2
     assert objects.clean() == 0

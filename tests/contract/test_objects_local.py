@@ -1,4 +1,4 @@
-"""Objects in a directory: full and broken disks, and what others leave in it."""
+"""Objects in a directory: full and broken disks, and foreign files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_full_disk_takes_nothing_half_and_goes_on_afterwards(tmp_path: Path) -
             with pytest.raises(StorageFull):
                 objects.put_bytes(key, bytes(8 * CHUNK))
         assert held(objects) == [("a", CHUNK)]
-        objects.put_bytes("b", bytes(6 * CHUNK))  # nothing lies about that would take its room
+        objects.put_bytes("b", bytes(6 * CHUNK))  # no leftover takes its space
         assert objects.get("a") == b"1" * CHUNK
 
 

@@ -1,4 +1,4 @@
-"""Objects in S3 when the server dies, is full, or does not know us."""
+"""Objects in S3 when the server dies, is full, or rejects our credentials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unavailable(words: str, *calls: Callable[[], object]) -> None:
 
 
 def everything(objects: ObjectStore) -> list[Callable[[], object]]:
-    """All that may be asked of a store."""
+    """Return a call of each operation of a store."""
     return [
         objects.check,
         objects.clean,
@@ -47,7 +47,7 @@ def everything(objects: ObjectStore) -> list[Callable[[], object]]:
 
 
 class Killing(io.BytesIO):
-    """Data in the middle of which the server dies."""
+    """Data; the server dies when half of it is read."""
 
     def __init__(self, server: S3Server, size: int) -> None:
         super().__init__(bytes(size))
@@ -55,7 +55,7 @@ class Killing(io.BytesIO):
         self._middle = size // 2
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Kills the server, once."""
+        """Kills the server once half the data is read."""
         if self.tell() >= self._middle:
             self._server.kill()
         return super().read(size)
@@ -109,7 +109,7 @@ def test_a_full_server(s3_keys: None, tmp_path: Path) -> None:
                 with pytest.raises(StorageFull):
                     objects.put("b", io.BytesIO(bytes(size)), size)
             assert held(objects) == [("a", PART_BYTES)]
-            objects.put_bytes("b", bytes(4 * CHUNK))  # the parts that came were given up
+            objects.put_bytes("b", bytes(4 * CHUNK))  # the uploaded parts were aborted
         finally:
             server.kill()
 
@@ -117,7 +117,7 @@ def test_a_full_server(s3_keys: None, tmp_path: Path) -> None:
 def test_wrong_keys(s3_server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "not the right one"
     for name, value in [("AWS_SECRET_ACCESS_KEY", secret), ("AWS_ACCESS_KEY_ID", "nobody")]:
-        # This server answers HEAD by an unknown user as if there were no bucket.
+        # This server answers an unknown user's HEAD as if there were no bucket.
         words = "refuses us" if value == secret else "refuses us|has no such bucket"
         monkeypatch.setenv(name, value)
         objects = open_url(s3_url)
@@ -152,7 +152,7 @@ def test_no_server(s3_keys: None) -> None:
     objects = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}")
     unavailable("does not answer", objects.check)
     unavailable(str(port), objects.check)  # for the operator
-    unavailable("does not answer$", lambda: objects.put_bytes("a", b"x"))  # for anybody
+    unavailable("does not answer$", lambda: objects.put_bytes("a", b"x"))  # for users
 
 
 @pytest.mark.parametrize("size", [1, LARGE])

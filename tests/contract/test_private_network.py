@@ -1,4 +1,4 @@
-"""VMs on a private network of theirs: User Mode Linux, the kernel's own cards, real frames."""
+"""VMs on a private network: User-mode Linux, network cards of the kernel, real frames."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def mac(number: int) -> str:
 
 
 def frame(target: str, source: str, text: bytes = b"hello") -> bytes:
-    """An Ethernet frame of a protocol for experiments (IEEE 802, 0x88b5)."""
+    """Return an Ethernet frame of an experimental protocol (IEEE 802, 0x88b5)."""
     addresses = bytes.fromhex(f"{target}{source}".replace(":", ""))
     return addresses + b"\x88\xb5" + text.ljust(46)
 
 
-# --------------------------------------------------------------------------- cards alone
+# --------------------------------------------------------------------------- cards without VMs
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def network(launcher: Launcher) -> Iterator[PrivateNetwork]:
 
 @pytest.fixture
 def cards(launcher: Launcher, network: PrivateNetwork) -> Iterator[list[socket.socket]]:
-    """Three cards, as their VMs have them."""
+    """Three cards, as VMs use them."""
     with ExitStack() as stack:
         plugged = [
             private_network.connect_card(launcher, PrivateCard(network, mac(n))) for n in range(3)
@@ -70,7 +70,7 @@ def cards(launcher: Launcher, network: PrivateNetwork) -> Iterator[list[socket.s
 
 
 def got(card: socket.socket) -> list[bytes]:
-    """What comes until nothing does."""
+    """Receive frames until none arrives any more."""
     found = []
     while True:
         try:
@@ -96,12 +96,12 @@ def test_a_frame_from_a_foreign_address_is_dropped(cards: list[socket.socket], s
 
 
 def test_the_namespace_of_a_card_has_no_other_device(cards: list[socket.socket]) -> None:
-    """A hypervisor that was taken over may bind the socket to any device of the card's namespace."""
+    """A compromised hypervisor can bind the socket to any device of the card's namespace."""
     assert [_devices(card) for card in cards] == [{"lo", "card"}] * 3
 
 
 def _devices(of: socket.socket) -> set[str]:
-    """Names of all devices in a socket's namespace (netdevice(7), SIOCGIFNAME)."""
+    """Return the names of all devices in a socket's namespace (netdevice(7), SIOCGIFNAME)."""
     found = set()
     for index in range(1, 100):
         with suppress(OSError):
@@ -147,13 +147,13 @@ def lan(image: BootImage, tmp_path: Path) -> Iterator[Bench]:
 def neighbour(
     lan: Bench, private: PrivateNetwork, number: int, network: Network | None = None
 ) -> VmConfig:
-    """One of the VMs."""
+    """Return the configuration of one of the VMs."""
     targets = f"targets={ADDRESSES[number]},{ADDRESSES[1 - number]}"
     return lan.machine("lan", targets, network=network, card=PrivateCard(private, mac(number)))
 
 
 def check_met(lan: Bench, number: int, machine: VmConfig, card: str) -> None:
-    """Wait until a VM has met the other one through this card, and got a MiB from it."""
+    """Wait until a VM has reached the other one through this card and received a MiB."""
     other = ADDRESSES[1 - number]
     lan.until(machine, f"met={other} through {card} at {mac(number)}")
     lan.until(machine, f"got={SUM}")
@@ -170,7 +170,7 @@ def test_two_vms_reach_each_other_beside_their_way_out(lan: Bench) -> None:
 
 
 def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench) -> None:
-    """Without another way out. A new driver finds the network by any VM that is on it."""
+    """The VMs have no other network. A new driver finds this one by any VM on it."""
     with closing(lan.driver.open_private_network([])) as private:
         pair = [neighbour(lan, private, number) for number in (0, 1)]
         for machine in pair:

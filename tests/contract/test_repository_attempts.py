@@ -1,4 +1,4 @@
-"""What agents may do, in which order."""
+"""What agents may report, in which order."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_streams_grow_by_offset(repository: Repository) -> None:
     assert repository.open_stream(job.id, StreamName.CONSOLE).read_all() == b""
     repository.append(job.id, attempt, OUT, 11, b"y" * 2000)
     assert repository.open_stream(job.id, OUT).size == 1000
-    repository.append(job.id, attempt, OUT, 2011, b"z")  # beyond what is kept: dropped
+    repository.append(job.id, attempt, OUT, 2011, b"z")  # beyond the limit: dropped
     assert repository.open_stream(job.id, OUT).size == 1000
 
 
@@ -214,7 +214,7 @@ def test_preempted_by_the_agent_then_claimed_elsewhere(repository: Repository) -
 
 
 def test_a_job_that_its_nodes_fail_is_tried_five_times(repository: Repository) -> None:
-    """Being told to leave counts for nothing."""
+    """An eviction does not count as a try."""
     job = one(repository)
     ends = [(S.PREEMPTED, ReasonCode.EVICTED), *4 * [(S.PREEMPTED, ReasonCode.NODE_FAILED)]]
     left = []

@@ -33,7 +33,7 @@ LIMIT = 16 * CHUNK
 
 @pytest.fixture
 def store(objects: ObjectStore, tmp_path: Path) -> BlobStore:
-    """Blobs among them."""
+    """A blob store that uses these objects."""
     return BlobStore(objects, tmp_path / "spool")
 
 
@@ -63,7 +63,7 @@ def test_a_corrupt_blob_is_named_and_never_read_to_its_end(
         for chunk in reader:
             got += chunk
     assert len(got) < reader.size
-    store.put(io.BytesIO(data), digest=digest, limit=LIMIT)  # the same bytes again mend it
+    store.put(io.BytesIO(data), digest=digest, limit=LIMIT)  # uploading the same bytes again repairs it
     with store.open(digest) as reader:
         assert reader.read_all() == data
 
@@ -144,7 +144,7 @@ def test_a_killed_writer_leaves_no_blob(
     assert writer.stdout.readline() == "half way\n"
     (half,) = (tmp_path / "spool").iterdir()
     os.utime(half, (0, 0))
-    assert store.clean() == 0  # however old it looks: its writer lives
+    assert store.clean() == 0  # old, but its writer is alive
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     assert store.size(digest) is None

@@ -1,4 +1,4 @@
-"""Builds in the repository: who may ask for what, and that each is worked on once."""
+"""Builds in the repository: permissions; one builder at a time for each build."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def create(repository: Repository, viewer: Viewer = ADA, **changes: Any) -> Buil
 
 
 def begun(repository: Repository, made: Build | None = None, **changes: Any) -> BuildTask:
-    """A build that a builder is at."""
+    """Return a build that a builder has begun."""
     work = repository.builds.begin((made or create(repository, **changes)).id)
     assert work is not None
     return work
@@ -130,7 +130,7 @@ def test_names(repository: Repository) -> None:
     admin = Viewer("root", admin=True)
     made = create(repository, admin, namespace=LIBRARY)
     assert (made.name, begun(repository, made).owner) == ("library/generic:1", admin)
-    # A recipe may be of a version that can be no tag.
+    # A recipe's version need not be a valid tag.
     refused(InvalidRequest, lambda: create(repository, recipe={"version": "-1"}))
     assert create(repository, recipe={"version": "-1"}, tag="one").name == "ada/generic:one"
 
@@ -186,7 +186,7 @@ def test_a_recipe_has_bounds(repository: Repository) -> None:
 
 
 def has_no_say(repository: Repository, work: BuildTask) -> None:
-    """Whatever this builder says is refused."""
+    """Check that the repository refuses all this builder's calls."""
     builds = repository.builds
     refused(
         BuildSuperseded,
@@ -229,7 +229,7 @@ def test_canceling_too_late(repository: Repository) -> None:
     refused(Conflict, lambda: builds.cancel(work.id, ADA), match="being published")
     builds.finish(work, DIGEST)
     refused(Conflict, lambda: builds.cancel(work.id, ADA), match="DONE")
-    # A builder that dies there, or cannot go on, leaves a build that is begun anew.
+    # If a builder dies there, or postpones the build, the build starts again.
     for leave in (lambda _work: None, lambda work: builds.postpone(work, "no storage")):
         again = begun(repository)
         builds.name(again)
@@ -273,7 +273,7 @@ def test_waiting_for_a_service_is_no_attempt(repository: Repository) -> None:
 
 
 def test_a_builder_of_earlier_days_has_no_say(repository: Repository) -> None:
-    """An attempt that was given back counts for nothing, but whoever made it stays outdated."""
+    """A postponed attempt does not count, but its builder stays superseded."""
     builds = repository.builds
     made = create(repository)
     known = []
@@ -296,7 +296,7 @@ def test_builds_without_a_message_are_found(repository: Repository) -> None:
     assert builds.mark_overdue_as_sent(present) == []
     later = present + timedelta(seconds=61)
     assert builds.mark_overdue_as_sent(later) == [made.id]
-    # It may stand in a long queue: no flood of messages for it.
+    # It may wait in a long queue: no flood of messages for it.
     assert builds.mark_overdue_as_sent(later + timedelta(seconds=61)) == []
     assert builds.mark_overdue_as_sent(later + timedelta(seconds=121)) == [made.id]
     assert builds.mark_overdue_as_sent(later + timedelta(seconds=121 + 121)) == []
@@ -333,7 +333,7 @@ def test_the_sweep_sends_what_the_broker_lost(repository: Repository, config: Co
     for path in (config.data_dir / "broker").glob("*.msg"):
         path.unlink()
     app.tasks["vmjobs.sweep"]()
-    assert messages() == []  # it may be with a builder yet
+    assert messages() == []  # a builder may still have it
     with repository.database.write() as session:
         session.execute(update(BuildRow).values(sent=now() - timedelta(seconds=61)))
     app.tasks["vmjobs.sweep"]()

@@ -1,4 +1,4 @@
-"""What one owner's builds may cost the service: how many there are, and what a list of them reads."""
+"""Limits of one owner's builds: how many there may be, and what listing them reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_two_at_the_same_moment_are_not_one_too_many(repository: Repository) -> 
 
     def publish(_build: str) -> None:
         second.start()
-        second.join(1)  # it counts now, if it does not wait
+        second.join(1)  # without the lock, it would count now
 
     repository.builds.create(ADA, wish(), publish=publish)
     second.join(30)

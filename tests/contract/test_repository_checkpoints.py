@@ -1,4 +1,4 @@
-"""Machines of jobs that were saved, as the repository keeps them."""
+"""Checkpoints of jobs' VMs in the repository."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def running(repository: Repository, **changes: object) -> tuple[Job, str]:
 
 
 def upload(repository: Repository, job: Job, data: bytes = MEMORY) -> tuple[str, ContentLayout]:
-    """What the job's own token has brought."""
+    """Upload data with the job's own token."""
     who = replace(ADA, job=job.id)
     opened = repository.images.open_upload(who, len(data)).id
     return opened, send(repository.images, who, opened, data)
 
 
 def kept(repository: Repository) -> tuple[Job, str, ContentLayout]:
-    """A job whose machine was saved."""
+    """Return a job with a checkpoint of its VM."""
     job, attempt = running(repository)
     opened, layout = upload(repository, job)
     repository.keep(job.id, attempt, opened, saved(attempt, layout))
@@ -71,7 +71,7 @@ def kept(repository: Repository) -> tuple[Job, str, ContentLayout]:
 
 
 def again(repository: Repository, job: Job) -> Checkpoint | None:
-    """What another attempt is told to go on from."""
+    """Claim another attempt; return the checkpoint it resumes from."""
     return repository.claim(job.id, AttemptClaim(attempt="c" * 32, node="node2")).checkpoint
 
 
@@ -131,7 +131,7 @@ def test_the_last_one_counts(repository: Repository) -> None:
 
 
 def test_what_was_not_brought_is_not_kept(repository: Repository) -> None:
-    """To know what something is called is not enough: it would let one read what is another's."""
+    """A digest is not enough: with it, one could read another user's data."""
     job, attempt, layout = kept(repository)
     theirs, _ = upload(repository, running(repository)[0])
     own = repository.images.open_upload(ADA, 1 << 30).id
@@ -180,10 +180,10 @@ def test_it_counts_against_the_owners_quota(repository: Repository) -> None:
 
 
 def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
-    """Once it may have been the node's fault."""
+    """The first failure may have been the node's fault."""
     job, attempt, layout = kept(repository)
     for node in "cd":
-        for _ in range(2):  # it was not heard
+        for _ in range(2):  # the answer was lost
             repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED))
         attempt = node * 32
         found = repository.claim(job.id, AttemptClaim(attempt=attempt, node=node)).checkpoint
@@ -193,7 +193,7 @@ def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
 
 
 def test_a_job_has_one_upload_at_a_time(repository: Repository) -> None:
-    """One that a node did not bring to an end is not to count against the owner's quota for hours."""
+    """An upload that a node abandoned must not count against the owner's quota for hours."""
     job, _ = running(repository)
     first, _ = upload(repository, job)
     upload(repository, job)
@@ -211,14 +211,14 @@ def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> Non
             lambda who=who: repository.images.drop_upload(who, opened),
             lambda who=who: send(repository.images, who, opened, MEMORY),
         )
-    for _ in range(repository.config.max_open_uploads):  # as many as anybody may have
+    for _ in range(repository.config.max_open_uploads):  # the most that a user may have
         repository.images.open_upload(ADA, 1)
     refused(Conflict, lambda: repository.images.open_upload(ADA, 1))
     upload(repository, other)
 
 
 def test_a_guest_that_takes_no_other_token_is_not_saved(repository: Repository) -> None:
-    """It would be asked for in vain where it goes on, and the job begun anew."""
+    """A resumed VM could not get its new token, and the job would start again."""
     for guest in (None, {"contract": 2}):
         name = "old" if guest else "older"
         wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}

@@ -1,4 +1,4 @@
-"""Virtual clusters in the repository: declared, placed, admitted, and let go."""
+"""Virtual clusters in the repository: declaring, placing, admitting and ending their VMs."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_assessment_changes_nothing(world: World) -> None:
     world.step()
     other = world.clusters.assess(OPERATOR, declared("other", size=6))
     assert (other.placed, other.pending) == ({"n1": 2, "n2": 3}, 1)
-    # In place of what there is.
+    # It replaces the present cluster.
     assert world.clusters.assess(OPERATOR, declared(size=8)).pending == 0
     assert [c.name for c in world.clusters.list()] == ["vc"]
     refused(InvalidSpec, lambda: world.clusters.assess(OPERATOR, declared(image="nothing")))
@@ -166,7 +166,7 @@ def test_a_step_with_nothing_to_do_writes_nothing(world: World, other: Repositor
     calls = world.pool.calls
     for _ in range(5):
         world.step()
-    assert world.pool.calls == calls  # nobody waits for it
+    assert world.pool.calls == calls  # no VM waits for the pool
     other.clusters.reconcile({"site": world.pool})
     assert before == (world.clusters.share("n1"), world.clusters.get("vc"), world.codes())
     world.step(20)
@@ -243,7 +243,7 @@ def test_a_pool_that_does_not_answer_is_nobodys_fault(world: World) -> None:
 
 
 def test_a_pool_whose_schedd_alone_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the collector says is known; nobody is admitted, and nobody condemned."""
+    """The collector's ads are known; no VM is admitted, none condemned."""
     world.apply()
     world.step()
 
@@ -258,7 +258,7 @@ def test_a_pool_whose_schedd_alone_is_away(world: World, monkeypatch: pytest.Mon
     assert world.orders("n1")["vc-0"].condemned == 0
     asked = world.pool.calls
     for _ in range(5):
-        world.step(1)  # one that does not answer is not asked all the time
+        world.step(1)  # a silent schedd is asked less often
     assert world.pool.calls == asked
     monkeypatch.undo()
     world.step(15)
@@ -297,7 +297,7 @@ def test_what_the_pool_says_of_jobs(world: World) -> None:
     assert found.system == "Debian GNU/Linux 13 (trixie)"
     world.pool.there.clear()
     world.step(20)
-    assert world.members()["vc-0"].system == "Debian GNU/Linux 13 (trixie)"  # what it said last
+    assert world.members()["vc-0"].system == "Debian GNU/Linux 13 (trixie)"  # from its last ad
 
 
 # ------------------------------------------------------------------------- changing size
@@ -317,7 +317,7 @@ def test_scaling(world: World) -> None:
     assert list(world.states().values()) == [ClusterVmState.UP, *[ClusterVmState.DRAINING] * 2]
     world.obey("n1", "n2")
     assert list(world.members()) == ["vc-0"]
-    # One that its agent has not told of may have had a token.
+    # An incarnation that its agent has not reported may have had a token.
     told = [(name, incarnation) for name in ("vc-1", "vc-2") for incarnation in (1, 2)]
     assert sorted(world.pool.withdrawn) == told
     assert "vc-1" not in world.orders("n2")
@@ -356,7 +356,7 @@ def test_an_order_counts_until_it_is_gone(world: World) -> None:
     assert world.states("other") == {"other-0": ClusterVmState.ASSIGNED}
 
 
-# ------------------------------------------------------------------------- a new declaration
+# ------------------------------------------------------------------------- changed declarations
 
 
 def test_machines_are_replaced_one_at_a_time(world: World) -> None:
@@ -439,7 +439,7 @@ def test_a_node_that_lost_what_it_knew_gets_other_members(world: World) -> None:
     world.step()
     before = world.members()["vc-0"]
     nothing = ClusterVmReports(reports=(), complete=True)
-    world.clusters.store_reports(before.node, nothing)  # it was not told of it yet
+    world.clusters.store_reports(before.node, nothing)  # the agent does not know it yet
     assert world.states() == {"vc-0": ClusterVmState.ASSIGNED}
     world.run("vc-0", 5)
     world.step()
@@ -459,14 +459,14 @@ def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
     assert world.members()["vc-0"].incarnation == 3
     stranger = ClusterVmReport(id="0" * 32, incarnation=1, phase=Phase.RUNNING, since=now())
     world.clusters.store_reports("n1", ClusterVmReports(reports=(stranger,)))
-    # Another node has no say.
+    # Reports of another node are ignored.
     mine = world.members()["vc-0"]
     told = ClusterVmReport(id=mine.id, incarnation=9, phase=Phase.GONE, since=now())
     world.clusters.store_reports("n2" if mine.node == "n1" else "n1", ClusterVmReports(reports=(told,)))
     assert world.members()["vc-0"].incarnation == 3
 
 
-# ------------------------------------------------------------------------- ends
+# ------------------------------------------------------------------------- draining and deleting
 
 
 def test_draining_and_resuming(world: World) -> None:
@@ -497,7 +497,7 @@ def test_deleting_lets_jobs_end(world: World) -> None:
         lambda: world.clusters.resume("vc", "root"),
     )
     world.clusters.delete("vc", Goal.STOP, "root")
-    world.clusters.delete("vc", Goal.DRAIN, "root")  # it stays with stopping
+    world.clusters.delete("vc", Goal.DRAIN, "root")  # the goal stays STOP
     world.step()
     assert {o.goal for o in world.orders("n1").values()} == {Goal.STOP}
     world.obey("n1", "n2")
@@ -643,8 +643,8 @@ def test_an_image_that_a_cluster_needs_stays(world: World) -> None:
     moved = world.clusters.apply(ada, declared(image="hep"))
     assert moved.outcome is ApplyOutcome.CHANGED
     with pytest.raises(ImageInUse):
-        images.remove(ada, digest)  # a machine of it still runs
-    # Nodes may read it for that reason, private as it is.
+        images.remove(ada, digest)  # a VM of it still runs
+    # So nodes may read it, though it is private.
     assert images.manifest(Viewer("n1", node=True), digest)
     for _ in range(4):
         world.bring_up()

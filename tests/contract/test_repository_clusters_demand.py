@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def world(repository: Repository) -> World:
-    """Nodes with more room than any of these clusters needs."""
+    """Nodes with more capacity than any of these clusters needs."""
     return World(repository, "n1", "n2", **ROOMY)
 
 
@@ -32,7 +32,7 @@ def ranged(world: World, least: int, most: int, **more: Any) -> None:
 
 
 def busy(world: World, *names: str) -> None:
-    """These machines run jobs, and no others."""
+    """Have these VMs run jobs, and no others."""
     for key, machine in world.pool.there.items():
         works = machine.name in names
         world.pool.there[key] = replace(machine, busy=works, jobs=machine.jobs + works)
@@ -96,7 +96,7 @@ def test_from_many_jobs_to_few(world: World) -> None:
     world.step(20)
     assert len(running(world)) == 40
     world.step(61)
-    assert running(world) == working  # those that run jobs, wherever they are
+    assert running(world) == working  # those that run jobs, on any node
     assert told(world)[1:] == ["4 VMs: no more were needed for 60 s"]
 
 
@@ -123,7 +123,7 @@ def test_max_and_min(world: World) -> None:
     world.step(11)
     world.step(11)
     assert len(running(world)) == 3
-    assert world.pool.offers == []  # no other one would be started
+    assert world.pool.offers == []  # no further VM would be started
     world.pool.wait(0)
     world.step(61)
     world.step(61)
@@ -140,12 +140,12 @@ def test_a_pool_that_does_not_answer_changes_nothing(world: World) -> None:
     world.step(50)
     asked = world.pool.weighings
     world.step(30)
-    assert world.pool.weighings == asked  # not all the time
+    assert world.pool.weighings == asked  # asked less often
     world.step(100)
     assert running(world) == ["vc-0"]
     world.pool.down = False
     world.step(61)
-    assert running(world) == ["vc-0"]  # time in which nobody could look does not count
+    assert running(world) == ["vc-0"]  # time without answers does not count
     world.step(61)
     assert running(world) == []
     demand = [(e.code, e.message) for e in world.clusters.events("vc") if e.state == "DEMAND"]
@@ -225,7 +225,7 @@ def test_what_a_machine_says_is_remembered_for_such_machines(world: World) -> No
     assert world.pool.asked["vc"].known == {"OpSysAndVer": "Debian13"}
     ranged(world, 0, 3, memory=300)
     world.step(11)
-    assert world.pool.asked["vc"].known == {}  # another kind of machine
+    assert world.pool.asked["vc"].known == {}  # another kind of VM
 
 
 def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
@@ -241,7 +241,7 @@ def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
     assert world.pool.asked["vc"].up == 1
     for _ in range(8):
         world.step(100)
-    assert running(world) == ["vc-0"]  # nobody but who woke it knows of a job
+    assert running(world) == ["vc-0"]  # only the waker knows of a job
     world.step(100)
     world.step(61)
     assert running(world) == []
@@ -252,7 +252,7 @@ def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
 
 def test_demand_takes_over_from_who_woke_it(world: World) -> None:
     ranged(world, 0, 2)
-    assert world.clusters.wake("vc", "site")  # nobody has asked for its jobs yet
+    assert world.clusters.wake("vc", "site")  # the pool was not asked for its jobs yet
     world.step()
     world.bring_up()
     world.pool.join("vc-0", busy=True, jobs=1)

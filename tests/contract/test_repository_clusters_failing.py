@@ -1,4 +1,4 @@
-"""Machines that only fail, and declarations that do: guarded, moved, taken back."""
+"""VMs and declarations that only fail: backoff, moves and rollbacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fail(
     code: ClusterVmCode = ClusterVmCode.BOOT_FAILED,
     vc: str = "vc",
 ) -> None:
-    """Its agent says that so many machines have failed, one after the other."""
+    """Report so many failed incarnations of a VM, one after the other."""
     for number in range(1, times + 1):
         member = world.members(vc)[name]
         more = {"failures": number, "code": code, "message": "no kernel"}
@@ -38,7 +38,7 @@ def fail(
 
 
 def kept(repository: Repository) -> dict[str, tuple[int, bool]]:
-    """Failures in a row by node (empty: all), and whether it is closed."""
+    """Return failures in a row by node (empty: all), and whether its backoff is closed."""
     with repository.database.read() as session:
         rows = session.scalars(select(BackoffRow)).all()
         return {row.node: (row.failures, row.until is not None) for row in rows}
@@ -48,7 +48,7 @@ def seen(world: World) -> Cluster:
     return world.clusters.get("vc")
 
 
-# ------------------------------------------------------------------------- guards
+# ------------------------------------------------------------------------- backoff
 
 
 def test_a_machine_that_only_fails_is_moved(world: World, other: Repository) -> None:
@@ -105,14 +105,14 @@ def test_a_guarded_node_is_told_of_and_tried_again(world: World, repository: Rep
     world.step()
     world.clusters.scale("vc", 2, "root")
     world.step()
-    assert world.members()["vc-0"].goal is Goal.RUN  # there is nowhere else
+    assert world.members()["vc-0"].goal is Goal.RUN  # there is no other node
     pending = world.members()["vc-1"]
     assert (pending.state, pending.code) == (ClusterVmState.PENDING, ClusterVmCode.GUARDED)
     assert "failed there in a row, last: BOOT_FAILED no kernel; next try at " in pending.message
     outlook = world.clusters.assess(OPERATOR, declared("other"))
     assert (outlook.pending, outlook.why.partition(":")[0]) == (1, "n1")
     world.step(61)
-    assert world.members()["vc-1"].state is ClusterVmState.PENDING  # the first one tries itself
+    assert world.members()["vc-1"].state is ClusterVmState.PENDING  # vc-0 is tried first
     assert "now one is tried at a time" in world.members()["vc-1"].message
     world.run("vc-0", 4)
     world.step()
@@ -139,7 +139,7 @@ def test_while_it_is_closed_nothing_is_written(
     for _ in range(5):
         world.step(1)
     assert writes == []
-    world.step(55)  # what is said of it changes once
+    world.step(55)  # its message changes once
     world.step(1)
     assert writes == [1]
 
@@ -177,7 +177,7 @@ def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repositor
     (guard,) = seen(world).guards
     assert (guard.node, guard.failures) == ("", 2)
     assert "and none ever came up" in world.members()["vc-2"].message
-    # Another image goes there, and is not concerned.
+    # Another image is placed there: it has a backoff of its own.
     push_library(repository.images, "other", b"another disk")
     world.apply(declared("other", image="other"))
     world.step()
@@ -232,7 +232,7 @@ def test_nothing_is_kept_of_images_that_nobody_has(world: World) -> None:
 
 @pytest.mark.both_databases
 def test_failures_of_several_clusters_at_once_are_all_counted(world: World) -> None:
-    """The image is the same, and so is its guard."""
+    """They use the same image, so they share its backoff."""
     names = ["a", "b", "c", "d"]
     for name in names:
         world.apply(declared(name, nodes=["n1"]))
@@ -243,11 +243,11 @@ def test_failures_of_several_clusters_at_once_are_all_counted(world: World) -> N
     assert kept(world.repository) == {"": (12, True), "n1": (12, True)}
 
 
-# ------------------------------------------------------------------------- taking back
+# ------------------------------------------------------------------------- rollback
 
 
 def upgraded(world: World, size: int = 2) -> str:
-    """A cluster that was up, and was declared with more memory; the first one of that."""
+    """Bring a cluster up, declare more memory; return the first VM that has it."""
     world.apply(size=size)
     world.bring_up()
     world.step()
@@ -259,7 +259,7 @@ def upgraded(world: World, size: int = 2) -> str:
 
 
 def settle(world: World, rounds: int = 6) -> None:
-    """Nodes do as they are told. No machine that has had jobs is ever ended before they are."""
+    """Have nodes follow their orders. No VM is ever stopped before its jobs end."""
     for _ in range(rounds):
         world.bring_up()
         for member in world.members().values():
@@ -304,7 +304,7 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
     world.obey("n1", "n2")
     world.step()
     (new,) = [m.name for m in world.members().values() if m.generation == 2 and m.name != first]
-    for node in ("n1", "n2"):  # there is none to try another one on
+    for node in ("n1", "n2"):  # no node has capacity for another try
         world.repository.put_node(node_of(node, cluster_memory=256))
     fail(world, new)
     world.pool.join(first, 1, busy=True)
@@ -320,7 +320,7 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
     world.step(20)
     assert world.members()[first].goal is Goal.DRAIN
     world.report(world.members()[first], Phase.DRAINING)
-    for _ in range(5):  # its job takes its time
+    for _ in range(5):  # its job still runs
         world.step(20)
     assert world.states()[first] is ClusterVmState.DRAINING
     settle(world)
@@ -341,7 +341,7 @@ def test_a_worker_that_is_killed_while_it_goes_back(world: World, done: str) -> 
 
 
 def taken_back(world: World, size: int = 2) -> None:
-    """A cluster whose upgrade has failed, and that is up as it was before."""
+    """Let a cluster's upgrade fail, and roll the cluster back."""
     fail(world, upgraded(world, size))
     world.step()
     settle(world)
@@ -360,7 +360,7 @@ def test_a_retry_declares_it_again(world: World) -> None:
     settle(world, 10)
     assert {m.generation for m in world.members().values()} == {3}
     assert set(world.states().values()) == {ClusterVmState.UP}
-    # That is the one to go back to, from then on.
+    # From then on, rollbacks return to that generation.
     world.apply(size=2, memory=310)
     world.step()
     world.obey("n1", "n2")

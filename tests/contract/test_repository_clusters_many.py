@@ -1,4 +1,4 @@
-"""Questions about clusters of ten thousand machines: few statements, which read little in vain."""
+"""Queries about clusters of ten thousand VMs: few statements, no needless table scans."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ pytestmark = [
 MANY = 10_000
 CLUSTERS = 20
 NODES = 100
-#: Names that a statement has where it goes by an index, as both databases tell their plans.
+#: Finds scans of large tables in a query plan of either database.
 _SCAN = re.compile(r"(?:SCAN|Seq Scan on) (cluster_members|cluster_events)\b")
 
 
 @pytest.fixture
 def world(repository: Repository) -> World:
-    """Clusters c0, c1 … of five hundred machines each, all up; every cluster has its full history."""
+    """Clusters c0, c1 … of five hundred VMs each, all up, with full histories."""
     world = World(repository, "n1", *(f"m{n}" for n in range(NODES)))
     world.apply(size=1)
     world.bring_up()
@@ -75,7 +75,7 @@ def _member(made: dict[str, Any], n: int, each: int) -> dict[str, Any]:
 
 
 def scanned(repository: Repository, asked: list[tuple[str, Any]]) -> set[str]:
-    """Which of the large tables were read from end to end."""
+    """Return which of the large tables were read from end to end."""
     sqlite = repository.database.engine.dialect.name == "sqlite"
     found = set()
     with repository.database.engine.connect() as connection:
@@ -95,7 +95,7 @@ def scanned(repository: Repository, asked: list[tuple[str, Any]]) -> set[str]:
     return found
 
 
-#: A question, statements that it may take, and large tables that it has to read as a whole.
+#: A query, how many statements it may take, and large tables that it has to read as a whole.
 Case = tuple[Callable[[Repository], object], int, set[str]]
 CASES: dict[str, Case] = {
     "one cluster": (lambda r: r.clusters.get("c3"), 8, set()),
@@ -122,7 +122,7 @@ def test_questions_about_many_machines_take_few_statements(
             ask(repository)
         assert len(asked) <= limit, (what, [statement for statement, _ in asked])
         assert scanned(repository, asked) <= whole, what
-    world.step()  # there may be something to note at first
+    world.step()  # the first step may write something
     with statements(repository.database) as asked:
         world.step(1)
     assert len(asked) <= 25, len(asked)

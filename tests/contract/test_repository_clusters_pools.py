@@ -1,4 +1,4 @@
-"""Whose machine an ad in a pool is, and what a slow pool costs the machines that wait for it."""
+"""Which cluster VM an ad in a pool belongs to, and how a slow pool affects waiting VMs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def world(repository: Repository) -> World:
 
 
 class Clock:
-    """A pool that takes its time for each answer, and the clock that shows it."""
+    """A pool that answers slowly, and the clock that measures it."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slow, self._now = 0.0, 0.0
@@ -54,7 +54,7 @@ def test_an_earlier_members_machine_admits_nobody(world: World) -> None:
 
 
 def test_an_earlier_members_machine_condemns_nobody(world: World) -> None:
-    """Its ad is of a later incarnation than the new member has; and it is withdrawn, alone."""
+    """The old VM's ad has a later incarnation than the new VM; only that ad is withdrawn."""
     world.apply()
     world.step()
     world.pool.join("vc-0", 7, id=EARLIER)

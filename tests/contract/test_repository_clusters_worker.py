@@ -1,4 +1,4 @@
-"""Virtual clusters under real workers, which are killed; and while others change the same rows."""
+"""Virtual clusters under real workers that are killed, and under concurrent changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.both_databases, pytest.mark.settings(pools=POOLS)]
 
 
 class Agents(threading.Thread):
-    """The agents of some nodes: machines run as soon as they are ordered, and end when they are to."""
+    """The agents of some nodes: VMs run as soon as ordered, and end when ordered."""
 
     def __init__(self, repository: Repository, *nodes: str) -> None:
         super().__init__(daemon=True)
@@ -86,7 +86,7 @@ def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None
 
 
 def test_operators_agents_and_the_worker_at_once(repository: Repository, other: Repository) -> None:
-    """Nothing is lost, nothing deadlocks, and in the end all is as it was declared last."""
+    """Nothing is lost, nothing deadlocks, and the last declaration is in effect at the end."""
     world = World(repository, "n1", "n2")
     world.apply(size=4)
     chance = random.Random(2)

@@ -1,4 +1,4 @@
-"""Two processes never both win, on both databases."""
+"""Of two concurrent processes only one succeeds, on both databases."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_cancel_against_claim(config: Config, repository: Repository) -> None:
     for job_id, said, attempt in zip(ids, canceled, claimed, strict=True):
         job = repository.job(job_id)
         assert job.state.value == said
-        if job.state is S.CANCELED:  # the cancel came first, and nothing was started
+        if job.state is S.CANCELED:  # the cancel came first: no attempt started
             assert attempt == "JOB_FINAL"
         else:
             assert job.state is S.CANCELING
@@ -105,7 +105,7 @@ def test_cancel_against_submission_to_the_scheduler(
 
 
 def test_a_message_before_its_commit(repository: Repository, other: Repository) -> None:
-    """A worker that is quicker than the commit finds nothing, and tries again."""
+    """A worker that is faster than the commit finds no job, and tries again."""
     schedd, early = Ledger(), []
 
     def publish(array: str) -> None:
@@ -150,15 +150,15 @@ def test_an_exclusive_block_is_alone_and_ends_with_its_owner(
             assert not second
         with other.database.exclusive("sweep") as third:
             assert third
-    for _ in range(20):  # given back at the end of the block, not some time later
+    for _ in range(20):  # released at the end of the block, not later
         for database in (repository.database, other.database):
             with database.exclusive("track") as again:
                 assert again
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # whose locks are files
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # its locks are files
 def test_a_build_never_holds_up_what_is_done_every_few_seconds(repository: Repository) -> None:
-    # As many builds as there are lock files of a kind, and more: some share their number with it.
+    # More builds than lock files of a kind: some builds share a number with the task.
     for number in range(3000):
         with (
             repository.database.exclusive(f"build {number:032x}") as first,

@@ -1,4 +1,4 @@
-"""Machines of jobs that HTCondor alone knows, as the repository keeps them."""
+"""Checkpoints of transparent jobs in the repository."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def upload(repository: Repository, data: bytes = MEMORY, job: str = JOB) -> tupl
 
 
 def kept(repository: Repository, data: bytes = MEMORY, making: VmSpec = MAKING) -> Checkpoint:
-    """A machine that was saved in its job's first run."""
+    """Store a checkpoint in its job's first run."""
     begin(repository)
     opened, layout = upload(repository, data)
     checkpoint = saved(FIRST, layout, making=making)
@@ -68,7 +68,7 @@ def test_the_next_run_goes_on_from_it(repository: Repository) -> None:
 
 
 def test_a_run_that_was_replaced_keeps_nothing_and_ends_nothing(repository: Repository) -> None:
-    """Its node was cut off, and does not know yet."""
+    """Its node was disconnected, and does not know of the new run yet."""
     checkpoint = kept(repository)
     begin(repository, SECOND)
     opened, layout = upload(repository)
@@ -86,7 +86,7 @@ def test_a_job_has_one_owner(repository: Repository) -> None:
     checkpoint = kept(repository)
     his = CondorJobClaim(attempt=SECOND, owner="bob@grid")
     refused(Forbidden, lambda: repository.claim_condor_job(JOB, his))
-    repository.condor_job_not_resumed(JOB, FIRST)  # it is that attempt's still
+    repository.condor_job_not_resumed(JOB, FIRST)  # that attempt is still the current one
     assert begin(repository, SECOND) == checkpoint
 
 
@@ -98,7 +98,7 @@ def test_a_machine_keeps_its_name_and_no_other_may_have_it(repository: Repositor
         repository.keep_condor_job(JOB, SECOND, opened, saved("9" * 32, layout, making=MAKING))
     again = saved(FIRST, layout, making=MAKING, ran=99.0)
     repository.keep_condor_job(JOB, SECOND, opened, again)
-    repository.keep_condor_job(JOB, SECOND, opened, again)  # it was not heard that it was kept
+    repository.keep_condor_job(JOB, SECOND, opened, again)  # the answer was lost
     assert begin(repository, "3" * 32) == again
 
 
@@ -126,7 +126,7 @@ def test_the_end_leaves_nothing(repository: Repository) -> None:
 
 @pytest.mark.both_databases
 def test_a_job_of_which_nobody_tells_is_forgotten_in_the_end(repository: Repository) -> None:
-    """Its user has removed it while it waited: HTCondor tells no node of that."""
+    """Its user has removed it from the queue: HTCondor informs no node of that."""
     kept(repository)
     images = repository.images
     config = images.config.model_copy(update={"checkpoint_seconds": 3600})
@@ -156,5 +156,5 @@ def test_it_counts_against_a_quota_of_its_owner_as_htcondor_knows_him(repository
     begin(repository, job=OTHER)
     with pytest.raises(QuotaExceeded, match=f"{OWNER_PREFIX}ada@grid"):
         upload(repository, noise(3 * MIB, seed=8), OTHER)
-    ada = Viewer("ada@grid")  # one of the service's own users has his own
+    ada = Viewer("ada@grid")  # a user of the service has another quota
     send(repository.images, ada, repository.images.open_upload(ada, MIB).id, noise(MIB, seed=9))

@@ -33,19 +33,19 @@ S, B = JobState, BatchStatus
 
 
 class Grid:
-    """A repository, a scheduler, and what passes between them; time goes on as a test says."""
+    """A repository, a scheduler, the calls between them, and a clock that a test sets."""
 
     def __init__(self, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
         self.repository, self.schedd, self._patch = repository, Ledger(), monkeypatch
         self.parts = dispatch_context(repository, self.schedd)
 
     def later(self, span: timedelta) -> None:
-        """Let time pass for what decides about graces."""
+        """Advance the clock that grace periods use."""
         for module in (condor_sync, dispatcher):
             self._patch.setattr(module, "utc_now", lambda: now() + span)
 
     def submit(self, state: JobState | None = None) -> tuple[Job, str]:
-        """A job that the scheduler has, brought to a state by an attempt; both."""
+        """Submit a job, bring it to a state by an attempt; return both."""
         job = one(self.repository)
         dispatcher.submit_array(self.parts, job.array)
         attempt = claim(self.repository, job.id) if state else ""
@@ -54,7 +54,7 @@ class Grid:
         return job, attempt
 
     def cancel(self, job: Job) -> None:
-        """Cancel a job, and tell the scheduler."""
+        """Cancel a job, also at the scheduler."""
         assert self.repository.cancel(job.id).state is S.CANCELING
         dispatcher.cancel_jobs(self.parts, [job.id])
 
@@ -64,7 +64,7 @@ class Grid:
         self.repository.report(job.id, attempt, told(state, code, *exit_code))
 
     def track(self, job: Job) -> JobState:
-        """What a job's state is once the scheduler was listened to."""
+        """Read the scheduler's events; return the job's state."""
         dispatcher.track(self.parts)
         return self.state(job)
 
@@ -85,7 +85,7 @@ def grid(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Grid:
 
 
 def instead(of: Ledger, submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a scheduler do this where it should take jobs; what it did before."""
+    """Replace a scheduler's submit function; return the former one."""
     before, of.submit = of.submit, submit  # type: ignore[method-assign]
     return before
 
@@ -180,7 +180,7 @@ def test_canceled_while_it_is_being_submitted(grid: Grid) -> None:
     job = one(grid.repository)
 
     def submit_slowly(jobs: Any) -> Any:
-        grid.cancel(job)  # finds the submission under way, and leaves it to it
+        grid.cancel(job)  # left to the submission, which is under way
         return submit(jobs)
 
     submit = instead(grid.schedd, submit_slowly)
@@ -237,8 +237,8 @@ def test_canceled_while_it_runs(grid: Grid) -> None:
     assert grid.repository.cancel(job.id, "ada", publish).state is S.CANCELING
     assert published == [(JobAction.CANCEL, [job.id])]
     dispatcher.cancel_jobs(grid.parts, [job.id])
-    assert grid.track(job) is S.CANCELING  # the VM may still be there
-    grid.report(job, attempt, S.COLLECTING)  # accepted, and moves nothing
+    assert grid.track(job) is S.CANCELING  # the VM may still exist
+    grid.report(job, attempt, S.COLLECTING)  # accepted, without effect
     assert grid.state(job) is S.CANCELING
     for _ in range(2):
         grid.report(job, attempt, S.CANCELED, ReasonCode.USER_CANCELED)
@@ -272,7 +272,7 @@ def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
     job, attempt = grid.submit(S.COLLECTING)
     grid.repository.cancel(job.id)
     grid.report(job, attempt, state, code)
-    assert grid.state(job) is S.CANCELING  # the scheduler's word is what is missing
+    assert grid.state(job) is S.CANCELING  # the scheduler has not confirmed yet
     dispatcher.cancel_jobs(grid.parts, [job.id])
     assert grid.track(job) is S.CANCELED
 
@@ -322,7 +322,7 @@ def test_held_and_released(grid: Grid) -> None:
 
 def test_evicted_and_run_again(grid: Grid) -> None:
     job, attempt = grid.submit(S.STAGING)
-    assert grid.track(job) is S.STAGING  # still idle there: late news, not an eviction
+    assert grid.track(job) is S.STAGING  # still idle there: a late event, not an eviction
     grid.schedd.say(job.id, B.RUNNING)
     dispatcher.track(grid.parts)
     bring(grid.repository, job.id, attempt, S.RUNNING)
@@ -349,7 +349,7 @@ def test_a_batch_job_that_ends_without_a_report(grid: Grid) -> None:
     grid.schedd.say(job.id, B.COMPLETED, exit_code=0)
     assert grid.track(job) is S.RUNNING
     grid.later(state_policy.REPORT_GRACE)
-    grid.schedd.queue.clear()  # the event log is not heard again: what was stored decides
+    grid.schedd.queue.clear()  # no more events: the stored state decides
     dispatcher.track(grid.parts)
     assert grid.end(job) == (S.FAILED, ReasonCode.NO_EXIT_REPORT)
     assert "ended with code 0" in grid.repository.job(job.id).reason.message
@@ -402,13 +402,13 @@ def test_the_sweep_tidies_up_after_the_end(grid: Grid) -> None:
     for job, code in ((first, ReasonCode.SCRIPT_FAILED), (second, ReasonCode.IMAGE_REJECTED)):
         grid.report(job, claim(grid.repository, job.id), S.FAILED, code)
     grid.schedd.say(first.id, B.COMPLETED, exit_code=1)
-    grid.schedd.say(second.id, B.HELD, "image rejected")  # held for ever, if nobody removed it
+    grid.schedd.say(second.id, B.HELD, "image rejected")  # held until removed
     dispatcher.track(grid.parts)
     grid.sweep()
     assert grid.schedd.forgotten == []
     grid.later(dispatcher.REMOVE_CANCELED_AFTER)
     grid.sweep()
-    assert grid.schedd.removed == []  # it may not have heard of the end, and hear of it from a node
+    assert grid.schedd.removed == []  # a node may still report the end to it
     grid.later(dispatcher.REMOVE_ENDED_AFTER)
     grid.sweep()
     assert grid.schedd.removed == [grid.schedd.queue[second.id].ref]

@@ -1,4 +1,4 @@
-"""Names, owners and terms: who sees what, and who may change it."""
+"""Names, owners and expiry of images: who may see and who may change them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(images: Images, viewer: Viewer) -> list[str]:
 
 
 def sees(images: Images, viewer: Viewer, done: ImageDetail) -> bool:
-    """Whether the viewer can read the image; all ways of asking agree."""
+    """Whether the viewer can read the image; check that all queries agree."""
     content = done.manifest["root"]["digest"]
     answers = []
     for ask in (
@@ -98,14 +98,14 @@ def test_publishing_again_and_again_adds_shares_up_to_their_limit(images: Images
     assert len(publish(50, 50).shares) == MAX_SHARES
     with pytest.raises(InvalidRequest, match="shared with 101 users and groups; it may be with 100"):
         publish(100, 1)
-    assert len(publish(0, 100).shares) == MAX_SHARES  # what it has is no fault
+    assert len(publish(0, 100).shares) == MAX_SHARES  # existing shares count once
 
 
 def test_shares_and_visibility(images: Images) -> None:
     done = push(images, ADA, DISK, name="hep", shares=[{"kind": "user", "name": "bob"}])
     assert sees(images, BOB, done)
     assert images.detail(BOB, "ada/hep").owner == "ada"
-    assert images.detail(BOB, "ada/hep").shares == ()  # whom else it is shared with is ada's affair
+    assert images.detail(BOB, "ada/hep").shares == ()  # only ada sees all shares
     assert images.detail(ADA, "hep").shares == (Share(kind="user", name="bob"),)
     atlas = Viewer("eve", frozenset({"/atlas", "/cms"}))
     images.change(ADA, done.digest, ImageChange(shares=(Share(kind="group", name="/atlas"),)))
@@ -266,7 +266,7 @@ def test_an_image_whose_time_is_over(images: Images) -> None:
         with pytest.raises(NotFound, match="expired at"):
             images.resolve(viewer, ref)
     assert images.list(ADA) == []
-    assert images.manifest(NODE, done.digest)  # jobs that have not ended go on
+    assert images.manifest(NODE, done.digest)  # jobs that have not ended still need it
     again = push(images, ADA, DISK, name="hep")
     assert images.resolve(EVE, "ada/hep") == again.digest
     private = push(images, ADA, noise(10), name="own")
@@ -325,7 +325,7 @@ def test_prefetching(repository) -> None:  # type: ignore[no-untyped-def]
     assert images.prefetch_requests(node("a1", "a")).prefetch == (done.digest,)
     assert images.prefetch_requests(node("a2", "a")).prefetch == ()
     assert images.prefetch_requests(node("a1", "a", done.digest)).prefetch == ()
-    assert images.prefetch_requests(node("a1", "a")).prefetch == ()  # crossed off
+    assert images.prefetch_requests(node("a1", "a")).prefetch == ()  # the request was deleted
     for wish in (PrefetchRequest(nodes=("nope",)), PrefetchRequest(site="nowhere")):
         refused(NotFound, lambda wish=wish: images.prefetch(ADA, done.digest, wish))
     images.remove(ADA, done.digest)

@@ -1,4 +1,4 @@
-"""What garbage collection takes, and what it leaves, also while everything else goes on."""
+"""What garbage collection deletes and what it keeps, also under load."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from vmjobs.wire import GcReport
 
 pytestmark = [pytest.mark.in_process, pytest.mark.both_databases]
 
-#: Things done at random in the load test, all kinds together.
+#: Random operations in the load test, all kinds together.
 STEPS = 300
-#: Every table that images are in.
+#: Every table of the image repository.
 ROWS = [
     table
     for table in vars(tables).values()
@@ -55,7 +55,7 @@ def images(repository: Repository) -> Images:
 
 
 def rows(images: Images) -> dict[str, int]:
-    """How many rows are where; empty tables are left out."""
+    """Return the number of rows by table, without empty tables."""
     with images.database.read() as session:
         counts = {
             table.__tablename__: session.scalar(select(func.count()).select_from(table)) or 0
@@ -65,7 +65,7 @@ def rows(images: Images) -> dict[str, int]:
 
 
 def check_whole(images: Images) -> None:
-    """Everything that is stored is whole and needed, and nothing else is stored."""
+    """Check that all stored data is complete and needed."""
     with images.database.read() as session:
         named = set(session.scalars(select(SegmentRow.object)))
         assert named == set(stored(images))
@@ -85,7 +85,7 @@ def test_what_nobody_needs_goes(images: Images) -> None:
     images.remove(ADA, images.resolve(ADA, "gone"))
     upload = images.open_upload(BOB, 10 * CHUNK_BYTES).id
     send(images, BOB, upload, noise(CHUNK_BYTES, 2))
-    assert images.collect() == GcReport()  # all of it is too young
+    assert images.collect() == GcReport()  # all of it is too recent
     before = rows(images)
     dry = sweeper(images).collect(dry_run=True)
     assert rows(images) == before
@@ -113,7 +113,7 @@ def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Images) -> None:
         ):
             holding.expires = now() - timedelta(hours=1)
     before = rows(images)
-    with images.database.write() as session:  # somebody has everything
+    with images.database.write() as session:  # all rows are locked
         for table in (ContentRow, SegmentRow, ImageRow, UploadRow):
             session.scalars(select(table).with_for_update()).all()
         began = time.monotonic()
@@ -204,7 +204,7 @@ def test_a_killed_upload_leaves_no_row_without_object(images: Images, place: str
 
 @pytest.mark.soak_for("sqlite")
 def test_under_load(config: Config, images: Images, repository: Repository) -> None:
-    """Nothing that an image, job or upload needs ever goes, and nothing else stays."""
+    """Collection never deletes what an image, job or upload needs, and keeps nothing else."""
     done = load(config, STEPS)
     for what in ("push", "give_up", "remove", "rename", "run", "end", "collected segments"):
         assert done[what] > 0, f"nothing was done of: {what}"
@@ -232,7 +232,7 @@ def test_under_load(config: Config, images: Images, repository: Repository) -> N
         try:
             images.remove(ADMIN, digest)
         except NotFound:
-            continue  # kept by a job alone
+            continue  # only a job keeps it
     sweeper(images).collect()
     assert rows(images) == {}
     assert stored(images) == []

@@ -1,4 +1,4 @@
-"""Jobs and their images: what a job may name, and what a job that waits keeps from going."""
+"""Jobs and their images: which images a job may name; waiting jobs keep theirs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_image_that_jobs_need_stays(repository: Repository) -> None:
 
 
 def test_somebody_elses_job_is_nobodys_business(repository: Repository) -> None:
-    """Two have the same image privately; a job of the one does not tie the other."""
+    """Two users have the same private image; one's job does not block the other's removal."""
     images = repository.images
     done = push(images, ADA, DISK, name="own")
     push(images, BOB, DISK, name="his")
@@ -150,7 +150,7 @@ def test_somebody_elses_job_is_nobodys_business(repository: Repository) -> None:
 
 @pytest.mark.both_databases
 def test_bytes_stay_while_a_job_needs_them(repository: Repository) -> None:
-    """Even where the job's owner may not see the image any more."""
+    """Even if the job's owner may not see the image any more."""
     images = repository.images
     done = push(images, ADA, DISK, name="own", visibility="public")
     job = one(repository, "eve", image="ada/own")
@@ -181,7 +181,7 @@ def test_the_time_of_an_image_is_over_when_its_jobs_are(repository: Repository) 
 
 @pytest.mark.both_databases
 def test_removal_waits_for_a_submission(repository: Repository, other: Repository) -> None:
-    """A submission that has seen the image, and is not committed yet, keeps it."""
+    """A submission that has found the image keeps it, even before its commit."""
     done = push(repository.images, ADA, DISK, name="own")
     said: list[str] = []
 
@@ -197,7 +197,7 @@ def test_removal_waits_for_a_submission(repository: Repository, other: Repositor
     def publish(array: str) -> None:
         del array
         thread.start()
-        thread.join(0.3)  # it has to wait for us; giving it the time to not wait
+        thread.join(0.3)  # without the lock, it would not wait
         assert said == []
 
     jobs = repository.submit("ada", submission(image="own"), publish=publish).jobs
@@ -207,7 +207,7 @@ def test_removal_waits_for_a_submission(repository: Repository, other: Repositor
 
 
 def linger(repository: Repository, times: int) -> None:
-    """Be a little later than the other one: more and more, in turns."""
+    """Delay this thread by so many queries."""
     for _ in range(times):
         repository.images.list(EVE)
 

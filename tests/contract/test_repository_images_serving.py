@@ -1,4 +1,4 @@
-"""Segments as they are sent: asked for once, and for how long the answer is taken for true."""
+"""Serving segments: one query for several, and how long its answer is cached."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOB_TOO = [{"kind": "user", "name": "bob"}]
 def served(
     images: Images, viewer: Viewer, done: ImageDetail, number: int = 0
 ) -> tuple[bytes, Visibility]:
-    """A segment's bytes, and who may see the image."""
+    """Return a segment's bytes and the image's visibility."""
     reader, seen_by = images.serve_segment(viewer, done.digest, SEGMENTS[number])
     with reader:
         return decode_segment(reader.read(), SEGMENTS[number]), seen_by
@@ -49,7 +49,7 @@ def test_so_many_come_with_the_first_and_no_more(
     data = b"".join(noise(16, n) + bytes(SEGMENT_BYTES - 16) for n in range(4))
     done = push(images, ADA, data, name="hep")
     digests = [digest for digest, _ in pieces(data)]
-    reader = Viewer("another", image=done.digest)  # a question of its own: they are kept
+    reader = Viewer("another", image=done.digest)  # a new viewer: answers are cached
     with statements(images.database) as asked:
         for digest in digests:
             images.serve_segment(reader, done.digest, digest)[0].close()
@@ -62,7 +62,7 @@ def test_a_share_that_is_taken_back_ends_after_some_seconds(images: Images, cloc
     images.change(ADA, done.digest, ImageChange(shares=()))
     clock.now += CACHE_SECONDS - 0.01
     served(images, BOB, done)
-    clock.now += 0.01  # reading has not made it longer
+    clock.now += 0.01  # reading does not prolong it
     refused(NotFound, lambda: served(images, BOB, done))
     served(images, ADA, done)
 
@@ -76,7 +76,7 @@ def test_nobody_lets_in_another(images: Images) -> None:
     images.serve_segment(EVE, own.digest, pieces(noise(10))[0][0])[0].close()
     for viewer in (EVE, Viewer("node1"), Viewer("any"), Viewer("any", image=own.digest)):
         refused(NotFound, lambda viewer=viewer: served(images, viewer, done))
-    # An image that is read does not open the segments of another.
+    # Access to one image gives none to the segments of another.
     refused(NotFound, lambda: served(images, EVE, own))
 
 
@@ -111,7 +111,7 @@ def test_a_segment_that_is_replaced_is_served_anew(images: Images) -> None:
     for key in stored(images):
         if first.hex() in key:
             images.objects.delete(key)
-    images.verify(ADA, done.digest, [first])  # which notes that it is not there
+    images.verify(ADA, done.digest, [first])  # records that it is missing
     upload = images.open_upload(ADA, 1 << 30).id
     assert images.missing_segments(ADA, upload, [first]) == [True]
     assert images.put_segment(ADA, upload, first, packed(piece))

@@ -1,4 +1,4 @@
-"""Uploads: what is checked, what is stored once, what heals, and what is too much."""
+"""Uploads: checks, deduplication, repair of damage, and limits."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ TWO = noise(SEGMENT_BYTES + 3 * CHUNK_BYTES + 17)
 
 @pytest.fixture
 def config(request: pytest.FixtureRequest, config: Config) -> Config:
-    """With the storage of the test, by default local files."""
+    """The configuration with the test's storage, by default local files."""
     storage = getattr(request, "param", "local")
     url = request.getfixturevalue("s3_url") if storage == "s3" else ""
     return config.model_copy(update={"storage_url": url})
 
 
-#: Of tests that depend on what the storage does.
+#: For tests that depend on the storage.
 BOTH_STORES = pytest.mark.parametrize("config", ["local", "s3"], indirect=True)
 
 
@@ -164,7 +164,7 @@ def test_a_block_that_is_not_here_is_asked_for(images: Images) -> None:
 
 
 def damage(images: Images, digest: bytes, lose: bool = False) -> None:
-    """Change a byte of a stored segment's first block, or lose the segment."""
+    """Change a byte of a stored segment's first chunk, or delete the segment."""
     with images.database.read() as session:
         key = session.scalars(select(SegmentRow.object).where(SegmentRow.digest == digest)).one()
     body = bytearray(images.objects.get(key))
@@ -206,10 +206,10 @@ def test_a_damaged_block_is_not_copied(images: Images) -> None:
     upload = begin(images)
     body = packed(changed, [0, 1, 2])
     refused(MissingChunks, lambda: images.put_segment(ADA, upload, digest, body))
-    assert images.missing_segments(ADA, upload, [first]) == [True]  # noted
+    assert images.missing_segments(ADA, upload, [first]) == [True]  # recorded
     assert images.put_segment(ADA, upload, digest, packed(changed))
     blocks = [chunk_digest(changed[i : i + CHUNK_BYTES]) for i in range(0, SEGMENT_BYTES, CHUNK_BYTES)]
-    assert not any(images.missing_chunks(ADA, upload, blocks))  # to be had of the new one
+    assert not any(images.missing_chunks(ADA, upload, blocks))  # the new one has them
 
 
 def test_a_lie_about_a_blocks_length_is_not_stored(images: Images) -> None:
@@ -302,7 +302,7 @@ def test_another_users_upload_does_not_exist(images: Images) -> None:
         lambda: images.upload(EVE, "0" * 32),
         lambda: images.upload(EVE, "../../etc/passwd"),
     )
-    # Knowing what a content is called does not make it one's own.
+    # Knowing a content's digest gives no right to it.
     theft = Publication(manifest=manifest_of(parts), upload=upload)
     refused(MissingChunks, lambda: images.publish(EVE, theft))
     push(images, ADA, TWO)
@@ -354,13 +354,13 @@ def test_a_quota(images: Images) -> None:
         images.put_segment(ADA, upload, digest, packed(piece))
     assert images.missing_segments(ADA, upload, [digest]) == [True]
     assert images.put_segment(BOB, begin(images, BOB), digest, packed(piece))
-    images.drop_upload(ADA, upload)  # gives the room back
+    images.drop_upload(ADA, upload)  # frees the space
     upload = begin(images)
     ((digest, piece),) = pieces(noise(MIB, 10))
     assert images.put_segment(ADA, upload, digest, packed(piece))
     images.remove(ADA, images.resolve(ADA, "first"))
     push(images, ADA, noise(7 * MIB, 1), name="second")
-    # What others hold already counts, too, for who holds it.
+    # An image that others hold counts for each holder.
     other = push(images, BOB, noise(5 * MIB, 3), visibility="public")
     refused(
         QuotaExceeded,
@@ -437,7 +437,7 @@ def test_a_disk_that_looks_like_something_else(images: Images) -> None:
     ):
         refused(ImageRejected, lambda disk=disk: push(images, ADA, disk, name="evil"))
     assert images.list(ADA) == []
-    # A boot sector and a CD are what disks begin with.
+    # A disk may begin with a boot sector or a CD's file system.
     push(
         images,
         ADA,
@@ -448,7 +448,7 @@ def test_a_disk_that_looks_like_something_else(images: Images) -> None:
 
 @pytest.mark.both_databases
 def test_block_rows_are_few(images: Images) -> None:
-    """Nothing is noted of zeros, and of a block only one place."""
+    """Zeros have no rows, and a chunk has only one."""
     piece = noise(CHUNK_BYTES) * 3 + bytes(CHUNK_BYTES) + noise(100, 3)
     push(images, ADA, piece)
     push(images, ADA, piece + noise(100, 4))
@@ -472,7 +472,7 @@ def test_no_room_in_the_middle_of_an_upload(config: Config, tmp_path: Path) -> N
         assert images.upload(ADA, upload).received == before
         assert len(stored(images)) == 1
         (place / "others").unlink()
-        wanted[1:] = pieces(TWO[SEGMENT_BYTES:])  # a smaller one has room
+        wanted[1:] = pieces(TWO[SEGMENT_BYTES:])  # a smaller one fits
         images.put_segment(ADA, upload, wanted[1][0], packed(wanted[1][1]))
         with pytest.raises(MissingChunks):
             images.put_content(ADA, upload, parts.digest, parts.to_bytes())
@@ -499,7 +499,7 @@ def test_a_storage_that_goes_away_and_comes_back(config: Config, own_s3_server: 
     ((digest, _),) = pieces(changed)
     refused(Unavailable, lambda: images.put_segment(ADA, upload, digest, packed(changed, [5])))
     own_s3_server.start()
-    # That nobody answered is no sign of damage.
+    # A missing answer does not mean damage.
     assert images.missing_segments(ADA, upload, [first, second]) == [False, True]
     parts = send(images, ADA, upload, TWO)
     done = images.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))

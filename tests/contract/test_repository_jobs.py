@@ -1,4 +1,4 @@
-"""Submission and reading."""
+"""Submitting, reading and changing jobs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_digest_names_an_image_too(repository: Repository) -> None:
 
 
 def test_what_no_live_node_offers_is_refused(repository: Repository) -> None:
-    one(repository, cpus=8)  # no node is known yet: nothing is known to be impossible
+    one(repository, cpus=8)  # accepted: no node is known yet
     repository.put_node(node())
     with pytest.raises(InvalidSpec) as caught:
         one(repository, cpus=3, memory=3000, disk=1501, hypervisor="kvm")
@@ -228,7 +228,7 @@ def test_a_set_of_jobs_is_canceled_together(repository: Repository) -> None:
     handed, other = one(repository), one(repository, "bob")
     running, ended = one(repository), one(repository)
     repository.cancel(ended.id)
-    repository.begin_dispatch(4)  # what is first of both owners
+    repository.begin_dispatch(4)  # the first jobs of both owners
     bring(repository, running.id, claim(repository, running.id), JobState.RUNNING)
     published: list[str] = []
 

@@ -49,7 +49,7 @@ def test_several_processes_may_migrate_at_once(empty_database: str) -> None:
 
 
 def test_a_build_under_way_keeps_its_builder(empty_database: str) -> None:
-    """A builder knew its build by the number of attempts before there was a fence of its own."""
+    """The number of attempts identified a builder before generations did."""
     database = Database(empty_database)
     with database.engine.begin() as connection:
         command.upgrade(alembic_config(connection), "0003")
@@ -68,7 +68,7 @@ def test_a_build_under_way_keeps_its_builder(empty_database: str) -> None:
 
 
 def test_images_whose_machines_came_up_are_known_to(empty_database: str) -> None:
-    """One that was always good is not held to be broken because two nodes are."""
+    """Two broken nodes do not make an image that always worked count as broken."""
     database = Database(empty_database)
     with database.engine.begin() as connection:
         command.upgrade(alembic_config(connection), "0005")
@@ -106,7 +106,7 @@ def test_clusters_that_are_there_begin_to_be_counted(empty_database: str) -> Non
 
 
 def test_machines_that_were_saved_stay_saved(empty_database: str) -> None:
-    """There and back again, with what others refer to."""
+    """They survive an upgrade and a downgrade, with the rows that refer to them."""
     database = Database(empty_database)
     names = ("submissions", "jobs", "contents", "checkpoints", "checkpoint_contents")
     with database.engine.begin() as connection:
@@ -130,7 +130,7 @@ def test_machines_that_were_saved_stay_saved(empty_database: str) -> None:
 
 
 def _filled(table: Table, **values: object) -> dict[str, object]:
-    """A row with something in each column."""
+    """Return a row with a value in each column."""
     plain: dict[type, object] = {str: "", int: 0, float: 0.0, bool: False, datetime: now()}
     made = {c.name: plain.get(c.type.python_type, {}) for c in table.columns}
     return {**made, **values}
@@ -146,7 +146,7 @@ def test_down_to_nothing(empty_database: str) -> None:
 
 
 def test_owners_have_what_their_jobs_have(empty_database: str) -> None:
-    """Inputs and outputs stay their owners'; blocks stay known; running uploads begin anew."""
+    """Owners keep inputs and outputs; chunks stay known; running uploads start again."""
     database = Database(empty_database)
     names = ("submissions", "jobs", "attempts", "outputs", "segments", "blocks", "uploads")
     (taken, made) = (f"sha256:{letter * 64}" for letter in "ab")

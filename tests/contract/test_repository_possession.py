@@ -1,4 +1,4 @@
-"""Whose bytes are whose: a digest gives no right to them, and does not tell that they are here."""
+"""Who owns which bytes: a digest gives no access, and does not reveal that they exist."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def put(repository: Repository, owner: str, data: bytes) -> bool:
 
 
 def with_input(repository: Repository, owner: str, data: bytes) -> str:
-    """Submit a job with this input, of which the owner tells the digest alone."""
+    """Submit a job with this input, given only by its digest."""
     file = {"name": "in", "digest": digest_of(data), "size": len(data)}
     return one(repository, owner, inputs=[file]).id
 
 
 def impatient(repository: Repository, **settings: object) -> Repository:
-    """The same repository, which keeps nothing that is not in use."""
+    """Return the same repository, configured to keep only what is in use."""
     config = repository.config.model_copy(update={"upload_seconds": 0, **settings})
     images = Images(repository.database, repository.objects, config, orphan_seconds=0)
     parts = (repository.database, repository.blobs, repository.streams, images, config)
@@ -79,7 +79,7 @@ def test_the_digest_of_anothers_input_is_of_no_use(repository: Repository) -> No
 @pytest.mark.both_databases
 def test_who_sends_the_bytes_has_them(repository: Repository) -> None:
     put(repository, "ada", SECRET)
-    assert put(repository, "bob", SECRET)  # new to him: he is not told whether it was here
+    assert put(repository, "bob", SECRET)  # reported as new: bob does not learn that it exists
     assert not put(repository, "bob", SECRET)
     job = with_input(repository, "bob", SECRET)
     with repository.open_input(job, "in", "bob") as reader:
@@ -168,7 +168,7 @@ def test_the_segments_and_blocks_of_a_private_image_are_missing_for_others(
 
 
 def test_an_image_cannot_be_made_of_digests(repository: Repository) -> None:
-    """Neither of the content's, nor of its segments', nor of their blocks'."""
+    """Neither of a content's digest, nor of its segments' or chunks' digests."""
     images = repository.images
     push(images, ADA, DISK, name="secret")
     parts, upload = layout(DISK), begin(repository, EVE)
@@ -212,7 +212,7 @@ def test_what_was_shared_need_not_be_sent(repository: Repository) -> None:
 
 @pytest.mark.both_databases
 def test_blocks_that_others_have_too_are_found_among_ones_own(repository: Repository) -> None:
-    """The second push of a changed image sends what changed, also where others had its blocks first."""
+    """A second push sends only what changed, even if others uploaded its chunks first."""
     images = repository.images
     push(images, EVE, DISK, name="hers")
     push(images, ADA, DISK[:SEGMENT_BYTES], name="mine")

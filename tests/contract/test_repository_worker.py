@@ -27,7 +27,7 @@ DEADLINE = 60.0
 
 
 def eventually(what: Callable[[], bool], seconds: float = DEADLINE) -> None:
-    """Wait for a condition in another process, which has no way to tell us."""
+    """Poll until a condition in another process holds."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "the deadline passed"
@@ -36,7 +36,7 @@ def eventually(what: Callable[[], bool], seconds: float = DEADLINE) -> None:
 
 @contextmanager
 def worker(config: Config, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker with its clock; killed with its children at the end."""
+    """A worker with Celery beat; killed with its children at the end."""
     file = tmp_path / "config.json"
     file.write_text(config.model_dump_json())
     queue = tmp_path / "queue"
@@ -64,7 +64,7 @@ RABBITMQ = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rab
 
 
 class Rabbit:
-    """A RabbitMQ of our own, with all it writes in one directory."""
+    """A RabbitMQ server of the test, with all its files in one directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -72,7 +72,7 @@ class Rabbit:
         self._process: subprocess.Popen[bytes] | None = None
 
     def certify(self) -> Path:
-        """Make a certificate that is its own authority's; that one's file."""
+        """Make a self-signed certificate; return its file."""
         path = self.root / "server.pem"
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", "/CN=test"]
         named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", self.root / "server.key"]
@@ -153,7 +153,7 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
     push_library(repository.images)
     publisher = TaskPublisher(config)
     publisher.ping()
-    with pytest.raises(Unavailable):  # its certificate is not one that the system knows
+    with pytest.raises(Unavailable):  # the system does not trust its certificate
         TaskPublisher(config.model_copy(update={"broker_ca": None})).ping()
     with worker(config, tmp_path) as process:
         first = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
@@ -170,7 +170,7 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
         assert second.created
         eventually(placed(repository, second.jobs[0].id))
         repository.cancel(second.jobs[0].id, "ada", publisher.change_jobs)
-        # CANCELED takes the clock's `track`, so that lives on too.
+        # CANCELED needs beat's `track`, so beat survives, too.
         eventually(lambda: repository.job(second.jobs[0].id).state is JobState.CANCELED)
         assert process.poll() is None
     publisher.close()

@@ -1,4 +1,4 @@
-"""Ways between an unchanged job's machine and the world: Chirp, and people who enter it."""
+"""Access to and from a transparent job's VM: Chirp, and users' shell sessions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROGRAM = str(Path(sys.executable).with_name("vmjobs"))
 
 
 def chirping(node: AgentNode, chirp: ChirpService, script: str, ad: str = AD) -> Job:
-    """Run a script to its end in which there is a Chirp service."""
+    """Run a script to its end, with a Chirp service."""
     return node.run("/bin/sh", "-c", script, ad=ad, files={".chirp.config": chirp.config})
 
 
@@ -67,7 +67,7 @@ def test_a_job_that_asked_for_it_does_all_that_chirp_does(node: AgentNode, chirp
 def test_a_job_that_did_not_ask_has_its_own_attributes_alone(
     node: AgentNode, chirp: ChirpService
 ) -> None:
-    """Whoever made its image must not reach the user's files, or have the job run elsewhere."""
+    """The image's author must not get at the user's files, nor have the job run elsewhere."""
     (chirp.folder / "secret").write_text("of the user")
     script = """
         condor_chirp set_job_attr_delayed ChirpMine 7
@@ -87,7 +87,7 @@ def test_a_job_that_did_not_ask_has_its_own_attributes_alone(
     assert job.out == "7\n0,-2,-2,-2,-2,-2,1,7", job.err
     assert job.err.count("not allowed; does the job have +WantIOProxy = true?") == 3
     assert "VMJobImage" not in chirp.attributes
-    assert chirp.attributes["ChirpVMOutcome"] == '"own"'  # by who runs the job, once it has ended
+    assert chirp.attributes["ChirpVMOutcome"] == '"own"'  # from ``exec-unchanged``, after the job's end
     assert not (job.place / "stolen").exists() or not (job.place / "stolen").read_bytes()
     assert chirp.notes == []
 
@@ -110,7 +110,7 @@ def test_many_connections_at_once(node: AgentNode, chirp: ChirpService) -> None:
 
 @pytest.fixture
 def resident(node: AgentNode) -> Iterator[Job]:
-    """A job that stays."""
+    """A job that keeps running."""
     script = "echo mine >of-the-job; echo up; sleep 1000"
     job = node.resident(script, environment={"GREETING": "two words"})
     yield job
@@ -125,7 +125,7 @@ def surroundings(node: AgentNode, slot: int) -> dict[str, str]:
 def entering(
     node: AgentNode, slot: int, command: str = "", uid: int = UID, terminal: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    """Somebody who belongs to the job of a slot. command: none for a shell in a terminal."""
+    """Open a session in the job of a slot. command: empty for a shell in a terminal."""
     asked = {"SSH_ORIGINAL_COMMAND": command} if command else {"TERM": "vt100"}
     return subprocess.Popen(
         [PROGRAM, "enter"],
@@ -203,7 +203,7 @@ def test_the_console_is_followed_to_the_jobs_end(node: AgentNode) -> None:
 
 
 def test_who_is_somebody_else_stays_outside(node: AgentNode, resident: Job) -> None:
-    """And so does who belongs to no job."""
+    """Neither another user nor a process outside a job gets in."""
     for slot, uid in ((resident.process.pid, UID + 1), (os.getpid(), UID)):
         visitor = entering(node, slot, "id", uid=uid)
         out, err = visitor.communicate(timeout=60)
@@ -213,8 +213,8 @@ def test_who_is_somebody_else_stays_outside(node: AgentNode, resident: Job) -> N
 
 
 def test_no_token_is_in_sight_in_there(node: AgentNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever knows that of the door could stand at it, in place of who was sent for; whoever knows
-    that of the endpoint could tell the host of the job's end, in place of the machine.
+    """With the SSH relay's token, a job could answer in place of the SSH server; with that
+    of the guest endpoint, it could report the job's end in place of the guest.
     """
     made: dict[str, list[str]] = {"token_hex": [], "token_urlsafe": []}
 
@@ -277,7 +277,7 @@ def test_who_leaves_while_nobody_reads_leaves_room(node: AgentNode, resident: Jo
 
 
 def is_full(pipe: IO[bytes]) -> bool:
-    """Whether for a while nothing can be written."""
+    """Whether nothing can be written for 0.3 seconds."""
     return not select.select([], [pipe], [], 0.3)[1]
 
 

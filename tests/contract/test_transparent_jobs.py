@@ -1,4 +1,4 @@
-"""Unchanged jobs of HTCondor's in real machines: the agent, `exec-unchanged`, a guest."""
+"""Transparent jobs in real VMs: the agent, `exec-unchanged`, a guest."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_arguments_and_variables_pass_untouched(node: AgentNode) -> None:
 
 
 def test_variables_that_command_programs_are_the_jobs_alone(node: AgentNode, tmp_path: Path) -> None:
-    """On the node they command none; in the guest they are all there, as they were."""
+    """They affect no program on the node; the guest has them all, unmodified."""
     mark = tmp_path / "mark"
     evil = build_evil(tmp_path, mark).read_bytes()
     said = {
@@ -86,7 +86,7 @@ def test_variables_that_command_programs_are_the_jobs_alone(node: AgentNode, tmp
     tmp_path.chmod(0o777)
     for folder in tmp_path.parents[:2]:
         folder.chmod(0o755)
-    # (A program of busybox's is static, as this shell need not be.)
+    # (Busybox is a static program; this shell need not be.)
     command = ("/bin/busybox", "cat", "/proc/self/environ")
     ad = 'VMJobImage = "generic"'
     job = node.run(*command, ad=ad, files={"evil.so": evil}, environment=with_ad(said), wrapped=True)
@@ -98,12 +98,12 @@ def test_variables_that_command_programs_are_the_jobs_alone(node: AgentNode, tmp
 
 
 def with_ad(variables: dict[str, str]) -> dict[str, str]:
-    """The same with that by which the wrapper finds the ad: it is in the job's directory."""
+    """Add the variable by which the wrapper finds the ad in the job's directory."""
     return {**variables, "_CONDOR_JOB_AD": ".job.ad"}
 
 
 def test_links_that_lead_out_lead_to_files_of_the_guest(node: AgentNode, chirp: ChirpService) -> None:
-    """HTCondor would follow them on the node."""
+    """On the node, HTCondor would follow them to files of the node."""
     script = """
         mkdir -p in/deep; echo mine >in/file; echo x >/tmp/outside; chmod 640 /tmp/outside
         ln -s /etc/passwd a; ln -s ../../../../../../../../etc/passwd in/deep/b; ln -s /tmp t
@@ -203,19 +203,19 @@ def test_ends_as_the_job_ends(
     job = node.run("/bin/sh", "-c", words, files={".chirp.config": chirp.config})
     assert job.status == status
     assert chirp.shown() == (state, reason)
-    # STAGING, BOOTING, RUNNING, COLLECTING, and its end: a line of the job's log for each.
+    # One line of the job's log each for STAGING, BOOTING, RUNNING, COLLECTING and its end.
     assert chirp.events == ["ChirpVMState"] * 5
 
 
 def test_what_a_job_leaves_running_ends_with_it(node: AgentNode) -> None:
-    """Not even the kernel is harmed, whatever it is doing for them then."""
+    """The guest's kernel survives it, even while it starts processes for them."""
     script = "for n in 1 2 3; do (while :; do (:) & wait; done) & done; sleep 1; echo ended; exit 3"
     job = node.run("/bin/sh", "-c", script)
     assert (job.status, job.out) == (3, "ended\n"), job.err
 
 
 def test_what_stands_for_a_job_is_small(node: AgentNode) -> None:
-    """At most 40 ms on a machine that has nothing else to do: tests/bench/beside.py."""
+    """At most 40 ms on an idle node: tests/bench/beside.py."""
     compileall.compile_dir(node.folder / "modules" / "condor", quiet=2)
     assert min(node.cost("/bin/true") for _ in range(3)) < 0.08
     job = node.resident("echo up; sleep 1000")
@@ -232,7 +232,7 @@ def test_a_program_that_is_not_there(node: AgentNode) -> None:
 def test_the_ad_of_a_job_that_was_cut_short_does_not_say_that_it_runs(
     node: AgentNode, chirp: ChirpService
 ) -> None:
-    """What a starter kills at once says nothing any more: HTCondor itself has the job idle then."""
+    """A killed program cannot report; HTCondor itself shows the job as idle then."""
     files = {".chirp.config": chirp.config}
     job = node.resident("echo up; sleep 1000", files=files)
     state, reason = chirp.shown()
@@ -268,14 +268,14 @@ def test_a_job_whose_starter_died_begins_again_once_its_machine_is_gone(
     assert second.out == "up\n"
 
 
-#: What the ad of a job says that was told to leave, by SIGTERM.
+#: What the ad of a job evicted by SIGTERM says.
 TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
 
 
 @pytest.mark.parametrize(
     ("script", "status", "out", "how"),
     [
-        # It has as long for that as whoever told it to leave gives it.
+        # It may take as long as HTCondor allows.
         (
             "trap 'sleep 15; >state; echo stopped; exit 5' TERM; echo up; while :; do sleep 0.1; done",
             5,
@@ -408,7 +408,7 @@ def test_root_has_no_jobs(node: AgentNode) -> None:
 
 @contextmanager
 def small_disk(place: Path, mib: int) -> Iterator[None]:
-    """A directory of the agent's, which has nothing in it now, with so much room."""
+    """Mount an empty file system of this size on a directory of the agent."""
     place.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", place], check=True)
     try:
@@ -418,7 +418,7 @@ def small_disk(place: Path, mib: int) -> Iterator[None]:
 
 
 def test_a_node_whose_disk_is_full_says_so(node: AgentNode, chirp: ChirpService) -> None:
-    """There is no room to note how it ended, either."""
+    """There is no space to record the outcome, either."""
     with small_disk(node.folder / "runs", 2):
         files = {"large": bytes(4 * MIB), ".chirp.config": chirp.config}
         job = node.run("/bin/true", files=files)
@@ -430,7 +430,7 @@ def test_a_node_whose_disk_is_full_says_so(node: AgentNode, chirp: ChirpService)
 
 
 def test_a_job_for_which_its_machine_has_not_the_memory(node: AgentNode, chirp: ChirpService) -> None:
-    """It ends as it does anywhere, and its ad says why that may be."""
+    """It is killed as on any host, and its ad gives the probable cause."""
     job = node.run("/bin/sh", "-c", "exec tail /dev/zero", files={".chirp.config": chirp.config})
     assert job.status == -signal.SIGKILL
     assert chirp.attributes["ChirpVMOutcome"] == '"own"'
@@ -455,7 +455,7 @@ def test_no_room_for_what_the_job_left(node: AgentNode, chirp: ChirpService) -> 
 
 
 def test_a_node_that_the_repository_does_not_know_rests(node: AgentNode) -> None:
-    """It would fail each job at once, and get the next one for that."""
+    """Otherwise it would fail each job at once, and then get the next one."""
 
     def refuse(_name: str) -> str:
         raise Unauthenticated("the token is not valid")
@@ -473,7 +473,7 @@ def test_a_node_that_the_repository_does_not_know_rests(node: AgentNode) -> None
 
 
 class Changed:
-    """The node's images, with something about them changed. fields: of ``BootImage``."""
+    """The node's images, with changed fields of ``BootImage``."""
 
     def __init__(self, images: ImageSource, **fields: Any) -> None:
         self._images, self._fields = images, fields
@@ -494,7 +494,7 @@ def only_uml(
     _cpus: int = 1,
     **_needs: bool,
 ) -> Hypervisor:
-    """The choice of a node that has just that."""
+    """Choose as a node that has only UML."""
     works = ProbeResult(HypervisorKind.UML, works=True, detail="", seconds=0.0)
     choose((HypervisorKind.UML,), demanded, [works], able)
     return driver
@@ -505,7 +505,7 @@ def only_uml(
     [
         ({"kinds": CHECKPOINTABLE_KINDS, "architecture": ""}, "", {"Kinds": "kvm,qemu", "Arch": ""}),
         ({"architecture": "riscv64"}, "", {"Kinds": "kvm,uml,qemu", "Arch": "riscv64"}),
-        # No node has what boots the image and is the one that the job demands.
+        # No hypervisor both boots the image and is the one that the job demands.
         ({"kinds": CHECKPOINTABLE_KINDS}, 'VMJobHypervisor = "uml"', {}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Runs inside a container of the grid: one request on stdin, one JSON answer on stdout.
+"""Handles one scheduler request in a grid container: JSON on stdin, JSON on stdout.
 
 The tests copy it there together with the packages under test.
 """
@@ -49,7 +49,7 @@ def submit(
 
 
 def _die(when: str) -> None:
-    """Lose the process right before or right after the schedd took the jobs."""
+    """Kill the process right before or right after the schedd accepts the jobs."""
     real = Schedd.submit
 
     def dying(self: Schedd, submission: Any, held: Any) -> int:

@@ -1,7 +1,7 @@
-"""A real grid under test: containers with HTCondor, the API, the worker, and two execute nodes.
+"""Provides a real grid: containers with HTCondor, the API, the worker, and two nodes.
 
-`make test` brings it up and says where it is by the variables that `make env` prints. Without
-them these tests fail: a grid that is not there is no reason to skip what it would have shown.
+`make test` brings it up and passes its addresses in the variables that `make env` prints. Without
+them these tests fail: a missing grid is no reason to skip them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from grid_kit import NODES, ROOT, Grid, wait_for
 from images.store.image_store import ImageStore
 from vmjobs.client import Client
 
-#: Tests that break something, and have a line in the report.
+#: Tests that inject a fault and have a line in the report.
 FAULTS = re.compile("test_cluster_faults|test_every_step|test_crash|test_vacate|test_node_health")
-#: The report, besides on the terminal: of what a soak does, and of the rest.
+#: The report file (besides the terminal): True for a soak, False otherwise.
 REPORTS = {True: ROOT / "build" / "soak.txt", False: ROOT / "build" / "faults.txt"}
 
 
 @pytest.fixture(scope="session")
 def grid() -> Iterator[Grid]:
-    """The grid, with both nodes announced."""
+    """The grid, once both nodes have announced themselves."""
     missing = [v for v in ("VMJOBS_API_URL", "VMJOBS_TOKEN_FILE", "VMJOBS_GRID") if v not in os.environ]
     if missing:
         pytest.fail(f"no grid to test: {', '.join(missing)} not set; run `make test`")
@@ -41,7 +41,7 @@ def grid() -> Iterator[Grid]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A line for each fault: what became of the jobs that ran, and when; and how many went well."""
+    """Print a line per fault (result, seconds until the job was back, starts), and a summary."""
     reports = [
         report
         for outcome in ("passed", "failed")

@@ -1,4 +1,4 @@
-"""What can be done to a grid under a virtual cluster, and users' jobs that run there meanwhile."""
+"""Faults to inject under a virtual cluster, and users' jobs that run there meanwhile."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterVm
 
-#: Seconds in which a job waits for a machine that does not answer any more.
+#: JobLeaseDuration in seconds: how long a job waits for a VM that stopped answering.
 LEASE = 20
-#: Seconds in which a job comes through whatever is broken, once that is mended.
+#: Seconds within which a job ends once the fault is repaired.
 LATE = 240.0
-#: Takes what a report is to say, by name.
+#: Records a property of the test for the report, by name.
 Tell = Callable[[str, object], None]
 
 
@@ -29,7 +29,7 @@ def declared(name: str, size: int = 2, **fields: object) -> ClusterSpec:
 
 
 class Running:
-    """A user's job that has begun in a machine of a cluster. tell: takes what the report says of it."""
+    """A user's job that has started in a cluster VM. tell: records properties for the report."""
 
     def __init__(
         self, grid: Grid, operator: Client, tell: Tell, cluster: str, seconds: int = 10
@@ -40,11 +40,11 @@ class Running:
         self.job = self.user.submit(cluster, script, lease=LEASE)
         self.member = wait_for(self._busy, "the job to run in a machine", 120)
         self.began = time.monotonic()
-        #: The member that it ended in.
+        #: The name of the cluster VM in which the job ended.
         self.ended_in = ""
 
     def _busy(self) -> ClusterVm | None:
-        """The machine that runs it, as the site's schedd has it."""
+        """The VM that runs the job, according to the site's schedd."""
         at_site = self.user("condor_q", self.job, "-af", "GridJobId").split()
         if len(at_site) < 4:
             return None
@@ -58,11 +58,11 @@ class Running:
 
     @property
     def node(self) -> str:
-        """The compose service of the node that runs it."""
+        """The compose service of the node that runs the VM."""
         return self.member.node.removesuffix(".grid")
 
     def assert_ended_once(self, timeout: float = LATE) -> int:
-        """Wait for its result, which is there once. How often it was started for that."""
+        """Assert that the job ends with one result; return how often it was started."""
         began, end = self.user.output(self.job, timeout).splitlines()
         took = time.monotonic() - self.began
         assert (began.rpartition(" ")[0], end) == ("ran on", "done")
@@ -75,18 +75,18 @@ class Running:
 
 
 class Volley(Submitter):
-    """Many jobs of one user, asked about all at once."""
+    """Many jobs of one user, queried together."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self.jobs: list[str] = []
 
     def fire(self, cluster: str) -> None:
-        """One more."""
+        """Submit one more job."""
         self.jobs.append(self.submit(cluster, "sleep 1; echo done", lease=LEASE))
 
     def starts(self) -> list[int]:
-        """Wait until all have ended, well and once; how often the site started each."""
+        """Assert that each job ended well and once; return how often the site started each."""
         wait_for(
             lambda: not self("condor_q", *self.jobs, "-af", "ClusterId") or None, "all to end", LATE
         )
@@ -95,8 +95,8 @@ class Volley(Submitter):
         told = self("cat", f"{self.folder}/log")
         assert [told.count(f"005 ({int(job):03d}.") for job in self.jobs] == [1] * len(self.jobs)
         remote = self("condor_history", *self.jobs, "-af", "GridJobId").split()[3::4]
-        # What has ended stays in the site's queue for a while, and may go from there at any time: asked
-        # last, the queue could have it no more, and the history had not had it yet.
+        # A job that has ended stays in the site's queue for a while and may leave at any time. So ask
+        # the queue first: asked last, it could have dropped a job after the history was read.
         asked = (*remote, "-af:j", "NumShadowStarts")
         lines = self.grid.on("site", "condor_q", *asked).splitlines()
         lines += self.grid.on("site", "condor_history", *asked).splitlines()
@@ -107,7 +107,7 @@ class Volley(Submitter):
 
 @contextmanager
 def started_again(grid: Grid, *services: str) -> Iterator[None]:
-    """Have containers run again, and be well."""
+    """Start containers again at the end, and wait until they are healthy."""
     try:
         yield
     finally:
@@ -119,20 +119,20 @@ def started_again(grid: Grid, *services: str) -> Iterator[None]:
 
 @contextmanager
 def lost(grid: Grid, *services: str) -> Iterator[None]:
-    """Containers that die, and are there again."""
+    """Kill containers; start them again at the end."""
     run("docker", "kill", "-s", "KILL", *map(grid.container, services))
     with started_again(grid, *services):
         yield
 
 
 def as_root(grid: Grid, service: str, *command: str) -> str:
-    """Do to a container's mounts what nobody in it may."""
+    """Run a command on a container's mounts with rights that the container itself lacks."""
     enter = ("nsenter", "--target", "1", "--mount", *command)
     return _beside(grid, service, "pid", ("SYS_ADMIN", "SYS_PTRACE"), *enter)
 
 
 def _beside(grid: Grid, service: str, shared: str, rights: Sequence[str], *command: str) -> str:
-    """Run a command of the nodes' image, which has them all, as root in a namespace of a host."""
+    """Run a tool of the node image as root in a namespace of a host."""
     there = (f"--{shared}=container:{grid.container(service)}", "--user=root")
     allowed = (*(f"--cap-add={right}" for right in rights), "--security-opt=apparmor=unconfined")
     program, *words = command
@@ -140,7 +140,7 @@ def _beside(grid: Grid, service: str, shared: str, rights: Sequence[str], *comma
     return run("docker", "run", "--rm", *there, *allowed, *image, *words)
 
 
-#: Says whether a connection to the API's host comes about within two seconds.
+#: Prints whether a connection to the API's host succeeds within two seconds.
 KNOCK = """
 import socket, sys
 try:
@@ -154,10 +154,10 @@ else:
 
 @contextmanager
 def silent(grid: Grid, service: str) -> Iterator[None]:
-    """Have every packet from and to a host vanish; all that runs there runs on."""
+    """Drop every packet from and to a host; its processes keep running."""
     each = "for way in INPUT:-i OUTPUT:-o; do iptables $1 ${way%:*} ! ${way#*:} lo -j DROP; done"
     rule = partial(_beside, grid, service, "network", ("NET_ADMIN",), "sh", "-c", each, "-")
-    # By its address: who is cut off may have nobody to ask for a name.
+    # Use the address: a host that is cut off may be unable to resolve names.
     api = grid.on(service, "getent", "ahostsv4", "api.grid").split()[0]
     knock = partial(grid.on, service, "python3", "-c", KNOCK, api)
     wait_for(lambda: knock() == "there\n" or None, f"{service} to reach the API", 30)
@@ -171,19 +171,19 @@ def silent(grid: Grid, service: str) -> Iterator[None]:
 
 @contextmanager
 def cut_off(grid: Grid, service: str) -> Iterator[None]:
-    """The same, for as long as it takes any connection to notice."""
+    """Like `silent`, for long enough that every connection notices."""
     with silent(grid, service):
         yield
         time.sleep(30)
 
 
-#: Where an agent keeps all it has on a node.
+#: The directory that holds all data of an agent on a node.
 AGENT = "/var/lib/vmjobs/agent"
 
 
 @contextmanager
 def small_disk(grid: Grid, node: str, name: str, kib: int) -> Iterator[str]:
-    """Have a directory of a node's agent, which is empty, on a disk of its own: its path."""
+    """Mount a small disk of its own over an empty directory of a node's agent; yield its path."""
     place, own = f"{AGENT}/{name}", ("-o", "vmjobs-agent", "-g", "vmjobs-agent")
     grid.on(node, "install", "-d", "-m", "0700", *own, place)
     there = ("find", place, "-mindepth", "1", "-type", "d")
@@ -198,22 +198,24 @@ def small_disk(grid: Grid, node: str, name: str, kib: int) -> Iterator[str]:
 
 
 def fill(grid: Grid, node: str, place: str) -> str:
-    """Leave no room on the disk of a directory; the file that takes it."""
+    """Fill the disk of a directory; return the file that takes the space."""
     file = f"{place}/filler"
     grid.on(node, "dd", "if=/dev/zero", f"of={file}", "bs=1M", check=False)
     return file
 
 
-#: What a node is made to take instead of what it has.
+#: Overrides what a node offers.
 ROOM_DROP_IN = "/etc/condor/config.d/90-test-room.conf"
 SETTINGS = "/etc/vmjobs/config.toml"
 
 
 @contextmanager
 def room(grid: Grid, node: str, jobs: int, memory: int) -> Iterator[None]:
-    """Have a node take so many jobs of one processor, with so many MiB altogether: they wait more than
-    they compute, and write less than the GiB that each asks for. Its agent and its startd are started
-    again, before and after."""
+    """Have a node offer this many single-CPU jobs and MiB of memory in total.
+
+    This works as the jobs mostly wait and write less than the GiB that each requests. The node's
+    agent and startd restart before and after.
+    """
     kept = grid.on(node, "cat", SETTINGS)
     offered = f"NUM_CPUS = {jobs}\nMEMORY = {memory}\nRESERVED_DISK = -{1024 * jobs}\n"
     _write(grid, node, ROOM_DROP_IN, offered)
@@ -236,13 +238,13 @@ def _write(grid: Grid, node: str, path: str, text: str) -> None:
 
 def _restart(grid: Grid, node: str) -> None:
     grid.on(node, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
-    # A startd that starts just now is not to be reached.
+    # A startd that is just starting cannot be reached.
     command = ("condor_restart", "-daemon", "startd")
     wait_for(lambda: "Sent" in grid.on(node, *command, check=False), f"the startd of {node}", 60)
 
 
 def _offered(grid: Grid, node: str) -> int:
-    """Processors of the node, once its agent works."""
+    """CPUs that the node offers; 0 until its agent works."""
     asked = ("condor_status", f"slot1@{node}.grid", "-af", "TotalCpus", "HasVMJobs")
     found = grid.on("site", *asked, check=False).split()
     return int(float(found[0])) if found[1:] == ["true"] else 0
@@ -250,7 +252,7 @@ def _offered(grid: Grid, node: str) -> int:
 
 @contextmanager
 def without_objects(grid: Grid) -> Iterator[None]:
-    """Have the service without what images are made of."""
+    """Take the data of all images away from the service."""
     folder = "/var/lib/vmjobs/data/objects"
     grid.on("api", "mv", folder, f"{folder}.away")
     try:

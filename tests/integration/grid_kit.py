@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 NODES = ("node1", "node2")
-#: Whose HTCondor's own jobs are. The service's jobs are those of "vmjobs".
+#: The owner of ordinary HTCondor jobs. The service's jobs belong to "vmjobs".
 PHYSICIST = "physicist"
-#: By how much a machine that has more to do is slower: all that is waited for may take so much longer.
+#: Factor for all timeouts: how much slower a busy host is.
 PATIENCE = float(os.environ.get("VMJOBS_PATIENCE", "1"))
 
 
-#: By project and service. Process numbers are not used again for long.
+#: First process and its start time, by project and service. Process numbers are not reused soon.
 _first_processes: dict[tuple[str, str], tuple[int, str]] = {}
 
 
@@ -44,7 +44,7 @@ class Grid:
     admin_token: Path
 
     def container(self, service: str) -> str:
-        """The container of a service, whatever compose calls it."""
+        """The container of a service, independent of the name that compose gives it."""
         label = f"label=com.docker.compose.project={self.project}"
         name = f"label=com.docker.compose.service={service}"
         found = run("docker", "ps", "-aq", "--filter", label, "--filter", name).split()
@@ -72,9 +72,9 @@ class Grid:
         return run(*enter, *become, *command, check=check, environment={**variables, "HOME": home})
 
     def _first_process(self, service: str) -> int:
-        """The process of a service's container that was first; 0 where the container does not run."""
+        """Process number of a container's first process; 0 if the container does not run."""
         pid, begun = _first_processes.get((self.project, service), (0, ""))
-        if not pid or _begun(pid) != begun:  # it ended, and another one may have its number
+        if not pid or _begun(pid) != begun:  # it ended, and another process may have its number
             state = run("docker", "inspect", "-f", "{{.State.Pid}}", self.container(service))
             pid = int(state)
             _first_processes[self.project, service] = pid, _begun(pid)
@@ -86,14 +86,14 @@ class Grid:
         return list(self.api.submit(JobSpec(script=script, **spec), count).jobs)
 
     def wait(self, *jobs: Job, timeout: float = 300) -> list[Job]:
-        """Wait until jobs are final; fail loudly if they are not in time."""
+        """Wait until jobs are final; fail if they are not in time."""
         ended = self.api.wait([job.id for job in jobs], timeout=timeout)
         late = [f"{job.id} {job.state} {job.reason}" for job in ended if not job.state.final]
         assert not late, f"not final after {timeout} s: {late}"
         return ended
 
     def until(self, job: Job, *states: JobState, timeout: float = 120) -> Job:
-        """Wait until a job has reached one of some states."""
+        """Wait until a job reaches one of these states."""
         return wait_for(
             lambda: found if (found := self.api.job(job.id)).state in states else None,
             f"job {job.id} to be {' or '.join(states)}",
@@ -105,7 +105,7 @@ class Grid:
         return b"".join(self.api.stream(job.id, StreamName.OUT)).decode()
 
     def leftovers(self, *jobs: Job) -> list[str]:
-        """Machines and run directories of these jobs, on whatever node."""
+        """VMs and run directories of these jobs, on all nodes."""
         attempts = {e.attempt for job in jobs for e in self.api.events(job.id) if e.attempt}
         found = []
         for node in NODES:
@@ -119,16 +119,16 @@ class Grid:
         return [line for line in found if any(attempt in line for attempt in attempts)]
 
     def assert_clean(self, *jobs: Job) -> None:
-        """Nothing of these jobs is left on any node, or will not be in a moment."""
+        """Assert that within a minute nothing of these jobs is left on any node."""
         wait_for(lambda: not self.leftovers(*jobs) or None, f"nothing to be left of {jobs}", 60)
 
 
-#: Inits of images, by name: one panics, one is never ready.
+#: Init programs of test images, by image name: one panics, one never gets ready.
 ODD = {"test-panics": "exit 1", "test-never-ready": "while :; do sleep 60; done"}
 
 
 def odd_images(grid: Grid, programs: Mapping[str, str] = MappingProxyType(ODD)) -> None:
-    """Have images in the library that are `generic` but for init, which is a shell script."""
+    """Publish variants of `generic` whose init is one of these shell scripts."""
     recipe = (ROOT / "images" / "recipes" / "generic.toml").read_text("utf-8")
     for name, program in programs.items():
         text = recipe.replace('name = "generic"', f'name = "{name}"')
@@ -149,7 +149,7 @@ text = """#!/bin/sh
 
 
 def blank_disk(grid: Grid) -> str:
-    """Have an image in the local store that is for a firmware, and has nothing to boot; its name."""
+    """Add an image with BIOS boot and nothing bootable to the local store; return its name."""
     path = ROOT / "build" / "work" / "test-bios"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"no boot sector at all".ljust(1024 * 1024, b"."))
@@ -159,7 +159,7 @@ def blank_disk(grid: Grid) -> str:
 
 
 def _begun(pid: int) -> str:
-    """When a process began, in ticks (proc_pid_stat(5)); "": it has ended."""
+    """Start time of a process in ticks (proc_pid_stat(5)); "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
     except OSError:
@@ -167,7 +167,7 @@ def _begun(pid: int) -> str:
 
 
 def publish(grid: Grid) -> None:
-    """Have all images of the local store in the grid's library, as `make grid` does."""
+    """Push all images of the local store to the grid's library, as `make grid` does."""
     token = {"VMJOBS_TOKEN_FILE": str(grid.admin_token)}
     environment = {**os.environ, **token, "VMJOBS_IMAGE_DIR": str(grid.images.root)}
     program = str(Path(sys.executable).with_name("vmjobs"))
@@ -177,7 +177,7 @@ def publish(grid: Grid) -> None:
 
 
 def healthy(container: str) -> None:
-    """Wait until a container's health check is content."""
+    """Wait until a container's health check passes."""
 
     def look() -> bool:
         return (
@@ -203,7 +203,7 @@ def run(*command: str, check: bool = True, environment: Mapping[str, str] | None
 
 
 def wait_for(look: Callable[[], T | None], what: str, timeout: float) -> T:
-    """Look again and again until there is something to see."""
+    """Poll `look` until it returns something true; return that."""
     deadline = time.monotonic() + timeout * PATIENCE
     pause = 0.2
     while time.monotonic() < deadline:
@@ -213,5 +213,5 @@ def wait_for(look: Callable[[], T | None], what: str, timeout: float) -> T:
         time.sleep(pause)
         pause = min(
             1.0, pause * 1.2
-        )  # most looks are commands in containers, which cost more than time
+        )  # most looks are commands in containers, which also cost processor time
     raise AssertionError(f"waited {timeout * PATIENCE:g} s for {what}")

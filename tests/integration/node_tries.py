@@ -1,7 +1,7 @@
-"""Runs on a node as some user: tries to get at a machine in every way, and says how each ended.
+"""Runs on a node as some user: tries every way to access a VM, and reports how each ended.
 
-One JSON object on standard input: the machine's processes, files, sockets, its job, its libvirt. One on
-standard output: for each try ``ok``, or why not.
+One JSON object on standard input: the VM's processes, files, sockets, its job, its libvirt. One on
+standard output: for each try ``ok``, or the error.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def call(answer: int) -> None:
-    """What a function of the C library returned."""
+    """Raise OSError if a function of the C library returned an error."""
     if answer < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def opened(path: str) -> None:
-    """A file can be read."""
+    """Try to read a file."""
     with Path(path).open("rb") as file:
         file.read(1)
 
 
 def listed(path: str) -> None:
-    """A directory can be read."""
+    """Try to list a directory."""
     list(Path(path).iterdir())
 
 
 def connected(path: str) -> None:
-    """Somebody could talk to a socket; whether anybody listens any more is no question of rights."""
+    """Try to connect to a socket; a refusal counts as success, as only permissions matter."""
     where = Path(path)
     place = f"/proc/self/fd/{os.open(where.parent, os.O_PATH)}/{where.name}"
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
@@ -55,20 +55,20 @@ def connected(path: str) -> None:
 
 
 def mapped(pid: int) -> int:
-    """Where the first mapping of a process that can be read begins."""
+    """Start address of the first readable mapping of a process."""
     with Path(f"/proc/{pid}/maps").open() as maps:
         return next(int(line.split("-")[0], 16) for line in maps if line.split()[1][0] == "r")
 
 
 def memory(pid: int) -> None:
-    """Read the memory of a process by its file."""
+    """Try to read the memory of a process through its ``mem`` file."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as file:
         os.lseek(file.fileno(), mapped(pid), os.SEEK_SET)
         file.read(16)
 
 
 def virsh(uri: str, name: str) -> None:
-    """A domain is listed by libvirt."""
+    """Check that libvirt lists a domain."""
     command = ["virsh", "-c", uri, "list", "--all", "--name"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
@@ -78,9 +78,9 @@ def virsh(uri: str, name: str) -> None:
 
 
 def of_process(pid: int) -> dict[str, Callable[[], object]]:
-    """Tries at one process of a machine.
+    """Tries at one process of a VM.
 
-    The kernel grants process_vm_readv(2) and pidfd_getfd(2) to whom it grants ``mem`` and ``ptrace``.
+    The kernel grants process_vm_readv(2) and pidfd_getfd(2) where it grants ``mem`` and ``ptrace``.
     """
     return {
         "environ": lambda: opened(f"/proc/{pid}/environ"),
@@ -91,7 +91,7 @@ def of_process(pid: int) -> dict[str, Callable[[], object]]:
         "root": lambda: listed(f"/proc/{pid}/root/"),
         "cwd": lambda: listed(f"/proc/{pid}/cwd/"),
         "exe": lambda: Path(f"/proc/{pid}/exe").readlink(),
-        "kill": lambda: os.kill(pid, 0),  # the kernel asks for the same rights as with any signal
+        "kill": lambda: os.kill(pid, 0),  # the kernel requires the same rights as for any signal
         "ptrace": lambda: call(LIBC.ptrace(PTRACE_SEIZE, pid, 0, 0)),
         "affinity": lambda: os.sched_setaffinity(pid, os.sched_getaffinity(pid)),
         "limits": lambda: resource.prlimit(pid, resource.RLIMIT_CORE),
@@ -100,7 +100,7 @@ def of_process(pid: int) -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
-    """Try all."""
+    """Run all tries."""
     wish: dict[str, Any] = json.load(sys.stdin)
     tries: dict[str, Callable[[], object]] = {}
     for pid in wish.get("pids", ()):

@@ -1,4 +1,4 @@
-"""Secrets that were planted in a grid, and every place in which they could come to light."""
+"""Plants secrets in a grid and searches every place where they could leak."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from grid_kit import NODES, Grid, run
 HOSTS = ("submit", "site", *NODES)
 SERVICES = (*HOSTS, "api", "worker", "builder", "postgres", "rabbitmq", "secrets")
 TMP = "/tmp"  # noqa: S108  looked at, never written to
-#: Somebody on a host who is neither HTCondor nor vmjobs nor the owner of a job.
+#: An account that is neither HTCondor's nor vmjobs' nor a job owner's.
 STRANGER = "nobody"
 
-#: Looks at all processes until its input ends; then prints what it saw, each but once.
+#: Reads all processes' arguments and environments until its input ends; prints each once.
 WATCH = r"""
 import glob, select, sys
 seen = set()
@@ -32,17 +32,17 @@ sys.stdout.buffer.write(b"\n".join(seen))
 
 
 def planted(what: str) -> str:
-    """A new secret; what it is shows, should it be found."""
+    """A new secret whose text names its kind, to identify it in a finding."""
     return f"planted-{what}-{uuid.uuid4().hex}"
 
 
 def needle(secret: str) -> str:
-    """What is looked for: of a JSON web token its signature, as the rest of it is no secret."""
+    """The text to search for: of a JSON web token its signature, as the rest is no secret."""
     return secret.strip().rpartition(".")[2][-64:]
 
 
 def feed(grid: Grid, service: str, data: str, *command: str, user: str = "root") -> bytes:
-    """Run a command in a container with something to read, so that its arguments tell nothing."""
+    """Run a command in a container with data on stdin, which keeps them out of its arguments."""
     argv = ["docker", "exec", "-i", "-u", user, grid.container(service), *command]
     done = subprocess.run(argv, input=data.encode(), capture_output=True, timeout=120, check=False)
     return done.stdout
@@ -50,19 +50,19 @@ def feed(grid: Grid, service: str, data: str, *command: str, user: str = "root")
 
 @dataclass
 class Findings:
-    """Where which secrets were found: pairs of a secret's name and a place."""
+    """Where secrets were found: pairs of a secret's name and a place."""
 
     secrets: dict[str, str]
     found: set[tuple[str, str]] = field(default_factory=set)
 
     def look(self, place: str, text: bytes) -> None:
-        """Look through something."""
+        """Search a text for all secrets."""
         for name, secret in self.secrets.items():
             if needle(secret).encode() in text:
                 self.found.add((name, place))
 
     def look_at_files(self, grid: Grid, service: str, *folders: str, user: str = "root") -> None:
-        """Look through all files below some folders of a host that a user can read there."""
+        """Search all files below some directories of a host that a user can read."""
         patterns = "".join(f"{needle(secret)}\n" for secret in self.secrets.values())
         command = ("grep", "-raoF", "-f", "-", "--", *folders)
         lines = feed(grid, service, patterns, *command, user=user)
@@ -71,11 +71,11 @@ class Findings:
             self.look(f"{service}:{path}", word.encode())
 
     def places(self, name: str) -> set[str]:
-        """Where a secret was found."""
+        """The places where a secret was found."""
         return {place for found, place in self.found if found == name}
 
     def unexpected(self, allowed: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str]]:
-        """All but what is allowed: names of secrets and beginnings of places."""
+        """All findings except the allowed ones: pairs of secret name and start of a place."""
         may = tuple(allowed)
         return sorted(
             (name, place)
@@ -86,7 +86,7 @@ class Findings:
 
 @contextmanager
 def watching_processes(grid: Grid, findings: Findings) -> Iterator[None]:
-    """What a stranger on each host sees of all processes there, while the context lasts."""
+    """Search what a stranger on each host sees of all processes, while the context lasts."""
     watchers = {
         service: subprocess.Popen(
             ["docker", "exec", "-i", "-u", STRANGER, grid.container(service), "python3", "-c", WATCH],
@@ -105,7 +105,7 @@ def watching_processes(grid: Grid, findings: Findings) -> Iterator[None]:
 
 
 def look_everywhere(grid: Grid, findings: Findings) -> None:
-    """Logs, queues, ads, settings of containers, the service's files: all but the stores of secrets."""
+    """Search logs, queues, ads, container settings and service files, but no secret stores."""
     for service in SERVICES:
         container = grid.container(service)
         done = subprocess.run(["docker", "logs", container], capture_output=True, check=True)

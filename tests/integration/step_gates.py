@@ -1,10 +1,10 @@
-"""Planted in a node of the grid: runs of its agent stop at each of their steps until they may go on.
+"""Makes runs of a node's agent stop at each of their steps until a file opens the gates.
 
-It is loaded by every Python there (:mod:`steps_kit` has it named in a ``.pth`` file), and does
-something in the agent alone. Where :data:`GATES` is a directory the first run of a kind that comes to a
-step stops there, until there is a file ``open``; the next one goes on to the next step. So as many runs
-as there are steps stand at all of them at the same time. Its machine stands still meanwhile, as soon as
-it has one that can: else its guest would have done its work before all the others have come.
+Every Python on the node loads it (:mod:`steps_kit` names it in a ``.pth`` file), but it changes only
+the agent. If :data:`GATES` is a directory, the first run of a kind to reach a step stops there until
+there is a file ``open``; the next run passes on to the next step. So as many runs as there are steps
+wait at all of them at the same time. A waiting run's VM is paused as soon as possible: otherwise its
+guest would finish its work before all other runs have arrived.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 GATES = Path("/run/vmjobs/gates")
-#: Of unchanged jobs alone, before their runs' own steps; what all have after these; and those again.
+#: First steps of transparent jobs only; last steps of all jobs; last steps of transparent jobs only.
 TAKING, ENDING, GIVING = ("take over",), ("deliver", "clear away"), ("give back",)
 
 
 def points(kind: str) -> tuple[str, ...]:
-    """Where runs of a kind stop, in their order. kind: ``rest`` or ``unchanged``."""
+    """Steps at which runs of a kind stop, in order. kind: ``rest`` or ``unchanged``."""
     from vmjobs.agent.run.steps import STEPS
 
     steps = tuple(step.title for step in STEPS) + ENDING
@@ -31,7 +31,7 @@ def points(kind: str) -> tuple[str, ...]:
 
 
 def stop(job: str, point: str, run: Any = None) -> None:
-    """Stop a job's run here, if it is the first one. run: where it may have a machine."""
+    """Stop a job's run here if it is the first one. run: given if the job may have a VM."""
     kind = "unchanged" if job.startswith("condor.") else "rest"
     if not GATES.is_dir() or (GATES / "open").exists():
         return
@@ -49,7 +49,7 @@ def stop(job: str, point: str, run: Any = None) -> None:
 
 
 def _halt(run: Any) -> bool:
-    """Have the machine stand still; false where there is none (any more), or it cannot yet."""
+    """Pause the VM; return false if there is none (any more), or it cannot be paused yet."""
     from vmjobs.errors import HypervisorError
     from vmjobs.hypervisor.base import VmState
 
@@ -63,7 +63,7 @@ def _halt(run: Any) -> bool:
 
 
 def _go_on(run: Any) -> None:
-    """Let it go on, if it is still there."""
+    """Resume the VM if it still exists."""
     from vmjobs.errors import HypervisorError
 
     with suppress(HypervisorError):
@@ -71,7 +71,7 @@ def _go_on(run: Any) -> None:
 
 
 def before(point: str, job_of: Callable[..., str]) -> Callable[[Any], Any]:
-    """A decorator: stop where the function begins."""
+    """Decorate a function to stop where it begins."""
 
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
@@ -86,7 +86,7 @@ def before(point: str, job_of: Callable[..., str]) -> Callable[[Any], Any]:
 
 
 def plant() -> None:
-    """Change this process's agent."""
+    """Patch the agent in this process."""
     from dataclasses import replace
 
     from vmjobs.agent.condor_job import condor_job
@@ -100,7 +100,7 @@ def plant() -> None:
         return str(run.job_id)
 
     steps.STEPS = tuple(replace(s, action=before(s.title, job_of)(s.action)) for s in steps.STEPS)
-    from vmjobs.agent.run.job_run import Run  # it takes the steps when it is loaded
+    from vmjobs.agent.run.job_run import Run  # imports STEPS, so it must follow the patch
 
     deliver = before("deliver", job_of)(Run._deliver)
 

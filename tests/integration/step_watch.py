@@ -1,7 +1,7 @@
-"""Runs on a node of the grid until it is killed: writes down which machines live there.
+"""Runs on a node of the grid until killed: records which VMs exist there.
 
-It writes a line each time that changes: seconds, and each machine's job and attempt. Machines are
-looked for where the kernel has them, not where the agent does.
+It writes a line at each change: time, and each VM's job and attempt. It looks for VMs in the
+kernel's process list, not in the agent's records.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 SEEN = Path("/run/lock/step_watch.seen")
 RUNS = Path("/var/lib/vmjobs/agent/runs")
-#: A machine's first process: its kernel, or QEMU; in whatever else its name may stand.
+#: Matches the first process of a VM (UML kernel or QEMU); other processes may carry the name too.
 MACHINE = re.compile(rb"(?:umid=|guest=)vmjobs-[0-9a-f]{8}-([0-9a-f]{32})")
-#: Between two looks, in seconds: shorter than any machine takes to boot.
+#: Seconds between two scans: shorter than any VM takes to boot.
 TICK = 0.2
 
 
@@ -36,7 +36,7 @@ def attempts() -> set[str]:
     for words in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             machine = MACHINE.search(words.read_bytes())
-        except OSError:  # it ended while we looked
+        except OSError:  # the process ended during the scan
             continue
         if machine:
             found.add(machine[1].decode())
@@ -47,7 +47,7 @@ def name_of(attempt: str, names: dict[str, str]) -> str:
     if attempt not in names:
         try:
             names[attempt] = json.loads((RUNS / attempt / "run.json").read_text())["job"]
-        except OSError:  # it has just ended, and its record went after it; or else:
+        except OSError:  # the run has just ended and its record is deleted, or else:
             return f"of no run: {attempt}" if attempt in attempts() else ""
     return f"{names[attempt]} {attempt}"
 

@@ -1,4 +1,4 @@
-"""Jobs that stand at every step of a run at the same time, and what holds whatever happens to them."""
+"""Jobs that wait at every step of a run at the same time, and assertions that always hold."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from vmjobs.agent.node import ANNOUNCE_SECONDS
 from vmjobs.errors import Conflict
 from vmjobs.model import Job, JobState, StreamName
 
-#: Where all of it happens.
+#: The node on which all jobs run.
 NODE = "node1"
-#: MiB of a machine, by its hypervisor. QEMU's has firmware, and a kernel that is packed.
+#: MiB of memory of a VM, by hypervisor. QEMU also holds firmware and a compressed kernel.
 MEMORY = {"uml": 96, "qemu": 128}
 KINDS = ("rest", "unchanged")
-#: As many as there are steps; and as many as two processors can emulate at once.
+#: JOBS: one job per step. FEW: as many as two processors can emulate at once.
 JOBS = {kind: len(step_gates.points(kind)) for kind in KINDS}
 FEW = dict.fromkeys(KINDS, 4)
-#: Seconds that a schedd waits for a node that it lost; and where it is to die itself meanwhile.
+#: JobLeaseDuration in seconds: the normal one, and one for tests in which the schedd itself dies.
 LEASE, LONGER_LEASE = 30, 120
-#: Seconds until all jobs stand where they are to, all have ended, and all of theirs is gone.
+#: Seconds until all jobs wait at their steps, until all have ended, and until all traces are gone.
 SETTLED, LATE, CLEAN = 180.0, 400.0, 2 * ANNOUNCE_SECONDS
 
-#: ``JobStatus``, as tools print it.
+#: ``JobStatus``, as HTCondor's tools print it.
 REMOVED, COMPLETED = "3", "4"
 
 GATES = str(step_gates.GATES)
@@ -48,7 +48,7 @@ HERE = Path(__file__).parent
 SCRIPT = "echo begun; sleep 3; echo done"
 REST = f"#!/bin/sh\n{SCRIPT}; echo result >out.txt\n"
 UNCHANGED = f"{SCRIPT}; echo result >out.txt.$1"
-#: What there is of machines and jobs on a node: files, mounts, processes.
+#: Lists what VMs and jobs leave on a node: files, mounts, processes.
 LEFT = r"""
 agent=/var/lib/vmjobs/agent
 find $agent/runs $agent/handed /var/lib/condor/execute -mindepth 1 2>/dev/null
@@ -61,7 +61,7 @@ pgrep -fa 'umid=|guest=|vmjobs-outside|nbdkit|vmjobs exec|condor_starter' | cut 
 
 @contextmanager
 def planted(grid: Grid) -> Iterator[None]:
-    """Have the node's next agents stop where they are told to."""
+    """Install the step gates for the agents that start next on the node."""
     container = grid.container(NODE)
     run("docker", "cp", str(HERE / "step_gates.py"), f"{container}:{PACKAGES}/step_gates.py")
     run("docker", "cp", str(HERE / "step_watch.py"), f"{container}:{WATCH}")
@@ -74,7 +74,7 @@ def planted(grid: Grid) -> Iterator[None]:
 
 @contextmanager
 def configured(grid: Grid, service: str, name: str, text: str) -> Iterator[None]:
-    """Have HTCondor on a host run with one more file of settings."""
+    """Add a configuration file to HTCondor on a host."""
     file = f"/etc/condor/config.d/90-test-{name}.conf"
     grid.on(service, "sh", "-c", 'printf "%s\\n" "$1" >"$2" && condor_reconfig', "sh", text, file)
     try:
@@ -84,12 +84,12 @@ def configured(grid: Grid, service: str, name: str, text: str) -> Iterator[None]
 
 
 def closed(grid: Grid, node: str) -> AbstractContextManager[None]:
-    """Have a node take no jobs."""
+    """Have a node accept no jobs."""
     return configured(grid, node, "closed", "START = False")
 
 
 def short_leases(grid: Grid) -> AbstractContextManager[None]:
-    """Have the site wait no longer than that for a node that forgot its jobs. [40 min]"""
+    """Limit the site's job lease to LEASE seconds (40 minutes by default)."""
     names = "JOB_TRANSFORM_NAMES = $(JOB_TRANSFORM_NAMES) TestLease"
     return configured(
         grid, "site", "lease", f"{names}\nJOB_TRANSFORM_TestLease = SET JobLeaseDuration {LEASE}"
@@ -97,19 +97,19 @@ def short_leases(grid: Grid) -> AbstractContextManager[None]:
 
 
 def longer_leases(grid: Grid) -> AbstractContextManager[None]:
-    """Have it wait for longer, where it does the former: of files of settings the last one holds."""
+    """Raise the lease to LONGER_LEASE, over `short_leases`: the last configuration file wins."""
     text = f"JOB_TRANSFORM_TestLease = SET JobLeaseDuration {LONGER_LEASE}"
     return configured(grid, "site", "longer-lease", text)
 
 
 def left(grid: Grid) -> set[str]:
-    """Whatever there is on the node that a job, or its machine, could have left."""
+    """Everything on the node that a job or its VM could have left."""
     return set(grid.on(NODE, "sh", "-c", LEFT).splitlines())
 
 
 @dataclass
 class Volley:
-    """Jobs of both kinds. Those of the REST service come by Condor-C. jobs: how many of each kind."""
+    """Jobs of both kinds; REST jobs come by Condor-C. jobs: how many of each kind."""
 
     grid: Grid
     desk: Desk
@@ -121,7 +121,7 @@ class Volley:
     opened: float = 0.0
 
     def fire(self) -> None:
-        """Submit them."""
+        """Submit the jobs."""
         grid = self.grid
         grid.on(NODE, "sh", "-c", f"rm -rf {GATES} {SEEN}; mkdir -m 1777 {GATES}")
         run("docker", "exec", "-d", grid.container(NODE), "python3", WATCH)
@@ -147,28 +147,28 @@ class Volley:
         self.cluster = self.desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
 
     def settle(self) -> None:
-        """Wait until there is one at each step."""
+        """Wait until a job waits at each step."""
         wait_for(lambda: not self.missing() or None, "a job to stand at each step", SETTLED)
 
     def missing(self) -> set[str]:
-        """Steps at which no job stands."""
+        """Steps at which no job waits."""
         wanted = {f"{kind}.{point}" for kind in KINDS for point in step_gates.points(kind)}
         return wanted - set(self.grid.on(NODE, "ls", GATES).splitlines())
 
     def open(self) -> None:
-        """Let all go on."""
+        """Let all jobs continue."""
         self.opened = time.monotonic()
         self.grid.on(NODE, "touch", f"{GATES}/open")
 
     # ------------------------------------------------------------------------------ how they ended
 
     def ended(self) -> list[Job]:
-        """Wait until all jobs have ended; those of the service."""
+        """Wait until all jobs have ended; return those of the service."""
         wait_for(lambda: not self.queued() or None, "the unchanged jobs to leave the queue", LATE)
         return self.grid.wait(*self.rest, timeout=LATE)
 
     def queued(self) -> list[dict[str, Any]]:
-        """Ads of the unchanged jobs that have not ended. A job that is held is no end."""
+        """Ads of the transparent jobs that have not ended. Fails if one is held."""
         asked = ("-attributes", "ProcId,JobStatus,HoldReason,ChirpVMReason,NumJobStarts", "-json")
         ads: list[dict[str, Any]] = json.loads(self.desk("condor_q", self.cluster, *asked) or "[]")
         held = [ad for ad in ads if ad["JobStatus"] == 5 and "HoldReason" in ad]
@@ -176,7 +176,7 @@ class Volley:
         return ads
 
     def assert_ended_well(self) -> None:
-        """Each ended once, as if nothing had happened."""
+        """Assert that each job ended once, as if nothing had happened."""
         for job in self.ended():
             if job.state is not JobState.COMPLETED:
                 said = b"".join(self.grid.api.stream(job.id, StreamName.CONSOLE))
@@ -186,7 +186,7 @@ class Volley:
         self.assert_agreed()
 
     def assert_unchanged_ended_well(self) -> None:
-        """The same, of the unchanged ones alone."""
+        """The same, for the transparent jobs only."""
         assert self._assert_unchanged_ended_once() == set(range(self.jobs["unchanged"]))
         names = self.desk("ls", "-A", self.desk.folder).split()
         assert len(names) == len({"data", "job.sh", "job.sub", "log"}) + 3 * self.jobs["unchanged"], (
@@ -194,7 +194,7 @@ class Volley:
         )
 
     def assert_removed(self) -> None:
-        """Whoever was that far has its result; all others have ended without one. Each has one end."""
+        """Assert that each job has one end: a complete result if it got that far, else removal."""
         states = {job.state for job in self.ended()}
         assert states <= {JobState.CANCELED, JobState.COMPLETED}, states
         completed = self._assert_unchanged_ended_once()
@@ -205,8 +205,9 @@ class Volley:
         self.assert_agreed()
 
     def _assert_unchanged_ended_once(self) -> set[int]:
-        """Each of the unchanged ones is in the history once, removed, or with all that it printed and
-        left; which of them are that.
+        """Assert that the history has each transparent job once: removed, or with complete output.
+
+        Returns the numbers of the completed jobs.
         """
         lines = self._history("ProcId", "JobStatus", "ExitBySignal", "ExitCode").splitlines()
         ads = [line.split() for line in lines]
@@ -226,18 +227,18 @@ class Volley:
         return completed
 
     def _assert_whole(self, job: Job) -> None:
-        """All that it printed and left is there, once."""
+        """Assert that the job's output is complete and there once."""
         assert self.grid.out(job) == "begun\ndone\n"
         assert [o.path for o in job.outputs] == ["out.txt"]
         assert [o.size for o in job.outputs] == [len("result\n")]
 
     def _history(self, *names: str) -> str:
-        # Asked for a cluster by its number, it stops at the first job that had ended before the cluster
-        # came: where jobs of Condor-C are, which are in the queue for a while yet, that is too early.
+        # Asked for a cluster by number, condor_history stops at the first job that ended before the
+        # cluster was submitted: too early where Condor-C jobs stay in the queue for a while.
         return self.desk("condor_history", "-constraint", f"ClusterId == {self.cluster}", "-af", *names)
 
     def assert_agreed(self) -> None:
-        """Of each job of the service there is one end, and the scheduler has the same one."""
+        """Assert that each job of the service has one end, and that HTCondor has the same one."""
         for job in self.rest:
             events = self.grid.api.events(job.id)
             ends = [event.state for event in events if event.state.final]
@@ -249,7 +250,7 @@ class Volley:
                 60,
             )
             found = self._at_schedd("condor_history", job, "JobStatus", "ExitCode")
-            # What a removed job's process ended by, if HTCondor got to know, is no end of the job's.
+            # The exit code of a removed job's process, if HTCondor learned it, is not the job's end.
             canceled, exit = found[0] == "3", found[1:]
             assert canceled == (state is JobState.CANCELED), (job.id, state, found)
             assert (exit == ["0"]) == (state is JobState.COMPLETED), (job.id, state, found)
@@ -264,22 +265,23 @@ class Volley:
         return self.grid.on("submit", tool, *everyone, "-constraint", wanted, "-af", *names).split()
 
     def seconds(self) -> int:
-        """From when they went on until now."""
+        """Seconds since the jobs continued."""
         return round(time.monotonic() - self.opened)
 
     def starts(self) -> int:
-        """How often jobs were begun, all in all."""
+        """Total number of job starts."""
         begun = self._history("NumJobStarts").split()
         return sum(map(int, begun)) + sum(self.grid.api.job(job.id).attempts for job in self.rest)
 
     def leases(self) -> set[int]:
-        """How long the site waits for their nodes, in seconds."""
+        """Job leases at the site, in seconds."""
         asked = ("-allusers", "-constraint", "JobStatus == 2", "-af", "JobLeaseDuration")
         return set(map(int, self.grid.on("site", "condor_q", *asked).split()))
 
     def assert_found_again(self) -> None:
-        """All lost their shadows, and none was begun twice for that. (By HTCondor's log of them, and by
-        what the service knows: what a shadow has counted may die with it.)
+        """Assert that all jobs lost their shadows, and that none was started twice.
+
+        It reads HTCondor's job log and the service's records: a shadow's own counts may die with it.
         """
         told, unchanged = self.desk.read("log"), self.jobs["unchanged"]
         assert told.count("\n023 (") >= unchanged, "not all had a shadow that was killed"
@@ -290,7 +292,7 @@ class Volley:
     # ------------------------------------------------------------------------------ what is left
 
     def assert_nothing_left(self) -> None:
-        """All there was of them on the node is gone within two heartbeats."""
+        """Assert that within two heartbeats nothing of the jobs is left on the node."""
         more: set[str] = set()
 
         def gone() -> bool:
@@ -303,7 +305,7 @@ class Volley:
         assert not more
 
     def assert_never_twice(self, least: int) -> None:
-        """No job had two machines at a time, by whatever names. least: how many there were at once."""
+        """Assert that no job had two VMs at once. least: how many VMs must have run at once."""
         self.grid.on(NODE, "pkill", "-f", WATCH)
         told = self.grid.on(NODE, "grep", "-oE", r"condor\.[0-9]+ is job [0-9.]+ of", LOG)
         jobs = dict(re.findall(r"(condor\.\d+) is job ([\d.]+)", told))
@@ -320,7 +322,7 @@ class Volley:
 
 @contextmanager
 def stage(grid: Grid) -> Iterator[None]:
-    """Have one node alone run jobs: as many as there are steps, each of which stops at one."""
+    """Have only one node run jobs: as many as there are steps, each of which stops at one."""
     jobs = sum(JOBS.values())
     with ExitStack() as stack:
         stack.enter_context(planted(grid))
@@ -335,7 +337,7 @@ def stage(grid: Grid) -> Iterator[None]:
 def fired(
     grid: Grid, hypervisor: str = "uml", jobs: Mapping[str, int] = MappingProxyType(JOBS)
 ) -> Iterator[Volley]:
-    """Jobs on their way to all steps, if there are as many as those; nothing of them afterwards."""
+    """Submit jobs, one for each step by default; remove all traces of them afterwards."""
     volley = Volley(grid, Desk(grid, "site"), left(grid), hypervisor, jobs)
     try:
         volley.fire()

@@ -1,4 +1,4 @@
-"""The service as strangers reach it: over TLS, and however slowly they speak."""
+"""The API as outside clients reach it: over TLS, and with clients that send slowly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import requests
 from grid_kit import Grid
 
-#: More than the API has threads.
+#: More connections than the API has threads.
 CLIENTS = 300
 
 

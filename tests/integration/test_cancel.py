@@ -1,4 +1,4 @@
-"""Cancel a job wherever it is: it ends CANCELED, and nothing of it is left anywhere."""
+"""Cancel a job in each state: it ends CANCELED, and nothing of it is left anywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLEEP = "#!/bin/sh\nsleep 300\n"
 
 
 def assert_gone(grid: Grid, job: Job) -> None:
-    """Canceled, at neither schedd, on no node."""
+    """Assert that the job ends CANCELED and is gone from both schedds and all nodes."""
     (ended,) = grid.wait(job, timeout=120)
     assert ended.state is JobState.CANCELED, ended.reason
     for service in ("submit", "site"):
@@ -30,7 +30,7 @@ def queued(grid: Grid, service: str, job: Job) -> str:
 
 
 def test_cancel_while_queued(grid: Grid) -> None:
-    # More memory than one slot has beside another such job: of three on two nodes one must wait.
+    # A slot has too little memory for two such jobs: of three jobs on two nodes, one must wait.
     jobs = grid.submit(SLEEP, count=3, memory=3000)
     waiting = wait_for(lambda: one_left_queued(grid, jobs), "two jobs to run and one to wait", 120)
     grid.api.cancel(waiting.id)
@@ -69,7 +69,7 @@ def test_cancel_while_running(grid: Grid) -> None:
     running = grid.until(job, JobState.RUNNING)
     assert running.node
     grid.api.cancel(job.id)
-    grid.api.cancel(job.id)  # once more does no harm
+    grid.api.cancel(job.id)  # a repeated cancel does no harm
     assert_gone(grid, job)
 
 

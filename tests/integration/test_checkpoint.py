@@ -1,4 +1,4 @@
-"""Jobs whose machines are saved when they are vacated, and go on elsewhere; nodes share no files."""
+"""Jobs whose VMs are saved on eviction and resume on another node; nodes share no files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vmjobs.model import Job, JobEvent, JobState, ReasonCode
 pytestmark = pytest.mark.disruptive
 
 LAST = 80
-#: Counts, on its output and in a file of its disk; says how far its clock is off at the end.
+#: Counts on stdout and in a file on its disk; records its clock at the end.
 COUNTS = f"""#!/bin/sh
 token=$RANDOM$$
 n=0
@@ -34,12 +34,12 @@ date +%s >clock
 
 
 def saved(grid: Grid, job: Job) -> list[JobEvent]:
-    """The events that tell of its machine being saved."""
+    """The job's CHECKPOINTED events."""
     return [e for e in grid.api.events(job.id) if e.reason.code is ReasonCode.CHECKPOINTED]
 
 
 def counted(grid: Grid, job: Job) -> int:
-    """How far it has counted, as far as its node has told."""
+    """The last number that the job has counted to, as far as its node has reported."""
     lines = grid.out(job).split()
     return int(lines[-1]) if lines else 0
 
@@ -50,7 +50,7 @@ def elsewhere(grid: Grid, job: Job, node: str) -> bool:
 
 
 def vacated(grid: Grid, job: Job, after: int) -> str:
-    """Have HTCondor take the job off its node once it has counted so far; the node's service."""
+    """Have HTCondor vacate the job once it has counted beyond a number; return its old node."""
     grid.until(job, JobState.RUNNING, timeout=180)
     wait_for(lambda: counted(grid, job) > after or None, f"the job to count beyond {after}", 180)
     node = grid.api.job(job.id).node.split(".")[0]
@@ -79,7 +79,7 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
     assert [line.split()[0] for line in numbers] == [str(n) for n in range(1, LAST + 1)]
     assert len({line.split()[1] for line in numbers}) == 1, "it is one and the same process"
     assert abs(int(output(grid, job, "clock", tmp_path)) - time.time()) < 60
-    # What the service has of the first is not sent again.
+    # The second checkpoint does not send again the data that the service has from the first.
     sent = [re.search(r"([0-9.]+) MiB were sent", event.reason.message) for event in saved(grid, job)]
     once, again = (float(found[1]) for found in sent if found)
     assert 0 < again < once
@@ -87,7 +87,7 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
     grid.assert_clean(job)
 
 
-@pytest.mark.soak  # one of HTCondor's own does the same in test_transparent_checkpoint.py
+@pytest.mark.soak  # test_transparent_checkpoint.py does the same with a transparent job
 def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     those = f'VMJobsId == "{job.id}"'
@@ -132,12 +132,12 @@ def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(
     assert saved(grid, job) == []
 
 
-#: What is done to a grid, in which a machine of this node is saved.
+#: Injects a fault while a VM of this node is being saved.
 Loss = Callable[[Grid, str], AbstractContextManager[None]]
 
 
 def killing(pattern: str, service: str = "") -> Loss:
-    """kill -9 of processes of a host, or of the node; what looks after them starts them again."""
+    """kill -9 processes of a host, by default the node; their supervisors restart them."""
 
     @contextmanager
     def killed(grid: Grid, node: str) -> Iterator[None]:
@@ -149,14 +149,14 @@ def killing(pattern: str, service: str = "") -> Loss:
 
 @contextmanager
 def unreachable(grid: Grid, node: str) -> Iterator[None]:
-    """A node's network is away; what it has saved is not at the repository yet."""
+    """Cut the node's network before its checkpoint has reached the repository."""
     with cut_off(grid, node):
         assert saving(grid, node)
         yield
 
 
-#: What dies while a machine is saved, and whether that is saved all the same. The service can be away
-#: for as long as HTCondor lets the job leave. (In tests/contract/test_agent_checkpoint.py the machine.)
+#: What dies while a VM is saved, and whether the checkpoint succeeds all the same. The service can be
+#: away for as long as HTCondor's grace period. (tests/contract/test_agent_checkpoint.py kills the VM.)
 LOSSES: dict[str, tuple[Loss, bool]] = {
     "the API": (killing("vmjobs serve", "api"), True),
     "the database": (lambda grid, _: lost(grid, "postgres"), True),
@@ -188,7 +188,7 @@ def test_what_dies_while_a_machine_is_saved_costs_what_was_done_and_no_more(
     assert not is_saved or len(saved(grid, job)) == 1
 
 
-#: Bytes of a disk: more than a job writes that counts, and less than the memory of its machine.
+#: Free bytes on the disk: more than the counting job writes, less than the memory of its VM.
 LITTLE = 24 << 20
 
 
@@ -210,7 +210,7 @@ def test_a_disk_without_room_for_a_saved_machine_costs_what_was_done_and_no_more
 
 
 def assert_counted_to_the_end(grid: Grid, job: Job) -> None:
-    """It ended well, printed each number once, and nothing is left of it."""
+    """Assert that the job ended well, printed each number once, and left nothing behind."""
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
     assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
@@ -236,9 +236,9 @@ def test_what_dies_while_a_saved_machine_is_fetched_costs_nothing(grid: Grid, wh
     grid.assert_clean(job)
 
 
-@pytest.mark.soak  # tests/contract/test_agent_checkpoint.py has what the agent does
+@pytest.mark.soak  # tests/contract/test_agent_checkpoint.py tests the agent's part
 def test_an_agent_that_is_stopped_saves_its_machines_first(grid: Grid) -> None:
-    """As for an upgrade: its successor takes them up, as HTCondor has heard of nothing."""
+    """As in an upgrade: the next agent resumes the VMs, since HTCondor has noticed nothing."""
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     grid.until(job, JobState.RUNNING, timeout=180)
     wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
@@ -252,16 +252,16 @@ def test_an_agent_that_is_stopped_saves_its_machines_first(grid: Grid) -> None:
 
 
 def runs(grid: Grid, node: str) -> str:
-    """Files of the runs of a node."""
+    """Files of a node's runs."""
     return grid.on(node, "find", "/var/lib/vmjobs/agent/runs", "-mindepth", "2")
 
 
 def saving(grid: Grid, node: str) -> bool:
-    """Whether a machine's memory is being written, sent or fetched."""
+    """Whether a VM's memory is being written, sent or fetched."""
     return "machine.memory" in runs(grid, node)
 
 
 def output(grid: Grid, job: Job, name: str, folder: Path) -> str:
-    """A file that it delivered."""
+    """The content of an output file that the job delivered."""
     (found,) = (one for one in grid.api.outputs(job.id).outputs if one.path == name)
     return grid.api.download_output(job.id, found, folder).read_text("ascii")

@@ -1,4 +1,4 @@
-"""A cluster of a range of sizes on the grid: no machine, a job, a machine, no machine."""
+"""Autoscaling on the grid: a cluster goes from no VM to one for a job, and back to none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vmjobs.cluster.spec import ClusterSpec, SizeRange
 
 
 def shown(grid: Grid, cluster: str) -> str:
-    """What the pool says of a machine of the cluster that is switched off: `true`, or nothing."""
+    """`true` if the pool has an ad for a VM of the cluster that is switched off; else empty."""
     constraint = f'VMJobsCluster == "{cluster}" && Offline =?= true'
     return grid.on("site", "condor_status", "-constraint", constraint, "-af", "Offline").strip()
 
@@ -40,7 +40,7 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
         ["1 VM: woken by a request of site"],  # HTCondor may be faster
     )
 
-    # A pool that takes seconds to answer, as on a busy machine, is asked ten times as rarely.
+    # A pool that takes seconds to answer, as on a busy host, is polled ten times less often.
     wait_for(lambda: not operator.clusters.get(name).members or None, "the machine to go", 300)
     assert operator.clusters.get(name).target == 0
     assert shown(grid, name) == "true"
@@ -51,13 +51,13 @@ def test_a_job_that_a_node_has_room_for_waits_for_no_cluster_and_wakes_none(
     operator: Client,  # noqa: F811
     name: str,  # noqa: F811
 ) -> None:
-    """Though a machine of the cluster is the smallest that it fits into."""
+    """This holds although the cluster's VM is the smallest slot that the job fits into."""
     operator.clusters.put(
         ClusterSpec(name=name, image="worker", size=SizeRange(min=0, max=2), memory=512, disk=512)
     )
     wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
     user = Submitter(grid)
-    # Not another test's cluster, whose machines may be killed under the job.
+    # Keep off other tests' clusters, whose VMs may be killed under the job.
     job = user.submit_where(
         f'isUndefined(TARGET.VMJobsCluster) || TARGET.VMJobsCluster == "{name}"', "hostname"
     )
@@ -68,7 +68,7 @@ def test_a_job_that_a_node_has_room_for_waits_for_no_cluster_and_wakes_none(
 
 @contextmanager
 def full(user: Submitter, node: str) -> Iterator[None]:
-    """Have a node run jobs that leave no memory to others, whatever still ran there."""
+    """Fill a node with jobs until no memory is left for others, even if other jobs run there."""
     constraint = f'Machine == "{node}" && PartitionableSlot'
     asked, fillers = 0, []
 
@@ -95,7 +95,7 @@ def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for
     operator: Client,  # noqa: F811
     name: str,  # noqa: F811
 ) -> None:
-    """The service leaves such a job to the other machine; the negotiator has nothing else for it."""
+    """The service leaves such a job to the node; the negotiator has only the cluster for it."""
     spec = ClusterSpec(name=name, image="worker", size=SizeRange(min=0, max=2), memory=512, disk=512)
     operator.clusters.put(spec)
     wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)

@@ -1,4 +1,4 @@
-"""What dies or goes away under a virtual cluster; users' jobs end all the same, each of them once."""
+"""Faults under a virtual cluster: users' jobs still end, each of them once."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from vmjobs.client import Client
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
 from vmjobs.cluster.wire import Cluster, ClusterVm
 
-#: Those that take less than a minute are for every test run, the others for `make soak` alone.
+#: Tests that take less than a minute run every time, the others only in `make soak`.
 pytestmark = pytest.mark.disruptive
 
 #: Fixtures.
 operator, name = test_cluster_grid.operator, test_cluster_grid.name
 
-#: Seconds in which HTCondor's master surely looks for its daemons' processes; it does each minute.
+#: Seconds within which condor_master has scanned its daemons' processes; it does so each minute.
 SNAPSHOT = 75
-#: The same where a node just falls silent: it is LOST by then, and another machine up.
+#: Timeout for a job on a node that falls silent: by then it is LOST, and another VM is up.
 SILENT = 180.0
 #: Rounds of jobs that race with a drain.
 ROUNDS = int(os.environ.get("VMJOBS_DRAIN_ROUNDS", "5"))
-#: So many of them with machines that were started together.
+#: Rounds that share one set of VMs started together.
 RACERS = 5
 
 
 @pytest.fixture(scope="module")
 def shared(grid: Grid, operator: Client) -> Iterator[str]:
-    """A cluster of two machines, one on each node, that has survived all before."""
+    """A cluster with a VM on each of two nodes, which must survive all tests that share it."""
     name = f"f{random.randrange(16**8):08x}"
     operator.clusters.put(declared(name))
     yield name
@@ -69,18 +69,18 @@ Run = Callable[..., Running]
 
 @pytest.fixture
 def running(grid: Grid, operator: Client, record_property: Tell) -> Run:
-    """Has a job run in a cluster, and the report tell of it."""
+    """Start a job in a cluster and record its result for the report."""
     return partial(Running, grid, operator, record_property)
 
 
 def member_of(operator: Client, job: Running) -> ClusterVm | None:
-    """What there is now of the member that a job ran in."""
+    """The current state of the cluster VM in which a job ran."""
     members = operator.clusters.get(job.cluster).members
     return next((m for m in members if m.id == job.member.id), None)
 
 
 def wait_state(operator: Client, name: str, *states: ClusterVmState, timeout: float = 60) -> Cluster:
-    """Wait until the machines of a cluster are in these states, in whatever order."""
+    """Wait until a cluster's VMs are in these states, in any order."""
 
     def look() -> Cluster | None:
         found = operator.clusters.get(name)
@@ -91,8 +91,10 @@ def wait_state(operator: Client, name: str, *states: ClusterVmState, timeout: fl
 
 @pytest.mark.soak
 def test_a_node_whose_disk_is_full(grid: Grid, operator: Client, running: Run, name: str) -> None:
-    """Comes before all that leaves machines on its node. Whose machine is there runs on it, and ends
-    its job; for another one there is no room, until there is."""
+    """A VM on the node keeps running and ends its job; a second VM fails until there is space.
+
+    This test runs before those that leave VMs on their nodes.
+    """
     node = NODES[0]
 
     def second() -> ClusterVm | None:
@@ -117,7 +119,7 @@ def test_a_node_whose_disk_is_full(grid: Grid, operator: Client, running: Run, n
 
 @pytest.mark.soak
 def test_the_agent_is_killed(grid: Grid, operator: Client, running: Run, shared: str) -> None:
-    """HTCondor's master, which supervises it, takes nothing of a machine for the agent's family."""
+    """condor_master, the agent's supervisor, takes no VM for a process of the agent's family."""
     before = up(operator, shared, 2)
     wait_for(
         lambda: min(age(grid, member) for member in before.members) > SNAPSHOT or None,
@@ -135,7 +137,7 @@ def test_the_agent_is_killed(grid: Grid, operator: Client, running: Run, shared:
 
 
 def age(grid: Grid, member: ClusterVm) -> int:
-    """Seconds since a member's machine was started."""
+    """Seconds since a cluster VM was started."""
     on = member.node.removesuffix(".grid")
     kernel = grid.on(on, "pgrep", "-o", "-f", f"umid=vmjobs-[^ ]*{member.id}-{member.incarnation} ")
     return int(grid.on(on, "ps", "-o", "etimes=", "-p", kernel.strip()))
@@ -145,7 +147,7 @@ def age(grid: Grid, member: ClusterVm) -> int:
 def test_the_service_is_killed(
     grid: Grid, operator: Client, running: Run, name: str, shared: str
 ) -> None:
-    """While a job runs, and while another cluster comes up."""
+    """The service dies while a job runs and while another cluster boots."""
     up(operator, shared, 2)
     job = running(shared)
     operator.clusters.put(declared(name))
@@ -156,7 +158,7 @@ def test_the_service_is_killed(
         "a machine to boot",
         60,
     )
-    # Their containers end with them, and so may what has killed them.
+    # Their containers end with them, and pkill may end with its container.
     grid.on("worker", "pkill", "-KILL", "-f", "vmjobs worker", check=False)
     grid.on("api", "pkill", "-KILL", "-f", "vmjobs serve", check=False)
     healthy(grid.container("api"))
@@ -173,7 +175,7 @@ def test_the_collector_is_killed(grid: Grid, operator: Client, running: Run, sha
     job = running(shared)
     grid.on("site", "pkill", "-KILL", "-x", "condor_collecto")
     job.assert_ended_once()
-    # And jobs come again, to the same machines.
+    # Jobs run again, in the same VMs.
     running(shared, seconds=1).assert_ended_once()
     after = up(operator, shared, 2)
     assert [(m.id, m.incarnation) for m in after.members] == [
@@ -185,7 +187,7 @@ def test_the_collector_is_killed(grid: Grid, operator: Client, running: Run, sha
 def test_a_machine_that_is_needed_while_the_service_is_away(
     grid: Grid, operator: Client, shared: str
 ) -> None:
-    """Its image and its token cannot be had; all comes once they can."""
+    """The VM's image and token are unavailable at first; it comes up once the API is back."""
     (before, *_) = up(operator, shared, 2).members
     node = before.node.removesuffix(".grid")
     with started_again(grid, "api"):
@@ -203,7 +205,7 @@ def test_a_machine_that_is_needed_while_the_service_is_away(
 
 @pytest.mark.soak
 def test_a_node_that_has_no_room_for_disks(grid: Grid, operator: Client, name: str) -> None:
-    """Its agent cannot write a machine's disks; it says so, tries again, and mends by itself."""
+    """The agent cannot write a VM's disks: it reports that, retries, and recovers by itself."""
     node = "node1"
     agent = grid.on(node, "pgrep", "-o", "-f", "vmjobs agent").strip()
 
@@ -223,7 +225,7 @@ def test_a_node_that_has_no_room_for_disks(grid: Grid, operator: Client, name: s
 
 @pytest.mark.soak
 def test_an_image_that_cannot_be_had_now(grid: Grid, operator: Client, name: str) -> None:
-    """The service is there, and not what the image is made of; nor has the node any of it."""
+    """The service runs but has lost the image's data, and the node has none of it."""
     node = NODES[1]
     images = "/var/lib/vmjobs/agent/images"
     grid.on(node, "sh", "-c", f"cd {images} && rm -rf manifests/* contents/* verified/* partial/*")
@@ -254,7 +256,7 @@ def test_a_machine_that_is_frozen_is_replaced(
     job = running(name)
     found = grid.on(job.node, "pgrep", "-f", f"umid=vmjobs-[^ ]*{job.member.id}-")
     grid.on(job.node, "kill", "-STOP", *found.split())
-    assert job.assert_ended_once() == 2  # in the other machine
+    assert job.assert_ended_once() == 2  # in the other VM
 
     def back() -> ClusterVm | None:
         now = member_of(operator, job)
@@ -286,7 +288,7 @@ def test_an_image_that_never_joins_is_told_of_and_tried_again(operator: Client, 
 def test_no_job_is_lost_to_a_drain(
     grid: Grid, operator: Client, name: str, record_property: Tell
 ) -> None:
-    """Jobs are matched at about the times at which machines are told to drain, one after the other."""
+    """Jobs are matched at about the times when VMs are told to drain, one after the other."""
     dice, rounds, jobs, again = random.Random(), 0, 0, 0
     operator.clusters.put(declared(name, RACERS + 1))
     while rounds < ROUNDS:
@@ -307,13 +309,13 @@ def test_no_job_is_lost_to_a_drain(
 
 @pytest.mark.soak
 def test_a_node_falls_silent(grid: Grid, operator: Client, running: Run, name: str) -> None:
-    """Its machine runs on and its packets vanish: no connection to it ever ends by itself."""
+    """The VM keeps running and its packets vanish: no connection to it ever ends by itself."""
     operator.clusters.put(declared(name))
     up(operator, name, 2)
     job = running(name)
     with silent(grid, job.node):
         assert job.assert_ended_once(SILENT) == 2
         assert job.ended_in != job.member.name
-    # The first machine has done the job, too. Nobody wants its result any more.
+    # The first VM has done the job, too, but its result is discarded.
     up(operator, name, 2)
     job.assert_ended_once()

@@ -1,4 +1,4 @@
-"""Whole virtual clusters on the grid: declared by an operator, used by HTCondor's users, gone again."""
+"""Virtual clusters on the grid: declared by an operator, used by HTCondor users, deleted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import Cluster
 from vmjobs.errors import Conflict, NotFound
 
-#: Two machines boot, join and are probed on a machine that has more to do.
+#: Seconds in which two VMs boot, join and are probed on a busy host.
 UP_SECONDS = 240.0
 
 
@@ -31,14 +31,14 @@ def operator(grid: Grid) -> Iterator[Client]:
 
 @pytest.fixture
 def name(grid: Grid, operator: Client) -> Iterator[str]:
-    """A cluster's name; whatever there is of it afterwards is deleted."""
+    """A cluster name; the cluster is deleted afterwards if it exists."""
     name = f"t{uuid.uuid4().hex[:8]}"
     yield name
     delete(operator, name)
 
 
 def delete(operator: Client, name: str) -> None:
-    """Have all of a cluster gone, if it is there."""
+    """Delete a cluster if it exists, and wait until it is gone."""
     try:
         operator.clusters.delete(name, "now")
     except (NotFound, Conflict):
@@ -55,7 +55,7 @@ def gone(operator: Client, name: str) -> bool:
 
 
 def up(operator: Client, name: str, size: int) -> Cluster:
-    """Wait until so many machines are up."""
+    """Wait until exactly this many VMs are up."""
 
     def look() -> Cluster | None:
         cluster = operator.clusters.get(name)
@@ -69,7 +69,7 @@ def up(operator: Client, name: str, size: int) -> Cluster:
         raise AssertionError(f"{late}: {told}") from late
 
 
-#: Of a job that goes by Condor-C to the site, for machines of virtual clusters.
+#: Submit description of a job that goes by Condor-C to the site, for VMs of virtual clusters.
 DESCRIPTION = """
 universe = grid
 grid_resource = condor site.grid site.grid
@@ -88,7 +88,7 @@ request_disk = 1024
 +remote_ShouldTransferFiles = "YES"
 +remote_WhenToTransferOutput = "ON_EXIT"
 """
-#: Two jobs that read what a first one wrote, and one that reads what they wrote.
+#: Two jobs read the output of a first one; a fourth reads theirs.
 DIAMOND = """
 JOB A node.sub
 JOB B node.sub
@@ -115,13 +115,13 @@ class Submitter:
         return self.grid.on("submit", *command, user=PHYSICIST, check=check)
 
     def submit(self, cluster: str, script: str, lease: int = 300) -> str:
-        """By Condor-C to the site, for machines of one virtual cluster."""
+        """Submit by Condor-C to the site, for VMs of one virtual cluster."""
         return self.submit_where(f'TARGET.VirtualCluster == "{cluster}"', script, lease)
 
     def submit_where(self, requirements: str, script: str, lease: int = 300, memory: int = 64) -> str:
-        """By Condor-C to the site, for machines of which this is true.
+        """Submit by Condor-C to the site, with these requirements.
 
-        lease: seconds that the job waits for a machine that does not answer any more. memory: MiB.
+        lease: seconds that the job waits for a VM that stopped answering. memory: MiB.
         """
         text = DESCRIPTION.format(
             script=script,
@@ -136,7 +136,7 @@ class Submitter:
         return self("sh", "-c", 'printf "%s" "$1" | condor_submit -terse -', "-", text).split(".")[0]
 
     def submit_dag(self, cluster: str, graph: str) -> str:
-        """Have DAGMan submit jobs as their parents end: nodes with words ``script`` and ``inputs``."""
+        """Submit a DAG to DAGMan; its nodes define the variables ``script`` and ``inputs``."""
         text = DESCRIPTION.format(
             script="$(script)",
             folder=self.folder,
@@ -160,11 +160,11 @@ class Submitter:
         return self("cat", f"{self.folder}/out.{job}")
 
     def starts(self, job: str) -> int:
-        """How often the site gave a job that has ended to a machine."""
+        """How often the site started a job that has ended."""
         remote = self("condor_history", job, "-limit", "1", "-af", "GridJobId").split()[-1]
 
         def look() -> str:
-            # What has ended stays in the site's queue for a while.
+            # A job that has ended stays in the site's queue for a while.
             queued = self.grid.on("site", "condor_q", remote, "-af", "NumShadowStarts")
             return queued or self.grid.on("site", "condor_history", remote, "-af", "NumShadowStarts")
 
@@ -172,7 +172,7 @@ class Submitter:
 
 
 def machines(grid: Grid, name: str) -> list[str]:
-    """What there is of a cluster's machines on the nodes and in the pool."""
+    """All traces of cluster VMs on the nodes, and of this cluster's VMs in the pool."""
     found = grid.on("site", "condor_status", "-constraint", f'VMJobsCluster == "{name}"', "-af", "Name")
     left = [f"collector: {line}" for line in found.splitlines()]
     for node in NODES:
@@ -207,14 +207,14 @@ def test_a_cluster_runs_jobs_of_the_pool_and_leaves_nothing(
         assert system == "Debian GNU/Linux 13 (trixie)"
         assert int(uid) > 0
 
-    # What runs is let run, what comes later waits, and the machines go.
+    # A drain lets running jobs end, keeps later ones waiting, and removes the VMs.
     running = user.submit(name, "sleep 10; echo to the end")
     wait_for(lambda: user.status(running) == "2" or None, "the job to run", 60)
     operator.clusters.drain(name)
     late = user.submit(name, "echo never")
     assert user.output(running) == "to the end\n"
     wait_for(lambda: not operator.clusters.get(name).members or None, "all machines to go", 120)
-    assert user.status(late) in {"1", "2"}  # at the site it is idle; HTCondor may not have told yet
+    assert user.status(late) in {"1", "2"}  # idle at the site; HTCondor may not have reported it yet
     user("condor_rm", late)
     operator.clusters.delete(name)
     wait_for(lambda: gone(operator, name) or None, "the cluster to go", 60)
@@ -254,11 +254,11 @@ def test_a_machine_that_is_killed_comes_back_under_its_name(
 
     (after,) = wait_for(back, "another machine of the same name", UP_SECONDS).members
     assert (after.name, after.id, after.node) == (before.name, before.id, before.node)
-    assert user.output(job).splitlines() == [f"{before.name}.vc", "done"]  # in the new machine
+    assert user.output(job).splitlines() == [f"{before.name}.vc", "done"]  # in the new VM
 
 
 def test_an_operator_logs_in_and_a_job_cannot(grid: Grid, operator: Client, name: str) -> None:
-    """By the way that only root of the machine can open; a job there sees it, and gets no further."""
+    """Login uses a way that only the VM's root can open; a job can see it but not use it."""
     spec = ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512)
     operator.clusters.put(spec)
     up(operator, name, 1)

@@ -1,7 +1,7 @@
-"""A cluster's machine and its pool: the token, the probe, the drain. What no service is needed for.
+"""A cluster VM and its pool, without the service: token, probe, drain.
 
-The machine is a container: the guest's script in it is the real one, and so is the startd, the network
-between it and the site's central manager, and every signal.
+The VM is a container with the guest's real script and startd, the real network to the site's central
+manager, and real signals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vmjobs.ports import PoolVm
 PORT: Final = 8099
 TOKEN: Final = "/run/vmjobs/pool-token"
 
-#: The machine's endpoint, as far as the script asks it anything.
+#: The VM's guest endpoint, as far as the script uses it.
 ENDPOINT: Final = f"""
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -43,7 +43,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
 
 
 def mint(grid: Grid, machine: PoolVm, seconds: int = 600) -> dict[str, Any]:
-    """A token, as the service makes them."""
+    """Issue a token as the service does."""
     code = (
         "from vmjobs.config import load; from vmjobs.ports import PoolVm;"
         "from condor.pool.tokens import CondorTokenIssuer;"
@@ -55,7 +55,7 @@ def mint(grid: Grid, machine: PoolVm, seconds: int = 600) -> dict[str, Any]:
 
 
 def pool(grid: Grid, expression: str) -> Any:
-    """What the service's pool says."""
+    """Evaluate an expression on the service's pool object."""
     code = (
         "import json; from vmjobs.config import load; from condor.pool.condor_pool import CondorPool;"
         "from vmjobs.ports import PoolVm; pool = CondorPool('site', load().pool('site'));"
@@ -69,7 +69,7 @@ def withdraw(grid: Grid, *machines: PoolVm) -> None:
 
 
 class Machine:
-    """A member's machine."""
+    """A container in place of a cluster VM."""
 
     def __init__(self, grid: Grid, folder: Path, name: str, **fields: Any) -> None:
         self.grid, self.name = grid, name
@@ -95,7 +95,7 @@ class Machine:
         ).strip()
 
     def start(self, token: str) -> None:
-        """Put the files where the guest program has them, and run the script as it does."""
+        """Install the files where the guest program does, and run the script as it does."""
         for name, content in WorkerKit().files(self.order, 1).items():
             (self._kit / name).write_bytes(content)
         self("mkdir", "-p", "/job", "/run/vmjobs/job", "/run/lock", "/usr/lib/vmjobs")
@@ -128,12 +128,12 @@ class Machine:
         return run("docker", "exec", self.container, *command, check=check)
 
     def signal(self, *names: str) -> None:
-        """To the whole process group, as the guest program does."""
+        """Signal the whole process group, as the guest program does."""
         words = " ".join(names)
         self("sh", "-c", f'for name in {words}; do kill -s $name -- "-$(cat /run/pid)" || exit; done')
 
     def heeds(self, number: int) -> bool:
-        """Whether the script has said what it does when this signal comes."""
+        """Whether the script has installed a handler for this signal."""
         asked = 'sed -n "s/^SigCgt://p" "/proc/$(cat /run/pid)/status"'
         caught = self("sh", "-c", asked, check=False).strip()
         return bool(int(caught or "0", 16) >> (number - 1) & 1)
@@ -142,7 +142,7 @@ class Machine:
         return self("cat", "/run/said")
 
     def ad(self, attribute: str) -> str:
-        """What the collector says of the machine; empty: it has no ad."""
+        """An attribute of the VM's ad in the collector; empty if it has no ad."""
         where = f'VMJobsMember == "{self.name}" && PartitionableSlot'
         return self.grid.on("site", "condor_status", "-constraint", where, "-af", attribute).strip()
 
@@ -151,7 +151,7 @@ class Machine:
 
 
 def probes(grid: Grid, machine: Machine) -> list[str]:
-    """How the probe jobs of a member's machines in the pool are doing."""
+    """States of the probe jobs for a cluster VM in the pool."""
     mine = f"[m for m in pool.machines() if m.id == '{machine.order.id}']"
     states: list[str] = pool(grid, f"list(pool.probes({mine}).values())")
     return states
@@ -162,7 +162,7 @@ MakeMachine = Callable[..., Machine]
 
 @pytest.fixture
 def machine(grid: Grid, tmp_path: Path) -> Iterator[MakeMachine]:
-    """Makes machines; they are gone afterwards, from the pool too."""
+    """A factory for VMs; afterwards they are removed, from the pool too."""
     made: list[Machine] = []
 
     def make(**fields: Any) -> Machine:
@@ -212,7 +212,7 @@ class Queue:
         return self.ids[-1]
 
     def state(self, job: str) -> tuple[str, ...]:
-        """State (a number, as HTCondor has it), exit code, starts."""
+        """JobStatus (a number), exit code, number of starts."""
         words = ("-af", "JobStatus", "ExitCode", "NumShadowStarts")
         found = self.grid.on("site", "condor_q", job, *words, user="vmjobs").split()
         if not found:
@@ -232,7 +232,7 @@ class Queue:
 
 
 def as_bearer(grid: Grid, token: str, *command: str) -> str:
-    """Run a command of HTCondor's with a token and nothing else, on a host that is not the site's."""
+    """Run an HTCondor command with only this token, on a host outside the site."""
     script = (
         "umask 077; d=$(mktemp -d); trap 'rm -rf $d' EXIT;"
         ' printf %s "$1" >$d/token; shift; export HOME=$d;'
@@ -334,7 +334,7 @@ def test_a_nodes_token_is_renewed_and_that_of_nobody_else_is_made(grid: Grid) ->
         now = grid.on("node1", "cat", file)
         return now if now != before else None
 
-    # It may find the central manager busy, and tries again, but after an hour.
+    # The renewal may find the central manager busy; by itself it retries only after an hour.
     after = wait_for(renewed, "a new token", 120)
     claims = [json.loads(base64.urlsafe_b64decode(t.split(".")[1] + "==")) for t in (before, after)]
     for same in ("sub", "scope"):
@@ -345,7 +345,7 @@ def test_a_nodes_token_is_renewed_and_that_of_nobody_else_is_made(grid: Grid) ->
 
 
 def refused(grid: Grid) -> list[str]:
-    """Whose tokens the site's collector refuses now."""
+    """Users whose tokens the site's collector refuses now."""
     asked = ("condor_config_val", "-name", "site.grid", "-collector", "VMJOBS_REVOKED")
     return grid.on("site", *asked, check=False).strip().split(",")
 
@@ -357,7 +357,7 @@ def user_of(machine: PoolVm) -> str:
 def test_the_tokens_of_a_machine_that_ended_are_refused(
     grid: Grid, machine: MakeMachine, queue: Queue
 ) -> None:
-    """Copied ones too, and under a session from before; those of other machines are not."""
+    """Copied tokens are refused too, even in an existing session; other VMs' tokens work."""
     here, other = machine(), machine()
     wait_for(lambda: probes(grid, here) == ["ran"] or None, "the probe to run", 90)
     here.signal("USR1")
@@ -367,18 +367,18 @@ def test_the_tokens_of_a_machine_that_ended_are_refused(
 
     withdraw(grid, here.known)
     wait_for(lambda: user_of(here.known) in refused(grid) or None, "the collector to be told", 60)
-    withdraw(grid, here.known)  # it may have told of itself once more meanwhile
+    withdraw(grid, here.known)  # its startd may have sent another ad meanwhile
     ping = ("condor_ping", "-pool", "site.grid", "-type", "collector", "-table", "ADVERTISE_STARTD")
     assert " ALLOW " not in as_bearer(grid, copied, *ping)
-    # The next machine of that name has nothing to do with it.
+    # The next VM of that name is unaffected.
     assert " ALLOW " in as_bearer(grid, mint(grid, following)["token"], *ping)
 
-    # The machine lives, its session is good, it tells of itself every 20 s: nothing is taken from it.
+    # The refused VM lives, its session is valid, it sends ads every 20 s: all are rejected.
     heard = int(other.ad("LastHeardFrom"))
     wait_for(lambda: int(other.ad("LastHeardFrom")) > heard + 20 or None, "the other's next ads", 90)
     assert here.ad("Name") == ""
     assert other.ad("Name")
-    # What runs there is not lost: it ends, once.
+    # A job that runs in the refused VM is not lost: it ends, once.
     assert queue.until(job, "4", 120) == ("4", "9", "1")
 
 
@@ -395,8 +395,8 @@ def test_a_list_of_tokens_that_are_over_goes_with_them(grid: Grid) -> None:
     short = PoolVm(f"t{uuid.uuid4().hex[:8]}-0", 1, uuid.uuid4().hex)
     pool(grid, f"[setattr(pool, '_token_seconds', -45), pool.withdraw([{short}])][1:]")
     wait_for(lambda: user_of(short) in refused(grid) or None, "the collector to be told", 30)
-    # The collector hears of it with the next one: each time that it is told it puts off looking for
-    # machines that are dead.
+    # The collector forgets an expired entry at the next update: each update delays its search for
+    # stale ads.
     kept = ("cat", "/etc/condor/config.d/70-vmjobs-revoked.conf")
     wait_for(lambda: user_of(short) not in grid.on("site", *kept) or None, "it to be forgotten", 60)
 
@@ -414,7 +414,7 @@ def test_a_probe_that_somebody_else_submits_is_none(
     job = queue.submit(here.order.cluster, "", who="games", **forged)
     assert probes(grid, here) == ["waiting"]
     wait_for(lambda: probes(grid, here) == ["ran"] or None, "the probe to run", 90)
-    assert queue.state(job)[0] == "1"  # the machine takes it neither before nor after
+    assert queue.state(job)[0] == "1"  # the VM accepts it neither before nor after the probe
     here.signal("TERM")
 
 
@@ -432,18 +432,18 @@ def test_a_machine_joins_is_probed_admitted_and_drained(
     early = queue.submit(cluster, "test $(id -u) != 0 && exit 7", **wanted)
     refused = queue.submit(cluster, "true")
     wait_for(lambda: probes(grid, here) == ["ran"] or None, "the probe to run", 60)
-    assert queue.state(early)[0] == "1"  # not before it is admitted
+    assert queue.state(early)[0] == "1"  # it does not start before admission
     here.signal("USR1")
     assert queue.until(early, "4")[1] == "7"
-    assert queue.state(refused)[0] == "1"  # the operator's word
+    assert queue.state(refused)[0] == "1"  # the operator's START expression rejects it
 
-    # One that grants itself no time to retire must not be ended by a drain either.
+    # A job with max_job_retirement_time 0 must not be ended by a drain either.
     running = queue.submit(cluster, "sleep 12; exit 5", **wanted, max_job_retirement_time="0")
     queue.until(running, "2")
 
     def busy() -> bool:
         (known,) = [m for m in pool(grid, "pool.machines()") if m["name"] == here.name]
-        return bool(known["busy"] and known["jobs"] >= 1)  # the ad may not have heard of the second yet
+        return bool(known["busy"] and known["jobs"] >= 1)  # the ad may not include the second job yet
 
     wait_for(busy, "the ad to tell of jobs", 8)
     here.signal("TERM")
@@ -473,9 +473,9 @@ def test_a_new_token_replaces_the_old_one(grid: Grid, machine: MakeMachine) -> N
 def test_a_drain_before_the_machine_has_joined_is_heeded(grid: Grid, tmp_path: Path) -> None:
     here = Machine(grid, tmp_path, f"t{uuid.uuid4().hex[:8]}-0")
     try:
-        here.start("")  # an endpoint without a token: the script asks again and again
+        here.start("")  # the endpoint has no token: the script retries
         wait_for(lambda: here.heeds(SIGTERM) or None, "the script to run", 20)
-        here.signal("USR1", "USR2", "TERM")  # at once: the script does not ask for ever
+        here.signal("USR1", "USR2", "TERM")  # at once: the script does not retry for ever
         here.put_token(mint(grid, here.known)["token"])
         ended = wait_for(
             lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 60
@@ -494,7 +494,7 @@ def test_the_script_ends_as_its_startd_does(grid: Grid, machine: MakeMachine) ->
         wait_for(lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 30)
         == "137"
     )
-    assert here.ad("Name")  # nobody has told the collector
+    assert here.ad("Name")  # the collector has not been told
     withdraw(grid, here.known)
     assert here.ad("Name") == ""
 
@@ -507,8 +507,8 @@ def test_probes_of_machines_that_are_gone_are_removed(grid: Grid, machine: MakeM
     queued = ("condor_q", "-all", "-constraint", where, "-af", "ClusterId")
     assert len(grid.on("site", *queued).split()) == 1
     assert probes(grid, here) == ["waiting"]
-    assert len(grid.on("site", *queued).split()) == 1  # found again, not queued again
+    assert len(grid.on("site", *queued).split()) == 1  # found again, not submitted again
     withdraw(grid, here.known)
     wait_for(lambda: not grid.on("site", *queued).strip() or None, "the probe to leave the queue", 60)
-    assert probes(grid, here) == []  # not in the pool
+    assert probes(grid, here) == []  # the VM is not in the pool
     assert not grid.on("site", *queued).strip()

@@ -1,4 +1,4 @@
-"""Two clusters of different releases of an operating system, side by side on the same nodes."""
+"""Two clusters with different releases of an operating system, on the same nodes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vmjobs.cluster.spec import ClusterSpec
 
 FORKY = ROOT / "examples" / "worker-forky.toml"
 BUILD_SECONDS = 900
-#: What HTCondor itself says of an operating system in a machine's ad.
+#: The attributes of a machine ad in which HTCondor describes the operating system.
 ATTRIBUTES = ("OpSysAndVer", "OpSysName", "OpSysLongName", "OpSysMajorVer")
 
 
 def vmjobs(*words: str, grid: Grid, state: Path, columns: int = 0) -> str:
-    """Run the command as an operator would; columns: as on a terminal of this width."""
+    """Run the vmjobs command as an operator; columns: width of the terminal, 0 for none."""
     environment = {
         **os.environ,
         "VMJOBS_IMAGE_DIR": str(grid.images.root),
@@ -45,7 +45,7 @@ def vmjobs(*words: str, grid: Grid, state: Path, columns: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def images(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Release to image; the second one is built, if it was not, boots, and becomes the library's."""
+    """Image by release; the second is built if missing, booted, and pushed to the library."""
     state = tmp_path_factory.mktemp("state")
     vmjobs("image", "build", str(FORKY), grid=grid, state=state)
     vmjobs(
@@ -56,7 +56,7 @@ def images(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
 
 @pytest.fixture
 def clusters(images: dict[str, str], operator: Client) -> Iterator[dict[str, str]]:  # noqa: F811
-    """Release to a cluster of it, with a machine on each node."""
+    """Cluster by release, each with a VM on each node."""
     farm = f"r{os.urandom(4).hex()}"
     made = {release: f"{farm}-{release}" for release in images}
     try:
@@ -77,7 +77,7 @@ def clusters(images: dict[str, str], operator: Client) -> Iterator[dict[str, str
 
 
 def ads(grid: Grid, cluster: str) -> set[tuple[str, ...]]:
-    """What the collector has of a cluster's machines: their systems, without repeats."""
+    """The distinct systems in the collector's ads of a cluster's VMs."""
     constraint = f'VMJobsCluster == "{cluster}" && PartitionableSlot =?= true'
     told = grid.on("site", "condor_status", "-constraint", constraint, "-af:,", *ATTRIBUTES)
     return {tuple(word.strip() for word in line.split(",")) for line in told.splitlines()}
@@ -95,14 +95,14 @@ def test_each_release_advertises_itself_and_runs_the_jobs_that_ask_for_it(
         cluster = up(operator, name, len(NODES))
         assert {member.node for member in cluster.members} == {f"{node}.grid" for node in NODES}
         (told[release],) = ads(grid, name)
-        # What the operator is shown is what the machines say.
+        # The operator sees the system that the VMs report.
         assert {member.system for member in cluster.members} == {told[release][2]}
     assert told["trixie"][0] == "Debian13"
     assert told["trixie"][2].startswith("Debian GNU/Linux 13")
     assert "forky" in told["forky"][2]
     assert told["forky"][0] != told["trixie"][0]
 
-    # Jobs name a system, not a cluster. The farm keeps them from other machines of these releases.
+    # Jobs name a system, not a cluster. The farm keeps them off other VMs of these releases.
     farm = clusters["trixie"].partition("-")[0]
     user = Submitter(grid)
     jobs = {

@@ -1,7 +1,7 @@
-"""The scheduler against a real grid: a submit side, a site, execute nodes, Condor-C between them.
+"""The scheduler on a real grid: a submit host, a site, execute nodes, and Condor-C.
 
-The grid is the compose project ``VMJOBS_GRID``. Another one is used where
-``VMJOBS_TEST_SUBMIT``, ``VMJOBS_TEST_SITE`` and ``VMJOBS_TEST_NODES`` name its containers.
+The grid is the compose project ``VMJOBS_GRID``, or the containers named in
+``VMJOBS_TEST_SUBMIT``, ``VMJOBS_TEST_SITE`` and ``VMJOBS_TEST_NODES``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def container(service: str) -> str:
 
 @dataclass
 class Grid:
-    """Where the daemons are, and calls to the scheduler under test inside of ``submit``."""
+    """The containers of the daemons, and calls to the scheduler under test inside ``submit``."""
 
     submit: str
     site: str
@@ -148,14 +148,14 @@ def test_a_job_goes_to_the_site_and_its_exit_code_comes_back(grid: Grid) -> None
     constraint = f'VMJobsId == "{job}"'
     attributes = ("ChirpVMState", "ChirpVMReason", "ChirpVMBootSeconds")
 
-    def mirrored() -> list[str] | None:  # one attribute after the other
+    def mirrored() -> list[str] | None:  # HTCondor mirrors one attribute after the other
         rows = grid.queue(grid.submit, constraint, *attributes)
         return rows[0] if rows and "undefined" not in rows[0] else None
 
     assert eventually(mirrored) == ["BOOTING", 'a "b" /  $ $(X) é" + X + "', "1.5"]
     history = grid.call("watch", array=array, until=["completed"], seconds=60)
     assert set(history) == set(refs)
-    # This watch began when the job ran; it still knows how it came to that, from the log.
+    # This watch began when the job ran; it learns the earlier states from the log.
     again = history[job]
     assert again[-1]["status"] == "completed"
     assert (again[-1]["exit_code"], again[-1]["exit_signal"]) == (7, None)
@@ -172,7 +172,7 @@ def _all(grid: Grid, jobs: list[str], status: str) -> list[dict[str, Any]]:
     return found if all(o["status"] == status for o in found) else []
 
 
-#: Whoever looks now and then may miss that a job was idle, never the order of what it sees.
+#: An occasional observer may miss that a job was idle, but sees states in order.
 IN_ORDER = (["idle", "running", "completed"], ["running", "completed"], ["completed"])
 
 
@@ -231,7 +231,7 @@ def test_a_removed_job_is_gone_at_both_schedds(grid: Grid) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_submission_that_was_cut_short_is_completed_once(grid: Grid, when: str) -> None:
     array = grid.new_array()
-    spec = {**SPEC, "cpus": 256}  # matches nothing: stays in the queue
+    spec = {**SPEC, "cpus": 256}  # matches nothing, so it stays in the queue
     status, _ = grid.raw("submit", array=array, count=3, spec=spec, die=when)
     assert status == 9
     constraint = f'VMJobsArray == "{array}"'
@@ -276,7 +276,7 @@ def test_a_schedd_that_does_not_exist_is_unavailable(grid: Grid) -> None:
 
 
 def test_a_schedd_that_does_not_listen_is_unavailable(grid: Grid) -> None:
-    """Its ad is still there, as after a crash. The bindings' history call dies of this."""
+    """Its ad remains, as after a crash. This kills the bindings' history call."""
     ad = grid.run(grid.submit, "condor_status", "-schedd", "-long", user="root")
     lines = [
         line
@@ -322,15 +322,15 @@ def test_a_schedd_that_hangs_does_not_hang_us(grid: Grid) -> None:
         grid.run(grid.submit, "sh", "-c", f"kill -CONT {pid}", user="root")
     assert (answer["error"], answer["service"]) == ("Unavailable", "schedd")
     assert "within 2 s" in answer["message"]
-    # Whether that submission was taken is not known; asking again settles it.
+    # It is unknown whether the schedd accepted that submission; a repetition settles it.
     refs = grid.call("submit", array=array, count=1, spec={**SPEC})
     rows = grid.queue(grid.submit, f'VMJobsArray == "{array}"', "ClusterId")
     assert rows == [[str(refs[f"{array}-0"]["cluster"])]]
 
 
-@pytest.mark.soak  # make bench has the figures
+@pytest.mark.soak  # `make bench` has the figures
 def test_latency_of_a_short_job(grid: Grid) -> None:
-    """Prints how long each leg takes; the first job may have to start gridmanager and gahp."""
+    """Print how long each leg takes; the first job may have to start gridmanager and gahp."""
     for label in ("first", "second", "third"):
         array = grid.new_array()
         started = time.time()

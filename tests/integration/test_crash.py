@@ -1,4 +1,4 @@
-"""What dies beside the steps of a run (test_every_step.py): jobs end right all the same."""
+"""Crashes that test_every_step.py does not cover: jobs still end correctly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vmjobs.model import Job, JobState, ReasonCode
 
 pytestmark = pytest.mark.disruptive
 
-#: What is done to a schedd under its jobs.
+#: Faults of a schedd that has jobs.
 RESTART = ("condor_restart", "-schedd")
 KILL = ("pkill", "-KILL", "-f", "^condor_shadow|^condor_schedd")
-#: Says where it is, and runs long enough to be hit.
+#: Runs long enough for a fault to hit it.
 SLOW = "#!/bin/sh\necho begun\nsleep 8\necho done > out.txt\n"
 
 
@@ -26,13 +26,13 @@ def assert_ended_right(grid: Grid, job: Job) -> None:
 
 
 def service_of(job: Job) -> str:
-    """The compose service of the node a job is on."""
+    """The compose service of the job's node."""
     return job.node.split(".")[0]
 
 
 def test_the_worker_is_killed_while_it_submits(grid: Grid) -> None:
     jobs = grid.submit(SLOW, count=3, outputs=["out.txt"])
-    # Its container ends with it, and so may what has killed it.
+    # The container ends with the worker, and pkill may end with the container.
     grid.on("worker", "pkill", "-KILL", "-f", "vmjobs worker", check=False)
     for job in jobs:
         assert_ended_right(grid, job)
@@ -57,7 +57,7 @@ def test_the_node_is_lost(grid: Grid) -> None:
 
 @pytest.mark.soak
 def test_a_schedd_finds_its_jobs_again(grid: Grid) -> None:
-    """One that is restarted, and one that dies together with its shadows, as with its host."""
+    """The schedd restarts, then dies together with its shadows as when its host fails."""
     desk = Desk(grid, "site")
     cluster = desk.submit("n=0; while [ $n -lt 60 ]; do n=$((n + 1)); echo $n; sleep 0.5; done")
     try:

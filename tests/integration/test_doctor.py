@@ -1,4 +1,4 @@
-"""`vmjobs doctor` on the hosts of a grid: what is there, and what is missing."""
+"""`vmjobs doctor` on the hosts of a grid: what works, and what is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grid_kit import Grid
 
 
 def examined(grid: Grid, host: str, role: str, *environment: str) -> tuple[bool, dict[str, str]]:
-    """Whether it is content with a host, and what it says of it is lacking."""
+    """Whether the doctor passes a host, and the failed checks with their details."""
     asked = f"vmjobs doctor --no-boot --json --for {role}; echo $?"
     said = grid.on(host, "env", *environment, "sh", "-c", asked)
     text, status = said.rstrip().rsplit("\n", 1)
@@ -64,7 +64,7 @@ def test_a_node_boots_a_guest_by_each_hypervisor_that_works(grid: Grid) -> None:
 def test_what_is_missing_is_said(
     grid: Grid, host: str, role: str, change: str, what: str, said: str
 ) -> None:
-    """As if HTCondor had been configured like that."""
+    """Environment variables simulate the faulty HTCondor configuration."""
     content, lacking = examined(grid, host, role, change)
     assert not content
     assert said in lacking[what]

@@ -1,6 +1,6 @@
-"""Whatever dies, at whatever step of a run: each job comes to one end, and nothing of it is left.
+"""Faults at every step of a run: each job ends once, and leaves nothing behind.
 
-Each test has jobs of both kinds stand at all steps at once, breaks one thing, and lets them go on.
+Each test has jobs of both kinds wait at all steps at once, injects one fault, and lets them continue.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ Fault = Callable[[Volley], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def node(grid: Grid) -> Iterator[None]:
-    """The only node that runs jobs."""
+    """Make `NODE` the only node that runs jobs."""
     with stage(grid):
         yield
 
 
 @pytest.fixture
 def volley(grid: Grid, node: None) -> Iterator[Volley]:
-    """Jobs that stand at all steps."""
+    """Jobs that wait at all steps."""
     with fired(grid) as there:
         there.settle()
         yield there
 
 
-# --------------------------------------------------------------------------- what dies
+# --------------------------------------------------------------------------- faults
 
 
 @contextmanager
 def killed(volley: Volley, *which: tuple[str, str]) -> Iterator[None]:
-    """kill -9 of all processes of hosts that match; what looks after them starts them again."""
-    for service, pattern in which:  # of jobs that go on there may be none
+    """kill -9 all matching processes of hosts; their supervisors restart them."""
+    for service, pattern in which:  # once the jobs continue there may be no such process
         volley.grid.on(service, "pkill", "-KILL", "-f", pattern, check=not volley.opened)
     yield
 
 
 @contextmanager
 def schedd_killed(volley: Volley, service: str, pattern: str = "^condor_schedd") -> Iterator[None]:
-    """The same of a schedd, until it answers again. pattern: it, and what dies with it."""
+    """Kill a schedd and wait until it answers again. pattern: also matches what dies with it."""
     with killed(volley, (service, pattern)):
         yield
         answer = partial(volley.grid.on, service, "condor_q", "-allusers", "-totals", check=False)
@@ -79,8 +79,8 @@ def killing(*which: tuple[str, str]) -> Fault:
     return lambda volley: killed(volley, *which)
 
 
-#: The first process of each, which takes all others along: killed one by one, some kernel sees its
-#: guest's init die before itself, and panics.
+#: Matches the first process of each VM, which ends all others: killed one by one, some kernel would see
+#: its guest's init die first, and panic.
 MACHINES = (NODE, "vmjobs-sandbox.*umid=vmjobs-|guest=vmjobs-")
 LIBVIRTD = "libvirt's daemon"
 FAULTS: dict[str, Fault] = {
@@ -102,7 +102,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-#: What stands beside each other dies together, as each volley takes a minute; in a soak by itself, too.
+#: Related faults are injected together, as each volley takes a minute; a soak injects each alone, too.
 TOGETHER = {
     "the agent": ("the agent",),
     "what waits for the machines": ("what waits for the machines",),
@@ -117,11 +117,11 @@ TOGETHER = {
     "the node's network": ("the node's network",),
     LIBVIRTD: (LIBVIRTD,),
 }
-#: The others are for the soak.
+#: All others run only in the soak.
 IN_EVERY_RUN = {"the agent", "all of HTCondor"}
-#: What dies without any job noticing.
+#: Faults that no job notices.
 UNNOTICED = {"the origin's schedd", "the API", "the worker", "the database", "the broker", LIBVIRTD}
-#: Of machines that are not User Mode Linux.
+#: The hypervisor of the VMs, where it is not User-mode Linux.
 HYPERVISOR = {LIBVIRTD: "qemu"}
 
 
@@ -163,8 +163,10 @@ def _assert_survived(volley: Volley, faults: Collection[str], record_property: T
 
 @pytest.mark.soak
 def test_the_sites_schedd_dies_with_its_shadows(grid: Grid, node: None, record_property: Tell) -> None:
-    """As when its host dies. New shadows find the jobs again: as there is one at each step, those that
-    stage, boot or collect, too. It is back in about ten seconds, and has to be before their leases end.
+    """As when the site's host fails, new shadows reconnect to the jobs at every step.
+
+    As there is a job at each step, this includes jobs that stage, boot or collect. The schedd is back
+    in about ten seconds, which must be before the leases end.
     """
     with longer_leases(grid), fired(grid) as volley:
         volley.settle()
@@ -178,7 +180,7 @@ def test_the_sites_schedd_dies_with_its_shadows(grid: Grid, node: None, record_p
 
 
 def test_the_machines_die(volley: Volley) -> None:
-    """An unchanged job is begun again. One of the service says what happened to it."""
+    """A transparent job starts again; a job of the service reports what happened to it."""
     with killed(volley, MACHINES):
         volley.open()
     _assert_lost_or_well(volley)
@@ -193,23 +195,23 @@ def _assert_lost_or_well(volley: Volley) -> None:
     volley.assert_agreed()
 
 
-#: Where an agent writes, and KiB of disks that have room for all jobs: in the one place is what their
-#: machines need, in the other what HTCondor's jobs bring and take away. Of these none is begun where
-#: less is free than it may write, which is a GiB.
+#: Directories that the agent writes, and KiB of disks with space for all jobs. RUNS holds the data of
+#: VMs, HANDED the input and output of transparent jobs, none of which starts with less free space than
+#: it may write, which is a GiB.
 RUNS, HANDED = f"{AGENT}/runs", f"{AGENT}/handed"
 RUNS_KIB, HANDED_KIB = 2 * 1024 * 1024, 1100 * 1024
 
 
 @contextmanager
 def small_disks(grid: Grid) -> Iterator[None]:
-    """Have both on small disks of their own."""
+    """Put both directories on small disks of their own."""
     with small_disk(grid, NODE, "runs", RUNS_KIB), small_disk(grid, NODE, "handed", HANDED_KIB):
         yield
 
 
 @pytest.mark.soak
 def test_the_disk_is_full(grid: Grid, node: None) -> None:
-    """Jobs of both kinds are begun again, though they have nowhere else to go."""
+    """Jobs of both kinds start again, though no other node accepts them."""
     with small_disks(grid), fired(grid) as volley:
         volley.settle()
         before = _found_full(grid)
@@ -222,19 +224,19 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
 
 
 def _found_full(grid: Grid) -> tuple[int, int]:
-    """How often the agent had no room for what a job brings, and had none anywhere else."""
+    """Count "no space" lines in the agent's log: for transparent jobs' files, and others."""
     words = ("-e", "No space left", "-e", " MiB, and this node has ")
     told = grid.on(NODE, "grep", "-F", *words, LOG, check=False).splitlines()
     brought = sum("room for the job's files" in line or "the job's disk needs" in line for line in told)
     return brought, len(told) - brought
 
 
-# --------------------------------------------------------------------------- what users and sites do
+# --------------------------------------------------------------------------- actions of users and sites
 
 
 @pytest.mark.soak
 def test_they_are_suspended(volley: Volley) -> None:
-    """All jobs of the site, however they came. Whatever machine there is stands still in the end."""
+    """Suspend all jobs of the site, of both kinds; every VM is paused in the end."""
     volley.grid.on("site", "condor_suspend", "-all")
     asked = ("condor_q", "-allusers", "-constraint", "JobStatus == 7", "-af", "ClusterId")
     everyone = sum(JOBS.values())
@@ -246,7 +248,7 @@ def test_they_are_suspended(volley: Volley) -> None:
         )
         volley.open()
         still = wait_for(lambda: _at_rest(volley) or None, "all machines to stand still", SETTLED)
-        # There are more: of those as well that had begun to boot, or to run.
+        # Jobs that had begun to boot or to run have VMs, too, so there are more.
         assert len(still) >= len([step for step in STEPS if step.phase == "staging"]), still
     finally:
         volley.open()
@@ -255,13 +257,13 @@ def test_they_are_suspended(volley: Volley) -> None:
     _assert_clean(volley)
 
 
-#: A machine's first process, and a guest's kernel that is stopped, as `ps` has them: state and words.
+#: `ps` lines (state and arguments) of a VM's first process, and of a stopped guest kernel.
 FIRST = re.compile(r"vmjobs-sandbox .*umid=(vmjobs-\S+)")
 STOPPED = re.compile(r"T\S* +\S*linux\.uml .*umid=(vmjobs-\S+)")
 
 
 def _standing(volley: Volley) -> set[str]:
-    """The machines, if the node's own kernel has stopped all of them."""
+    """The VMs, if the node's kernel has stopped all of them; else none."""
     listed = volley.grid.on(NODE, "ps", "-ww", "-eo", "stat,args").splitlines()
     there = {found[1] for line in listed if (found := FIRST.search(line))}
     stopped = {found[1] for line in listed if (found := STOPPED.match(line))}
@@ -269,7 +271,7 @@ def _standing(volley: Volley) -> set[str]:
 
 
 def _at_rest(volley: Volley) -> set[str]:
-    """The same, if nothing has changed for a while: others would have come up by then."""
+    """The same, if nothing changes for five seconds, in which other VMs would have come up."""
     before = _standing(volley)
     if before:
         time.sleep(5)
@@ -282,17 +284,17 @@ def test_they_are_removed(volley: Volley) -> None:
         volley.open()
     volley.assert_removed()
     ends = [job.state for job in volley.ended()]
-    # These have not even a machine.
+    # These jobs do not even have a VM.
     assert ends.count(JobState.CANCELED) >= len([step for step in STEPS if step.phase == "staging"])
     _assert_clean(volley)
 
 
 @contextmanager
 def removed(volley: Volley) -> Iterator[None]:
-    """Nobody wants the jobs any more."""
+    """Remove and cancel all jobs."""
     volley.desk("condor_rm", volley.cluster, check=not volley.opened)
     for job in volley.rest:
-        with suppress(Conflict):  # one has told its end
+        with suppress(Conflict):  # a job may have reported its end
             volley.grid.api.cancel(job.id)
     yield
 
@@ -329,7 +331,7 @@ def test_they_are_vacated_at_once(volley: Volley) -> None:
 
 @pytest.mark.soak
 def test_the_node_prefers_to_be_without_them(volley: Volley) -> None:
-    """Preemption: by what its owner has set, for all that run there for the first time."""
+    """PREEMPT, which the node's owner sets, evicts all jobs that run there for the first time."""
     text = "PREEMPT = TARGET.NumJobStarts < 1\nMAXJOBRETIREMENTTIME = 0"
     told = ("condor_status", "-constraint", f'Machine == "{NODE}.grid" && State == "Preempting"')
     with configured(volley.grid, NODE, "preempt", text):
@@ -341,7 +343,7 @@ def test_the_node_prefers_to_be_without_them(volley: Volley) -> None:
 
 
 def _assert_clean(volley: Volley, least: int = 2) -> None:
-    """Nothing is left of them. least: machines that there were at once."""
+    """Assert that nothing is left of the jobs. least: how many VMs must have run at once."""
     volley.assert_nothing_left()
     volley.assert_never_twice(least)
 
@@ -351,23 +353,23 @@ def _at_origin(volley: Volley, tool: str, *, check: bool = True) -> None:
         volley.grid.on("submit", tool, "-constraint", f'VMJobsId == "{job.id}"', check=check)
 
 
-# --------------------------------------------------------------------------- at any moment
+# --------------------------------------------------------------------------- at random moments
 
 
-#: Seconds that what passes lasts, at random moments: nobody waits for anything then.
+#: Seconds that a temporary fault lasts at a random moment; the test waits for nothing then.
 LASTS = 5
 
 
 @contextmanager
 def vacated(volley: Volley, *how: str) -> Iterator[None]:
-    """All jobs of the site have to leave their nodes."""
+    """Vacate all jobs of the site."""
     volley.grid.on("site", "condor_vacate_job", *how, "-all", check=False)
     yield
 
 
 @contextmanager
 def held(volley: Volley) -> Iterator[None]:
-    """All jobs are held where they came from, for a while."""
+    """Hold all jobs at their origin for a while."""
     volley.desk("condor_hold", volley.cluster, check=False)
     _at_origin(volley, "condor_hold", check=False)
     try:
@@ -380,7 +382,7 @@ def held(volley: Volley) -> Iterator[None]:
 
 @contextmanager
 def suspended(volley: Volley) -> Iterator[None]:
-    """All jobs of the site stand still for a while."""
+    """Suspend all jobs of the site for a while."""
     volley.grid.on("site", "condor_suspend", "-all", check=False)
     try:
         yield
@@ -391,7 +393,7 @@ def suspended(volley: Volley) -> Iterator[None]:
 
 @contextmanager
 def drained(volley: Volley) -> Iterator[None]:
-    """The node takes no jobs for a while, and has those that it has leave."""
+    """Drain the node for a while: it evicts its jobs and accepts none."""
     volley.grid.on("site", "condor_drain", "-fast", f"{NODE}.grid")
     try:
         yield
@@ -402,7 +404,7 @@ def drained(volley: Volley) -> Iterator[None]:
 
 @contextmanager
 def filled(volley: Volley) -> Iterator[None]:
-    """The agent's disks, small ones, are full for a while."""
+    """Fill the agent's (small) disks for a while."""
     fillers = [fill(volley.grid, NODE, place) for place in (RUNS, HANDED)]
     try:
         yield
@@ -412,7 +414,7 @@ def filled(volley: Volley) -> Iterator[None]:
 
 
 MACHINES_DIE, REMOVED, FULL = "the machines", "all are removed", "the disk is full"
-#: What happens at any moment: what dies, and what users and sites do.
+#: Events at random moments: faults, and actions of users and sites.
 EVENTS: dict[str, Fault] = {
     **FAULTS,
     MACHINES_DIE: killing(MACHINES),
@@ -424,18 +426,18 @@ EVENTS: dict[str, Fault] = {
     "all are held": held,
     "the node is drained": drained,
 }
-#: What has to be so afterwards, where that is not a good end of all.
+#: Assertions for events after which not all jobs end well.
 ENDS: dict[str, Callable[[Volley], None]] = {
     MACHINES_DIE: _assert_lost_or_well,
     REMOVED: Volley.assert_removed,
 }
-#: Another one each time, which the report has.
+#: Differs in each soak; the report records it.
 SEED = os.environ.get("VMJOBS_SOAK_SEED") or str(int(time.time()))
 TURNS = int(os.environ.get("VMJOBS_SOAK_TURNS", str(len(EVENTS))))
 
 
 def event_of(turn: int) -> str:
-    """Each of them before any comes again, in an order that the seed decides."""
+    """Pick an event in an order that the seed decides; none repeats before all have occurred."""
     round_, place = divmod(turn, len(EVENTS))
     return random.Random(f"{SEED} round {round_}").sample(sorted(EVENTS), len(EVENTS))[place]
 
@@ -443,7 +445,7 @@ def event_of(turn: int) -> str:
 @pytest.mark.soak
 @pytest.mark.parametrize("turn", range(TURNS))
 def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell) -> None:
-    """Jobs that stop nowhere, and something that happens whenever it does."""
+    """Jobs stop at no step, and an event occurs at a random moment."""
     chance = random.Random(f"{SEED} {turn}")
     what, moment = event_of(turn), chance.uniform(0, 30)
     hypervisor = HYPERVISOR.get(what) or chance.choice(("uml", "uml", "qemu"))
@@ -459,5 +461,5 @@ def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell)
         with EVENTS[what](volley):
             pass
         ENDS.get(what, Volley.assert_ended_well)(volley)
-        _assert_clean(volley, least=0 if what == REMOVED else 2)  # they may be before they have any
+        _assert_clean(volley, least=0 if what == REMOVED else 2)  # a removal may precede all VMs
         record_property("job", (volley.seconds(), volley.starts()))

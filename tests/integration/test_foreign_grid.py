@@ -1,4 +1,4 @@
-"""Images that others built, the whole way: pushed in formats of others, run by HTCondor, fetched."""
+"""Foreign images end to end: pushed in other formats, run by HTCondor, outputs fetched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Case:
-    """A job in an image and how it must end."""
+    """A job in an image, and how it must end."""
 
     image: str
     options: tuple[str, ...]
@@ -69,7 +69,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def pushed(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The images in the repository, in the user's own namespace, brought in four formats."""
+    """Images pushed to the user's own namespace, from four disk formats."""
     folder = tmp_path_factory.mktemp("disks")
     trixie = disk("trixie")
     vmdk = as_format(trixie, "vmdk", folder)
@@ -122,7 +122,7 @@ def test_outputs_and_console_are_fetched(ended: dict[str, Job], tmp_path: Path, 
 
 
 def test_a_disk_that_boots_by_itself_needs_a_machine(ended: dict[str, Job]) -> None:
-    """Of the hypervisors on the nodes UML cannot boot it, though it is the better one there."""
+    """UML, which the nodes otherwise prefer, cannot boot it."""
     assert ended["bios"].hypervisor in {HypervisorKind.KVM, HypervisorKind.QEMU}
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_left_on_the_nodes(grid: Grid, ended: dict[str, Job]) -> None
     grid.assert_clean(*ended.values())
 
 
-# --------------------------------------------------------------------------- whose image it is
+# --------------------------------------------------------------------------- ownership of images
 
 
 def test_an_image_that_a_job_needs_is_not_removed(grid: Grid, tmp_path: Path) -> None:
@@ -168,15 +168,15 @@ def test_somebody_elses_private_image_does_not_exist(
     assert all(image["name"] != "foreign-trixie" for image in listed)
 
 
-# --------------------------------------------------------------------------- on its way to the nodes
+# --------------------------------------------------------------------------- transfer to the nodes
 
 
 def received(grid: Grid, node: str) -> int:
-    """Bytes that a node has received by its network so far."""
+    """Bytes that a node has received over its network so far."""
     return int(grid.on(node, "cat", "/sys/class/net/eth0/statistics/rx_bytes"))
 
 
-@pytest.mark.disruptive  # what other jobs of its nodes receive would count
+@pytest.mark.disruptive  # other jobs on the nodes would add to the received bytes
 def test_a_node_fetches_an_image_once_for_all_of_its_jobs(grid: Grid, tmp_path: Path) -> None:
     push(tiny(tmp_path, 64), "foreign-once", *TINY)
     before = {node: received(grid, node) for node in NODES}
@@ -210,7 +210,7 @@ def test_an_image_is_there_before_the_job_where_it_was_asked_for(grid: Grid, tmp
 
 @pytest.mark.disruptive  # jobs of other tests may fill the node that has the image
 def test_a_job_goes_where_its_image_is(grid: Grid, tmp_path: Path) -> None:
-    """Though HTCondor by itself fills the fullest node first."""
+    """HTCondor by itself fills the fullest node first."""
     has, fuller = (f"{node}.grid" for node in NODES)
     digest = push(tiny(tmp_path, 16), "foreign-there", *TINY)["image"]["digest"]
     vmjobs("image", "prefetch", "foreign-there", "--wait", "--timeout", "150", "--node", has)
@@ -228,14 +228,14 @@ def test_a_job_goes_where_its_image_is(grid: Grid, tmp_path: Path) -> None:
 
 
 def told(grid: Grid, what: str) -> None:
-    """Wait until the pool knows of a machine of which this is true."""
+    """Wait until an ad in the pool matches a constraint."""
     pool = ("condor_status", "-constraint", what, "-af", "Name")
     wait_for(lambda: grid.on("site", *pool).strip() or None, f"the pool to know: {what}", 120)
 
 
 @contextlib.contextmanager
 def killed(grid: Grid, service: str) -> Iterator[None]:
-    """A service that goes without a word; back and healthy afterwards."""
+    """Kill a service's container; start it afterwards and wait until it is healthy."""
     run("docker", "kill", grid.container(service))
     try:
         yield
@@ -245,18 +245,18 @@ def killed(grid: Grid, service: str) -> Iterator[None]:
 
 
 def slow(grid: Grid, service: str, rate: str) -> None:
-    """Have what a service sends take its time (tc-tbf(8)), until its container is started anew."""
+    """Limit a service's send rate (tc-tbf(8)) until its container restarts."""
     pid = run("docker", "inspect", "-f", "{{.State.Pid}}", grid.container(service)).strip()
     limit = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "400ms")
     run("nsenter", "-t", pid, "-n", "tc", "qdisc", "add", "dev", "eth0", *limit)
 
 
 @pytest.mark.disruptive
-@pytest.mark.soak  # tests/contract/test_node_cache.py has what the node does
+@pytest.mark.soak  # tests/contract/test_node_cache.py tests the node's part
 def test_a_fetch_that_was_cut_off_goes_on(grid: Grid, tmp_path: Path) -> None:
     """The repository dies while a node fetches an image from it."""
     push(tiny(tmp_path, 256), "foreign-cut", *TINY)
-    slow(grid, "api", "240mbit")  # or all of it has come before anybody sees it come
+    slow(grid, "api", "240mbit")  # otherwise the whole image arrives before the test sees the transfer
     before = {node: received(grid, node) for node in NODES}
     (job,) = submit("foreign-cut", "--exit", "poweroff", *UML)
 

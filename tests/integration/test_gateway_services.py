@@ -1,6 +1,6 @@
-"""A grid gateway for real: the example's four machines, with nothing but the commands that people have.
+"""A real grid gateway: the example's four VMs, used only through its users' commands.
 
-It needs no grid, only images: where they are not here they are built (`make gateway-images`).
+It needs no grid, only images, which it builds if they are missing (`make gateway-images`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from grid_kit import ROOT, wait_for
 
-#: Five virtual machines and their images.
+#: It takes five virtual machines and their images.
 pytestmark = pytest.mark.soak
 
-#: Seconds that commands may take, and a job on its way through the gateway and back.
+#: Timeouts in seconds: for a command, and for a job's way through the gateway and back.
 COMMAND = 300.0
 JOB = 180.0
 
-#: What a job of the example is, with another program.
+#: Submits the example's job with another program.
 JOB_OF = (
     "sed 's|^executable.*|executable = {program}|; s|^arguments.*|arguments = {arguments}|;"
     " s| example[.]| {name}.|' example.sub >{name}.sub && condor_submit {name}.sub"
@@ -33,14 +33,14 @@ JOB_OF = (
 
 @dataclass(frozen=True)
 class Gateway:
-    """One that is installed. place: its state directory."""
+    """An installed gateway. place: its state directory."""
 
     place: Path
 
     def command(
         self, *words: str | Path, status: int = 0, stdin: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run ``vmjobs gateway ...``; it is to end with this status."""
+        """Run ``vmjobs gateway ...`` and assert its exit status."""
         first, *more = map(str, words)
         argv = [str(Path(sys.executable).with_name("vmjobs")), "gateway", first]
         argv += ["--state-dir", str(self.place), *more]
@@ -51,28 +51,28 @@ class Gateway:
         return ended
 
     def run(self, machine: str, script: str, status: int = 0, stdin: bytes = b"") -> str:
-        """What a command of root's in a machine prints."""
+        """Run a command as root in a VM; return its output."""
         ended = self.command("ssh", machine, "--", script, status=status, stdin=stdin)
         return ended.stdout.decode()
 
     def physicist(self, script: str, status: int = 0) -> str:
-        """What a command prints that somebody runs on the user interface, errors included."""
+        """Run a command as a user on the user interface VM; return output and errors."""
         told = f"{script}\n".encode()
         return self.run("ui", "exec su - physicist -c 'exec sh -s 2>&1'", status, told)
 
     def jobs(self, machine: str) -> dict[int, int]:
-        """The jobs in a machine's queue: cluster to JobStatus."""
+        """The jobs in a VM's queue: cluster to JobStatus."""
         lines = self.run(machine, "condor_q -all -autoformat ClusterId JobStatus").splitlines()
         return {int(line.split()[0]): int(line.split()[1]) for line in lines}
 
     def ended(self, machine: str) -> set[int]:
-        """The clusters of jobs in a machine's history."""
+        """The clusters of the jobs in a VM's history."""
         return {int(line) for line in self.run(machine, "condor_history -autoformat ClusterId").split()}
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The example, up."""
+    """The example gateway, booted."""
     made = Gateway(tmp_path_factory.mktemp("g") / "state")
     install(made)
     try:
@@ -91,7 +91,7 @@ def install(gateway: Gateway) -> None:
 
 
 def processes() -> list[tuple[int, str]]:
-    """All of this computer's, with their command lines."""
+    """All processes of this host, with their command lines."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -141,7 +141,7 @@ def test_who_has_no_token_of_the_pools_gets_nowhere(gateway: Gateway) -> None:
     asked = "condor_{0} -name ce.tier3.example -pool ce.tier3.example {1} 2>&1"
     assert "physicist" in gateway.physicist(asked.format("ping -type schedd", "WRITE"))
     gateway.run("ui", asked.format("ping -type schedd", "READ"), status=1)
-    # A worker's own tells of this worker, and is no good for submitting.
+    # A worker's own token only advertises this worker; it does not allow submitting.
     gateway.run("wn", asked.format("ping -type schedd", "WRITE"), status=1)
 
 
@@ -151,15 +151,15 @@ def test_a_backup_while_jobs_are_under_way_brings_queue_and_files_back(
     gateway.physicist(
         "echo precious >kept && xrdcp --nopbar -f kept root://se.tier3.example//store/kept"
     )
-    # One runs, one waits behind it: the worker has one slot.
+    # One job runs and one waits behind it: the worker has one slot.
     gateway.physicist(JOB_OF.format(program="/bin/sleep", arguments="100", name="long"))
     gateway.physicist(JOB_OF.format(program="/bin/echo", arguments="it is done", name="next"))
     wait_for(lambda: sorted(gateway.jobs("ce").values()) == [1, 2] or None, "a job to run", JOB)
     before = gateway.jobs("ui")
 
     archive = tmp_path / "gateway.backup"
-    gateway.command("backup", "--no-images", archive)  # they stay here
-    # It goes on as if nothing had been, and nothing of that is in the backup.
+    gateway.command("backup", "--no-images", archive)  # the images stay here
+    # The gateway continues to run; the backup contains no later change.
     gateway.physicist("xrdfs se.tier3.example rm /store/kept")
     gateway.command("delete", "--yes")
     assert not gateway.place.exists()
@@ -167,7 +167,7 @@ def test_a_backup_while_jobs_are_under_way_brings_queue_and_files_back(
     gateway.command("restore", archive)
     gateway.command("boot")
     assert gateway.physicist("xrdcp --nopbar root://se.tier3.example//store/kept -") == "precious\n"
-    # Jobs run as soon as it is up: what waited may have ended by now.
+    # Jobs run as soon as it is up: a job that waited may have ended by now.
     assert set(before) <= set(gateway.jobs("ui")) | gateway.ended("ui")
     gateway.physicist(f"condor_wait -wait {JOB + 200:.0f} next.log")
     assert gateway.physicist("cat next.out") == "it is done\n"

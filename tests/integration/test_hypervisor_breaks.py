@@ -1,4 +1,4 @@
-"""A hypervisor that stops working on one node of two."""
+"""A hypervisor that stops working on one of two nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transparent_kit import PATIENT, Desk
 pytestmark = pytest.mark.disruptive
 
 BROKEN, SOUND = "node1", "node2"
-#: What machines need of a hypervisor's programs.
+#: A program that VMs of each hypervisor need.
 PROGRAMS = {"qemu": "/usr/bin/qemu-img", "uml": "/usr/lib/vmjobs/vmjobs/kernel/linux.uml"}
-#: In place of UML's kernel: what never comes up; and what says that it is up, and boots nothing.
+#: Replacements for UML's kernel: one never starts; one reports that it is up but boots nothing.
 SLEEPS = "#!/bin/sh\nexec sleep 1000\n"
 HANGS = """#!/usr/bin/python3 -IS
 import socket, sys, time
@@ -32,11 +32,12 @@ if "--version" not in sys.argv:
 
 @contextmanager
 def broken(grid: Grid, kind: str = "qemu", instead: str = "") -> Iterator[set[str]]:
-    """Without a program that a hypervisor's machines need; the agent finds it again when it starts.
-    What the node offers beside it. instead: a program that takes its place.
+    """Take away a program that a hypervisor's VMs need; yield the node's other hypervisors.
+
+    Afterwards the program returns, and the agent restarts to find it. instead: a replacement program.
     """
     program = PROGRAMS[kind]
-    # There may have been another agent a moment ago.
+    # The agent may just have been replaced by a new one.
     before = wait_for(
         lambda: found if kind in (found := offered(grid)) else None, f"it to offer {kind}", 120
     )
@@ -53,7 +54,7 @@ def broken(grid: Grid, kind: str = "qemu", instead: str = "") -> Iterator[set[st
 
 
 def offered(grid: Grid) -> set[str]:
-    """The hypervisors that the node's ad has."""
+    """The hypervisors in the node's ad."""
     asked = ("condor_status", f"slot1@{BROKEN}.grid", "-af", "VMJobsHypervisors")
     return set(grid.on("site", *asked, check=False).strip().split(","))
 
@@ -62,7 +63,7 @@ def offered(grid: Grid) -> set[str]:
     ("kind", "instead"),
     [
         pytest.param("qemu", "", id="qemu"),
-        # It is waited for as long as a kernel may take that is about to come up: two minutes.
+        # The agent waits two minutes for a kernel to come up.
         pytest.param("uml", SLEEPS, id="uml-never-up", marks=pytest.mark.soak),
     ],
 )
@@ -83,10 +84,10 @@ def test_jobs_go_where_it_works(grid: Grid, kind: str, instead: str) -> None:
 
 @pytest.mark.soak
 def test_one_that_hangs_its_guests_is_found_out(grid: Grid) -> None:
-    """Any of them could be its image's fault. After three in a row the agent has it boot its probe."""
+    """A single hang could be the image's fault; after three in a row the agent runs its probe."""
     desk = Desk(grid, "site")
     with without_agent(grid, BROKEN):
-        pass  # the next one has seen no machine that did not boot
+        pass  # restarts the agent, which then has counted no failed boots
     wish = {"__VMJobHypervisor": '"uml"', "__VMJobBootTimeout": "5"}
     with broken(grid, "uml", HANGS) as others:
         with closed(grid, SOUND):
@@ -106,7 +107,7 @@ def test_one_that_hangs_its_guests_is_found_out(grid: Grid) -> None:
 
 
 def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:
-    """What boots it is known once a node has looked."""
+    """The hypervisors that boot an image are known once a node has inspected it."""
     image = blank_disk(grid)
     publish(grid)
     desk = Desk(grid, "site")
@@ -125,12 +126,12 @@ def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:
 
 
 def lacking(desk: Desk, cluster: str) -> bool:
-    """Whether the broken node does not have what boots the job's image, as far as the pool knows."""
+    """Whether the pool knows that the broken node lacks a hypervisor for the job's image."""
     of_image = [c for c in why(desk, cluster).get("clauses", []) if "ChirpVMImageKinds" in c["text"]]
     return any(f"{BROKEN}.grid" in c["nodes"]["names"] for c in of_image)
 
 
 def idle(desk: Desk, cluster: str) -> dict[str, Any] | None:
-    """The job's ad if it waits, having been begun."""
+    """The job's ad if it is idle after having started."""
     ad = desk.ad(cluster)
     return ad if ad.get("JobStatus") == 1 and ad.get("NumJobStarts") else None

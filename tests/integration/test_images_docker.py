@@ -1,4 +1,4 @@
-"""The same container images by `docker run` and as VM images, side by side."""
+"""The same container images under `docker run` and as VM images, compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vmjobs.model import HypervisorKind, NetworkMode
 
 BASE = "debian:trixie-slim"
 
-#: Several layers, of which later ones take away and replace; another user; links; a setuid program.
+#: Several layers; later ones remove and replace files; another user; links; a setuid program.
 ROOTED = f"""
 FROM {BASE}
 RUN useradd -u 4711 -m -s /bin/bash -G audio,video physicist && groupadd -g 5000 lab
@@ -48,7 +48,7 @@ ENTRYPOINT ["/bin/busybox"]
 CMD ["echo", "nothing", "but  this"]
 """
 
-#: What an engine and a machine have of their own.
+#: Paths that a container engine or a VM provides itself.
 _OWN = (
     *("/.vmjobs", "/.dockerenv", "/proc", "/sys", "/dev", "/tmp", "/var/tmp"),  # noqa: S108
     *("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"),
@@ -74,7 +74,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended, as a shell says it."""
+    """A program's output and its exit status as a shell reports it."""
 
     out: str
     err: str
@@ -139,7 +139,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ImageStore:
 
 @pytest.fixture(scope="module")
 def digests(names: dict[str, str], served: Registry, store: ImageStore) -> dict[str, str]:
-    """The same images by way of a registry, as VM images."""
+    """The same images as VM images, imported from a registry."""
     found = {}
     for name, built in names.items():
         served.copy(f"docker-daemon:{built}", f"docker/{name}", "1")
@@ -164,7 +164,7 @@ def vms(
 
 
 def in_docker(image: str, *words: str, init: bool = False) -> Ended:
-    """`docker run`, with no input and no network. init: the program is not process 1."""
+    """Run a command by `docker run`, without input and network. init: docker's is process 1."""
     options = ["--rm", "--network", "none", *(["--init"] if init else [])]
     command = ["docker", "run", *options, image, *words]
     done = subprocess.run(
@@ -174,7 +174,7 @@ def in_docker(image: str, *words: str, init: bool = False) -> Ended:
 
 
 def in_vm(vms: Bench, digest: str, *words: str) -> Ended:
-    """The same as a job without a script."""
+    """Run a command in a VM, as a job without a script."""
     guest = vms.start(
         digest,
         "",
@@ -193,7 +193,7 @@ def in_vm(vms: Bench, digest: str, *words: str) -> Ended:
 def test_commands_do_the_same(
     names: dict[str, str], digests: dict[str, str], vms: Bench, image: str
 ) -> None:
-    # All in one machine, to be done sooner; each in a shell of its own.
+    # One VM runs all commands, which is faster; each has its own shell.
     steps = (
         f"echo '== {name}'; bash -c {shlex.quote(text)} 2>&1; echo \"status $?\""
         for name, text in COMMANDS.items()
@@ -205,7 +205,7 @@ def test_commands_do_the_same(
 
 
 def by_command(text: str) -> dict[str, list[str]]:
-    """What each command printed, for a failure that says which one differs."""
+    """The output of each command, so that a failure shows which one differs."""
     parts = (part.splitlines() for part in text.split("\n== "))
     return {lines[0]: lines[1:] for lines in parts}
 

@@ -1,4 +1,4 @@
-"""Arrays as large as they may be: on their way to the schedd, and taken back again."""
+"""Arrays of the maximum size: their submission, hold, release and cancellation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from grid_kit import PATIENCE, Grid, wait_for
 
 from vmjobs.model import MAX_ARRAY, Job, JobAction, JobState
 
-#: A thousand jobs keep the schedd from answering others' tests in their time.
+#: A thousand jobs keep the schedd from answering other tests in time.
 pytestmark = pytest.mark.disruptive
-#: The submit side's own pool, which has no machines: what goes there stays in the queue.
+#: The submit host's own pool, which has no nodes: its jobs stay in the queue.
 NOWHERE = {"route": "local"}
-#: Seconds: a few times what was measured, and far from what it took where each job went by itself.
+#: Seconds: a few times the measured values, far below those of one submission per job.
 QUEUED_SECONDS, CHANGED_SECONDS, ANSWER_SECONDS = 15, 30, 5
 
 
 @contextmanager
 def others_are_answered(grid: Grid) -> Iterator[None]:
-    """Have somebody else ask the schedd all the while, who waits for no answer for long."""
+    """Query the schedd as another user all the while; assert that no answer takes long."""
     waits: list[float] = []
     over = threading.Event()
 
@@ -54,7 +54,7 @@ def are(grid: Grid, array: str, so: Callable[[Job], bool]) -> bool:
 
 
 def change(grid: Grid, array: str, action: JobAction, state: JobState, seconds: float) -> float:
-    """Cancel, hold or release an array, and wait for its jobs to be in a state; how long it took."""
+    """Cancel, hold or release an array; return the seconds until its jobs reach a state."""
     began = time.monotonic()
     grid.api.change_jobs(action, [array])
     wait_for(lambda: are(grid, array, lambda job: job.state is state), f"jobs to be {state}", seconds)
@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_on_the_way_submits_nothing_twice(grid: Grid, wh
     grid.on("submit", "timeout", "60", "sh", "-c", f"until {look}; do sleep 0.02; done")
     grid.on(
         "worker", "pkill", "-KILL", "-f", "vmjobs worker", check=False
-    )  # it may go with its container
+    )  # pkill may end with its container
     wait_for(lambda: are(grid, array, lambda job: job.condor is not None), "ids", 60)
     found = in_queue(grid, array)
     assert len(found) == len(set(found)) == MAX_ARRAY

@@ -1,4 +1,4 @@
-"""The main job as the demo runs it, by the command line."""
+"""The demo's main job, run by the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VMJOBS = Path(sys.executable).parent / "vmjobs"
 
 
 def vmjobs(*arguments: str) -> str:
-    """Run the command as a user would."""
+    """Run the vmjobs command as a user."""
     done = subprocess.run(
         [str(VMJOBS), *arguments],
         capture_output=True,
@@ -104,7 +104,7 @@ def test_nodes_are_known_to_the_api_and_to_htcondor(grid: Grid) -> None:
     nodes = json.loads(vmjobs("node", "list", "--json"))
     assert sorted(n["name"] for n in nodes) == ["node1.grid", "node2.grid"]
     assert all(any(h["works"] for h in n["hypervisors"]) for n in nodes)
-    # Machines of other tests' clusters are in the pool as well.
+    # VMs of other tests' clusters are in the pool as well.
     nodes_only = ("-constraint", 'stringListMember(Machine, "node1.grid,node2.grid")')
     asked = ("-af", "HasVMJobs", "VMJobsHypervisors")
     ads = grid.on("site", "condor_status", *nodes_only, *asked).splitlines()

@@ -1,4 +1,4 @@
-"""What a node's jobs say of it, and what becomes of those that come after them."""
+"""Node health from the outcomes of its jobs, and what happens to later jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESTS = "several jobs in a row failed because of the node"
 
 
 def ad_of(grid: Grid, node: str) -> dict[str, Any]:
-    """What the pool knows of a node's agent."""
+    """Attributes of the ad of a node's agent."""
     wanted = "HasVMJobs,VMJobsFault,VMJobsImageNames"
     asked = ("condor_status", f"slot1@{node}.grid", "-json", "-attributes", wanted)
     found: list[dict[str, Any]] = json.loads(grid.on("site", *asked) or "[]")
@@ -60,7 +60,7 @@ def test_a_node_that_fails_its_jobs_rests_and_they_go_elsewhere(grid: Grid) -> N
 
 @pytest.mark.soak
 def test_a_job_that_comes_back_is_not_driven_out_by_the_next_one(grid: Grid) -> None:
-    """Though it would rather run elsewhere: that is its own rank, not the node's."""
+    """The job's own rank, not the node's, prefers another node."""
     desk = Desk(grid, "site")
     with closed(grid, SOUND):
         cluster = desk.submit("sleep 8", on_exit_remove="NumJobStarts >= 2", request_memory="128")
@@ -77,7 +77,7 @@ def test_a_job_that_comes_back_is_not_driven_out_by_the_next_one(grid: Grid) -> 
 
 
 def test_a_job_goes_where_its_image_is_by_the_name_that_it_uses(grid: Grid) -> None:
-    """One that jobs of other tests do not use."""
+    """Jobs of other tests do not use this image name."""
     desk, image = Desk(grid, "site"), "library/generic:latest"
 
     def ran_on() -> str:

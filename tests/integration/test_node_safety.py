@@ -1,4 +1,4 @@
-"""Another user on a node, and another user of the service: what they get of somebody's machine."""
+"""Isolation of a VM and its job from other users of the node and of the service."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from vmjobs.model import Job, JobSpec, JobState, StreamName
 TRIES = Path(__file__).with_name("node_tries.py").read_text("utf-8")
 STATE = "/var/lib/vmjobs/agent"
 AGENT = "vmjobs-agent"
-#: The account of the service's jobs on a node. Its own try is the control.
+#: The account of the service's jobs on a node. Its own tries are the control.
 OWNER = "vmjobs"
-#: A guest's kernel, or its QEMU, by its command line, and its name.
+#: Matches a guest's kernel or QEMU by its command line; group 1 is its name.
 KERNEL = {
     "uml": re.compile(r"[^ ]*linux\.uml .*\bumid=([^ ]+)"),
     "qemu": re.compile(r"[^ ]*qemu-system-[^ ]+ .*\bguest=([^ ,]+)"),
 }
-#: A machine that libvirt knows, where it knows no other.
+#: A domain for libvirt where it has none.
 DOMAIN = "safety-test"
 SOCKET = f"qemu+unix:///session?socket={STATE}/.cache/libvirt/libvirt-sock"
-#: What is asked of the agent, and the first line of its answer.
+#: Sends a request to the agent and prints the first line of its answer.
 ASK = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as agent:
@@ -46,7 +46,7 @@ with socket.socket(socket.AF_UNIX) as agent:
 
 
 def tries(grid: Grid, node: str, user: str, wish: Mapping[str, Any]) -> dict[str, str]:
-    """How each try of some user on a node ended. wish: at what; see ``node_tries.py``."""
+    """Run node_tries.py on a node as a user: result of each try. wish: what to try."""
     home = STATE if user == AGENT else "/nonexistent"
     command = ("env", f"HOME={home}", "python3", "-c", TRIES)
     found: dict[str, str] = json.loads(feed(grid, node, json.dumps(wish), *command, user=user))
@@ -54,8 +54,9 @@ def tries(grid: Grid, node: str, user: str, wish: Mapping[str, Any]) -> dict[str
 
 
 def processes(grid: Grid, node: str, attempt: str, hypervisor: str) -> dict[int, str]:
-    """The words of all processes of a run, but for its guest's: they come and go, and its kernel, whose
-    children they are, traces them.
+    """The command lines of all processes of a run, except its guest's processes.
+
+    Guest processes come and go; their parent, the guest's kernel, traces them.
     """
     listed = [line.split(None, 2) for line in grid.on(node, "ps", "-eo", "pid,ppid,args").splitlines()]
     ours = {pid: (parent, args) for pid, parent, args in listed if attempt in args}
@@ -65,9 +66,9 @@ def processes(grid: Grid, node: str, attempt: str, hypervisor: str) -> dict[int,
 
 @dataclass
 class Victim:
-    """A job that runs, its machine, and clients of its owner and of somebody else.
+    """A running job, its VM, and clients of its owner and of another user.
 
-    files, sockets, folders: all that its run has on the node. domain: what libvirt is asked for.
+    files, sockets, folders: all that its run has on the node. domain: the domain to look up in libvirt.
     """
 
     grid: Grid
@@ -85,7 +86,7 @@ class Victim:
     folders: list[str] = field(default_factory=list)
 
     def tries(self, user: str) -> dict[str, str]:
-        """How each try of some user on the node ended."""
+        """The result of each try of a user on the node."""
         wish = {
             "pids": self.pids,
             "folders": self.folders,
@@ -97,7 +98,7 @@ class Victim:
         return tries(self.grid, self.node, user, wish)
 
     def ask_agent(self, user: str, **message: Any) -> dict[str, Any]:
-        """What the agent answers to some user."""
+        """The agent's answer to a user."""
         line = json.dumps(message) + "\n"
         said = feed(self.grid, self.node, line, "python3", "-c", ASK, user=user)
         found: dict[str, Any] = json.loads(said.strip() or b"{}")
@@ -132,7 +133,7 @@ def _runs(client: Client, job: Job) -> bool:
 
 
 def _found(victim: Victim) -> Victim:
-    """Where it runs, and what its run has there."""
+    """Find the job's node, and what its run has there."""
     grid = victim.grid
     attempt = next(e.attempt for e in reversed(victim.owner.events(victim.job.id)) if e.attempt)
     machines: list[tuple[int, str]] = []
@@ -165,9 +166,9 @@ def _found(victim: Victim) -> Victim:
 
 @pytest.fixture(scope="module")
 def domain(victim: Victim) -> Iterator[None]:
-    """Something that the agent's libvirt knows, though it never runs."""
+    """Define a domain in the agent's libvirt, which never runs; a QEMU job's VM is one itself."""
     if victim.domain != DOMAIN:
-        yield  # it knows the machine
+        yield  # libvirt knows the VM
         return
     grid, virsh = victim.grid, ("env", f"HOME={STATE}", "virsh", "-c", "qemu:///session")
     inside = f"<name>{DOMAIN}</name><memory>65536</memory><os><type>hvm</type></os>"
@@ -178,8 +179,9 @@ def domain(victim: Victim) -> Iterator[None]:
 
 
 def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -> None:
-    """What it brought to the agent, its run, doors and processes are the agent's own; its directory is
-    its owner's.
+    """The agent owns the job's data at the agent, its run, sockets and processes.
+
+    The job's directory belongs to the job's owner.
     """
     desk, mark = Desk(grid, "site"), f"mark-{uuid.uuid4().hex}"
     cluster = desk.submit(f": {mark}; exec sleep 600", __VMJobHypervisor='"uml"')
@@ -187,10 +189,10 @@ def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -
         node, name = where(desk, cluster)
 
         def holding(text: str, place: str) -> str:
-            """The folder of a file there that has this in it."""
+            """The directory of the file there that contains this text."""
             paths = grid.on(
                 node, "grep", "-rslF", text, place, check=False
-            ).split()  # others come and go
+            ).split()  # other files come and go
             (folder,) = {str(Path(path).parent) for path in paths}
             return folder
 
@@ -219,7 +221,7 @@ def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -
 @pytest.mark.soak_for("qemu")
 @pytest.mark.usefixtures("domain")
 def test_nothing_of_a_machine_is_in_anothers_reach(victim: Victim) -> None:
-    """The agent's own user gets everywhere by the same tries; the job's token is its owner's."""
+    """Control: the agent's user succeeds in all tries. The job's token is its owner's."""
     control = victim.tries(AGENT)
     tokens = {name for name in control if name.endswith("job.token")}
     refused = {name: said for name, said in control.items() if said != "ok" and name not in tokens}
@@ -235,7 +237,7 @@ def test_nothing_of_a_machine_is_in_anothers_reach(victim: Victim) -> None:
 
 
 def test_the_agent_has_no_right_but_its_users(victim: Victim) -> None:
-    """No capability, whatever it was started by."""
+    """The agent has no capability, whichever process started it."""
     told = victim.grid.on(
         victim.node, "sh", "-c", "cat /proc/$(pgrep -of 'vmjobs [a]gent')/status", user=AGENT
     )
@@ -246,7 +248,7 @@ def test_the_agent_has_no_right_but_its_users(victim: Victim) -> None:
 
 
 def test_the_agents_user_has_no_port_and_no_abstract_socket(victim: Victim) -> None:
-    """Those have no permissions: whoever is on the node, or even off it, could connect."""
+    """They have no permissions: any process on the node, or even off it, could connect."""
     said = victim.grid.on(
         victim.node, "sh", "-c", "ls -l /proc/[0-9]*/fd 2>/dev/null; true", user=AGENT
     )
@@ -276,7 +278,7 @@ def test_the_agents_socket_knows_who_asks(victim: Victim) -> None:
         assert victim.ask_agent(user, type="run", **message)["type"] == "error"
     entering = victim.ask_agent(STRANGER, type="enter", mark="0" * 32)
     assert (entering["type"], entering["code"]) == ("error", "FORBIDDEN")
-    # Signals belong to the connection of a run: here there is none.
+    # Signals belong to the connection of a run: this one has none.
     assert victim.ask_agent(STRANGER, type="signal", number=9) == {}
     assert _runs(victim.owner, victim.job)
 
@@ -294,7 +296,7 @@ def test_the_service_tells_others_nothing(victim: Victim) -> None:
     for route in ROUTES:
         there = f"/{victim.job.id}{route}"
         assert status("other", there) == 404, route
-        # What is not there yet is not found by its owner either; all else is.
+        # The owner finds all but the output that does not exist yet.
         assert status("owner", there) == (404 if route == "/outputs/left" else 200), route
     assert status("other", f"/{victim.job.id}", "DELETE") == 404
     assert {job.id for job in victim.other.jobs(array=victim.job.array)} == set()
@@ -316,7 +318,7 @@ def test_a_jobs_token_is_good_for_no_other_job(victim: Victim) -> None:
 
     refused, heard = claim(victim.others_job), claim(victim.job)
     assert (refused.status_code, refused.json()["detail"]) == (403, "this token belongs to another job")
-    assert heard.status_code in (400, 422)  # it says nothing, but it may
+    assert heard.status_code in (400, 422)  # the request is invalid but authorized
     head = {"Authorization": f"Bearer {token(victim.others_job)}"}
     for route in ROUTES:
         url = f"{victim.grid.url}/v1/jobs/{victim.job.id}{route}"
@@ -361,7 +363,7 @@ def test_a_library_of_a_jobs_is_loaded_on_no_node(
 
 
 def test_links_that_a_job_leaves_bring_no_file_of_its_node(desk: Desk) -> None:
-    """HTCondor's starter follows them, on the node."""
+    """HTCondor's starter follows these links, on the node."""
     script = """
         ln -s /etc/passwd a; ln -s /var/log/condor/StartLog b; ln -s /etc d; ln -s d/passwd through
         mkdir in; ln -s ../../../../../../../etc/passwd in/deep; ln -s "$PWD/data" inner

@@ -1,4 +1,4 @@
-"""A node that is made as docs/operators.md says, of a wheel, in a fresh container."""
+"""A node set up as docs/operators.md says, from a wheel, in a fresh container."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vmjobs.model import ExitChannel, JobState
 pytestmark = [pytest.mark.soak, pytest.mark.disruptive, pytest.mark.timeout(1800)]
 
 NODE: Final = "node3.grid"
-#: More than the grid's other nodes have, so that jobs that ask for it come here.
+#: More memory than the grid's other nodes have, so that jobs that request it run here.
 MEMORY: Final = 5000
-#: A node of a pool as it was before, but for what the whole pool agrees on.
+#: Configuration of an existing pool's node, without the settings that the whole pool shares.
 BEFORE: Final = f"""
 LOG_TO_SYSLOG = FALSE
 DEFAULT_DOMAIN_NAME = grid
@@ -32,7 +32,7 @@ NUM_SLOTS_TYPE_1 = 1
 SLOT_TYPE_1 = 100%
 SLOT_TYPE_1_PARTITIONABLE = TRUE
 """
-#: What the wheel needs of Python, from Debian: no package index is asked.
+#: The wheel's Python dependencies, from Debian: no package index is used.
 PYTHON: Final = (
     "cryptography h11 prometheus-client pycdlib regex "  # agent
     "click pydantic yaml requests rich zstandard"
@@ -40,7 +40,7 @@ PYTHON: Final = (
 
 
 def blocks(title: str) -> list[str]:
-    """The commands and files that a section of the page shows, in its order."""
+    """The commands and files that a section of the page shows, in order."""
     page = (ROOT / "docs" / "operators.md").read_text("utf-8")
     _, _, rest = page.partition(f"{title}\n")
     section = re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
@@ -49,7 +49,7 @@ def blocks(title: str) -> list[str]:
 
 
 def here(text: str) -> str:
-    """The page's names as the grid's."""
+    """Replace the page's host names by the grid's."""
     for theirs, ours in (
         ("node17.example.org", NODE),
         ("https://vmjobs.example.org", "https://api.grid:8443"),
@@ -123,7 +123,7 @@ def host(grid: Grid, tmp_path: Path) -> Iterator[Host]:
 
 
 def unpacked(folder: Path) -> Path:
-    """The source as it was committed, and nothing that lies about beside it."""
+    """Unpack the committed source, without untracked files."""
     folder.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
     subprocess.run(["tar", "x"], cwd=folder, input=archive.stdout, check=True)
@@ -138,7 +138,7 @@ def test_a_node_made_as_the_page_says_runs_jobs(grid: Grid, host: Host, tmp_path
     run("docker", "cp", str(source), f"{host.name}:/src")
     run("docker", "cp", str(made), f"{host.name}:/tmp/")
 
-    # The pool's node as it was, with a token for it.
+    # The existing node of the pool, with its token.
     limited = here(blocks("### Who may submit")[0]).partition(">node17.condor")[0]
     token = grid.on("site", "sh", "-ec", limited)
     host.write("/etc/condor/tokens.d/condor", token, mode="0600")
@@ -147,7 +147,7 @@ def test_a_node_made_as_the_page_says_runs_jobs(grid: Grid, host: Host, tmp_path
     host("install -d -o condor -g condor /run/condor /run/lock/condor /var/lib/condor/execute")
     host("cp condor/config/security.conf /etc/condor/config.d/05-security.conf; condor_master")
 
-    # The page.
+    # The steps of the page.
     _, programs = blocks("## 1. Packages and users, on each node")
     host(programs.replace("'vmjobs[agent]'", f"--no-index '/tmp/{made.name}[agent]'"))
     settings, make_token, *_ = blocks("## 2. The agent's settings")

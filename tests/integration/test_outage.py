@@ -1,4 +1,4 @@
-"""What a user sees while a part of the service is down, and that nothing is lost."""
+"""Outages of single services: users see what is down, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRUE = "#!/bin/sh\ntrue\n"
 
 @contextmanager
 def stopped(grid: Grid, service: str) -> Iterator[None]:
-    """A service that is not there; back and healthy afterwards."""
+    """Stop a service; start it afterwards and wait until it is healthy."""
     run("docker", "stop", "-t", "5", grid.container(service))
     try:
         yield

@@ -1,6 +1,6 @@
-"""Every way in which a job can end, by the whole way: REST, Celery, Condor-C, agent, VM.
+"""Every way in which a job can end, end to end: REST, Celery, Condor-C, agent, VM.
 
-All jobs are submitted at once; each test looks at one of them.
+All jobs are submitted at once; each test checks one of them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CASES = {
     "exits-3": Case(SH + "exit 3", ReasonCode.SCRIPT_FAILED, exit=3),
     "exits-137": Case(SH + "exit 137", ReasonCode.SCRIPT_FAILED, exit=137),
     "killed": Case(SH + "kill -9 $$", ReasonCode.SCRIPT_KILLED, signal=9),
-    # Whoever sends a signal to all is spared (kill(2)): the script goes on, all helpers are gone.
+    # kill(2) spares the sender of a signal to all: the script continues, all helpers are gone.
     "kills-all": Case(SH + "kill -9 -1; echo alone", ReasonCode.SUCCEEDED, exit=0),
     "closes-stdout": Case(
         SH + "echo before; exec >&- 2>&-; echo x > a.txt", ReasonCode.SUCCEEDED, exit=0,

@@ -1,4 +1,4 @@
-"""The grid's builder: an image that a user asks for is built, booted, published, and runs a job."""
+"""The grid's builder: it builds, boots and publishes a user's image, and a job runs in it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grid_kit import Grid
 from vmjobs.model import JobState
 
 VMJOBS = Path(sys.executable).parent / "vmjobs"
-#: Packages come from Debian's servers, and two hypervisors boot what becomes of them.
+#: Packages come from Debian's servers, and two hypervisors boot the result.
 BUILD_SECONDS = 900
 
 
 def build(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Have the grid build, as a user would."""
+    """Have the grid build an image, as a user does."""
     return subprocess.run(
         [VMJOBS, "image", "build", "--remote", *words],
         capture_output=True,
@@ -48,7 +48,7 @@ def test_a_recipe_becomes_an_image_that_jobs_run_in(grid: Grid, tmp_path: Path) 
     (ended,) = grid.wait(job)
     assert ended.state is JobState.COMPLETED, ended.reason
     assert grid.out(job) == word
-    # What fails its probe is published nowhere.
+    # An image that fails its probe is not published.
     mine.write_text(mine.read_text().replace(f"grep -q {word}", "grep -q something-else"))
     failed = build(mine, "--name", "other")
     assert failed.returncode == 70

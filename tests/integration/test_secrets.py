@@ -1,4 +1,4 @@
-"""Secrets that jobs and the service have: planted, run through the grid, and looked for everywhere."""
+"""Secrets of jobs and of the service: planted, run through the grid, searched everywhere."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ UNCHANGED = """
 cat data /dev/stdin >seen; cat seen; echo {out}; echo "in the machine: $SECRET"; cat /proc/cmdline
 sleep 4; exit $2
 """
-#: Unchanged jobs: how each is to end, its image, its hypervisor; and the file for what it prints.
+#: Transparent jobs: expected exit status, image and hypervisor; and the file for their output.
 ENDS = ((0, "generic", "uml"), (3, "generic", "qemu"), (0, "no-such-image", "uml"))
 OUT = "out.{}.{}"
 
 
 class QuietDesk(Desk):
-    """Writes files where nobody sees what is in them, as everybody sees arguments."""
+    """A desk that writes files through stdin, as every account can see arguments."""
 
     def write(self, name: str, text: str) -> None:
         feed(self.grid, self.host, text, "tee", f"{self.folder}/{name}", user=PHYSICIST)
 
 
 def service_secrets(grid: Grid) -> dict[str, str]:
-    """What the deployment itself keeps secret."""
+    """The deployment's own secrets."""
     files = {
         "agent-token": ("node1", "/etc/vmjobs/token/token"),
         "rooster-token": ("site", "/etc/vmjobs/rooster/token"),
@@ -77,10 +77,10 @@ def service_secrets(grid: Grid) -> dict[str, str]:
 
 @dataclass
 class Tour:
-    """Jobs that have been through the grid, and what came to light on their way.
+    """Jobs that have run on the grid, and where their secrets were found.
 
-    outs: what those that ran have printed, the service's first. kernel: the command line of the first
-    one's machine. sentinel: what that says on its console.
+    outs: output of the jobs that ran, the service's first. kernel: command line of the first job's VM.
+    sentinel: the word that marks that VM's reports on its console.
     """
 
     grid: Grid
@@ -104,7 +104,7 @@ def tour(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]
     desks = [QuietDesk(grid, "site"), QuietDesk(grid, "submit", BY_CONDOR_C)]
     with Client(grid.url, tokens["a"]) as owner, Client(grid.url, tokens["b"]) as other:
         try:
-            # A job's token becomes known on the way: what the processes tell is searched afterwards.
+            # A job's token becomes known on the way: the process data is searched afterwards.
             with watching_processes(grid, made.findings):
                 _go(made, owner, desks, tmp_path_factory.mktemp("input"))
             _ask(made, owner, other)
@@ -118,7 +118,7 @@ def tour(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]
 
 
 def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
-    """Run jobs that succeed, fail, and cannot run at all."""
+    """Run jobs that succeed, jobs that fail, and jobs that cannot run at all."""
     grid, secrets = tour.grid, tour.findings.secrets
     (folder / "input").write_text(secrets["rest-input"])
     sent = owner.upload_input(folder / "input")
@@ -133,7 +133,7 @@ def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
         tour.rest += owner.submit(spec).jobs
     broken = JobSpec(image="generic", memory=128, disk=64, script=f"#!/no/{secrets['rest-bad']}\n")
     tour.rest += owner.submit(broken).jobs
-    # Both are gone soon; nothing slow may come before.
+    # Both tokens exist only briefly, so nothing slow may come before.
     _learn_the_jobs_token(tour)
     _learn_the_guests_token(tour, owner)
     tour.kernel = wait_for(lambda: _machines(grid, owner, tour.rest[0]), "a job's machine", 240)
@@ -155,7 +155,7 @@ def _unchanged(desk: Desk, secrets: dict[str, str]) -> Iterator[str]:
     desk("mkdir", "-p", desk.folder)
     desk.write("stdin", secrets["unchanged-stdin"])
     for status, image, hypervisor in ENDS:
-        # Which is the same for all: it is read where the job begins.
+        # The script is the same for all: it is read when the job starts.
         script = UNCHANGED.format(out=secrets["unchanged-out"])
         fields["__VMJobHypervisor"] = f'"{hypervisor}"'
         fields["output"] = OUT.format(image, hypervisor)
@@ -177,7 +177,7 @@ def _learn_the_jobs_token(tour: Tour) -> None:
 
 
 def _learn_the_guests_token(tour: Tour, owner: Client) -> None:
-    """What the first job's machine talks to its node by. It gets it by a disk, which is not for all."""
+    """Read the guest token of the first job's VM from its disk, which others cannot read."""
     grid, job = tour.grid, tour.rest[0]
 
     def look() -> tuple[str, str, dict[str, str]] | None:
@@ -200,7 +200,7 @@ def _attempts(owner: Client, job: Job) -> set[str]:
 
 
 def _machines(grid: Grid, owner: Client, job: Job) -> str:
-    """The command line of the job's machine, once it has one."""
+    """The command line of the job's VM; empty before it has one."""
     attempts = _attempts(owner, job)
     listed = [grid.on(node, "ps", "-eo", "args", user=STRANGER) for node in ("node1", "node2")]
     lines = [line for text in listed for line in text.splitlines() if "umid=" in line]
@@ -214,7 +214,7 @@ def grid_wait(owner: Client, jobs: list[Job]) -> list[Job]:
 
 
 def _ask(tour: Tour, owner: Client, other: Client) -> None:
-    """Ask the service what it ought to refuse, and look at all that it answers."""
+    """Send requests that the service must refuse, and collect all its answers."""
     secrets, url = tour.findings.secrets, f"{tour.grid.url}/v1/jobs"
     token, bad = secrets["user-token"], secrets["refused"]
     spec = {"image": "generic", "script": "#!/bin/sh\n"}
@@ -274,16 +274,16 @@ def _collect(
 
 
 #: What HTCondor shows of its own jobs (docs/node-security.md): an ad has environment and arguments, and
-#: is kept in queues, histories and the log of the program that sends jobs to sites.
+#: is kept in queues, histories and the log of the Condor-C GAHP.
 ADS = ["ads:", "submit:/tmp/CGAHPLog.physicist"]
 ADS += [f"{host}:/var/spool/condor/{file}" for host in HOSTS for file in ("job_queue.log", "history")]
 ADS += [f"{node}:/var/log/condor/startd_history" for node in NODES]
-#: A starter writes down what it starts.
+#: A starter logs the commands that it starts.
 STARTED = ["ps:", *(f"{node}:/var/log/condor/StarterLog" for node in NODES)]
 STARTED += [f"logs:{node}" for node in NODES]
 PUBLIC = [("unchanged-environment", place) for place in ADS]
 PUBLIC += [("unchanged-argument", place) for place in ADS + STARTED]
-#: Files of jobs that came by Condor-C, until they leave: for their owners.
+#: Spooled files of Condor-C jobs, until they leave; only their owners can read them.
 SPOOLED = re.compile(r"site:/var/spool/condor/\d+/")
 
 
@@ -295,18 +295,18 @@ def test_nothing_comes_to_light(tour: Tour) -> None:
 
 
 def test_a_stranger_finds_no_more_in_the_stores(tour: Tour) -> None:
-    """Where root finds what is kept for jobs, nobody else on that host does."""
+    """Where root finds secrets stored for jobs, no other account on that host does."""
     seen = Findings(tour.findings.secrets)
     places = ("/var/spool", "/var/lib/vmjobs", "/var/lib/condor", "/etc", "/run", "/home", TMP)
     for service in HOSTS:
         seen.look_at_files(tour.grid, service, *places, user=STRANGER)
-    mine = re.compile(r"\w+:/run/lock/unchanged-")  # the tests' own, in a folder that all may read
+    mine = re.compile(r"\w+:/run/lock/unchanged-")  # the tests' own, in a directory that all may read
     found = [pair for pair in seen.unexpected(PUBLIC) if not mine.match(pair[1])]
     assert not found, "\n".join(map(" in ".join, found))
 
 
 def test_what_is_public_is_found(tour: Tour) -> None:
-    """The same search finds what HTCondor shows, so that it would find the rest."""
+    """The same search finds what HTCondor shows, so it would find the rest."""
     argument, environment = (
         tour.findings.places(f"unchanged-{n}") for n in ("argument", "environment")
     )
@@ -327,13 +327,13 @@ def test_answers_to_anybody_tell_no_secret(tour: Tour) -> None:
     seen = Findings(tour.findings.secrets)
     for answer in tour.answers:
         seen.look(answer.decode("utf-8", "replace")[:300], answer)
-    # What a script is not found by is told to its owner; the name of its interpreter is part of that.
+    # The reason why a script cannot start names its interpreter; only the owner is told.
     assert seen.unexpected([("rest-bad", "")]) == []
 
 
 def test_kernels_are_told_nothing(tour: Tour) -> None:
     kernels = [line for out in tour.outs for line in out.splitlines() if "root=" in line]
-    for disk in ("/dev/ubda", "/dev/vda"):  # one job of the service, and one of each desk's
+    for disk in ("/dev/ubda", "/dev/vda"):  # one job of the service, and one of each desk
         assert sum(f"root={disk}" in line for line in kernels) == 3, kernels
     assert "umid=" in tour.kernel
     seen = Findings(tour.findings.secrets)
@@ -342,12 +342,12 @@ def test_kernels_are_told_nothing(tour: Tour) -> None:
 
 
 def test_the_tokens_disk_was_that_machines(tour: Tour) -> None:
-    """It has what the machine said on its console, which is its owner's to read."""
+    """The disk has the sentinel of the VM's console, which the owner may read."""
     assert [answer for answer in tour.answers if f"vmjobs:{tour.sentinel}:ready".encode() in answer]
 
 
 def test_the_grid_can_search(tour: Tour) -> None:
-    """A file with a secret in it is found where it lies."""
+    """The search finds a file with a secret."""
     grid, findings = tour.grid, Findings({"control": planted("control")})
     place = f"/var/log/{findings.secrets['control'][-8:]}.log"
     feed(grid, "site", findings.secrets["control"], "tee", place)

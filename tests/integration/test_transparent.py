@@ -1,4 +1,4 @@
-"""Transparent jobs: with one more line an ordinary job runs in a VM, and ends as it would without."""
+"""Transparent jobs: one more line runs an ordinary job in a VM, with the same result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     assert ad["JobStatus"] == 4, ad.get("HoldReason")
     assert ad["ExitCode"] == 3
     assert ad["ExitBySignal"] is False
-    # Events in its log: STAGING, BOOTING, RUNNING, COLLECTING, FAILED. Condor-C's log has none.
+    # Events in the job's log: STAGING, BOOTING, RUNNING, COLLECTING, FAILED. Condor-C's log has none.
     assert desk.changes() == ["ChirpVMState"] * (5 if desk.host == "site" else 0)
     steps = ("Stage", "Boot", "Run", "Collect")
     assert all(ad[f"ChirpVM{step}Seconds"] > 0 for step in steps)
@@ -39,15 +39,15 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     assert desk.read("data") == "from a file\nagain\n"
 
 
-#: What stays the same of the ads in a job's directory.
+#: Attributes of the ads in a job's directory that stay the same.
 OF_THE_JOB = ("Owner", "Cmd", "Iwd", "RequestMemory", "Environment")
 OF_THE_MACHINE = ("Arch", "OpSysAndVer")
 
 
 def test_it_finds_what_a_job_without_a_machine_finds(site: Desk) -> None:
-    """Its variables, its files, who it is, and where; what HTCondor says of it there.
+    """The job sees the same variables, files, user, directory and ads as without a VM.
 
-    .update.ad is not one of them: a starter writes it when it next tells its shadow of the job.
+    .update.ad is an exception: a starter writes it when it next updates its shadow.
     """
     script = f"""
         env | cut -d = -f 1 | grep -v -x -e SHLVL -e _ | sed 's/_[0-9]*$//' | sort
@@ -72,7 +72,7 @@ def test_it_finds_what_a_job_without_a_machine_finds(site: Desk) -> None:
 
 
 def test_what_the_machine_used_is_in_the_jobs_ad(desk: Desk) -> None:
-    """At the site, and a hop of Condor-C away."""
+    """Checked at the site, and a hop of Condor-C away."""
     script = """
         dd if=/dev/zero of=filled bs=1M count=40 conv=fsync 2>/dev/null
         end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do :; done
@@ -91,14 +91,14 @@ def test_what_the_machine_used_is_in_the_jobs_ad(desk: Desk) -> None:
     assert ad["ChirpVMLogBytes"] == len("worked\n")
     assert ad["ChirpVMConsoleBytes"] > 0
     assert ad["ChirpVMImageBytes"] >= 0
-    # HTCondor's own, an expression there; a job that went by Condor-C may be in the queue for a moment.
+    # HTCondor's own attribute, an expression there; a Condor-C job may stay in the queue for a moment.
     ask = ("-af", "MemoryUsage")
     shown = desk("condor_q", cluster, *ask) or desk("condor_history", cluster, "-limit", "1", *ask)
     assert int(shown) == -(-ad["ChirpVMMemoryBytes"] // MIB)
 
 
 def test_what_the_machine_uses_is_seen_while_it_runs(site: Desk) -> None:
-    """Without an event in the job's log each time."""
+    """Usage updates cause no events in the job's log."""
     cluster = site.submit("while :; do :; done")
     site.running(cluster)
     wait_for(lambda: site.ad(cluster).get("ChirpVMCpuSeconds"), "its usage to be in the queue", PATIENT)
@@ -134,7 +134,7 @@ def test_what_the_job_asks_for_cannot_be(site: Desk) -> None:
 
 
 def test_an_image_without_quotes_is_a_hold_that_says_what_to_write(desk: Desk) -> None:
-    """To HTCondor it is the name of an attribute that there is not."""
+    """HTCondor reads the unquoted name as an attribute, which does not exist."""
     ad = desk.ended(desk.submit("true", image="", __VMJobImage="generic"))
     assert (ad["JobStatus"], ad.get("HoldReasonSubCode")) == (5, 104), ad
     assert '+VMJobImage = "generic"' in ad["HoldReason"]
@@ -150,7 +150,7 @@ def test_a_released_job_runs(site: Desk) -> None:
 
 
 def test_outputs_that_are_missing_hide_no_reason(desk: Desk) -> None:
-    """HTCondor looks for what it is to bring back before it looks at anything else."""
+    """HTCondor checks the files to transfer before all else."""
     ad = desk.ended(desk.submit("true", image="no-such-image", transfer_output_files="never-made"))
     assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 101), ad["HoldReason"]
 

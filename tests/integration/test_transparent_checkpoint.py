@@ -1,4 +1,4 @@
-"""Unchanged jobs whose machines are saved when HTCondor vacates them, and go on elsewhere."""
+"""Transparent jobs whose VMs are saved when HTCondor vacates them, and resume elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparent_kit import BY_CONDOR_C, PATIENT, Desk
 pytestmark = pytest.mark.disruptive
 
 LAST = 60
-#: Counts, on its output and in a file; tells HTCondor how far it is, wherever it is.
+#: Counts on stdout and in a file; reports its count to HTCondor from any node.
 COUNTS = f"""
 token=$RANDOM$$
 n=0
@@ -31,11 +31,11 @@ cat data
 exit 3
 """
 ALL = [str(n) for n in range(1, LAST + 1)]
-#: The machines of such jobs that the service has.
+#: The service's checkpoints of transparent jobs.
 SAVED = "SELECT c.job_id, c.created FROM checkpoints c JOIN condor_jobs j ON j.id = c.job_id ORDER BY 1"
-#: HTCondor's code for a job whose machine did not go on (NOT_RESUMED).
+#: Hold reason sub-code of a job whose VM was not resumed (NOT_RESUMED).
 NOT_RESUMED = 135
-#: What is left of what was saved then is of no use.
+#: Makes all checkpoints of transparent jobs unusable.
 LOST = "DELETE FROM checkpoint_contents WHERE job_id IN (SELECT id FROM condor_jobs)"
 
 
@@ -50,14 +50,14 @@ def site(grid: Grid) -> Iterator[Desk]:
 
 
 def clearing(desk: Desk) -> Iterator[Desk]:
-    """A desk whose jobs are removed in the end."""
+    """A desk whose jobs are removed at the end."""
     yield desk
     for cluster in desk.clusters:
         desk("condor_rm", cluster, check=False)
 
 
 def submitted(desk: Desk, **more: str) -> tuple[str, str]:
-    """A job that counts: its cluster, and what says at the site which it is.
+    """Submit a job that counts; return its cluster and a constraint for it at the site.
 
     more: lines of its submit file.
     """
@@ -73,19 +73,19 @@ def asked(grid: Grid, those: str, name: str) -> str:
 
 
 def counted(grid: Grid, those: str) -> int:
-    """How far it has counted."""
+    """The last number that the job has reported."""
     text = asked(grid, those, "ChirpCounted")
     return int(text) if text.isdigit() else 0
 
 
 def node_of(grid: Grid, those: str) -> str:
-    """Where its machine runs it; empty: nowhere now."""
+    """The node on which the job's VM runs; empty if it runs on none now."""
     state, host = asked(grid, those, "ChirpVMState"), asked(grid, those, "RemoteHost")
     return host.partition("@")[2].split(".")[0] if state == "RUNNING" else ""
 
 
 def goes_on(grid: Grid, those: str, but: str = "") -> str:
-    """The node on which it runs, that is another one."""
+    """Wait until the job runs, on a node other than `but`; return the node."""
 
     def look() -> str | None:
         node = node_of(grid, those)
@@ -95,7 +95,7 @@ def goes_on(grid: Grid, those: str, but: str = "") -> str:
 
 
 def vacated(grid: Grid, those: str) -> str:
-    """Have HTCondor take the job off its node once it counts there; the node it goes on at."""
+    """Have HTCondor vacate the job once it counts; return the node where it continues."""
     node, before = goes_on(grid, those), counted(grid, those)
     wait_for(lambda: counted(grid, those) > before or None, f"it to count on {node}", PATIENT)
     with closed(grid, node):
@@ -104,18 +104,18 @@ def vacated(grid: Grid, those: str) -> str:
 
 
 def queried(grid: Grid, statement: str) -> str:
-    """What the service's database answers."""
+    """Result of an SQL statement in the service's database."""
     command = ("psql", "-U", "vmjobs", "-At", "-c", statement)
     return grid.on("postgres", *command, user="postgres").strip()
 
 
 def kept(grid: Grid) -> int:
-    """Jobs of which the service keeps a machine, or would."""
+    """Number of transparent jobs whose checkpoints the service keeps or accepts."""
     return int(queried(grid, "SELECT count(*) FROM condor_jobs"))
 
 
 def held(desk: Desk, grid: Grid, cluster: str, those: str) -> None:
-    """Have it held once it counts; its machine is saved then."""
+    """Hold the job once it counts, and wait until its VM is saved."""
     goes_on(grid, those)
     wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)
     before = queried(grid, SAVED)
@@ -124,13 +124,13 @@ def held(desk: Desk, grid: Grid, cluster: str, those: str) -> None:
 
 
 def not_resumed(desk: Desk, cluster: str) -> dict[str, Any] | None:
-    """Its ad, once it is held for something."""
+    """The job's ad once its policy holds it; else None."""
     ad = desk.ad(cluster)
     return ad if ad.get("JobStatus") == 5 and ad.get("HoldReasonCode") == 3 else None
 
 
 def left(desk: Desk) -> list[str]:
-    """The numbers that it printed."""
+    """The numbers in the job's output."""
     return desk("cat", f"{desk.folder}/out").split()[:LAST]
 
 
@@ -156,7 +156,7 @@ def test_it_counts_nothing_twice(desk: Desk, grid: Grid) -> None:
 
 @pytest.mark.soak
 def test_one_that_is_held_goes_on_when_it_is_released(site: Desk, grid: Grid) -> None:
-    """And can be entered there."""
+    """After the release, condor_ssh_to_job works as well."""
     cluster, those = submitted(site)
     held(site, grid, cluster, those)
     site("condor_release", cluster)
@@ -167,9 +167,9 @@ def test_one_that_is_held_goes_on_when_it_is_released(site: Desk, grid: Grid) ->
     assert left(site) == ALL
 
 
-@pytest.mark.soak  # the row is below; test_agent_checkpoint.py has what the agent does
+@pytest.mark.soak  # the row of the table is below; test_agent_checkpoint.py tests the agent's part
 def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None:
-    """It is tried twice, on whatever node, and then runs from its beginning."""
+    """Two tries to resume it fail, on any node; then it runs from its beginning."""
     cluster, those = submitted(site, __VMJobMaxStarts="1")
     held(site, grid, cluster, those)
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None
 
 
 def test_row_of_one_that_does_not_go_on(desk: Desk, grid: Grid) -> None:
-    """As `test_transparent_outcomes.py` has the others: read where it came from."""
+    """The row's hold is checked at the origin, as in `test_transparent_outcomes.py`."""
     cluster, those = submitted(desk, __VMJobMaxStarts="1")
     node = goes_on(grid, those)
     wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)

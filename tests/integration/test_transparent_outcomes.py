@@ -1,9 +1,9 @@
-"""Each row of the table of outcomes, made to happen, and read where the job was submitted: by
-`condor_q -hold` at the origin, a hop of Condor-C away.
+"""Each row of the table of outcomes, forced, and checked where the job was submitted.
 
-Where a row has its job tried again, the job is one that may be begun just once, so that it is held. All
-others are held at once: none is begun twice. Jobs that disturb nobody are submitted together, and
-each test looks at one of them.
+`condor_q -hold` shows the outcome at the origin, a hop of Condor-C away. If a row requeues the job,
+the test allows the job one start only, so that it is held. All other rows hold the job at once,
+without a second start. Jobs that do not disturb other tests are submitted together, and each test
+checks one of them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from condor.events.outcomes import OUTCOMES
 from images.manifest import ImageManifest
 from vmjobs.model import BootMethod
 
-#: What unchanged jobs have of HTCondor's policy: the job's own expression was true.
+#: HoldReasonCode of transparent jobs: JobPolicy, as the job's own expression was true.
 JOB_POLICY = 3
 #: A code that no row has.
 STRANGE = "NEVER_HEARD_OF"
-#: The rows' HoldReasonSubCodes, once more: what a job is held for at once,
+#: Expected HoldReasonSubCodes of outcomes that hold the job at once,
 HELD = {
     "NOT_FOUND": 101,
     "IMAGE_REJECTED": 102,
@@ -49,7 +49,7 @@ HELD = {
     "NO_EXIT_REPORT": 110,
     "TIMED_OUT": 111,
 }
-#: and after which it is begun again.
+#: and of outcomes that requeue it.
 AGAIN = {
     "FORBIDDEN": 120,
     "UNAVAILABLE": 121,
@@ -69,37 +69,37 @@ AGAIN = {
     STRANGE: 199,
 }
 
-# --------------------------------------------------------------------------- what disturbs nobody
+# --------------------------------------------------------------------------- without disturbance
 
-#: What an image's init does before it becomes the guest program.
+#: Commands that an image's init runs before it becomes the guest program.
 INITS = {
     "test-panics": "exit 1",
     "test-never-ready": "while :; do sleep 60; done",
     "test-powers-off": "busybox poweroff -f",
     "test-bare": "rm /usr/bin/setpriv; exec /sbin/vmjobs-init",
-    # As soon as the job begins root does what the job brings: a guest in which all can go wrong.
+    # When the job starts, root runs the job's script as-root: a guest in which anything can go wrong.
     "test-obeys": """[ -c /dev/null ] || busybox mount -t devtmpfs devtmpfs /dev
 (until [ -e /job/work/now ]; do sleep 0.1; done; sh /job/work/tree/as-root) &
 exec /sbin/vmjobs-init""",
 }
-#: What people look for first.
+#: Users look at these lines first.
 LAST_LINES = r"; the console's last lines:\s+\S"
-#: Waits for what root does.
+#: Waits until root's script is done.
 WAIT = "until [ -e obeyed ]; do sleep 0.1; done"
 OBEYED = "; touch /job/work/tree/obeyed"
 
 
 def _no_more(_desk: Desk, _cluster: str) -> None:
-    """The job comes to its end by itself."""
+    """Do nothing: the job ends by itself."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a row is made to happen.
+    """How a test forces a row.
 
-    said: what its sentence has to say, a pattern. root: what root does in the guest.
-    lines: more of the submit file. large: MiB of a file that the job takes along.
-    deed: what is done to the job once it is there.
+    said: pattern that the hold reason must match. root: script that root runs in the guest.
+    lines: more lines of the submit file. large: MiB of an extra input file.
+    deed: action on the job after submission.
     """
 
     said: str
@@ -168,7 +168,7 @@ WAYS: dict[str, Way] = {
 
 
 def submit(grid: Grid, code: str, way: Way, node: str = "") -> tuple[Desk, str]:
-    """A job as its submitter has it at the origin. node: the one that is to run it."""
+    """Submit a job at the origin; return its desk and cluster. node: the node to run it."""
     desk = Desk(grid, "submit", BY_CONDOR_C)
     lines = {"transfer_input_files": "data", **way.lines}
     if code in AGAIN:
@@ -192,7 +192,7 @@ def remove(desk: Desk) -> None:
 
 
 def held(desk: Desk, cluster: str) -> dict[str, Any]:
-    """What `condor_q -hold` says of the job, once it is held."""
+    """The job's ad from `condor_q -hold`, once it is held."""
 
     def look() -> dict[str, Any] | None:
         found: list[dict[str, Any]] = json.loads(desk("condor_q", "-hold", cluster, "-json") or "[]")
@@ -205,10 +205,10 @@ def held(desk: Desk, cluster: str) -> dict[str, Any]:
 
 
 def assert_row(code: str, said: str, ad: Mapping[str, Any]) -> None:
-    """The hold is the row's, as is what it is for, and its reason is of use."""
+    """Assert the row's codes, outcome and code prefix, and that the reason is helpful."""
     told = (ad["HoldReasonCode"], ad["HoldReasonSubCode"], ad["HoldReason"])
     assert told[:2] == (JOB_POLICY, {**HELD, **AGAIN}[code]), told
-    # One that may be begun just once is held either way. (The policy acts on this.)
+    # A job that may start only once is held either way. (The policy reads this attribute.)
     assert ad["ChirpVMOutcome"] == ("hold" if code in HELD else "again"), told
     assert told[2].startswith(f"{code}: "), told
     assert re.search(said, told[2]), told
@@ -217,7 +217,7 @@ def assert_row(code: str, said: str, ad: Mapping[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def images(grid: Grid) -> Grid:
-    """The grid, with images that misbehave; one of them is for other hypervisors than there may be."""
+    """The grid, with images that misbehave; one needs hypervisors that a node may lack."""
     blank_disk(grid)
     odd_images(grid, INITS)
     return grid
@@ -225,7 +225,7 @@ def images(grid: Grid) -> Grid:
 
 @pytest.fixture(scope="module")
 def jobs(images: Grid, request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[Desk, str]]]:
-    """A job for each row that is asked for; all are on their way at once."""
+    """A job for each selected row; all are submitted before the tests check them."""
     asked = {
         item.callspec.params.get("code") for item in request.session.items if hasattr(item, "callspec")
     }
@@ -244,7 +244,7 @@ def test_row(jobs: dict[str, tuple[Desk, str]], code: str) -> None:
 
 @pytest.mark.flaky(reason="jobs of other tests may fill the other node just then", since="2026-11-23")
 def test_what_did_not_fail_by_itself_goes_on_elsewhere(grid: Grid) -> None:
-    """As it is seen where it came from, a hop of Condor-C away."""
+    """Checked at the origin, a hop of Condor-C away."""
     desk = Desk(grid, "submit", BY_CONDOR_C)
     cluster = desk.submit("echo begun; sleep 20; echo ended")
     try:
@@ -260,7 +260,7 @@ def test_what_did_not_fail_by_itself_goes_on_elsewhere(grid: Grid) -> None:
 
 
 def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images: Grid) -> None:
-    """By the log that HTCondor writes for whoever submitted it."""
+    """Checked in the job log that HTCondor writes for the submitter."""
     desk = Desk(images, "site")
     cluster = desk.submit("true", image="test-powers-off", __VMJobMaxStarts="3")
     try:
@@ -274,7 +274,7 @@ def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images:
         remove(desk)
 
 
-# --------------------------------------------------------------------------- what the record says then
+# --------------------------------------------------------------------------- the job's record
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images:
     ],
 )
 def test_a_job_that_is_over_says_how_it_ended(grid: Grid, script: str, told: tuple[str, str]) -> None:
-    """As it is seen where it came from, a hop of Condor-C away."""
+    """Checked at the origin, a hop of Condor-C away."""
     desk = Desk(grid, "submit", BY_CONDOR_C)
     cluster = desk.submit(script)
     try:
@@ -305,7 +305,7 @@ TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
         (("condor_rm",), 3, TOLD_TO_LEAVE),
         (("condor_hold",), 5, TOLD_TO_LEAVE),
         (("condor_vacate_job",), 1, TOLD_TO_LEAVE),
-        # What runs it has no time to say more: what it said before is not to be taken for true.
+        # The program has no time to report more; its last report must not count as current.
         (("condor_vacate_job", "-fast"), 1, "EXEC_LOST: the program that runs the job was killed"),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_job_that_was_stopped_says_so(
     cluster = desk.submit("exec sleep 1000")
     try:
         desk.running(cluster)
-        desk("condor_qedit", cluster, "VMJobOwnRequirements", "false")  # no node takes it again
+        desk("condor_qedit", cluster, "VMJobOwnRequirements", "false")  # no node accepts it again
         desk(*deed, cluster)
 
         def look() -> str | None:
@@ -333,12 +333,12 @@ def test_a_job_that_was_stopped_says_so(
         remove(desk)
 
 
-# --------------------------------------------------------------------------- what disturbs a node
+# --------------------------------------------------------------------------- faults of a node
 
 
 @contextmanager
 def without_agent(grid: Grid, node: str) -> Iterator[None]:
-    """Have no agent on a node while the context lasts."""
+    """Stop the agent of a node while the context lasts."""
     socket = "/run/vmjobs/agent.sock"
     grid.on(node, "condor_off", "-daemon", "VMJOBS_AGENT")
     try:
@@ -351,7 +351,7 @@ def without_agent(grid: Grid, node: str) -> Iterator[None]:
 
 @contextmanager
 def configured(grid: Grid, node: str, setting: str, value: str) -> Iterator[None]:
-    """Have the agent of a node run with a setting of another value."""
+    """Run the agent of a node with another value of a setting."""
     file = "/etc/vmjobs/config.toml"
     drop, add = f"sed -i '/^{setting} =/d' {file}", f"echo '{setting} = {value}' >>{file}"
     try:
@@ -365,7 +365,7 @@ def configured(grid: Grid, node: str, setting: str, value: str) -> Iterator[None
 
 @contextmanager
 def trusting_others(grid: Grid, node: str) -> Iterator[None]:
-    """Have a node take images only that somebody signed who did not."""
+    """Have a node accept only images signed with a key that signed none."""
     keys = "/etc/vmjobs/trusted"
     key = base64.b64encode(Ed25519PrivateKey.generate().public_key().public_bytes_raw()).decode()
     grid.on(node, "sh", "-c", f"mkdir -p {keys} && echo {key} >{keys}/somebody.pub")
@@ -378,7 +378,7 @@ def trusting_others(grid: Grid, node: str) -> Iterator[None]:
 
 @contextmanager
 def with_a_dead_token(grid: Grid, node: str) -> Iterator[None]:
-    """Have a node that the repository does not know any more."""
+    """Give a node a token that the repository rejects."""
     file = "/etc/vmjobs/dead-token"
     grid.on(node, "sh", "-c", f"echo dead >{file} && chmod 644 {file}")
     try:
@@ -390,7 +390,7 @@ def with_a_dead_token(grid: Grid, node: str) -> Iterator[None]:
 
 @contextmanager
 def with_a_strange_starter(grid: Grid, node: str) -> Iterator[None]:
-    """Have a node's jobs started by a program that the agent does not know for HTCondor's starter."""
+    """Run a node's jobs with a starter that the agent does not accept as HTCondor's."""
     starter, file = "/usr/sbin/strange_starter", "/etc/condor/config.d/99-strange.conf"
     try:
         grid.on(node, "cp", "-p", "/usr/sbin/condor_starter", starter)
@@ -402,7 +402,7 @@ def with_a_strange_starter(grid: Grid, node: str) -> Iterator[None]:
 
 @contextmanager
 def without_its_program(grid: Grid, node: str) -> Iterator[None]:
-    """Have nothing on a node that could run such a job; its agent is there."""
+    """Remove the program that runs transparent jobs on a node; its agent keeps running."""
     program = "/usr/libexec/vmjobs/exec-unchanged"
     grid.on(node, "mv", program, f"{program}.away")
     try:
@@ -411,7 +411,7 @@ def without_its_program(grid: Grid, node: str) -> Iterator[None]:
         grid.on(node, "mv", f"{program}.away", program)
 
 
-#: What has one program alone run other lines than its own.
+#: Runs extra lines in the agent's process only.
 PLANTED = """import sys
 if sys.argv[1:2] == ["agent"] and sys.argv[0].endswith("/vmjobs"):
     {}
@@ -420,7 +420,7 @@ if sys.argv[1:2] == ["agent"] and sys.argv[0].endswith("/vmjobs"):
 
 @contextmanager
 def with_another_agent(grid: Grid, node: str, lines: str) -> Iterator[None]:
-    """Have a node's agent do something else than it does."""
+    """Patch a node's agent with these lines."""
     module, file = f"{PACKAGES}/vmjobs_fault", f"{PACKAGES}/vmjobs_fault.pth"
     try:
         with without_agent(grid, node):
@@ -434,12 +434,12 @@ def with_another_agent(grid: Grid, node: str, lines: str) -> Iterator[None]:
 
 
 def fill_disk(desk: Desk, cluster: str) -> None:
-    """Leave no room for what the job is about to leave."""
+    """Fill the disk that takes the job's output files."""
     desk.running(cluster)
     fill(desk.grid, NODES[0], f"{AGENT}/handed")
 
 
-#: An agent of a later release, as far as this one is concerned.
+#: Simulates an agent of a later release, with an outcome that this release does not know.
 LATER = f"""from vmjobs.agent.server import CondorJobServices
     from vmjobs.errors import VMJobsError
     class Later(VMJobsError):
@@ -451,7 +451,7 @@ LATER = f"""from vmjobs.agent.server import CondorJobServices
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a node or of the service, and the job that meets it there."""
+    """A fault of a node or of the service, and the job that it hits."""
 
     context: Callable[[Grid, str], AbstractContextManager[None]]
     way: Way
@@ -477,7 +477,7 @@ FAULTS: list[tuple[str, Fault]] = [
             ),
         ),
     ),
-    # A job may run for 30 days, and nothing from outside has the agent fail within.
+    # A job may run for 30 days, and no external cause makes the agent itself fail: patch the agent.
     (
         "TIMED_OUT",
         Fault(
@@ -502,7 +502,7 @@ FAULTS: list[tuple[str, Fault]] = [
         "STORAGE_FULL",
         Fault(
             partial(small_disk, name="handed", kib=100 * 1024),
-            # What the job asks for, or a share more: a startd divides its disk into so many.
+            # The job's request, or more by one of the shares into which a startd divides its disk.
             Way(r"disk needs 102[45] MiB, and this node has 100 MiB free"),
         ),
     ),
@@ -511,7 +511,7 @@ FAULTS: list[tuple[str, Fault]] = [
 
 @pytest.fixture(scope="module")
 def fresh(grid: Grid) -> None:
-    """An image that no node has seen before."""
+    """Publish an image that no node has cached."""
     disk = ROOT / "build" / "work" / "test-fresh"
     disk.parent.mkdir(parents=True, exist_ok=True)
     disk.write_bytes(os.urandom(1024 * 1024))
@@ -522,7 +522,7 @@ def fresh(grid: Grid) -> None:
 
 @pytest.fixture(scope="module")
 def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
-    """A job whose node has no agent from when it began; that takes two minutes to be noticed."""
+    """A job whose node stops its agent once it runs; detection takes two minutes."""
     job = submit(grid, "UNAVAILABLE", Way(""), NODES[1])
     try:
         job[0].running(job[1])
@@ -532,7 +532,7 @@ def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
         remove(job[0])
 
 
-#: What takes an agent of other code: in a soak.
+#: Outcomes that need a patched agent: only in a soak.
 ODD = {"TIMED_OUT", "INTERNAL", STRANGE}
 
 
@@ -556,7 +556,7 @@ def test_row_of_a_fault(
 
 @pytest.mark.disruptive
 def test_a_node_whose_token_is_refused_takes_no_jobs(grid: Grid) -> None:
-    """So that none comes to be UNAUTHENTICATED, but those that were on their way."""
+    """So only jobs that were already on their way can become UNAUTHENTICATED."""
     node = f'Machine == "{NODES[0]}.grid" && HasVMJobs =!= true'
     asked = ("condor_status", "-constraint", node, "-af", "VMJobsFault")
     with with_a_dead_token(grid, NODES[0]):
@@ -569,9 +569,9 @@ def test_row_of_an_agent_that_is_away(left_alone: tuple[Desk, str]) -> None:
 
 
 def test_all_rows_are_forced() -> None:
-    """All but one, which is in ``test_transparent_checkpoint.py``, and one that takes a race.
+    """All rows are forced here or in ``test_transparent_checkpoint.py``, except one.
 
-    No job comes to a node without a token, so UNAUTHENTICATED is hard to force.
+    UNAUTHENTICATED takes a race: a node whose token is refused gets no jobs.
     """
     apart = {"UNAVAILABLE", "NOT_RESUMED", "UNAUTHENTICATED"}
     assert {*WAYS, *dict(FAULTS), *apart} == {*OUTCOMES, STRANGE}

@@ -1,5 +1,7 @@
-"""Unchanged jobs that reach their node by the job router, and by one and two hops of Condor-C: each end
-of theirs is read where they were submitted. All are submitted together; each test looks at one of them.
+"""Transparent jobs that reach their node by the job router or by one or two Condor-C hops.
+
+Each outcome is checked where the job was submitted. All jobs are submitted together; each test checks
+one of them.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from test_transparent_submit import RUNNING, rescue_dag
 from test_why import why
 from transparent_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, run_dag, where
 
-#: A job of the submit side's own schedd, which the job router finds: nothing says so.
+#: A job of the submit host's own schedd: the job router finds it without any extra lines.
 BY_ROUTER = ""
-#: To the submit side's schedd, as anybody's that sends on, and from there to the site.
+#: To the submit host's schedd as a client, and from there to the site.
 BY_TWO_HOPS = """
 universe = grid
 grid_resource = condor submit.grid submit.grid
@@ -38,7 +40,7 @@ FULL = """
 
 @dataclass(frozen=True)
 class Kind:
-    """A job. ways: those by which it is sent."""
+    """A job. ways: the routes by which it is sent."""
 
     script: str
     image: str = "generic"
@@ -83,7 +85,7 @@ KINDS = {
     ),
     "periodic_remove": Kind("sleep 1000", ways=tuple(WAYS), lines={"periodic_remove": RUNNING}),
 }
-#: Long enough for whoever sent the job to hold it; not for who waits for its end.
+#: Long enough for the test to hold it, short enough to wait for its end.
 LONG = "sleep 100; echo ran; exit 6"
 JOBS = [(way, kind) for kind, job in KINDS.items() for way in job.ways]
 Jobs = Mapping[tuple[str, str], tuple[Desk, str]]
@@ -130,7 +132,7 @@ def wait_for_no_machine(grid: Grid, node: str, name: str) -> None:
 
 
 def held(desk: Desk, cluster: str) -> dict[str, Any]:
-    """The job's ad once it is held, by policy."""
+    """The job's ad once its policy holds it."""
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad["HoldReasonCode"]) == (5, JOB_POLICY), ad
     return ad
@@ -179,7 +181,7 @@ def test_a_job_that_ends_by_a_signal(jobs: Jobs, way: str) -> None:
 
 
 def test_what_else_a_job_may_end_with(jobs: Jobs) -> None:
-    """What its machine's end, and ours, might be taken for."""
+    """Ends of a job that could be mistaken for those of its VM or of vmjobs."""
     desk, cluster = jobs["two-hops", "killed"]
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitSignal"]) == (4, True, 9), ad
@@ -197,7 +199,7 @@ def test_a_hold_reads_where_the_job_was_submitted(jobs: Jobs, way: str) -> None:
 
 
 def test_a_routed_job_is_mended_and_released(jobs: Jobs) -> None:
-    """Not before its copy is gone, which is not changed with it."""
+    """The release must wait until the routed copy is gone, which an edit does not change."""
     desk, cluster = jobs["router", "no image"]
     held(desk, cluster)
     wait_for(lambda: desk.ad(cluster)["Managed"] == "Schedd" or None, "the copy to go", PATIENT)
@@ -263,7 +265,7 @@ def test_a_job_that_does_not_want_to_be_routed_stays(grid: Grid) -> None:
 
 @pytest.fixture(params=WAYS)
 def sender(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """A desk for each of the ways."""
+    """A desk for each route."""
     desk = Desk(grid, "submit", WAYS[request.param])
     yield desk
     for cluster in desk.clusters:
@@ -287,7 +289,7 @@ def test_a_job_that_its_user_holds_and_releases(sender: Desk) -> None:
 
 @pytest.mark.soak
 def test_a_job_that_its_policy_holds_and_releases(sender: Desk) -> None:
-    """By the router not before its copy has gone."""
+    """The job router allows the release only once the routed copy is gone."""
     cluster = sender.submit(
         LONG,
         periodic_hold=f"{RUNNING} && (NumHolds ?: 0) < 1",

@@ -1,4 +1,4 @@
-"""Transparent jobs that run: what they say, who looks in, and what stops, moves or kills them."""
+"""Transparent jobs while they run: chirp, ssh, console, and kills, evictions, suspensions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_a_job_prints_is_there_while_it_runs(site: Desk) -> None:
     ("desk", "image"), [("site", "worker"), ("submit", "generic")], indirect=["desk"]
 )
 def test_a_job_says_something_by_chirp(desk: Desk, image: str) -> None:
-    """The one image has no HTCondor, and the other one has HTCondor's own program."""
+    """generic has no HTCondor; worker has HTCondor's own condor_chirp."""
     script = """
         chirp=/usr/libexec/condor/condor_chirp
         $chirp set_job_attr_delayed ChirpMine '"two words"'
@@ -99,7 +99,7 @@ def test_condor_ssh_to_job_leads_into_the_machine(site: Desk) -> None:
     )
     lines = answer.splitlines()
     assert lines[-5:] == ["vmjob-0", "from a file", "physicist", "two words", "5"], answer
-    # In a terminal.
+    # With a terminal.
     terminal = ("condor_ssh_to_job", "-ssh", "ssh -tt")
     shown = site(*terminal, cluster, "tty; uname -n; exit 6", check=False)
     assert "/dev/pts/" in shown
@@ -171,9 +171,9 @@ def test_a_suspended_job_stands_still(site: Desk, hypervisor: str) -> None:
         "the machine to stand still",
         30,
     )
-    time.sleep(1)  # what it has said before is on its way
+    time.sleep(1)  # earlier output is on its way
     said = site.read("out")
-    time.sleep(3)  # fifteen numbers, if it went on
+    time.sleep(3)  # fifteen numbers, if it were running
     assert site.read("out") == said
     assert len(said.split()) < 80
     site("condor_continue", cluster)

@@ -1,6 +1,6 @@
-"""What else a submit file may say: jobs of the site's own schedd, submitted together.
+"""Further submit file commands: jobs of the site's own schedd, submitted together.
 
-Each test looks at one of them.
+Each test checks one of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from grid_kit import Grid, wait_for
 from transparent_kit import PATIENT, Desk
 
-#: In words of HTCondor's: what only a running machine says.
+#: True only once the VM reports that it is running.
 RUNNING = 'ChirpVMState =?= "RUNNING"'
 FILES = """
     cat flat deep/one sub/two debian_version; ls -d deep/sub 2>/dev/null
@@ -24,7 +24,7 @@ FILES = """
 
 @dataclass(frozen=True)
 class Kind:
-    """A job. before: what is to be in its folder."""
+    """A job. before: prepares its directory."""
 
     script: str
     image: str = "generic"
@@ -34,7 +34,7 @@ class Kind:
 
 
 def folders(desk: Desk) -> None:
-    """Two directories to be sent, and how one of them looks inside."""
+    """Create input directories: one to send whole, one to send by its contents."""
     desk("mkdir", "-p", f"{desk.folder}/deep", f"{desk.folder}/all/sub")
     desk.write("deep/one", "one\n")
     desk.write("all/flat", "flat\n")
@@ -113,7 +113,7 @@ def site(grid: Grid) -> Iterator[Desk]:
         desk("condor_rm", cluster, check=False)
 
 
-# It has to run still when it is looked at: the first of all.
+# This test must come first: the job must still run when the test looks at it.
 def test_what_it_streams_is_there_while_it_runs(jobs: Jobs) -> None:
     desk, cluster = jobs["streams"]
     desk.running(cluster)
@@ -147,7 +147,7 @@ def test_a_machine_of_qemus_has_what_was_asked_for(jobs: Jobs) -> None:
     assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
     processors, memory = map(int, desk.read("out").split())
     assert processors == 2
-    assert 180 < memory <= 256  # MiB; the kernel keeps some for itself
+    assert 180 < memory <= 256  # MiB; the kernel reserves some
     assert ad["ChirpTold"] == 7
 
 
@@ -158,7 +158,7 @@ def test_a_machine_without_a_network_runs_jobs_too(jobs: Jobs) -> None:
 
 
 def test_a_machine_with_a_network_to_the_outside(jobs: Jobs) -> None:
-    """Of the grid's hosts, which have private addresses, it reaches the one that the nodes allow."""
+    """The guest reaches only that grid host (all have private addresses) that the nodes allow."""
     desk, cluster = jobs["outbound"]
     assert desk.ended(cluster)["ExitCode"] == 0
     assert desk.read("out") == "there\nnone\n"
@@ -211,7 +211,7 @@ def test_the_rescue_of_a_dag_begins_where_it_failed(site: Desk) -> None:
 
 
 def rescue_dag(desk: Desk) -> None:
-    """Have the second of two jobs fail, mend it, and go on."""
+    """Let the second of two jobs fail, repair it, and run the rescue DAG."""
     desk.describe('echo "$1" >>ran; [ "$1" = A ] || [ -e mended ]', arguments="$(node)")
     text = desk.read("job.sub").replace(
         "transfer_input_files = data", "transfer_input_files = $(files)"
@@ -237,7 +237,7 @@ PARENT A CHILD B
 
 
 def _dag(desk: Desk) -> str:
-    """Submit the graph; DAGMan's own job."""
+    """Submit the DAG; return the cluster of DAGMan's own job."""
     told = desk.tool("condor_submit_dag", "graph")
     found = re.search(r"to cluster (\d+)", told)
     assert found is not None, told

@@ -1,4 +1,4 @@
-"""Jobs that have to leave a node, or cannot be reached there, go on on the other one."""
+"""Jobs that are evicted from a node, or unreachable there, continue on the other node."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vmjobs.model import JobState
 pytestmark = [pytest.mark.disruptive, pytest.mark.soak]
 
 FIRST, OTHER = "node1", "node2"
-#: Ends nowhere but on the second node.
+#: Ends only on the second node.
 HANGS = f"""echo begun; grep -q 'Machine = "{FIRST}' .machine.ad && sleep 1000; sleep 5; echo done"""
-#: Runs long enough to be hit.
+#: Runs long enough for a fault to hit it.
 SLOW = "echo begun; sleep 45; echo done"
 
 
 @pytest.fixture
 def jobs(grid: Grid) -> Iterator[tuple[Desk, str, str]]:
-    """An unchanged job and one of the service on a node: where, which."""
+    """A transparent job and one of the service, both on FIRST: desk, cluster, job id."""
     desk = Desk(grid, "site")
     with closed(grid, OTHER):
         (rest,) = grid.submit(f"#!/bin/sh\n{SLOW}\n")
@@ -36,7 +36,7 @@ def jobs(grid: Grid) -> Iterator[tuple[Desk, str, str]]:
 
 
 def assert_went_on(grid: Grid, desk: Desk, cluster: str, rest: str) -> None:
-    """Both ended well on the other node, having been begun twice."""
+    """Assert that both jobs ended well on the other node, at their second start."""
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
     assert (ad["NumJobStarts"], ad["LastRemoteHost"].rpartition("@")[2]) == (2, f"{OTHER}.grid")
@@ -56,7 +56,7 @@ def test_a_node_is_drained(grid: Grid, jobs: tuple[Desk, str, str]) -> None:
 
 
 def test_the_node_prefers_to_be_without_them(grid: Grid, jobs: tuple[Desk, str, str]) -> None:
-    """Preemption: by what a node's owner has set."""
+    """PREEMPT, which the node's owner sets, evicts the jobs."""
     late = "time() - EnteredCurrentActivity > 2"
     text = f"PREEMPT = TARGET.NumJobStarts < 1 && {late}\nMAXJOBRETIREMENTTIME = 0"
     with configured(grid, FIRST, "preempt", text), closed(grid, FIRST):
@@ -64,7 +64,7 @@ def test_the_node_prefers_to_be_without_them(grid: Grid, jobs: tuple[Desk, str, 
 
 
 def test_a_node_that_is_cut_off_for_longer_than_the_lease(grid: Grid) -> None:
-    """The job begins anew on the other node, and ends. Of the first time nothing is left after that."""
+    """The job restarts on the other node and ends; then nothing of its first start is left."""
     desk = Desk(grid, "site")
     with ExitStack() as stack:
         stack.enter_context(short_leases(grid))
@@ -82,6 +82,6 @@ def test_a_node_that_is_cut_off_for_longer_than_the_lease(grid: Grid) -> None:
 
 
 def runs(grid: Grid) -> str:
-    """What HTCondor and the agent have of jobs on the first node."""
+    """Directories that HTCondor and the agent have for jobs on the first node."""
     places = (f"{AGENT}/runs", "/var/lib/condor/execute")
     return grid.on(FIRST, "find", *places, "-mindepth", "1", "-maxdepth", "1")

@@ -1,4 +1,4 @@
-"""Why jobs do not run, asked on hosts with a schedd."""
+"""`vmjobs job why`: the reasons for which jobs do not run, on hosts with a schedd."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SECONDS = 120.0
 
 @pytest.fixture(params=["site", "submit"])
 def desk(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """At the site itself, and a hop of Condor-C away."""
+    """A desk at the site itself, and one a hop of Condor-C away."""
     yield from _desk(Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else ""))
 
 
 def _desk(made: Desk) -> Iterator[Desk]:
-    """A desk whose jobs are removed in the end."""
+    """A desk whose jobs are removed at the end."""
     yield made
     for cluster in made.clusters:
         made("condor_rm", "-forcex", cluster, check=False)
@@ -36,7 +36,7 @@ def why(desk: Desk, job: str) -> dict[str, Any]:
 
 
 def until(desk: Desk, job: str, code: str) -> dict[str, Any]:
-    """What is said of a job, once it is this: it may be on its way at first."""
+    """Wait until a job's first finding has this code: it may be on its way at first."""
 
     def look() -> dict[str, Any] | None:
         found = why(desk, job)
@@ -53,7 +53,7 @@ def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
     assert found["way"][-1].endswith(" at site.grid")
     assert "999999 MiB" in found["findings"][0]["message"]
     (clause,) = [c for c in found["clauses"] if c["text"] == "TARGET.RequestMemory <= MY.Memory"]
-    # Machines of a virtual cluster, or the ads that they leave, may be in the pool as well.
+    # VMs of a virtual cluster, or the ads that they leave, may be in the pool as well.
     assert clause["nodes"]["count"] >= len(NODES)
     assert clause["job"] == {"RequestMemory": "999999"}
 
@@ -82,7 +82,7 @@ def test_a_job_that_has_ended(desk: Desk) -> None:
 
 
 def test_a_job_whose_image_is_not_there(desk: Desk) -> None:
-    """Before a node finds out: this one waits for something else, too."""
+    """The problem is found before a node meets it: this job also waits for something else."""
     cluster = desk.submit("true", image="no-such-image", request_memory="999999")
     until(desk, cluster, "TOO_LARGE")
     token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()

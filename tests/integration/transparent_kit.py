@@ -1,4 +1,4 @@
-"""What tests of transparent jobs share: a user's shell at a schedd, and ways to break a VM."""
+"""Shared by tests of transparent jobs: a user's shell at a schedd, and ways to break a VM."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from grid_kit import PATIENCE, PHYSICIST, Grid, wait_for
 
-#: A job's way from the queue to its end, on a machine that has more to do.
+#: Seconds for a job's way from the queue to its end, on a busy host.
 PATIENT = 240.0 * PATIENCE
-#: What the agent says on its node.
+#: The agent's log on its node.
 LOG = "/var/log/condor/VMJobsAgentLog"
 SUBMIT = """
 executable = job.sh
@@ -30,9 +30,9 @@ request_memory = 128
 request_disk = 64MB
 {more}
 """
-#: Not in a machine of another test's cluster.
+#: Requirements that exclude the VMs of other tests' clusters.
 ON_A_NODE = "isUndefined(TARGET.VMJobsCluster)"
-#: What makes a job leave by Condor-C for the site.
+#: Submit lines that send a job by Condor-C to the site.
 BY_CONDOR_C = """
 universe = grid
 grid_resource = condor site.grid site.grid
@@ -58,12 +58,12 @@ class Desk:
         self("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, f"{self.folder}/{name}")
 
     def submit(self, script: str, image: str = "generic", arguments: str = "", **more: str) -> str:
-        """Submit a shell script as a job; the cluster's number. more: lines of the submit file."""
+        """Submit a shell script as a job; return its cluster. more: lines of the submit file."""
         self.describe(script, image, arguments, **more)
         return self.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
 
     def tool(self, *command: str) -> str:
-        """Run a tool of HTCondor's in the folder: names in submit files are relative to that."""
+        """Run a tool of HTCondor's in the desk's directory, to which submit files are relative."""
         answer = self("sh", "-c", 'cd "$1" && shift && "$@"', "sh", self.folder, *command)
         found = re.search(r"^(\d+)\.|to cluster (\d+)\.", answer, re.MULTILINE)
         if found:
@@ -78,7 +78,7 @@ class Desk:
         count: int = 1,
         **more: str,
     ) -> None:
-        """Write the submit file of so many jobs."""
+        """Write a submit file for this many jobs."""
         self("mkdir", "-p", self.folder)
         self.write("job.sh", f"#!/bin/sh\n{script}\n")
         self.write("data", "from a file\n")
@@ -91,13 +91,13 @@ class Desk:
         self.write("job.sub", text)
 
     def ad(self, cluster: str, *, ended: bool = False) -> dict[str, Any]:
-        """The job's ad; empty where there is none (any more)."""
+        """The job's ad; empty if there is none (any more)."""
         tool = ["condor_history", "-limit", "1"] if ended else ["condor_q"]
         listed: list[dict[str, Any]] = json.loads(self(*tool, cluster, "-json") or "[]")
         return listed[0] if listed else {}
 
     def ended(self, cluster: str) -> dict[str, Any]:
-        """The job's ad once it has left the queue, or is held."""
+        """The job's ad once it has left the queue or is held."""
 
         def look() -> dict[str, Any] | None:
             ad = self.ad(cluster)
@@ -108,14 +108,14 @@ class Desk:
         return wait_for(look, f"job {cluster} to end at {self.host}", PATIENT)
 
     def shown(self, cluster: str) -> tuple[str, str]:
-        """State and reason, as HTCondor's tools evaluate them: while it runs they are expressions."""
+        """State and reason, evaluated by HTCondor's tools: they are expressions while it runs."""
         ask = ("-limit", "1", "-af", "ChirpVMState", "ChirpVMReason")
         said = self("condor_q", cluster, *ask).strip() or self("condor_history", cluster, *ask).strip()
         state, _, reason = said.partition(" ")
         return state, reason
 
     def running(self, cluster: str) -> dict[str, Any]:
-        """The job's ad once its machine runs it."""
+        """The job's ad once its VM runs it."""
 
         def look() -> dict[str, Any] | None:
             ad = self.ad(cluster)
@@ -139,7 +139,7 @@ def site(grid: Grid) -> Iterator[Desk]:
 
 @pytest.fixture(params=["site", "submit"])
 def desk(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """At the site itself, and a hop of Condor-C away."""
+    """A desk at the site itself, and one a hop of Condor-C away."""
     yield from _desk(Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else ""))
 
 
@@ -151,14 +151,14 @@ def _desk(desk: Desk) -> Iterator[Desk]:
 
 
 def where(desk: Desk, cluster: str) -> tuple[str, str]:
-    """The node on which a job runs, and the agent's name for it."""
+    """The node on which a job runs, and the agent's name for the job."""
     node = desk.running(cluster)["RemoteHost"].partition("@")[2].split(".")[0]
     said = f"grep -o 'condor.[0-9]* is job {cluster}.0 of' {LOG}"
     return node, desk.grid.on(node, "sh", "-c", said).splitlines()[-1].split()[0]
 
 
 def kill_machine(desk: Desk, cluster: str) -> None:
-    """Kill the machine of a job that runs, as a fault of its hypervisor's would."""
+    """Kill the VM of a running job, as a fault of its hypervisor would."""
     node, name = where(desk, cluster)
     listed = desk.grid.on(
         node, "sh", "-c", f"grep -l '\"{name}\"' /var/lib/vmjobs/agent/runs/*/run.json"
@@ -168,7 +168,7 @@ def kill_machine(desk: Desk, cluster: str) -> None:
 
 
 def run_dag(desk: Desk) -> None:
-    """Run two jobs, of which the second has what the first made, with scripts around them."""
+    """Run a DAG with scripts around its two jobs; the second uses the first one's output."""
     script = 'if [ "$1" = A ]; then echo of A >made; else cat made; fi; uname -n'
     desk.describe(
         script, arguments="$(node)", transfer_input_files="data $(made)", output="out.$(node)"

@@ -1,4 +1,4 @@
-"""Commands as typed."""
+"""Runs command lines of the CLI in tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Done:
 
     @property
     def lines(self) -> list[str]:
-        """Of standard output, whatever the widths of columns."""
+        """Lines of standard output, without the padding of columns."""
         return [" ".join(line.split()) for line in self.out.splitlines()]
 
 
@@ -31,7 +31,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """Runs the program with these words."""
+    """Return a function that runs the program with the given arguments."""
 
     def run(*words: str, stdin: str = "") -> Done:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))

@@ -1,4 +1,4 @@
-"""Orders and records of members, for tests."""
+"""Orders and records of cluster VMs, for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POOL = PoolAddress(name="site", collector="pool.site.grid", trust_domain="site.g
 
 
 def member_order(number: int = 0, **fields: object) -> ClusterVmOrder:
-    """An order for a machine that is to run."""
+    """An order to run a cluster VM."""
     values: dict[str, object] = {
         "id": f"{number:032x}",
         "cluster": "debian",
@@ -29,7 +29,7 @@ def member_order(number: int = 0, **fields: object) -> ClusterVmOrder:
 
 
 def member_record(order: ClusterVmOrder | None = None, **fields: object) -> ClusterVmRecord:
-    """A record of a member, as of ``NOW``."""
+    """A record of a cluster VM, as of ``NOW``."""
     return ClusterVmRecord.model_validate(
         {"order": order or member_order(), "since": NOW - 100, **fields}
     )

@@ -1,4 +1,4 @@
-"""Rules for unit tests."""
+"""Fixtures for unit tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["typed"]
 
 @pytest.fixture(autouse=True)
 def _settings_of_this_test() -> Iterator[None]:
-    """Commands read the settings once in a process."""
+    """Clear the settings cache: commands read the settings once in a process."""
     config.cache_clear()
     yield
     config.cache_clear()
@@ -28,7 +28,7 @@ def _settings_of_this_test() -> Iterator[None]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where there is nothing yet, in a directory of the test's own."""
+    """A path in the test's own directory at which nothing exists yet."""
     return tmp_path / "file"
 
 
@@ -45,7 +45,7 @@ def remote(tmp_path: Path) -> Remote:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """Where a node's cache of images is to be."""
+    """The directory of a node's image cache, not yet created."""
     return tmp_path / "node"
 
 

@@ -1,4 +1,4 @@
-"""A repository for tests of the node's cache: a store that counts, and can fail."""
+"""An image repository for tests of a node's cache: it counts requests and can fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vmjobs.errors import NotFound, Unavailable
 
 
 def noise(size: int, seed: object = 0) -> bytes:
-    """Bytes that cannot be compressed, the same ones for the same seed."""
+    """Incompressible bytes, determined by the seed."""
     return random.Random(repr(seed)).randbytes(size)
 
 
@@ -38,7 +38,7 @@ DISK = (
 
 
 def put(store: ImageStore, disk: bytes = DISK, kernel: bytes = b"kernel") -> tuple[str, ImageManifest]:
-    """Put an image with a kernel into ``store``; its digest and manifest."""
+    """Put an image with a kernel into ``store``; return its digest and manifest."""
     manifest = ImageManifest(
         root=store.put_content(io.BytesIO(disk)), kernel=store.put_content(io.BytesIO(kernel))
     )
@@ -57,9 +57,9 @@ def damage(path: Path, offset: int = 50_000) -> None:
 class Remote:
     """An ``images.transfer.remote.ImageFetcher`` that reads from a store.
 
-    segments, layouts: what was asked for, in order. asked: how often for a signature. bytes, requests:
-    of segments and parts of segments. before: called before each segment is handed out, with how many
-    were asked for before.
+    segments, layouts: those requested, in order. asked: number of requests for a signature.
+    bytes, requests: sums over segments and parts of segments. before: called before each segment is
+    returned, with the number of segments requested before.
     """
 
     def __init__(self, store: ImageStore) -> None:
@@ -138,7 +138,7 @@ def cut_off(remote: Remote, cache: ImageCache, digest: str, after: int) -> None:
 
 
 def used(root: Path) -> int:
-    """Bytes of disk below a directory, in which others make and remove files."""
+    """Disk bytes used below a directory in which files may appear and disappear meanwhile."""
     total = 0
     for path in root.rglob("*"):
         with suppress(FileNotFoundError):
@@ -148,7 +148,7 @@ def used(root: Path) -> int:
 
 
 def files(root: Path) -> list[str]:
-    """What is below a cache's root, apart from the empty files that locks are."""
+    """Files below a cache's root, except the empty lock files."""
     return sorted(
         str(path.relative_to(root))
         for path in root.rglob("*")

@@ -8,12 +8,12 @@ from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, Report, 
 
 
 def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
-    """How a job ended, as its guest said."""
+    """The exit status of a job, as its guest reports it."""
     return ExitStatus(code=code, signal=signal, channel=ExitChannel.ENDPOINT)
 
 
 def report(
     state: JobState, code: ReasonCode = ReasonCode.PROGRESS, message: str = "", **fields: Any
 ) -> Report:
-    """A report of this moment."""
+    """A report with the current time."""
     return Report(state=state, reason=reason(code, message), time=now(), **fields)

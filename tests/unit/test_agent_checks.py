@@ -1,4 +1,4 @@
-"""What keeps a node from running any job."""
+"""Node checks: faults that keep a node from running any job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_node_without_a_fault_says_nothing(tmp_path: Path) -> None:
 
 
 def test_an_account_that_is_missing_among_others(tmp_path: Path) -> None:
-    """HTCondor starts jobs of each person as an account of their own."""
+    """HTCondor runs each person's jobs under an account of their own."""
     said = NodeChecks(tmp_path, tmp_path / "images", ["root", "no-such-account"]).faults()
     assert list(said) == [FaultCause.ACCOUNT]
     assert "no account no-such-account" in said[FaultCause.ACCOUNT]

@@ -1,4 +1,4 @@
-"""How an unchanged job begins whose machine is to be saved, and what the service hears of it."""
+"""Start of a transparent job whose VM is to be saved, and what the service learns of it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def checkpoint(making: VmSpec | None) -> Checkpoint:
 
 @dataclass
 class Place:
-    """A store with one place, and all stores."""
+    """The checkpoint store of one job, and the ``CheckpointStores`` that open it."""
 
     found: Checkpoint | None = None
     cannot: str = ""
@@ -100,20 +100,20 @@ def test_one_that_was_not_saved_begins_at_the_beginning() -> None:
 
 
 def test_one_that_was_goes_on_with_what_its_machine_was_made_of() -> None:
-    """Whatever its image's name means by now; a larger slot gives it no more."""
+    """Its image's name may mean another image now; a larger slot gives the VM no more."""
     place = Place(checkpoint(MAKING))
     larger = MESSAGE.model_copy(update={"memory": 1024, "cpus": 4, "disk": 4096})
     found = begun(place, larger)
     assert (found.image, found.found, found.door) == (IMAGE, place.found, "d" * 32)
     assert found.message == MESSAGE
     assert found.making("d" * 32) == MAKING
-    # HTCondor adds to the disk that was asked for, by the size of the node's own.
+    # HTCondor adds to the requested disk, by the size of the node's disk.
     less = begun(place, MESSAGE.model_copy(update={"disk": 2046}))
     assert (less.found, less.message.disk) == (place.found, 2048)
 
 
 def test_one_that_has_ended_meanwhile_begins_anew() -> None:
-    """A try of `max_retries` is another one; what was saved of the one before is not left for later."""
+    """A `max_retries` retry is a new try; the checkpoint of the try before is removed."""
     place = Place(checkpoint(MAKING))
     found = begun(place, MESSAGE.model_copy(update={"anew": True}))
     assert (found.image, found.found) == (OTHER, None)
@@ -146,7 +146,7 @@ def test_one_whose_image_cannot_be_saved_is_refused() -> None:
 
 
 def test_a_service_of_another_release_is_no_word_about_the_image() -> None:
-    """A job would be held for what its schedd takes for an image that is not there."""
+    """Otherwise the schedd would hold the job for a missing image."""
     place = Place(old=True)
     with pytest.raises(Unavailable, match="does not store checkpoints"):
         begun(place)
@@ -166,7 +166,7 @@ def test_what_was_saved_is_forgotten_even_where_the_service_is_away() -> None:
 
 
 def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
-    """And if it does not listen, the job's end does not wait for that."""
+    """If the service does not answer, the job's end does not wait for it."""
     for away in (False, True):
         place, told = Place(checkpoint(MAKING), away=away), list[Report]()
         job = checkpoints.CheckpointedJob(

@@ -1,4 +1,4 @@
-"""Rules on the console: what counts as a line, and that no expression holds up the agent."""
+"""Console rules: what counts as a line, and that no expression holds up the agent."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_came_last_is_a_line_once_the_machine_is_gone(path: Path) -> None:
 
 
 def test_half_a_sentinel_line_is_never_taken(path: Path) -> None:
-    """It may be the beginning of ``code=137``."""
+    """``code=1`` may be the beginning of ``code=137``."""
     seen = reader(path, b"vmjobs:abc:exit code=1")
     assert seen.read() + seen.finish() == []
     with path.open("ab") as file:

@@ -1,4 +1,4 @@
-"""The console of a running job's machine, as it is sent to somebody who watches it."""
+"""The console of a running job's VM, as sent to a client that watches it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 10.0
 
 
 class Watched:
-    """A console that grows, and somebody who watches it."""
+    """A growing console, and a client that watches it."""
 
     def __init__(self, path: Path, message: ConsoleMessage) -> None:
         self.path, self.ended = path, threading.Event()
@@ -27,7 +27,7 @@ class Watched:
         self._thread.start()
 
     def _show(self, message: ConsoleMessage) -> None:
-        with self._theirs, suppress(OSError):  # the agent takes that for what it is
+        with self._theirs, suppress(OSError):  # the agent handles it: the client is gone
             console_stream.send_console(self._theirs, self.path, message, self.ended.wait)
 
     def says(self, text: bytes) -> None:
@@ -35,7 +35,7 @@ class Watched:
             console.write(text)
 
     def seen(self) -> Iterator[bytes]:
-        """Pieces, up to the last."""
+        """Yield the pieces up to the last."""
         for message in protocol.receive(self.ours):
             assert isinstance(message, DataMessage)
             if message.last:
@@ -53,7 +53,7 @@ def test_what_there_is_is_shown_from_an_offset_on(path: Path) -> None:
         watched = Watched(path, ConsoleMessage(offset=offset))
         assert b"".join(watched.seen()) == text
         watched.over()
-        path.write_bytes(b"one two three")  # not a word before
+        path.write_bytes(b"one two three")  # there is no console before
 
 
 def test_it_is_followed_to_the_end_of_the_job(path: Path) -> None:
@@ -63,7 +63,7 @@ def test_it_is_followed_to_the_end_of_the_job(path: Path) -> None:
         watched.says(text)
         assert next(pieces) == text
     watched.says(b" last words")
-    watched.path.unlink()  # it goes with the run's directory, before the job counts as ended
+    watched.path.unlink()  # removed with the run's directory, before the job counts as ended
     watched.ended.set()
     assert b"".join(pieces) == b" last words"
     watched.over()

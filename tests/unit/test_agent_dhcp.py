@@ -1,4 +1,4 @@
-"""Addresses for guests: what a client of busybox or of Debian's sends, and what it must not do."""
+"""DHCP for guests: what busybox's and Debian's clients send, and what no client may do."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def guest(tmp_path: Path) -> Iterator[Guest]:
 
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[Guest]:
-    """A guest that goes on for months, and runs programs of many users."""
+    """The guest of a cluster VM: it runs for months, with programs of many users."""
     with endpoint(logs={}, max_log=0, on_output=lambda _: None) as made:
         yield made
 
@@ -131,7 +131,7 @@ def test_a_resumed_guest_gets_its_new_token_for_the_old_one_and_nothing_else(gue
 
 
 def test_a_hushed_endpoint_gives_no_new_token_either(guest: Guest) -> None:
-    """It would be the token of a machine that is saved at this moment."""
+    """The token would be that of a VM that is being saved."""
     guest.link.former = hashlib.sha256(b"of the node before").hexdigest()
     assert guest.link.quiesce(1.0)
     assert guest.ask("GET", "/v1/renewal", token="of the node before")[0] == 503
@@ -139,7 +139,7 @@ def test_a_hushed_endpoint_gives_no_new_token_either(guest: Guest) -> None:
 
 @pytest.fixture(params=["guest", "member"])
 def door(request: pytest.FixtureRequest) -> tuple[str, int]:
-    """Where the endpoint of a job's guest listens, and of a cluster's machine."""
+    """The address of the endpoint: of a job's guest, and of a cluster VM's."""
     found: Guest = request.getfixturevalue(request.param)
     return found.address
 
@@ -164,7 +164,7 @@ def test_nothing_is_read_of_the_body_of_who_has_no_token(
             f"POST /v1/log/out?offset=0 HTTP/1.1\r\nHost: x\r\n{token}{framing}\r\n\r\n".encode()
         )
         answer = b""
-        while more := peer.recv(4096):  # till it hangs up; not a byte of the body was sent
+        while more := peer.recv(4096):  # until it hangs up; no byte of the body is sent
             answer += more
     assert answer.startswith(b"HTTP/1.1 401 "), answer
     assert b"Connection: close" in answer
@@ -172,7 +172,7 @@ def test_nothing_is_read_of_the_body_of_who_has_no_token(
 
 def test_those_without_the_token_cannot_send_bodies_on_all_connections(guest: Guest) -> None:
     head = b"POST /v1/log/out?offset=0 HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n"
-    for _ in range(30):  # more than may be connected at once
+    for _ in range(30):  # more than ``MAX_BODIES``
         with connect(guest.address) as peer:
             peer.settimeout(5)
             with suppress(ConnectionError):
@@ -225,7 +225,7 @@ def test_a_log_beyond_its_limit_is_cut_and_the_guest_not_stopped(guest: Guest) -
 
 
 def begin(stack: ExitStack, address: tuple[str, int], url: str, framing: str) -> socket.socket:
-    """A request whose headers were sent."""
+    """Send the headers of a request; return its connection."""
     peer = stack.enter_context(connect(address))
     peer.settimeout(10)
     head = f"POST {url} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{framing}\r\n\r\n"
@@ -241,7 +241,7 @@ def status_of(peer: socket.socket) -> int:
 def status_after(address: tuple[str, int], url: str, framing: str, body: bytes = b"") -> int:
     with ExitStack() as stack:
         peer = begin(stack, address, url, framing)
-        with suppress(ConnectionError):  # it need not be read to its end
+        with suppress(ConnectionError):  # the endpoint need not read the whole body
             peer.sendall(body)
         return status_of(peer)
 
@@ -273,7 +273,7 @@ def test_what_the_node_cannot_keep_of_a_log_is_lost_until_it_can(guest: Guest) -
 
 
 def unnamed(directory: Path) -> list[int]:
-    """Sizes of the files that this process has on a directory's disk and that have no name."""
+    """Sizes of this process's open files that have no name, on a directory's disk."""
     found = []
     for handle in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -285,12 +285,12 @@ def unnamed(directory: Path) -> list[int]:
 
 def test_what_is_printed_is_on_no_disk_but_in_its_log(guest: Guest) -> None:
     framing = f"Content-Length: {MAX_LOG_CHUNK}"
-    before = set(unnamed(Path(tempfile.gettempdir())))  # of which some may be on their way out
+    before = set(unnamed(Path(tempfile.gettempdir())))  # some may be about to be closed
     with ExitStack() as stack:
         peer = begin(stack, guest.address, "/v1/log/out?offset=0", framing)
         peer.sendall(b"x" * (MAX_LOG_CHUNK - 1))
         wait_for(lambda: fcntl.ioctl(peer, termios.TIOCOUTQ, b"0000") == bytes(4))
-        assert guest.ask("GET", "/v1/control?wait=0")[0] == 200  # by the same thread
+        assert guest.ask("GET", "/v1/control?wait=0")[0] == 200  # answered by the same thread
         assert set(unnamed(Path(tempfile.gettempdir()))) <= before
         peer.sendall(b"x")
         assert status_of(peer) == 204
@@ -307,7 +307,7 @@ def test_control_waits_for_signals(guest: Guest) -> None:
 
 
 def told(guest: Guest, done: int | None) -> list[int]:
-    """The signals that a guest hears of which says that it has delivered so many."""
+    """The signals sent to a guest that reports ``done`` deliveries; None: it does not count."""
     status, orders = guest.ask("GET", "/v1/control?wait=0" + ("" if done is None else f"&done={done}"))
     assert status == 200
     return [int(order.removeprefix(b"signal ")) for order in orders.splitlines()]
@@ -317,7 +317,7 @@ def test_an_order_is_told_again_until_the_guest_has_delivered_it(guest: Guest) -
     assert told(guest, 0) == []
     guest.link.send_signal(10)
     _ask_and_hang_up(guest, "/v1/control?wait=0&done=0")
-    assert told(guest, 0) == [10]  # its answer was lost
+    assert told(guest, 0) == [10]  # the answer before was lost
     guest.link.send_signal(12)
     assert [told(guest, done) for done in (0, 1, 2, 2)] == [[10, 12], [12], [], []]
     guest.link.send_signal(12)
@@ -333,7 +333,7 @@ def test_an_order_that_was_not_told_yet_is_told_once(guest: Guest) -> None:
     for _ in range(3):
         guest.link.send_signal(12)
     assert told(guest, 0) == [12]
-    guest.link.send_signal(12)  # what the guest was told of may have been dealt with before
+    guest.link.send_signal(12)  # the guest may have handled the one before already
     assert told(guest, 0) == [12, 12]
 
 
@@ -387,7 +387,7 @@ def test_words_of_a_guest_that_goes_on_for_months_are_passed_on_once(guest: Gues
     def post(name: str, offset: int, data: bytes) -> int:
         return guest.ask("POST", f"/v1/log/{name}?offset={offset}", data)[0]
 
-    assert post("out", 5000, b"after an agent ") == 204  # another agent has heard the rest
+    assert post("out", 5000, b"after an agent ") == 204  # an earlier agent received the bytes before
     assert post("out", 5000, b"after an agent ") == 204
     assert post("out", 5000, b"after an agent and more ") == 204
     assert post("err", 0, b"an error ") == 204
@@ -409,7 +409,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def hung_up(peer: socket.socket) -> bool:
-    """Whether the other side has closed a connection."""
+    """Whether the other side has closed the connection."""
     ready, _, _ = select.select([peer], [], [], 0)
     return bool(ready) and peer.recv(1) == b""
 
@@ -444,10 +444,10 @@ def test_jobs_that_ask_slowly_on_all_connections_do_not_silence_the_guest(member
     for _ in range(MAX_CONNECTIONS + 40):
         slow.append(connect(member.address))
         slow[-1].sendall(b"GET /v1/con")
-    # ... and before any of them is hung up on for its silence
+    # Answered before any of them is closed for its silence.
     assert member.ask("GET", "/v1/control?wait=0", timeout=3) == (200, b"")
     waiting.join(10)
-    assert asking == [(200, b"")]  # it was there before them all, and was being answered
+    assert asking == [(200, b"")]  # it came before them all, and its request was in progress
     assert hung_up(slow[0])
     assert not hung_up(slow[-1])
     for connection in slow:

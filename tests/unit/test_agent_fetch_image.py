@@ -1,4 +1,4 @@
-"""The first step of a run: the image is here, stays here, or there is a reason for it not to be."""
+"""First step of a run: the image arrives and stays, or the run ends with a reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
 
 @dataclass
 class Job:
-    """As much of a run as the step looks at. Whatever is chosen later is UML."""
+    """As much of a run as the step uses. A hypervisor that is chosen later is UML."""
 
     cache: ImageCache
     digest: str

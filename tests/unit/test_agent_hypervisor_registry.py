@@ -1,4 +1,4 @@
-"""The hypervisors of a node: probed, remembered, looked at again."""
+"""The hypervisors of a node: probed, remembered, probed again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QEMU, UML = HypervisorKind.QEMU, HypervisorKind.UML
 
 
 class Driver:
-    """A driver of which only the probe is asked."""
+    """A driver with only a probe."""
 
     def __init__(self, kind: HypervisorKind, works: bool) -> None:
         self.kind, self.works, self.probes = kind, works, 0

@@ -1,4 +1,4 @@
-"""Names by which jobs have asked for images."""
+"""Names by which jobs requested images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a guest finds on its job disk."""
+"""Contents of a guest's job disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_disk_is_a_plain_tar_from_its_first_byte(tmp_path: Path) -> None:
 def test_the_time_on_the_disk_is_that_of_a_complete_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inputs may take an hour, and the guest sets its clock by it."""
+    """Inputs may take an hour, and the guest sets its clock by this time."""
     clock = [1_700_000_000.0]
     monkeypatch.setattr("time.time", lambda: clock[0])
 

@@ -1,4 +1,4 @@
-"""What a killed agent leaves, and what the next one makes of it."""
+"""What a killed agent leaves behind, and how the next one recovers it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ATTEMPT = "a" * 32
 
 
 class Shelf:
-    """Machines by name, as a driver sees them; it can be made to fail."""
+    """VMs by name, as a driver sees them; it can be made to fail."""
 
     kind = HypervisorKind.UML
 
@@ -38,7 +38,7 @@ class Shelf:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    """One of which nothing is left in the end, whatever a test does."""
+    """A journal; its directory must be empty after each test."""
     yield Journal(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -48,7 +48,7 @@ def record(journal: Journal) -> RunRecord:
 
 
 def killed(journal: Journal) -> Path:
-    """The directory as it is while a run is under way."""
+    """The directory of a run as it is while the run is in progress."""
     with journal.run(record(journal), Shelf()) as directory:
         (directory / "disk").write_bytes(b"x")
         (directory / "machine").mkdir()

@@ -1,4 +1,4 @@
-"""What the agent shows to Prometheus, asked for over HTTP as Prometheus does."""
+"""The agent's Prometheus metrics, scraped over HTTP as Prometheus does."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def test_steps_of_jobs(metrics: AgentMetrics) -> None:
 
 
 def test_members_by_phase_what_they_took_and_failures(metrics: AgentMetrics) -> None:
-    reporter = StatusReporter(cast(Any, None))  # which does not run
+    reporter = StatusReporter(cast(Any, None))  # not running
     reporter.on_change, metrics.members = metrics.member, reporter.known
     one = member_record(incarnation=1, phase=Phase.STAGING)
     two = member_record(member_order(1), incarnation=5, phase=Phase.RUNNING, seconds={"staging": 9.0})
     way = [
         one,
-        two,  # an earlier agent's: what it took was counted then
+        two,  # a VM of an earlier agent, which counted its seconds
         one.with_changes(phase=Phase.BOOTING, seconds={"staging": 2.0}),
         one.with_changes(phase=Phase.RUNNING, seconds={"staging": 2.0, "booting": 4.0}),
         one.with_changes(

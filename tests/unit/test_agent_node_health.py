@@ -1,4 +1,4 @@
-"""Whether a node is fit for jobs, by how its last ones ended."""
+"""Health of a node, from the outcomes of its recent jobs."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_is_not_the_nodes_fault_counts_for_nothing(
 def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
     health: NodeHealth, clock: Clock
 ) -> None:
-    """Whoever is told has it boot something: whether it can is not the jobs' to say."""
+    """True requests a probe: a probe decides whether the hypervisor works, not the jobs."""
     ends = (UNBOOTED, HANGS, OWN_END, HANGS, UNBOOTED, HANGS, UNBOOTED, HANGS)
     doubts = [health.count_run(outcome) for outcome in ends]
     assert doubts == [False, False, False, False, False, True, False, False]

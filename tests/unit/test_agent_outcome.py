@@ -1,4 +1,4 @@
-"""How runs end: the table, and what the console tells."""
+"""Outcomes of runs: the table, and what the console shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate for what a guest delivers."""
+"""Checks of the files that a guest delivers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_limit_holds_for_all_outputs_together() -> None:
         accept(receiving, "b", 6)
     assert refused.value.too_large and receiving.too_large
     for _ in range(20):
-        accept(receiving, "a", 10)  # a tar may have a name twice: the last one holds
+        accept(receiving, "a", 10)  # a tar may contain a name twice: the last entry counts
     assert [collected.size for collected in receiving.collected.values()] == [10]
 
 
@@ -89,7 +89,7 @@ def test_the_limit_holds_for_all_outputs_together() -> None:
 def test_a_file_and_a_directory_of_one_name_are_not_both_taken(
     names: tuple[str, str],
 ) -> None:
-    """They could be written nowhere."""
+    """No directory can contain both."""
     receiving = output_collector("*", "*/*", "*/*/*")
     accept(receiving, names[0])
     with pytest.raises(OutputRejected, match=f"conflicts with the output {names[0]}"):
@@ -106,7 +106,7 @@ def test_what_was_asked_for_and_did_not_arrive_is_lacking() -> None:
             accept(receiving, name, size)
     assert set(receiving.lacking) == {"new\nline", "large"}, "nothing asks for dir/other"
     assert len(receiving.rejected) == 3
-    accept(receiving, "large", 10)  # a later one of that name
+    accept(receiving, "large", 10)  # a later file of that name
     assert set(receiving.lacking) == {"new\nline"}
 
 
@@ -175,7 +175,7 @@ def test_a_tar_that_breaks_off_is_told(tmp_path: Path) -> None:
 
 
 def test_what_a_guest_leaves_out_is_refused(tmp_path: Path) -> None:
-    """As is what it would not have left out of its own accord."""
+    """So are files that the guest had no reason to leave out."""
     listing = (
         b"0 new%0aline\n2199023255552 large\n5 small\nx y\n0 ..%2fout\n99\n" + b"9" * 5000 + b" z\n"
         b"link a%20b\nfifo pipe\nsocket s\ndevice d\noutside etc/passwd\nlink a%20b\nlink cut off"
@@ -212,7 +212,7 @@ def test_more_entries_than_are_looked_at_are_not_all(
 
 
 def read(folder: Path, **streams: Path) -> tuple[DiskContents, OutputCollector, int]:
-    """What is found on a folder's disk, what is taken, and how much memory that took at most."""
+    """Read the disk in a folder; return its contents, the outputs, and the peak memory."""
     receiving = output_collector()
     tracemalloc.start()
     found = read_output_disk(folder / "disk", receiving, streams, 1000)

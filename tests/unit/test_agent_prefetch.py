@@ -1,4 +1,4 @@
-"""What the repository wishes a node to have is fetched in the background, and announced."""
+"""Images that the repository requests for a node: background fetch, announcement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vmjobs.wire import NodeWishes
 
 
 def run_dry(prefetcher: Prefetcher, now: float = 1e12) -> list[str]:
-    """Steps until nothing is due; one entry for each image that came."""
+    """Step until nothing is due; return one entry for each fetched image."""
     came: list[str] = []
     while prefetcher.step(now, lambda: came.append("an image")) == 0:
         pass
@@ -107,7 +107,7 @@ def test_an_agent_that_ends_does_not_wait_for_a_fetch(remote: Remote, prefetcher
 
 
 class Registry:
-    """Notes what is announced, and wishes for an image. broken: it does not answer."""
+    """Records announcements, and requests images. broken: it does not answer."""
 
     def __init__(self, wishes: NodeWishes) -> None:
         self.nodes: list[Node] = []
@@ -177,6 +177,6 @@ def test_disks_of_machines_do_not_lessen_twice_what_a_node_offers_them(
     with disk.open("wb") as file:
         file.write(b"x" * 64 * MIB)
         os.fsync(file.fileno())
-        file.truncate(1024 * MIB)  # what is not written yet takes nothing
+        file.truncate(1024 * MIB)  # unwritten bytes take no space
     assert 532 <= offered(settings) < 540
     assert offered(settings.model_copy(update={"cluster_disk": 7})) == 7

@@ -1,4 +1,4 @@
-"""Messages between the agent and who asks it for a machine, with bytes behind them."""
+"""Messages between the agent and a client that requests a VM, and bytes after them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vmjobs.model import JobState
 
 
 def heard(words: bytes) -> list[protocol.Message]:
-    """What comes of some bytes."""
+    """The messages that these bytes contain."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(words)
@@ -60,7 +60,7 @@ def test_what_is_refused(line: bytes) -> None:
 
 
 def test_what_says_nothing_is_not_sent() -> None:
-    """Another release may be at the other end, and refuses what it does not know."""
+    """A peer of another release refuses fields that it does not know."""
     here, there = socket.socketpair()
     with here, there:
         protocol.send(

@@ -1,4 +1,4 @@
-"""Delivery to a repository that comes and goes."""
+"""Delivery of reports and output to a repository with outages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vmjobs.model import JobState, Report, StreamName
 
 
 class Ledger:
-    """A repository that writes down what it is told, and can be made to refuse."""
+    """A repository that records what it receives, and can be made to refuse."""
 
     def __init__(self) -> None:
         self.states: list[JobState] = []
@@ -72,7 +72,7 @@ def test_an_outage_delays_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_an_end_is_told_once_all_that_was_printed_is_there(tmp_path: Path) -> None:
-    """Nothing is taken of a job that has ended."""
+    """The repository accepts nothing for a job that has ended."""
     ledger, path = Ledger(), tmp_path / "out"
     path.write_bytes(b"all")
     ledger.takes_streams = False

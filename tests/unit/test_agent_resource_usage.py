@@ -1,4 +1,4 @@
-"""What a run has moved and used is counted, and never becomes less."""
+"""Resource usage of a run: what it moved and used is counted, and never decreases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vmjobs.model import MIB, StreamName
 
 
 class Driver:
-    """A driver that says what it is told to, or fails."""
+    """A driver that reports ``said``, or fails if it is None."""
 
     said: VmUsage | None = None
 
@@ -55,7 +55,7 @@ def test_what_its_hypervisor_needs_itself_is_not_the_machines() -> None:
 
 
 def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
-    """Disks have holes, and count by what they take on the node; what lies elsewhere does not count."""
+    """Sparse disks count by the space they take on the node; files elsewhere do not count."""
     (tmp_path / "image").write_bytes(b"x" * MIB)
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "base").symlink_to(tmp_path / "image")

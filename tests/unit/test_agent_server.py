@@ -1,4 +1,4 @@
-"""The agent's socket and `vmjobs exec` at its other end, over a real Unix socket."""
+"""The agent's socket, with `vmjobs exec` as its client, over a real Unix socket."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ class Served:
     path: Path
 
     def run(self, patience: float = 5, tell: Callable[[Any], object] = lambda _message: None) -> int:
-        """Ask for a job as ``vmjobs exec`` does; its exit status."""
+        """Request a job as ``vmjobs exec`` does; return its exit status."""
         return run_job(self.path, "job1", TOKEN, tell, patience=patience)
 
     def begin(self, script: Script) -> None:
-        """Ask for a job that goes on, and stay connected."""
+        """Request a job that does not end, and stay connected."""
         script.hold = True
         threading.Thread(target=lambda: next(self.said(RUN), None), daemon=True).start()
         assert script.started.wait(10)
 
     def said(self, message: protocol.Message) -> Generator[protocol.Message]:
-        """What the agent answers to a message, on a connection of its own."""
+        """Yield the agent's answers to a message, on a separate connection."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.path))
             protocol.send(connection, message)
@@ -128,7 +128,7 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
         return Node(name="n1", cpus=1, memory=1, disk=1, running=running, updated=now())
 
     class Source:
-        """A job that another attempt of has ended, if anybody asks."""
+        """The repository's view of a job; ``end`` returns the end of another attempt."""
 
         def resume(self, attempt: str) -> None:
             raise script.resumed
@@ -211,7 +211,7 @@ def test_a_job_that_has_ended_before_ends_alike(agent: Served, script: Script) -
     [
         (RuntimeError("boom"), NodeFailure, "the agent failed: RuntimeError"),
         (OSError(errno.ENOSPC, "No space left on device"), NodeFailure, "the node failed: "),
-        # would be the same elsewhere
+        # another node would refuse it too
         (errors.Forbidden("that token is another job's"), JobRefused, "another job's"),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_user_has_no_more_connections_than_leave_others_theirs(
         agent.run(0.5)
     for messages in connections:
         messages.close()
-    assert agent.run() == 0  # as soon as they are gone
+    assert agent.run() == 0  # as soon as the connections are gone
 
 
 def test_an_agent_without_a_thread_left_goes_on_once_there_is_one(
@@ -268,7 +268,7 @@ def test_an_agent_without_a_thread_left_goes_on_once_there_is_one(
 def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
     agent: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has connected may have gone, and left the connection to another process."""
+    """The peer process may have exited and left the connection to another process."""
     agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, lambda pid: pid)
     for owner, why in ((os.getuid(), "no running VM"), (65534, "has exited"), (-1, "has exited")):
         monkeypatch.setattr(server, "effective_uid", lambda _pid, owner=owner: owner)
@@ -281,7 +281,7 @@ def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
 def test_a_node_without_any_room_says_so(
     agent: Served, script: Script, monkeypatch: pytest.MonkeyPatch, free: int, *, rests: bool
 ) -> None:
-    """However much it was that a job has asked for."""
+    """The free space decides, not the space that a job requested."""
     monkeypatch.setattr(server, "disk_usage", lambda _path: SimpleNamespace(free=free))
     agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, int)
     for error in (
@@ -306,7 +306,7 @@ def test_a_hypervisor_by_which_nothing_boots_is_looked_at(agent: Served, script:
 
 
 def test_what_an_earlier_agent_gave_back_is_not_run_here(agent: Served, script: Script) -> None:
-    """It could not tell the repository, or whoever asked. A job that was stopped is."""
+    """It could not report to the repository or the client. A stopped job does run again."""
     for code, runs in ((ReasonCode.NODE_FAILED, 0), (ReasonCode.EVICTED, 1)):
         left = report(JobState.PREEMPTED, code, "before")
         agent.agent.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
@@ -329,7 +329,7 @@ def test_what_an_earlier_agent_gave_back_is_not_run_here(agent: Served, script: 
 def test_an_end_that_an_earlier_agent_could_not_tell(
     agent: Served, script: Script, resumed: Exception, exits: int
 ) -> None:
-    """It counts unless the repository knows better: 7 is the end of another run, here."""
+    """It counts unless the repository overrides it. 7 is the exit status of another run."""
     script.end, script.resumed = JobState.FAILED, resumed
     left = report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 4", exit=ended(4))
     agent.agent.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
@@ -339,7 +339,7 @@ def test_an_end_that_an_earlier_agent_could_not_tell(
 def test_a_job_that_its_node_gives_back_is_not_asked_for_again_there(
     agent: Served, script: Script
 ) -> None:
-    """Nor is that its end: whoever waits has to have it run elsewhere."""
+    """This does not end the job: the client has to have it run elsewhere."""
     script.end = JobState.PREEMPTED
     for code in (ReasonCode.NODE_FAILED, ReasonCode.IMAGE_UNAVAILABLE, ReasonCode.NOT_RESUMED):
         script.code, script.runs = code, 0
@@ -375,7 +375,7 @@ def test_the_node_tells_about_itself_and_at_once_of_what_changes(agent: Served) 
 
 
 def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: Served) -> None:
-    """Or it would go on to attract jobs, which it then refuses."""
+    """Otherwise the node would go on to attract jobs, which the agent then refuses."""
     agent.agent.stop(0.0)
     answer = next(agent.said(protocol.StatusMessage()))
     assert isinstance(answer, protocol.ErrorMessage)

@@ -1,4 +1,4 @@
-"""The door of a machine: who is let wait there, and what a visitor gets."""
+"""The SSH relay of a VM: which connections may wait, and what a session gets."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def test_a_closed_door_lets_nobody_wait(path: Path) -> None:
 
 
 def hung_up_on(connection: socket.socket) -> bool:
-    """Whether nothing more comes of it."""
+    """Whether the other side has closed the connection."""
     try:
         return connection.recv(100) == b""
-    except ConnectionError:  # before what it said was read
+    except ConnectionError:  # it closed before it read the greeting
         return True
 
 
@@ -152,7 +152,7 @@ def test_while_it_is_shut_nobody_waits_at_it(opened: SshRelay, path: Path) -> No
         opened.shut(True)
         assert hung_up_on(waiting)
     with socket.socket(socket.AF_UNIX) as turned_away:
-        turned_away.connect(str(path))  # and says nothing: nobody would hear it
+        turned_away.connect(str(path))  # and sends nothing: the relay would not read it
         turned_away.settimeout(10)
         assert hung_up_on(turned_away)
     with pytest.raises(LoginUnavailable):

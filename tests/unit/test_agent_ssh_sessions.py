@@ -1,4 +1,4 @@
-"""Sessions that wait for a node: each is answered once."""
+"""SSH sessions that wait for a node: each is answered once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask for a machine: whose ancestor is a real starter."""
+"""Only processes with a real HTCondor starter as an ancestor may request a VM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_nearest_starter_above(tmp_path: Path) -> None:
 
 
 def test_nobody_names_himself_a_starter(tmp_path: Path) -> None:
-    """Not by a set-user-id program either: its effective user is root, its real one is not."""
+    """Nor does a set-user-id program help: its effective user is root, its real one is not."""
     process(tmp_path, 10, 1, "condor_starter", uid=4242)
     process(tmp_path, 11, 10, "condor_starter\f")
     process(tmp_path, 12, 11, f"\fUid:\t{ME}\t0")
@@ -49,7 +49,7 @@ def test_no_starter_anywhere(tmp_path: Path, parent: int) -> None:
 
 
 def test_whose_a_process_is(tmp_path: Path) -> None:
-    """It is its effective user's: so are its connections."""
+    """A process belongs to its effective user, and so do its connections."""
     for pid, name in enumerate(("Uid: 7", "\fUid:\t7\t7", "\x1cUid:\t7\t7"), start=10):
         process(tmp_path, pid, 1, name, uid=4242)
         assert effective_uid(pid, tmp_path) == 0
@@ -59,6 +59,6 @@ def test_whose_a_process_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("look", [effective_uid, read_starter, lambda pid: find_starter(pid, {0, ME})])
 def test_nobody_is_refused_since_there_is_no_file_to_look_by(look: Callable[[int], object]) -> None:
-    """It is this node's fault, and no job's."""
+    """A lack of file descriptors is the node's fault, not the job's."""
     with files_left(0), pytest.raises(Unavailable, match="processes: Too many open files"):
         look(os.getpid())

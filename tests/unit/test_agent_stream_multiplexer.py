@@ -1,4 +1,4 @@
-"""Connections that travel as messages: two ends, and the wire between them."""
+"""Connections multiplexed over messages: two ends, and the wire between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def echo(connection: socket.socket) -> None:
 
 
 class Wire:
-    """A node's side, where connections come in, and the other one, where ``answer`` serves them."""
+    """The near side, which accepts connections, and the far side: ``answer`` serves them."""
 
     def __init__(self, path: Path, answer: Callable[[socket.socket], object]) -> None:
         self.path = path
@@ -59,7 +59,7 @@ def wire(tmp_path: Path) -> Iterator[Wire]:
 
 
 def test_each_connection_gets_its_own_answers(wire: Wire) -> None:
-    """Whoever connects first need not speak first."""
+    """The first to connect need not be the first to send."""
     connections = [wire.connect() for _ in range(MAX_CONNECTIONS)]
     for number, connection in reversed(list(enumerate(connections))):
         connection.sendall(b"from %d" % number)
@@ -77,7 +77,7 @@ def test_there_is_room_again_once_some_are_over(wire: Wire) -> None:
     assert wire.connect().recv(1) == b""
     connections[0].close()
     until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:  # its end takes its way from here to there and back
+    while time.monotonic() < until:  # the close has to reach the far side and come back
         try:
             again = wire.connect()
             again.sendall(b"y")
@@ -97,7 +97,7 @@ def test_who_has_said_all_still_hears_the_answer(wire: Wire) -> None:
 
 
 def test_who_reads_nothing_keeps_nobody_waiting(path: Path) -> None:
-    """The thread that takes messages has more to look after, the end of a lease for one."""
+    """The thread that takes messages has other work too, such as the end of a lease."""
     begun = threading.Event()
     streams = StreamMultiplexer(Channel.CHIRP, lambda _message: begun.set())
     with listening(streams, listener(path)), socket.socket(socket.AF_UNIX) as idle:
@@ -108,7 +108,7 @@ def test_who_reads_nothing_keeps_nobody_waiting(path: Path) -> None:
         message = DataMessage(Channel.CHIRP, piece, stream=1)
         for _ in range(2 * MAX_PENDING_BYTES // len(piece)):
             streams.take(message)
-        # It was hung up on. What had been written by then is still there.
+        # The connection was closed. What had been written by then is still readable.
         while idle.recv(1024 * 1024):
             pass
 

@@ -1,4 +1,4 @@
-"""Whether a job's process stands still, by a signal or by its cgroup."""
+"""Detection of a stopped job process: by a signal, or by its frozen cgroup."""
 
 from __future__ import annotations
 

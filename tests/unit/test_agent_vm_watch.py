@@ -1,4 +1,4 @@
-"""A guest is lost when it is silent, and not when nobody listened."""
+"""VM watch: a silent guest is lost, unless it was the agent that did not listen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SILENCE = 0.6
 
 @dataclass
 class Sleepy:
-    """A driver with a machine that runs; looking at it takes ``first`` seconds, once."""
+    """A driver with a running VM; the first look at it takes ``first`` seconds longer."""
 
     first: float = 0.0
 
@@ -36,7 +36,7 @@ class Sleepy:
 
 
 def watch_of(folder: Path, driver: object, **fields: Any) -> vm_watch.VmWatch:
-    """One for a machine with a console in ``folder``."""
+    """A watch for a VM with its console in ``folder``."""
     reader = ConsoleReader(folder / "console", "sentinel")
     plain = {"event_queue": EventQueue(), "max_console": 1000, "silence": 60, "heard": lambda: 0.0}
     told = {"reader": reader, "on_console": lambda: None, **plain, **fields}
@@ -44,7 +44,7 @@ def watch_of(folder: Path, driver: object, **fields: Any) -> vm_watch.VmWatch:
 
 
 def silent_after(folder: Path, asleep: float) -> float:
-    """Seconds after which a guest that was heard of just now counts as lost."""
+    """Seconds after which a guest that was heard just now counts as lost."""
     event_queue, began = EventQueue(), time.monotonic()
     one = watch_of(
         folder,
@@ -68,7 +68,7 @@ def test_a_silent_guest_is_lost_and_what_was_not_heard_in_sleep_does_not_count(t
 def test_a_console_that_could_not_be_read_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, *, read: bool
 ) -> None:
-    """Its machine is watched on; what it said last comes before its end, if it can be read."""
+    """The watch goes on; the last output precedes the VM's end, if it can be read."""
     monkeypatch.setattr(vm_watch, "TICK_SECONDS", 0.001)
     (tmp_path / "console").write_text("vmjobs:sentinel:exit code=3\n")
     reader, tries = ConsoleReader(tmp_path / "console", "sentinel"), iter(range(failures))

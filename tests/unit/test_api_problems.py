@@ -1,4 +1,4 @@
-"""Every failure is a problem document, and none tells of our insides."""
+"""Problem documents: every failure yields one, and none reveals internals."""
 
 from __future__ import annotations
 

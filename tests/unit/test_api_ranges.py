@@ -1,4 +1,4 @@
-"""Byte ranges, as RFC 9110 has them."""
+"""Byte ranges, as RFC 9110 defines them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_behind_the_end(header: str, size: int) -> None:
 
 
 class Verified:
-    """Bytes that are checked at their end."""
+    """Bytes that are verified once they are read to the end."""
 
     def __init__(self, *chunks: bytes) -> None:
         self._chunks = chunks

@@ -41,7 +41,7 @@ def opened(hub: SessionHub, answer: SessionAnswer | None = ANSWER) -> str:
 
 @pytest.fixture
 def session(hub: SessionHub) -> str:
-    """One that its node has answered."""
+    """A session that its node has answered."""
     return opened(hub)
 
 
@@ -72,7 +72,7 @@ def test_bytes_go_both_ways_and_calls_may_be_repeated(session: str, hub: Session
     assert heard(hub, NODE, session, 5) == b" you"
     assert heard(hub, OPERATOR, session, 0) == b"welcome"
     with pytest.raises(Conflict):
-        heard(hub, NODE, session, 4)  # has been received, as was said
+        heard(hub, NODE, session, 4)  # the request from offset 5 acknowledged this byte
     with pytest.raises(Conflict):
         heard(hub, NODE, session, 10)
     with pytest.raises(Conflict):
@@ -174,7 +174,7 @@ def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(
         late = pool.submit(hub.receive, *NODE, session, 0, 1000, 10)
         while not hub._sessions[session].present[Side.NODE]:
             threading.Event().wait(0.001)
-        with hub._changed:  # it waits; nothing of this lets it go on
+        with hub._changed:  # the request waits, and cannot go on while this lock is held
             hub.send(*OPERATOR, session, 0, b"one", False, 0)
             assert heard(hub, NODE, session, 3) == b""
             hub.send(*OPERATOR, session, 3, b"two", False, 0)

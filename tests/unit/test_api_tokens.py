@@ -1,4 +1,4 @@
-"""Tokens: what is minted is accepted, everything else is refused and told why."""
+"""Tokens: issued tokens are accepted, all others are refused with a reason."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def signed(key_file: Path, algorithm: str = "ES256", **changes: Any) -> str:
 
 
 def test_what_tokens_are_good_for(issuer: ApiTokenIssuer) -> None:
-    """One for a job is for that job and nothing else."""
+    """A job's token is valid for that job and nothing else."""
     for token, subject, scopes, job in (
         (issuer.user_token("ada"), "ada", USER_SCOPES, None),
         (

@@ -1,4 +1,4 @@
-"""The table of who may import whom (docs/architecture.md), checked against the code."""
+"""Checks imports against the table of allowed ones (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def imported(path: Path) -> set[str]:
 def test_imports_follow_the_table(path: Path) -> None:
     folder, *rest = path.relative_to(ROOT).parts
     if (folder, rest[0]) == ("vmjobs", "cli"):
-        return  # everything is wired together there
+        return  # the CLI wires everything together
     tops = {name.split(".")[0] for name in imported(path)}
     assert tops & set(FOLDERS) <= MAY_IMPORT[folder]
 

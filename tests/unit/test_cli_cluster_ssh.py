@@ -1,4 +1,4 @@
-"""What `vmjobs cluster ssh` makes of its words."""
+"""How ``vmjobs cluster ssh`` splits its arguments."""
 
 from __future__ import annotations
 

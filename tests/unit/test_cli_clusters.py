@@ -1,4 +1,4 @@
-"""``vmjobs cluster`` as typed, against what the service's interface says."""
+"""``vmjobs cluster`` commands, against a fake of the service's API."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ Answer = tuple[int, Any]
 
 @dataclass
 class Service:
-    """Answers as it is told: each request's answers in turn, the last one again and again."""
+    """Fake API: gives each request's answers in turn, then repeats the last one."""
 
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -639,14 +639,14 @@ def test_delete_asks_where_machines_are_up(service: Service, vmjobs: Run) -> Non
     assert done.code == 1
     assert "workers: 2 VMs up, 1 of them with jobs. Delete it once its jobs have ended?" in done.err
     assert not any(request.startswith("DELETE") for request in service.asked)
-    assert vmjobs("delete", "workers").code == 1  # nobody answers
+    assert vmjobs("delete", "workers").code == 1  # no answer
     done = vmjobs("delete", "workers", stdin="y\n")
     assert done.out.endswith("workers is deleted; 2 VMs will stop once their jobs have ended\n")
     assert service.asked[-1].endswith("mode=drain")
     assert vmjobs("delete", "--now", "workers").out.endswith("2 VMs will stop at once\n")
     assert vmjobs("delete", "--yes", "workers").code == 0
     assert service.asked[-1].endswith("mode=drain")
-    service.says("GET /v1/clusters/workers", cluster())  # where none is up nobody is asked
+    service.says("GET /v1/clusters/workers", cluster())  # no question if no VM is up
     service.says("DELETE /v1/clusters/workers?mode=drain", cluster(deleting=True))
     assert vmjobs("delete", "workers").out == "workers is deleted\n"
 

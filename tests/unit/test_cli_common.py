@@ -1,4 +1,4 @@
-"""What commands print of others' words."""
+"""How commands print text from others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vmjobs agent`` and ``vmjobs worker``: what they refuse before they touch anything."""
+"""What ``vmjobs agent`` and ``vmjobs worker`` refuse before they change anything."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ def test_a_builder_does_not_run_as_root(path: Path, monkeypatch: pytest.MonkeyPa
     error = refused("worker", "--builds")
     assert "does not run as root" in error.message
     assert "setpriv" in error.hint
-    assert not path.exists()  # nothing is there that would be root's
+    assert not path.exists()  # root has created nothing

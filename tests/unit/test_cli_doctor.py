@@ -1,4 +1,4 @@
-"""``vmjobs doctor`` about settings of which a part is missing."""
+"""What ``vmjobs doctor`` finds on hosts with an incomplete set-up."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_host_that_lacks_what_its_role_needs(
 
 
 def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have HTCondor's configuration be that."""
+    """Install a condor_config_val that prints these values."""
     program = tmp_path / "condor_config_val"
     cases = "".join(
         f"{name}) echo '{value.format(folder=tmp_path)}' ;;\n" for name, value in values.items()
@@ -189,13 +189,13 @@ def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def examined(*arguments: str) -> dict[str, dict[str, Any]]:
-    """What it finds, by what it is about."""
+    """The findings of ``vmjobs doctor``, by subject."""
     done = CliRunner().invoke(doctor, ["--no-boot", "--json", *arguments])
     return {f["what"]: f for f in json.loads(done.stdout)}
 
 
 def _refusing(handler: Handler, _: int) -> None:
-    """A service that is well, and knows one token."""
+    """Serve as a healthy API that accepts one token."""
     if handler.path.endswith(("/healthz", "/health")):
         handler.document(200, {"status": "ok", "services": {}, "version": "1"})
     elif handler.headers["Authorization"] == "Bearer good":

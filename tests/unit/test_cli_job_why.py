@@ -1,4 +1,4 @@
-"""``vmjobs job why``: what it prints, with daemons and a service that say what they are told to."""
+"""What ``vmjobs job why`` prints, with scripted daemons and a scripted service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGEST = "sha256:" + "0" * 64
 
 
 class Service:
-    """Answers GET requests. answers: by path."""
+    """Fake API for GET requests. answers: by path."""
 
     def __init__(self) -> None:
         self.answers: dict[str, BaseModel] = {}
@@ -49,7 +49,7 @@ class Service:
 
 @pytest.fixture(autouse=True)
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No service, but for those that ask for one."""
+    """Configure no service; the fixture ``service`` adds one."""
     monkeypatch.setenv("VMJOBS_CONFIG", str(tmp_path / "config.toml"))
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
@@ -66,7 +66,7 @@ def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def have(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have HTCondor's daemons be these."""
+    """Replace HTCondor's daemons with scripted ones."""
 
     def have(said: Daemons) -> None:
         monkeypatch.setattr("vmjobs.cli.job.why_service.JobExplainer", lambda: JobExplainer(1.0, said))
@@ -250,7 +250,7 @@ def test_where_nobody_answers_nothing_is_completed(monkeypatch: pytest.MonkeyPat
 
 
 def test_bindings_are_not_imported() -> None:
-    """They would take longer than the command, and block while a daemon hangs."""
+    """Their import takes longer than the command; their calls block while a daemon hangs."""
     names = "{'htcondor2', 'classad2'}"
     code = f"import sys, vmjobs.cli.job.why; sys.exit(bool({names} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

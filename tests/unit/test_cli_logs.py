@@ -1,4 +1,4 @@
-"""Lines of the log: for people, and for programs."""
+"""Log lines: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("vmjobs.test")
 def _restored() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    root.handlers = []  # or they are closed
+    root.handlers = []  # configure_logging would close them
     yield
     root.handlers = handlers
     root.setLevel(level)

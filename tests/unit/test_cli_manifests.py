@@ -1,4 +1,4 @@
-"""Files that declare clusters: what is read, and where each fault is."""
+"""Cluster manifests: how they are read, and the position of each fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def found(text: str | bytes, name: str = "c.yaml") -> tuple[ManifestFinding, ...
 
 
 def told(text: str | bytes) -> list[str]:
-    """The faults as people see them."""
+    """The faults as users see them."""
     return [f"{finding.fault.field}: {finding.fault.message}" for finding in found(text)]
 
 

@@ -1,4 +1,4 @@
-"""How far long steps are, where there is no terminal."""
+"""Progress lines of long steps, without a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Read = Callable[[], str]
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Read:
-    """All of standard error until now; what takes any time is long."""
+    """Return all of standard error so far; every step that takes time counts as long."""
     monkeypatch.setattr(progress, "FIRST_LINE_SECONDS", 0.01)
     monkeypatch.setattr(progress, "NEXT_LINE_SECONDS", 0.01)
     lines: list[str] = []

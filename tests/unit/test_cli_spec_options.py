@@ -1,4 +1,4 @@
-"""What the options of ``vmjobs run`` and ``vmjobs job submit`` make of a job."""
+"""Job specs from the options of ``vmjobs run`` and ``vmjobs job submit``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's client for a job that HTCondor alone knows: with the node's token, and with the job's."""
+"""``CondorJobClient``: requests with the node's token and with the job's token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOB = "htc" + "a" * 29
 
 
 class Service(HTTPAdapter):
-    """Answers in memory. busy: so many of the next requests are to be tried again."""
+    """Fake service in memory. busy: it answers so many of the next requests with 503."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Service(HTTPAdapter):
 
 
 def test_a_job_that_begins_anew_is_claimed_with_the_nodes_token_again() -> None:
-    """And as patiently as before."""
+    """With the same retries as before."""
     service, session = Service(), requests.Session()
     session.mount("http://", service)
     retries = Retries(deadline=10.0, ceiling=0.01)

@@ -1,4 +1,4 @@
-"""The client's patience, against real sockets that misbehave."""
+"""The client's retries and timeouts, against real sockets that misbehave."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_service_that_is_away_is_named_and_incidents_are_passed_on(server: Scr
 
 
 def flaky_file(handler: Handler, _: int) -> None:
-    """Serves ranges of BYTES, a third at a time, and hangs up after each."""
+    """Serve ranges of BYTES, a third at a time, and close the connection after each."""
     start = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
     handler.send_response(206 if start else 200)
     handler.send_header("Content-Length", str(len(BYTES) - start))
@@ -283,7 +283,7 @@ def test_upload_begins_anew_with_every_try(server: Scripted) -> None:
 
 
 class Pipe(io.RawIOBase):
-    """Bytes that pass once."""
+    """A stream that can be read only once."""
 
     def readable(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""How many machines a cluster is to have: the table of ``vmjobs.cluster.autoscaler``."""
+"""How many VMs a cluster gets: the table of ``vmjobs.cluster.autoscaler``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def jobs(count: int, busy: int = 0) -> Demand:
 
 
 def many(target: int, why: str, kept: ScaleDownDelay | None = None) -> SizeDecision:
-    """That many machines from now on; why, after their number."""
+    """A decision for that many VMs; its message is their number, then ``why``."""
     return SizeDecision(target, kept, f"{target} VM{'s' * (target != 1)}: {why}")
 
 
 IDLE = "idle jobs that only this cluster can run"
 
-#: The target, what was remembered, what there is to do, and what follows.
+#: The target, the remembered scale-down delay, the demand, and the decision.
 TABLE: dict[str, tuple[int, ScaleDownDelay | None, Demand | None, SizeDecision]] = {
     "as many as are needed": (3, None, jobs(1, busy=2), SizeDecision(3)),
     "more at once": (1, None, jobs(3), many(3, f"3 {IDLE}")),
@@ -83,8 +83,7 @@ def test_the_table(case: str) -> None:
     assert decide_size(SPEC, target, kept, demand, NOW) == expected
 
 
-#: How many are declared, at least and at most, the target, what there is to do, and what follows for a
-#: cluster that was woken.
+#: The declared minimum and maximum, the target, the demand, and the decision for a woken cluster.
 AWAKE_TABLE: dict[str, tuple[int, int, int, Demand | None, SizeDecision]] = {
     "it keeps its machine": (0, 8, 1, jobs(0), SizeDecision(1)),
     "it gets more as ever": (0, 8, 1, jobs(2), many(2, f"2 {IDLE}")),

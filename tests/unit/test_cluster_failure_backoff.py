@@ -1,4 +1,4 @@
-"""The table of ``vmjobs.cluster.failure_backoff``: when no more VMs are tried where they only fail."""
+"""The table of ``vmjobs.cluster.failure_backoff``: no VMs start where they only fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def after(guard: FailureBackoff, *failures: VmFailures) -> FailureBackoff:
 
 
 REJECTED, NO_NODE_DISK = ClusterVmCode.IMAGE_REJECTED, ClusterVmCode.NODE_FAILED
-#: A guard, what failed, and what it is then.
+#: A backoff, the failures, and its state after them.
 TABLE: dict[str, tuple[FailureBackoff, list[VmFailures], BackoffState]] = {
     "two failures": (PAIR, [failed(), failed()], OPEN),
     "three": (PAIR, [failed(), failed(), failed()], CLOSED),
@@ -112,7 +112,7 @@ def test_every_reason_is_somebodys_or_nobodys() -> None:
 
 
 def test_who_may_come() -> None:
-    """One at a time where it is tried again, by anybody where it is open."""
+    """After a pause, one VM at a time may start; where the backoff is open, any VM."""
     pair, later = after(PAIR, failed(count=3)), NOW + timedelta(seconds=61)
     wide = after(WIDE, failed("n1"), failed("n2"))
     for known, present, trying, there, barred in (

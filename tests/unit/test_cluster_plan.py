@@ -1,4 +1,4 @@
-"""What is done about clusters in each situation: the table of ``vmjobs.cluster.plan``."""
+"""The actions for clusters in each situation: the table of ``vmjobs.cluster.plan``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def at(seconds: float) -> datetime:
 
 
 def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeSnapshot:
-    """A node with room for so many machines of one processor."""
+    """A node with room for so many VMs of one processor."""
     values: dict[str, Any] = {
         "site": "here",
         "kinds": KINDS,
@@ -59,7 +59,7 @@ def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeS
 
 
 def member(number: int, on: str = "", **more: Any) -> ClusterVmSnapshot:
-    """Of the cluster ``vc``; its id is its name."""
+    """A VM of the cluster ``vc``; its id is its name."""
     values = {"id": f"vc-{number}", "name": f"vc-{number}", "need": SMALL, "generation": 1, "node": on}
     return ClusterVmSnapshot(**{**values, "image": IMAGE, **more})
 
@@ -119,11 +119,11 @@ DRAIN: dict[str, Any] = {"goal": Goal.DRAIN}
 
 BACK = "generation 2 failed (vc-2 failed 3 times: BOOT_FAILED: no kernel): back to generation 1"
 
-#: What there is, what is done about it, and on which nodes, if not on one with room.
+#: The cluster, the expected actions, and the nodes, if not one with room.
 TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapshot], ...]]] = {
     "nothing is wanted": (cluster(), []),
     "all is well": (cluster(up(0), up(1), target=2), []),
-    # -- how many
+    # -- size
     "the first machines are spread": (cluster(target=2), [created(0, "n1"), created(1, "n2")], TWO),
     "where fewest of the cluster are": (cluster(up(0), target=2), [created(1, "n2")], TWO),
     "then where most memory is left": (
@@ -251,7 +251,7 @@ TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapsh
     "a lost one that was to stop is forgotten": (cluster(up(0, goal=Goal.STOP)), [gone(0)], LOST),
     "a lost one that drains has its time": (cluster(up(0, **DRAIN)), [], LOST),
     "and then is forgotten": (cluster(up(0, **DRAIN), spec={"drain_seconds": 399}), [gone(0)], LOST),
-    # -- ends
+    # -- drained and deleted
     "one that is gone is forgotten and replaced": (
         cluster(member(0, "n1", phase=Phase.GONE), target=1),
         [gone(0), created(1, "n1")],
@@ -316,7 +316,7 @@ TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapsh
         cluster(up(0), failing(2, generation=2), target=2, generation=2, stalled=2),
         [],
     ),
-    # -- what was good before
+    # -- rollback
     "all is up: remembered": (cluster(up(0), target=1, good=0), [CompleteRollout("vc")]),
     "of each generation": (
         cluster(up(0, generation=2), target=1, generation=2, good=1),
@@ -371,7 +371,7 @@ def test_the_table(case: str) -> None:
     assert plan([there], {n.name: n for n in nodes}, NOW) == expected
 
 
-#: What a machine looks for, the nodes, and the reason that none of them gets.
+#: What a VM requests, the nodes, and the reason why none of them gets it.
 REASONS: dict[str, tuple[dict[str, Any], list[NodeSnapshot], str]] = {
     "no node at all": ({}, [], "no node has registered with the service"),
     "another site": (
@@ -431,7 +431,7 @@ def test_clusters_share_what_nodes_offer() -> None:
 
 
 def _settle(there: ClusterSnapshot, action: Action) -> ClusterSnapshot:
-    """The cluster after an action, and after agents and pool did their part at once."""
+    """The cluster after an action that agents and pool have carried out at once."""
     left = [m for m in there.members if m.id != getattr(action, "member", "")]
     if isinstance(action, CreateVm):
         number = int(action.name.rpartition("-")[2])
@@ -440,7 +440,7 @@ def _settle(there: ClusterSnapshot, action: Action) -> ClusterSnapshot:
 
 
 def test_a_new_declaration_replaces_every_machine_and_ends() -> None:
-    """Never is more than one of them missing."""
+    """At most one of them is missing at any time."""
     there = cluster(*(up(n) for n in range(5)), target=5, generation=2)
     for _ in range(100):
         actions = plan([there], {"n1": node("n1")}, NOW)
@@ -455,7 +455,7 @@ def test_a_new_declaration_replaces_every_machine_and_ends() -> None:
 def closed(
     on: str, *, image: str = IMAGE, code: ClusterVmCode = ClusterVmCode.BOOT_FAILED
 ) -> FailureBackoff:
-    """Closed for a minute from now on; on: empty: everywhere."""
+    """A backoff that is closed for a minute from now. on: empty for all nodes."""
     guard = FailureBackoff(image, on)
     for failed in ("n1", "n2") if not on else (on,):
         guard = guard.after_failure(VmFailures(failed, code, "no kernel", 3), NOW)
@@ -467,7 +467,7 @@ LATER = timedelta(seconds=61)
 MOVED = [drained(0), created(1, "n2")]
 UPGRADE: dict[str, Any] = {"target": 2, "generation": 2, "good": 1}
 
-#: What there is, where it is closed, what is done, and after how long. All is on two nodes.
+#: The cluster, the backoffs, the expected actions, and the delay before them, on two nodes.
 GUARDED: dict[
     str, tuple[ClusterSnapshot, list[FailureBackoff], list[Action], *tuple[timedelta, ...]]
 ] = {
@@ -581,7 +581,7 @@ def test_clusters_of_the_same_image_try_one_machine_at_a_time() -> None:
 
 
 class Looked(frozenset[HypervisorKind]):
-    """What works on a node, counting how often it is looked at."""
+    """The hypervisors that work on a node; counts how often the plan checks them."""
 
     times = 0
 

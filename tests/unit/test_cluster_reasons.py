@@ -1,4 +1,4 @@
-"""What people are told about a member, by its state and what its agent said."""
+"""The reason shown for a cluster VM, from its state and its agent's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node keeps of members, and what a kill at any point leaves it with."""
+"""A node's records of cluster VMs, and what a kill at any point leaves of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMBER = member_order().id
 
 @dataclass
 class Machines:
-    """Machines by name, as a driver knows them."""
+    """VMs by name, as a hypervisor driver lists them."""
 
     names: list[str] = field(default_factory=list)
 
@@ -91,7 +91,7 @@ def test_a_record_of_a_later_release_is_left_alone_and_so_is_its_machine(
     assert (told.id, told.incarnation, told.phase) == (MEMBER, 3, Phase.RUNNING)
     assert (told.code, told.hypervisor) == (ClusterVmCode.INTERNAL, HypervisorKind.UML)
     assert "left alone" in told.message
-    assert journal.clear(machines.drivers) == 1  # an operator wants all of it gone
+    assert journal.clear(machines.drivers) == 1  # an operator removes everything
     assert machines.names == []
 
 
@@ -103,7 +103,7 @@ def test_a_later_release_may_mean_anything(journal: ClusterVmJournal, phase: obj
 
 
 def later_record(journal: ClusterVmJournal, **fields: object) -> str:
-    """A record that a later release has kept."""
+    """Write a record of a later release; return its text."""
     journal.write(member_record())
     path = journal.paths(MEMBER).record
     content = json.dumps({**json.loads(path.read_text()), "mood": "good", **fields})
@@ -127,7 +127,7 @@ def test_forgetting_may_be_cut_off_anywhere(journal: ClusterVmJournal) -> None:
     journal.forget(MEMBER)
     assert not paths.directory.exists()
     journal.forget(MEMBER)
-    journal.write(member_record())  # killed when all but the record had gone
+    journal.write(member_record())  # a kill left only the record
     assert len(journal.load()) == 1
     journal.forget(MEMBER)
     assert list(journal.root.iterdir()) == []

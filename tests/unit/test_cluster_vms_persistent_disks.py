@@ -1,4 +1,4 @@
-"""Disks that outlive VMs: made once and whole, and never replaced."""
+"""Persistent disks of cluster VMs: made once and completely, and never replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWNER, ANOTHER = "0" * 32, "1" * 32
 
 @pytest.fixture
 def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Made by an ordinary user, who has no directories for system programs among those for programs."""
+    """Disks made by an ordinary user, whose PATH has no sbin directory."""
     monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
     persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
     return tmp_path / "disks"
@@ -107,12 +107,12 @@ def test_a_root_that_was_there_is_never_replaced(disks: Path) -> None:
     lost = f"the persistent disk {overlay} is missing.*restore it from a backup, or remove {noted}"
     for _ in range(2):
         persistent_disks.check(disks, OWNER)  # it never booted
-        overlay.touch()  # a kernel died before it had written anything
+        overlay.touch()  # a kernel died before it wrote anything
         persistent_disks.check(disks, OWNER)
         overlay.unlink()
         persistent_disks.check(disks, OWNER)
 
-        overlay.write_bytes(b"root")  # by an earlier release, or the agent died before it was noted
+        overlay.write_bytes(b"root")  # by an earlier release, or the agent died before it was recorded
         persistent_disks.check(disks, OWNER)
         overlay.unlink()
         with pytest.raises(HypervisorError, match=lost):

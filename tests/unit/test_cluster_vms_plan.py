@@ -1,4 +1,4 @@
-"""What is to be done with a member: the table of the plan."""
+"""The plan for a cluster VM: a table of its decisions."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ BADLY = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
 RUNS = {"phase": P.RUNNING, "incarnation": 3}
 DRAINS = {"phase": P.DRAINING, "incarnation": 3, "deadline": NOW + 50}
 STOPS = {"phase": P.STOPPING, "incarnation": 3}
-#: No order at all: the service does not know the member any more.
+#: No order: the service does not know the VM any more.
 UNKNOWN = None
 
 TABLE = [
     # order, record, facts -> phase, code, effects, and what else the record says
-    # without a machine
+    # without a VM
     ({}, {}, {}, P.STAGING, C.PROGRESS, (E.STAGE,), {"incarnation": 1}),
     ({}, {"incarnation": 4, "failures": 2, "admitted": True, "renew": NOW}, {},
      P.STAGING, C.PROGRESS, (E.STAGE,),
@@ -51,7 +51,7 @@ TABLE = [
     (UNKNOWN, {}, {}, P.WAITING, C.PROGRESS, (E.FORGET,), {}),
     ({}, {"phase": P.GONE, "code": C.DRAINED}, {}, P.GONE, C.DRAINED, (), {"until": math.inf}),
     (UNKNOWN, {"phase": P.GONE}, {}, P.GONE, C.PROGRESS, (E.FORGET,), {}),
-    # on its way
+    # staging and booting
     ({}, {"phase": P.STAGING, "incarnation": 1}, {"working": True},
      P.STAGING, C.PROGRESS, (), {"until": math.inf}),
     ({}, {"phase": P.STAGING, "incarnation": 1}, {}, P.STAGING, C.PROGRESS, (E.STAGE,),
@@ -93,7 +93,7 @@ TABLE = [
      {"until": NOW + POWER_OFF_SECONDS}),
     ({}, RUNS, {"exit": BADLY, "exit_at": NOW - POWER_OFF_SECONDS},
      P.STOPPING, C.GUEST_ENDED, (E.DESTROY,), {"message": "the guest's script ended with status 3"}),
-    # the script ended for want of a token: the service's fault, whatever became of the machine
+    # the script ended because it got no token: the service's fault, however the VM ended
     ({}, RUNS, {"exit": BADLY, "exit_at": NOW - POWER_OFF_SECONDS, "refused": "no key"},
      P.STOPPING, C.TOKEN_REFUSED, (E.DESTROY,),
      {"failing": False, "message": "it got no token for the pool: no key"}),
@@ -108,7 +108,7 @@ TABLE = [
     ({"condemned": 3, "why": C.JOIN_TIMED_OUT}, RUNS, {"refused": "no key"},
      P.STOPPING, C.TOKEN_REFUSED, (E.DESTROY,),
      {"failing": False, "message": "it got no token for the pool: no key"}),
-    # its first token brought it into the pool; why it left cannot be that it got no second one
+    # its first token brought it into the pool; the lack of a second one is not why it left
     ({"condemned": 3, "why": C.JOIN_TIMED_OUT}, {**RUNS, "admitted": True}, {"refused": "no key"},
      P.STOPPING, C.JOIN_TIMED_OUT, (E.DESTROY,), {"failing": True}),
     ({"condemned": 3, "why": C.PROBE_FAILED}, {**RUNS, "admitted": True}, {},
@@ -130,7 +130,7 @@ TABLE = [
      P.STOPPING, C.DRAINED, (E.DESTROY,), {}),
     ({"goal": G.DRAIN}, DRAINS, {"end": PANIC}, P.STOPPING, C.KERNEL_PANIC, (E.DESTROY,), {}),
     ({"goal": G.STOP}, DRAINS, {}, P.STOPPING, C.STOPPED, (E.DESTROY,), {}),
-    # on its way out
+    # stopping
     ({}, STOPS, {"working": True}, P.STOPPING, C.PROGRESS, (), {}),
     ({}, STOPS, {}, P.STOPPING, C.PROGRESS, (E.DESTROY,), {"retry": NOW + DESTROY_AGAIN_SECONDS}),
     ({}, {**STOPS, "retry": NOW + 4}, {}, P.STOPPING, C.PROGRESS, (), {"until": NOW + 4}),
@@ -200,7 +200,7 @@ def test_why_a_machine_cannot_be_destroyed_is_told_until_it_is() -> None:
     told = again.report()
     assert told.code is C.GUEST_LOST
     assert told.message == "it cannot be destroyed: libvirt does not answer; it fell silent"
-    # ... and once, however often that is tried
+    # ... and only once, however often the agent tries
     later = NOW + DESTROY_AGAIN_SECONDS
     assert plan_vm(record.order, again, seen, later).record.report().message == told.message
     gone = plan_vm(record.order, again, ObservedState(destroyed=True), later).record

@@ -1,4 +1,4 @@
-"""Tokens, consoles and reports on their way between a node and the service."""
+"""Tokens, consoles and reports of cluster VMs, between a node and the service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMBER = member_order().id
 
 @dataclass
 class Service:
-    """Takes what it is told; ``fault`` is what it answers instead."""
+    """Fake service: records what it receives, or raises ``fault`` instead."""
 
     fault: VMJobsError | None = None
     life: float = 600.0
@@ -128,7 +128,7 @@ def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) ->
     service.fault = AWAY
     with pytest.raises(Unavailable):
         box.renew()
-    # of the agent that comes next
+    # the cache of the next agent
     after = PoolTokenCache(box.fetch, told.append, had=True, on_refused=why.append)
     with pytest.raises(Unavailable):
         after.get()
@@ -263,7 +263,7 @@ def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path, servi
         console_uploader.follow(ConsoleFile(MEMBER, incarnation, path, limit=100))
     with at_work(console_uploader):
         assert not reporter.is_reported(MEMBER, 3)
-        assert service.consoles == {}  # it would refuse what it has not been told of
+        assert service.consoles == {}  # it refuses consoles of VMs that no report names
         reporter.tell(member_record(incarnation=3).report())
         with at_work(reporter):
             assert reporter.is_reported(MEMBER, 3, timeout=5)

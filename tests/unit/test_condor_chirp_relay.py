@@ -1,4 +1,4 @@
-"""What a job in a machine says to the starter's Chirp service, on its way there."""
+"""The relay between a job in a VM and the starter's Chirp service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COOKIE = "now"
 def connected(
     folder: Path, *, has_full_access: bool = False, is_checkpointable: bool = True
 ) -> Iterator[tuple[socket.socket, list[bytes]]]:
-    """A job's end of a relayed connection, and all that the service has heard, a line each."""
+    """The job's end of a relayed connection, and the lines that the service receives."""
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         (folder / "config").write_text(f"127.0.0.1 {server.getsockname()[1]} {COOKIE}\n")
@@ -49,7 +49,7 @@ def connected(
 
 @pytest.mark.parametrize("has_full_access", [True, False])
 def test_a_job_that_goes_on_elsewhere_is_known_there(tmp_path: Path, *, has_full_access: bool) -> None:
-    """It says the cookie of the starter that it left, whose service is not this one."""
+    """A restored VM sends the cookie of its previous starter; the relay replaces it."""
     with connected(tmp_path, has_full_access=has_full_access) as (job, heard):
         job.sendall(b"cookie before\nset_job_attr_delayed ChirpN 1\n")
         answers = b""
@@ -62,9 +62,9 @@ def test_a_job_that_goes_on_elsewhere_is_known_there(tmp_path: Path, *, has_full
 @pytest.mark.parametrize(
     ("said", "answer", "heard"),
     [
-        # no other job is taken for one: what it is worth the starter says
+        # the relay replaces no cookie of a VM without checkpoints: the starter checks it
         (b"cookie guessed\n", b"0\n", [b"cookie guessed\n"]),
-        # what is not granted does not get there
+        # a command that the job may not use does not reach the starter
         (b"set_job_attr ChirpVMOutcome x\n", NOT_AUTHORIZED, []),
     ],
 )

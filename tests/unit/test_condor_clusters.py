@@ -1,4 +1,4 @@
-"""Virtual clusters' side of HTCondor, as far as it needs no daemon."""
+"""HTCondor's part of virtual clusters, as far as it needs no daemon."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def order(**fields: object) -> ClusterVmOrder:
 
 
 class Configuration:
-    """The files of a machine, as HTCondor reads them."""
+    """The configuration files of a cluster VM, as HTCondor reads them."""
 
     def __init__(self, folder: Path, made: ClusterVmOrder, monkeypatch: pytest.MonkeyPatch) -> None:
         files = WorkerKit().files(made, 3)
@@ -62,13 +62,13 @@ class Configuration:
         return str(htcondor2.param[name])
 
     def start(self, job: dict[str, Any]) -> Any:
-        """What START says of a job."""
+        """Evaluate START for a job."""
         ad = classad2.ClassAd()
         for name in self["STARTD_ATTRS"].split():
             ad[name] = classad2.ExprTree(self[name])
         ad["Start"] = classad2.ExprTree(self["START"])
         other = classad2.ClassAd({**job, "Requirements": True})
-        # TARGET is bound in a match only.
+        # TARGET is bound only in a match.
         ad["Requirements"] = classad2.ExprTree("Start")
         return ad.symmetricMatch(other)
 
@@ -97,7 +97,7 @@ PROBE = {
 def test_who_comes_before_it_is_admitted_then_and_while_it_drains(configuration: Any) -> None:
     found = configuration(order(start='TARGET.Owner == "alice" || TARGET.Flag'))
     alice = {"Owner": "alice"}
-    assert found.start(PROBE)  # its own, and nobody else
+    assert found.start(PROBE)  # its own probe, and no other job
     others = {
         names.PROBE: "5" * 32 + ".2",
         names.OWNER: "x",
@@ -253,7 +253,7 @@ def test_a_machines_ad() -> None:
     assert machine({**ad, **AD}).id == "5" * 32
     ad |= {names.DYNAMIC_SLOTS: 1, names.JOB_STARTS: 1}
     assert machine(ad).busy
-    assert machine(ad).jobs == 0  # it was the probe
+    assert machine(ad).jobs == 0  # the only start was the probe's
     assert machine({**ad, names.ADMITTED: True, names.JOB_STARTS: 4}).jobs == 3
 
 
@@ -295,7 +295,7 @@ def test_each_probe_is_for_one_machine_and_moves_no_file() -> None:
 
 
 class Queue:
-    """A schedd on paper: what calls came, jobs in the queue, and those that left it."""
+    """Fake schedd: the calls, the jobs in the queue, and those that left it."""
 
     def __init__(self) -> None:
         self.verbs: list[str] = []
@@ -327,14 +327,14 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
     states = pool.probes(known)
     assert queue.verbs == ["query", "history", "submit"]
     assert states == {(each.id, 2): ProbeState.WAITING for each in known}
-    queue.jobs.append({names.OWNER: "vmjobs", names.JOB_STATUS: 5})  # no probe
+    queue.jobs.append({names.OWNER: "vmjobs", names.JOB_STATUS: 5})  # not a probe
     forged = {names.PROBE: "0" * 32 + ".2", names.JOB_STATUS: 4, names.EXIT_CODE: 0}
     queue.jobs.insert(0, {**forged, names.OWNER: "mallory"})
     queue.left.append({**forged, names.OWNER: "mallory"})
     queue.verbs.clear()
     assert pool.probes(known) == states
     assert queue.verbs == ["query"]
-    # Two have left the queue, one of them for the second time: the last counts, and it comes first.
+    # Two probes have left the queue, one of them twice: its last end counts, and comes first.
     first, second = queue.jobs.pop(1), queue.jobs.pop(1)
     queue.left = [
         {**first, names.JOB_STATUS: 4, names.EXIT_CODE: 0},
@@ -351,7 +351,7 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
 
 
 def withdrawn(machines: list[PoolVm], queue: Queue, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the pool's collector is told, by verb."""
+    """The arguments of the calls to the pool's collector, by verb."""
     said: dict[str, Any] = {}
     patch.setattr("condor.submit.schedd.call", queue.call)
     patch.setattr("condor.pool.condor_pool.call", lambda verb, _, **more: said.update({verb: more}))
@@ -360,7 +360,7 @@ def withdrawn(machines: list[PoolVm], queue: Queue, patch: pytest.MonkeyPatch) -
 
 
 def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else root in a machine could have the pool forget another, whose id it says it has."""
+    """Otherwise root in a VM could claim another VM's id and so have that VM withdrawn."""
     queue = Queue()
     queue.jobs = [
         {"ClusterId": n, "ProcId": 0, names.PROBE: target, names.OWNER: "vmjobs", names.JOB_STATUS: 1}
@@ -370,7 +370,7 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
     monkeypatch.setattr("condor.submit.schedd.Schedd.act", lambda *what: removed.append(what[2]))
     machines = [PoolVm("a-0", 2, "5" * 32), PoolVm("a-1", 1, "6" * 32)]
     said = withdrawn(machines, queue, monkeypatch)
-    assert list(said) == ["revoke", "withdraw"]  # or a machine that lives could be back in between
+    assert list(said) == ["revoke", "withdraw"]  # otherwise a live VM could return in between
     users = [f"vmjobs-a-0.{'5' * 32}.2", f"vmjobs-a-1.{'6' * 32}.1"]
     assert (said["revoke"]["users"], said["revoke"]["seconds"] >= 700) == (users, True)
     assert removed == [["0.0"]]
@@ -471,7 +471,7 @@ def test_what_is_no_token_is_refused_and_not_repeated(made: str) -> None:
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Another condor_token_create: this host may have none."""
+    """Install a fake condor_token_create: this host may have none."""
     program = folder / "bin" / "condor_token_create"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\n{text}\n")

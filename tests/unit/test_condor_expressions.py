@@ -1,4 +1,4 @@
-"""ClassAd expressions taken apart, as HTCondor's own text of them."""
+"""Conjuncts, attributes and text of ClassAd expressions."""
 
 from __future__ import annotations
 

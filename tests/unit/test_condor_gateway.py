@@ -1,4 +1,4 @@
-"""What the machines of a gateway are given, by role, and tokens made without HTCondor's programs."""
+"""Files for the VMs of a gateway, by role, and tokens made without HTCondor's programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
-#: A key of no use, and a token that condor_token_create of HTCondor 23.9.6 made with it.
+#: A key that is used nowhere, and a token that condor_token_create of HTCondor 23.9.6 made with it.
 KNOWN_KEY = b"B6Z2lniZJFVirhsQQexNzDP4r/VOg1FynZzHgPe5zBVoi8t9A0SJdA9Mm+gqJhP1"
 KNOWN_TOKEN = (
     "eyJhbGciOiJIUzI1NiIsImtpZCI6ImdhdGV3YXkifQ.eyJleHAiOjE3OTUxOTE5MjksImlhdCI6MTc5NTE4ODMyO"
@@ -34,7 +34,7 @@ ROLES = {
 
 
 def gateway(*machines: str, **more: tuple[str, str]) -> Gateway:
-    """One with these machines of those above, and more."""
+    """A gateway with these VMs of ROLES, and more."""
     chosen = {name: ROLES[name] for name in machines or ROLES} | more
     return parse_gateway(
         {

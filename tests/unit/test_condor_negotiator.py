@@ -1,4 +1,4 @@
-"""What condor/config/negotiator.conf adds to what a pool prefers."""
+"""What condor/config/negotiator.conf adds to NEGOTIATOR_PRE_JOB_RANK."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import classad2
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: HTCondor's own.
+#: HTCondor's default NEGOTIATOR_PRE_JOB_RANK.
 DEFAULT = "(10000000 * My.Rank) + (1000000 * (RemoteOwner =?= UNDEFINED)) - (100000 * Cpus) - Memory"
 
 
 def preferred(machine: dict[str, object], **job: object) -> float:
-    """How much a machine is preferred for a job by the negotiator, before the job's own Rank."""
+    """The negotiator's rank of a node for a job, before the job's own Rank."""
     text = (ROOT / "condor/config/negotiator.conf").read_text("utf-8")
     macros = dict(re.findall(r"^(\w+) = (.*)$", text, re.MULTILINE))
     own = macros["NEGOTIATOR_PRE_JOB_RANK"].replace("$(NEGOTIATOR_PRE_JOB_RANK)", DEFAULT)
@@ -31,7 +31,7 @@ FULLER = {"Memory": 128}
 
 @pytest.mark.parametrize("job", [{}, {"VMJobRank": "much"}, {"VMJobRank": 1e30}, {"VMJobRank": -1e30}])
 def test_other_jobs_notice_nothing(job: dict[str, object]) -> None:
-    """Nor does a job whose user asks for more than there is."""
+    """A VMJobRank that is out of range changes nothing either."""
     assert preferred({}, **job) == 1000000 - 400000 - 4096
     assert preferred(FULLER, **job) > preferred({}, **job)
 
@@ -47,6 +47,6 @@ def test_nobody_has_to_leave_for_it() -> None:
 
 
 def test_machines_that_are_off_come_last() -> None:
-    """condor/config/site-clusters.conf takes 1.0e12 from those."""
+    """condor/config/site-clusters.conf subtracts 1.0e12 from their rank."""
     for rank in (1.0, -110.0):
         assert abs(preferred(TAKEN, VMJobRank=rank)) < 0.5e12

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def sent(model: BaseModel) -> dict[str, Any]:
-    """As it comes over the agent's socket."""
+    """The message as it comes over the agent's socket."""
     found: dict[str, Any] = json.loads(model.model_dump_json(exclude_none=True))
     return found
 
 
 class Starter:
-    """Listens as the starter's chirp proxy does and gives the answers it is told to."""
+    """Fake of the starter's chirp proxy, which gives scripted answers."""
 
     def __init__(self, tmp_path: Path, answers: list[bytes]) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -175,7 +175,7 @@ def test_progress_says_what_is_known() -> None:
 
 
 class Noting(ChirpReporter):
-    """Writes down what is to be published."""
+    """Records the names of published attributes."""
 
     def __init__(self) -> None:
         self.at_once: list[str] = []
@@ -191,7 +191,7 @@ class Noting(ChirpReporter):
 
 
 def test_the_state_alone_is_told_at_once() -> None:
-    """What is told at once is an event in the job's log."""
+    """An attribute that is sent at once is an event in the job's log."""
     moved = {"memory": 2**33, "output": 0, "of_the_future": 1}
     told = report(JobState.RUNNING, bytes=moved, cpu_seconds=1.5)
     used = progress.usage_attributes(sent(told))
@@ -251,7 +251,7 @@ def test_what_is_told_later_is_told_once_and_again_at_the_end(tmp_path: Path) ->
 
 
 def test_where_nothing_is_taken_for_later_it_is_told_at_once(tmp_path: Path) -> None:
-    """By a node's settings, or because the job has told a hundred things of its own."""
+    """The node's settings refuse delayed updates, or the job has sent a hundred of its own."""
 
     starter = Starter(tmp_path, [b"0\n", b"-1\n"])
 

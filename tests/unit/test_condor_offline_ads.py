@@ -1,4 +1,4 @@
-"""Which idle jobs machines that are not there could run, as HTCondor's own matching has it."""
+"""Which idle jobs offline VMs could run, by HTCondor's own matching."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from condor.pool.idle_jobs import ClusterAd, JobGroup, count_idle_jobs, with_ful
 from condor.pool.offline_ads import offline_ad, stable_attributes
 from vmjobs.ports import WorkerVmProfile
 
-#: As condor_submit writes it for a job that has its files transferred.
+#: As condor_submit writes it for a job with file transfer.
 ORDINARY = (
     '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX") && (TARGET.Disk >= RequestDisk)'
     " && (TARGET.Memory >= RequestMemory) && TARGET.HasFileTransfer"
@@ -42,7 +42,7 @@ def jobs(count: int = 1, requirements: str = "true", **more: Any) -> JobGroup:
 
 
 def present(cluster: str = "", **more: Any) -> Any:
-    """A machine that is there; cluster: of which it is a member."""
+    """The ad of a running VM of a cluster, or of a node if ``cluster`` is empty."""
     machine = ad(offline_ad(kind(cluster or "metal", **more)))
     del machine["Offline"]
     if not cluster:
@@ -70,7 +70,7 @@ def test_jobs_that_ask_for_a_cluster_wait_for_it() -> None:
         ([jobs(4, SL3, RequestDisk=60 * 1024)], (4, 4)),
         ([jobs(4, SL3, RequestCpus=0)], (4, 1)),
         ([jobs(1, SL3), jobs(1, SL3)], (2, 1)),
-        # too large for any
+        # too large for any VM
         ([jobs(1, SL3, RequestCpus=3)], (0, 0)),
         ([jobs(1, SL3, RequestMemory=513)], (0, 0)),
         ([jobs(1, SL3, RequestDisk=200 * 1024)], (0, 0)),
@@ -84,13 +84,13 @@ def test_as_many_machines_as_the_jobs_fill(groups: list[JobGroup], found: tuple[
 def test_a_job_that_another_machine_could_run_starts_none() -> None:
     assert count_idle_jobs([jobs()], offered(kind()), [present()])["sl3"]["jobs"] == 0
     assert count_idle_jobs([jobs(1, SL3)], offered(kind()), [present()])["sl3"]["jobs"] == 1
-    # Machines of the cluster itself are no others.
+    # VMs of the cluster itself do not count as others.
     assert count_idle_jobs([jobs(2, SL3)], offered(kind()), [present("sl3")])["sl3"]["jobs"] == 2
-    # As soon as the jobs that run there now have ended.
+    # It could run the job as soon as its present jobs have ended.
     full = present()
     full["Cpus"] = full["Memory"] = 0
     assert count_idle_jobs([jobs()], offered(kind()), [with_full_capacity(full)])["sl3"]["jobs"] == 0
-    # Never: it is too small.
+    # It can never run the job: it is too small.
     assert count_idle_jobs([jobs()], offered(kind()), [present(memory=64)])["sl3"]["jobs"] == 1
 
 
@@ -98,8 +98,8 @@ def test_one_of_several_clusters_gets_a_job() -> None:
     both = offered(kind("a"), kind("b"))
     assert count_idle_jobs([jobs()], both, [])["a"]["jobs"] == 1
     assert count_idle_jobs([jobs()], both, [])["b"]["jobs"] == 0
-    assert count_idle_jobs([jobs()], both, [present("b")])["b"]["jobs"] == 1  # it has machines
-    # A cluster of a fixed size is another machine.
+    assert count_idle_jobs([jobs()], both, [present("b")])["b"]["jobs"] == 1  # it has a VM
+    # A VM of a cluster of fixed size counts as another.
     assert count_idle_jobs([jobs()], both, [present("fixed")])["a"]["jobs"] == 0
 
 
@@ -126,7 +126,7 @@ def test_what_machines_were_seen_to_say_counts() -> None:
     assert seen == {"OpSysAndVer": "Debian13", "HasVM": False, "TotalSlotMemory": 481}
     known = offered(kind(known=seen))
     assert count_idle_jobs([jobs(1, wanted)], known, [])["sl3"]["jobs"] == 1
-    # Not what was declared: what HTCondor finds in such a machine.
+    # The memory that HTCondor finds in such a VM counts, not the declared memory.
     assert count_idle_jobs([jobs(1, wanted, RequestMemory=500)], known, [])["sl3"]["jobs"] == 0
 
 

@@ -1,4 +1,4 @@
-"""What becomes of an unchanged job: the table, the policy that acts on it, and the page."""
+"""Outcomes of transparent jobs: the table, the schedd's policy and the documentation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 NOW = 1795228200.7
-#: Ends that are none of a machine's, and states of jobs of the repository's.
+#: Reason codes that are not ends of a VM, or are states of the service's own jobs.
 ELSEWHERE = {
     ReasonCode.SUBMITTED,
     ReasonCode.SCHEDULED,
     ReasonCode.PROGRESS,
-    ReasonCode.INPUT_UNAVAILABLE,  # what an unchanged job needs comes with it
+    ReasonCode.INPUT_UNAVAILABLE,  # a transparent job brings its input
     ReasonCode.SUCCEEDED,
     ReasonCode.AGENT_RESTARTED,
     ReasonCode.SCHEDULER_UNAVAILABLE,
@@ -123,7 +123,7 @@ def test_a_job_that_was_told_to_leave_says_so(end: RunResult, reason: str) -> No
     ("status", "lost"), [(1, True), (2, False), (3, True), (4, True), (5, True), (6, False), (7, False)]
 )
 def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bool) -> None:
-    """What runs it may be killed with the starter: nothing is told then."""
+    """The program that runs the job may be killed with the starter, before its last report."""
     ad = classad2.ClassAd({"JobStatus": status})
     for name, value in outcomes.progress_attributes("RUNNING", 'PROGRESS: "run"').items():
         assert isinstance(value, ClassAdExpression)
@@ -132,7 +132,7 @@ def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bo
     assert ad.eval(names.VM_STATE) == ("PREEMPTED" if lost else "RUNNING")
     before = "EXEC_LOST: the program that runs the job was killed; last report: " if lost else ""
     assert ad.eval(names.VM_REASON) == f'{before}PROGRESS: "run"'
-    ad[names.VM_STATE] = "COMPLETED"  # that is there before the reason that goes with it
+    ad[names.VM_STATE] = "COMPLETED"  # the state arrives before its reason
     assert ad.eval(names.VM_REASON) == 'PROGRESS: "run"'
 
 
@@ -163,7 +163,7 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
 
 
 def decided(name: str, **job: object) -> bool:
-    """What the schedd's policy says in an attribute that it sets."""
+    """Whether an attribute that the schedd's policy sets is true for this job."""
     policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
     set_there = dict(re.findall(r"^   SET (\w+) (.*)$", policy, re.MULTILINE))
     ad = classad2.ClassAd({"VMJobImage": "x", "VMJobMaxStarts": 5, names.VM_VACATED: 0, **job})
@@ -174,8 +174,8 @@ def decided(name: str, **job: object) -> bool:
     return classad2.ExprTree(set_there[name]).eval(ad) is True
 
 
-#: What may stand behind VMJobImage, as HTCondor has it in the job's ad, and whether that asks for a
-#: machine. A word without quotes is the name of an attribute that there is not.
+#: Values of VMJobImage in the job's ad, and whether each requests a VM. A word without quotes is the
+#: name of an attribute that does not exist.
 IMAGES = [('"generic"', True), ("generic", True), ("5", True), ("undefined", False), (None, False)]
 
 
@@ -205,20 +205,20 @@ def test_a_job_is_held_however_its_image_was_written(written: str | None, *, wan
 @pytest.mark.parametrize(
     ("state", "outcome", "again", "held"),
     [
-        (None, "again", True, False),  # nothing was told
-        ("COMPLETED", "again", False, False),  # what goes with that state may be lost
+        (None, "again", True, False),  # no report
+        ("COMPLETED", "again", False, False),  # the attributes sent with that state may be lost
         ("FAILED", "again", False, False),
         ("FAILED", "own", False, False),
         ("FAILED", "hold", False, True),
         ("PREEMPTED", "again", True, False),
         (outcomes.progress_attributes("RUNNING", "it runs")[names.VM_STATE], "again", True, False),
-        (outcomes.start_attributes(NOW)[names.VM_STATE], "hold", True, False),  # of an earlier try
+        (outcomes.start_attributes(NOW)[names.VM_STATE], "hold", True, False),  # of an earlier attempt
     ],
 )
 def test_the_jobs_own_end_is_by_its_state(
     state: AttributeValue | None, outcome: str, *, again: bool, held: bool
 ) -> None:
-    """That alone is told at once: an attribute that is told at once is an event in the job's log."""
+    """Only the state is sent at once: an attribute sent at once is an event in the job's log."""
     told: dict[str, object] = {names.VM_OUTCOME: outcome, "NumJobStarts": 1, "JobStatus": 2}
     if state is not None:
         expression = isinstance(state, ClassAdExpression)
@@ -228,7 +228,7 @@ def test_the_jobs_own_end_is_by_its_state(
 
 
 def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:
-    """Whether the policy has a job wait, which was tried so many seconds ago."""
+    """Whether the policy makes a job wait whose last attempt was ``tried`` seconds ago."""
     job: dict[str, object] = {names.VM_OUTCOME: outcome, "NumJobStarts": starts}
     if tried is not None:
         job[names.VM_TRIED] = int(time.time() - tried)
@@ -239,7 +239,7 @@ def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bo
     ("starts", "vacated", "held"), [(4, 0, False), (5, 0, True), (9, 5, False), (10, 5, True)]
 )
 def test_to_be_vacated_is_no_failure(starts: int, vacated: int, *, held: bool) -> None:
-    """A job that goes on elsewhere again and again is not held for the first node that fails."""
+    """A job with many evictions is not held when a node fails for the first time."""
     assert outcomes.eviction_attributes(vacated) == {names.VM_VACATED: vacated + 1}
     told = {"NumJobStarts": starts, names.VM_VACATED: vacated, names.VM_OUTCOME: outcomes.AGAIN}
     assert decided("VMJobHold", **told) is held

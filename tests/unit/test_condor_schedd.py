@@ -1,4 +1,4 @@
-"""What condor/config/schedd.conf has jobs with an image demand of nodes."""
+"""What condor/config/schedd.conf makes jobs with an image require of nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import classad2
-import htcondor2  # its functions on lists of words come with it
+import htcondor2  # registers its functions on string lists
 import pytest
 
 from condor.node.scratch import MIN_DISK
@@ -16,7 +16,7 @@ from condor.submit import description
 ROOT = Path(__file__).parents[2]
 
 
-#: What a node has found out just now of an image that it does not boot.
+#: What a node has just found out about an image that it cannot boot.
 FOUND = {
     "ChirpVMImageNamed": "disk:1",
     "ChirpVMImageKinds": "kvm,qemu",
@@ -26,7 +26,7 @@ FOUND = {
 
 
 def policy(name: str) -> classad2.ExprTree:
-    """What the schedd adds to a job by that name."""
+    """The expression that the schedd sets in a job under that name."""
     assert htcondor2.version()
     text = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
     (found,) = re.findall(rf"^ *SET {name} (.*)$", text, re.MULTILINE)
@@ -34,7 +34,7 @@ def policy(name: str) -> classad2.ExprTree:
 
 
 def matches(offered: str, **job: object) -> bool:
-    """Whether a job demands no more than a node has, whose working hypervisors are those."""
+    """Whether a job's requirements match a node with these working hypervisors."""
     ad = classad2.ClassAd({"VMJobOwnRequirements": True, **job})
     ad["VMJobImageKnown"] = policy("VMJobImageKnown")
     node = classad2.ClassAd(
@@ -63,7 +63,7 @@ def matches(offered: str, **job: object) -> bool:
         ("uml,qemu", {"RequestCpus": 2, "VMJobHypervisor": "qemu"}, True),
         ("kvm", {"VMJobCheckpoint": True}, True),
         ("kvm", {"VMJobCheckpoint": True, "VMJobHypervisor": "qemu"}, False),
-        ("uml", {"VMJobCheckpoint": "yes"}, True),  # the node says what is wrong with it
+        ("uml", {"VMJobCheckpoint": "yes"}, True),  # the node reports the fault
         ("uml", {"VMJobHypervisor": "xen"}, True),
         ("qemu", {"VMJobHypervisor": "UML"}, False),
         ("uml", {"VMJobWaits": True}, False),
@@ -107,7 +107,7 @@ def test_which_nodes_a_job_prefers(
 
 
 def test_what_keeps_a_job_from_a_node_is_the_same_for_the_jobs_of_the_service() -> None:
-    """Where it ran last, and where other machines have the memory."""
+    """The node of its last run, and nodes whose memory other VMs use."""
     text = str(policy("VMJobRank"))
     elsewhere = str(classad2.ExprTree(description.rank("hep:1")))
     assert text.endswith(f" + {elsewhere}")

@@ -1,4 +1,4 @@
-"""What of the scheduler needs no schedd; ``tests/integration/test_condor_grid.py`` has the rest."""
+"""``CondorScheduler`` without a schedd (tests/integration/test_condor_grid.py: with one)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vmjobs.ports import BatchJob
 
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CondorScheduler:
-    """One whose collector does not answer."""
+    """A scheduler whose collector does not answer."""
     monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
     config = Config(spool_dir=tmp_path / "spool", schedd_name="s.grid", schedd_pool="127.0.0.1:9")
     return CondorScheduler(config, timeout=20.0)

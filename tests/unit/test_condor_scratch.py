@@ -1,4 +1,4 @@
-"""What is read of the ads in a job's directory, and made of them."""
+"""The ads in a job's directory, and the message to the agent made from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ad(folder: Path, text: str) -> scratch.TextAd:
 
 
 def handed(folder: Path, said: str, slot: str = MACHINE) -> SubmitMessage:
-    """What the agent takes the ads of a job for, which says that as well, and of its slot."""
+    """The agent's view of a job whose ad has these lines too, and of its slot's ad."""
     job = ad(folder, f'ClusterId = 12\nProcId = 3\nVMJobImage = "x"\n{said}\n')
     found = protocol.parse_message(scratch.submit_message(job, ad(folder, slot), "/x/dir_1", ACCOUNT))
     assert isinstance(found, SubmitMessage)
@@ -72,7 +72,7 @@ def test_whether_it_is_to_be_saved(tmp_path: Path, said: str, *, wanted: bool) -
     ],
 )
 def test_one_that_has_ended_before_begins_anew(tmp_path: Path, state: str, *, anew: bool) -> None:
-    """It is run once more by its own policy, or was released: no machine of before is to go on."""
+    """Its own policy runs it again, or it was released: no earlier VM is resumed."""
     assert handed(tmp_path, f"ChirpVMState = {state}").anew is anew
 
 
@@ -109,7 +109,7 @@ def test_expressions_are_no_strings(tmp_path: Path, text: str) -> None:
 
 
 def test_a_word_without_quotes_is_told_to_have_some(tmp_path: Path) -> None:
-    """HTCondor takes it for the name of another attribute."""
+    """HTCondor reads it as the name of another attribute."""
     with pytest.raises(InvalidRequest) as told:
         ad(tmp_path, "VMJobImage = generic").string("VMJobImage")
     said = 'VMJobImage of the job is generic, but must be a string; write +VMJobImage = "generic"'

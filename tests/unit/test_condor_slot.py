@@ -1,4 +1,4 @@
-"""Whose job a slot runs: what is made of the starter's arguments and the startd's answer."""
+"""Which job a slot runs, from the starter's arguments and the startd's answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vmjobs.agent.condor_job.starter import StarterProcess
 from vmjobs.errors import Unavailable
 
 STARTER = StarterProcess(42, 22)
-#: As HTCondor 23.9.6 prints it.
+#: As condor_status of HTCondor 23.9.6 prints it.
 ANSWER = """[
 {
   "Name": "slot1@node2.grid"
@@ -29,7 +29,7 @@ ANSWER = """[
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A starter of slot1_1, number 42, and HTCondor's tools."""
+    """A starter of slot1_1 with PID 42, and a fake of HTCondor's tools."""
     (tmp_path / "42").mkdir()
     words = ("condor_starter", "-f", "-local-name", "slot_type_1", "-a", "slot1_1", "172.18.0.2")
     (tmp_path / "42/cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
@@ -53,14 +53,14 @@ def test_the_job_of_the_starters_slot(proc: Path) -> None:
 
 
 def test_no_two_jobs_are_called_the_same(proc: Path) -> None:
-    """Nor one that calls itself like another user's: nobody can write who he is into his job's ad."""
+    """Two users' jobs differ too: users cannot change their identity in a job's ad."""
     found = SlotJob("site.grid#29.0#1795314046", "ada@grid")
     assert found.key != SlotJob("site.grid#29.1#1795314046", "ada@grid").key
     assert found.key != SlotJob("site.grid#29.0#1795314046", "bob@grid").key
 
 
 def test_a_starter_that_has_gone_meanwhile(proc: Path) -> None:
-    """Its number, and its slot, may be another user's by now."""
+    """Its PID and its slot may belong to another user by now."""
     (proc / "answer").write_text(ANSWER)
     tool(proc, "condor_status", f"cat {proc}/answer")
     with pytest.raises(Unavailable, match="has gone"):

@@ -1,4 +1,4 @@
-"""What nodes are to a job, by real ads."""
+"""Whether the slots of nodes fit a job, by real ads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_a_node_is_to_a_job(wish: dict[str, str], slot: dict[str, str], sta
     assert bool(found["clauses"]) == (standing == "refuses")
 
 
-#: What a job and a node are, and each demand that is not met: whose, and which values of both it names.
+#: A job, a node, and each unmet demand: whose it is, and which values of both it names.
 UNMET: list[tuple[dict[str, str], dict[str, str], *tuple[tuple[Any, ...], ...]]] = [
     (
         {"RequestMemory": "4097"},
@@ -68,7 +68,7 @@ UNMET: list[tuple[dict[str, str], dict[str, str], *tuple[tuple[Any, ...], ...]]]
         ),
     ),
     ({}, {"Start": "false"}, ("node", "START", {}, {"START": "false"})),
-    # An attribute without a scope is the ad's own before it is the other's.
+    # An attribute without a scope is looked up in its own ad before the other.
     (
         {"VMJobOwnRequirements": "OpSys == Wanted", "Wanted": '"WINDOWS"'},
         {},

@@ -134,7 +134,7 @@ def test_ids_must_be_plain(bad: str) -> None:
 
 
 def test_the_environment_of_a_job_is_for_its_guest_alone() -> None:
-    """No program on the node is started with it."""
+    """No program on the node gets it."""
     hostile = {"LD_PRELOAD": "./evil.so", "PYTHONPATH": "evil"}
     for route in ("local", "site"):
         (submission,) = describe(batch(route=route, environment=hostile), config(), JobProgram())
@@ -214,7 +214,7 @@ def test_an_image_with_cloud_init_goes_where_its_data_can_be_read() -> None:
     spec = batch(cpus=1)[0].spec
     for kinds in ((), (HypervisorKind.UML,), tuple(HypervisorKind)):
         wanted = requirements(spec, kinds, cloud_init=True)
-        assert matches(wanted, slot(VMJobsHypervisors="uml")) is False  # an earlier release
+        assert matches(wanted, slot(VMJobsHypervisors="uml")) is False  # an agent of an earlier release
         assert matches(wanted, slot(VMJobsHypervisors="uml", VMJobsUmlCloudInit=False)) is False
         assert matches(wanted, slot(VMJobsHypervisors="uml", VMJobsUmlCloudInit=True)) is True
     assert matches(requirements(spec, cloud_init=True), slot(VMJobsHypervisors="uml,qemu")) is True
@@ -222,7 +222,7 @@ def test_an_image_with_cloud_init_goes_where_its_data_can_be_read() -> None:
 
 def test_a_job_goes_where_its_processors_are() -> None:
     spec = batch(cpus=2)[0].spec
-    for offered in ({}, {"VMJobsUmlCpus": 1}):  # an earlier release; Debian's kernel
+    for offered in ({}, {"VMJobsUmlCpus": 1}):  # an agent of an earlier release; Debian's kernel
         assert matches(requirements(spec), slot(VMJobsHypervisors="uml", **offered)) is False
         assert matches(requirements(spec), slot(VMJobsHypervisors="uml,qemu", **offered)) is True
     assert matches(requirements(spec), slot(VMJobsHypervisors="uml", VMJobsUmlCpus=64)) is True
@@ -248,7 +248,7 @@ def test_a_job_goes_where_it_has_its_network() -> None:
 
 
 def test_an_image_goes_where_its_machine_code_runs() -> None:
-    """HTCondor calls the architectures as uname does, but for their case."""
+    """HTCondor's names of architectures are those of uname, except for their case."""
     spec = batch()[0].spec
     for architecture, there, runs in (
         ("x86_64", "X86_64", True),

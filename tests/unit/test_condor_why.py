@@ -1,4 +1,4 @@
-"""Why a job of HTCondor's is where it is: by ads as daemons tell them, and the words for them."""
+"""Explanations of where an HTCondor job is and why, from the ads of daemons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def codes(found: JobExplanation) -> list[str]:
 COPIED = {"JobUniverse": "9", "GridResource": '"condor site.grid cm.grid"'}
 
 
-#: By its status, when nobody sees it in the queue's history.
+#: The state by JobStatus, of a job that is not in the queue's history.
 STATES = {
     "0": "in an unknown state",
     "1": "idle",
@@ -178,11 +178,11 @@ def test_a_job_that_failed_waits_a_while(waits: str, answer: str, message: str) 
 
 
 def rejected(why: str, at: str = "1795228180") -> dict[str, str]:
-    """What a job has to say that the negotiator rejected after it was matched, or before."""
+    """Attributes of a job that the negotiator rejected after its last match, or before."""
     return {"LastRejMatchTime": at, "LastMatchTime": "1795228100", "LastRejMatchReason": why}
 
 
-#: What is said, and what of the job and of the node makes it so.
+#: The codes, the message, and the attributes of job and node that cause them.
 NO_NODE: list[tuple[list[str], str, *tuple[dict[str, str], ...]]] = [
     (
         ["WAITING"],
@@ -205,7 +205,7 @@ NO_NODE: list[tuple[list[str], str, *tuple[dict[str, str], ...]]] = [
         rejected('"insufficient priority"'),
         {"Cpus": "0"},
     ),
-    # It was matched since.
+    # The match is newer than the rejection.
     (["WAITING"], "", rejected('"quota"', at="5")),
     (["BUSY"], "taken by other jobs (1 node: node1.grid)", {}, {"Cpus": "0"}),
     (["ASLEEP"], "switched off (node1.grid)", {}, {"Offline": "true"}),
@@ -413,7 +413,7 @@ def test_a_site_that_says_less() -> None:
     assert codes(found) == ["SITE_UNREADABLE"]
     assert "site.grid has no job 7.1" in found.findings[0].message
     alone, gone = at_site(queued(7, 1)), at_site()
-    alone.collectors["cm.grid"].silent = frozenset({"Startd"})  # it tells of its jobs alone
+    alone.collectors["cm.grid"].silent = frozenset({"Startd"})  # it answers only for its jobs
     del gone.schedds["site.grid"]
     for said, code, route in (
         (alone, "SITE_UNREADABLE", ["3.0 at here", "7.1 at site.grid"]),

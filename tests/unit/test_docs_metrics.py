@@ -1,4 +1,4 @@
-"""What operators are told about metrics and logs, against the code."""
+"""The operators' guide to metrics and logs matches the code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cache:
 
 
 def service() -> Collector:
-    """One of everything."""
+    """Return the service's metrics, with a value for each."""
     return ServiceMetrics(
         Figures(
             clusters={"vc": ClusterFigures()},
@@ -50,7 +50,7 @@ def service() -> Collector:
 
 
 def agent() -> Iterable[Metric]:
-    """One of everything."""
+    """Return the agent's metrics, with a value for each."""
     made = AgentMetrics()
     made.probes = lambda: (ProbeResult(HypervisorKind.UML, True, "", 1.0),)
     made.cache = Cache()
@@ -63,7 +63,7 @@ def agent() -> Iterable[Metric]:
 
 
 def of_code(metrics: Iterable[Metric]) -> dict[str, Labels]:
-    """Names as they are in the text, and their labels."""
+    """Return the labels of each metric, by its name in the guide."""
     suffixes = {"counter": "_total", "info": "_info"}
     found = {}
     for metric in metrics:
@@ -93,7 +93,7 @@ def test_names_follow_the_rules(metric: Metric) -> None:
         assert word not in metric.name.split("_")[:-1]
     for sample in metric.samples:
         assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in sample.labels)
-        assert not {"job", "instance", "quantile"} & set(sample.labels)  # are Prometheus' own
+        assert not {"job", "instance", "quantile"} & set(sample.labels)  # reserved by Prometheus
 
 
 def test_the_example_can_be_read_by_a_program() -> None:

@@ -1,4 +1,4 @@
-"""What people are told about virtual clusters, and about `vmjobs job why`, against the code."""
+"""The guides to virtual clusters and to `vmjobs job why` match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an unchanged job's stand-in makes of what the agent answers."""
+"""How a transparent job's program on the node handles the agent's answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vmjobs.transparent_job import TransparentJob
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TransparentJob:
-    # Standard output is that of the tests.
+    # Standard output belongs to the tests.
     monkeypatch.setattr(execute_transparent, "_truncate", lambda _stream: None)
     place = tmp_path / "job"
     place.mkdir()
@@ -50,7 +50,7 @@ def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
 
 
 def until_all_is_there(connection: socket.socket) -> bytes:
-    """Take the files of a job; what it was given for its standard input."""
+    """Receive the files of a job; return its standard input."""
     read = b""
     for message in protocol.receive(connection):
         if isinstance(message, DataMessage) and message.channel is Channel.INPUT:
@@ -85,7 +85,7 @@ def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, job: Tra
 def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
     tmp_path: Path, job: TransparentJob
 ) -> None:
-    """What is wrong is told by the names that the job's user knows."""
+    """The error names the attribute that the job's user set."""
     Path(job.directory, "large").write_bytes(bytes(8 * 1024 * 1024))
     job.message["boot_seconds"] = 0
 

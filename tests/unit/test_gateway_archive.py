@@ -1,4 +1,4 @@
-"""Backups as files: what is written comes back, holes as holes; whatever else comes is refused."""
+"""Backup archives: data and holes survive a round trip; anything else is refused."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
         tarfile.TarInfo("../x"),
         tarfile.TarInfo("/etc/passwd"),
         tarfile.TarInfo("a//b"),
-        tarfile.TarInfo("n" * 200),  # in a header of its own, which is not looked at
+        tarfile.TarInfo("n" * 200),  # in an extra header, which is not read
     ],
     ids=lambda info: f"{info.name[:12]} {info.type!r}",
 )

@@ -1,4 +1,4 @@
-"""What a gateway's machines are told to be, and what is known of them: files and words, no machine."""
+"""Assignments and states of a gateway's VMs: files and messages, without a VM."""
 
 from __future__ import annotations
 

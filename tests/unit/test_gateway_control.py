@@ -1,4 +1,4 @@
-"""Words with a gateway's supervisor, over a real Unix socket."""
+"""Messages to a gateway's supervisor, over a real Unix socket."""
 
 from __future__ import annotations
 

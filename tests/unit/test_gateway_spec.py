@@ -1,4 +1,4 @@
-"""Declarations of gateways: what is taken, and every fault at its field."""
+"""Declarations of gateways: what is accepted, and every error at its field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The domain XML of a machine."""
+"""The domain XML of a VM."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_firmware_boots_the_disk(method: BootMethod) -> None:
 
 
 def test_what_cannot_be_described() -> None:
-    with pytest.raises(HypervisorError, match="brings no kernel"):  # the disk does not stand in
+    with pytest.raises(HypervisorError, match="brings no kernel"):  # the disk is no substitute
         parsed(replace(MACHINE, image=replace(IMAGE, kernel=None)))
     with pytest.raises(HypervisorError, match="vax"):
         board("vax")

@@ -1,4 +1,4 @@
-"""What machines are held to their limits by: arithmetic and decisions, with a clock of our own."""
+"""Resource limits of VMs: arithmetic and decisions, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_debt_is_paid_before_more_is_had(clock: Clock) -> None:
 
 
 def use(share: float, greed: float, seconds: float, late: float = 0.0) -> float:
-    """Processors that a machine has on average that would use ``greed`` of them whenever it runs.
+    """Return the mean number of CPUs of a VM that uses ``greed`` CPUs whenever it runs.
 
-    late: seconds that each turn comes later than it was asked for.
+    late: seconds by which each step comes too late.
     """
     clock = Clock()
     allowance, used, end = CpuAllowance(share, clock), 0.0, clock.now + seconds
@@ -76,7 +76,7 @@ def test_what_was_used_before_is_free_and_a_rest_is_a_period_and_the_debt(clock:
 
 
 def test_processes_that_vanish_earn_nothing(clock: Clock) -> None:
-    """A child's time shows nowhere for a moment after its end."""
+    """The CPU time of a child is missing for a moment after its end."""
     allowance = CpuAllowance(0.5, clock)
     allowance.next_step(10.0)
     allowance.next_step(10.2)

@@ -1,4 +1,4 @@
-"""Where guests may go: rules that nftables takes, and the addresses that are meant."""
+"""Outbound policy of guests: rules that nftables accepts, and the addresses they cover."""
 
 from __future__ import annotations
 

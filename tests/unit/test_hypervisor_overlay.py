@@ -1,4 +1,4 @@
-"""Overlays that come from elsewhere."""
+"""Checks of overlays that come from elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def overlay(path: Path) -> Path:
     [
         (">Q", 72, 0, ""),
         (">Q", 72, 1, ""),  # was not closed
-        # QEMU would open another file with its data, whichever it is, and the guest would read it.
+        # QEMU would open any file named here as the data file, and the guest would read it.
         (">Q", 72, 1 << 2, "features 0x4"),
         (">I", 4, 2, "version 2"),
         (">I", 4, 4, "version 4"),

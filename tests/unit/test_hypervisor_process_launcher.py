@@ -1,4 +1,4 @@
-"""Processes that outlive whoever had them started, and are nobody's."""
+"""Processes that outlive their starter and are not its descendants."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_is_no_descendant_and_its_environment_names_nobody(
     shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("_CONDOR_ANCESTOR_1", "1:2:3")
-    process = shells("kill -STOP $$")  # no other program meanwhile
+    process = shells("kill -STOP $$")  # runs no other program meanwhile
     assert os.getpid() not in ancestors(process.pid)
     for pid in [process.pid, parent(process.pid)]:
         assert b"_CONDOR_" not in Path(f"/proc/{pid}/environ").read_bytes()
@@ -79,7 +79,7 @@ def test_how_it_ended_is_told(shells: Shells, script: str, status: int) -> None:
 
 
 def test_what_it_has_used_is_told_with_its_end(shells: Shells) -> None:
-    """By its children as well, which were gone before it; memory is that of the largest."""
+    """Includes children that ended before it; memory is that of the largest process."""
     work = 'x = "x" * (48 << 20); n = 0\nwhile n < 3_000_000: n += 1'
     process = shells(f"{sys.executable} -c '{work}'; exit 0")
     used = process.used(60)
@@ -103,7 +103,7 @@ def test_one_that_has_ended_is_not_killed_by_its_number(
     process = shells("exit 0")
     assert process.status(20) == 0
     bystander = shells("exec sleep 60")
-    monkeypatch.setattr(process, "pid", bystander.pid)  # as if the number was used again
+    monkeypatch.setattr(process, "pid", bystander.pid)  # as if the PID was reused
     process.kill()
     assert bystander.status(0.1) is None
 
@@ -156,13 +156,13 @@ def test_one_that_is_prepared_is_what_starts_them(shells: Shells) -> None:
 def test_what_starts_them_may_be_killed(shells: Shells) -> None:
     before = shells("exec sleep 60")
     os.kill(parent(before.pid), signal.SIGKILL)
-    assert before.status(20) is None  # nobody learns it any more, and nobody waits for it
+    assert before.status(20) is None  # the status is lost, and the call does not wait
     assert procs.read(before.pid) is not None
     assert shells("exit 5").status(20) == 5
 
 
 def asker(program: list[str], then: str = "") -> list[str]:
-    """Another process that starts one, does something then, and waits for it."""
+    """Return a command that starts ``program``, executes ``then``, and waits for the program."""
     script = f"""
 from vmjobs.hypervisor.sandbox.process_launcher import Launcher
 process = Launcher().start({program}, [0, 1, 2], {PATH!r})

@@ -1,4 +1,4 @@
-"""Looking at processes: what cannot be looked at is not taken for gone."""
+"""Process inspection: a process that cannot be inspected does not count as ended."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_looked_at_is_not_gone(other: procs.Process) -> None:
 
 
 def test_a_slow_search_is_no_reason_to_take_what_has_ended_for_living(other: procs.Process) -> None:
-    """As on a node on which hundreds of VMs end at the same moment."""
+    """This happens on a node where hundreds of VMs end at the same moment."""
 
     def find() -> list[procs.Process]:
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Which hypervisor a job gets, and what is said where there is none."""
+"""Which hypervisor a job gets, and the error if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How machines ended: what the drivers make of what they hear."""
+"""Shutdown causes of VMs, as the drivers derive them from events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_first_cause_stands() -> None:
     shutdown_causes = ShutdownCauses()
     shutdown_causes.expect("a")
     shutdown_causes.record_cause("a", cause_from_qemu("guest-reset"))
-    shutdown_causes.record_cause("a", cause_from_qemu("host-signal"))  # how its process is cleared away
+    shutdown_causes.record_cause("a", cause_from_qemu("host-signal"))  # cleanup of its process
     shutdown_causes.ended("a", ShutdownCause.POWEROFF)
     assert shutdown_causes.of("a", 0) is ShutdownCause.RESET
     shutdown_causes.forget("a")

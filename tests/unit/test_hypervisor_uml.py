@@ -1,4 +1,4 @@
-"""What a UML kernel is told, and what it is not."""
+"""Parameters that a UML kernel gets, and those that it does not."""
 
 from __future__ import annotations
 

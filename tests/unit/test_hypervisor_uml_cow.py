@@ -1,4 +1,4 @@
-"""Overlays of user-mode Linux, and what they were made for."""
+"""Overlays of User-mode Linux, and the base files they belong to."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_one_that_is_made_is_as_the_kernel_makes_it(tmp_path: Path, base: Path) 
 def test_one_that_is_not_there_yet_is_the_kernels_to_make(tmp_path: Path, base: Path) -> None:
     overlay = tmp_path / "overlay"
     update_base(overlay, base, NAME)
-    overlay.touch()  # it died while it did
+    overlay.touch()  # the kernel died while creating it
     update_base(overlay, base, NAME)
     assert not overlay.exists()
 

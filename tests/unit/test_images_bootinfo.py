@@ -1,4 +1,4 @@
-"""How a disk may boot, by its first sectors: real partition tables and file systems."""
+"""Boot detection from a disk's first sectors: real partition tables and file systems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(tmp_path: Path, table: str, *, code: bool = False) -> Path:
 
 
 def mkfs(path: Path, kind: str, label: str, offset: int = 0, mib: int = 16) -> None:
-    """A file system of its own, copied to where it belongs."""
+    """Make a file system in a file of its own, and copy it to ``offset``."""
     own = path.with_name(f"{path.name}.{kind}")
     with own.open("wb") as file:
         file.truncate(mib * MIB)

@@ -1,4 +1,4 @@
-"""The node's image cache: fetched once, checked, resumed; only what is trusted."""
+"""The node's image cache: fetches each image once, checks, resumes, requires trust."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vmjobs.errors import DigestMismatch, ImageRejected, NotFound
 
 @pytest.fixture
 def digest(remote: Remote) -> str:
-    """An image that the repository has."""
+    """Return the digest of an image that the repository has."""
     return put(remote.store)[0]
 
 
@@ -39,7 +39,7 @@ def test_an_image_is_fetched_once_and_kept_sparse(
     assert seen[-1] == (manifest.size, manifest.size)
     assert done[0] < manifest.size
     assert ImageCache(node, remote).prepare(digest) == image
-    assert len(remote.segments) == 4  # and not the one that is all zeros
+    assert len(remote.segments) == 4  # not the one that is all zeros
     assert cache.cached() == [digest]
     assert list((node / "partial").iterdir()) == list((node / "tmp").iterdir()) == []
 
@@ -149,7 +149,7 @@ def test_what_another_image_has_damaged_is_fetched(cache: ImageCache, remote: Re
     damage(cache.prepare(first).root)
     remote.bytes = 0
     assert cache.prepare(second).root.read_bytes() == disk + b"more"
-    assert CHUNK_BYTES < remote.bytes < 3 * CHUNK_BYTES  # the damaged block, and what is new
+    assert CHUNK_BYTES < remote.bytes < 3 * CHUNK_BYTES  # the damaged chunk and the new one
     remote.bytes = 0
     assert cache.prepare(first).root.read_bytes() == disk
     assert remote.bytes == 0
@@ -158,7 +158,7 @@ def test_what_another_image_has_damaged_is_fetched(cache: ImageCache, remote: Re
 def test_of_a_changed_image_only_the_changed_blocks_are_fetched(
     cache: ImageCache, remote: Remote
 ) -> None:
-    """Also where no segment is the same, and where the blocks moved."""
+    """Also if no segment is the same, and if the chunks moved."""
     old = noise(6 * SEGMENT_BYTES)
     new = bytearray(old[20 * CHUNK_BYTES :] + old[: 20 * CHUNK_BYTES])
     for segment in range(6):
@@ -170,7 +170,7 @@ def test_of_a_changed_image_only_the_changed_blocks_are_fetched(
     remote.bytes = remote.requests = 0
     assert cache.prepare(second).root.read_bytes() == new
     assert remote.bytes < 2 * 6 * CHUNK_BYTES
-    assert remote.requests == 6 + 5  # a head of each segment, and a block where one changed
+    assert remote.requests == 6 + 5  # a head of each segment, and each changed chunk
 
 
 def test_a_block_that_is_damaged_here_is_fetched(cache: ImageCache, remote: Remote) -> None:
@@ -179,7 +179,7 @@ def test_a_block_that_is_damaged_here_is_fetched(cache: ImageCache, remote: Remo
     first, _ = put(remote.store, old)
     second, _ = put(remote.store, new)
     damage(cache.prepare(first).root, SEGMENT_BYTES + 7 * CHUNK_BYTES)
-    damage(cache.prepare(first).root, SEGMENT_BYTES + 7 * CHUNK_BYTES)  # mended, and damaged once more
+    damage(cache.prepare(first).root, SEGMENT_BYTES + 7 * CHUNK_BYTES)  # repaired, and damaged again
     remote.bytes = 0
     assert cache.prepare(second).root.read_bytes() == new
     assert remote.bytes < 4 * CHUNK_BYTES
@@ -194,7 +194,7 @@ def test_images_with_nothing_in_common_are_not_asked_about_for_long(
     cache.prepare(first)
     remote.requests = 0
     cache.prepare(second)
-    assert 20 < remote.requests <= 20 + 4 + 4  # those under way at once look at theirs as well
+    assert 20 < remote.requests <= 20 + 4 + 4  # concurrent fetches ask as well
 
 
 def test_a_fetch_that_is_cut_off_goes_on_where_it_was(
@@ -211,7 +211,7 @@ def test_a_fetch_that_is_cut_off_goes_on_where_it_was(
 
 
 def test_what_was_fetched_before_a_crash_is_checked(node: Path, remote: Remote) -> None:
-    """Without the note of an orderly end the file is read, and what is wrong in it is replaced."""
+    """Without the note of an orderly end, the file is read and its wrong parts are replaced."""
     data = [noise(SEGMENT_BYTES, n) for n in range(3)]
     disk = b"".join([*data, bytes(SEGMENT_BYTES), bytes(CHUNK_BYTES), noise(CHUNK_BYTES, 9)])
     digest, manifest = put(remote.store, disk)
@@ -236,7 +236,7 @@ def test_what_was_fetched_before_a_crash_is_checked(node: Path, remote: Remote) 
 def test_what_is_wrong_in_a_file_is_not_forgotten_by_the_next_attempt(
     cache: ImageCache, node: Path, remote: Remote
 ) -> None:
-    """Garbage where zeros belong, found by an attempt that was broken off in its turn."""
+    """An attempt finds garbage where zeros belong, and is itself cut off."""
     disk = noise(2 * SEGMENT_BYTES) + bytes(CHUNK_BYTES) + noise(CHUNK_BYTES, 9) + bytes(SEGMENT_BYTES)
     digest, manifest = put(remote.store, disk)
     partial = node / "partial" / manifest.root.digest.removeprefix("tree:")
@@ -340,8 +340,8 @@ def test_an_image_that_nobody_signed_is_refused_also_when_it_is_here(
     asked = remote.asked
     for _ in range(3):
         assert cache.prepare(digest).root.read_bytes() == DISK
-    assert remote.asked == asked + 1  # it is kept with the image
-    keys.clear()  # trusted no more
+    assert remote.asked == asked + 1  # the signature is kept with the image
+    keys.clear()  # no longer trusted
     with pytest.raises(ImageRejected):
         cache.prepare(digest)
 

@@ -1,4 +1,4 @@
-"""NoCloud data: what is on the disk, and what its kit does where it can be seen from here."""
+"""NoCloud data: the contents of the disk, and the parts of its kit that run without a VM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contents(path: Path) -> dict[str, str]:
     iso = pycdlib.PyCdlib()
     iso.open(str(path))
     found = {}
-    for kind in ("rr_path", "joliet_path"):  # Linux reads the one or the other
+    for kind in ("rr_path", "joliet_path"):  # Linux reads either one
         for name in ("meta-data", "user-data", "network-config"):
             sink = io.BytesIO()
             iso.get_file_from_iso_fp(sink, **{kind: f"/{name}"})
@@ -131,7 +131,7 @@ def test_the_kit_runs_scripts_and_writes_the_output_disk(
         "environment": {"WHO": "ada"},
         "arguments": ["hello world"],
     }
-    assert cloud_kit.run_offline(described) == 3  # there is no #! line
+    assert cloud_kit.run_offline(described) == 3  # the script has no #! line
     disk = job / "disk"
     disk.write_bytes(b"\0" * (1 << 20))
     assert cloud_kit.write_output_disk(disk, "code=3", ["x", "y"], cloud_kit.STREAMS)

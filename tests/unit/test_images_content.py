@@ -23,7 +23,7 @@ from vmjobs.errors import DigestMismatch
 
 
 def by_the_book(data: bytes) -> str:
-    """The digest as docs/images.md defines it, written down a second time."""
+    """Return the digest that docs/images.md defines, by a second implementation."""
     segments = b""
     for start in range(0, len(data), 8 * 1024 * 1024):
         segment = data[start : start + 8 * 1024 * 1024]

@@ -1,4 +1,4 @@
-"""The bounds of a node's image cache: what goes first, what stays, what killed processes leave."""
+"""Limits of a node's image cache: eviction order, images in use, and killed processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_in_use_stays_and_what_does_not_fit_says_so(node: Path, remote: 
 
 
 def test_parts_that_an_image_in_use_needs_stay(node: Path, remote: Remote) -> None:
-    """Two images with the same kernel: evicting the one does not take the other's."""
+    """Two images share a kernel: evicting one image does not remove the other's kernel."""
     first, second = (put(remote.store, noise(2 * SEGMENT_BYTES, n))[0] for n in range(2))
     third, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 3), b"another kernel")
     cache = ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB)
@@ -107,7 +107,7 @@ def test_what_the_disk_must_keep_free_stays_free(node: Path, remote: Remote) -> 
 def user(
     node: Path, remote: Remote, limit: int, rounds: int, images: list[str]
 ) -> subprocess.Popen[str]:
-    """A process that uses these images over and over."""
+    """Start a process that uses these images repeatedly."""
     child = Path(__file__).with_name("images_cache_child.py")
     path = os.pathsep.join(map(str, child.parents[:3]))
     arguments = [str(node), str(remote.store.root), str(limit), str(time.monotonic_ns()), str(rounds)]
@@ -121,7 +121,7 @@ def user(
 
 @pytest.mark.slow
 def test_processes_that_push_out_each_others_images(node: Path, remote: Remote) -> None:
-    """Four processes, seven images, room for three: what one of them uses is whole all the time."""
+    """Four processes, seven images, space for three: images in use are always complete."""
     images = [put(remote.store, noise(SEGMENT_BYTES, n), b"%d" % (n % 2))[0] for n in range(7)]
     limit = 3 * SEGMENT_BYTES + MIB
     users = [user(node, remote, limit, 25, images) for _ in range(4)]
@@ -132,13 +132,13 @@ def test_processes_that_push_out_each_others_images(node: Path, remote: Remote) 
     done = [process.communicate()[0].split() for process in users]
     assert [process.returncode for process in users] == [0] * 4
     assert sum(int(count) for count, _ in done) > 25
-    # Each of them may have claimed room for a segment at the same moment.
+    # Each of them may have reserved space for a segment at the same moment.
     assert most <= limit + 4 * SEGMENT_BYTES
 
 
 @pytest.mark.slow
 def test_processes_that_are_killed_leave_nothing_that_stays(node: Path, remote: Remote) -> None:
-    """kill -9 at any moment, of fetching, evicting and using; then all is as it should be."""
+    """After kill -9 at any moment of fetching, evicting or using, the cache is consistent."""
     images = [put(remote.store, noise(SEGMENT_BYTES, n), b"%d" % (n % 2))[0] for n in range(7)]
     limit = 3 * SEGMENT_BYTES + MIB
     chance = random.Random(1)
@@ -147,7 +147,7 @@ def test_processes_that_are_killed_leave_nothing_that_stays(node: Path, remote: 
         end = time.monotonic() + 30
         while not list(node.glob("contents/*/*")) and time.monotonic() < end:
             time.sleep(0.02)
-        time.sleep(0.7 + chance.random())  # they begin, and are somewhere
+        time.sleep(0.7 + chance.random())  # let them start and get to any point
         for process in users:
             process.kill()
             process.communicate()

@@ -197,7 +197,7 @@ def test_a_wheel_that_would_fill_the_memory_is_not_unpacked(
 def test_a_wheel_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = wheel(tmp_path, "x.py")
     data = bytearray(file.read_bytes())
-    data[data.rindex(b"PK\x01\x02") + 8] |= 1  # "encrypted"
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1  # the flag "encrypted"
     data[data.index(b"PK\x03\x04") + 6] |= 1
     file.write_bytes(bytes(data))
     with pytest.raises(BuildError, match="cannot unpack x-1-py3-none-any"):

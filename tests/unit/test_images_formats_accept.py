@@ -1,4 +1,4 @@
-"""Honest images are taken, in every format and kind, and described as they are."""
+"""Honest images of every format and kind are accepted and described correctly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_honest_image_is_taken(lab: Lab, name: str) -> None:
     assert found.format == MADE[name][0]
     assert found.virtual_size == SIZE
     assert found.file_size == path.stat().st_size
-    # Its 750 KB of data, and not more than the format's own units round them up to.
+    # Its 750 KB of data, at most rounded up to the format's own units.
     assert 600_000 < found.allocated <= max(SIZE, found.unit)
 
 
@@ -58,7 +58,7 @@ def test_empty_and_larger_disks_are_taken(tmp_path: Path, format_: str) -> None:
 def test_neither_the_name_of_a_file_says_its_format_nor_nothing_at_all(lab: Lab) -> None:
     assert inspect_image(lab.copy("qcow2-v3", "disk.vmdk")).format is Format.QCOW2
     assert inspect_image(lab.copy("vdi-dynamic", "disk.raw")).format is Format.VDI
-    # What looks like nothing is raw, if its owner says so.
+    # A file of no known format is raw, if its owner says so.
     assert detect(bytes(4096)) is Format.RAW
     assert inspect_image(lab.file(bytes(MIB)), "raw").virtual_size == MIB
 
@@ -122,7 +122,7 @@ def test_what_is_over_a_limit_is_refused(lab: Lab) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in ("raw", "vmdk-stream")])
 def test_a_file_much_larger_than_its_disk_is_refused(lab: Lab, name: str) -> None:
-    """A sparse file of 4 TiB costs its sender nothing, and a map of it would cost us memory."""
+    """A sparse file of 4 TiB costs its sender nothing; its map would cost us memory."""
     path = lab.copy(name, "huge")
     os.truncate(path, 4 << 40)
     refused(path, "file_too_large")
@@ -132,7 +132,7 @@ def test_nothing_is_read_beyond_the_budget(lab: Lab, reads: list[int]) -> None:
     for name in MADE:
         reads.clear()
         inspect(lab.samples[name])
-        # The largest: two tables of one cluster of 2 MiB each.
+        # The largest sample has two tables of one 2 MiB cluster each.
         assert 0 < sum(reads) < 5_000_000, name
 
 

@@ -1,4 +1,4 @@
-"""Parsers and random damage: refused or taken, but never another error, much reading or long time.
+"""Parsers accept or refuse damaged images, without other errors, long reads or delays.
 
 The random numbers are the same in every run.
 """
@@ -46,7 +46,7 @@ def test_damaged_images_are_refused_or_taken(lab: Lab, path: Path, name: str, re
             assert 0 <= description.allocated <= description.virtual_size
         assert sum(reads) <= LIMITS.metadata
         assert time.process_time() - began < 5
-    # Some damage hits data, or nothing at all; most of it is found.
+    # Some damage hits data, or nothing at all; most of it is detected.
     assert taken < rounds or name == "raw"
 
 

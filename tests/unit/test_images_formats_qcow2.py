@@ -1,4 +1,4 @@
-"""Attacks with qcow2: each refused, with its own reason."""
+"""Attacks with qcow2: each is refused for its own reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_backing_file_is_refused(tmp_path: Path) -> None:
         path = tmp_path / name
         qemu_img("create", "-q", "-f", "qcow2", "-u", "-b", backing, "-F", "raw", path, "1M")
         message = refused(path, "backing_file")
-        # What the header says is not repeated: it is a stranger's.
+        # The message does not repeat text of the header, which is untrusted.
         assert backing not in message
         refused(path, "backing_file", pinned="qcow2")
 
@@ -55,7 +55,7 @@ def test_encryption_is_refused(tmp_path: Path) -> None:
 
 
 def make_luks(*words: str | Path) -> None:
-    """Have QEMU encrypt; it gives up where its own benchmark is disturbed ("accurate CPU usage")."""
+    """Make a LUKS image; QEMU fails if its benchmark is disturbed ("accurate CPU usage")."""
     for _ in range(20):
         with contextlib.suppress(subprocess.CalledProcessError):
             qemu_img(*words)
@@ -64,20 +64,20 @@ def make_luks(*words: str | Path) -> None:
 
 
 def extension(kind: int, length: int, data: bytes = b"") -> tuple[int, bytes]:
-    """Of the header, in place of the first one."""
+    """Return a header extension that replaces the first one."""
     return 112, be32(kind) + be32(length) + data
 
 
 V2, V3 = "qcow2-v2", "qcow2-v3"
 
-#: The reason of a refusal, and what is written into which sample for it.
+#: The reason code of a refusal, a sample, and what is written into the sample.
 HEADERS: list[tuple[str, str, *tuple[tuple[int, bytes], ...]]] = [
-    # half a backing file
+    # incomplete data on a backing file
     ("backing_file", V3, (8, be64(0x200))),
     ("backing_file", V3, (16, be32(11))),
     ("backing_file", V2, (8, be64(0x200)), (16, be32(11))),
     ("backing_file", V3, extension(0xE2792ACA, 3, b"raw".ljust(8, b"\0"))),
-    # each of the three places where it is said is enough
+    # one of the three places that name it is enough
     ("external_data_file", V3, (72, be64(4))),
     ("external_data_file", V3, (88, be64(2))),
     ("external_data_file", V3, extension(0x44415441, 8, b"/etc/pwd")),
@@ -95,7 +95,7 @@ HEADERS: list[tuple[str, str, *tuple[tuple[int, bytes], ...]]] = [
     ("no_size", V3, (24, be64(0))),
     ("odd_size", V3, (24, be64(1))),
     *[("disk_too_large", V3, (24, be64(n))) for n in (1 << 50, (1 << 63) - 512, (1 << 64) - 512)],
-    # a size that the tables do not carry
+    # a size that the tables do not cover
     ("l1_size", V3, (24, be64(1 << 40))),
     ("l1_size", V3, (36, be32(0))),
     ("l1_size", V3, (36, be32(0x7FFFFFFF))),
@@ -144,7 +144,7 @@ def l2_of(data: bytearray) -> int:
 
 
 def allocated(data: bytearray, width: int = 8) -> list[int]:
-    """Places of second-level entries that name a cluster."""
+    """Return the offsets of second-level entries that name a cluster."""
     table = l2_of(data)
     places = range(table, table + (1 << data[23]), width)
     return [place for place in places if struct.unpack_from(">Q", data, place)[0]]
@@ -158,18 +158,18 @@ Attack = tuple[str, int, bytes]
 
 
 def on_tables(data: bytearray) -> list[Attack]:
-    """The reason of a refusal, a place, and what is written there."""
+    """Return reason codes of refusals, with an offset and what is written there."""
     l1, l2, (refcounts,) = l1_of(data), l2_of(data), struct.unpack_from(">Q", data, 48)
     one, other, *_ = allocated(data)
     return [
-        *[("overlap", l1, entry(table)) for table in (l1, refcounts)],  # it names itself
+        *[("overlap", l1, entry(table)) for table in (l1, refcounts)],  # L1 or refcounts
         ("overlap", l2, entry(l2)),
         ("overlap", other, bytes(data[one : one + 8])),
         ("outside_file", one, entry(1 << 40)),
         ("outside_file", l1, entry(1 << 40)),
         ("misaligned", one, entry(65536 * 5 + 512)),
         ("misaligned", l1, entry(65536 + 512)),
-        *[("overlap", one, entry(table)) for table in (l1, l2, 65536, 2 * 65536)],  # data are a table
+        *[("overlap", one, entry(table)) for table in (l1, l2, 65536, 2 * 65536)],  # data in a table
         ("reserved_bits", l1, entry(l2 | 2)),
         ("reserved_bits", one, entry(65536 * 5 | 1 << 57)),
         ("reserved_bits", int(refcounts), be64(65536 * 2 | 4)),
@@ -177,7 +177,7 @@ def on_tables(data: bytearray) -> list[Attack]:
 
 
 def on_a_table_twice(data: bytearray) -> list[Attack]:
-    """The zip bomb of disks: one table all over."""
+    """Use one table repeatedly, like a zip bomb."""
     first = bytes(data[l1_of(data) : l1_of(data) + 8])
     assert struct.unpack(">Q", first)[0]
     return [("overlap", l1_of(data) + 16, first)]
@@ -216,7 +216,7 @@ def test_tables_that_cannot_be_are_refused(
 
 
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
-    """64 MiB of one letter become some KiB of zstd, and a file may hold very much of that."""
+    """zstd packs 64 MiB of one letter into some KiB, and a file may hold much of that."""
     raw, bomb = tmp_path / "raw", tmp_path / "bomb"
     raw.write_bytes(b"A" * 64 * MIB)
     options = "compression_type=zstd,cluster_size=2M"

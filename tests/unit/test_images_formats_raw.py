@@ -1,4 +1,4 @@
-"""Raw disks that look like something else, and files that are several things at once."""
+"""Raw disks that look like other formats, and files of several formats at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from images.inspect.inspection import inspect_image
 
 MIB = 1024 * 1024
 
-#: code -> the begin of a file in a format that is not taken.
+#: code -> the start of a file in a format that is not accepted.
 OTHERS = {
     "is_qcow": b"QFI\xfb\0\0\0\x01",
     "is_qed": b"QED\0",
@@ -47,7 +47,7 @@ def test_trailers_are_seen_too(lab: Lab) -> None:
 
 
 def test_a_raw_disk_with_another_formats_header_is_refused(lab: Lab) -> None:
-    """CVE-2026-24708 and CVE-2024-32498: what a guest wrote is not to be believed by a prober."""
+    """CVE-2026-24708 and CVE-2024-32498: format probing must not trust a guest's data."""
     for name in MADE:
         if name != "raw":
             message = refused(lab.samples[name], "raw_with_header", pinned="raw")
@@ -94,7 +94,7 @@ def test_vhd_trailers_on_other_formats_are_refused(lab: Lab) -> None:
 
 
 def test_formats_with_a_boot_sector_or_a_cd_in_them_are_refused(lab: Lab) -> None:
-    """MBR and qcow2 in one: what boots it sees a disk, what probes it an image."""
+    """MBR and qcow2 in one: firmware sees a disk, a format probe sees an image."""
     for name in ("qcow2-v2", "vmdk-sparse", "vdi-dynamic", "vhdx-dynamic"):
         refused(lab.patched(name, (510, b"\x55\xaa")), "polyglot")
     for name in ("qcow2-v3", "vdi-dynamic", "vhdx-dynamic"):

@@ -1,4 +1,4 @@
-"""Attacks with VDI: each refused, with its own reason."""
+"""Attacks with VDI: each is refused for its own reason."""
 
 from __future__ import annotations
 

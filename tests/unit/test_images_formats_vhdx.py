@@ -1,4 +1,4 @@
-"""Attacks with VHDX: each refused, with its own reason. Checksums are made right again."""
+"""Attacks with VHDX, with correct checksums: each is refused for its own reason."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def in_both(places: tuple[int, int], offset: int, new: bytes) -> Callable[[bytea
 
 
 def region(data: bytearray, guid: bytes) -> tuple[int, int]:
-    """Offset of the region's entry in its table, and of the region."""
+    """Return the offsets of the region's entry in its table, and of the region."""
     entry = data.index(guid, 3 * KIB64)
     return entry - 3 * KIB64, struct.unpack_from("<Q", data, entry + 16)[0]
 
 
 def item(data: bytearray, guid: bytes) -> int:
-    """Offset of a metadata item's entry."""
+    """Return the offset of a metadata item's entry."""
     return data.index(guid, region(data, METADATA)[1])
 
 
 def value_of(data: bytearray, guid: bytes) -> int:
-    """Offset of a metadata item's value."""
+    """Return the offset of a metadata item's value."""
     (offset,) = struct.unpack_from("<I", data, item(data, guid) + 16)
     return region(data, METADATA)[1] + int(offset)
 
@@ -62,7 +62,7 @@ def test_parents_are_refused(lab: Lab, name: str) -> None:
 
 
 def turned(*offsets: int) -> Callable[[bytearray], None]:
-    """One bit of each of these bytes is another. Some of them differ with each file that is made."""
+    """Flip one bit of each of these bytes; some of the bytes differ in every new file."""
 
     def change(data: bytearray) -> None:
         for offset in offsets:
@@ -79,7 +79,7 @@ def test_damaged_headers_are_refused(lab: Lab, name: str) -> None:
 
 
 def test_two_headers_or_tables_of_regions_that_differ_are_refused(lab: Lab) -> None:
-    """Two readers, two disks."""
+    """Two readers could see two different disks."""
 
     def headers(data: bytearray) -> None:
         data[2 * KIB64 : 2 * KIB64 + 4096] = data[KIB64 : KIB64 + 4096]
@@ -97,7 +97,7 @@ def test_two_headers_or_tables_of_regions_that_differ_are_refused(lab: Lab) -> N
 @pytest.mark.parametrize("name", BOTH)
 def test_headers_that_cannot_be_are_refused(lab: Lab, name: str) -> None:
     for offset, value, code in (
-        (48, bytes(range(16)), "not_closed"),  # a log with writes
+        (48, bytes(range(16)), "not_closed"),  # a log with pending writes
         (66, le16(2), "unknown_version"),
         (64, le16(1), "unknown_version"),
         (68, le32(513), "misaligned"),

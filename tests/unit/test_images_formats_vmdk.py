@@ -1,4 +1,4 @@
-"""Attacks with VMDK: each refused, with its own reason."""
+"""Attacks with VMDK: each is refused for its own reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 def extent_line(lab: Lab, name: str) -> bytes:
-    """The extent's line as it is in the descriptor."""
+    """Return the extent's line in the descriptor."""
     data = bytes(lab.data(name))
     begin = data.index(b"RW 16384 SPARSE")
     return data[begin : data.index(b"\n", begin)]
@@ -36,7 +36,7 @@ def test_disks_in_other_files_are_refused(tmp_path: Path, subformat: str) -> Non
 
 
 def write_cid(data: bytearray, digits: int) -> None:
-    """Have a CID of so many digits, written in place as QEMU does it (block/vmdk.c, vmdk_write_cid)."""
+    """Write a CID of ``digits`` digits like QEMU, in place (block/vmdk.c, vmdk_write_cid)."""
     begin = data.index(b"# Disk DescriptorFile")
     text = bytes(data[begin : data.index(b"\0", begin)])
     new = re.sub(rb"\nCID=[0-9a-f]+", b"\nCID=" + b"9" * digits, text) + b"\0"
@@ -60,14 +60,14 @@ def test_one_foreign_byte_among_what_qemu_leaves_behind_is_refused(lab: Lab) -> 
         for digits in (8, 6, 3):
             write_cid(data, digits)
         end = data.index(b"\0", data.index(b"# Disk DescriptorFile"))
-        data[end + 1] = ord("x")  # two pieces follow; the second one is as QEMU leaves it
+        data[end + 1] = ord("x")  # two pieces follow, the second one as QEMU leaves it
 
     refused(lab.changed("vmdk-sparse", written), "descriptor")
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_header_without_capacity_is_refused(lab: Lab, name: str) -> None:
-    """QEMU takes the descriptor inside for one of other files then: any file of the host."""
+    """QEMU would let the embedded descriptor name other files: any file of the host."""
     refused(lab.patched(name, (12, le64(0))), "extents_elsewhere")
     line = extent_line(lab, name)
     path = lab.replaced(name, line, b'RW 8 FLAT "/etc/hosts" 0'.ljust(len(line)))
@@ -101,7 +101,7 @@ def test_parents_are_refused(lab: Lab, name: str) -> None:
     old = b'ddb.toolsVersion = "2147483647"\n'
     assert len(hint) == len(old)
     refused(lab.replaced(name, old, hint), "backing_file")
-    # Where QEMU looks, but no honest reader of descriptors does.
+    # QEMU looks here, but a correct parser of descriptors does not.
     refused(lab.patched(name, (512 + 20 * 512 - 200, hint)), "backing_file")
     refused(lab.patched(name, (512 + 20 * 512 - 200, hint.upper())), "backing_file")
 
@@ -174,7 +174,7 @@ def test_grains_outside_or_shared_are_refused(lab: Lab, name: str) -> None:
     places = (table * 512 + one * 4, table * 512 + other * 4)
     refused(lab.patched(name, (places[0], le32(0xFFFFFF80))), "outside_file")
     refused(lab.patched(name, (places[0], le32(grains[other]))), "overlap")
-    # Plain grains follow each other on a grid that keeps them off the tables.
+    # Uncompressed grains follow each other on a grid that avoids the tables.
     code = "misaligned" if name == "vmdk-sparse" else "overlap"
     refused(lab.patched(name, (places[0], le32(1))), code)
     refused(lab.patched(name, (places[0], le32(table))), code)

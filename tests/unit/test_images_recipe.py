@@ -1,4 +1,4 @@
-"""Recipes: those of the product are sound, and faults are told all at once."""
+"""Recipes: the product's own are valid, and all errors are reported at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ suite = "bookworm"
 epoch = 0
 packages = ["busybox-static"]
 """
-#: They would be options or words of a shell.
+#: Package names that would be options or shell syntax.
 NO_PACKAGES = ("--hook=evil", "a,b", "a b", "$(x)", "../x", "")
 
 
@@ -35,7 +35,7 @@ def test_the_recipes_of_the_product_are_sound(name: str) -> None:
     assert made.probes
     assert made.layers[-1] == name
     assert "init=/sbin/vmjobs-init" in made.cmdline
-    assert "busybox-static" in made.packages  # the initial RAM disk is made of it
+    assert "busybox-static" in made.packages  # the initial RAM disk needs it
 
 
 def test_all_faults_are_told_at_once() -> None:

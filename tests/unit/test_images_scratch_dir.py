@@ -1,4 +1,4 @@
-"""A build's directory: gone afterwards, whoever was killed, and never that of a build that lives."""
+"""Scratch directories of builds: removed even after kills, but not under a live build."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from images.build import process
 from images.build.scratch_dir import BUILDS_FOLDER, remove_leftovers, scratch_dir
 
-#: Makes a file in a scratch directory, starts a program there if told so, and is killed.
+#: Makes a file in a scratch directory, starts a program there if given one, and is killed.
 BUILDER = """
 import os, signal, subprocess, sys
 from pathlib import Path
@@ -36,7 +36,7 @@ remove_leftovers(Path(sys.argv[1]))
 
 
 def killed(workdir: Path, *program: str) -> str:
-    """What a builder says that is killed in the middle."""
+    """Return the output of a builder that is killed midway."""
     done = subprocess.run(
         [sys.executable, "-c", BUILDER, workdir, *program],
         stdout=subprocess.PIPE,
@@ -98,7 +98,7 @@ def test_a_program_of_a_builder_that_lives_is_not(tmp_path: Path) -> None:
 def test_programs_put_their_temporary_files_there() -> None:
     with tempfile.TemporaryDirectory() as name:
         workdir = Path(name)
-        workdir.chmod(0o711)  # pytest's own directories let nobody else pass
+        workdir.chmod(0o711)  # pytest's own directories admit no other user
         with scratch_dir(workdir) as place:
             said = process.run(["mktemp"], timeout=10, place=place)
             assert Path(said.decode().strip()).parent == place.folder.resolve()
@@ -124,7 +124,7 @@ scratch_dir._remove(folder)
 
 
 def test_what_a_killed_build_left_mounted_is_not_removed_with_it(tmp_path: Path) -> None:
-    """As mmdebstrap's root has the node's /dev/shm."""
+    """For example the node's /dev/shm in the root of mmdebstrap."""
     folder, precious = tmp_path / "build-x", tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("of others")

@@ -1,4 +1,4 @@
-"""Segments as they are stored and sent: what comes back, and what is refused."""
+"""Segments as they are stored and sent: what is read back, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures of images: whose counts, and what a key looks like."""
+"""Signatures of images: which keys are trusted, and the forms of a key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPKI, RAW = PublicFormat.SubjectPublicKeyInfo, PublicFormat.Raw
 
 
 def forms(key: Ed25519PrivateKey) -> dict[str, bytes]:
-    """A public key in every form that is taken."""
+    """Return a public key in every form that is accepted."""
     public = key.public_key()
     return {
         "pem": public.public_bytes(Encoding.PEM, SPKI),
@@ -63,7 +63,7 @@ def test_a_trusted_signature_names_its_key(form: str, tmp_path: Path) -> None:
 
 
 def test_a_signature_is_over_the_tagged_digest() -> None:
-    """Fixed: other tools can make and check signatures from what the documentation says."""
+    """A fixed format: other tools can sign and verify by the documentation."""
     signature = base64.b64decode(sign(DIGEST, KEY))
     KEY.public_key().verify(signature, b"vmjobs-image-1\0" + DIGEST.encode())
     assert sign(DIGEST, KEY) == sign(DIGEST, KEY)

@@ -1,4 +1,4 @@
-"""The image store: whole files or none, checked when read."""
+"""The image store: files are complete or absent, and checked when read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def store(tmp_path: Path) -> ImageStore:
 
 @pytest.fixture
 def digest(store: ImageStore) -> str:
-    """An image with a kernel in the store."""
+    """Return the digest of an image with a kernel in the store."""
     return fill(store)[0]
 
 
 def fill(store: ImageStore) -> tuple[str, ImageManifest]:
-    """Put an image with a kernel into ``store``; its digest and manifest."""
+    """Put an image with a kernel into ``store``; return its digest and manifest."""
     root, kernel = (store.put_content(io.BytesIO(data)) for data in (DISK, b"kernel"))
     manifest = ImageManifest(root=root, kernel=kernel, cmdline=("init=/x",))
     return store.put_manifest(manifest), manifest
@@ -55,7 +55,7 @@ def test_contents_come_back_as_they_were_and_zeros_take_no_room(
 )
 @pytest.mark.parametrize("fill", [b"\0", b"x"])
 def test_contents_of_any_size_however_they_come(store: ImageStore, size: int, fill: bytes) -> None:
-    """The layout is worked out on the way, in whatever pieces the bytes come."""
+    """The layout is computed as bytes arrive, in pieces of any size."""
     data = fill * size
     expected = compute_layout_of_bytes(data)
 

@@ -1,4 +1,4 @@
-"""Threads at work: all results, bounded, ended at once, failures after what was done."""
+"""Worker threads: all results, bounded, prompt to stop, failures after finished work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_no_more_is_begun_than_may_wait() -> None:
 
 
 def test_what_was_under_way_is_not_lost_for_a_failure() -> None:
-    """A repository that refuses every other request must not keep us from getting anywhere."""
+    """A repository that refuses every other request must not prevent all progress."""
     slow = threading.Event()
 
     def work(number: int) -> int:

@@ -1,4 +1,4 @@
-"""A job's directory as tar streams: what a guest sends back leads nowhere else."""
+"""A job's directory as tar streams: what a guest sends stays inside the directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vmjobs.errors import InvalidRequest
 
 
 def stream(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
-    """A tar stream."""
+    """Return a tar stream."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for info, data in entries:
@@ -75,7 +75,7 @@ def test_links_are_neither_followed_nor_written_through(place: Path) -> None:
     entries = [(entry("way", tarfile.SYMTYPE, ".."), b""), (entry("way/outside"), b"theirs")]
     with pytest.raises(OSError, match=r"way|directory"):
         job_directory.unpack(stream(*entries), place)
-    (place / "file").symlink_to("../outside")  # one that is there is replaced
+    (place / "file").symlink_to("../outside")  # an existing link is replaced
     job_directory.unpack(stream((entry("file"), b"new")), place)
     assert (place / "file").read_text() == "new"
     assert (place.parent / "outside").read_text() == "mine"
@@ -105,7 +105,7 @@ def test_directories_of_which_nobody_may_write(place: Path) -> None:
 
 
 def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path) -> None:
-    """What it leads to is not the job's directory's, and the link does not come either."""
+    """Its target is not in the job's directory; the link is not unpacked either."""
     theirs = place.parent / "theirs"
     theirs.mkdir(0o700)
     (theirs / "within").mkdir(0o700)
@@ -126,7 +126,7 @@ def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path
 
 
 def test_modes_of_directories_in_any_order(place: Path) -> None:
-    """The last one of each counts, and one that may not be entered has what is in it all the same."""
+    """The last entry of each counts; a directory without access still gets its contents."""
     entries = [
         (entry("a/", tarfile.DIRTYPE, mode=0o777), b""),
         (entry("a/b/", tarfile.DIRTYPE, mode=0o755), b""),
@@ -151,7 +151,7 @@ LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
         [entry("a", LINK, "b/../../outside")],
         [entry("d", FOLDER), entry("d/a", LINK, "../../outside")],
         [entry("d", FOLDER), entry("d/a", LINK, "./..//../outside")],
-        # through a link to a directory that is there by then, comes later, or was something else before
+        # through a directory link that exists by then, comes later, or replaces a directory
         [entry("d", FOLDER), entry("d/e", LINK, ".."), entry("a", LINK, "d/e/../outside")],
         [entry("a", LINK, "s/t/../../outside"), entry("s", FOLDER), entry("s/t", LINK, ".")],
         [
@@ -159,9 +159,9 @@ LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
             *(entry("a", LINK, "s/t/../../outside"), entry("s/t", LINK, ".")),
         ],
         [entry("a", LINK, "b/outside"), entry("b", LINK, "c"), entry("c", LINK, "..")],
-        # a link that leads out of another place than it was made for
+        # a link that stays inside where it was made, but leads out of another place
         [entry("d", FOLDER), entry("d/b", LINK, "../outside"), entry("a", HARD, "d/b")],
-        # in place of a file
+        # a link in place of a file
         [entry("a"), entry("a", LINK, "../outside")],
         [entry("b", LINK, "../outside"), entry("a", HARD, "b")],
     ],
@@ -223,7 +223,7 @@ def test_kinds_may_change(place: Path) -> None:
 
 
 def _absurd() -> bytes:
-    """A header that would fill the memory."""
+    """Return a header that would fill the memory."""
     info = entry("long", tarfile.GNUTYPE_LONGNAME)
     info.size = 1 << 40
     return info.tobuf(tarfile.GNU_FORMAT) + b"x" * 4096

@@ -1,4 +1,4 @@
-"""What comes out of a machine that somebody has entered, and where it ends."""
+"""The output of a shell in a job's VM, and the exit status at its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_text_is_kept_back(line: bytes) -> None:
     "data", [b"words", b"words\x1evm", b"words" + END[:-1], b"words" + END.replace(b"0123", b"4321")]
 )
 def test_without_an_end_there_is_no_status(data: bytes) -> None:
-    """The machine hung up, or somebody in it makes believe."""
+    """The VM closes the connection, or the guest fakes an end."""
     tail = ExitStatusFilter(MARK)
     assert tail.feed(data) + tail.remainder() == data
     assert tail.status is None

@@ -1,4 +1,4 @@
-"""References, manifests and configurations of container images, users and packages in them."""
+"""Container images: references, manifests, configurations, users and packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of container images: what they bring, what they take away, and what is refused."""
+"""Layers of container images: what they add, what they remove, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel has in it, and what is installed beside it."""
+"""The files of a wheel, and the packages installed with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes between descriptors and a session: what is heard before the end, and who takes nothing."""
+"""Relay between descriptors and a session: last bytes, and peers that accept no data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAIL = b"last words"
 
 
 class Far:
-    """The other side of a session. gate: what is sent to it arrives once it is set."""
+    """The other side of a session. gate: data sent to it arrives once the gate is set."""
 
     def __init__(self, says: list[tuple[bytes, bool]], gate: threading.Event | None = None) -> None:
         self.says, self.gate = says, gate
@@ -42,7 +42,7 @@ class Far:
 
 @pytest.fixture
 def ends() -> Iterator[list[int]]:
-    """source, who writes to it; who reads the sink, sink."""
+    """Two pipes: source, its writer; the reader of the sink, sink."""
     found = [*os.pipe(), *os.pipe()]
     yield found
     for end in found:
@@ -76,7 +76,7 @@ def test_who_takes_nothing_does_not_keep_a_session(
     far = Far([(b"x" * 100_000, False), (b"y" * 100_000, False)])
     with pytest.raises(SessionEnded, match="accepted no data"):
         relay(far, source, sink, lambda: os.close(writer))
-    assert far.asked == [0] + [0] * relaying.MAX_POLLS  # is there meanwhile, and forgets nothing
+    assert far.asked == [0] + [0] * relaying.MAX_POLLS  # keeps the session, acknowledges nothing
 
 
 def test_who_is_slow_gets_all(ends: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Whose names are whose."""
+"""Namespaces of users, and who may write to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_others_get_one_of_their_own(user: str) -> None:
     made = namespace_of(user)
     assert re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", made)
     assert made != user
-    # Nobody whose name is just that gets the same.
+    # A user of exactly that name gets another namespace.
     assert namespace_of(made) != made
     assert made == namespace_of(user)
 

@@ -1,4 +1,4 @@
-"""The table of what a scheduler's word means for a job, read aloud."""
+"""The table of what a scheduler's status means for a job."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_path_is_in_the_transition_table(
 
 @pytest.mark.parametrize("state", sorted(ON_NODE_STATES))
 def test_idle_is_an_eviction_only_if_it_can_be_believed(state: JobState) -> None:
-    # Condor-C: the submit side says idle for up to a minute after the agent has started.
+    # Condor-C: the submit side reports idle for up to a minute after the agent has started.
     fresh = facts(state, claimed=True, heard=NOW - AGENT_SILENCE + timedelta(seconds=1))
     assert path(fresh, seen(B.IDLE)) == []
     silent = facts(state, claimed=True, heard=NOW - AGENT_SILENCE)
@@ -154,7 +154,7 @@ def test_a_job_that_nodes_failed_and_its_scheduler_gave_up_says_what_they_failed
 
 
 def test_a_word_older_than_the_agents_does_not_queue_what_it_gave_back() -> None:
-    """A schedd that forwards jobs says for a minute yet that it runs: why it does not would be lost."""
+    """A forwarding schedd reports running for another minute; the failure reason must stay."""
     known = facts(S.PREEMPTED, code=C.NODE_FAILED, claimed=True, ended=True)
     for late in (B.RUNNING, B.SUSPENDED):
         assert path(known, seen(late), NOW) == []

@@ -1,4 +1,4 @@
-"""Streams grow by offset, whatever is repeated, and no further than their limit."""
+"""Streams grow by offset up to their limit, also if writes are repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that hold for a few seconds."""
+"""A cache of answers that are valid for a few seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from repository.images.ttl_cache import TtlCache
 def test_an_answer_holds_from_the_moment_of_the_question(clock: Clock) -> None:
     fresh: TtlCache[str, int] = TtlCache(3, 10, clock)
     asked = clock()
-    clock.now += 2  # which took so long to answer
+    clock.now += 2  # the time that the answer took
     fresh.keep([("a", 1)], asked)
     assert fresh.get("a") == 1
     clock.now += 0.99

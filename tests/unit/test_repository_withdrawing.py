@@ -1,4 +1,4 @@
-"""What is noted of machines that the pool was told are no more."""
+"""Records of incarnations whose ads are withdrawn from the pool."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from vmjobs.cluster.actions import RemoveAd
         (2, 0, {1, 2}, 2),
         (2, 1, {2}, 2),
         (2, 2, set(), 2),
-        # The pool was told of the next one too, when the member was to be forgotten. It was not; once
-        # it is, the pool is to be told of that one again, or the member never goes.
+        # The next ad was withdrawn too, when the cluster VM was to be deleted. The VM stayed; once it
+        # is deleted, that ad has to be withdrawn again, or the VM never goes.
         (2, 0, {1, 2, 3}, 2),
         (2, 2, {3}, 2),
     ],

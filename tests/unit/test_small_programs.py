@@ -1,4 +1,4 @@
-"""What runs beside each job of a node is small, and finds the agent as the agent's own settings say."""
+"""Programs beside each job of a node are small, and find the agent by its own settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vmjobs.agent_socket import agent_socket
 from vmjobs.config import load
 
 ROOT = Path(__file__).parents[2]
-#: Each takes longer to import than such a program may for a tenth of its work, or brings much with it.
+#: Each takes longer to import than a tenth of such a program's work may take, or imports much.
 LARGE = ("argparse", "dataclasses", "inspect", "logging", "pathlib", "pydantic", "subprocess", "typing")
 
 

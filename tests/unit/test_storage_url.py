@@ -1,4 +1,4 @@
-"""The setting ``storage_url``: what it may say, and everything that is wrong with it at once."""
+"""The setting ``storage_url``: valid values, and all errors reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one way to run another program."""
+"""The one function that runs other programs."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_a_program_that_is_not_wanted_any_more(tmp_path: Path) -> None:
 
 
 class Unwanted(Exception):
-    """What a test's ``check_cancelled`` raises."""
+    """Raised by a test's ``check_cancelled``."""
 
 
 def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_path: Path) -> None:
-    # One that runs as somebody else is not in reach of a signal, and neither is one that left.
+    # A signal does not reach a program of another user, or one that left the session.
     work = f"echo begun >{tmp_path}/begun; cat; echo told >{tmp_path}/told"
     script = f"exec 3<&0; setsid sh -c '{work}' <&3 & wait"
 

@@ -1,4 +1,4 @@
-"""Ads of jobs and nodes as HTCondor has them, and daemons that have nothing else."""
+"""ClassAds of jobs and nodes as in HTCondor, and daemons that serve only these."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import htcondor2
 from condor.daemon_client import CallError
 from condor.diagnose import daemon_queries
 
-#: Whose bindings bring the functions on lists of words that policies use.
+#: The bindings of this version provide the string-list functions that policies use.
 HTCONDOR = htcondor2.version()
-#: As the schedd's drop-in and condor_submit make it.
+#: A job's ad, as made by the schedd's drop-in and condor_submit.
 JOB = {
     "ClusterId": "3",
     "ProcId": "0",
@@ -31,7 +31,7 @@ JOB = {
     "VMJobOwnRequirements": '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX")'
     " && (TARGET.Disk >= RequestDisk) && (TARGET.Memory >= RequestMemory)",
 }
-#: As a node of HTCondor 23.9 with the node's drop-in shows itself, while a job has half of it.
+#: The ad of a node of HTCondor 23.9 with the node's drop-in, while a job uses half of the node.
 NODE = {
     "Machine": '"node1.grid"',
     "Name": '"slot1@node1.grid"',
@@ -58,7 +58,7 @@ NODE = {
 
 
 def ad(base: dict[str, str], **more: str) -> Any:
-    """more: expressions; ``""`` takes an attribute away."""
+    """Make an ad. more: expressions; ``""`` removes an attribute."""
     made = classad2.ClassAd()
     for name, expression in {**base, **more}.items():
         if expression:
@@ -105,7 +105,7 @@ class Schedd:
 
 @dataclass
 class Collector:
-    """A collector: ads by their kind. silent: kinds that it does not tell of."""
+    """A collector: ads by kind. silent: kinds whose queries fail."""
 
     ads: dict[str, Sequence[Any]] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
@@ -120,7 +120,7 @@ def chosen(ads: Sequence[Any], constraint: str) -> list[Any]:
     return [ad for ad in ads if classad2.ExprTree(constraint).eval(ad) is True]
 
 
-#: Its last cycle ended ten seconds before jobs of :func:`queued` are looked at.
+#: Its last cycle ended ten seconds before jobs of :func:`queued` are examined.
 NEGOTIATOR = {"Name": '"site.grid"', "LastNegotiationCycleEnd0": "1795228190"}
 
 
@@ -145,7 +145,7 @@ class Daemons:
             bindings = SimpleNamespace(AdType=SimpleNamespace(**{kind: kind for kind in kinds}))
             try:
                 answer = daemon_queries.explain(bindings, self.collectors[pool], said["ad"])
-            except OSError as error:  # as condor.daemon_call has it
+            except OSError as error:  # as condor.daemon_call does
                 raise CallError(f"collector {pool}: {error}", named=True) from error
         elif said["schedd"] not in self.schedds:
             raise CallError(f"collector {pool} does not know schedd {said['schedd']}", named=True)
@@ -158,6 +158,6 @@ class Daemons:
 def daemons(
     *jobs: Any, nodes: Sequence[Any] = (), ended: Sequence[Any] = (), **ads: Sequence[Any]
 ) -> Daemons:
-    """A host with a schedd and its pool. ads: others of the collector's, by kind."""
+    """A host with a schedd and its pool. ads: the collector's other ads, by kind."""
     kinds = {"Startd": nodes, "Negotiator": [ad(NEGOTIATOR)], **ads}
     return Daemons({"": Schedd(jobs, ended)}, {"": Collector(kinds)})
