@@ -88,13 +88,8 @@ def main() -> None:
     images = ImageStore(Path(os.environ.get("VMJOBS_IMAGE_DIR", ROOT / "build" / "images")))
     with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as directory:
         reached = tuple(map(str, node_addresses()))  # guests load bytes from this host
-        settings = load(
-            overrides={
-                "state_dir": Path(directory),
-                "image_dir": images.root,
-                "network_allow": reached,
-            }
-        )
+        places = {"state_dir": Path(directory), "image_dir": images.root}
+        settings = load().model_copy(update={**places, "network_allow": reached})
         hypervisors = make_hypervisors(settings, images)
         made = make_run_parts(settings, images, hypervisors, Path(directory) / "runs")
         probes = hypervisors.probe()

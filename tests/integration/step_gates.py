@@ -110,7 +110,7 @@ def plant() -> None:
         return outcome
 
     Run._deliver = deliver_and_stop  # type: ignore[method-assign]
-    condor_job.CondorJob.take = before("take over", name_of)(CondorJob.take)  # type: ignore[method-assign]
+    condor_job.CondorJob.receive = before("take over", name_of)(CondorJob.receive)  # type: ignore[method-assign]
     condor_job.CondorJob.send_outputs = before("give back", name_of)(CondorJob.send_outputs)  # type: ignore[method-assign]
 
 
