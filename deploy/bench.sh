@@ -12,4 +12,4 @@ fi
 deploy/grid.sh up
 # shellcheck source=/dev/null
 . build/grid/env
-PYTHONPATH=tests/integration:tests/contract .venv/bin/python tests/bench/main.py "$@"
+PYTHONPATH=tests:tests/integration:tests/contract .venv/bin/python tests/bench/main.py "$@"

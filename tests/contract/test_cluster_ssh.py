@@ -84,8 +84,9 @@ class Grid:
     def start_node(self) -> None:
         token = make_issuer(self.config).node_token("n1")
         argv = [sys.executable, __file__, str(self.folder / "members"), self.url, token]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with (self.folder / "node.log").open("ab") as sink:
-            self.node = subprocess.Popen(argv, stdout=sink, stderr=sink)
+            self.node = subprocess.Popen(argv, stdout=sink, stderr=sink, env=env)
 
     def client(self, admin: bool = True, user: str = "root") -> Client:
         return Client(self.url, self.token(admin, user))

@@ -396,11 +396,11 @@ def test_who_may_not_have_that_much_has_what_it_may() -> None:
     """The sandbox cannot raise limits: those of the agent are the highest possible."""
     code = """
 import os, resource, subprocess
-from vmjobs.hypervisor import sandbox
+from vmjobs.hypervisor.sandbox import bubblewrap
 for which in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
     resource.setrlimit(which, (1 << 30, 1 << 30))
-bounds, filtered = sandbox.ResourceLimits(*[1 << 40] * 5), sandbox.open_seccomp_filter()
-argv = sandbox.command(["true"], binds=(), bounds=bounds, filtered=filtered, env={})
+bounds, filtered = bubblewrap.ResourceLimits(*[1 << 40] * 5), bubblewrap.open_seccomp_filter()
+argv = bubblewrap.command(["true"], binds=(), bounds=bounds, filtered=filtered, env={})
 raise SystemExit(subprocess.run(argv, pass_fds=[filtered], check=False).returncode)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
