@@ -20,7 +20,7 @@ from repository.jobs.pending_jobs import (
     choose_arrays,
     select_pending_jobs,
 )
-from repository.jobs.state_policy import ABSENT_STATUSES, JobFacts, StateChange, decide
+from repository.jobs.state_policy import ABSENT_STATUSES, RecordedJob, StateChange, decide
 from repository.jobs.transitions import move, record, set_reason, touch
 from repository.jobs.views import latest_attempts, ref_of
 from vmjobs.errors import NotFound, Unavailable
@@ -305,7 +305,7 @@ def _decide_changes(
     row: JobRow, latest_attempt: AttemptRow | None, seen: Observation, present: datetime
 ) -> list[StateChange]:
     same = row.batch_status == seen.status and row.batch_since is not None
-    facts = JobFacts(
+    facts = RecordedJob(
         state=JobState(row.state),
         code=ReasonCode(row.reason_code),
         since=row.batch_since if same and row.batch_since else present,

@@ -38,7 +38,7 @@ class StateChange:
 
 
 @dataclass(frozen=True)
-class JobFacts:
+class RecordedJob:
     """The repository's data about a job.
 
     code: the reason it is in ``state``.
@@ -106,35 +106,35 @@ TABLE: Final[Mapping[BatchStatus, Mapping[JobState, PolicyRule]]] = {
 }
 
 
-def decide(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def decide(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     """Return the state changes to make now, in order; none during a grace period."""
     rule = TABLE[seen.status].get(facts.state, PolicyRule.KEEP)
     return _RULES[rule](facts, seen, now)
 
 
-def is_silent(facts: JobFacts, now: datetime, span: timedelta) -> bool:
+def is_silent(facts: RecordedJob, now: datetime, span: timedelta) -> bool:
     """Whether no agent had contact for ``span``."""
     return facts.heard is None or now - facts.heard >= span
 
 
-def _keep(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _keep(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     del facts, seen, now
     return []
 
 
-def _requeue(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _requeue(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     del now
     if facts.ended and seen.status is not _B.IDLE:
         return []  # the observation is older than the agent's report; if not, a claim corrects it
     return [StateChange(_QUEUED, reason(ReasonCode.SCHEDULED, "waiting for a node again"))]
 
 
-def _release(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _release(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     del facts, seen, now
     return [StateChange(_QUEUED, reason(ReasonCode.RELEASED, "the hold was released"))]
 
 
-def _evict(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _evict(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     del seen
     if not (facts.seen_running or facts.ended or is_silent(facts, now, AGENT_SILENCE)):
         return []
@@ -145,7 +145,7 @@ def _evict(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChang
     ]
 
 
-def _hold(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _hold(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     del now
     held = StateChange(_HELD, reason(ReasonCode.SCHEDULER_HELD, seen.reason or "no reason was given"))
     if facts.state is _PREEMPTED:
@@ -153,7 +153,7 @@ def _hold(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange
     return [held]
 
 
-def _cancel(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _cancel(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     """Cancel a job that left the scheduler; CANCELED also needs a node's report or a time-out.
 
     A job may end by itself before the cancel reaches it: the scheduler decides whether it did, so that
@@ -177,7 +177,7 @@ def _cancel(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChan
     return steps
 
 
-def _end(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _end(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     if now - facts.since < REPORT_GRACE:
         return []
     how = "ended"
@@ -200,7 +200,7 @@ def _end(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]
     return [StateChange(_S.FAILED, reason(code, why))]
 
 
-def _fail_lost(facts: JobFacts, seen: Observation, now: datetime) -> list[StateChange]:
+def _fail_lost(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
     del seen
     if now - facts.since < LOST_AFTER or not is_silent(facts, now, AGENT_SILENCE):
         return []
@@ -208,7 +208,9 @@ def _fail_lost(facts: JobFacts, seen: Observation, now: datetime) -> list[StateC
     return [StateChange(_S.FAILED, reason(ReasonCode.SCHEDULER_LOST, why))]
 
 
-_RULES: Final[Mapping[PolicyRule, Callable[[JobFacts, Observation, datetime], list[StateChange]]]] = {
+_RULES: Final[
+    Mapping[PolicyRule, Callable[[RecordedJob, Observation, datetime], list[StateChange]]]
+] = {
     PolicyRule.KEEP: _keep,
     PolicyRule.REQUEUE: _requeue,
     PolicyRule.RELEASE: _release,

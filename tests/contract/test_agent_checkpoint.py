@@ -364,7 +364,7 @@ def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
 
     def wait(check_cancelled: Callable[[], None]) -> None:
         sending.set()
-        wait_until(lambda: check_cancelled() is not None, 60, "somebody to say that it is in vain")
+        wait_until(lambda: check_cancelled() is not None, 60, "the upload to be given up")
 
     place.submit()
     node = place.node(carrier=Carrying(wait))

@@ -333,7 +333,7 @@ def test_a_record_of_another_release_is_left_alone_with_its_machine(
     other = json.dumps({**json.loads(understood), "mood": "good"})
     path.write_text(other)
     with kept(new_parts()):
-        service.wait(lambda last: last.code is ClusterVmCode.INTERNAL, "it is told of")
+        service.wait(lambda last: last.code is ClusterVmCode.INTERNAL, "the report of it")
         service.wants(2, order(), order(1))
         service.wait_running(1, number=1)
         assert (service.last().phase, service.last().incarnation) == (Phase.RUNNING, 1)

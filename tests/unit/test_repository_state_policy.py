@@ -11,7 +11,7 @@ from repository.jobs.state_policy import (
     CANCEL_GRACE,
     LOST_AFTER,
     REPORT_GRACE,
-    JobFacts,
+    RecordedJob,
     StateChange,
     decide,
 )
@@ -27,12 +27,12 @@ def seen(status: BatchStatus, why: str = "", code: int | None = None) -> Observa
     return Observation("j", status, CondorRef(schedd="s", cluster=1, proc=0), why, code)
 
 
-def facts(state: JobState, **changes: object) -> JobFacts:
+def facts(state: JobState, **changes: object) -> RecordedJob:
     values: dict[str, object] = {"code": C.USER_CANCELED, "since": NOW, **changes}
-    return JobFacts(state=state, **values)  # type: ignore[arg-type]
+    return RecordedJob(state=state, **values)  # type: ignore[arg-type]
 
 
-def path(known: JobFacts, word: Observation, now: datetime = NOW) -> list[tuple[str, str]]:
+def path(known: RecordedJob, word: Observation, now: datetime = NOW) -> list[tuple[str, str]]:
     return [(step.state.value, step.reason.code.value) for step in decide(known, word, now)]
 
 

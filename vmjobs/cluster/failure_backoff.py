@@ -50,7 +50,7 @@ class BackoffState(StrEnum):
 class FaultSource(StrEnum):
     """The suspected cause of a failed VM. PAIR: this image on this node."""
 
-    UNKNOWN = "nobody"
+    UNKNOWN = "unknown"
     NODE = "node"
     IMAGE = "image"
     PAIR = "pair"
