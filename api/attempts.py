@@ -12,7 +12,6 @@ from api.operation import (
     AccessRule,
     BinaryBody,
     Reply,
-    StrictQuery,
     backend,
     body_stream,
     empty_reply,
@@ -25,7 +24,16 @@ from api.operation import (
 from api.problems import LengthRequired
 from api.ranges import BYTES, BYTES_HEADERS, MemorySource, ObjectSource, RangeReader, send
 from vmjobs.errors import Conflict, JobFinal
-from vmjobs.model import AttemptClaim, Checkpoint, Job, JobTicket, Output, Report, StreamName
+from vmjobs.model import (
+    AttemptClaim,
+    Checkpoint,
+    FrozenModel,
+    Job,
+    JobTicket,
+    Output,
+    Report,
+    StreamName,
+)
 
 blueprint = Blueprint("attempts", __name__, url_prefix="/v1/jobs/<id:job>")
 
@@ -33,7 +41,7 @@ AGENT: Final = AccessRule(job=True)
 MAX_APPEND_BYTES: Final = 8 * 1024 * 1024
 
 
-class AppendQuery(StrictQuery):
+class AppendQuery(FrozenModel):
     """Position of an append."""
 
     offset: int = Field(ge=0, le=2**53, description="position in the stream, from 0")
@@ -122,7 +130,7 @@ def put_output(job: str, attempt: str, path: str) -> Response:
     return json_reply(stored, 201)
 
 
-class CheckpointQuery(StrictQuery):
+class CheckpointQuery(FrozenModel):
     """The upload that holds the checkpoint's files."""
 
     upload: str = Field(max_length=64, description="the upload with the files")

@@ -12,7 +12,6 @@ from api.images import CREATE, current_viewer
 from api.jobs import IDEMPOTENCY_KEY, idempotency_key
 from api.operation import (
     Reply,
-    StrictQuery,
     access_for,
     backend,
     caller,
@@ -23,6 +22,7 @@ from api.operation import (
 )
 from api.tokens import Scope
 from repository.builds.requests import MAX_LIST
+from vmjobs.model import FrozenModel
 from vmjobs.wire import Build, BuildList, BuildRequest
 
 blueprint = Blueprint("builds", __name__, url_prefix="/v1/builds")
@@ -30,7 +30,7 @@ blueprint = Blueprint("builds", __name__, url_prefix="/v1/builds")
 READ: Final = access_for(Scope.STORAGE_READ, Scope.STORAGE_CREATE)
 
 
-class BuildQuery(StrictQuery):
+class BuildQuery(FrozenModel):
     """The builds to list."""
 
     limit: int = Field(100, ge=1, le=MAX_LIST, description="the most builds to list")

@@ -12,7 +12,6 @@ from werkzeug.wrappers import Response
 from api.images import current_viewer
 from api.operation import (
     Reply,
-    StrictQuery,
     access_for,
     backend,
     caller,
@@ -42,6 +41,7 @@ from vmjobs.cluster.wire import (
     ScaleRequest,
 )
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, Unavailable
+from vmjobs.model import FrozenModel
 
 log = logging.getLogger(__name__)
 blueprint = Blueprint("clusters", __name__, url_prefix="/v1")
@@ -51,7 +51,7 @@ CHANGE: Final = access_for(Scope.ADMIN)
 _GOALS: Final = {"drain": Goal.DRAIN, "now": Goal.STOP}
 
 
-class ConsoleQuery(StrictQuery):
+class ConsoleQuery(FrozenModel):
     """The console to read."""
 
     incarnation: int = Field(
@@ -59,7 +59,7 @@ class ConsoleQuery(StrictQuery):
     )
 
 
-class DeleteQuery(StrictQuery):
+class DeleteQuery(FrozenModel):
     """How the VMs are to end."""
 
     mode: Literal["drain", "now"] = Field("drain", description="after their jobs, or now")

@@ -13,7 +13,6 @@ from api.attempts import require_unfinished
 from api.operation import (
     BinaryBody,
     Reply,
-    StrictQuery,
     access_for,
     backend,
     caller,
@@ -29,6 +28,7 @@ from api.tokens import Principal, Scope
 from images.manifest import ImageManifest
 from repository.images import Viewer
 from vmjobs.errors import Fault, InvalidRequest, NotFound
+from vmjobs.model import FrozenModel
 from vmjobs.wire import (
     CONDOR_JOB,
     MAX_DIGESTS,
@@ -56,7 +56,7 @@ MAX_VERIFIED: Final = 64
 DIGESTS: Final = BinaryBody(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_DIGESTS}")
 
 
-class GcQuery(StrictQuery):
+class GcQuery(FrozenModel):
     """Options of a garbage collection."""
 
     dry_run: bool = Field(False, description="remove nothing; report what would be removed")

@@ -12,7 +12,6 @@ from werkzeug.wrappers import Response
 from api.operation import (
     Reply,
     RequestHeader,
-    StrictQuery,
     access_for,
     backend,
     caller,
@@ -40,7 +39,7 @@ from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.job_sets import JobSelection, JobStatusList
-from vmjobs.model import Job, JobAction, JobState, StreamName, Submission
+from vmjobs.model import FrozenModel, Job, JobAction, JobState, StreamName, Submission
 from vmjobs.wire import EventList, JobPage, OutputList, Submitted
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/v1/jobs")
@@ -61,7 +60,7 @@ def _words(value: Any) -> Any:
     return [word for word in value.split(",") if word] if isinstance(value, str) else value
 
 
-class JobQuery(StrictQuery):
+class JobQuery(FrozenModel):
     """The jobs to list."""
 
     state: Annotated[tuple[JobState, ...], BeforeValidator(_words)] = Field(

@@ -15,7 +15,6 @@ from api.images import current_viewer
 from api.operation import (
     BinaryBody,
     Reply,
-    StrictQuery,
     access_for,
     backend,
     caller,
@@ -31,7 +30,7 @@ from api.paging import PageQuery, requested_window
 from api.tokens import Scope
 from vmjobs.cluster.wire import Assignment, ClusterVmReports, PoolToken, TokenRequest
 from vmjobs.errors import Fault, Forbidden, InvalidRequest, Unavailable
-from vmjobs.model import Node
+from vmjobs.model import FrozenModel, Node
 from vmjobs.ports import PoolVm
 from vmjobs.wire import NodeList, NodeWishes
 
@@ -44,20 +43,20 @@ AGENT: Final = access_for(Scope.NODE)
 MAX_WAIT: Final = 25.0
 
 
-class AssignmentQuery(StrictQuery):
+class AssignmentQuery(FrozenModel):
     """The assignment that the agent has."""
 
     seen: int = Field(-1, ge=-1, le=2**53, description="the revision of the last answer; -1: none")
     wait: float = Field(0, ge=0, le=30, description="seconds to wait for a new one, 25 at most")
 
 
-class AnnouncementQuery(StrictQuery):
+class AnnouncementQuery(FrozenModel):
     """Additional wishes of the agent."""
 
     renew: bool = Field(False, description="renew the token, if it is in the second half of its life")
 
 
-class ConsoleQuery(StrictQuery):
+class ConsoleQuery(FrozenModel):
     """The VM, and the position of an append."""
 
     incarnation: int = Field(ge=1, le=2**31 - 2, description="number of the VM")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, BinaryIO, Final, TypeVar, cast
 
 from flask import current_app, g, request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from werkzeug.wrappers import Response
 
 from api.problems import BrokenBody, MalformedBody, UnsupportedMediaType
@@ -26,12 +26,6 @@ MAX_JSON_BYTES: Final = 8 * 1024 * 1024
 
 View = Callable[..., Response]
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class StrictQuery(BaseModel):
-    """Base of query parameters: undeclared ones are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from api.operation import StrictQuery, read_query
+from api.operation import read_query
 from repository.db.paging import MAX_PAGE, PageRequest
+from vmjobs.model import FrozenModel
 
 
-class PageQuery(StrictQuery):
+class PageQuery(FrozenModel):
     """The requested part of a list."""
 
     limit: int = Field(MAX_PAGE, ge=1, le=MAX_PAGE, description="entries in a page")
@@ -18,7 +19,7 @@ class PageQuery(StrictQuery):
     )
 
 
-class EventQuery(StrictQuery):
+class EventQuery(FrozenModel):
     """The events to list."""
 
     after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")

@@ -12,7 +12,6 @@ from werkzeug.wrappers import Response
 from api.operation import (
     BinaryBody,
     Reply,
-    StrictQuery,
     access_for,
     backend,
     caller,
@@ -38,6 +37,7 @@ from vmjobs.cluster.ssh_session import (
     SessionRequest,
 )
 from vmjobs.errors import LoginUnavailable, NotFound, Unavailable
+from vmjobs.model import FrozenModel
 
 log = logging.getLogger(__name__)
 blueprint = Blueprint("sessions", __name__, url_prefix="/v1")
@@ -50,14 +50,14 @@ _BYTES: Final = BinaryBody("bytes of the session; empty: none came in time, or i
 _STREAM_HEADERS: Final = {STREAM_HEADER: "`open`, or `ended`: these are the last bytes"}
 
 
-class SendQuery(StrictQuery):
+class SendQuery(FrozenModel):
     """Position of the bytes."""
 
     offset: int = Field(ge=0, le=2**53, description="of the first byte, from 0")
     end: bool = Field(False, description="these are the last bytes")
 
 
-class ReceiveQuery(StrictQuery):
+class ReceiveQuery(FrozenModel):
     """The bytes to receive."""
 
     offset: int = Field(ge=0, le=2**53, description="earlier bytes have been received")

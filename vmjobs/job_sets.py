@@ -6,8 +6,7 @@ from typing import Final
 
 from pydantic import Field, model_validator
 
-from vmjobs.model import FrozenModel, JobState
-from vmjobs.wire import Envelope
+from vmjobs.model import FrozenModel, JobState, LenientModel
 
 #: Maximum number of jobs in one request.
 MAX_SELECTED_JOBS: Final = 10_000
@@ -32,7 +31,7 @@ class JobSelection(FrozenModel):
         return self
 
 
-class JobStatus(Envelope):
+class JobStatus(LenientModel):
     """A job and its state."""
 
     id: str
@@ -41,7 +40,7 @@ class JobStatus(Envelope):
     state: JobState
 
 
-class JobStatusList(Envelope):
+class JobStatusList(LenientModel):
     """The states of a set of jobs, newest job first."""
 
     jobs: tuple[JobStatus, ...]

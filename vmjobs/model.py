@@ -50,6 +50,12 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class LenientModel(FrozenModel):
+    """A value object that ignores unknown fields, because a later release may send it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 # --------------------------------------------------------------------------- enumerations
 
 
@@ -514,12 +520,6 @@ class Checkpoint(FrozenModel):
     heard: int = Field(default=0, ge=0)
     files: tuple[SavedFile, ...] = Field(max_length=32)
     making: VmSpec | None = None
-
-
-class LenientModel(FrozenModel):
-    """A value object that ignores unknown fields, because a later release may send it."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class JobTicket(LenientModel):

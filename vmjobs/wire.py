@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from vmjobs.model import (
     AttemptId,
@@ -20,6 +20,7 @@ from vmjobs.model import (
     ImageName,
     Job,
     JobEvent,
+    LenientModel,
     Namespace,
     Node,
     NodeName,
@@ -34,13 +35,7 @@ MAX_DIGESTS: Final = 4096
 MAX_SHARES: Final = 100
 
 
-class Envelope(BaseModel):
-    """Base of replies: immutable; ignores fields that later versions add."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class ProblemFault(Envelope):
+class ProblemFault(LenientModel):
     """One fault of a request."""
 
     field: str = Field(description="dotted path of the field; empty: the whole request")
@@ -48,7 +43,7 @@ class ProblemFault(Envelope):
     message: str
 
 
-class Problem(Envelope):
+class Problem(LenientModel):
     """A problem document (RFC 9457)."""
 
     type: str = "about:blank"
@@ -62,27 +57,27 @@ class Problem(Envelope):
     instance: str = Field(default="", description="names the incident (500)")
 
 
-class Submitted(Envelope):
+class Submitted(LenientModel):
     """The jobs of a submission."""
 
     array: str
     jobs: tuple[Job, ...]
 
 
-class JobPage(Envelope):
+class JobPage(LenientModel):
     """A page of jobs, newest first. next: cursor of the next page; empty: there is none."""
 
     jobs: tuple[Job, ...]
     next: str = ""
 
 
-class EventList(Envelope):
+class EventList(LenientModel):
     """Events of a job, oldest first."""
 
     events: tuple[JobEvent, ...]
 
 
-class OutputList(Envelope):
+class OutputList(LenientModel):
     """The outputs of a job, and those that were refused."""
 
     outputs: tuple[Output, ...]
@@ -115,7 +110,7 @@ class Origin(FrozenModel):
     source: str = Field(default="", max_length=1024, description="a reference, e.g. of a container")
 
 
-class ImageTag(Envelope):
+class ImageTag(LenientModel):
     """A tag of an image."""
 
     namespace: Namespace
@@ -123,7 +118,7 @@ class ImageTag(Envelope):
     tag: Tag
 
 
-class ImageInfo(Envelope):
+class ImageInfo(LenientModel):
     """An entry of an image list: one for each tag that the caller may see."""
 
     namespace: str
@@ -138,14 +133,14 @@ class ImageInfo(Envelope):
     deprecated: str = Field(default="", description="why it should no longer be used; empty: it may be")
 
 
-class ImageList(Envelope):
+class ImageList(LenientModel):
     """A page of images, by name. next: cursor of the next page; empty: there is none."""
 
     images: tuple[ImageInfo, ...]
     next: str = ""
 
 
-class ImageDetail(Envelope):
+class ImageDetail(LenientModel):
     """One image with its manifest.
 
     stored: bytes that it occupies, including chunks that it shares with other images.
@@ -185,14 +180,14 @@ class CondorJobClaim(FrozenModel):
     owner: str = Field(min_length=1, max_length=240, pattern=r"^[^\x00-\x1f]+$")
 
 
-class CondorJobTicket(Envelope):
+class CondorJobTicket(LenientModel):
     """The reply to a claim. token: valid for this job only. checkpoint: to resume from."""
 
     token: str
     checkpoint: Checkpoint | None = None
 
 
-class Upload(Envelope):
+class Upload(LenientModel):
     """An upload: holds segments and contents until an image refers to them.
 
     received: bytes stored for it. expires: when it is removed unless used.
@@ -240,7 +235,7 @@ class TagTarget(FrozenModel):
     digest: Digest
 
 
-class DamagedBlock(Envelope):
+class DamagedBlock(LenientModel):
     """A chunk that does not match its digest. number: of the chunk within its segment."""
 
     segment: str
@@ -248,7 +243,7 @@ class DamagedBlock(Envelope):
     why: str
 
 
-class VerifyReport(Envelope):
+class VerifyReport(LenientModel):
     """The result of verifying segments; ``missing`` ones are not in the store at all."""
 
     checked: int
@@ -256,7 +251,7 @@ class VerifyReport(Envelope):
     missing: tuple[str, ...] = ()
 
 
-class GcReport(Envelope):
+class GcReport(LenientModel):
     """Numbers of objects that a garbage collection removed, or would remove."""
 
     images: int = Field(default=0, description="expired")
@@ -274,14 +269,14 @@ class PrefetchRequest(FrozenModel):
     nodes: tuple[NodeName, ...] = Field(default=(), max_length=1000)
 
 
-class PrefetchState(Envelope):
+class PrefetchState(LenientModel):
     """The nodes that should cache an image, and those that do."""
 
     wanted: tuple[str, ...]
     cached: tuple[str, ...]
 
 
-class NodeWishes(Envelope):
+class NodeWishes(LenientModel):
     """The answer to a node's registration. prefetch: images to fetch when it is idle.
 
     token: a new one, if the node requested it and its own is in the second half of its lifetime.
@@ -323,7 +318,7 @@ class BuildRequest(FrozenModel):
     force: bool = False
 
 
-class Build(Envelope):
+class Build(LenientModel):
     """A build. name: of the image. digest: of the image, once it is published.
 
     code, message, hint: why it failed; the message has the end of the boot test's output.
@@ -343,20 +338,20 @@ class Build(Envelope):
     updated: datetime
 
 
-class BuildList(Envelope):
+class BuildList(LenientModel):
     """Builds, newest first."""
 
     builds: tuple[Build, ...]
 
 
-class NodeList(Envelope):
+class NodeList(LenientModel):
     """A page of registered nodes, by name. next: cursor of the next page; empty: none."""
 
     nodes: tuple[Node, ...]
     next: str = ""
 
 
-class Limits(Envelope):
+class Limits(LenientModel):
     """The maximum that a job may request."""
 
     cpus: int
@@ -368,7 +363,7 @@ class Limits(Envelope):
     stream_bytes: int = Field(description="stored of an output stream or console")
 
 
-class ServiceInfo(Envelope):
+class ServiceInfo(LenientModel):
     """Versions, limits and choices of the service."""
 
     version: str
@@ -382,7 +377,7 @@ class ServiceInfo(Envelope):
     retention: str
 
 
-class Health(Envelope):
+class Health(LenientModel):
     """Whether the service and each of the services that it needs work."""
 
     status: str = Field(description="ok or unavailable")

@@ -6,8 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
-from vmjobs.model import FrozenModel
-from vmjobs.wire import Envelope
+from vmjobs.model import FrozenModel, LenientModel
 
 #: An OpenSSH public key, as in an ``authorized_keys`` file, without a comment.
 PublicKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/]{68}$")]
@@ -30,7 +29,7 @@ class SessionRequest(FrozenModel):
     key: PublicKey = Field(description="OpenSSH ed25519 public key; its holder may log in once")
 
 
-class ClusterSshSession(Envelope):
+class ClusterSshSession(LenientModel):
     """A session that the VM's node has accepted. host_key: of the VM's SSH server."""
 
     id: SessionId
@@ -41,7 +40,7 @@ class ClusterSshSession(Envelope):
     host_key: PublicKey
 
 
-class PendingSession(Envelope):
+class PendingSession(LenientModel):
     """A session that waits for the agent of the VM's node."""
 
     id: SessionId
@@ -57,7 +56,7 @@ class SessionAnswer(FrozenModel):
     refused: str = Field(default="", max_length=1000)
 
 
-class AppendResult(Envelope):
+class AppendResult(LenientModel):
     """The answer to appended bytes. offset: of the next byte to send."""
 
     offset: int

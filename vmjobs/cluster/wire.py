@@ -12,8 +12,7 @@ from vmjobs.cluster.failure_backoff import BackoffState
 from vmjobs.cluster.spec import AttributeValue, ClusterName, ClusterSpec, ClusterVmLimits, Lifecycle
 from vmjobs.cluster.ssh_session import PendingSession
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
-from vmjobs.model import Digest, FrozenModel, HypervisorKind, NetworkMode
-from vmjobs.wire import Envelope
+from vmjobs.model import Digest, FrozenModel, HypervisorKind, LenientModel, NetworkMode
 
 ClusterVmId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
@@ -30,7 +29,7 @@ def _known_limits(value: Any) -> Any:
     return {name: content for name, content in value.items() if name in ClusterVmLimits.model_fields}
 
 
-class PoolAddress(Envelope):
+class PoolAddress(LenientModel):
     """A pool as its cluster VMs see it.
 
     collector: ``host`` or ``host:port``. trust_domain: the issuer of its tokens. user: owner of probe
@@ -43,7 +42,7 @@ class PoolAddress(Envelope):
     user: str = "vmjobs"
 
 
-class ClusterVmOrder(Envelope):
+class ClusterVmOrder(LenientModel):
     """One cluster VM of a node's assignment. Only goal, admitted and condemned change.
 
     name: host name, unique in its pool (``CLUSTER-N``) and the same over restarts.
@@ -74,7 +73,7 @@ class ClusterVmOrder(Envelope):
     why_message: str = ""
 
 
-class Assignment(Envelope):
+class Assignment(LenientModel):
     """All cluster VMs that a node must run. revision: grows with every change.
 
     sessions: those that wait for the node; each stays in the list until it is answered.
@@ -119,7 +118,7 @@ class TokenRequest(FrozenModel):
     incarnation: int = Field(ge=1, le=MAX_COUNT)
 
 
-class PoolToken(Envelope):
+class PoolToken(LenientModel):
     """An IDTOKEN with which one VM may advertise its startd until it expires."""
 
     token: str
@@ -130,7 +129,7 @@ class PoolToken(Envelope):
 # --------------------------------------------------------------------------- service and operators
 
 
-class ClusterVm(Envelope):
+class ClusterVm(LenientModel):
     """A cluster VM as operators see it. since: when the state began. up_since: None unless UP.
 
     jobs: number that it has run, by its last machine ad. busy: it runs one now. system: name and
@@ -157,7 +156,7 @@ class ClusterVm(Envelope):
     retry: datetime | None = None
 
 
-class ClusterBackoff(Envelope):
+class ClusterBackoff(LenientModel):
     """A backoff: an image is not started on a node for now, because it kept failing there.
 
     node: empty: on all nodes. failures: in a row. code: of the last one. until: time of the next try;
@@ -173,7 +172,7 @@ class ClusterBackoff(Envelope):
     until: datetime | None = None
 
 
-class FailedGeneration(Envelope):
+class FailedGeneration(LenientModel):
     """The last declaration, which failed, so that the cluster was rolled back."""
 
     generation: int
@@ -183,7 +182,7 @@ class FailedGeneration(Envelope):
     since: datetime
 
 
-class Cluster(Envelope):
+class Cluster(LenientModel):
     """A cluster: its declaration and its present state.
 
     generation: grows with every change of the declaration. target: VMs wanted now.
@@ -216,21 +215,21 @@ class ApplyOutcome(StrEnum):
     UNCHANGED = "unchanged"
 
 
-class ApplyResult(Envelope):
+class ApplyResult(LenientModel):
     """The answer to ``PUT /v1/clusters/{name}``."""
 
     outcome: ApplyOutcome
     cluster: Cluster
 
 
-class ClusterList(Envelope):
+class ClusterList(LenientModel):
     """A page of clusters, by name, without their VMs. next: cursor of the next page, if any."""
 
     clusters: tuple[Cluster, ...]
     next: str = ""
 
 
-class ClusterEvent(Envelope):
+class ClusterEvent(LenientModel):
     """An event of a cluster or one of its VMs. seq: counts from 1 in the cluster."""
 
     seq: int
@@ -242,7 +241,7 @@ class ClusterEvent(Envelope):
     message: str
 
 
-class ClusterEvents(Envelope):
+class ClusterEvents(LenientModel):
     """A part of a cluster's history, oldest first."""
 
     events: tuple[ClusterEvent, ...]
@@ -254,7 +253,7 @@ class ScaleRequest(FrozenModel):
     size: int = Field(ge=0, le=1000, strict=True)
 
 
-class Assessment(Envelope):
+class Assessment(LenientModel):
     """The answer to ``POST /v1/cluster-assessments``: how much of a declaration would run now.
 
     placed: number of VMs, by node. pending: number without a node. why: what they lack.

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -17,7 +15,7 @@ from pydantic import (
 
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import ClusterVmOrder, ClusterVmReport
-from vmjobs.model import ExitStatus, FrozenModel, HypervisorKind
+from vmjobs.model import ExitStatus, FrozenModel, HypervisorKind, LenientModel
 
 MAX_MESSAGE_CHARACTERS = 8192
 
@@ -98,13 +96,11 @@ class ClusterVmRecord(FrozenModel):
         return self.report().model_copy(update={"code": end.code, "message": message})
 
 
-class IncompatibleRecord(BaseModel):
+class IncompatibleRecord(LenientModel):
     """The readable fields of an incompatible record, most likely of another release.
 
     It and its VM are left alone: an agent that can read it continues with both.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
     incarnation: Annotated[int, _with_default(0)] = 0
