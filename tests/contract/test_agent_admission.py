@@ -21,8 +21,11 @@ import pytest
 from api_support import serving
 from werkzeug.wrappers import Response
 
+from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.condor_job.starter import find_starter
-from vmjobs.agent.server import Agent, CondorJobServices, listening
+from vmjobs.agent.job_runner import JobRunner
+from vmjobs.agent.listener import listening
+from vmjobs.agent.server import Agent
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import JobFinal, Unauthenticated, VMJobsError
 from vmjobs.model import ExitChannel, ExitStatus, JobState, Node, ReasonCode, Report, now, reason
@@ -150,7 +153,7 @@ def place(service: Service) -> Iterator[Place]:
         condor_jobs = CondorJobServices(
             folder / "handed", 1024, str, partial(find_starter, trusted={0})
         )
-        with listening(folder / "s", Agent(parts, open_job, describe, condor_jobs).serve):
+        with listening(folder / "s", Agent(JobRunner(parts, open_job, condor_jobs), describe).serve):
             yield Place(folder)
 
 

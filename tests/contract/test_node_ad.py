@@ -16,7 +16,7 @@ import pytest
 from wrapper_kit import install_program
 
 from vmjobs.agent import protocol
-from vmjobs.agent.server import listening
+from vmjobs.agent.listener import listening
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node
 
 SECONDS = 60.0

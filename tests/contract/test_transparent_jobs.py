@@ -248,7 +248,7 @@ def test_a_job_whose_starter_died_begins_again_once_its_machine_is_gone(
     node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, destroy = threading.Event(), node.driver.destroy
-    wait_until(lambda: not node.agent.running, 30, "jobs of other tests to be gone")
+    wait_until(lambda: not node.agent.runner.active.names(), 30, "jobs of other tests to be gone")
 
     def slowly(name: str) -> None:
         may_end.wait(60)
@@ -460,16 +460,17 @@ def test_a_node_that_the_repository_does_not_know_rests(node: AgentNode) -> None
     def refuse(_name: str) -> str:
         raise Unauthenticated("the token is not valid")
 
-    assert node.agent.condor_jobs is not None
-    condor_jobs, health = node.agent.condor_jobs, node.agent.health
-    node.agent.condor_jobs, node.agent.health = replace(condor_jobs, resolve=refuse), NodeHealth()
+    runner = node.agent.runner
+    assert runner.condor_jobs is not None
+    condor_jobs, health = runner.condor_jobs, runner.health
+    runner.condor_jobs, runner.health = replace(condor_jobs, resolve=refuse), NodeHealth()
     try:
         for _ in range(3):
             assert not node.agent.node().fault
             assert node.run("/bin/true").status == -signal.SIGKILL
         assert "3 jobs in a row failed" in node.agent.node().fault
     finally:
-        node.agent.condor_jobs, node.agent.health = condor_jobs, health
+        runner.condor_jobs, runner.health = condor_jobs, health
 
 
 class Changed:
@@ -512,14 +513,15 @@ def only_uml(
 def test_what_an_image_wants_of_a_node_is_told_where_this_one_has_it_not(
     node: AgentNode, chirp: ChirpService, fields: dict[str, Any], wish: str, told: dict[str, str]
 ) -> None:
-    services = node.agent.services
+    runner = node.agent.runner
+    services = runner.services
     changed = cast("ImageSource", Changed(services.images, **fields))
-    node.agent.services = replace(services, images=changed, choose=partial(only_uml, node.driver))
+    runner.services = replace(services, images=changed, choose=partial(only_uml, node.driver))
     try:
         ad = f'VMJobImage = "generic"\n{wish}'
         job = node.run("/bin/true", ad=ad, files={".chirp.config": chirp.config})
     finally:
-        node.agent.services = services
+        runner.services = services
     assert job.status == -signal.SIGKILL
     assert chirp.attributes["ChirpVMReason"].startswith('"NO_HYPERVISOR: ')
     found = {n: v for n, v in chirp.attributes.items() if n.startswith("ChirpVMImage")}

@@ -17,9 +17,12 @@ from hypervisor_host import wait_until
 from wrapper_kit import build_wrapper, install_program
 
 from images.store.image_store import ImageStore
+from vmjobs.agent.condor_job.services import CondorJobServices
+from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.journal import Journal
+from vmjobs.agent.listener import listening
 from vmjobs.agent.run.job_run import RunServices, RunSettings
-from vmjobs.agent.server import Agent, CondorJobServices, listening
+from vmjobs.agent.server import Agent
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, Node, now
 
@@ -208,7 +211,7 @@ def agent_node() -> Iterator[AgentNode]:
         def never(_job: str, _token: str) -> Any:
             raise AssertionError("no job of the repository's")
 
-        agent = Agent(parts, never, describe, condor_jobs)
+        agent = Agent(JobRunner(parts, never, condor_jobs), describe)
         with listening(folder / "s", agent.serve):
             node = AgentNode(
                 folder,

@@ -440,7 +440,7 @@ def fill_disk(desk: Desk, cluster: str) -> None:
 
 
 #: Simulates an agent of a later release, with an outcome that this release does not know.
-LATER = f"""from vmjobs.agent.server import CondorJobServices
+LATER = f"""from vmjobs.agent.condor_job.services import CondorJobServices
     from vmjobs.errors import VMJobsError
     class Later(VMJobsError):
         code = "{STRANGE}"
@@ -483,7 +483,7 @@ FAULTS: list[tuple[str, Fault]] = [
         Fault(
             partial(
                 with_another_agent,
-                lines="from vmjobs.agent import condor_job; condor_job._RUN_SECONDS = 3",
+                lines="from vmjobs.agent.condor_job import condor_job; condor_job._RUN_SECONDS = 3",
             ),
             Way(f"3 s{LAST_LINES}"),
         ),

@@ -19,12 +19,16 @@ from reports_kit import ended, report
 from waiting_kit import wait_for
 
 from vmjobs import errors
-from vmjobs.agent import protocol, server
+from vmjobs.agent import job_runner, protocol, server
 from vmjobs.agent.checks import MIN_FREE_BYTES
+from vmjobs.agent.condor_job import services as condor_services
+from vmjobs.agent.condor_job.services import CondorJobServices
+from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.journal import InterruptedRun, RunRecord
+from vmjobs.agent.listener import listening
 from vmjobs.agent.run.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.agent.run.outcome import RunOutcome, run_stopped
-from vmjobs.agent.server import Agent, CondorJobServices, listening
+from vmjobs.agent.server import Agent
 from vmjobs.execute import JobRefused, NodeFailure, run_job
 from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now
 
@@ -119,7 +123,7 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
 
         driver = SimpleNamespace(kind=HypervisorKind.UML)
 
-    monkeypatch.setattr(server, "Run", Run)
+    monkeypatch.setattr(job_runner, "Run", Run)
     services: Any = SimpleNamespace(
         settings=SimpleNamespace(node="n1"), reprobe=script.rechecked.append
     )
@@ -136,7 +140,8 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
         def end(self) -> Report:
             return report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 3", exit=ended(3))
 
-    serving = Agent(services, lambda job, token: Source(), describe)  # type: ignore[arg-type, return-value]
+    runner = JobRunner(services, lambda job, token: Source())  # type: ignore[arg-type, return-value]
+    serving = Agent(runner, describe)
     with listening(tmp_path / "s", serving.serve):
         yield Served(serving, tmp_path / "s")
 
@@ -183,10 +188,10 @@ def test_the_same_job_is_not_run_twice_at_once(agent: Served, script: Script) ->
     with pytest.raises(errors.Unavailable):
         agent.run(0.5)
     assert script.runs == 1
-    assert agent.agent.states() == {None: 1}
+    assert agent.agent.runner.active.states() == {None: 1}
     agent.agent.stop(10)
-    assert agent.agent.jobs() == ()
-    assert agent.agent.states() == {}
+    assert agent.agent.runner.active.names() == ()
+    assert agent.agent.runner.active.states() == {}
 
 
 def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
@@ -196,7 +201,7 @@ def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
     agent.begin(script)
     agent.agent.stop(0.0, saving=10)
     assert script.seen == [SaveRequested()]
-    assert agent.agent.jobs() == ()
+    assert agent.agent.runner.active.names() == ()
 
 
 def test_a_job_that_has_ended_before_ends_alike(agent: Served, script: Script) -> None:
@@ -269,9 +274,9 @@ def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
     agent: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer process may have exited and left the connection to another process."""
-    agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, lambda pid: pid)
+    agent.agent.runner.condor_jobs = CondorJobServices(agent.path, 100, str, lambda pid: pid)
     for owner, why in ((os.getuid(), "no running VM"), (65534, "has exited"), (-1, "has exited")):
-        monkeypatch.setattr(server, "effective_uid", lambda _pid, owner=owner: owner)
+        monkeypatch.setattr(condor_services, "effective_uid", lambda _pid, owner=owner: owner)
         (refused,) = agent.said(protocol.ConsoleMessage())
         assert isinstance(refused, protocol.ErrorMessage)
         assert (refused.code, why in refused.message) == ("FORBIDDEN", True), refused
@@ -282,8 +287,8 @@ def test_a_node_without_any_room_says_so(
     agent: Served, script: Script, monkeypatch: pytest.MonkeyPatch, free: int, *, rests: bool
 ) -> None:
     """The free space decides, not the space that a job requested."""
-    monkeypatch.setattr(server, "disk_usage", lambda _path: SimpleNamespace(free=free))
-    agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, int)
+    monkeypatch.setattr(job_runner, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    agent.agent.runner.condor_jobs = CondorJobServices(agent.path, 100, str, int)
     for error in (
         errors.StorageFull("no room"),
         OSError(errno.ENOSPC, "full"),
@@ -309,7 +314,7 @@ def test_what_an_earlier_agent_gave_back_is_not_run_here(agent: Served, script: 
     """It could not report to the repository or the client. A stopped job does run again."""
     for code, runs in ((ReasonCode.NODE_FAILED, 0), (ReasonCode.EVICTED, 1)):
         left = report(JobState.PREEMPTED, code, "before")
-        agent.agent.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
+        agent.agent.runner.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
         if runs:
             assert agent.run() == 0
         else:
@@ -332,7 +337,7 @@ def test_an_end_that_an_earlier_agent_could_not_tell(
     """It counts unless the repository overrides it. 7 is the exit status of another run."""
     script.end, script.resumed = JobState.FAILED, resumed
     left = report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 4", exit=ended(4))
-    agent.agent.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
+    agent.agent.runner.keep_interrupted_runs([InterruptedRun(RECORD, left.model_dump_json())])
     assert agent.run() == exits
 
 

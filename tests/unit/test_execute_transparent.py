@@ -12,8 +12,9 @@ from condor.node.scratch import ATTRIBUTE_OF_FIELD
 from vmjobs import execute_transparent
 from vmjobs.agent import protocol
 from vmjobs.agent.framing import Channel, DataMessage
+from vmjobs.agent.lease import SocketLease
+from vmjobs.agent.listener import listening
 from vmjobs.agent.protocol import ErrorMessage
-from vmjobs.agent.server import SocketLease, listening, send_error
 from vmjobs.errors import InvalidRequest, Unavailable
 from vmjobs.execute_transparent import run_transparent_job
 from vmjobs.transparent_job import TransparentJob
@@ -95,7 +96,7 @@ def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
             try:
                 next(protocol.receive(connection))
             except InvalidRequest as error:
-                send_error(lease, error, retry=False)
+                lease.refuse(error, retry=False)
 
     with listening(tmp_path / "s", serve):
         ended = run_transparent_job(str(tmp_path / "s"), job, lambda _message: None, patience=0.0)

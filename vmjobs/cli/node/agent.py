@@ -26,15 +26,18 @@ from vmjobs.agent.background import start_thread
 from vmjobs.agent.checks import NodeChecks
 from vmjobs.agent.cluster_vms.reconciler import running_reconciler
 from vmjobs.agent.condor_job import condor_job
+from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.condor_job.starter import find_starter
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.image_names import ImageNames
+from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.journal import sweep, sweep_probes
+from vmjobs.agent.listener import listening
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.node_token import NodeToken
 from vmjobs.agent.prefetch import Prefetcher
-from vmjobs.agent.server import Agent, CondorJobServices, listening
+from vmjobs.agent.server import Agent
 from vmjobs.cli.common import config, node_name, read_token
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.node.checkpoint_stores import RETRIES, ServiceCheckpointStores
@@ -117,10 +120,11 @@ def _serve(settings: Config) -> None:
     condor_jobs = _condor_job_services(settings, names.resolve)
     condor_job.remove_leftovers(condor_jobs.spool)
     checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_users)
-    service = Agent(components, open_job, describe, condor_jobs, checks=checks.faults)
-    service.keep_interrupted_runs(leftovers)
-    hypervisors.on_loss = service.health.on_rest = checks.on_change = service.notify_subscribers
-    metrics.jobs, metrics.faults = service.states, service.faults
+    runner = JobRunner(components, open_job, condor_jobs)
+    runner.keep_interrupted_runs(leftovers)
+    service = Agent(runner, describe, checks.faults)
+    hypervisors.on_loss = runner.health.on_rest = checks.on_change = service.notify_subscribers
+    metrics.jobs, metrics.faults = runner.active.states, service.faults
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
