@@ -12,7 +12,7 @@ from formats_kit import SIZE, Lab, disk, qemu_img
 from segments_kit import compute_layout_of_bytes
 
 from vmjobs.cli.common import config
-from vmjobs.cli.image.group import image
+from vmjobs.commands import image
 from vmjobs.errors import VMJobsError
 
 

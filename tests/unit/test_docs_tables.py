@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.cli.cluster.group import SUBCOMMANDS
 from vmjobs.cli.manifests import read_clusters
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
+from vmjobs.commands import cluster as cluster_commands
 from vmjobs.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_every_state_and_reason_is_in_the_tables(word: str) -> None:
     assert any(line.startswith("| `") and f"`{word}`" in line for line in GUIDE.splitlines())
 
 
-@pytest.mark.parametrize("verb", [verb for verb, (*_, shown) in SUBCOMMANDS.items() if shown])
+@pytest.mark.parametrize("verb", [verb for verb, row in cluster_commands.table().items() if row.help])
 def test_every_command_is_shown(verb: str) -> None:
     assert f"vmjobs cluster {verb} " in GUIDE or f"vmjobs cluster {verb}\n" in GUIDE
 

@@ -1,44 +1,87 @@
-"""Command groups that import a command when it is called, so that ``--help`` is quick."""
+"""Command groups whose commands come from the tables of several packages.
+
+A package declares its commands in its module ``commands``. The module of a command is imported when it
+is called, so ``--help`` is quick, and a client needs none of the libraries of a server.
+"""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final, NamedTuple
 
 import click
 
-#: name -> (module, attribute, one line of help); a command without help is hidden. The help is in the
-#: table so that listing the commands imports none of them.
-CommandTable = Mapping[str, tuple[str, str, str]]
+from vmjobs.errors import ConfigError
+
+#: Packages that may bring commands; those that are not installed bring none.
+PACKAGES: Final = ("vmjobs",)
+
+
+class Command(NamedTuple):
+    """Where a command is, and its place in the list of its group.
+
+    target: ``module:attribute``. help: one line; a command without help is hidden. before: the command
+    of the same group that it precedes in the list; default: it comes last.
+    """
+
+    target: str
+    help: str
+    before: str = ""
+
+
+#: The commands of a package: name of the group -> name -> command. The program itself is ``vmjobs``.
+CommandTable = Mapping[str, Mapping[str, Command]]
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in a table."""
-
-    def __init__(self, *arguments: Any, lazy_commands: CommandTable, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self.lazy_commands = lazy_commands
+    """A group of the commands that the tables of all packages list under its name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands whose modules exist."""
-        return [
-            name
-            for name, (module, _, _) in self.lazy_commands.items()
-            if importlib.util.find_spec(module)
-        ]
+        """Return the names of the commands."""
+        return list(self.table())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
-        if cmd_name not in self.list_commands(ctx):
+        """Import and return a command; one with missing libraries fails with a message when called."""
+        found = self.table().get(cmd_name)
+        if found is None:
             return None
-        module, attribute, _ = self.lazy_commands[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module, _, attribute = found.target.partition(":")
+        try:
+            command: click.Command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            words = cmd_name if self.name == "vmjobs" else f"{self.name} {cmd_name}"
+            return _not_installed(words, found.help, str(error.name))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands of a help text."""
         with formatter.section("Commands"):
-            lines = [(name, self.lazy_commands[name][2]) for name in self.list_commands(ctx)]
+            lines = [(name, command.help) for name, command in self.table().items()]
             formatter.write_dl([line for line in lines if line[1]])
+
+    def table(self) -> dict[str, Command]:
+        """Return the commands of this group, in the order of its help text."""
+        commands: list[tuple[str, Command]] = []
+        for package in filter(find_spec, PACKAGES):
+            table: CommandTable = import_module(f"{package}.commands").COMMANDS
+            for name, command in table.get(str(self.name), {}).items():
+                names = [known for known, _ in commands]
+                place = names.index(command.before) if command.before in names else len(names)
+                commands.insert(place, (name, command))
+        return dict(commands)
+
+
+def _not_installed(words: str, text: str, module: str) -> click.Command:
+    """Return a stand-in for a command that lacks a module; it reports that module."""
+
+    @click.command(words, help=text, context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def missing(arguments: tuple[str, ...]) -> None:
+        raise ConfigError(
+            f"`vmjobs {words}` cannot run: the Python module {module} is not installed",
+            hint="install vmjobs[agent] on execute nodes, vmjobs[server] for the API and its worker",
+        )
+
+    return missing

@@ -1,8 +1,4 @@
-"""The ``vmjobs`` command, its subcommands and its error output.
-
-Subcommands are imported when they are called, so that a client needs none of the libraries of a
-server, and ``vmjobs --help`` is quick.
-"""
+"""The program ``vmjobs`` and its error output."""
 
 from __future__ import annotations
 
@@ -17,39 +13,13 @@ import click
 from vmjobs import __version__
 from vmjobs.cli.lazy_commands import LazyGroup
 from vmjobs.cli.logs import configure_logging
-from vmjobs.errors import ConfigError, VMJobsError
+from vmjobs.errors import VMJobsError
 
 _AS_JSON: Final = f"{__name__}.as_json"
 
-#: name -> (module, attribute, one line of help).
-COMMANDS = {
-    "job": ("vmjobs.cli.job.group", "job", "Submit and manage jobs."),
-    "image": ("vmjobs.cli.image.group", "image", "Build and manage images."),
-    "cluster": ("vmjobs.cli.cluster.group", "cluster", "Operate virtual clusters."),
-    "gateway": ("vmjobs.cli.gateway.group", "gateway", "Run a grid gateway on this host."),
-    "node": ("vmjobs.cli.node.group", "node", "Show execute nodes."),
-    "token": ("vmjobs.cli.token", "token", "Make, list and revoke bearer tokens (on the API's host)."),
-    "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this host."),
-    "agent": ("vmjobs.cli.node.agent", "agent", "Run jobs for HTCondor on this node."),
-    "exec": ("vmjobs.cli.node.exec", "exec_job", "Run one job through this node's agent."),
-    "exec-unchanged": (
-        "vmjobs.cli.node.exec_unchanged",
-        "exec_unchanged",
-        "Run a transparent job.",
-    ),
-    "enter": ("vmjobs.cli.node.enter", "enter", "Enter the VM of an HTCondor job on its node."),
-    "serve": ("vmjobs.cli.serve", "serve", "Serve the REST API."),
-    "worker": ("vmjobs.cli.worker", "worker", "Submit and track jobs (Celery worker and beat)."),
-    "doctor": ("vmjobs.cli.node.doctor", "doctor", "Check this host and report faults."),
-    "completion": ("vmjobs.cli.completion", "completion", "Print shell completion code."),
-}
-
 
 class _MainGroup(LazyGroup):
-    """All commands; one with missing libraries fails with a message when it is called.
-
-    Errors are JSON if the command line has --json.
-    """
+    """All commands. Errors are JSON if the command line has --json."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Remember whether --json is given: errors in arguments are then JSON, too."""
@@ -67,30 +37,8 @@ class _MainGroup(LazyGroup):
             _print_lines([json.dumps(_error_as_json(found))])
             ctx.exit(error.exit_code)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        try:
-            return super().get_command(ctx, cmd_name)
-        except ModuleNotFoundError as error:
-            return _not_installed(cmd_name, self.lazy_commands[cmd_name][2], str(error.name))
 
-
-def _not_installed(name: str, text: str, module: str) -> click.Command:
-    """Return a stand-in for a command that lacks a module; it reports that module."""
-
-    @click.command(name, help=text, context_settings={"ignore_unknown_options": True})
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def missing(arguments: tuple[str, ...]) -> None:
-        raise ConfigError(
-            f"`vmjobs {name}` cannot run: the Python module {module} is not installed",
-            hint="install vmjobs[agent] on execute nodes, vmjobs[server] for the API and its worker",
-        )
-
-    return missing
-
-
-@click.command(
-    cls=_MainGroup, lazy_commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.command("vmjobs", cls=_MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vmjobs")
 @click.option("-v", "--verbose", is_flag=True, help="Log details on standard error.")
 @click.pass_context

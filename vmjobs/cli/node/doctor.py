@@ -130,7 +130,7 @@ def _token_refusal(settings: Config, file: Path) -> str:
 
 def _check_agent(path: Path) -> Iterator[DoctorFinding]:
     """Check that the agent of this node answers and offers a hypervisor."""
-    from vmjobs.cli.node.group import ask_agent  # noqa: PLC0415 - the agent's extra may be missing
+    from vmjobs.cli.nodes import ask_agent  # noqa: PLC0415 - the agent's extra may be missing
 
     if (reply := ask_agent(path)) is None:
         detail = f"no agent answers at {path}; see its log: condor_config_val VMJOBS_AGENT_LOG"

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
     from vmjobs.client import Client
 
 
-@click.group()
-def node() -> None:
-    """Show execute nodes."""
-
-
-@node.command("list")
+@click.command("list")
 @json_option
 def list_nodes(as_json: bool) -> None:
     """List the nodes that announced themselves."""
@@ -54,7 +49,7 @@ def list_nodes(as_json: bool) -> None:
     print_table(columns, rows)
 
 
-@node.command()
+@click.command()
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
@@ -132,7 +127,7 @@ def _cluster_usage_text(node_info: Node, usage: dict[str, _ClusterUsage] | None)
     )
 
 
-@node.command()
+@click.command()
 @click.option(
     "--follow", is_flag=True, help="Print them again when they may have changed, until killed."
 )

@@ -1,0 +1,167 @@
+"""The commands of this package, and the groups that they are in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from vmjobs.cli.lazy_commands import Command, CommandTable, LazyGroup
+
+
+@click.command(cls=LazyGroup)
+def job() -> None:
+    """Submit and manage jobs.
+
+    JOB is a job's id, or an array's id for all of its jobs. The first 6 or more characters suffice if
+    they are unique among your jobs.
+    """
+
+
+@click.command(cls=LazyGroup)
+def image() -> None:
+    """Build images, and keep them in the service's repository.
+
+    IMAGE is a digest, a name or name:tag of your own or the library's, or NAMESPACE/NAME:TAG.
+    """
+
+
+@click.command(cls=LazyGroup)
+def cluster() -> None:
+    """Operate virtual clusters: long-running VMs that are workers of an HTCondor pool.
+
+    FILE has declarations in YAML or JSON; - is standard input. Changing clusters requires a token of
+    `vmjobs token create user NAME --admin`.
+    """
+
+
+@click.command(cls=LazyGroup)
+def gateway() -> None:
+    """Run a grid gateway: a small site's servers as VMs on a private network.
+
+    It needs no service, no scheduler and no root rights. Its machines are VMs of this host: they keep
+    running when these commands end, and keep their data over restarts.
+    """
+
+
+@click.command(cls=LazyGroup)
+def node() -> None:
+    """Show execute nodes."""
+
+
+COMMANDS: Final[CommandTable] = {
+    "vmjobs": {
+        "job": Command("vmjobs.commands:job", "Submit and manage jobs."),
+        "image": Command("vmjobs.commands:image", "Build and manage images."),
+        "cluster": Command("vmjobs.commands:cluster", "Operate virtual clusters."),
+        "gateway": Command("vmjobs.commands:gateway", "Run a grid gateway on this host."),
+        "node": Command("vmjobs.commands:node", "Show execute nodes."),
+        "token": Command(
+            "vmjobs.cli.token:token", "Make, list and revoke bearer tokens (on the API's host)."
+        ),
+        "run": Command("vmjobs.cli.run:run", "Run a script in a VM on this host."),
+        "agent": Command("vmjobs.cli.node.agent:agent", "Run jobs for HTCondor on this node."),
+        "exec": Command("vmjobs.cli.node.exec:exec_job", "Run one job through this node's agent."),
+        "exec-unchanged": Command(
+            "vmjobs.cli.node.exec_unchanged:exec_unchanged", "Run a transparent job."
+        ),
+        "enter": Command("vmjobs.cli.node.enter:enter", "Enter the VM of an HTCondor job on its node."),
+        "serve": Command("vmjobs.cli.serve:serve", "Serve the REST API."),
+        "worker": Command(
+            "vmjobs.cli.worker:worker", "Submit and track jobs (Celery worker and beat)."
+        ),
+        "doctor": Command("vmjobs.cli.node.doctor:doctor", "Check this host and report faults."),
+        "completion": Command("vmjobs.cli.completion:completion", "Print shell completion code."),
+    },
+    "job": {
+        "submit": Command(
+            "vmjobs.cli.job.submit:submit", "Submit a script as a job, or an array of jobs."
+        ),
+        "status": Command("vmjobs.cli.job.status:status", "Show jobs in detail."),
+        "list": Command("vmjobs.cli.job.status:list_jobs", "List your jobs."),
+        "why": Command("vmjobs.cli.job.why:why", "Explain why a job does not run."),
+        "wait": Command("vmjobs.cli.job.wait:wait", "Wait until jobs have ended."),
+        "log": Command("vmjobs.cli.job.status:log", "Show a job's history."),
+        "out": Command("vmjobs.cli.job.streams:out", "Print a job's standard output."),
+        "err": Command("vmjobs.cli.job.streams:err", "Print a job's standard error."),
+        "console": Command("vmjobs.cli.job.streams:console", "Print the console of a job's VM."),
+        "outputs": Command("vmjobs.cli.job.outputs:outputs", "List or fetch a job's output files."),
+        "cancel": Command("vmjobs.cli.job.change:cancel", "Cancel jobs."),
+        "hold": Command("vmjobs.cli.job.change:hold", "Hold jobs until they are released."),
+        "release": Command("vmjobs.cli.job.change:release", "Release held jobs."),
+    },
+    "image": {
+        "push": Command("vmjobs.cli.image.push:push", "Send an image to the repository."),
+        "pull": Command("vmjobs.cli.image.pull:pull", "Fetch an image from the repository."),
+        "list": Command("vmjobs.cli.image.list:list_images", "List images."),
+        "show": Command("vmjobs.cli.image.list:show", "Show one image in detail."),
+        "tag": Command("vmjobs.cli.image.tag:tag", "Give an image another name."),
+        "rm": Command("vmjobs.cli.image.tag:remove", "Remove names, and images without names."),
+        "share": Command("vmjobs.cli.image.change:share", "Set who may see and boot an image."),
+        "deprecate": Command("vmjobs.cli.image.change:deprecate", "Mark an image as deprecated."),
+        "verify": Command("vmjobs.cli.image.verify:verify", "Find damaged chunks."),
+        "prefetch": Command(
+            "vmjobs.cli.image.prefetch:prefetch", "Make nodes fetch an image in advance."
+        ),
+        "gc": Command("vmjobs.cli.image.gc:collect", "Remove images and data no longer needed."),
+        "inspect": Command("vmjobs.cli.image.inspect:inspect", "Show a file's format and boot method."),
+        "convert": Command("vmjobs.cli.image.convert:convert", "Convert a disk to another format."),
+        "import": Command(
+            "vmjobs.cli.image.import_oci:import_image", "Make an image from a container image."
+        ),
+        "build": Command("vmjobs.cli.image.build:build", "Build an image from a recipe."),
+        "builds": Command("vmjobs.cli.image.remote:builds", "Show, await or cancel remote builds."),
+    },
+    "cluster": {
+        "apply": Command(
+            "vmjobs.cli.cluster.apply:apply", "Create or change clusters as files declare them."
+        ),
+        "diff": Command("vmjobs.cli.cluster.check:diff", "Show what apply would change."),
+        "validate": Command("vmjobs.cli.cluster.check:validate", "Check declarations for faults."),
+        "list": Command("vmjobs.cli.cluster.show:list_clusters", "List clusters."),
+        "show": Command("vmjobs.cli.cluster.show:show", "Show a cluster and its VMs."),
+        "events": Command("vmjobs.cli.cluster.watch:events", "Show what happened to a cluster."),
+        "console": Command("vmjobs.cli.cluster.watch:console", "Print the console of a VM."),
+        "ssh": Command("vmjobs.cli.cluster.ssh:ssh", "Log in to a VM, or run a command in it."),
+        "scp": Command("vmjobs.cli.cluster.ssh:scp", "Copy files to or from a VM."),
+        "connect": Command("vmjobs.cli.cluster.ssh:connect", ""),
+        "scale": Command("vmjobs.cli.cluster.change:scale", "Change the number of VMs."),
+        "upgrade": Command("vmjobs.cli.cluster.change:upgrade", "Change the image, one VM at a time."),
+        "wake": Command("vmjobs.cli.cluster.wake:wake", "Start a VM of the cluster in a machine ad."),
+        "drain": Command("vmjobs.cli.cluster.change:drain", "Stop all VMs once their jobs have ended."),
+        "resume": Command("vmjobs.cli.cluster.change:resume", "Start VMs again after drain."),
+        "retry": Command("vmjobs.cli.cluster.change:retry", "Retry failed VMs and images at once."),
+        "delete": Command("vmjobs.cli.cluster.change:delete", "Delete a cluster."),
+    },
+    "gateway": {
+        "validate": Command("vmjobs.cli.gateway.install:validate", "Check a declaration for faults."),
+        "install": Command(
+            "vmjobs.cli.gateway.install:install", "Make a gateway's images, disks and keys."
+        ),
+        "boot": Command(
+            "vmjobs.cli.gateway.lifecycle:boot", "Start machines, and wait until they are up."
+        ),
+        "stop": Command("vmjobs.cli.gateway.lifecycle:stop", "Shut machines down."),
+        "show": Command("vmjobs.cli.gateway.show:show", "Show a gateway and its machines."),
+        "console": Command("vmjobs.cli.gateway.show:console", "Print the console of a machine."),
+        "ssh": Command("vmjobs.cli.gateway.ssh:ssh", "Log in to a machine, or run a command in it."),
+        "connect": Command("vmjobs.cli.gateway.ssh:connect", ""),
+        "run": Command("vmjobs.cli.gateway.lifecycle:run", "Supervise the machines in the foreground."),
+        "backup": Command("vmjobs.cli.gateway.backup:backup", "Copy a whole gateway into one file."),
+        "restore": Command("vmjobs.cli.gateway.backup:restore", "Restore a gateway from a backup."),
+        "delete": Command(
+            "vmjobs.cli.gateway.lifecycle:delete", "Delete a gateway with all of its data."
+        ),
+    },
+    "node": {
+        "ad": Command(
+            "vmjobs.cli.nodes:ad",
+            "Print this node's machine ad attributes, for HTCondor's STARTD_CRON.",
+        ),
+        "list": Command("vmjobs.cli.nodes:list_nodes", "List the nodes that announced themselves."),
+        "show": Command(
+            "vmjobs.cli.nodes:show",
+            "Show one node: its probe results, cached images, jobs and cluster VMs.",
+        ),
+    },
+}
