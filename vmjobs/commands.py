@@ -19,14 +19,6 @@ def job() -> None:
 
 
 @click.command(cls=LazyGroup)
-def image() -> None:
-    """Build images, and keep them in the service's repository.
-
-    IMAGE is a digest, a name or name:tag of your own or the library's, or NAMESPACE/NAME:TAG.
-    """
-
-
-@click.command(cls=LazyGroup)
 def cluster() -> None:
     """Operate virtual clusters: long-running VMs that are workers of an HTCondor pool.
 
@@ -52,7 +44,6 @@ def node() -> None:
 COMMANDS: Final[CommandTable] = {
     "vmjobs": {
         "job": Command("vmjobs.commands:job", "Submit and manage jobs."),
-        "image": Command("vmjobs.commands:image", "Build and manage images."),
         "cluster": Command("vmjobs.commands:cluster", "Operate virtual clusters."),
         "gateway": Command("vmjobs.commands:gateway", "Run a grid gateway on this host."),
         "node": Command("vmjobs.commands:node", "Show execute nodes."),
@@ -74,9 +65,6 @@ COMMANDS: Final[CommandTable] = {
         "completion": Command("vmjobs.cli.completion:completion", "Print shell completion code."),
     },
     "job": {
-        "submit": Command(
-            "vmjobs.cli.job.submit:submit", "Submit a script as a job, or an array of jobs."
-        ),
         "status": Command("vmjobs.cli.job.status:status", "Show jobs in detail."),
         "list": Command("vmjobs.cli.job.status:list_jobs", "List your jobs."),
         "why": Command("vmjobs.cli.job.why:why", "Explain why a job does not run."),
@@ -89,28 +77,6 @@ COMMANDS: Final[CommandTable] = {
         "cancel": Command("vmjobs.cli.job.change:cancel", "Cancel jobs."),
         "hold": Command("vmjobs.cli.job.change:hold", "Hold jobs until they are released."),
         "release": Command("vmjobs.cli.job.change:release", "Release held jobs."),
-    },
-    "image": {
-        "push": Command("vmjobs.cli.image.push:push", "Send an image to the repository."),
-        "pull": Command("vmjobs.cli.image.pull:pull", "Fetch an image from the repository."),
-        "list": Command("vmjobs.cli.image.list:list_images", "List images."),
-        "show": Command("vmjobs.cli.image.list:show", "Show one image in detail."),
-        "tag": Command("vmjobs.cli.image.tag:tag", "Give an image another name."),
-        "rm": Command("vmjobs.cli.image.tag:remove", "Remove names, and images without names."),
-        "share": Command("vmjobs.cli.image.change:share", "Set who may see and boot an image."),
-        "deprecate": Command("vmjobs.cli.image.change:deprecate", "Mark an image as deprecated."),
-        "verify": Command("vmjobs.cli.image.verify:verify", "Find damaged chunks."),
-        "prefetch": Command(
-            "vmjobs.cli.image.prefetch:prefetch", "Make nodes fetch an image in advance."
-        ),
-        "gc": Command("vmjobs.cli.image.gc:collect", "Remove images and data no longer needed."),
-        "inspect": Command("vmjobs.cli.image.inspect:inspect", "Show a file's format and boot method."),
-        "convert": Command("vmjobs.cli.image.convert:convert", "Convert a disk to another format."),
-        "import": Command(
-            "vmjobs.cli.image.import_oci:import_image", "Make an image from a container image."
-        ),
-        "build": Command("vmjobs.cli.image.build:build", "Build an image from a recipe."),
-        "builds": Command("vmjobs.cli.image.remote:builds", "Show, await or cancel remote builds."),
     },
     "cluster": {
         "apply": Command(

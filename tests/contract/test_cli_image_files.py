@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from formats_kit import SIZE, Lab, disk, qemu_img
 from segments_kit import compute_layout_of_bytes
 
+from images.commands import image
 from vmjobs.cli.common import config
-from vmjobs.commands import image
 from vmjobs.errors import VMJobsError
 
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from vmjobs.errors import Unauthenticated, VMJobsError, reason_of
 from vmjobs.terminal import printable
 
 if TYPE_CHECKING:
-    from vmjobs.client import Client, Retries
+    from vmjobs.client import Client, Images, Retries
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -61,11 +62,38 @@ def client(retries: Retries | None = None) -> Client:
     return Client(settings.api_url, token, retries=retries or Retries(on_wait=print_retry))
 
 
+def repository(retries: Retries | None = None) -> Images:
+    """Return a client for the service's images, with the user's token. retries: default: long ones.
+
+    Raises:
+        Unauthenticated: the token file cannot be read.
+    """
+    # A slow import that only commands with network access need.
+    from vmjobs.client.images import TRANSFER_RETRIES, Images  # noqa: PLC0415
+
+    settings = config()
+    retries = retries or replace(TRANSFER_RETRIES, on_wait=print_retry)
+    return Images(settings.api_url, read_token(settings.token_file), retries=retries)
+
+
 def completion_retries() -> Retries:
     """Return short timeouts, for shell completion."""
     from vmjobs.client import Retries  # noqa: PLC0415 - slow import, network only
 
     return Retries(deadline=COMPLETION_SECONDS, connect=0.5, read=1.0)
+
+
+def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete names of the service's images; none if it does not answer at once."""
+    try:
+        with repository(completion_retries()) as images:
+            found = images.list()
+    except VMJobsError:
+        return []
+    found = [entry for entry in found if entry.name]
+    names = {f"{i.namespace}/{i.name}:{i.tag}" for i in found}
+    names |= {f"{i.name}:{i.tag}" for i in found}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def print_retry(error: VMJobsError, seconds: float) -> None:

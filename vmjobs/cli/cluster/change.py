@@ -7,8 +7,7 @@ import click
 from vmjobs.cli.cluster.apply import apply_spec, print_outcome
 from vmjobs.cli.cluster.common import format_vm_count, name_argument
 from vmjobs.cli.cluster.wait import remaining_vms, wait_options, wait_until_empty, wait_until_up
-from vmjobs.cli.common import client, echo, json_option, print_json
-from vmjobs.cli.image.common import complete_image
+from vmjobs.cli.common import client, complete_image, echo, json_option, print_json
 from vmjobs.cluster.spec import MAX_SIZE, parse_cluster
 from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import Cluster

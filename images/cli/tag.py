@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.common import echo, json_option, print_json
-from vmjobs.cli.image.common import complete_image, parse_name, repository
+from images.cli.common import parse_name
+from vmjobs.cli.common import complete_image, echo, json_option, print_json, repository
 from vmjobs.client.images import Images
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.wire import ImageDetail, ImageTag

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from images.cli.oci_ref import resolve_image
 from vmjobs.cli.common import client, echo, json_option, print_json
 from vmjobs.cli.job.wait import wait_and_show
-from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs, split_pairs
 from vmjobs.cli.transfer import upload_all
 from vmjobs.model import MAX_ARRAY

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from images.oci.reference import is_reference
 from images.store.image_store import ImageStore
 from vmjobs import __version__
-from vmjobs.cli.common import config
+from vmjobs.cli.common import config, repository
 from vmjobs.cli.progress import step_bars
 from vmjobs.wire import ImageDetail, Origin
 
@@ -56,9 +56,9 @@ def import_container(ref: str, access: RegistryAccess, name: str = "", tag: str 
 
 def push_container(found: ImportedImage, namespace: str = "") -> ImageDetail:
     """Push an imported image to the repository under its local name."""
-    # Only this function needs the network.
-    from vmjobs.cli.image.common import QualifiedName, repository  # noqa: PLC0415
-    from vmjobs.cli.image.upload import PublishOptions, from_store, publish, send  # noqa: PLC0415
+    # Slow imports that only this function needs.
+    from images.cli.common import QualifiedName  # noqa: PLC0415
+    from images.cli.upload import PublishOptions, from_store, publish, send  # noqa: PLC0415
 
     settings = config()
     origin = Origin(source=found.source[:1024], format="oci", builder=f"vmjobs {__version__}")

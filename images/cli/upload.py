@@ -15,6 +15,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
+from images.cli.common import ByteProgress, QualifiedName, byte_progress, cache_folder
 from images.content import ContentLayout
 from images.formats import Format, ImageDescription
 from images.inspect.bootinfo import detect_boot
@@ -26,7 +27,6 @@ from images.transfer.push import send_content
 from images.transfer.upload_state import MAX_AGE_SECONDS, FileDigestCache, UploadState, mark_of
 from vmjobs import __version__
 from vmjobs.cli.common import echo
-from vmjobs.cli.image.common import ByteProgress, QualifiedName, byte_progress, cache_folder
 from vmjobs.client.images import Images
 from vmjobs.client.uploads import UploadClient
 from vmjobs.errors import InvalidRequest, NotFound, PayloadTooLarge, VMJobsError

@@ -1,44 +1,25 @@
-"""Helpers of the image commands: the client, names, completion, a progress bar."""
+"""Helpers of the image commands: names, completion, a progress bar."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from pydantic import TypeAdapter, ValidationError
 from rich.progress import Progress, TextColumn
 
-from vmjobs.cli.common import completion_retries, config, print_retry, read_token
+from vmjobs.cli.common import complete_image, config
 from vmjobs.cli.progress import byte_bars
-from vmjobs.errors import InvalidRequest, VMJobsError
+from vmjobs.errors import InvalidRequest
 from vmjobs.model import ImageRef
 from vmjobs.wire import ImageDetail
 
-if TYPE_CHECKING:
-    from vmjobs.client import Images, Retries
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 _REF: TypeAdapter[str] = TypeAdapter(ImageRef)
-
-
-def repository(retries: Retries | None = None) -> Images:
-    """Return a client for the service's images, with the user's token. retries: default: long ones.
-
-    Raises:
-        Unauthenticated: the token file cannot be read.
-    """
-    # A slow import that only commands with network access need.
-    from vmjobs.client.images import TRANSFER_RETRIES, Images  # noqa: PLC0415
-
-    settings = config()
-    retries = retries or replace(TRANSFER_RETRIES, on_wait=print_retry)
-    return Images(settings.api_url, read_token(settings.token_file), retries=retries)
 
 
 @dataclass(frozen=True)
@@ -82,19 +63,6 @@ def display_name(found: ImageDetail, ref: str | QualifiedName) -> str:
         wanted = ref if isinstance(ref, QualifiedName) else parse_name(ref)
         names.sort(key=lambda name: (name.name, name.tag) != (wanted.name, wanted.tag))
     return str(names[0]) if names else found.digest
-
-
-def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete names of the service's images; none if it does not answer at once."""
-    try:
-        with repository(completion_retries()) as images:
-            found = images.list()
-    except VMJobsError:
-        return []
-    found = [entry for entry in found if entry.name]
-    names = {f"{i.namespace}/{i.name}:{i.tag}" for i in found}
-    names |= {f"{i.name}:{i.tag}" for i in found}
-    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def complete_local(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -8,18 +8,9 @@ from pathlib import Path
 
 import click
 
-from images.store.image_store import ImageStore
-from vmjobs.cli.common import config, echo, json_option, print_json
-from vmjobs.cli.image.change import parse_share
-from vmjobs.cli.image.common import (
-    QualifiedName,
-    complete_local,
-    display_name,
-    jobs_option,
-    parse_name,
-    repository,
-)
-from vmjobs.cli.image.upload import (
+from images.cli.change import parse_share
+from images.cli.common import QualifiedName, complete_local, display_name, jobs_option, parse_name
+from images.cli.upload import (
     CommandOptions,
     PendingPush,
     PublishOptions,
@@ -28,6 +19,8 @@ from vmjobs.cli.image.upload import (
     publish,
     send,
 )
+from images.store.image_store import ImageStore
+from vmjobs.cli.common import config, echo, json_option, print_json, repository
 from vmjobs.client.images import Images
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB, BootMethod

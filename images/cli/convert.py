@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from images.cli.common import byte_progress
+from images.cli.inspect import convert_with_bar
 from images.formats import Format
 from images.inspect import convert as conversion
 from images.inspect.inspection import inspect_image, limits_from_config, parse_format
 from vmjobs.cli.common import config, echo
-from vmjobs.cli.image.common import byte_progress
-from vmjobs.cli.image.inspect import convert_with_bar
 from vmjobs.errors import InvalidRequest
 
 _BY_NAME = {".img": Format.RAW, **{f".{format_}": format_ for format_ in Format}}

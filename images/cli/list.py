@@ -6,9 +6,17 @@ from typing import Any
 
 import click
 
+from images.cli.common import display_name
 from images.store.image_store import ImageStore
-from vmjobs.cli.common import config, format_age, json_option, print_json, print_table
-from vmjobs.cli.image.common import complete_image, display_name, repository
+from vmjobs.cli.common import (
+    complete_image,
+    config,
+    format_age,
+    json_option,
+    print_json,
+    print_table,
+    repository,
+)
 from vmjobs.model import MIB
 from vmjobs.wire import ImageDetail, ImageInfo
 

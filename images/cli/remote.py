@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import click
 
 from images import recipe as recipes
-from vmjobs.cli.common import echo, format_age, json_option, print_json, print_table
-from vmjobs.cli.image.common import parse_name, repository
+from images.cli.common import parse_name
+from vmjobs.cli.common import echo, format_age, json_option, print_json, print_table, repository
 from vmjobs.cli.progress import step_bars
 from vmjobs.client.http_errors import error_from_code
 from vmjobs.client.images import Images

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from images.cli.common import ByteProgress, byte_progress
 from images.content import (
     CHUNK_BYTES,
     SEGMENT_BYTES,
@@ -21,8 +22,15 @@ from images.content import (
 from images.content import zero_segment_digest as zeros
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
-from vmjobs.cli.common import config, echo, json_option, print_json, read_token
-from vmjobs.cli.image.common import ByteProgress, byte_progress, complete_image, repository
+from vmjobs.cli.common import (
+    complete_image,
+    config,
+    echo,
+    json_option,
+    print_json,
+    read_token,
+    repository,
+)
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
 from vmjobs.errors import Unauthenticated, VMJobsError

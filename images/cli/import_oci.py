@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from images.cli.common import parse_name
+from images.cli.oci_ref import import_container, push_container
 from images.oci.container import ARCHITECTURES
 from images.oci.fetch import RegistryAccess
 from vmjobs.cli.common import echo, json_option, print_json
-from vmjobs.cli.image.common import parse_name
-from vmjobs.cli.oci_ref import import_container, push_container
 from vmjobs.errors import InvalidRequest
 
 _PLATFORM = f"linux/{ARCHITECTURES['x86_64']}"

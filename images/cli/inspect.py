@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from images import content
+from images.cli.common import byte_progress
 from images.formats import Format, ImageDescription
 from images.inspect import convert
 from images.inspect.bootinfo import BootInfo, detect_boot, detect_boot_of_bytes
 from images.inspect.inspection import inspect_image, limits_from_config
 from vmjobs.cli.common import config, json_option, print_json, print_table
-from vmjobs.cli.image.common import byte_progress
 from vmjobs.errors import ImageRejected, Unavailable
 from vmjobs.model import MIB
 

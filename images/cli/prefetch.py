@@ -7,8 +7,8 @@ import time
 
 import click
 
-from vmjobs.cli.common import EXIT_TIMED_OUT, echo, json_option, print_json, print_table
-from vmjobs.cli.image.common import display_name, image_argument, repository
+from images.cli.common import display_name, image_argument
+from vmjobs.cli.common import EXIT_TIMED_OUT, echo, json_option, print_json, print_table, repository
 from vmjobs.wire import PrefetchRequest, PrefetchState
 
 POLL_SECONDS = 2.0

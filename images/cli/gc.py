@@ -6,8 +6,7 @@ import click
 
 from images.store.image_store import ImageStore
 from images.store.local_gc import collect_garbage
-from vmjobs.cli.common import config, echo, json_option, print_json
-from vmjobs.cli.image.common import repository
+from vmjobs.cli.common import config, echo, json_option, print_json, repository
 from vmjobs.model import MIB
 from vmjobs.wire import GcReport
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.common import echo, json_option, print_json
-from vmjobs.cli.image.common import display_name, image_argument, repository
+from images.cli.common import display_name, image_argument
+from vmjobs.cli.common import echo, json_option, print_json, repository
 from vmjobs.errors import InvalidRequest
 from vmjobs.wire import ImageChange, Share, Visibility
 
