@@ -52,10 +52,6 @@ COMMANDS: Final[CommandTable] = {
         ),
         "run": Command("vmjobs.cli.run:run", "Run a script in a VM on this host."),
         "agent": Command("vmjobs.cli.node.agent:agent", "Run jobs for HTCondor on this node."),
-        "exec": Command("vmjobs.cli.node.exec:exec_job", "Run one job through this node's agent."),
-        "exec-unchanged": Command(
-            "vmjobs.cli.node.exec_unchanged:exec_unchanged", "Run a transparent job."
-        ),
         "enter": Command("vmjobs.cli.node.enter:enter", "Enter the VM of an HTCondor job on its node."),
         "serve": Command("vmjobs.cli.serve:serve", "Serve the REST API."),
         "worker": Command(
@@ -67,7 +63,6 @@ COMMANDS: Final[CommandTable] = {
     "job": {
         "status": Command("vmjobs.cli.job.status:status", "Show jobs in detail."),
         "list": Command("vmjobs.cli.job.status:list_jobs", "List your jobs."),
-        "why": Command("vmjobs.cli.job.why:why", "Explain why a job does not run."),
         "wait": Command("vmjobs.cli.job.wait:wait", "Wait until jobs have ended."),
         "log": Command("vmjobs.cli.job.status:log", "Show a job's history."),
         "out": Command("vmjobs.cli.job.streams:out", "Print a job's standard output."),
@@ -93,7 +88,6 @@ COMMANDS: Final[CommandTable] = {
         "connect": Command("vmjobs.cli.cluster.ssh:connect", ""),
         "scale": Command("vmjobs.cli.cluster.change:scale", "Change the number of VMs."),
         "upgrade": Command("vmjobs.cli.cluster.change:upgrade", "Change the image, one VM at a time."),
-        "wake": Command("vmjobs.cli.cluster.wake:wake", "Start a VM of the cluster in a machine ad."),
         "drain": Command("vmjobs.cli.cluster.change:drain", "Stop all VMs once their jobs have ended."),
         "resume": Command("vmjobs.cli.cluster.change:resume", "Start VMs again after drain."),
         "retry": Command("vmjobs.cli.cluster.change:retry", "Retry failed VMs and images at once."),
@@ -120,10 +114,6 @@ COMMANDS: Final[CommandTable] = {
         ),
     },
     "node": {
-        "ad": Command(
-            "vmjobs.cli.nodes:ad",
-            "Print this node's machine ad attributes, for HTCondor's STARTD_CRON.",
-        ),
         "list": Command("vmjobs.cli.nodes:list_nodes", "List the nodes that announced themselves."),
         "show": Command(
             "vmjobs.cli.nodes:show",

@@ -15,8 +15,8 @@ from http_kit import Handler, Scripted
 from pydantic import BaseModel
 from why_kit import Daemons, Schedd, daemons, node, queued
 
+from condor.cli import why as job_why
 from condor.diagnose.explainer import JobExplainer
-from vmjobs.cli.job import why as job_why
 from vmjobs.errors import ConfigError, NotFound, Unavailable
 from vmjobs.model import CondorRef, Job, JobEvent, JobSpec, JobState, ReasonCode, now, reason
 from vmjobs.wire import EventList, ImageDetail, JobPage, Visibility
@@ -69,7 +69,7 @@ def have(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replace HTCondor's daemons with scripted ones."""
 
     def have(said: Daemons) -> None:
-        monkeypatch.setattr("vmjobs.cli.job.why_service.JobExplainer", lambda: JobExplainer(1.0, said))
+        monkeypatch.setattr("condor.cli.why_service.JobExplainer", lambda: JobExplainer(1.0, said))
 
     return have
 
@@ -169,7 +169,7 @@ def test_the_service_is_asked_about_the_image(
 
 
 def test_an_installation_without_htcondor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmjobs.cli.job.why_service.find_spec", lambda _: None)
+    monkeypatch.setattr("condor.cli.why_service.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="htcondor2 is missing"):
         why("3.0")
 
@@ -232,7 +232,7 @@ def test_a_job_that_the_service_has_not_queued(service: Service) -> None:
 def test_ids_are_completed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     service.answers["/v1/jobs"] = JobPage(jobs=(a_job(JobState.QUEUED, ReasonCode.SUBMITTED),))
     monkeypatch.setattr(
-        "vmjobs.cli.job.why.Schedd.query",
+        "condor.cli.why.Schedd.query",
         lambda *_: [{"ClusterId": 3, "ProcId": 1}, {"ClusterId": 4, "ProcId": 0}],
     )
     context = click.Context(job_why.why)
@@ -245,12 +245,12 @@ def test_where_nobody_answers_nothing_is_completed(monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> None:
         raise Unavailable("schedd", "no")
 
-    monkeypatch.setattr("vmjobs.cli.job.why.Schedd.query", fail)
+    monkeypatch.setattr("condor.cli.why.Schedd.query", fail)
     assert job_why.complete_job(click.Context(job_why.why), job_why.why.params[0], "") == []
 
 
 def test_bindings_are_not_imported() -> None:
     """Their import takes longer than the command; their calls block while a daemon hangs."""
     names = "{'htcondor2', 'classad2'}"
-    code = f"import sys, vmjobs.cli.job.why; sys.exit(bool({names} & sys.modules.keys()))"
+    code = f"import sys, condor.cli.why; sys.exit(bool({names} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

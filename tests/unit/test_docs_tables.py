@@ -20,7 +20,7 @@ SOURCES = (
     "condor/diagnose/findings.py",
     "condor/diagnose/pool_findings.py",
     "condor/diagnose/explainer.py",
-    "vmjobs/cli/job/why_service.py",
+    "condor/cli/why_service.py",
 )
 EXAMPLE = ROOT / "examples" / "worker-cluster.yaml"
 

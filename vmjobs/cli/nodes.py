@@ -1,4 +1,4 @@
-"""``vmjobs node``: shows the API's execute nodes, and prints this node's machine ad."""
+"""``vmjobs node list`` and ``show``: the execute nodes that the service knows."""
 
 from __future__ import annotations
 
@@ -125,20 +125,6 @@ def _cluster_usage_text(node_info: Node, usage: dict[str, _ClusterUsage] | None)
     return (
         f"{now.cpus} of {node_info.cluster_cpus} cpus, {now.memory} of {node_info.cluster_memory} MiB"
     )
-
-
-@click.command()
-@click.option(
-    "--follow", is_flag=True, help="Print them again when they may have changed, until killed."
-)
-def ad(*, follow: bool) -> None:
-    """Print this node's machine ad attributes, for HTCondor's STARTD_CRON.
-
-    --follow reports at once that an agent has ended, and within a second that one has started.
-    """
-    from condor.node.startd_cron import main  # noqa: PLC0415 - only the execute node needs it
-
-    main(follow=follow)
 
 
 def ask_agent(path: Path) -> Node | None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 from condor import names
+from condor.cli.why_show import JobReport
 from condor.diagnose.explainer import JobExplainer, JobExplanation, JobLocation
 from condor.diagnose.findings import JobFacts, JobFinding
 from vmjobs.cli.common import client, config
-from vmjobs.cli.job.why_show import JobReport
 from vmjobs.client import Client
 from vmjobs.errors import ConfigError, NotFound, Unavailable, VMJobsError
 from vmjobs.model import Job, JobEvent, JobState

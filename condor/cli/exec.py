@@ -11,6 +11,11 @@ from pathlib import Path
 
 import click
 
+from condor import names
+from condor.events import outcomes
+from condor.events.progress import publish_progress
+from condor.node import scratch
+from condor.node.chirp import ChirpReporter
 from vmjobs.agent import protocol
 from vmjobs.cli.common import config, read_token
 from vmjobs.cli.logs import configure_logging
@@ -34,12 +39,6 @@ def exec_job(job: str, token_file: Path) -> None:
 
     Inside an HTCondor job, progress goes into the job ad as ChirpVM* attributes.
     """
-    from condor import names  # noqa: PLC0415
-    from condor.events import outcomes  # noqa: PLC0415
-    from condor.events.progress import publish_progress  # noqa: PLC0415
-    from condor.node import scratch  # noqa: PLC0415
-    from condor.node.chirp import ChirpReporter  # noqa: PLC0415
-
     settings = config()
     configure_logging(settings.log_level, settings.log_format)
     reporter, last_line = ChirpReporter(warn=log.warning), ""

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import click
 
 from condor import names
+from condor.cli.why_service import check_image, explain, explain_service_job
+from condor.cli.why_show import JobReport, report_as_json, show
 from condor.diagnose.explainer import JobLocation
 from condor.submit.schedd import Schedd
 from vmjobs.cli.common import (
@@ -17,8 +19,6 @@ from vmjobs.cli.common import (
     json_option,
     print_json,
 )
-from vmjobs.cli.job.why_service import check_image, explain, explain_service_job
-from vmjobs.cli.job.why_show import JobReport, report_as_json, show
 from vmjobs.errors import VMJobsError
 from vmjobs.model import JobState
 
