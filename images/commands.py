@@ -45,7 +45,6 @@ COMMANDS: Final[CommandTable] = {
         "import": Command(
             "images.cli.import_oci:import_image", "Make an image from a container image."
         ),
-        "build": Command("vmjobs.cli.image.build:build", "Build an image from a recipe."),
         "builds": Command("images.cli.remote:builds", "Show, await or cancel remote builds."),
     },
 }

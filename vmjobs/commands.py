@@ -28,15 +28,6 @@ def cluster() -> None:
 
 
 @click.command(cls=LazyGroup)
-def gateway() -> None:
-    """Run a grid gateway: a small site's servers as VMs on a private network.
-
-    It needs no service, no scheduler and no root rights. Its machines are VMs of this host: they keep
-    running when these commands end, and keep their data over restarts.
-    """
-
-
-@click.command(cls=LazyGroup)
 def node() -> None:
     """Show execute nodes."""
 
@@ -45,19 +36,15 @@ COMMANDS: Final[CommandTable] = {
     "vmjobs": {
         "job": Command("vmjobs.commands:job", "Submit and manage jobs."),
         "cluster": Command("vmjobs.commands:cluster", "Operate virtual clusters."),
-        "gateway": Command("vmjobs.commands:gateway", "Run a grid gateway on this host."),
         "node": Command("vmjobs.commands:node", "Show execute nodes."),
         "token": Command(
             "vmjobs.cli.token:token", "Make, list and revoke bearer tokens (on the API's host)."
         ),
-        "run": Command("vmjobs.cli.run:run", "Run a script in a VM on this host."),
-        "agent": Command("vmjobs.cli.node.agent:agent", "Run jobs for HTCondor on this node."),
-        "enter": Command("vmjobs.cli.node.enter:enter", "Enter the VM of an HTCondor job on its node."),
+        "enter": Command("vmjobs.cli.enter:enter", "Enter the VM of an HTCondor job on its node."),
         "serve": Command("vmjobs.cli.serve:serve", "Serve the REST API."),
         "worker": Command(
             "vmjobs.cli.worker:worker", "Submit and track jobs (Celery worker and beat)."
         ),
-        "doctor": Command("vmjobs.cli.node.doctor:doctor", "Check this host and report faults."),
         "completion": Command("vmjobs.cli.completion:completion", "Print shell completion code."),
     },
     "job": {
@@ -92,26 +79,6 @@ COMMANDS: Final[CommandTable] = {
         "resume": Command("vmjobs.cli.cluster.change:resume", "Start VMs again after drain."),
         "retry": Command("vmjobs.cli.cluster.change:retry", "Retry failed VMs and images at once."),
         "delete": Command("vmjobs.cli.cluster.change:delete", "Delete a cluster."),
-    },
-    "gateway": {
-        "validate": Command("vmjobs.cli.gateway.install:validate", "Check a declaration for faults."),
-        "install": Command(
-            "vmjobs.cli.gateway.install:install", "Make a gateway's images, disks and keys."
-        ),
-        "boot": Command(
-            "vmjobs.cli.gateway.lifecycle:boot", "Start machines, and wait until they are up."
-        ),
-        "stop": Command("vmjobs.cli.gateway.lifecycle:stop", "Shut machines down."),
-        "show": Command("vmjobs.cli.gateway.show:show", "Show a gateway and its machines."),
-        "console": Command("vmjobs.cli.gateway.show:console", "Print the console of a machine."),
-        "ssh": Command("vmjobs.cli.gateway.ssh:ssh", "Log in to a machine, or run a command in it."),
-        "connect": Command("vmjobs.cli.gateway.ssh:connect", ""),
-        "run": Command("vmjobs.cli.gateway.lifecycle:run", "Supervise the machines in the foreground."),
-        "backup": Command("vmjobs.cli.gateway.backup:backup", "Copy a whole gateway into one file."),
-        "restore": Command("vmjobs.cli.gateway.backup:restore", "Restore a gateway from a backup."),
-        "delete": Command(
-            "vmjobs.cli.gateway.lifecycle:delete", "Delete a gateway with all of its data."
-        ),
     },
     "node": {
         "list": Command("vmjobs.cli.nodes:list_nodes", "List the nodes that announced themselves."),

@@ -40,7 +40,7 @@ from vm_universe import vm_universe
 
 import vmjobs
 from images.store.image_store import ImageStore
-from vmjobs.cli.node.parts import make_hypervisors, make_run_parts
+from node.parts import make_hypervisors, make_run_parts
 from vmjobs.client import Client
 from vmjobs.config import load
 from vmjobs.hypervisor.base import ProbeResult

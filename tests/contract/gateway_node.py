@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 
-from vmjobs.cli.gateway import common, install
+from node.cli.gateway import common, install
 from vmjobs.cli.main import main
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.gateway.spec import Gateway, GatewayVm

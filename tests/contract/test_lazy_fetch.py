@@ -15,7 +15,7 @@ from lazy_kit import Place, machine, noise, place_at, wait_for
 from images.cache import lazy_fetch
 from images.cache.lazy_cache import LazyImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
-from vmjobs.cli.node import agent
+from node.cli import agent
 from vmjobs.config import Config
 from vmjobs.errors import (
     ConfigError,

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from http_kit import Handler, Scripted
 
 from condor.names import POLICY_VERSION
-from vmjobs.cli.node.doctor import doctor
-from vmjobs.cli.node.doctor_condor import check_condor
+from node.cli.doctor import doctor
+from node.cli.doctor_condor import check_condor
 
 TOKEN = {"agent_token_file": "/nowhere"}
 POOLS = {"pools": '{ site = "cm sched grid" }'}

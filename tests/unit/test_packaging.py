@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from setuptools import Distribution
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("vmjobs", "images", "repository", "condor", "api")
+PACKAGES = ("vmjobs", "images", "repository", "condor", "node", "api")
 
 
 def test_a_wheel_has_every_file_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vmjobs.agent import protocol
-from vmjobs.agent_socket import ANSWER_SECONDS
 from vmjobs.cli.common import client, format_age, json_option, print_json, print_table
 from vmjobs.cluster.vm_state import ClusterVmState
-from vmjobs.errors import Forbidden, InvalidRequest, NotFound
+from vmjobs.errors import Forbidden, NotFound
 from vmjobs.model import Node
 
 if TYPE_CHECKING:
@@ -125,16 +121,3 @@ def _cluster_usage_text(node_info: Node, usage: dict[str, _ClusterUsage] | None)
     return (
         f"{now.cpus} of {node_info.cluster_cpus} cpus, {now.memory} of {node_info.cluster_memory} MiB"
     )
-
-
-def ask_agent(path: Path) -> Node | None:
-    """Return the agent's description of its node; None if no agent answers."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_SECONDS)
-            connection.connect(str(path))
-            protocol.send(connection, protocol.StatusMessage())
-            answer = next(protocol.receive(connection), None)
-    except (OSError, InvalidRequest):
-        return None
-    return answer.node if isinstance(answer, protocol.StatusMessage) else None

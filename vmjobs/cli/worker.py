@@ -89,12 +89,12 @@ def _refuse_root() -> None:
 def _build(settings: Config) -> None:
     from images.build.scratch_dir import remove_leftovers  # noqa: PLC0415
     from images.store.image_store import ImageStore  # noqa: PLC0415
+    from node.boot_test import BootTest  # noqa: PLC0415
+    from node.parts import make_hypervisors  # noqa: PLC0415
     from repository.broker import BUILD_QUEUE  # noqa: PLC0415
     from repository.builds.build_worker import BuildContext  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
     from repository.tasks import make_builder, worker_arguments  # noqa: PLC0415
-    from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
-    from vmjobs.cli.node.parts import make_hypervisors  # noqa: PLC0415
 
     def parts() -> BuildContext:
         store = ImageStore(settings.images)
@@ -118,7 +118,7 @@ def _build(settings: Config) -> None:
 def _check_builder(settings: Config) -> None:
     """Raise BuildError or NoHypervisor if every build on this host would fail."""
     from images.store.image_store import ImageStore  # noqa: PLC0415
-    from vmjobs.cli.node.parts import make_hypervisors  # noqa: PLC0415
+    from node.parts import make_hypervisors  # noqa: PLC0415
 
     if shutil.which("mmdebstrap") is None:
         raise BuildError("mmdebstrap is not installed; images cannot be built without it")

@@ -6,15 +6,10 @@ import logging
 from pathlib import Path
 
 from images.cloudinit import NoCloud
-from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
-from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings
-from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.node import cluster_vm_directory
 from vmjobs.agent.run.job_run import RunServices, RunSettings
 from vmjobs.cli.common import node_name
-from vmjobs.client import AssignmentClient
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
@@ -60,31 +55,4 @@ def make_run_parts(
         seeds=NoCloud(),
         live=live,
         reprobe=hypervisors.reprobe,
-    )
-
-
-def cluster_vm_journal(settings: Config) -> ClusterVmJournal:
-    """Return the journal of this node's cluster VMs."""
-    return ClusterVmJournal(cluster_vm_directory(settings))
-
-
-def make_cluster_vm_parts(
-    settings: Config, source: AssignmentClient, images: ImageSource, hypervisors: HypervisorRegistry
-) -> ClusterVmServices:
-    """Return the parts that cluster VMs use."""
-    from condor.worker import WorkerKit  # noqa: PLC0415 - only nodes that have clusters need it
-
-    reporter = StatusReporter(source)
-    return ClusterVmServices(
-        images=images,
-        choose=hypervisors.choose,
-        drivers=hypervisors.drivers,
-        journal=cluster_vm_journal(settings),
-        source=source,
-        reporter=reporter,
-        console_uploader=ConsoleUploader(source, reporter),
-        kit=WorkerKit(),
-        settings=ClusterVmSettings(max_console=settings.max_console_bytes),
-        seeds=NoCloud(),
-        sessions=source,
     )

@@ -14,7 +14,7 @@ from images.build import build as build_image
 from images.build.bootstrap import SiteRepository
 from images.cli.remote import RemoteBuildOptions, build_remotely
 from images.store.image_store import ImageEntry, ImageStore
-from vmjobs.cli.boot_test import BootTest
+from node.boot_test import BootTest
 from vmjobs.cli.common import config, echo, json_option, print_json, print_table
 from vmjobs.cli.progress import step_bars
 

@@ -125,10 +125,10 @@ def machine_parts(
     place: GatewayDirectory,
 ) -> Callable[[GatewayAssignments, VmFiles], ClusterVmServices]:
     """Return a factory for what the gateway's VMs need on this host."""
+    from node.parts import make_hypervisors  # noqa: PLC0415
     from vmjobs.agent.cluster_vms.journal import ClusterVmJournal  # noqa: PLC0415
     from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings  # noqa: PLC0415
     from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter  # noqa: PLC0415
-    from vmjobs.cli.node.parts import make_hypervisors  # noqa: PLC0415
     from vmjobs.gateway.supervisor import THAW_SIGNAL  # noqa: PLC0415
 
     settings = config()

@@ -17,14 +17,21 @@ from pathlib import Path
 
 import click
 
+from condor.worker import WorkerKit
 from images.cache.lazy_cache import LazyImageCache
 from images.cache.node_cache import ImageCache, SignatureCheck
+from images.cloudinit import NoCloud
 from images.store.image_store import ImageStore
 from images.transfer.file_transfer import ChunkedFileTransfer
+from node.checkpoint_stores import RETRIES, ServiceCheckpointStores
+from node.parts import make_hypervisors, make_run_parts
 from vmjobs.agent import node as this_node
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.checks import NodeChecks
+from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.cluster_vms.reconciler import running_reconciler
+from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings
+from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
 from vmjobs.agent.condor_job import condor_job
 from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.condor_job.starter import find_starter
@@ -40,13 +47,6 @@ from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent
 from vmjobs.cli.common import config, node_name, read_token
 from vmjobs.cli.logs import configure_logging
-from vmjobs.cli.node.checkpoint_stores import RETRIES, ServiceCheckpointStores
-from vmjobs.cli.node.parts import (
-    cluster_vm_journal,
-    make_cluster_vm_parts,
-    make_hypervisors,
-    make_run_parts,
-)
 from vmjobs.client import AssignmentClient, ImageClient, Images, JobAgentClient, NodeClient
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor, NotFound
@@ -105,7 +105,7 @@ def _serve(settings: Config) -> None:
     leftovers = components.journal.recover(hypervisors.drivers)
     swept = sweep(components.journal, hypervisors.drivers) + sweep_probes(hypervisors.drivers)
     log.info("removed %d interrupted runs and %d unknown VMs", len(leftovers), len(swept))
-    _require_hypervisor(hypervisors, has_cluster_vms=cluster_vm_journal(settings).has_records())
+    _require_hypervisor(hypervisors, has_cluster_vms=_cluster_vm_journal(settings).has_records())
 
     names = ImageNames(partial(_resolve, settings, images))
 
@@ -180,18 +180,43 @@ def _run_cluster_vms(
 ) -> Iterator[None]:
     """Run this node's cluster VMs; remove them if it offers no memory to clusters."""
     if settings.agent_token_file is None or settings.cluster_memory == 0:
-        journal = cluster_vm_journal(settings)
+        journal = _cluster_vm_journal(settings)
         if count := journal.clear(hypervisors.drivers):
             log.warning("removed %d cluster VMs: this node offers no memory to clusters", count)
         yield
         return
     token = partial(read_token, settings.agent_token_file)
     source = AssignmentClient(settings.api_url, token, node_name(settings))
-    components = make_cluster_vm_parts(settings, source, images, hypervisors)
+    components = _make_cluster_vm_parts(settings, source, images, hypervisors)
     components.reporter.on_change, metrics.members = metrics.member, components.reporter.known
     with running_reconciler(components):
         yield
     source.close()
+
+
+def _cluster_vm_journal(settings: Config) -> ClusterVmJournal:
+    """Return the journal of this node's cluster VMs."""
+    return ClusterVmJournal(this_node.cluster_vm_directory(settings))
+
+
+def _make_cluster_vm_parts(
+    settings: Config, source: AssignmentClient, images: ImageSource, hypervisors: HypervisorRegistry
+) -> ClusterVmServices:
+    """Return the parts that cluster VMs use."""
+    reporter = StatusReporter(source)
+    return ClusterVmServices(
+        images=images,
+        choose=hypervisors.choose,
+        drivers=hypervisors.drivers,
+        journal=_cluster_vm_journal(settings),
+        source=source,
+        reporter=reporter,
+        console_uploader=ConsoleUploader(source, reporter),
+        kit=WorkerKit(),
+        settings=ClusterVmSettings(max_console=settings.max_console_bytes),
+        seeds=NoCloud(),
+        sessions=source,
+    )
 
 
 @contextmanager

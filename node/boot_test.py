@@ -12,10 +12,10 @@ from pathlib import Path
 from images.build.scratch_dir import CancelCheck, ScratchDir
 from images.recipe import Recipe
 from images.store.image_store import ImageStore
+from node.parts import make_hypervisors, make_run_parts
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.run.events import EventQueue, LeaseLost
 from vmjobs.agent.run.job_run import Run
-from vmjobs.cli.node.parts import make_hypervisors, make_run_parts
 from vmjobs.config import Config
 from vmjobs.errors import BuildError
 from vmjobs.hypervisor.base import ProbeResult

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import click
 
-from vmjobs.agent.cluster_vms import persistent_disks
-from vmjobs.cli.common import echo
-from vmjobs.cli.gateway.common import (
+from node.cli.gateway.common import (
     default_directory,
     images,
     is_stopped,
@@ -21,6 +19,8 @@ from vmjobs.cli.gateway.common import (
     tag_image,
     untag_image,
 )
+from vmjobs.agent.cluster_vms import persistent_disks
+from vmjobs.cli.common import echo
 from vmjobs.cli.manifests import GatewayManifest, ManifestFinding, raise_findings, read_gateway
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
@@ -174,7 +174,7 @@ def _ensure_image(manifest: GatewayManifest, machine: GatewayVm, boot_test: bool
         with suppress(NotFound):
             return images().resolve(machine.image)
     from images import recipe as recipes  # noqa: PLC0415
-    from vmjobs.cli.image.build import build_here  # noqa: PLC0415
+    from node.cli.build import build_here  # noqa: PLC0415
 
     wanted = machine.recipe or (machine.image or "").partition(":")[0]
     if machine.recipe is None and wanted not in recipes.names():

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from node.cli.gateway.common import find_gateway, gateway_options, select_machines
 from vmjobs.cli.common import echo, format_age, json_option, print_json, print_table
-from vmjobs.cli.gateway.common import find_gateway, gateway_options, select_machines
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.gateway.assignments import vm_state
 from vmjobs.gateway.control import SupervisorClient

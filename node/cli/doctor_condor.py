@@ -7,17 +7,40 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
 from condor import names
 from condor.tool_environment import condor_environment
 from vmjobs import subprocess
-from vmjobs.cli.validation import DoctorFinding, HostRole
 from vmjobs.errors import VMJobsError
 
 #: Timeout of condor_config_val in seconds.
 ASK_SECONDS = 20.0
+
+
+class HostRole(StrEnum):
+    """The role of a host for transparent jobs."""
+
+    NODE = "node"
+    SCHEDD = "schedd"
+    NEGOTIATOR = "negotiator"
+
+
+@dataclass(frozen=True)
+class DoctorFinding:
+    """The result of one check.
+
+    needed_for: what does not work without it. role: the role that requires it; None: optional.
+    """
+
+    what: str
+    ok: bool
+    detail: str
+    needed_for: str
+    role: HostRole | None = None
 
 
 #: What does not work if the settings of a daemon are incomplete.

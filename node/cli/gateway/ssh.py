@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from node.cli.gateway.common import find_gateway, gateway_options, select_machines
 from vmjobs.cli.cluster.ssh import (
     KEY_FILE,
     KNOWN_HOSTS_FILE,
@@ -17,7 +18,6 @@ from vmjobs.cli.cluster.ssh import (
     run_openssh,
     split_ssh_arguments,
 )
-from vmjobs.cli.gateway.common import find_gateway, gateway_options, select_machines
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import GatewayDirectory
 

@@ -13,8 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from vmjobs.cli.common import config, echo
-from vmjobs.cli.gateway.common import (
+from node.cli.gateway.common import (
     READY_LINE,
     connect_supervisor,
     find_gateway,
@@ -26,6 +25,7 @@ from vmjobs.cli.gateway.common import (
     untag_image,
     watch_machines,
 )
+from vmjobs.cli.common import config, echo
 from vmjobs.cli.logs import configure_logging
 from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, Unavailable
 from vmjobs.gateway.assignments import GatewayVmState

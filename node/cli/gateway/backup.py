@@ -13,8 +13,7 @@ from pathlib import Path
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from vmjobs.cli.common import echo
-from vmjobs.cli.gateway.common import (
+from node.cli.gateway.common import (
     connect_supervisor,
     default_directory,
     find_gateway,
@@ -23,6 +22,7 @@ from vmjobs.cli.gateway.common import (
     is_stopped,
     tag_image,
 )
+from vmjobs.cli.common import echo
 from vmjobs.cli.progress import byte_bars
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from condor.node.slot import job_of_starter
+from images.manifest import ImageManifest
 from vmjobs.agent.condor_job.starter import StarterProcess
 from vmjobs.cli.common import read_token
 from vmjobs.client import CondorJobClient, ImageClient, Retries
@@ -24,8 +26,6 @@ class ServiceCheckpointStores:
 
     def open(self, slot: StarterProcess) -> CondorJobClient:
         """See :class:`vmjobs.agent.condor_job.checkpoints.CheckpointStores`."""
-        from condor.node.slot import job_of_starter  # noqa: PLC0415 - few jobs are checkpointed
-
         job = job_of_starter(slot)
         return CondorJobClient(
             self.settings.api_url, self._token(), job.key, job.owner, retries=RETRIES
@@ -33,8 +33,6 @@ class ServiceCheckpointStores:
 
     def save_obstacle(self, image: str, network: NetworkMode) -> str:
         """See :class:`vmjobs.agent.condor_job.checkpoints.CheckpointStores`."""
-        from images.manifest import ImageManifest  # noqa: PLC0415
-
         client = ImageClient(self.settings.api_url, self._token(), retries=RETRIES)
         try:
             manifest = ImageManifest.parse(client.manifest(image), image)

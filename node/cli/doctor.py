@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,17 +13,21 @@ from pathlib import Path
 
 import click
 
+from images.inspect import sandbox
+from images.store.image_store import ImageStore
+from node.cli.doctor_condor import DoctorFinding, HostRole, check_condor
 from vmjobs import __version__
+from vmjobs.agent import protocol
 from vmjobs.agent.checks import account_fault, disk_fault
+from vmjobs.agent_socket import ANSWER_SECONDS
 from vmjobs.cli.common import config, echo, json_option, print_json, print_table, read_token
-from vmjobs.cli.node.doctor_condor import check_condor
-from vmjobs.cli.validation import DoctorFinding, HostRole
 from vmjobs.config import Config
-from vmjobs.errors import Forbidden, NotFound, VMJobsError, reason_of
+from vmjobs.errors import Forbidden, InvalidRequest, NotFound, VMJobsError, reason_of
 from vmjobs.hypervisor.libvirt import firmware, qemu_sandbox, qemu_wrapper
 from vmjobs.hypervisor.network import guest_network
 from vmjobs.hypervisor.sandbox import bubblewrap as isolation
 from vmjobs.hypervisor.uml import kernel_boot
+from vmjobs.model import Node
 
 
 @click.command()
@@ -130,9 +135,7 @@ def _token_refusal(settings: Config, file: Path) -> str:
 
 def _check_agent(path: Path) -> Iterator[DoctorFinding]:
     """Check that the agent of this node answers and offers a hypervisor."""
-    from vmjobs.cli.nodes import ask_agent  # noqa: PLC0415 - the agent's extra may be missing
-
-    if (reply := ask_agent(path)) is None:
+    if (reply := _ask_agent(path)) is None:
         detail = f"no agent answers at {path}; see its log: condor_config_val VMJOBS_AGENT_LOG"
         yield DoctorFinding("agent", False, detail, "running VMs here", HostRole.NODE)
         return
@@ -143,6 +146,19 @@ def _check_agent(path: Path) -> Iterator[DoctorFinding]:
     yield DoctorFinding(
         "agent", bool(works) and not reply.fault, detail, "running VMs here", HostRole.NODE
     )
+
+
+def _ask_agent(path: Path) -> Node | None:
+    """Return the agent's description of its node; None if no agent answers."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(str(path))
+            protocol.send(connection, protocol.StatusMessage())
+            answer = next(protocol.receive(connection), None)
+    except (OSError, InvalidRequest):
+        return None
+    return answer.node if isinstance(answer, protocol.StatusMessage) else None
 
 
 def _check_programs() -> Iterator[DoctorFinding]:
@@ -180,8 +196,6 @@ def _check_libraries() -> Iterator[DoctorFinding]:
 
 def _check_sandbox() -> Iterator[DoctorFinding]:
     """Check, by a test run, the sandbox that opens images of other formats than raw."""
-    from images.inspect import sandbox  # noqa: PLC0415 - not every role has images
-
     try:
         sandbox.require()
     except VMJobsError as error:
@@ -251,8 +265,7 @@ def _pool_faults(settings: Config) -> Iterator[str]:
 
 
 def _check_hypervisors(settings: Config) -> Iterator[DoctorFinding]:
-    from images.store.image_store import ImageStore  # noqa: PLC0415 - the agent's extra may be missing
-    from vmjobs.cli.node.parts import make_hypervisors  # noqa: PLC0415
+    from node.parts import make_hypervisors  # noqa: PLC0415 - the agent's extra may be missing
 
     for result in make_hypervisors(settings, ImageStore(settings.images)).probe():
         detail = f"{result.detail} ({result.seconds:.1f} s) {result.version}".strip()

@@ -1,0 +1,53 @@
+"""The commands of this package, and the groups that they are in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from vmjobs.cli.lazy_commands import Command, CommandTable, LazyGroup
+
+
+@click.command(cls=LazyGroup)
+def gateway() -> None:
+    """Run a grid gateway: a small site's servers as VMs on a private network.
+
+    It needs no service, no scheduler and no root rights. Its machines are VMs of this host: they keep
+    running when these commands end, and keep their data over restarts.
+    """
+
+
+COMMANDS: Final[CommandTable] = {
+    "vmjobs": {
+        "gateway": Command("node.commands:gateway", "Run a grid gateway on this host.", before="node"),
+        "run": Command("node.cli.run:run", "Run a script in a VM on this host.", before="exec"),
+        "agent": Command("node.cli.agent:agent", "Run jobs for HTCondor on this node.", before="exec"),
+        "doctor": Command(
+            "node.cli.doctor:doctor", "Check this host and report faults.", before="completion"
+        ),
+    },
+    "image": {
+        "build": Command("node.cli.build:build", "Build an image from a recipe.", before="builds"),
+    },
+    "gateway": {
+        "validate": Command("node.cli.gateway.install:validate", "Check a declaration for faults."),
+        "install": Command(
+            "node.cli.gateway.install:install", "Make a gateway's images, disks and keys."
+        ),
+        "boot": Command(
+            "node.cli.gateway.lifecycle:boot", "Start machines, and wait until they are up."
+        ),
+        "stop": Command("node.cli.gateway.lifecycle:stop", "Shut machines down."),
+        "show": Command("node.cli.gateway.show:show", "Show a gateway and its machines."),
+        "console": Command("node.cli.gateway.show:console", "Print the console of a machine."),
+        "ssh": Command("node.cli.gateway.ssh:ssh", "Log in to a machine, or run a command in it."),
+        "connect": Command("node.cli.gateway.ssh:connect", ""),
+        "run": Command("node.cli.gateway.lifecycle:run", "Supervise the machines in the foreground."),
+        "backup": Command("node.cli.gateway.backup:backup", "Copy a whole gateway into one file."),
+        "restore": Command("node.cli.gateway.backup:restore", "Restore a gateway from a backup."),
+        "delete": Command(
+            "node.cli.gateway.lifecycle:delete", "Delete a gateway with all of its data."
+        ),
+    },
+}
