@@ -15,7 +15,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 
 from api.app import create_app
-from api.tokens import ApiTokenIssuer
+from api.tokens import make_issuer
 from api.worker import ApiWorker
 from repository.broker import TaskPublisher
 from repository.service import open_repository
@@ -35,20 +35,6 @@ STALL_SECONDS: Final = 60
 KEEPALIVE_SECONDS: Final = 15
 #: Permits a token of full size in a header, and a path of full size in a request line.
 MAX_LINE: Final = 8190
-
-
-def key_file(config: Config) -> Path:
-    """Return the path of the key that signs tokens."""
-    return config.data_dir / "keys" / "issuer.pem"
-
-
-def make_issuer(config: Config) -> ApiTokenIssuer:
-    """Create the issuer of this service's tokens; its key is created on first use.
-
-    Raises:
-        ConfigError: the key cannot be read or created.
-    """
-    return ApiTokenIssuer(key_file(config), config.issuer)
 
 
 def make_app(config: Config) -> Flask:

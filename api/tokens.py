@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from repository.tokens import TokenRecord
+from vmjobs.config import Config
 from vmjobs.errors import ConfigError, Forbidden, Unauthenticated, reason_of
 
 AUDIENCE: Final = "vmjobs"
@@ -265,6 +266,15 @@ class ApiTokenIssuer:
             raise Unauthenticated("the token has expired", hint="get a new one")
         if present + CLOCK_SKEW_SECONDS < claims.get("nbf", 0):
             raise Unauthenticated("the token is not valid yet", hint="compare the clocks")
+
+
+def make_issuer(config: Config) -> ApiTokenIssuer:
+    """Create the issuer of this service's tokens; its key is created on first use.
+
+    Raises:
+        ConfigError: the key cannot be read or created.
+    """
+    return ApiTokenIssuer(config.data_dir / "keys" / "issuer.pem", config.issuer)
 
 
 def _malformed() -> Unauthenticated:

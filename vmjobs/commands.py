@@ -37,14 +37,7 @@ COMMANDS: Final[CommandTable] = {
         "job": Command("vmjobs.commands:job", "Submit and manage jobs."),
         "cluster": Command("vmjobs.commands:cluster", "Operate virtual clusters."),
         "node": Command("vmjobs.commands:node", "Show execute nodes."),
-        "token": Command(
-            "vmjobs.cli.token:token", "Make, list and revoke bearer tokens (on the API's host)."
-        ),
         "enter": Command("vmjobs.cli.enter:enter", "Enter the VM of an HTCondor job on its node."),
-        "serve": Command("vmjobs.cli.serve:serve", "Serve the REST API."),
-        "worker": Command(
-            "vmjobs.cli.worker:worker", "Submit and track jobs (Celery worker and beat)."
-        ),
         "completion": Command("vmjobs.cli.completion:completion", "Print shell completion code."),
     },
     "job": {

@@ -25,7 +25,7 @@ from figures import Finding, compare, in_turns
 from image_upload import RAW, make_disk
 from service_kit import Service, service
 
-from api.serve import make_issuer
+from api.tokens import make_issuer
 from images.cache.node_cache import ImageCache
 from images.content import ContentLayout
 from images.manifest import ImageManifest

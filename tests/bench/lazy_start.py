@@ -23,7 +23,7 @@ from figures import Finding, compare, in_turns, spread
 from service_kit import Service, service
 from start_overhead import execute, step_times
 
-from api.serve import make_issuer
+from api.tokens import make_issuer
 from images.cache.lazy_cache import LazyImageCache
 from images.content import SEGMENT_BYTES
 from images.manifest import ImageManifest

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from api_process import free_port, running
 
-from api.serve import make_issuer
+from api.tokens import make_issuer
 from vmjobs.config import Config
 
 #: Writes its peak memory to a file, because wait4 includes the parent's peak.

@@ -17,7 +17,8 @@ from api_process import free_port, running
 from api_support import Caller, Site, make_site
 from clusters_kit import POOLS, Mint, World
 
-from api.serve import make_app, make_issuer
+from api.serve import make_app
+from api.tokens import make_issuer
 from repository.db.models import NodeRow
 from repository.service import open_repository
 from vmjobs.client import AssignmentClient, Client

@@ -18,8 +18,7 @@ import pytest
 from api_process import children, free_port, running
 from counting_proxy import Proxy, proxy_to
 
-from api.serve import make_issuer
-from api.tokens import USER_SCOPES, Scope
+from api.tokens import USER_SCOPES, Scope, make_issuer
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from vmjobs.config import Config
 from vmjobs.model import MIB

@@ -18,7 +18,7 @@ from counting_proxy import Proxy, proxy_to
 from repository_kit import ADMIN, push
 from segments_kit import compute_layout_of_bytes
 
-from api.serve import make_issuer
+from api.tokens import make_issuer
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from repository.images import LIBRARY, Viewer

@@ -22,8 +22,7 @@ from pytest import approx
 from repository_kit import ADMIN, claim, one, push, push_library, statements, told
 
 from api.app import create_app
-from api.serve import make_issuer
-from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
+from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope, make_issuer
 from images import recipe as recipes
 from repository.clusters.history import ClusterEventKind
 from repository.clusters.tables import AssignmentRow

@@ -10,10 +10,9 @@ from api_support import Site, make_site
 from click.testing import CliRunner, Result
 
 import repository.tokens
-from api.serve import make_issuer
-from api.tokens import USER_SCOPES, Scope
+from api.cli import token as command
+from api.tokens import USER_SCOPES, Scope, make_issuer
 from repository.tokens import TokenRegister
-from vmjobs.cli import token as command
 from vmjobs.errors import AmbiguousId, InvalidRequest, NotFound, Unavailable
 
 pytestmark = pytest.mark.in_process

@@ -19,7 +19,7 @@ from api_process import SERVE, children, free_port, running, until
 from repository_kit import push_library
 from segments_kit import compute_layout_of_bytes
 
-from api.serve import make_issuer
+from api.tokens import make_issuer
 from api.worker import MAX_INCOMPLETE_CONNECTIONS
 from images.content import SEGMENT_BYTES
 from images.segment import decode_segment

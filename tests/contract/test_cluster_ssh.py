@@ -27,8 +27,7 @@ from clusters_kit import POOLS, World
 from hypervisor_host import wait_until
 from repository_kit import push_library
 
-from api.serve import make_issuer
-from api.tokens import USER_SCOPES, Scope
+from api.tokens import USER_SCOPES, Scope, make_issuer
 from images.build import build
 from images.store.image_store import ImageStore
 from repository.service import open_repository

@@ -43,7 +43,10 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     assert imported == {"vmjobs.errors", *common, *tables}
 
 
-@pytest.mark.parametrize(("words", "module"), [("agent", "h11"), ("image push", "cryptography")])
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [("agent", "h11"), ("serve", "gunicorn"), ("worker", "celery"), ("image push", "cryptography")],
+)
 def test_a_command_that_lacks_a_library_says_so(words: str, module: str) -> None:
     code = RUN + f"sys.modules[{module!r}] = None; main()"
     done = subprocess.run(

@@ -16,7 +16,7 @@ import click
 from vmjobs.errors import ConfigError
 
 #: Packages that may bring commands; those that are not installed bring none.
-PACKAGES: Final = ("vmjobs", "images", "condor", "node")
+PACKAGES: Final = ("vmjobs", "images", "condor", "node", "api")
 
 
 class Command(NamedTuple):

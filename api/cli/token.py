@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 
-from api.serve import make_issuer
-from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
+from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope, make_issuer
 from repository.db.database import Database
 from repository.migrations import upgrade
 from repository.tokens import TokenRecord, TokenRegister
