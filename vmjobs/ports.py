@@ -1,7 +1,7 @@
 """Protocols for the parts that the agent, the worker and gateways need from other folders.
 
 ``images/`` provides :class:`ImageSource`, the client library :class:`JobSource`, ``condor/``
-:class:`Scheduler`; ``vmjobs/cli/`` connects them.
+:class:`Scheduler`; ``node/`` and ``api/`` connect them.
 """
 
 from __future__ import annotations
