@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 
 from images.cloudinit import NoCloud
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.job_run import RunServices, RunSettings
-from vmjobs.cli.common import node_name
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
 from vmjobs.ports import ImageSource, LazyImageSource
 
 log = logging.getLogger(__name__)
+
+
+def node_name(settings: Config) -> str:
+    """Return this node's name."""
+    return settings.node_name or socket.getfqdn()
 
 
 def make_hypervisors(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from images.cli.common import display_name, image_argument
-from vmjobs.cli.common import echo, json_option, print_json, repository
+from images.cli.common import display_name
+from vmjobs.cli.common import echo, image_argument, json_option, print_json, repository
 from vmjobs.errors import InvalidRequest
 from vmjobs.wire import ImageChange, Share, Visibility
 

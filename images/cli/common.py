@@ -13,7 +13,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 from rich.progress import Progress, TextColumn
 
-from vmjobs.cli.common import complete_image, config
+from vmjobs.cli.common import config
 from vmjobs.cli.progress import byte_bars
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import ImageRef
@@ -73,7 +73,6 @@ def complete_local(_ctx: click.Context, _parameter: click.Parameter, incomplete:
     return [name for name in found if name.startswith(incomplete)]
 
 
-image_argument = click.argument("image", metavar="IMAGE", shell_complete=complete_image)
 jobs_option = click.option(
     "--parallel", type=click.IntRange(1, 32), default=4, show_default=True, help="Transfers at once."
 )

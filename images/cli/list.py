@@ -9,9 +9,9 @@ import click
 from images.cli.common import display_name
 from images.store.image_store import ImageStore
 from vmjobs.cli.common import (
-    complete_image,
     config,
     format_age,
+    image_argument,
     json_option,
     print_json,
     print_table,
@@ -67,7 +67,7 @@ def _list_local(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+@image_argument
 @local_option
 @json_option
 def show(image: str, local: bool, as_json: bool) -> None:

@@ -7,8 +7,16 @@ import time
 
 import click
 
-from images.cli.common import display_name, image_argument
-from vmjobs.cli.common import EXIT_TIMED_OUT, echo, json_option, print_json, print_table, repository
+from images.cli.common import display_name
+from vmjobs.cli.common import (
+    EXIT_TIMED_OUT,
+    echo,
+    image_argument,
+    json_option,
+    print_json,
+    print_table,
+    repository,
+)
 from vmjobs.wire import PrefetchRequest, PrefetchState
 
 POLL_SECONDS = 2.0

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import click
 
-from images.cli.common import byte_progress, display_name, image_argument
+from images.cli.common import byte_progress, display_name
 from images.formats import Format
 from images.manifest import ImageManifest, Part
 from images.store.image_store import ImageStore
 from images.transfer.pull import pull_file, pull_image
-from vmjobs.cli.common import config, echo, json_option, print_json, read_token, repository
+from vmjobs.cli.common import (
+    config,
+    echo,
+    image_argument,
+    json_option,
+    print_json,
+    read_token,
+    repository,
+)
 from vmjobs.client import ImageClient
 from vmjobs.client.images import TRANSFER_RETRIES
 from vmjobs.errors import InvalidRequest

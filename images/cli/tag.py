@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from images.cli.common import parse_name
-from vmjobs.cli.common import complete_image, echo, json_option, print_json, repository
+from vmjobs.cli.common import complete_image, echo, image_argument, json_option, print_json, repository
 from vmjobs.client.images import Images
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.wire import ImageDetail, ImageTag
@@ -14,7 +14,7 @@ LIBRARY = "library"
 
 
 @click.command()
-@click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+@image_argument
 @click.argument("name", metavar="NEWNAME[:TAG]")
 @json_option
 def tag(image: str, name: str, as_json: bool) -> None:

@@ -24,7 +24,7 @@ from images.cloudinit import NoCloud
 from images.store.image_store import ImageStore
 from images.transfer.file_transfer import ChunkedFileTransfer
 from node.checkpoint_stores import RETRIES, ServiceCheckpointStores
-from node.parts import make_hypervisors, make_run_parts
+from node.parts import make_hypervisors, make_run_parts, node_name
 from vmjobs.agent import node as this_node
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.checks import NodeChecks
@@ -45,7 +45,7 @@ from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.node_token import NodeToken
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent
-from vmjobs.cli.common import config, node_name, read_token
+from vmjobs.cli.common import config, read_token
 from vmjobs.cli.logs import configure_logging
 from vmjobs.client import AssignmentClient, ImageClient, Images, JobAgentClient, NodeClient
 from vmjobs.config import Config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 
 import click
 import pytest
@@ -31,6 +32,14 @@ def test_the_tables_lead_to_every_command() -> None:
     for line, command in found:
         assert command.help
         assert line.endswith(".") or not line
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_declares_only_commands_of_its_own(package: str) -> None:
+    table = import_module(f"{package}.commands").COMMANDS
+    targets = [row.target for rows in table.values() for row in rows.values()]
+    assert targets
+    assert all(target.startswith(f"{package}.") for target in targets)
 
 
 def test_the_list_of_commands_imports_none_of_them() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -96,6 +95,9 @@ def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+image_argument = click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+
+
 def print_retry(error: VMJobsError, seconds: float) -> None:
     """Print why a command waits."""
     if not is_quiet():
@@ -111,11 +113,6 @@ def read_token(path: Path) -> str:
             f"cannot read a token from {path}: {reason_of(error)}",
             hint="set VMJOBS_TOKEN_FILE to a file with your token",
         ) from error
-
-
-def node_name(settings: Config) -> str:
-    """Return this node's name."""
-    return settings.node_name or socket.getfqdn()
 
 
 def json_option(command: _F) -> _F:

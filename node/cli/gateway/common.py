@@ -47,6 +47,9 @@ def gateway_options(command: _F) -> _F:
     return named(placed(command))
 
 
+machines_argument = click.argument("machines", nargs=-1)
+
+
 def default_directory() -> Path:
     """Return the default directory for gateways."""
     return config().state_dir / "gateways"

@@ -14,6 +14,7 @@ from node.cli.gateway.common import (
     default_directory,
     images,
     is_stopped,
+    machines_argument,
     role_kit,
     select_machines,
     tag_image,
@@ -28,6 +29,9 @@ from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, GatewayVm
 from vmjobs.model import MIB
 
 file_argument = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+place_option = click.option(
+    "--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept."
+)
 
 
 def read_valid_gateway(file: str, place: Path | None) -> tuple[GatewayManifest, GatewayDirectory]:
@@ -81,7 +85,7 @@ def _existing_parent(path: Path) -> Path:
 
 @click.command()
 @file_argument
-@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
+@place_option
 def validate(file: str, state_dir: Path | None) -> None:
     """Check the gateway that FILE declares. Nothing is changed.
 
@@ -99,8 +103,8 @@ def validate(file: str, state_dir: Path | None) -> None:
 
 @click.command()
 @file_argument
-@click.argument("machines", nargs=-1)
-@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
+@machines_argument
+@place_option
 @click.option("--upgrade", is_flag=True, help="Switch to the current images; services keep their data.")
 @click.option(
     "--remove",

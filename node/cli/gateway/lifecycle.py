@@ -20,6 +20,7 @@ from node.cli.gateway.common import (
     gateway_options,
     is_stopped,
     machine_parts,
+    machines_argument,
     role_kit,
     select_machines,
     untag_image,
@@ -41,7 +42,7 @@ _Machines = dict[str, dict[str, Any]]
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
+@machines_argument
 @gateway_options
 @click.option(
     "--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds to wait."
@@ -71,7 +72,7 @@ def boot(machines: tuple[str, ...], name: str | None, state_dir: Path | None, ti
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
+@machines_argument
 @gateway_options
 def stop(machines: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
     """Shut MACHINES down, or all of them. They keep their data."""

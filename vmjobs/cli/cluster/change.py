@@ -7,7 +7,7 @@ import click
 from vmjobs.cli.cluster.apply import apply_spec, print_outcome
 from vmjobs.cli.cluster.common import format_vm_count, name_argument
 from vmjobs.cli.cluster.wait import remaining_vms, wait_options, wait_until_empty, wait_until_up
-from vmjobs.cli.common import client, complete_image, echo, json_option, print_json
+from vmjobs.cli.common import client, echo, image_argument, json_option, print_json
 from vmjobs.cluster.spec import MAX_SIZE, parse_cluster
 from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import Cluster
@@ -33,7 +33,7 @@ def scale(name: str, size: int, wait: bool, timeout: float, as_json: bool) -> No
 
 @click.command()
 @name_argument
-@click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+@image_argument
 @wait_options("all VMs are UP")
 @json_option
 def upgrade(name: str, image: str, wait: bool, timeout: float, as_json: bool) -> None:

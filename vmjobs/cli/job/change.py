@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from vmjobs.cli.common import client, echo, json_option, print_json
+from vmjobs.cli.job.table import jobs_argument
 from vmjobs.model import JobAction
 
 
 def _make_command(action: JobAction, text: str) -> click.Command:
     @click.command(action.value, help=text)
-    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+    @jobs_argument
     @json_option
     def change(jobs: tuple[str, ...], as_json: bool) -> None:
         seen = client().change_jobs(action, jobs)

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from vmjobs.cli.common import client, echo, json_option, print_json, print_table
-from vmjobs.cli.job.table import find_jobs
+from vmjobs.cli.job.table import find_jobs, jobs_argument
 from vmjobs.cli.transfer import download_all
 from vmjobs.errors import InvalidRequest
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@jobs_argument
 @click.option(
     "--fetch",
     "directory",

@@ -7,12 +7,12 @@ from itertools import islice
 import click
 
 from vmjobs.cli.common import client, format_age, json_option, print_json, print_table
-from vmjobs.cli.job.table import PHASES, find_jobs, format_exit
+from vmjobs.cli.job.table import PHASES, find_jobs, format_exit, jobs_argument
 from vmjobs.model import BYTE_COUNTERS, Job, JobState
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@jobs_argument
 @json_option
 def status(jobs: tuple[str, ...], as_json: bool) -> None:
     """Show JOBs in detail."""

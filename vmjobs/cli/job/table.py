@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import click
+
 from vmjobs.cli.common import print_table
 from vmjobs.errors import NotFound
 from vmjobs.model import Job
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from vmjobs.client import Client
 
 PHASES = ("queued", "staging", "booting", "running", "collecting")
+#: The argument of commands for several jobs.
+jobs_argument = click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 COLUMNS = (
     "JOB",
     "STRATEGY",

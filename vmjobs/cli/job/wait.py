@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from vmjobs.cli.common import EXIT_TIMED_OUT, client, echo, json_option, print_json
-from vmjobs.cli.job.table import find_jobs, print_jobs
+from vmjobs.cli.job.table import find_jobs, jobs_argument, print_jobs
 from vmjobs.model import Job, JobState
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ EXIT_NOT_COMPLETED = 1
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@jobs_argument
 @click.option("--timeout", type=float, help="Seconds to wait at most.")
 @json_option
 def wait(jobs: tuple[str, ...], timeout: float | None, as_json: bool) -> None:
