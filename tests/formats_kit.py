@@ -7,18 +7,19 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from images.formats import ImageLimits
-from images.formats.crc32c import crc32c
+from images.formats.vhdx import crc32c
 from images.inspect.inspection import inspect_image
 from vmjobs.errors import ImageRejected
 
 SIZE = 8 * 1024 * 1024
 KIB64 = 64 * 1024
+HUGE32 = 0xFFFFFFFF
 
 #: name -> qemu-img's arguments.
 MADE = {
@@ -57,6 +58,23 @@ def le32(value: int) -> bytes:
 
 def le64(value: int) -> bytes:
     return struct.pack("<Q", value)
+
+
+#: The code of a refusal, with what is written where into a sample.
+Attack = tuple[str, *tuple[tuple[int, bytes], ...]]
+#: Yields attacks on a sample, given its bytes.
+Attacks = Callable[[bytearray], Iterator[Attack]]
+
+
+def each(code: str, offset: int, pack: Callable[[int], bytes], *values: int) -> Iterator[Attack]:
+    """Yield an attack for each value of one field."""
+    for value in values:
+        yield code, (offset, pack(value))
+
+
+def of_each(attacks: dict[str, tuple[Attacks, ...]]) -> list[tuple[str, Attacks]]:
+    """Return pairs of a sample and one of its attacks, as pytest's parameters."""
+    return [(sample, one) for sample, several in attacks.items() for one in several]
 
 
 def disk() -> bytes:
@@ -147,26 +165,18 @@ class Lab:
         return bytearray(self.samples[name].read_bytes())
 
     def patched(self, name: str, *patches: tuple[int, bytes]) -> Path:
-        """Copy a sample and overwrite bytes, each at its offset (from the end if negative)."""
+        """Copy a sample and overwrite bytes, each at its offset; correct a VHDX's checksums."""
         data = self.data(name)
         for offset, new in patches:
-            place = offset if offset >= 0 else len(data) + offset
-            if place + len(new) > len(data):
-                data.extend(bytes(place + len(new) - len(data)))
-            data[place : place + len(new)] = new
+            data[offset : offset + len(new)] = new
+        if data.startswith(b"vhdxfile"):
+            seal_vhdx(data)
         return self.file(bytes(data))
 
-    def replaced(self, name: str, old: bytes, new: bytes) -> Path:
-        """Copy a sample with ``new`` in place of ``old``: of the same length, or zero-padded."""
-        data = self.data(name)
-        place = data.index(old)
-        data[place : place + len(old)] = new.ljust(len(old), b"\0")[: len(old)]
-        return self.file(bytes(data))
-
-    def changed(self, name: str, change: Callable[[bytearray], None]) -> Path:
-        data = self.data(name)
-        change(data)
-        return self.file(bytes(data))
+    def attack(self, name: str, attacks: Attacks) -> None:
+        """Check that each attack on a sample is refused with its code."""
+        for code, *patches in attacks(self.data(name)):
+            refused(self.patched(name, *patches), code)
 
     def file(self, data: bytes, name: str = "") -> Path:
         self._count += 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Literal
 
 from images.content import MAX_CONTENT_BYTES
 from vmjobs.errors import Fault, ImageRejected, reason_of
@@ -66,6 +68,14 @@ def refusal(code: str, message: str, *, hint: str = "") -> ImageRejected:
     return ImageRejected(message, hint=hint, faults=(Fault("image", code, message),))
 
 
+def unpack_array(data: bytes, typecode: Literal["I", "Q"], byteorder: str) -> array[int]:
+    """Decode a table of unsigned numbers: ``I`` of 32 bits, ``Q`` of 64. byteorder: as in ``sys``."""
+    numbers = array(typecode, data)
+    if sys.byteorder != byteorder:
+        numbers.byteswap()
+    return numbers
+
+
 class ImageReader:
     """Reads from one open file, by offset, at most ``budget`` bytes in all.
 
@@ -98,7 +108,10 @@ class ImageReader:
                 "too_much_metadata",
                 "the image's tables are larger than allowed; convert it with larger clusters",
             )
-        data = b"".join(self._pieces(offset, length))
+        try:
+            data = os.pread(self._descriptor, length, offset)
+        except OSError as error:
+            raise refusal("unreadable", f"the file cannot be read: {error.strerror}") from error
         if len(data) != length:
             raise refusal("truncated", f"the file was truncated while {what} was read")
         return data
@@ -111,18 +124,6 @@ class ImageReader:
         """Read the last ``length`` bytes, or the whole file."""
         length = min(length, self.size)
         return self.read(self.size - length, length, "the end")
-
-    def _pieces(self, offset: int, length: int) -> Iterator[bytes]:
-        while length > 0:
-            try:
-                piece = os.pread(self._descriptor, min(length, MIB), offset)
-            except OSError as error:
-                raise refusal("unreadable", f"the file cannot be read: {error.strerror}") from error
-            if not piece:
-                return
-            offset += len(piece)
-            length -= len(piece)
-            yield piece
 
 
 @contextmanager
@@ -153,24 +154,17 @@ def open_reader(file: BinaryIO | Path, limits: ImageLimits) -> Iterator[ImageRea
     Raises:
         ImageRejected: as :func:`open_image`, or the file is empty.
     """
-    if isinstance(file, Path):
-        with open_image(file) as found:
-            yield _make_reader(found.fileno(), limits)
-        return
-    _check_regular(file.fileno())
-    yield _make_reader(file.fileno(), limits)
+    with open_image(file) if isinstance(file, Path) else nullcontext(file) as opened:
+        _check_regular(opened.fileno())
+        reader = ImageReader(opened.fileno(), limits.metadata)
+        if reader.size == 0:
+            raise refusal("empty", "the file is empty")
+        yield reader
 
 
 def _check_regular(descriptor: int) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise refusal("not_a_file", "an image must be a regular file, not a device, pipe or directory")
-
-
-def _make_reader(descriptor: int, limits: ImageLimits) -> ImageReader:
-    reader = ImageReader(descriptor, limits.metadata)
-    if reader.size == 0:
-        raise refusal("empty", "the file is empty")
-    return reader
 
 
 def check_disk(virtual_size: int, limits: ImageLimits) -> None:
@@ -196,10 +190,26 @@ def check_file(virtual_size: int, file_size: int) -> None:
         )
 
 
-def check_expansion(allocated: int, file_size: int, limits: ImageLimits) -> None:
-    """Reject files that would expand to many times their size."""
-    if allocated > limits.expansion_floor and allocated > limits.expansion * file_size:
+def describe(
+    format: Format,
+    version: str,
+    reader: ImageReader,
+    limits: ImageLimits,
+    *,
+    virtual_size: int,
+    units: int,
+    unit: int,
+    features: tuple[str, ...],
+) -> ImageDescription:
+    """Describe an image whose tables are checked; units: those with data, of ``unit`` bytes each.
+
+    Raises:
+        ImageRejected: the file would expand to many times its size.
+    """
+    allocated = min(units * unit, virtual_size)
+    if allocated > limits.expansion_floor and allocated > limits.expansion * reader.size:
         raise refusal(
             "expands_too_much",
-            f"the file of {file_size} bytes expands to {allocated // MIB} MiB, which is too much",
+            f"the file of {reader.size} bytes expands to {allocated // MIB} MiB, which is too much",
         )
+    return ImageDescription(format, version, virtual_size, reader.size, allocated, unit, features)

@@ -7,10 +7,7 @@ Header: ``include/VBox/vd-image-common.h`` and ``src/VBox/Storage/VDICore.h`` of
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from images.formats.base import (
     MIB,
@@ -20,101 +17,84 @@ from images.formats.base import (
     ImageLimits,
     ImageReader,
     check_disk,
-    check_expansion,
     check_file,
+    describe,
     refusal,
+    unpack_array,
 )
 from images.formats.regions import AllocationMap, FileRegions
 
-_HEADER: Final = struct.Struct("<4sIIII256sIIIIIIIQIIII16s16s16s16s")
+_HEADER: Final = struct.Struct("<4sI4xI260xII12xI4xQIIII32x16s16s")
 _OFFSET: Final = 0x40
 _MARK: Final = b"\x7f\x10\xda\xbe"
 _VERSION: Final = 0x0001_0001
 _DYNAMIC, _FIXED, _UNDO, _DIFFERENCE = 1, 2, 3, 4
-_NO_UUID: Final = bytes(16)
 #: Map entries from here on mean that the block was never written, or discarded.
 _NO_BLOCK: Final = 0xFFFF_FFFE
 
 
-@dataclass(frozen=True)
-class _VdiHeader:
+class _VdiHeader(NamedTuple):
+    mark: bytes
+    version: int
     kind: int
     map_offset: int
     data_offset: int
+    sector: int
     virtual_size: int
     block: int
+    extra: int
     blocks: int
     allocated: int
+    link: bytes
+    parent: bytes
 
 
 def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     """Describe a VDI, after checking its block map. Raises ImageRejected."""
-    image = _parse(reader.read(_OFFSET, _HEADER.size, "the VDI header"), limits)
+    image = _VdiHeader._make(_HEADER.unpack(reader.read(_OFFSET, _HEADER.size, "the VDI header")))
+    _check_header(image, limits)
     check_file(image.virtual_size, reader.size)
     _check_block_map(reader, image)
-    allocated = min(image.allocated * image.block, image.virtual_size)
-    check_expansion(allocated, reader.size, limits)
-    return ImageDescription(
-        format=Format.VDI,
-        version="1.1",
+    return describe(
+        Format.VDI,
+        "1.1",
+        reader,
+        limits,
         virtual_size=image.virtual_size,
-        file_size=reader.size,
-        allocated=allocated,
+        units=image.allocated,
         unit=image.block,
         features=("fixed",) if image.kind == _FIXED else ("dynamic",),
     )
 
 
-def _parse(data: bytes, limits: ImageLimits) -> _VdiHeader:
-    (
-        mark,
-        version,
-        _size,
-        kind,
-        _flags,
-        _comment,
-        map_offset,
-        data_offset,
-        _cylinders,
-        _heads,
-        _sectors,
-        sector,
-        _unused,
-        virtual_size,
-        block,
-        extra,
-        blocks,
-        allocated,
-        _uuid,
-        _modified,
-        link,
-        parent,
-    ) = _HEADER.unpack(data)
-    if mark != _MARK:
+def _check_header(image: _VdiHeader, limits: ImageLimits) -> None:
+    if image.mark != _MARK:
         raise refusal("not_vdi", "the file has no VDI header")
-    if version != _VERSION:
-        raise refusal("unknown_version", f"VDI of version {version:#x} is not supported (only 1.1)")
-    if kind in (_UNDO, _DIFFERENCE) or link != _NO_UUID or parent != _NO_UUID:
+    if image.version != _VERSION:
+        raise refusal(
+            "unknown_version", f"VDI of version {image.version:#x} is not supported (only 1.1)"
+        )
+    if image.kind in (_UNDO, _DIFFERENCE) or any(image.link + image.parent):
         raise refusal(
             "backing_file",
             "the VDI is only the difference to a parent image",
             hint="make one file of it: VBoxManage clonemedium IMAGE NEW",
         )
-    if kind not in (_DYNAMIC, _FIXED):
-        raise refusal("vdi_type", f"VDI of type {kind} is not supported (only dynamic and fixed)")
-    if sector != SECTOR:
-        raise refusal("sector_size", f"sectors of {sector} bytes (expected 512)")
-    if block != MIB or extra:
-        raise refusal("block_size", f"blocks of {block}+{extra} bytes (expected 1 MiB)")
-    check_disk(virtual_size, limits)
-    if blocks != -(-virtual_size // block) or allocated > blocks:
+    if image.kind not in (_DYNAMIC, _FIXED):
+        raise refusal("vdi_type", f"VDI of type {image.kind} is not supported (only dynamic and fixed)")
+    if image.sector != SECTOR:
+        raise refusal("sector_size", f"sectors of {image.sector} bytes (expected 512)")
+    if image.block != MIB or image.extra:
+        raise refusal("block_size", f"blocks of {image.block}+{image.extra} bytes (expected 1 MiB)")
+    check_disk(image.virtual_size, limits)
+    if image.blocks != -(-image.virtual_size // image.block) or image.allocated > image.blocks:
         raise refusal(
             "block_count",
-            f"{blocks} blocks, {allocated} of them allocated, for a disk of {virtual_size} bytes",
+            f"{image.blocks} blocks, {image.allocated} of them allocated, "
+            f"for a disk of {image.virtual_size} bytes",
         )
-    if map_offset % SECTOR or data_offset % SECTOR:
+    if image.map_offset % SECTOR or image.data_offset % SECTOR:
         raise refusal("misaligned", "the VDI's map or data does not begin with a sector")
-    return _VdiHeader(kind, map_offset, data_offset, virtual_size, block, blocks, allocated)
 
 
 def _check_block_map(reader: ImageReader, image: _VdiHeader) -> None:
@@ -125,11 +105,9 @@ def _check_block_map(reader: ImageReader, image: _VdiHeader) -> None:
     # The last block may be shorter if the disk ends in it.
     shortest = max(0, image.allocated - 1) * image.block + bool(image.allocated)
     regions.add(image.data_offset, shortest, "the data")
-    numbers = array("I", reader.read(image.map_offset, image.blocks * 4, "the block map"))
-    if sys.byteorder == "big":
-        numbers.byteswap()
+    data = reader.read(image.map_offset, image.blocks * 4, "the block map")
     blocks, count = AllocationMap(image.allocated, 1), 0
-    for number in numbers:
+    for number in unpack_array(data, "I", "little"):
         if number < _NO_BLOCK:
             blocks.mark_once(number, "a block of data")
             count += 1

@@ -8,8 +8,7 @@ not empty is rejected: a reader would have to replay its writes into the tables 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from images.formats.base import (
@@ -19,33 +18,61 @@ from images.formats.base import (
     ImageLimits,
     ImageReader,
     check_disk,
-    check_expansion,
     check_file,
+    describe,
     refusal,
+    unpack_array,
 )
-from images.formats.crc32c import crc32c
-from images.formats.regions import FileRegions
-from images.formats.vhdx_tables import VhdxDisk, count_blocks, read_metadata
+from images.formats.regions import AllocationMap, FileRegions
 
 _KIB64: Final = 64 * 1024
 _HEADERS: Final = (_KIB64, 2 * _KIB64)
 _HEADER_BYTES: Final = 4096
 _REGION_TABLES: Final = (3 * _KIB64, 4 * _KIB64)
-_HEADER: Final = struct.Struct("<4sIQ16s16s16sHHIQ")
+_HEADER: Final = struct.Struct("<8xQ32x16sHHIQ")
 _REGION: Final = struct.Struct("<16sQII")
 _BAT: Final = UUID("2DC27766-F623-4200-9D64-115E9BFD4A08").bytes_le
 _METADATA: Final = UUID("8B7CA206-4790-4B9A-B8FE-575F050F886E").bytes_le
 _MAX_REGIONS: Final = 2047
 
+_ENTRY: Final = struct.Struct("<16sIII4x")
+_MAX_ENTRIES: Final = 1024
+_REQUIRED: Final = 4
 
-@dataclass(frozen=True)
-class _Header:
+_PARAMETERS: Final = UUID("CAA16737-FA36-4D43-B3B6-33F0AA44E76B").bytes_le
+_SIZE: Final = UUID("2FA54224-CD1B-4876-B211-5DBED83BF4B8").bytes_le
+_PAGE83: Final = UUID("BECA12AB-B2E6-4523-93EF-C309E000C746").bytes_le
+_LOGICAL: Final = UUID("8141BF1D-A96F-4709-BA47-F233A8FAAB5F").bytes_le
+_PHYSICAL: Final = UUID("CDA348C7-445D-4471-9CC9-E9885251C556").bytes_le
+_PARENT: Final = UUID("A8D35F2D-B30B-454D-ABF7-D3D84834AB0C").bytes_le
+_KNOWN: Final = {_PARAMETERS: 8, _SIZE: 8, _PAGE83: 16, _LOGICAL: 4, _PHYSICAL: 4}
+
+_FIXED, _HAS_PARENT = 1, 2
+_STATE: Final = 7
+_NOT_PRESENT, _UNDEFINED, _ZERO, _UNMAPPED, _PRESENT, _PARTLY = 0, 1, 2, 3, 6, 7
+_PLACE: Final = ~0xFFFFF & (1 << 64) - 1
+_RESERVED: Final = 0xFFFF8
+#: Sectors that one sector bitmap block covers (2.5.1.2).
+_BITMAP_SECTORS: Final = 1 << 23
+_CRC32C_POLYNOMIAL: Final = 0x82F63B78
+
+
+class _Header(NamedTuple):
     sequence: int
     log: bytes
     log_version: int
     version: int
     log_length: int
     log_offset: int
+
+
+class _Disk(NamedTuple):
+    """The disk as its metadata describes it. All sizes in bytes."""
+
+    block: int
+    fixed: bool
+    virtual_size: int
+    sector: int
 
 
 def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
@@ -55,37 +82,56 @@ def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     regions.add(0, MIB, "the header")
     regions.add(header.log_offset, header.log_length, "the log")
     places = _regions(reader, regions)
-    disk = read_metadata(reader, *places[_METADATA])
+    disk = _metadata(reader, *places[_METADATA])
     check_disk(disk.virtual_size, limits)
     check_file(disk.virtual_size, reader.size)
-    blocks = count_blocks(reader, disk, *places[_BAT], regions)
-    allocated = min(blocks * disk.block, disk.virtual_size)
-    check_expansion(allocated, reader.size, limits)
-    return ImageDescription(
-        format=Format.VHDX,
-        version="1",
+    kind = "fixed" if disk.fixed else "dynamic"
+    return describe(
+        Format.VHDX,
+        "1",
+        reader,
+        limits,
         virtual_size=disk.virtual_size,
-        file_size=reader.size,
-        allocated=allocated,
+        units=_count_blocks(reader, disk, *places[_BAT], regions),
         unit=disk.block,
-        features=_features(disk),
+        features=(kind,) if disk.sector == 512 else (kind, f"sectors of {disk.sector} bytes"),
     )
 
 
-def _features(disk: VhdxDisk) -> tuple[str, ...]:
-    kind = "fixed" if disk.fixed else "dynamic"
-    return (kind,) if disk.sector == 512 else (kind, f"sectors of {disk.sector} bytes")
+def _crc32c_entry(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (_CRC32C_POLYNOMIAL if value & 1 else 0)
+    return value
+
+
+_CRC32C_TABLE: Final = tuple(_crc32c_entry(value) for value in range(256))
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli) of headers and tables; slow for more than some kilobytes."""
+    crc = 0xFFFF_FFFF
+    for byte in data:
+        crc = crc >> 8 ^ _CRC32C_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFF_FFFF
+
+
+def _read_copies(
+    reader: ImageReader, offsets: tuple[int, int], length: int, mark: bytes, what: str
+) -> list[bytes]:
+    """Read both copies of a structure; return those with ``mark`` and the right checksum."""
+    copies = [reader.read(offset, length, what) for offset in offsets]
+    return [
+        data
+        for data in copies
+        if data[:4] == mark
+        and crc32c(data[:4] + bytes(4) + data[8:]) == int.from_bytes(data[4:8], "little")
+    ]
 
 
 def _header(reader: ImageReader) -> _Header:
     """Return the current header: of the two, the valid one with the larger number."""
-    found: list[_Header] = []
-    for offset in _HEADERS:
-        data = reader.read(offset, _HEADER_BYTES, "a VHDX header")
-        fields = _HEADER.unpack_from(data)
-        if fields[0] == b"head" and _checksum_holds(data, fields[1]):
-            _, _, sequence, _, _, log, log_version, version, log_length, log_offset = fields
-            found.append(_Header(sequence, log, log_version, version, log_length, log_offset))
+    copies = _read_copies(reader, _HEADERS, _HEADER_BYTES, b"head", "a VHDX header")
+    found = [_Header._make(_HEADER.unpack_from(data)) for data in copies]
     if not found:
         raise refusal("checksum", "neither of the VHDX's headers is valid")
     if len(found) == 2 and found[0].sequence == found[1].sequence and found[0] != found[1]:
@@ -104,18 +150,9 @@ def _header(reader: ImageReader) -> _Header:
     return header
 
 
-def _checksum_holds(data: bytes, checksum: int) -> bool:
-    return crc32c(data[:4] + bytes(4) + data[8:]) == checksum
-
-
 def _regions(reader: ImageReader, regions: FileRegions) -> dict[bytes, tuple[int, int]]:
     """Return offset and length of block allocation table and metadata, by GUID."""
-    tables = []
-    for offset in _REGION_TABLES:
-        data = reader.read(offset, _KIB64, "a VHDX region table")
-        (checksum,) = struct.unpack_from("<I", data, 4)
-        if data[:4] == b"regi" and _checksum_holds(data, checksum):
-            tables.append(data)
+    tables = _read_copies(reader, _REGION_TABLES, _KIB64, b"regi", "a VHDX region table")
     if not tables:
         raise refusal("checksum", "neither of the VHDX's region tables is valid")
     if len(tables) == 2 and tables[0][8:] != tables[1][8:]:
@@ -138,3 +175,77 @@ def _regions(reader: ImageReader, regions: FileRegions) -> dict[bytes, tuple[int
     if not {_BAT, _METADATA} <= set(found):
         raise refusal("regions", "the VHDX has no block allocation table or no metadata")
     return found
+
+
+def _metadata(reader: ImageReader, offset: int, length: int) -> _Disk:
+    """Read the items of the metadata region."""
+    table = reader.read(offset, min(length, _KIB64), "the VHDX metadata")
+    (count,) = struct.unpack_from("<H", table, 10)
+    if table[:8] != b"metadata" or count >= _MAX_ENTRIES:
+        raise refusal("metadata", "the VHDX metadata table is damaged")
+    items: dict[bytes, bytes] = {}
+    for number in range(count):
+        guid, begin, size, flags = _ENTRY.unpack_from(table, 32 + number * _ENTRY.size)
+        if guid == _PARENT:
+            raise refusal("backing_file", "the VHDX names a parent disk")
+        if guid in items:
+            raise refusal("ambiguous", "the VHDX metadata has an item twice")
+        if guid not in _KNOWN:
+            if flags & _REQUIRED:
+                raise refusal("unknown_features", "the VHDX needs unknown metadata")
+            continue
+        if size != _KNOWN[guid] or begin < _KIB64 or begin + size > length:
+            raise refusal("metadata", "a VHDX metadata item has a wrong size or offset")
+        items[guid] = reader.read(offset + begin, size, "a VHDX metadata item")
+    if not {_PARAMETERS, _SIZE, _LOGICAL} <= set(items):
+        raise refusal("metadata", "the VHDX metadata has no block size, disk size or sector size")
+    return _disk(items)
+
+
+def _disk(items: dict[bytes, bytes]) -> _Disk:
+    block, flags = struct.unpack("<II", items[_PARAMETERS])
+    (virtual_size,) = struct.unpack("<Q", items[_SIZE])
+    (sector,) = struct.unpack("<I", items[_LOGICAL])
+    if flags & _HAS_PARENT:
+        raise refusal(
+            "backing_file",
+            "the VHDX is only the difference to a parent disk",
+            hint="make one file of it: Convert-VHD, or qemu-img convert -O vhdx IMAGE NEW",
+        )
+    if not MIB <= block <= 256 * MIB or block & block - 1:
+        raise refusal("block_size", f"blocks of {block} bytes (expected 1 to 256 MiB, a power of 2)")
+    if sector not in (512, 4096):
+        raise refusal("sector_size", f"sectors of {sector} bytes (expected 512 or 4096)")
+    if virtual_size % sector:
+        raise refusal("odd_size", f"the disk of {virtual_size} bytes is no whole number of sectors")
+    return _Disk(block, bool(flags & _FIXED), virtual_size, sector)
+
+
+def _count_blocks(
+    reader: ImageReader, disk: _Disk, offset: int, length: int, regions: FileRegions
+) -> int:
+    """Return the number of blocks with data, after checking that each is used once."""
+    ratio = _BITMAP_SECTORS * disk.sector // disk.block
+    blocks = -(-disk.virtual_size // disk.block)
+    entries = blocks + (blocks - 1) // ratio
+    if entries * 8 > length:
+        raise refusal("block_count", f"the block allocation table is too short for {blocks} blocks")
+    data = reader.read(offset, entries * 8, "the VHDX table of blocks")
+    used = AllocationMap(reader.size, MIB)
+    for begin, size in regions.ranges():
+        used.mark_range(begin, size, "a region")
+    present = 0
+    for number, entry in enumerate(unpack_array(data, "Q", "little")):
+        state, place = entry & _STATE, entry & _PLACE
+        if entry & _RESERVED or state in (4, 5):
+            raise refusal("reserved_bits", f"a block allocation entry is not valid: {entry:#x}")
+        bitmap = number % (ratio + 1) == ratio
+        if (bitmap and state) or state == _PARTLY:
+            raise refusal("backing_file", "the VHDX has blocks that are partly in a parent disk")
+        if state == _PRESENT:
+            if place >= reader.size:
+                raise refusal("outside_file", f"a block should be at byte {place}, outside of the file")
+            # The file may end before its last block does.
+            used.mark_range(place, min(disk.block, reader.size - place), "a block of data")
+            present += 1
+    return present

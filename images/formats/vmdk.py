@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
-from array import array
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from images.formats.base import (
     SECTOR,
@@ -25,13 +22,14 @@ from images.formats.base import (
     ImageLimits,
     ImageReader,
     check_disk,
-    check_expansion,
     check_file,
+    describe,
     refusal,
+    unpack_array,
 )
 from images.formats.regions import AllocationMap, FileRegions
 
-_HEADER: Final = struct.Struct("<4sIIQQQQIQQQB4sH")
+_HEADER: Final = struct.Struct("<4sIIQQQQI8xQ8xB4sH")
 _NEWLINES: Final = b"\n \r\n"
 _GD_AT_END: Final = (1 << 64) - 1
 _ZERO_GRAINS, _COMPRESSED, _MARKERS = 1 << 2, 1 << 16, 1 << 17
@@ -46,16 +44,23 @@ _SINGLE_FILE_HINT: Final = (
 _EXTENT: Final = re.compile(r'(RW|RDONLY|NOACCESS)\s+(\d+)\s+([A-Z]+)(?:\s+"([^"]*)")?(.*)', re.ASCII)
 
 
-@dataclass(frozen=True)
-class _VmdkHeader:
+class _VmdkHeader(NamedTuple):
+    magic: bytes
     version: int
     flags: int
     capacity: int
     grain: int
+    descriptor: int
     descriptor_sectors: int
     entries: int
     directory: int
-    compressed: bool
+    unclean: int
+    newlines: bytes
+    compression: int
+
+    @property
+    def is_compressed(self) -> bool:
+        return bool(self.flags & _COMPRESSED)
 
 
 def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
@@ -65,67 +70,52 @@ def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     _check_descriptor(descriptor, extent)
     if extent.directory == _GD_AT_END:
         extent = _footer(reader, extent, limits)
-    virtual_size = extent.capacity * SECTOR
-    check_file(virtual_size, reader.size)
-    grains = _count_grains(reader, extent)
-    allocated = min(grains * extent.grain * SECTOR, virtual_size)
-    check_expansion(allocated, reader.size, limits)
-    return ImageDescription(
-        format=Format.VMDK,
-        version=str(extent.version),
-        virtual_size=virtual_size,
-        file_size=reader.size,
-        allocated=allocated,
+    check_file(extent.capacity * SECTOR, reader.size)
+    return describe(
+        Format.VMDK,
+        str(extent.version),
+        reader,
+        limits,
+        virtual_size=extent.capacity * SECTOR,
+        units=_count_grains(reader, extent),
         unit=extent.grain * SECTOR,
-        features=("streamOptimized, compressed",) if extent.compressed else ("monolithicSparse",),
+        features=("streamOptimized, compressed",) if extent.is_compressed else ("monolithicSparse",),
     )
 
 
 def _parse(data: bytes, limits: ImageLimits) -> _VmdkHeader:
-    (
-        magic,
-        version,
-        flags,
-        capacity,
-        grain,
-        descriptor,
-        descriptor_sectors,
-        entries,
-        _spare,
-        directory,
-        _overhead,
-        unclean,
-        newlines,
-        compression,
-    ) = _HEADER.unpack_from(data)
-    if magic != b"KDMV":
+    header = _VmdkHeader._make(_HEADER.unpack_from(data))
+    flags, grain = header.flags, header.grain
+    if header.magic != b"KDMV":
         raise refusal("not_vmdk", "the file has no VMDK header")
-    if version not in (1, 2, 3):
-        raise refusal("unknown_version", f"VMDK of version {version} is not supported (only 1 to 3)")
-    if newlines != _NEWLINES:
+    if header.version not in (1, 2, 3):
+        raise refusal(
+            "unknown_version", f"VMDK of version {header.version} is not supported (only 1 to 3)"
+        )
+    if header.newlines != _NEWLINES:
         raise refusal("mangled", "a transfer as text has changed the VMDK's newlines")
-    if unclean:
+    if header.unclean:
         raise refusal("not_closed", "the VMDK was not closed properly")
     if flags & ~_KNOWN_FLAGS:
         raise refusal("unknown_features", f"the VMDK has unknown flags: {flags:#x}")
-    compressed = bool(flags & _COMPRESSED)
-    if compressed != bool(flags & _MARKERS) or compression != int(compressed):
-        raise refusal("compression", f"VMDK compression {compression} does not fit flags {flags:#x}")
-    if capacity == 0:
+    compressed = header.is_compressed
+    if compressed != bool(flags & _MARKERS) or header.compression != int(compressed):
+        raise refusal(
+            "compression", f"VMDK compression {header.compression} does not fit flags {flags:#x}"
+        )
+    if header.capacity == 0:
         raise refusal(
             "extents_elsewhere",
             "the VMDK's header has no capacity, so its descriptor can name other files",
         )
-    if descriptor != 1 or not 0 < descriptor_sectors <= _MAX_DESCRIPTOR:
+    if header.descriptor != 1 or not 0 < header.descriptor_sectors <= _MAX_DESCRIPTOR:
         raise refusal("descriptor", "the VMDK has no descriptor directly after its header")
     if grain & grain - 1 or not 8 <= grain <= 32768:
         raise refusal("grain_size", f"grains of {grain} sectors (expected 8 to 32768, a power of 2)")
-    if entries != 512:
-        raise refusal("grain_tables", f"grain tables of {entries} entries (expected 512)")
-    check_disk(capacity * SECTOR, limits)
-    return _VmdkHeader(
-        version, flags, capacity, grain, descriptor_sectors, entries, directory, compressed
-    )
+    if header.entries != 512:
+        raise refusal("grain_tables", f"grain tables of {header.entries} entries (expected 512)")
+    check_disk(header.capacity * SECTOR, limits)
+    return header
 
 
 #: The most hexadecimal digits of a content id.
@@ -168,7 +158,7 @@ def _check_descriptor(text: str, extent: _VmdkHeader) -> None:
             "backing_file", "the VMDK is only the difference to a parent", hint=_SINGLE_FILE_HINT
         )
     kind = keys.get("createtype", "")
-    if kind != ("streamOptimized" if extent.compressed else "monolithicSparse"):
+    if kind != ("streamOptimized" if extent.is_compressed else "monolithicSparse"):
         raise refusal(
             "vmdk_type",
             f"VMDK of type {kind[:40]!r} is not supported (only monolithicSparse, streamOptimized)",
@@ -208,7 +198,7 @@ def _check_extent(line: re.Match[str], extent: _VmdkHeader) -> None:
 
 def _footer(reader: ImageReader, head: _VmdkHeader, limits: ImageLimits) -> _VmdkHeader:
     """Return the copy of the header at a stream's end, which has the tables' offsets."""
-    if not head.compressed or reader.size < 4 * SECTOR:
+    if not head.is_compressed or reader.size < 4 * SECTOR:
         raise refusal("truncated", "the VMDK lacks the footer, which has the offsets of its tables")
     data = reader.tail(3 * SECTOR)
     marker, footer, end = data[:SECTOR], data[SECTOR : 2 * SECTOR], data[2 * SECTOR :]
@@ -223,24 +213,18 @@ def _footer(reader: ImageReader, head: _VmdkHeader, limits: ImageLimits) -> _Vmd
     return extent
 
 
-def _numbers(data: bytes) -> array[int]:
-    numbers = array("I", data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
-
-
 def _count_grains(reader: ImageReader, extent: _VmdkHeader) -> int:
     """Return the number of grains with data, after checking that each is used once."""
     tables = -(-extent.capacity // (extent.grain * extent.entries))
     regions = FileRegions(reader.size)
     regions.add(0, (1 + extent.descriptor_sectors) * SECTOR, "the header")
     regions.add(extent.directory * SECTOR, tables * 4, "the grain directory")
-    directory = _numbers(reader.read(extent.directory * SECTOR, tables * 4, "the grain directory"))
+    data = reader.read(extent.directory * SECTOR, tables * 4, "the grain directory")
+    directory = unpack_array(data, "I", "little")
     first = 2 if extent.flags & _ZERO_GRAINS else 1
     # A compressed grain uses at least the sector of its marker. Plain grains have full size, and all
     # offsets differ by multiples of it.
-    unit = SECTOR if extent.compressed else extent.grain * SECTOR
+    unit = SECTOR if extent.is_compressed else extent.grain * SECTOR
     used: AllocationMap | None = None
     count = 0
     for table in directory:
@@ -248,7 +232,7 @@ def _count_grains(reader: ImageReader, extent: _VmdkHeader) -> int:
             continue
         data = reader.read(table * SECTOR, extent.entries * 4, "a grain table")
         regions.add(table * SECTOR, len(data), "a grain table")
-        for grain in _numbers(data):
+        for grain in unpack_array(data, "I", "little"):
             if grain >= first:
                 offset = grain * SECTOR
                 used = used or AllocationMap(reader.size, unit, offset % unit)

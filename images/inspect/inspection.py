@@ -52,21 +52,20 @@ def inspect_image(
         named = parse_format(format)
         if named is None:
             with open_reader(file, limits) as reader:
-                named = detect(reader.head(HEAD), reader.tail(TAIL))
+                head = reader.head(HEAD)
+                named = detect(head, reader.tail(TAIL))
             if named is Format.RAW:
-                _check_is_disk(file, limits)
+                _check_is_disk(file, head)
         return inspect(file, named, limits)
 
 
-def _check_is_disk(file: BinaryIO, limits: ImageLimits) -> None:
+def _check_is_disk(file: BinaryIO, head: bytes) -> None:
     """Refuse a file without a declared format that does not look like a raw disk."""
-    with open_reader(file, limits) as reader:
-        kind = archive_kind(reader.head(HEAD))
     try:
         found = detect_boot(file)
     except OSError as error:
         raise refusal("unreadable", f"the file cannot be read: {error.strerror}") from error
-    if kind:
+    if kind := archive_kind(head):
         raise refusal("not_a_disk", f"the file is {kind} and not a disk; unpack it first")
     if not found.is_disk:
         raise refusal(
