@@ -26,7 +26,7 @@ from images.formats.signatures import (
 
 __all__ = ["Format", "ImageDescription", "ImageLimits", "detect", "inspect", "refusal_of_raw"]
 
-_PARSERS: Final[dict[Format, Callable[[ImageReader, ImageLimits], ImageDescription]]] = {
+_PARSERS: Final[dict[Format, Callable[[ImageReader], ImageDescription]]] = {
     Format.RAW: raw.inspect,
     Format.QCOW2: qcow2.inspect,
     Format.VMDK: vmdk.inspect,
@@ -94,16 +94,15 @@ def inspect(
     Raises:
         ImageRejected: with a sentence, and a code in ``faults[0].code``.
     """
-    limits = limits or ImageLimits()
-    with open_reader(file, limits) as reader:
+    with open_reader(file, limits or ImageLimits()) as reader:
         head, tail = reader.head(HEAD), reader.tail(TAIL)
         if pinned is Format.RAW:
-            return raw.inspect(reader, limits)
+            return raw.inspect(reader)
         format_ = detect(head, tail)
         if pinned is not None and format_ is not pinned:
             kind = archive_kind(head) or format_
             raise refusal("other_format", f"the file is not {pinned}, as expected, but {kind}")
-        return _PARSERS[format_](reader, limits)
+        return _PARSERS[format_](reader)
 
 
 def _may_hold_iso(head: bytes, format_: Format) -> bool:

@@ -77,15 +77,16 @@ def unpack_array(data: bytes, typecode: Literal["I", "Q"], byteorder: str) -> ar
 
 
 class ImageReader:
-    """Reads from one open file, by offset, at most ``budget`` bytes in all.
+    """Reads from one open file, by offset, at most ``limits.metadata`` bytes in all.
 
     It opens no other file, and ignores this file's position.
     """
 
-    def __init__(self, descriptor: int, budget: int) -> None:
+    def __init__(self, descriptor: int, limits: ImageLimits) -> None:
         found = os.fstat(descriptor)
         self._descriptor = descriptor
-        self._left = budget
+        self._left = limits.metadata
+        self.limits = limits
         self.size = found.st_size
         #: Bytes that the file uses on its disk: fewer than its size if it has holes.
         self.allocated = min(found.st_size, found.st_blocks * SECTOR)
@@ -156,7 +157,7 @@ def open_reader(file: BinaryIO | Path, limits: ImageLimits) -> Iterator[ImageRea
     """
     with open_image(file) if isinstance(file, Path) else nullcontext(file) as opened:
         _check_regular(opened.fileno())
-        reader = ImageReader(opened.fileno(), limits.metadata)
+        reader = ImageReader(opened.fileno(), limits)
         if reader.size == 0:
             raise refusal("empty", "the file is empty")
         yield reader
@@ -167,46 +168,45 @@ def _check_regular(descriptor: int) -> None:
         raise refusal("not_a_file", "an image must be a regular file, not a device, pipe or directory")
 
 
-def check_disk(virtual_size: int, limits: ImageLimits) -> None:
+def check_disk(reader: ImageReader, virtual_size: int) -> None:
     """Reject disks whose size is zero, not a multiple of 512, or over the limit."""
     if virtual_size == 0:
         raise refusal("no_size", "the disk inside has no size")
     if virtual_size % SECTOR:
         raise refusal("odd_size", f"the disk has {virtual_size} bytes (expected a multiple of 512)")
-    if virtual_size > min(limits.virtual_size, MAX_CONTENT_BYTES):
-        most = min(limits.virtual_size, MAX_CONTENT_BYTES)
+    most = min(reader.limits.virtual_size, MAX_CONTENT_BYTES)
+    if virtual_size > most:
         raise refusal(
             "disk_too_large",
             f"the disk inside has {virtual_size // MIB} MiB (at most {most // MIB} MiB are allowed)",
         )
 
 
-def check_file(virtual_size: int, file_size: int) -> None:
+def check_file(reader: ImageReader, virtual_size: int) -> None:
     """Reject files much larger than the disk in them, which must hold something else."""
-    if file_size > 2 * virtual_size + 1024 * MIB:
+    if reader.size > 2 * virtual_size + 1024 * MIB:
         raise refusal(
             "file_too_large",
-            f"the file has {file_size // MIB} MiB, far more than its disk of {virtual_size // MIB} MiB",
+            f"the file has {reader.size // MIB} MiB, "
+            f"far more than its disk of {virtual_size // MIB} MiB",
         )
 
 
 def describe(
+    reader: ImageReader,
     format: Format,
     version: str,
-    reader: ImageReader,
-    limits: ImageLimits,
-    *,
+    *features: str,
     virtual_size: int,
     units: int,
     unit: int,
-    features: tuple[str, ...],
 ) -> ImageDescription:
     """Describe an image whose tables are checked; units: those with data, of ``unit`` bytes each.
 
     Raises:
         ImageRejected: the file would expand to many times its size.
     """
-    allocated = min(units * unit, virtual_size)
+    allocated, limits = min(units * unit, virtual_size), reader.limits
     if allocated > limits.expansion_floor and allocated > limits.expansion * reader.size:
         raise refusal(
             "expands_too_much",

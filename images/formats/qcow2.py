@@ -20,7 +20,6 @@ from images.formats.base import (
     SECTOR,
     Format,
     ImageDescription,
-    ImageLimits,
     ImageReader,
     check_disk,
     check_file,
@@ -29,6 +28,7 @@ from images.formats.base import (
     unpack_array,
 )
 from images.formats.regions import AllocationMap
+from vmjobs.errors import ImageRejected
 
 _V2: Final = struct.Struct(">4xIQIIQIIQQII8x")
 _V3: Final = struct.Struct(">Q8xQII")
@@ -101,10 +101,15 @@ class _Header(NamedTuple):
         return self.cluster // (16 if self.extended_l2 else 8) * self.cluster
 
 
-def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
+def _refusal_of_parts(code: str, message: str) -> ImageRejected:
+    """Return the refusal of a file that is not one plain disk."""
+    return refusal(code, message, hint=_FLATTEN_HINT)
+
+
+def inspect(reader: ImageReader) -> ImageDescription:
     """Describe a qcow2 image, after checking all its tables. Raises ImageRejected."""
-    header = _parse(reader, limits)
-    check_file(header.virtual_size, reader.size)
+    header = _parse(reader)
+    check_file(reader, header.virtual_size)
     walked = _TableWalk(reader, header)
     features = []
     if walked.compressed:
@@ -112,18 +117,17 @@ def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     if header.extended_l2:
         features.append("extended L2 entries")
     return describe(
+        reader,
         Format.QCOW2,
         str(header.version),
-        reader,
-        limits,
+        *features,
         virtual_size=header.virtual_size,
         units=walked.clusters,
         unit=header.cluster,
-        features=tuple(features),
     )
 
 
-def _parse(reader: ImageReader, limits: ImageLimits) -> _Header:
+def _parse(reader: ImageReader) -> _Header:
     """Read the header and check it without the tables."""
     header = _Header(*_V2.unpack(reader.read(0, _V2_BYTES, "the qcow2 header")))
     if header.version not in (2, 3):
@@ -131,18 +135,15 @@ def _parse(reader: ImageReader, limits: ImageLimits) -> _Header:
             "unknown_version", f"qcow2 of version {header.version} is not supported (only 2 and 3)"
         )
     if header.backing_offset or header.backing_size:
-        raise refusal(
-            "backing_file",
-            "the qcow2 image has a backing file: part of its disk is in another file",
-            hint=_FLATTEN_HINT,
+        raise _refusal_of_parts(
+            "backing_file", "the qcow2 image has a backing file: part of its disk is in another file"
         )
     if header.encryption:
         raise refusal("encrypted", "the qcow2 image is encrypted, so no VM can boot it")
     if header.snapshots:
-        raise refusal(
+        raise _refusal_of_parts(
             "internal_snapshots",
             f"the qcow2 image has {header.snapshots} internal snapshots, which are separate disks",
-            hint=_FLATTEN_HINT,
         )
     if not 9 <= header.cluster_bits <= 21:
         raise refusal(
@@ -151,7 +152,7 @@ def _parse(reader: ImageReader, limits: ImageLimits) -> _Header:
     if header.version == 3:
         header = _version3(reader, header)
     _extensions(reader, header)
-    check_disk(header.virtual_size, limits)
+    check_disk(reader, header.virtual_size)
     _check_tables(header)
     return header
 
@@ -164,11 +165,7 @@ def _version3(reader: ImageReader, header: _Header) -> _Header:
         incompatible=incompatible, autoclear=autoclear, refcount_order=order, size=size
     )
     if incompatible & _DATA_FILE or autoclear & 2:
-        raise refusal(
-            "external_data_file",
-            "the qcow2 image keeps its data in another file",
-            hint=_FLATTEN_HINT,
-        )
+        raise _refusal_of_parts("external_data_file", "the qcow2 image keeps its data in another file")
     if incompatible & _CORRUPT:
         raise refusal("marked_corrupt", "the qcow2 image is marked as corrupt", hint=_CHECK_HINT)
     if incompatible & _DIRTY:
@@ -183,10 +180,8 @@ def _version3(reader: ImageReader, header: _Header) -> _Header:
             f"the qcow2 image needs unknown features: {incompatible & ~_INCOMPATIBLE:#x}",
         )
     if autoclear & _BITMAPS:
-        raise refusal(
-            "bitmaps",
-            "the qcow2 image has backup bitmaps, which are not part of its disk",
-            hint=_FLATTEN_HINT,
+        raise _refusal_of_parts(
+            "bitmaps", "the qcow2 image has backup bitmaps, which are not part of its disk"
         )
     if order > 6:
         raise refusal("refcount_order", f"reference counts of 2^{order} bits (at most 2^6 are allowed)")

@@ -6,7 +6,7 @@ program follows references in it to other files.
 
 from __future__ import annotations
 
-from images.formats.base import Format, ImageDescription, ImageLimits, ImageReader, check_disk, refusal
+from images.formats.base import Format, ImageDescription, ImageReader, check_disk, refusal
 from images.formats.signatures import HEAD, TAIL, archive_kind, signatures
 
 
@@ -26,7 +26,7 @@ def refusal_of_raw(head: bytes, size: int, tail: bytes = b"") -> str:
     )
 
 
-def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
+def inspect(reader: ImageReader) -> ImageDescription:
     """Describe a raw disk. Raises ImageRejected."""
     head, tail = reader.head(HEAD), reader.tail(TAIL)
     if message := refusal_of_raw(head, reader.size, tail):
@@ -37,7 +37,7 @@ def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
         )
     if kind := archive_kind(head):
         raise refusal("not_a_disk", f"the file is {kind}, not a disk; unpack it first")
-    check_disk(reader.size, limits)
+    check_disk(reader, reader.size)
     return ImageDescription(
         format=Format.RAW,
         version="",

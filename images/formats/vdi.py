@@ -14,7 +14,6 @@ from images.formats.base import (
     SECTOR,
     Format,
     ImageDescription,
-    ImageLimits,
     ImageReader,
     check_disk,
     check_file,
@@ -49,25 +48,24 @@ class _VdiHeader(NamedTuple):
     parent: bytes
 
 
-def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
+def inspect(reader: ImageReader) -> ImageDescription:
     """Describe a VDI, after checking its block map. Raises ImageRejected."""
     image = _VdiHeader._make(_HEADER.unpack(reader.read(_OFFSET, _HEADER.size, "the VDI header")))
-    _check_header(image, limits)
-    check_file(image.virtual_size, reader.size)
+    _check_header(reader, image)
+    check_file(reader, image.virtual_size)
     _check_block_map(reader, image)
     return describe(
+        reader,
         Format.VDI,
         "1.1",
-        reader,
-        limits,
+        "fixed" if image.kind == _FIXED else "dynamic",
         virtual_size=image.virtual_size,
         units=image.allocated,
         unit=image.block,
-        features=("fixed",) if image.kind == _FIXED else ("dynamic",),
     )
 
 
-def _check_header(image: _VdiHeader, limits: ImageLimits) -> None:
+def _check_header(reader: ImageReader, image: _VdiHeader) -> None:
     if image.mark != _MARK:
         raise refusal("not_vdi", "the file has no VDI header")
     if image.version != _VERSION:
@@ -86,7 +84,7 @@ def _check_header(image: _VdiHeader, limits: ImageLimits) -> None:
         raise refusal("sector_size", f"sectors of {image.sector} bytes (expected 512)")
     if image.block != MIB or image.extra:
         raise refusal("block_size", f"blocks of {image.block}+{image.extra} bytes (expected 1 MiB)")
-    check_disk(image.virtual_size, limits)
+    check_disk(reader, image.virtual_size)
     if image.blocks != -(-image.virtual_size // image.block) or image.allocated > image.blocks:
         raise refusal(
             "block_count",

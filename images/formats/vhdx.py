@@ -13,9 +13,9 @@ from uuid import UUID
 
 from images.formats.base import (
     MIB,
+    SECTOR,
     Format,
     ImageDescription,
-    ImageLimits,
     ImageReader,
     check_disk,
     check_file,
@@ -75,7 +75,7 @@ class _Disk(NamedTuple):
     sector: int
 
 
-def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
+def inspect(reader: ImageReader) -> ImageDescription:
     """Describe a VHDX, after checking its tables. Raises ImageRejected."""
     header = _header(reader)
     regions = FileRegions(reader.size)
@@ -83,18 +83,19 @@ def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
     regions.add(header.log_offset, header.log_length, "the log")
     places = _regions(reader, regions)
     disk = _metadata(reader, *places[_METADATA])
-    check_disk(disk.virtual_size, limits)
-    check_file(disk.virtual_size, reader.size)
-    kind = "fixed" if disk.fixed else "dynamic"
+    check_disk(reader, disk.virtual_size)
+    check_file(reader, disk.virtual_size)
+    features = ["fixed" if disk.fixed else "dynamic"]
+    if disk.sector != SECTOR:
+        features.append(f"sectors of {disk.sector} bytes")
     return describe(
+        reader,
         Format.VHDX,
         "1",
-        reader,
-        limits,
+        *features,
         virtual_size=disk.virtual_size,
         units=_count_blocks(reader, disk, *places[_BAT], regions),
         unit=disk.block,
-        features=(kind,) if disk.sector == 512 else (kind, f"sectors of {disk.sector} bytes"),
     )
 
 

@@ -19,7 +19,6 @@ from images.formats.base import (
     SECTOR,
     Format,
     ImageDescription,
-    ImageLimits,
     ImageReader,
     check_disk,
     check_file,
@@ -28,6 +27,7 @@ from images.formats.base import (
     unpack_array,
 )
 from images.formats.regions import AllocationMap, FileRegions
+from vmjobs.errors import ImageRejected
 
 _HEADER: Final = struct.Struct("<4sIIQQQQI8xQ8xB4sH")
 _NEWLINES: Final = b"\n \r\n"
@@ -63,27 +63,31 @@ class _VmdkHeader(NamedTuple):
         return bool(self.flags & _COMPRESSED)
 
 
-def inspect(reader: ImageReader, limits: ImageLimits) -> ImageDescription:
+def _refusal_of_parts(code: str, message: str) -> ImageRejected:
+    """Return the refusal of a disk that is not in this file alone."""
+    return refusal(code, message, hint=_SINGLE_FILE_HINT)
+
+
+def inspect(reader: ImageReader) -> ImageDescription:
     """Describe a VMDK, after checking its tables. Raises ImageRejected."""
-    extent = _parse(reader.read(0, SECTOR, "the VMDK header"), limits)
+    extent = _parse(reader, reader.read(0, SECTOR, "the VMDK header"))
     descriptor = _descriptor(reader, extent)
     _check_descriptor(descriptor, extent)
     if extent.directory == _GD_AT_END:
-        extent = _footer(reader, extent, limits)
-    check_file(extent.capacity * SECTOR, reader.size)
+        extent = _footer(reader, extent)
+    check_file(reader, extent.capacity * SECTOR)
     return describe(
+        reader,
         Format.VMDK,
         str(extent.version),
-        reader,
-        limits,
+        "streamOptimized, compressed" if extent.is_compressed else "monolithicSparse",
         virtual_size=extent.capacity * SECTOR,
         units=_count_grains(reader, extent),
         unit=extent.grain * SECTOR,
-        features=("streamOptimized, compressed",) if extent.is_compressed else ("monolithicSparse",),
     )
 
 
-def _parse(data: bytes, limits: ImageLimits) -> _VmdkHeader:
+def _parse(reader: ImageReader, data: bytes) -> _VmdkHeader:
     header = _VmdkHeader._make(_HEADER.unpack_from(data))
     flags, grain = header.flags, header.grain
     if header.magic != b"KDMV":
@@ -114,7 +118,7 @@ def _parse(data: bytes, limits: ImageLimits) -> _VmdkHeader:
         raise refusal("grain_size", f"grains of {grain} sectors (expected 8 to 32768, a power of 2)")
     if header.entries != 512:
         raise refusal("grain_tables", f"grain tables of {header.entries} entries (expected 512)")
-    check_disk(header.capacity * SECTOR, limits)
+    check_disk(reader, header.capacity * SECTOR)
     return header
 
 
@@ -128,10 +132,8 @@ def _descriptor(reader: ImageReader, extent: _VmdkHeader) -> str:
     length = min(sectors * SECTOR, max(0, reader.size - SECTOR))
     data = reader.read(SECTOR, max(length, 1), "the VMDK's descriptor")
     if b"parentfilenamehint" in data.lower():
-        raise refusal(
-            "backing_file",
-            "the VMDK has a parent: part of its disk is in another file",
-            hint=_SINGLE_FILE_HINT,
+        raise _refusal_of_parts(
+            "backing_file", "the VMDK has a parent: part of its disk is in another file"
         )
     text, _, rest = data[: extent.descriptor_sectors * SECTOR].partition(b"\0")
     remainder = rest.strip(b"\0")
@@ -154,21 +156,16 @@ def _check_descriptor(text: str, extent: _VmdkHeader) -> None:
                 raise refusal("descriptor", f"the VMDK's descriptor has {key[:40]!r} twice")
             keys[key.lower()] = value.strip('"')
     if keys.get("parentcid", _NO_PARENT).lower() != _NO_PARENT:
-        raise refusal(
-            "backing_file", "the VMDK is only the difference to a parent", hint=_SINGLE_FILE_HINT
-        )
+        raise _refusal_of_parts("backing_file", "the VMDK is only the difference to a parent")
     kind = keys.get("createtype", "")
     if kind != ("streamOptimized" if extent.is_compressed else "monolithicSparse"):
-        raise refusal(
+        raise _refusal_of_parts(
             "vmdk_type",
             f"VMDK of type {kind[:40]!r} is not supported (only monolithicSparse, streamOptimized)",
-            hint=_SINGLE_FILE_HINT,
         )
     if len(extents) != 1:
-        raise refusal(
-            "extents_elsewhere",
-            f"the VMDK has {len(extents)} extents (expected 1)",
-            hint=_SINGLE_FILE_HINT,
+        raise _refusal_of_parts(
+            "extents_elsewhere", f"the VMDK has {len(extents)} extents (expected 1)"
         )
     _check_extent(extents[0], extent)
 
@@ -176,16 +173,12 @@ def _check_descriptor(text: str, extent: _VmdkHeader) -> None:
 def _check_extent(line: re.Match[str], extent: _VmdkHeader) -> None:
     access, sectors, kind, name, rest = line.groups()
     if kind != "SPARSE" or access == "NOACCESS" or rest.strip():
-        raise refusal(
-            "extents_elsewhere",
-            f"the VMDK's extent is {access} {kind}, in another file",
-            hint=_SINGLE_FILE_HINT,
+        raise _refusal_of_parts(
+            "extents_elsewhere", f"the VMDK's extent is {access} {kind}, in another file"
         )
     if not name or "/" in name or "\\" in name or ":" in name:
-        raise refusal(
-            "extents_elsewhere",
-            "the VMDK's extent is in another file: its name is a path",
-            hint=_SINGLE_FILE_HINT,
+        raise _refusal_of_parts(
+            "extents_elsewhere", "the VMDK's extent is in another file: its name is a path"
         )
     # VirtualBox rounds the capacity up to whole grains.
     said = int(sectors[:20])
@@ -196,7 +189,7 @@ def _check_extent(line: re.Match[str], extent: _VmdkHeader) -> None:
         )
 
 
-def _footer(reader: ImageReader, head: _VmdkHeader, limits: ImageLimits) -> _VmdkHeader:
+def _footer(reader: ImageReader, head: _VmdkHeader) -> _VmdkHeader:
     """Return the copy of the header at a stream's end, which has the tables' offsets."""
     if not head.is_compressed or reader.size < 4 * SECTOR:
         raise refusal("truncated", "the VMDK lacks the footer, which has the offsets of its tables")
@@ -204,7 +197,7 @@ def _footer(reader: ImageReader, head: _VmdkHeader, limits: ImageLimits) -> _Vmd
     marker, footer, end = data[:SECTOR], data[SECTOR : 2 * SECTOR], data[2 * SECTOR :]
     if struct.unpack_from("<QII", marker) != (1, 0, 3) or end.strip(b"\0"):
         raise refusal("truncated", "the VMDK has no end-of-stream marker: it is truncated")
-    extent = _parse(footer, limits)
+    extent = _parse(reader, footer)
     same = ("flags", "capacity", "grain", "descriptor_sectors")
     if any(getattr(head, name) != getattr(extent, name) for name in same):
         raise refusal("footer", "the VMDK's header and footer differ")
