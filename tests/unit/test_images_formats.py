@@ -100,15 +100,7 @@ def test_a_cpio_archive_has_the_format_that_the_kernel_reads() -> None:
 
 
 def module(depends: str) -> bytes:
-    """A minimal 64-bit ELF file with a .modinfo section."""
-    names = b"\0.modinfo\0.shstrtab\0"
-    info = f"license=GPL\0depends={depends}\0name=x\0".encode()
-    heads = [(0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 64, len(info)), (10, 3, 0, 0, 64 + len(info), len(names))]
-    table = b"".join(struct.pack("<IIQQQQ", *head).ljust(64, b"\0") for head in heads)
-    start = 64 + len(info) + len(names)
-    header = b"\x7fELF\x02\x01".ljust(0x28, b"\0") + struct.pack("<Q", start)
-    header = header.ljust(0x3A, b"\0") + struct.pack("<HHH", 64, len(heads), 2)
-    return header.ljust(64, b"\0") + info + names + table
+    return f"\x7fELF\0license=GPL\0depends={depends}\0name=x\0".encode()
 
 
 def test_modules_are_loaded_after_those_they_need() -> None:
@@ -127,7 +119,7 @@ def test_modules_are_loaded_after_those_they_need() -> None:
     assert order == ["virtio", "failover", "net_failover", "virtio_net"]
     with pytest.raises(BuildError, match="no module nothing, which the recipe needs"):
         kernel.load_order(files, ["nothing"])
-    with pytest.raises(BuildError, match="ELF"):
+    with pytest.raises(BuildError, match="no list of the modules"):
         kernel.depends(b"not a module")
 
 
