@@ -7,6 +7,7 @@ of ``struct seccomp_data``: ``linux/seccomp.h``; flags of clone: ``linux/sched.h
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import struct
 from collections.abc import Iterable
@@ -131,6 +132,14 @@ def build_filter(
     program += _if_equal(_number("clone", column), _clone_rules(clone_with, clone_without))
     program.append(_instruction(_RETURN, _ALLOW))
     return b"".join(program)
+
+
+def open_filter(rules: bytes) -> int:
+    """Open a file with a filter, for bubblewrap's ``--seccomp``; the caller closes it."""
+    handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
+    os.write(handle, rules)
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle
 
 
 def _clone_rules(forbidden: int, required: int) -> list[bytes]:

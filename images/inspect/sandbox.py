@@ -1,7 +1,7 @@
 """Runs programs on hostile files: without network, other files and rights, with limits.
 
 bubblewrap gives the program its own namespaces with a read-only ``/usr``, its input file and one
-directory for output, drops all capabilities and loads a seccomp filter (:mod:`images.inspect.seccomp`);
+directory for output, drops all capabilities and loads a seccomp filter (:mod:`vmjobs.seccomp`);
 ``prlimit`` limits memory, processor time, file size, descriptors and processes; this module limits
 the time and the output, and kills all processes at the end. There is no fallback: where the sandbox
 does not work, nothing runs.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from images.formats.base import refusal
-from images.inspect import seccomp
+from vmjobs import seccomp
 from vmjobs.errors import StorageFull, Unavailable
 from vmjobs.subprocess import environment
 
@@ -36,6 +36,16 @@ _POLL_SECONDS: Final = 0.25
 _MAX_QUOTED: Final = 1000
 _PROBE_SECONDS: Final = 20.0
 _SYMLINKS: Final = ("usr/lib", "usr/lib64", "usr/lib32", "usr/bin", "usr/sbin")
+
+#: System calls that such a program never needs and an exploit wants: sockets, other processes, new
+#: namespaces, mounts, tracing, kernel interfaces with a history of vulnerabilities.
+_FORBIDDEN: Final = (
+    *("socket", "connect", "bind", "socketpair", "fork", "vfork", "ptrace", "personality"),
+    *("pivot_root", "chroot", "mount", "umount2", "init_module", "add_key", "request_key", "keyctl"),
+    *("unshare", "perf_event_open", "open_by_handle_at", "setns", "process_vm_readv"),
+    *("process_vm_writev", "finit_module", "kexec_file_load", "bpf", "userfaultfd", "io_uring_setup"),
+    *("open_tree", "move_mount", "fsopen", "pidfd_getfd"),
+)
 
 
 @dataclass(frozen=True)
@@ -155,10 +165,9 @@ def _command(
     stack: contextlib.ExitStack,
 ) -> _Command:
     """The complete command line and the descriptors that it inherits."""
-    syscalls = os.memfd_create("seccomp")
+    rules = seccomp.build_filter(_FORBIDDEN, clone_without=seccomp.CLONE_THREAD)
+    syscalls = seccomp.open_filter(rules)
     stack.callback(os.close, syscalls)
-    os.write(syscalls, seccomp.program())
-    os.lseek(syscalls, 0, os.SEEK_SET)
     descriptors = [syscalls]
     words = ["bwrap", "--unshare-all", "--unshare-user", "--unshare-cgroup-try", "--die-with-parent"]
     words += ["--new-session", "--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"]

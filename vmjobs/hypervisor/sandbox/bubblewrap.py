@@ -115,11 +115,8 @@ class ResourceLimits:
 
 def open_seccomp_filter() -> int:
     """Open a file with the seccomp filter, for ``--seccomp``; the caller closes it."""
-    handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
     rules = seccomp.build_filter(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=[socket.AF_UNIX])
-    os.write(handle, rules)
-    os.lseek(handle, 0, os.SEEK_SET)
-    return handle
+    return seccomp.open_filter(rules)
 
 
 def command(
