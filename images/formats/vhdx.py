@@ -57,15 +57,6 @@ _BITMAP_SECTORS: Final = 1 << 23
 _CRC32C_POLYNOMIAL: Final = 0x82F63B78
 
 
-class _Header(NamedTuple):
-    sequence: int
-    log: bytes
-    log_version: int
-    version: int
-    log_length: int
-    log_offset: int
-
-
 class _Disk(NamedTuple):
     """The disk as its metadata describes it. All sizes in bytes."""
 
@@ -77,10 +68,10 @@ class _Disk(NamedTuple):
 
 def inspect(reader: ImageReader) -> ImageDescription:
     """Describe a VHDX, after checking its tables. Raises ImageRejected."""
-    header = _header(reader)
+    log_offset, log_length = _log(reader)
     regions = FileRegions(reader.size)
     regions.add(0, MIB, "the header")
-    regions.add(header.log_offset, header.log_length, "the log")
+    regions.add(log_offset, log_length, "the log")
     places = _regions(reader, regions)
     disk = _metadata(reader, *places[_METADATA])
     check_disk(reader, disk.virtual_size)
@@ -129,26 +120,29 @@ def _read_copies(
     ]
 
 
-def _header(reader: ImageReader) -> _Header:
-    """Return the current header: of the two, the valid one with the larger number."""
+def _log(reader: ImageReader) -> tuple[int, int]:
+    """Return offset and length of the log.
+
+    The current header has them: of the two, the valid one with the larger number.
+    """
     copies = _read_copies(reader, _HEADERS, _HEADER_BYTES, b"head", "a VHDX header")
-    found = [_Header._make(_HEADER.unpack_from(data)) for data in copies]
+    found = sorted(_HEADER.unpack_from(data) for data in copies)
     if not found:
         raise refusal("checksum", "neither of the VHDX's headers is valid")
-    if len(found) == 2 and found[0].sequence == found[1].sequence and found[0] != found[1]:
+    if len(found) == 2 and found[0][0] == found[1][0] and found[0] != found[1]:
         raise refusal("ambiguous", "the VHDX has two current headers that differ")
-    header = max(found, key=lambda each: each.sequence)
-    if header.version != 1 or header.log_version != 0:
-        raise refusal("unknown_version", f"VHDX of version {header.version} is not supported (only 1)")
-    if header.log != bytes(16):
+    _sequence, log, log_version, version, log_length, log_offset = found[-1]
+    if version != 1 or log_version != 0:
+        raise refusal("unknown_version", f"VHDX of version {version} is not supported (only 1)")
+    if log != bytes(16):
         raise refusal(
             "not_closed",
             "the VHDX was not closed properly: its log has writes that must be replayed",
             hint="attach it to Hyper-V once, or run qemu-img check -r all IMAGE",
         )
-    if header.log_length % MIB or header.log_offset % MIB:
+    if log_length % MIB or log_offset % MIB:
         raise refusal("misaligned", "the VHDX's log is misaligned")
-    return header
+    return log_offset, log_length
 
 
 def _regions(reader: ImageReader, regions: FileRegions) -> dict[bytes, tuple[int, int]]:
