@@ -26,13 +26,12 @@ from api import (
     uploads,
 )
 from api.assignment_stream import AssignmentWatch
-from api.services import Dispatcher, HealthCheck, Services, attach_services
+from api.services import Dispatcher, HealthCheck, Services, TokenIssuer, attach_services
 from api.session_link import SessionClient
 from api.tokens import ApiTokenIssuer
 from repository.service import Repository
 from repository.tokens import TokenChecker, TokenRegister
 from vmjobs.config import Config
-from vmjobs.ports import TokenIssuer
 
 VIEW_MODULES: Final = (
     jobs,

@@ -28,10 +28,10 @@ from api.operation import (
 )
 from api.paging import PageQuery, requested_window
 from api.tokens import Scope
+from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.wire import Assignment, ClusterVmReports, PoolToken, TokenRequest
 from vmjobs.errors import Fault, Forbidden, InvalidRequest, Unavailable
 from vmjobs.model import FrozenModel, Node
-from vmjobs.ports import PoolVm
 from vmjobs.wire import NodeList, NodeWishes
 
 log = logging.getLogger(__name__)

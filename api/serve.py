@@ -15,12 +15,12 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 
 from api.app import create_app
+from api.services import TokenIssuer
 from api.tokens import make_issuer
 from api.worker import ApiWorker
 from repository.broker import TaskPublisher
 from repository.service import open_repository
 from vmjobs.config import Config
-from vmjobs.ports import TokenIssuer
 
 log = logging.getLogger(__name__)
 

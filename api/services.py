@@ -14,14 +14,26 @@ from api.tokens import ApiTokenIssuer, Principal, bearer_token
 from repository.images import Images
 from repository.service import Repository
 from repository.tokens import TokenChecker
+from vmjobs.cluster.pool import PoolVm
+from vmjobs.cluster.wire import PoolToken
 from vmjobs.config import Config
 from vmjobs.model import JobAction
-from vmjobs.ports import TokenIssuer
 
 _KEY: Final = "vmjobs"
 
 #: Returns when the service works, raises when it does not.
 HealthCheck = Callable[[], None]
+
+
+class TokenIssuer(Protocol):
+    """Issues pool tokens for VMs."""
+
+    def mint(self, pool: str, machine: PoolVm, seconds: int) -> PoolToken:
+        """An IDTOKEN that lets exactly this VM join the pool, and allows nothing else.
+
+        Raises:
+            Unavailable: it cannot be made now.
+        """
 
 
 class Dispatcher(Protocol):

@@ -42,7 +42,7 @@ _Files = dict[str, bytes]
 
 
 class GatewayKit:
-    """Implements :class:`vmjobs.ports.RoleFiles`."""
+    """Implements :class:`vmjobs.gateway.supervisor.RoleFiles`."""
 
     def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._clock = clock

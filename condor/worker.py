@@ -11,8 +11,8 @@ from typing import Final
 
 from condor import names
 from condor.node.chirp import literal
+from vmjobs.cluster.pool import ClassAdValue
 from vmjobs.cluster.wire import ClusterVmOrder
-from vmjobs.ports import ClassAdValue
 
 #: Accounts for simultaneous jobs, for each CPU of the VM: jobs that request no CPU share the remaining
 #: ones, and then `nobody`.
@@ -20,7 +20,7 @@ ACCOUNTS_PER_CPU: Final = 2
 
 
 class WorkerKit:
-    """Implements :class:`vmjobs.ports.GuestFiles`."""
+    """Implements :class:`vmjobs.agent.cluster_vms.services.GuestFiles`."""
 
     def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them."""

@@ -43,7 +43,7 @@ END-OF-VMJOBS-KIT
 
 
 class NoCloud:
-    """A :class:`vmjobs.ports.SeedWriter` that makes NoCloud disks."""
+    """A :class:`vmjobs.agent.image_source.SeedWriter` that makes NoCloud disks."""
 
     def write(self, path: Path, ticket: JobTicket) -> None:
         """Write the disk for one attempt at a job.

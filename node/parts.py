@@ -8,12 +8,12 @@ from pathlib import Path
 
 from images.cloudinit import NoCloud
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
+from vmjobs.agent.image_source import ImageSource, LazyImageSource
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.job_run import RunServices, RunSettings
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
-from vmjobs.ports import ImageSource, LazyImageSource
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ import pytest
 
 from vmjobs.agent.guest import endpoint
 from vmjobs.agent.guest.guest_session import GuestSession
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import steps
 from vmjobs.agent.run.events import EventQueue, LeaseLost
@@ -38,7 +39,6 @@ from vmjobs.model import (
     Report,
     StreamName,
 )
-from vmjobs.ports import ImageSource
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "build" / "images"

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from pydantic import ValidationError
 
 from vmjobs.errors import Conflict, Fault, InvalidSpec, reason_of
+from vmjobs.file_transfer import ContentReceiver, ContentSource
 from vmjobs.model import (
     AttemptClaim,
     Checkpoint,
@@ -30,7 +31,6 @@ from vmjobs.model import (
     faults_of,
 )
 from vmjobs.paths import safe_join
-from vmjobs.ports import ContentReceiver, ContentSource
 from vmjobs.terminal import ByteSink
 
 CHUNK = 1024 * 1024
@@ -67,7 +67,7 @@ def describe_inputs(files: Mapping[str, Path]) -> tuple[InputFile, ...]:
 
 @dataclass
 class LocalJob:
-    """A :class:`vmjobs.ports.JobSource` for one local job.
+    """A :class:`vmjobs.agent.job_source.JobSource` for one local job.
 
     sinks: destinations of streams, by name; a stream without a sink is dropped.
     """

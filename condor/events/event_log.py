@@ -17,8 +17,8 @@ import htcondor2
 from htcondor2 import JobEventType
 
 from condor import names
+from vmjobs.batch import BatchStatus, Observation
 from vmjobs.model import CondorRef
-from vmjobs.ports import BatchStatus, Observation
 
 log = logging.getLogger(__name__)
 

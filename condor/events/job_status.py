@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from condor import names
+from vmjobs.batch import BatchStatus, Observation
 from vmjobs.model import CondorRef
-from vmjobs.ports import BatchStatus, Observation
 
 #: The attributes that are requested from a schedd.
 PROJECTION: Final = (

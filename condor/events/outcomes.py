@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Final
 
     from condor.node.chirp import AttributeValue
-    from vmjobs.ports import ClassAdValue
+    from vmjobs.cluster.pool import ClassAdValue
     from vmjobs.transparent_job import Exit, RunResult
 
 HOLD: Final = "hold"

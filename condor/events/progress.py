@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from condor.node.chirp import AttributeValue, ChirpReporter
-    from vmjobs.ports import ClassAdValue
+    from vmjobs.cluster.pool import ClassAdValue
 
 _SECONDS: Final[Mapping[str, str]] = {
     "staging": names.VM_STAGE_SECONDS,

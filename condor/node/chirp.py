@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Final
 
-    from vmjobs.ports import ClassAdValue
+    from vmjobs.cluster.pool import ClassAdValue
 
 #: The longest line that the starter accepts, in bytes.
 LINE_MAX: Final = 5000

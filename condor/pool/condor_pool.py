@@ -22,10 +22,10 @@ from condor.pool.offline_ads import offline_ad, stable_attributes
 from condor.pool.tokens import user_name_of
 from condor.submit.description import Submission
 from condor.submit.schedd import Schedd
+from vmjobs.cluster.pool import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 from vmjobs.config import PoolSetting
 from vmjobs.errors import Unavailable
 from vmjobs.model import JobAction
-from vmjobs.ports import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ _NO_LIMIT: Final = -1
 
 
 class CondorPool:
-    """Implements :class:`vmjobs.ports.Pool`.
+    """Implements :class:`repository.clusters.pools.Pool`.
 
     name: its name in the settings. setting: its addresses. token_seconds: lifetime of its VMs' tokens.
     timeout: seconds for each exchange with a daemon.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Final
 
-    from vmjobs.ports import ClassAdValue
+    from vmjobs.cluster.pool import ClassAdValue
 
 #: At most this many cached images are advertised: the ad goes to the collector every few minutes.
 MAX_DIGESTS: Final = 200

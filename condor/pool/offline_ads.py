@@ -9,7 +9,7 @@ from typing import Final
 
 from condor import names
 from condor.node.chirp import literal
-from vmjobs.ports import ClassAdValue, WorkerVmProfile
+from vmjobs.cluster.pool import ClassAdValue, WorkerVmProfile
 
 #: Attributes that all VMs of a cluster share, and that the first VM's ad reveals.
 _STABLE_NAMES: Final = re.compile(

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from condor import names
+from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.ports import PoolVm
 from vmjobs.subprocess import run
 
 #: The only authorization of such a token: to send machine ads, and to be reached through the collector.
@@ -33,7 +33,7 @@ _DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 class CondorTokenIssuer:
-    """Implements :class:`vmjobs.ports.TokenIssuer`.
+    """Implements :class:`api.services.TokenIssuer`.
 
     key_dir: a signing key for each pool, in a file with the pool's name, which this process's user owns
     and no other user can read. domains: the trust domain of each pool.

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from condor import names
 from condor.events import outcomes
+from vmjobs.batch import BatchJob
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, Fault, InvalidSpec
 from vmjobs.model import (
@@ -27,7 +28,6 @@ from vmjobs.model import (
     check_image_cpus,
     kinds_with_cpus,
 )
-from vmjobs.ports import BatchJob
 
 #: The route without an entry in the settings: the schedd's own pool.
 LOCAL_ROUTE: Final = "local"

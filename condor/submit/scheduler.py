@@ -19,10 +19,10 @@ from condor.events.event_log import EventLogs
 from condor.events.job_status import PROJECTION, observe
 from condor.submit.description import JobProgram, array_dir, checked_id, describe, job_dir
 from condor.submit.schedd import Schedd
+from vmjobs.batch import BatchJob, BatchStatus, Observation
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import CondorRef, JobAction
-from vmjobs.ports import BatchJob, BatchStatus, Observation
 
 #: The longest list of ids in a query of the queue: the schedd evaluates long lists slowly.
 MAX_LISTED_IDS: Final = 100
@@ -33,7 +33,7 @@ MAX_PARALLEL_SYNCS: Final = 32
 
 
 class CondorScheduler:
-    """Implements :class:`vmjobs.ports.Scheduler`.
+    """Implements :class:`repository.jobs.dispatcher.Scheduler`.
 
     Job directories and event logs are on a volume that this process and the schedd's host share
     under the same path; both use it as the same user.

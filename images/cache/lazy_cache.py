@@ -18,6 +18,7 @@ from images.cache.node_cache import ImageCache
 from images.manifest import ImageManifest
 from images.store.files import exclusive_lock, try_exclusive_lock
 from images.store.image_store import make_boot_image
+from vmjobs.agent.image_source import LazyImage
 from vmjobs.errors import (
     DigestMismatch,
     HypervisorError,
@@ -26,9 +27,9 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
+from vmjobs.file_transfer import ProgressCallback
 from vmjobs.hypervisor.base import LazyDisk
 from vmjobs.model import MIB
-from vmjobs.ports import LazyImage, ProgressCallback
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class _FailureListener:
 
 
 class LazyImageCache(ImageCache):
-    """An :class:`images.cache.node_cache.ImageCache` and a :class:`vmjobs.ports.LazyImageSource`.
+    """An :class:`images.cache.node_cache.ImageCache` and a ``LazyImageSource``.
 
     patience: seconds for which a VM waits for an unreachable repository.
     """
@@ -134,7 +135,7 @@ class LazyImageCache(ImageCache):
         failed: FailureCallback,
         progress: ProgressCallback | None = None,
     ) -> Iterator[LazyImage]:
-        """See :class:`vmjobs.ports.LazyImageSource`. Raises as :meth:`lease` does."""
+        """See ``LazyImageSource``. Raises as :meth:`lease` does."""
         with ExitStack() as stack:
             lease = stack.enter_context(self._hold_lease(digest))
             self._count_lease(digest)

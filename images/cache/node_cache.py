@@ -16,9 +16,9 @@ from images.store.files import exclusive_lock, write_atomically
 from images.store.image_store import ImageStore, check_digest, part_progress
 from images.transfer.remote import CountingFetcher, ImageFetcher
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull
+from vmjobs.file_transfer import ProgressCallback
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import MIB
-from vmjobs.ports import ProgressCallback
 
 #: Checks an image's digest and signatures; raises :class:`vmjobs.errors.ImageRejected`.
 SignatureCheck = Callable[[str, str], object]
@@ -28,7 +28,7 @@ _MAX_ATTEMPTS: Final = 3
 
 
 class ImageCache:
-    """An :class:`vmjobs.ports.ImageSource` that fetches missing images.
+    """An :class:`vmjobs.agent.image_source.ImageSource` that fetches missing images.
 
     Several threads and processes may share ``root``: one of them fetches a content, and the others
     wait for it. Damaged contents are repaired, and an interrupted fetch continues where it stopped.

@@ -14,8 +14,8 @@ from images.manifest import ImageManifest, Part
 from images.store.content_folder import ContentFolder
 from images.store.files import write_atomically
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
+from vmjobs.file_transfer import ProgressCallback
 from vmjobs.hypervisor.base import BootImage
-from vmjobs.ports import ProgressCallback
 
 #: Image digests.
 DigestList = list[str]
@@ -40,7 +40,7 @@ class ImageEntry:
 
 
 class ImageStore:
-    """Images below ``root``; also an :class:`vmjobs.ports.ImageSource`.
+    """Images below ``root``; also an :class:`vmjobs.agent.image_source.ImageSource`.
 
     Safe for several processes: all writes are atomic. Names are ``name:tag`` or
     ``namespace/name:tag``, at ``tags/NAMESPACE/NAME/TAG``; names without a namespace are in the
@@ -191,7 +191,7 @@ class ImageStore:
     # ------------------------------------------------------------------ as an image source
 
     def prepare(self, digest: str, progress: ProgressCallback | None = None) -> BootImage:
-        """The image's files, verified (:class:`vmjobs.ports.ImageSource`)."""
+        """The image's files, verified (:class:`vmjobs.agent.image_source.ImageSource`)."""
         manifest = self.manifest(digest)
         files: dict[str, Path] = {}
         before = 0

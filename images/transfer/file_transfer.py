@@ -1,4 +1,4 @@
-"""Sends files to a repository and fetches them: a ``vmjobs.ports.FileTransfer``."""
+"""Sends files to a repository and fetches them: a ``vmjobs.file_transfer.FileTransfer``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from images.transfer.pull import pull_file
 from images.transfer.push import send_content
 from vmjobs.errors import NotFound
+from vmjobs.file_transfer import ContentReceiver, ContentSource
 from vmjobs.model import SavedFile
-from vmjobs.ports import ContentReceiver, ContentSource
 
 #: In place of an image's digest: the content belongs to no image.
 _NO_IMAGE = ""
@@ -21,7 +21,7 @@ class ChunkedFileTransfer:
     def send(
         self, path: Path, receiver: ContentReceiver, check_cancelled: Callable[[], None]
     ) -> tuple[str, int]:
-        """See :meth:`vmjobs.ports.FileTransfer.send`."""
+        """See :meth:`vmjobs.file_transfer.FileTransfer.send`."""
         sent = 0
 
         def on_progress(_done: int, sent_bytes: int) -> None:
@@ -34,7 +34,7 @@ class ChunkedFileTransfer:
     def fetch(
         self, file: SavedFile, source: ContentSource, target: Path, check_cancelled: Callable[[], None]
     ) -> int:
-        """See :meth:`vmjobs.ports.FileTransfer.fetch`."""
+        """See :meth:`vmjobs.file_transfer.FileTransfer.fetch`."""
         if file.digest is None:
             target.touch()
             return 0

@@ -30,7 +30,7 @@ from images.content import (
 from images.segment import encode_chunks
 from images.transfer.upload_state import FileDigestCache, Mark, mark_of
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, MissingChunks
-from vmjobs.ports import ContentReceiver
+from vmjobs.file_transfer import ContentReceiver
 
 WORKERS: Final = 4
 #: Segments in a batch: few at first, so that sending starts early.

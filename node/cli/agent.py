@@ -37,7 +37,9 @@ from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.condor_job.starter import find_starter
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.image_names import ImageNames
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.job_runner import JobRunner
+from vmjobs.agent.job_source import JobSource
 from vmjobs.agent.journal import sweep, sweep_probes
 from vmjobs.agent.listener import listening
 from vmjobs.agent.metrics import AgentMetrics
@@ -52,7 +54,6 @@ from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor, NotFound
 from vmjobs.hypervisor.libvirt import nbd_server
 from vmjobs.model import MIB, Node
-from vmjobs.ports import ImageSource, JobSource
 from vmjobs.wire import NodeWishes, Visibility
 
 log = logging.getLogger(__name__)

@@ -187,7 +187,7 @@ class _ProgressReporter:
 
 
 class LocalUpload:
-    """An open upload of the repository in this process, a ``vmjobs.ports.ContentReceiver``."""
+    """An open upload of the repository in this process, a ``vmjobs.file_transfer.ContentReceiver``."""
 
     def __init__(self, images: Images, viewer: Viewer, upload: str) -> None:
         self._images, self._viewer, self.id = images, viewer, upload

@@ -18,13 +18,14 @@ from sqlalchemy.orm import Session
 
 from repository.clusters.core import ClusterCore
 from repository.clusters.history import HistoryEntry, record
+from repository.clusters.pools import Pool
 from repository.clusters.snapshots import Snapshot
 from repository.clusters.tables import ClusterRow, ClusterVmRow, DemandRow, PoolDemandRow
 from vmjobs.cluster.autoscaler import Demand, ScaleDownDelay, can_wake, decide_size, still_woken
+from vmjobs.cluster.pool import IdleJobs, WorkerVmProfile
 from vmjobs.cluster.spec import ClusterSpec, SizeRange
 from vmjobs.cluster.vm_state import ClusterVmState, Goal
 from vmjobs.errors import NotFound, Unavailable
-from vmjobs.ports import IdleJobs, Pool, WorkerVmProfile
 
 logger = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
 from sqlalchemy.orm import Session
 
 from repository.clusters.history import HistoryEntry, record
 from repository.clusters.snapshots import Snapshot
 from repository.clusters.tables import MAX_SYSTEM, ClusterVmRow, PoolRow
+from vmjobs.cluster.pool import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 from vmjobs.cluster.vm_state import Goal, Phase
 from vmjobs.errors import Unavailable
-from vmjobs.ports import Pool, PoolVm, ProbeState
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,37 @@ logger = logging.getLogger(__name__)
 POLL_EVERY: Final = timedelta(seconds=15)
 #: The duration of longer queries is not counted against the VMs' time limits.
 SLOW_AFTER: Final = timedelta(seconds=2)
+
+
+class Pool(Protocol):
+    """An HTCondor pool. Every method raises ``Unavailable("pool", …)``."""
+
+    def machines(self) -> list[PoolVm]:
+        """The cluster VMs whose ads are in the collector now, by one query."""
+
+    def probes(self, machines: Sequence[PoolVm]) -> Mapping[tuple[str, int], ProbeState]:
+        """The states of the probe jobs of exactly these VMs, by id and incarnation.
+
+        Submits missing probe jobs. The number of calls does not depend on the number of VMs.
+        """
+
+    def withdraw(self, machines: Sequence[PoolVm]) -> None:
+        """Revoke exactly these VMs, and no others of the same names.
+
+        The collector rejects their tokens and drops their ads, and their probe jobs are removed.
+        """
+
+    def idle(self, kinds: Sequence[WorkerVmProfile]) -> Mapping[str, IdleJobs]:
+        """The idle jobs for each of these clusters, by name.
+
+        A job that fits several clusters counts for the first one with VMs, else for the first one.
+        """
+
+    def offer(self, kinds: Sequence[WorkerVmProfile]) -> None:
+        """Advertise one offline ad for each of these clusters, and for no others.
+
+        Repeated calls keep the ads in the collector.
+        """
 
 
 @dataclass

@@ -22,7 +22,7 @@ from repository.clusters.autoscaling import PoolDemand
 from repository.clusters.core import ClusterCore
 from repository.clusters.generations import keep_good, roll_back
 from repository.clusters.history import HistoryEntry, record, record_state_entry, update_state
-from repository.clusters.pools import PoolPolls
+from repository.clusters.pools import Pool, PoolPolls
 from repository.clusters.snapshots import Snapshot, load_snapshot
 from repository.clusters.tables import ClusterEventRow, ClusterRow, ClusterVmRow
 from vmjobs.cluster.actions import (
@@ -42,12 +42,12 @@ from vmjobs.cluster.actions import (
 )
 from vmjobs.cluster.placement import Placement
 from vmjobs.cluster.plan import plan
+from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 from vmjobs.errors import NotFound, Unavailable, VMJobsError
 from vmjobs.model import now as utc_now
-from vmjobs.ports import Pool, PoolVm
 
 logger = logging.getLogger(__name__)
 

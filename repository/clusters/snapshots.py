@@ -26,12 +26,12 @@ from repository.clusters.tables import (
 from repository.db.models import NodeRow
 from vmjobs.cluster.failure_backoff import FailureBackoffs
 from vmjobs.cluster.placement import NodeSnapshot, VmRequest
+from vmjobs.cluster.pool import ProbeState
 from vmjobs.cluster.snapshot import ClusterSnapshot, ClusterVmSnapshot
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 from vmjobs.cluster.wire import Cluster, ClusterBackoff, ClusterVm, FailedGeneration
 from vmjobs.model import HypervisorKind, Node
-from vmjobs.ports import ProbeState
 
 #: States of probe jobs, by cluster VM and incarnation.
 Probes = Mapping[tuple[str, int], ProbeState]

@@ -22,6 +22,7 @@ from repository.jobs.state_policy import ABSENT_STATUSES, StateChange
 from repository.jobs.transitions import job_not_found, lock_job, move, record, touch
 from repository.jobs.views import spec_of
 from repository.storage.blob_owners import BlobOwnership, mark_blobs_used
+from vmjobs.batch import BatchStatus
 from vmjobs.errors import (
     AttemptSuperseded,
     Conflict,
@@ -49,7 +50,6 @@ from vmjobs.model import (
 )
 from vmjobs.model import now as utc_now
 from vmjobs.paths import check_path
-from vmjobs.ports import BatchStatus
 
 MAX_OUTPUTS: Final = 10_000
 MAX_PHASES: Final = 32

@@ -23,11 +23,11 @@ from repository.jobs.pending_jobs import (
 from repository.jobs.state_policy import ABSENT_STATUSES, RecordedJob, StateChange, decide
 from repository.jobs.transitions import move, record, set_reason, touch
 from repository.jobs.views import latest_attempts, ref_of
+from vmjobs.batch import BatchJob, BatchStatus, Observation
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.job_sets import MAX_SELECTED_JOBS
 from vmjobs.model import CondorRef, JobState, ReasonCode, reason
 from vmjobs.model import now as utc_now
-from vmjobs.ports import BatchJob, BatchStatus, Observation
 
 _ABSENT = [status.value for status in ABSENT_STATUSES]
 _FINAL = [state.value for state in JobState if state.final]

@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
+from repository.clusters.pools import Pool
 from repository.service import Repository
+from vmjobs.batch import BatchJob, Observation
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import MAX_ARRAY, ON_NODE_STATES, CondorRef, JobAction, JobState
 from vmjobs.model import now as utc_now
-from vmjobs.ports import BatchJob, Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,29 @@ REMOVE_CANCELED_AFTER: Final = timedelta(seconds=60)
 #: The same for jobs that ended by themselves. Until then a scheduler that has missed the end may run
 #: them once more: on the node they end again at once, and so also at the scheduler.
 REMOVE_ENDED_AFTER: Final = timedelta(minutes=10)
+
+
+class Scheduler(Protocol):
+    """A batch system. Every method raises ``Unavailable("schedd", …)``."""
+
+    def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
+        """Queue jobs of any arrays in one transaction; jobs that are queued already are found.
+
+        Raises:
+            ConfigError, InvalidRequest: one of the jobs is not acceptable; none is queued.
+        """
+
+    def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
+        """Perform an action on jobs, also at remote schedds; ignores unknown jobs."""
+
+    def watch(self, arrays: Sequence[str]) -> list[Observation]:
+        """The latest states from the event logs of these arrays; does not query the schedd."""
+
+    def query(self, job_ids: Sequence[str]) -> list[Observation]:
+        """Query the schedd (queue, then history); one observation for each id."""
+
+    def forget(self, array: str) -> None:
+        """Remove the spool directory of an array whose jobs are all final."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from vmjobs.batch import BatchStatus, Observation
 from vmjobs.model import ON_NODE_STATES, RETRYABLE, JobState, Reason, ReasonCode, reason
-from vmjobs.ports import BatchStatus, Observation
 
 #: How long the agent's final report may still arrive after the batch job ended.
 REPORT_GRACE: Final = timedelta(seconds=30)

@@ -18,10 +18,10 @@ from grid_kit import NODES, Grid, wait_for
 
 from condor.pool.tokens import user_name_of
 from vmjobs.client import Client
+from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterEvent
 from vmjobs.errors import Conflict, NotFound
-from vmjobs.ports import PoolVm
 
 HERE = Path(__file__).parent
 #: Of each VM, in MiB.

@@ -15,10 +15,10 @@ from hypervisor_host import wait_until
 
 from vmjobs.agent.run.job_run import Run, RunSettings
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.file_transfer import ProgressCallback
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, JobState, Report
-from vmjobs.ports import ProgressCallback
 
 SETTINGS = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
 _Job = TypeVar("_Job", bound=LocalJob)

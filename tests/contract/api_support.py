@@ -17,12 +17,12 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.test import TestResponse
 
 from api.app import create_app
+from api.services import TokenIssuer
 from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import JobAction, JobState, ReasonCode, Report, reason
-from vmjobs.ports import TokenIssuer
 
 ROOT_DISK = bytes(range(256)) * 8192
 ATTEMPT = "a" * 32

@@ -20,10 +20,12 @@ from hypervisor_host import wait_until
 
 from images.build import build
 from images.store.image_store import ImageStore
+from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.cluster_vms.reconciler import running_reconciler
 from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.cluster.vm_state import Goal, Phase
 from vmjobs.cluster.wire import (
@@ -40,7 +42,6 @@ from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, now
-from vmjobs.ports import AssignmentSource, ImageSource
 
 ROOT = Path(__file__).parents[2]
 UML = UserModeLinux()

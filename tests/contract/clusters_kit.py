@@ -11,6 +11,7 @@ import pytest
 from repository.clusters.service import Clusters
 from repository.images import Viewer
 from repository.service import Repository
+from vmjobs.cluster.pool import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 from vmjobs.cluster.wire import (
@@ -23,7 +24,6 @@ from vmjobs.cluster.wire import (
 )
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
-from vmjobs.ports import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 
 POOLS = {"site": "site.grid schedd.grid grid", "other": "other.grid other.grid grid"}
 OPERATOR = Viewer("root", admin=True)

@@ -21,9 +21,9 @@ from images.cache.lazy_cache import LazyImageCache
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES
 from images.segment import header_size
+from vmjobs.agent.image_source import LazyImage
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.libvirt.nbd_plugin import LazyDiskReader
-from vmjobs.ports import LazyImage
 
 #: Seconds for short operations, on a host that has other work as well.
 DEADLINE = 60.0

@@ -23,6 +23,7 @@ from repository.images import LIBRARY, Images, Viewer
 from repository.jobs.dispatcher import DispatchContext
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
+from vmjobs.batch import BatchJob, BatchStatus, Observation
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import (
@@ -39,7 +40,6 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.ports import BatchJob, BatchStatus, Observation
 from vmjobs.wire import ImageDetail, Publication
 
 #: The states that an agent reports, in order.

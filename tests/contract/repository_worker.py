@@ -11,17 +11,10 @@ from repository.clusters.service import Clusters
 from repository.jobs.dispatcher import DispatchContext
 from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
+from vmjobs.batch import BatchJob, BatchStatus, Observation
+from vmjobs.cluster.pool import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
 from vmjobs.config import Config
 from vmjobs.model import CondorRef, JobAction
-from vmjobs.ports import (
-    BatchJob,
-    BatchStatus,
-    IdleJobs,
-    Observation,
-    PoolVm,
-    ProbeState,
-    WorkerVmProfile,
-)
 
 
 class Directory:

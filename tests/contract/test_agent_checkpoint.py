@@ -29,10 +29,10 @@ from vmjobs.agent.run.job_run import Run, RunServices, RunSettings
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import HypervisorError, Unavailable
+from vmjobs.file_transfer import ContentReceiver
 from vmjobs.hypervisor.base import Hypervisor, VmConfig, VmState
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
 from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, StreamName
-from vmjobs.ports import ContentReceiver
 
 S, C = JobState, ReasonCode
 ROOT = Path(__file__).parents[2]

@@ -19,6 +19,7 @@ from repository_kit import refused
 
 from images.content import ContentLayout
 from images.segment import decode_segment
+from vmjobs.agent.job_source import JobSource
 from vmjobs.client import Client, ImageClient, JobAgentClient, NodeClient, Retries
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -45,7 +46,6 @@ from vmjobs.model import (
     Report,
     StreamName,
 )
-from vmjobs.ports import JobSource
 
 pytestmark = [pytest.mark.in_process, pytest.mark.settings(max_disk=64)]
 

@@ -13,6 +13,7 @@ from repository.db.models import NodeRow
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.service import Repository, open_repository
+from vmjobs.cluster.pool import ProbeState
 from vmjobs.cluster.spec import SizeRange
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 from vmjobs.cluster.wire import ApplyOutcome, ClusterVmReport, ClusterVmReports
@@ -27,7 +28,6 @@ from vmjobs.errors import (
     Unavailable,
 )
 from vmjobs.model import now
-from vmjobs.ports import ProbeState
 
 pytestmark = [
     pytest.mark.in_process,

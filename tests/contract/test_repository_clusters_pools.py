@@ -9,9 +9,9 @@ from clusters_kit import POOLS, ROOMY, World
 
 from repository.clusters import pools as polling
 from repository.service import Repository
+from vmjobs.cluster.pool import PoolVm, ProbeState
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
 from vmjobs.errors import Unavailable
-from vmjobs.ports import PoolVm, ProbeState
 
 pytestmark = [
     pytest.mark.in_process,

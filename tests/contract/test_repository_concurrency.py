@@ -15,10 +15,10 @@ from repository_race import submit as submit_jobs
 
 from repository.jobs import dispatcher
 from repository.service import Repository
+from vmjobs.batch import BatchStatus
 from vmjobs.config import Config
 from vmjobs.errors import AttemptSuperseded, NotFound, Unavailable
 from vmjobs.model import JobState
-from vmjobs.ports import BatchStatus
 
 pytestmark = pytest.mark.both_databases
 

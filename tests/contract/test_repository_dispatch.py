@@ -22,10 +22,10 @@ from repository_kit import (
 
 from repository.jobs import condor_sync, dispatcher, state_policy
 from repository.service import Repository
+from vmjobs.batch import BatchStatus
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.job_sets import JobSelection
 from vmjobs.model import Job, JobAction, JobState, ReasonCode, now
-from vmjobs.ports import BatchStatus
 
 pytestmark = pytest.mark.in_process
 

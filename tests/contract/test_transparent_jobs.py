@@ -23,12 +23,12 @@ from transparent_kit import BOOT, GID, UID, AgentNode
 from wrapper_kit import build_evil
 
 from condor.events import outcomes
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.node_health import NodeHealth
 from vmjobs.errors import Unauthenticated
 from vmjobs.hypervisor.base import BootImage, Hypervisor, ProbeResult, VmState
 from vmjobs.hypervisor.select import choose
 from vmjobs.model import CHECKPOINTABLE_KINDS, MIB, HypervisorKind
-from vmjobs.ports import ImageSource
 
 pytest_plugins = ["transparent_kit"]
 

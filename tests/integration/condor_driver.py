@@ -16,10 +16,10 @@ from typing import Any
 from condor.submit.description import JobProgram
 from condor.submit.schedd import Schedd
 from condor.submit.scheduler import CondorScheduler
+from vmjobs.batch import BatchJob, BatchStatus, Observation
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.model import CondorRef, JobAction, JobSpec
-from vmjobs.ports import BatchJob, BatchStatus, Observation
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ import pytest
 from grid_kit import PHYSICIST, ROOT, Grid, run, wait_for
 
 from condor.worker import WorkerKit
+from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.vm_state import Goal
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
-from vmjobs.ports import PoolVm
 
 PORT: Final = 8099
 TOKEN: Final = "/run/vmjobs/pool-token"
@@ -45,7 +45,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
 def mint(grid: Grid, machine: PoolVm, seconds: int = 600) -> dict[str, Any]:
     """Issue a token as the service does."""
     code = (
-        "from vmjobs.config import load; from vmjobs.ports import PoolVm;"
+        "from vmjobs.config import load; from vmjobs.cluster.pool import PoolVm;"
         "from condor.pool.tokens import CondorTokenIssuer;"
         "c = load(); minter = CondorTokenIssuer(c.pool_key_dir, {'site': c.pool('site').trust_domain});"
         f"print(minter.mint('site', {machine}, {seconds}).model_dump_json())"
@@ -58,7 +58,7 @@ def pool(grid: Grid, expression: str) -> Any:
     """Evaluate an expression on the service's pool object."""
     code = (
         "import json; from vmjobs.config import load; from condor.pool.condor_pool import CondorPool;"
-        "from vmjobs.ports import PoolVm; pool = CondorPool('site', load().pool('site'));"
+        "from vmjobs.cluster.pool import PoolVm; pool = CondorPool('site', load().pool('site'));"
         f"print(json.dumps({expression}, default=vars))"
     )
     return json.loads(grid.on("worker", "python3", "-c", code, user="vmjobs"))

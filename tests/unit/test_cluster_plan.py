@@ -27,11 +27,11 @@ from vmjobs.cluster.actions import (
 from vmjobs.cluster.failure_backoff import FailureBackoff, FailureBackoffs, VmFailures
 from vmjobs.cluster.placement import FreeCapacity, NodeSnapshot, Placement, VmRequest
 from vmjobs.cluster.plan import AD_LIFETIME, NODE_GIVEN_UP_AFTER, placement_request, plan
+from vmjobs.cluster.pool import ProbeState
 from vmjobs.cluster.snapshot import ClusterSnapshot, ClusterVmSnapshot
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.model import HypervisorKind
-from vmjobs.ports import ProbeState
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 IMAGE, OLD_IMAGE = f"sha256:{'2' * 64}", f"sha256:{'1' * 64}"

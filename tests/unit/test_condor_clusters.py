@@ -29,11 +29,11 @@ from condor.pool.condor_pool import (
 )
 from condor.pool.tokens import CondorTokenIssuer, expiry
 from condor.worker import WorkerKit, machine_attributes, worker_config
+from vmjobs.cluster.pool import PoolVm, ProbeState, WorkerVmProfile
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 from vmjobs.config import PoolSetting
 from vmjobs.errors import Unavailable
-from vmjobs.ports import PoolVm, ProbeState, WorkerVmProfile
 
 
 def order(**fields: object) -> ClusterVmOrder:

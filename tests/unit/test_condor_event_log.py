@@ -10,7 +10,7 @@ from htcondor2 import JobEventType
 from condor.events import event_log
 from condor.events.event_log import EventLogs, apply_event
 from condor.events.job_status import observe
-from vmjobs.ports import BatchStatus, Observation
+from vmjobs.batch import BatchStatus, Observation
 
 SUBMIT = (
     "000 (012.{proc:03d}.000) 2026-11-20 04:18:40 Job submitted from host: "

@@ -9,7 +9,7 @@ import pytest
 
 from condor.pool.idle_jobs import ClusterAd, JobGroup, count_idle_jobs, with_full_capacity
 from condor.pool.offline_ads import offline_ad, stable_attributes
-from vmjobs.ports import WorkerVmProfile
+from vmjobs.cluster.pool import WorkerVmProfile
 
 #: As condor_submit writes it for a job with file transfer.
 ORDINARY = (

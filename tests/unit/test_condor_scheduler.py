@@ -10,10 +10,10 @@ import pytest
 
 from condor import names
 from condor.submit.scheduler import CondorScheduler
+from vmjobs.batch import BatchJob
 from vmjobs.config import Config
 from vmjobs.errors import InvalidSpec, Unavailable
 from vmjobs.model import CondorRef, JobAction, JobSpec
-from vmjobs.ports import BatchJob
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from condor.submit.description import (
     rank,
     requirements,
 )
+from vmjobs.batch import BatchJob
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, InvalidSpec
 from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
-from vmjobs.ports import BatchJob
 
 DIGEST = "sha256:" + "ab" * 32
 HOSTILE = [

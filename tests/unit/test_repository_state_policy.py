@@ -15,8 +15,8 @@ from repository.jobs.state_policy import (
     StateChange,
     decide,
 )
+from vmjobs.batch import BatchStatus, Observation
 from vmjobs.model import ON_NODE_STATES, CondorRef, JobState, ReasonCode, may_follow, reason
-from vmjobs.ports import BatchStatus, Observation
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LONG = timedelta(hours=1)

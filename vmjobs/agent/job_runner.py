@@ -20,6 +20,7 @@ from vmjobs.agent.checks import MIN_FREE_BYTES
 from vmjobs.agent.condor_job.condor_job import receive_job
 from vmjobs.agent.condor_job.job_access import JobAccess
 from vmjobs.agent.condor_job.services import CondorJobServices, slot_job_name
+from vmjobs.agent.job_source import JobSource
 from vmjobs.agent.journal import InterruptedRun
 from vmjobs.agent.lease import SocketLease
 from vmjobs.agent.node_health import FAILURE_LIMIT, NodeHealth
@@ -38,7 +39,6 @@ from vmjobs.errors import (
 )
 from vmjobs.local import LocalJob
 from vmjobs.model import MIB, REQUEUE_REASONS, JobState, ReasonCode, Report
-from vmjobs.ports import JobSource
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.errors import VMJobsError
-from vmjobs.ports import ImageSource
 from vmjobs.wire import NodeWishes
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from rich.progress import Progress
 
 from vmjobs.cli.progress import byte_bars
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
+from vmjobs.file_transfer import ProgressCallback
 from vmjobs.model import InputFile, Output
-from vmjobs.ports import ProgressCallback
 
 if TYPE_CHECKING:
     from vmjobs.client import Client

@@ -2,10 +2,10 @@
 
 - :class:`Client` for users and their programs: submit, watch, read, cancel.
 - :class:`Images` for their images: push, publish, tag, share, maintain.
-- :class:`JobAgentClient` for the agent that runs one job (a ``vmjobs.ports.JobSource``).
-- :class:`CondorJobClient` for the checkpoints of transparent jobs (a ``vmjobs.ports.CheckpointStore``).
+- :class:`JobAgentClient` for the agent that runs one job (a ``JobSource``).
+- :class:`CondorJobClient` for the checkpoints of transparent jobs (a ``CheckpointStore``).
 - :class:`ImageClient` fetches images for a node's cache, :class:`NodeClient` registers a node,
-  :class:`AssignmentClient` serves the cluster VMs of a node (a ``vmjobs.ports.AssignmentSource``).
+  :class:`AssignmentClient` serves the cluster VMs of a node (a ``AssignmentSource``).
 
 All raise the errors of :mod:`vmjobs.errors`: the error that the service answered with, or
 ``Unavailable("api", …)`` if the service is unreachable.

@@ -25,6 +25,7 @@ from vmjobs.client.uploads import UploadClient, quote_path
 from vmjobs.cluster.ssh_session import SessionAnswer
 from vmjobs.cluster.wire import Assignment, ClusterVmReports, PoolToken, TokenRequest
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest
+from vmjobs.file_transfer import ContentReceiver
 from vmjobs.model import (
     AttemptClaim,
     Checkpoint,
@@ -36,7 +37,6 @@ from vmjobs.model import (
     StreamName,
 )
 from vmjobs.paths import check_path
-from vmjobs.ports import ContentReceiver
 from vmjobs.wire import CondorJobClaim, CondorJobTicket, NodeWishes, UploadRequest
 from vmjobs.wire import Upload as OpenUpload
 
@@ -77,7 +77,7 @@ class _CheckpointClient(ApiClient):
         self._attempt = ""
 
     def open_upload(self, size: int) -> UploadClient:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         # The VM is paused during this call. An upload whose answer is lost expires.
         answer = self._http.call(
             "POST",
@@ -89,12 +89,12 @@ class _CheckpointClient(ApiClient):
         return UploadClient(self._http, parse(OpenUpload, answer))
 
     def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         path = f"{self._attempt_path()}/checkpoint?upload={quote(upload.id, safe='')}"
         self._http.call("PUT", path, body=checkpoint)
 
     def saved(self) -> CheckpointSource:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return CheckpointSource(self._http, f"{self._path}/checkpoint")
 
     def _attempt_path(self) -> str:
@@ -104,7 +104,7 @@ class _CheckpointClient(ApiClient):
 
 
 class JobAgentClient(_CheckpointClient):
-    """One job, with the job's own token: a ``vmjobs.ports.JobSource``.
+    """One job, with the job's own token: a ``JobSource``.
 
     The API accepts repeated claims, reports and appended bytes.
     """
@@ -112,36 +112,36 @@ class JobAgentClient(_CheckpointClient):
     _jobs_path = "/v1/jobs"
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         ticket = self._http.call("POST", f"{self._path}/attempts", body=claim, repeatable=True)
         self._attempt = claim.attempt
         return parse(JobTicket, ticket)
 
     def end(self) -> Report:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return self._http.get(Report, f"{self._path}/end")
 
     def resume(self, attempt: str) -> None:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self._attempt = attempt
 
     def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self._http.download(f"{self._path}/inputs/{quote(file.name)}", sink.write, digest=file.digest)
 
     def report(self, report: Report) -> None:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self._http.call("POST", f"{self._attempt_path()}/reports", body=report, repeatable=True)
 
     def append(self, stream: StreamName, offset: int, data: bytes) -> None:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         for start in range(0, len(data), APPEND_BYTES):
             piece = data[start : start + APPEND_BYTES]
             path = f"{self._attempt_path()}/streams/{stream.value}?offset={offset + start}"
             self._http.call("POST", path, body=piece, headers=BYTES_HEADERS, repeatable=True)
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         if why := check_path(path):
             # Checked here, because the HTTP client resolves dots in a URL before the service sees them.
             raise InvalidRequest(f"the output's name is refused: {why}")
@@ -150,7 +150,7 @@ class JobAgentClient(_CheckpointClient):
 
 
 class CondorJobClient(_CheckpointClient):
-    """The checkpoints of a transparent job (a ``vmjobs.ports.CheckpointStore``).
+    """The checkpoints of a transparent job (a ``CheckpointStore``).
 
     token: the node's.
     """
@@ -177,7 +177,7 @@ class CondorJobClient(_CheckpointClient):
         self._node.close()
 
     def begin(self, attempt: str) -> Checkpoint | None:
-        """See :class:`vmjobs.ports.CheckpointStore`."""
+        """See :class:`vmjobs.agent.job_source.CheckpointStore`."""
         claim = CondorJobClaim(attempt=attempt, owner=self._owner)
         ticket = self._node.send(CondorJobTicket, "POST", f"{self._path}/attempts", claim)
         if self._http is not self._node:
@@ -186,28 +186,28 @@ class CondorJobClient(_CheckpointClient):
         return ticket.checkpoint
 
     def report_not_resumed(self) -> None:
-        """See :class:`vmjobs.ports.CheckpointStore`."""
+        """See :class:`vmjobs.agent.job_source.CheckpointStore`."""
         self._http.call("POST", f"{self._attempt_path()}/not-resumed", repeatable=True)
 
     def delete_checkpoints(self) -> None:
-        """See :class:`vmjobs.ports.CheckpointStore`."""
+        """See :class:`vmjobs.agent.job_source.CheckpointStore`."""
         self._http.call("DELETE", self._attempt_path(), repeatable=True)
 
 
 class CheckpointSource:
-    """The files of a job's checkpoint: a ``vmjobs.ports.ContentSource``."""
+    """The files of a job's checkpoint: a ``vmjobs.file_transfer.ContentSource``."""
 
     def __init__(self, http: ApiTransport, path: str) -> None:
         self._http = http
         self._path = path
 
     def layout(self, content: str) -> bytes:
-        """See :class:`vmjobs.ports.ContentSource`."""
+        """See :class:`vmjobs.file_transfer.ContentSource`."""
         path = f"{self._path}/contents/{quote_path(content)}/layout"
         return self._http.read_limited(path, MAX_LAYOUT)
 
     def segment(self, segment: bytes) -> bytes:
-        """See :class:`vmjobs.ports.ContentSource`."""
+        """See :class:`vmjobs.file_transfer.ContentSource`."""
         return self._http.read_limited(f"{self._path}/segments/{segment.hex()}", MAX_SEGMENT)
 
 
@@ -284,9 +284,9 @@ class NodeClient(ApiClient):
 
 
 class AssignmentClient(ApiClient):
-    """The cluster VMs of a node, with its token (a ``vmjobs.ports.AssignmentSource``).
+    """The cluster VMs of a node, with its token (a ``AssignmentSource``).
 
-    It also carries login sessions of these VMs (a ``vmjobs.ports.SessionSource``).
+    It also carries login sessions of these VMs (a ``SessionSource``).
     """
 
     def __init__(
@@ -308,18 +308,18 @@ class AssignmentClient(ApiClient):
         self._long_poll_http.close()
 
     def answer(self, session: str, answer: SessionAnswer) -> None:
-        """See :class:`vmjobs.ports.SessionSource`."""
+        """See :class:`vmjobs.agent.cluster_vms.ssh_sessions.SessionSource`."""
         self._http.call("POST", self._session(session), body=answer, repeatable=True)
 
     def stream(self, session: str) -> SessionStream:
-        """See :class:`vmjobs.ports.SessionSource`."""
+        """See :class:`vmjobs.agent.cluster_vms.ssh_sessions.SessionSource`."""
         return SessionStream(self._http, self._session(session))
 
     def _session(self, session: str) -> str:
         return f"{self._node}/sessions/{quote(session, safe='')}"
 
     def share(self, seen: int, wait: float) -> Assignment:
-        """See :class:`vmjobs.ports.AssignmentSource`; ``wait``: 30 s at most."""
+        """See ``AssignmentSource``; ``wait``: 30 s at most."""
         left = min(wait, MAX_WAIT_SECONDS)
         end = time.monotonic() + left
         while True:
@@ -334,16 +334,16 @@ class AssignmentClient(ApiClient):
             left = end - time.monotonic()
 
     def report(self, reports: ClusterVmReports) -> None:
-        """See :class:`vmjobs.ports.AssignmentSource`."""
+        """See ``AssignmentSource``."""
         self._http.call("POST", self._path, body=reports, repeatable=True)
 
     def token(self, member: str, incarnation: int) -> PoolToken:
-        """See :class:`vmjobs.ports.AssignmentSource`."""
+        """See ``AssignmentSource``."""
         request = TokenRequest(incarnation=incarnation)
         return self._http.send(PoolToken, "POST", f"{self._member(member)}/token", request)
 
     def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
-        """See :class:`vmjobs.ports.AssignmentSource`."""
+        """See ``AssignmentSource``."""
         for start in range(0, len(data), APPEND_BYTES):
             place = f"incarnation={incarnation}&offset={offset + start}"
             path = f"{self._member(member)}/console?{place}"

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from vmjobs.client.transport import PIECE_BYTES, ApiTransport
 from vmjobs.errors import InvalidRequest, Unavailable
+from vmjobs.file_transfer import ProgressCallback
 from vmjobs.model import InputFile, Output, faults_of
 from vmjobs.paths import safe_join
-from vmjobs.ports import ProgressCallback
 
 
 def describe_input(path: Path, name: str) -> InputFile:

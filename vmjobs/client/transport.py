@@ -21,7 +21,7 @@ from vmjobs import __version__
 from vmjobs.client.http_errors import error_from_response
 from vmjobs.closeable import Closeable
 from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable, VMJobsError
-from vmjobs.ports import ProgressCallback
+from vmjobs.file_transfer import ProgressCallback
 
 PIECE_BYTES: Final = 256 * 1024
 JSON_HEADERS: Final = {"Content-Type": "application/json"}

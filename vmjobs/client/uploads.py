@@ -11,7 +11,7 @@ from vmjobs.wire import MAX_DIGESTS, Upload
 
 
 class UploadClient:
-    """An open upload (a ``vmjobs.ports.ContentReceiver``). Safe to share between threads."""
+    """An open upload (a ``vmjobs.file_transfer.ContentReceiver``). Safe to share between threads."""
 
     def __init__(self, http: ApiTransport, about: Upload) -> None:
         self._http = http

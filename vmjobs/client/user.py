@@ -21,6 +21,7 @@ from vmjobs.client.transport import (
     parse,
 )
 from vmjobs.errors import NotFound
+from vmjobs.file_transfer import ProgressCallback
 from vmjobs.job_sets import JobSelection, JobStatus, JobStatusList
 from vmjobs.model import (
     InputFile,
@@ -34,7 +35,6 @@ from vmjobs.model import (
     StreamName,
     Submission,
 )
-from vmjobs.ports import ProgressCallback
 from vmjobs.wire import (
     EventList,
     Health,

@@ -27,11 +27,11 @@ from vmjobs.cluster.actions import (
 )
 from vmjobs.cluster.failure_backoff import FailureBackoffs, FaultSource, fault_source
 from vmjobs.cluster.placement import FreeCapacity, NodeSnapshot, PlacementRequest, VmRequest
+from vmjobs.cluster.pool import ProbeState
 from vmjobs.cluster.snapshot import ClusterSnapshot, ClusterVmSnapshot
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.model import HypervisorKind, kinds_with_cpus
-from vmjobs.ports import ProbeState
 
 #: A generation whose VM ended so often before it was admitted has failed.
 MAX_FAILURES: Final = 3

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from vmjobs.cluster.placement import VmRequest
+from vmjobs.cluster.pool import ProbeState
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.model import HypervisorKind
-from vmjobs.ports import ProbeState
 
 
 @dataclass(frozen=True)

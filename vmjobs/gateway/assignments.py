@@ -1,6 +1,6 @@
 """The assignments of a gateway's VMs, from its operator's files and commands.
 
-It is a :class:`vmjobs.ports.AssignmentSource`, and tracks the last status that each script printed.
+It is a ``AssignmentSource``, and tracks the last status that each script printed.
 """
 
 from __future__ import annotations
@@ -112,20 +112,20 @@ class GatewayAssignments:
     # ------------------------------------------------------------------ AssignmentSource
 
     def share(self, seen: int, wait: float) -> Assignment:
-        """See :meth:`vmjobs.ports.AssignmentSource.share`."""
+        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.share`."""
         with self._changed:
             self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)
             return self._assignment()
 
     def report(self, reports: ClusterVmReports) -> None:
-        """See :meth:`vmjobs.ports.AssignmentSource.report`."""
+        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.report`."""
         with self._changed:
             for report in reports.reports:
                 self._reports[report.id] = report
             self._notify_change()
 
     def token(self, member: str, incarnation: int) -> PoolToken:
-        """See :meth:`vmjobs.ports.AssignmentSource.token`."""
+        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.token`."""
         names = (m.name for m in self.installed.gateway.machines if vm_id(m.name) == member)
         if self.mint is None or (name := next(names, None)) is None:
             raise Forbidden("there is no token for this VM")

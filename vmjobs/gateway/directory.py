@@ -208,7 +208,7 @@ def mac_address(machine: GatewayVm) -> str:
 
 
 def network_files(gateway: Gateway, machine: GatewayVm) -> dict[str, bytes]:
-    """Files that describe the private network to a guest (:class:`vmjobs.ports.RoleFiles`)."""
+    """Files that describe the private network to a guest (``RoleFiles``)."""
     hosts = [f"{m.address} {gateway.fqdn(m)} {m.name}\n" for m in gateway.machines]
     return {
         "address": f"{machine.address}/{gateway.network.prefixlen}\n".encode(),

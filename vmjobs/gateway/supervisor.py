@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -30,9 +31,8 @@ from vmjobs.gateway.directory import (
     network_files,
     vm_id,
 )
-from vmjobs.gateway.spec import GatewayVm
+from vmjobs.gateway.spec import Gateway, GatewayVm
 from vmjobs.hypervisor.base import PrivateCard, PrivateNetwork
-from vmjobs.ports import RoleFiles
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,42 @@ FREEZE_SECONDS = 20.0
 LOGIN_SECONDS = 20.0
 
 
+class RoleFiles(Protocol):
+    """Files for the guests of a gateway's VMs, by role: made by ``condor/``.
+
+    The guest program runs ``script`` as root for the VM's whole life. The other files are in its
+    directory, with three that every role gets from the supervisor: ``address`` (of the private network
+    interface, like ``10.77.0.10/24``), ``host`` (the VM's full host name) and ``hosts`` (lines for
+    /etc/hosts, of all VMs). /job and the root disk survive restarts.
+
+    The script traps its signals first. It prints a line ``vmjobs-gateway: up`` once its service
+    answers, ``vmjobs-gateway: down REASON`` when it no longer does. SIGUSR1: freeze the data on /job,
+    print ``vmjobs-gateway: frozen``; it thaws by itself after 60 s. SIGUSR2: thaw if frozen, print
+    ``vmjobs-gateway: thawed``, and then again whether it is up or down. SIGTERM: shut down cleanly, end
+    with status 0.
+    """
+
+    def secrets(self, gateway: Gateway) -> Mapping[str, bytes]:
+        """Keys and other secrets, by file name: made once, stored only on the gateway's host."""
+
+    def files(
+        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        """Contents by name; ``script`` is one of them. secrets: those of this gateway."""
+
+    def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
+        """A token for a VM, which it requests with ``GET /v1/token`` from its guest endpoint.
+
+        The VM gets SIGUSR2 after half of the token's lifetime, to request a new one.
+
+        Raises:
+            Forbidden: VMs of this role have no token.
+        """
+
+
 @dataclass(frozen=True)
 class VmFiles:
-    """The files for each VM's guest, by its role (a :class:`vmjobs.ports.GuestFiles`)."""
+    """The files for each VM's guest, by its role (a ``GuestFiles``)."""
 
     installed: InstalledGateway
     kit: RoleFiles
@@ -61,7 +94,7 @@ class VmFiles:
         return {**self.kit.files(gateway, machine, self.secrets), **network_files(gateway, machine)}
 
     def token(self, name: str) -> PoolToken:
-        """A new token for a VM. Raises as :meth:`vmjobs.ports.RoleFiles.token`."""
+        """A new token for a VM. Raises as :meth:`vmjobs.gateway.supervisor.RoleFiles.token`."""
         return self.kit.token(self.installed.gateway, self._machine(name), self.secrets)
 
     def _machine(self, name: str) -> GatewayVm:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from images.store.image_store import ImageStore
     from vmjobs.agent.cluster_vms.services import ClusterVmServices
     from vmjobs.gateway.assignments import GatewayAssignments
-    from vmjobs.gateway.supervisor import VmFiles
-    from vmjobs.ports import RoleFiles
+    from vmjobs.gateway.supervisor import RoleFiles, VmFiles
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

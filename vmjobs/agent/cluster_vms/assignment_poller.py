@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
 from vmjobs.cluster.wire import Assignment
 from vmjobs.errors import VMJobsError
-from vmjobs.ports import AssignmentSource
 
 log = logging.getLogger(__name__)
 

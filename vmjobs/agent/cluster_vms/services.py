@@ -6,19 +6,35 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
+from vmjobs.agent.cluster_vms.ssh_sessions import SessionSource
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
+from vmjobs.agent.image_source import ImageSource, SeedWriter
 from vmjobs.agent.run.job_run import DriverChooser
 from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.hypervisor.base import Hypervisor, PrivateCard, VmLimits
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket
 from vmjobs.paths import safe_join
-from vmjobs.ports import AssignmentSource, GuestFiles, ImageSource, SeedWriter, SessionSource
 
 SCRIPT = "script"
 MEGABIT = 1_000_000
+
+
+class GuestFiles(Protocol):
+    """Files for the guest of a cluster VM: made by ``condor/``, delivered by the agent.
+
+    The guest program runs ``script`` as root. The script finds the other files in its directory, and
+    requests the VM's IDTOKEN with ``GET /v1/token`` from its guest endpoint. It receives signals.
+    SIGUSR1: the VM is admitted and may run jobs. SIGUSR2: there is a new token. SIGTERM: drain:
+    accept no new job, let the running ones end, leave the pool, and then end with status 0.
+    """
+
+    def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
+        """Contents by name; ``script`` is one of them."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.guest.ssh_relay import SshSession
 from vmjobs.cluster.ssh_session import PendingSession, SessionAnswer
 from vmjobs.errors import VMJobsError
-from vmjobs.ports import SessionSource
-from vmjobs.relay import relay
+from vmjobs.relay import ByteStream, relay
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +25,21 @@ MAX_REMEMBERED: Final = 1000
 
 #: Opens an SSH session in a cluster VM: its id, incarnation, the key, seconds. Raises LoginUnavailable.
 SshSessionOpener = Callable[[str, int, str, float], SshSession]
+
+
+class SessionSource(Protocol):
+    """The service's API about login sessions of a node's cluster VMs."""
+
+    def answer(self, session: str, answer: SessionAnswer) -> None:
+        """Accept or refuse a session.
+
+        Raises:
+            SessionEnded: the client no longer waits for the answer.
+            Unavailable: the service is unreachable.
+        """
+
+    def stream(self, session: str) -> ByteStream:
+        """The VM's side of an accepted session."""
 
 
 class SshSessionHandler:

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.ports import AssignmentSource
 
 log = logging.getLogger(__name__)
 

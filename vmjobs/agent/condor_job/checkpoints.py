@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vmjobs.agent.condor_job.starter import StarterProcess
+from vmjobs.agent.job_source import CheckpointStore
 from vmjobs.agent.protocol import SubmitMessage
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable, VMJobsError
+from vmjobs.file_transfer import ContentReceiver, ContentSource
 from vmjobs.local import LocalJob
 from vmjobs.model import (
     AttemptClaim,
@@ -24,7 +26,6 @@ from vmjobs.model import (
     Report,
     VmSpec,
 )
-from vmjobs.ports import CheckpointStore, ContentReceiver, ContentSource
 
 log = logging.getLogger(__name__)
 
@@ -183,13 +184,13 @@ class CheckpointedJob(LocalJob):
         super().report(report)
 
     def open_upload(self, size: int) -> ContentReceiver:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return self.store.open_upload(size)
 
     def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self.store.save_checkpoint(upload, checkpoint.model_copy(update={"making": self.making}))
 
     def saved(self) -> ContentSource:
-        """See :class:`vmjobs.ports.JobSource`."""
+        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return self.store.saved()

@@ -50,6 +50,7 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
+from vmjobs.file_transfer import ContentReceiver
 from vmjobs.model import (
     MIB,
     Checkpoint,
@@ -60,7 +61,6 @@ from vmjobs.model import (
     reason,
 )
 from vmjobs.paths import safe_join
-from vmjobs.ports import ContentReceiver
 
 if TYPE_CHECKING:
     from vmjobs.agent.run.job_run import Run

@@ -19,6 +19,8 @@ from socket import socket as Socket
 from typing import Protocol
 
 from vmjobs.agent.guest.guest_session import GuestSession
+from vmjobs.agent.image_source import ImageSource, LazyImage, LazyImageSource, SeedWriter
+from vmjobs.agent.job_source import JobSource
 from vmjobs.agent.journal import InterruptedRun, Journal, RunRecord
 from vmjobs.agent.run import checkpoint
 from vmjobs.agent.run.events import (
@@ -58,6 +60,7 @@ from vmjobs.errors import (
     VMJobsError,
     reason_of,
 )
+from vmjobs.file_transfer import FileTransfer
 from vmjobs.hypervisor.base import BootImage, Hypervisor, Network, ProbeResult, ShutdownCause
 from vmjobs.model import (
     MIB,
@@ -74,7 +77,6 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.ports import FileTransfer, ImageSource, JobSource, LazyImage, LazyImageSource, SeedWriter
 
 log = logging.getLogger(__name__)
 

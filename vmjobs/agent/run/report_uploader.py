@@ -49,7 +49,7 @@ def _drop_if_rejected(what: str) -> Iterator[None]:
 
 
 class ReportSink(Protocol):
-    """The part of a :class:`vmjobs.ports.JobSource` that receives reports and streams."""
+    """The part of a :class:`vmjobs.agent.job_source.JobSource` that receives reports and streams."""
 
     def report(self, report: Report) -> None:
         """Deliver one report."""

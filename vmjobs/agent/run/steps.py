@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
+from vmjobs.agent.image_source import LazyImage, LazyImageSource
 from vmjobs.agent.run import checkpoint
 from vmjobs.agent.run.console import ConsoleReader
 from vmjobs.agent.run.console_rules import ConsoleRule, ConsoleRuleError, parse_console_rule
@@ -43,7 +44,6 @@ from vmjobs.model import (
     Strategy,
     StreamName,
 )
-from vmjobs.ports import LazyImage, LazyImageSource
 
 if TYPE_CHECKING:
     from vmjobs.agent.run.job_run import Run
