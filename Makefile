@@ -10,13 +10,14 @@
 # make check     what to run all day: lint, unit tests, contract tests that start no process
 # make lint      formatting, lints, types, shell scripts
 # make test      lint, then all tests but those of make soak, on a grid of their own
+# make release   source archive, wheel, Debian packages, container images and checksums of a tagged commit
 # make lock      renews deploy/requirements.txt: releases and hashes of the packages in .venv
 # make soak      tests that take minutes each: what dies under clusters and jobs, builds of large images
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
 .PHONY: help setup kernel images vm-images gateway-images foreign test-images soak-images grid env logs stop down clean lint check \
-        test soak demo bench lock
+        test soak demo bench lock release
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
@@ -75,7 +76,7 @@ lint: setup
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
 	@shellcheck images/uml/build.sh deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
-	    deploy/grid/standby deploy/project deploy/libexec/agent-start \
+	    deploy/grid/standby deploy/project deploy/debian/*.postinst deploy/libexec/agent-start \
 	    deploy/libexec/token-approve deploy/libexec/token-renew \
 	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root tests/bench/vm-universe-xml condor/worker/*.sh vmjobs/agent/condor_job/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
@@ -92,6 +93,8 @@ soak: setup
 demo: images grid
 	@deploy/demo.sh
 
+release: kernel
+	@deploy/release.sh
 
 lock: setup
 	@deploy/lock.sh
