@@ -251,7 +251,7 @@ def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> No
     assert copy.stat().st_mode & 0o777 == 0o600
     assert site.states("one") == ["up", "up"]
     assert [m["incarnation"] for m in site.shown("one").values()] == [1, 1]
-    assert "there is" in site.refused("restore", "b.tar.zst")
+    assert "exists already" in site.refused("restore", "b.tar.zst")
 
     site.do("restore", "b.tar.zst", "--name", "copy")
     scratch = site.place("copy").disks("ce") / "scratch.disk"
