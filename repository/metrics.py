@@ -1,174 +1,202 @@
-"""Figures of the service at one moment, for metrics. This module only reads."""
+"""The service's state as metrics of Prometheus, read from the database for each request.
+
+Processes keep no counters of their own, because several of them answer one scraper's requests.
+Labels hold no user's text: images appear by digest.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from repository.clusters.backoff import backoff_of
 from repository.clusters.history import ClusterEventKind, event_count, present_state, state_entry_count
 from repository.clusters.snapshots import Snapshot, load_snapshot
-from repository.clusters.tables import AssignmentRow, BackoffRow, ClusterRow
+from repository.clusters.tables import AssignmentRow, BackoffRow
 from repository.db.database import Database
 from repository.db.models import BuildRow, JobRow
 from repository.images.tables import ImageRow, SegmentRow
+from vmjobs import __version__
 from vmjobs.cluster.failure_backoff import BackoffState
 from vmjobs.cluster.vm_state import ClusterVmState, Phase
-from vmjobs.model import JobState
+from vmjobs.model import MIB, JobState
 from vmjobs.wire import BuildState
 
-_State = TypeVar("_State", bound=StrEnum)
+#: Help text and labels of each metric. The names of counters end with ``_total``.
+METRICS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "vmjobs_jobs": ("Jobs.", ("state",)),
+    "vmjobs_builds": ("Builds of images.", ("state",)),
+    "vmjobs_images": ("Images.", ()),
+    "vmjobs_images_bytes": ("Bytes of all images, each whole.", ()),
+    "vmjobs_images_stored_bytes": (
+        "Stored bytes of images: compressed, shared data counted once.",
+        (),
+    ),
+    "vmjobs_cluster_target_members": (
+        "VMs that the cluster shall have; 0 while it drains or is being deleted.",
+        ("cluster",),
+    ),
+    "vmjobs_cluster_members": (
+        "VMs of the cluster; those that are UP take jobs.",
+        ("cluster", "state"),
+    ),
+    "vmjobs_cluster_busy_members": ("VMs of the cluster that run a job.", ("cluster",)),
+    "vmjobs_cluster_member_failures": (
+        "Failures in a row of all VMs of the cluster, since each was last up.",
+        ("cluster",),
+    ),
+    "vmjobs_cluster_outdated_members": (
+        "VMs of the cluster that still have an earlier specification.",
+        ("cluster",),
+    ),
+    "vmjobs_cluster_changes_total": (
+        "Changes of the cluster: updated, drained, rolled back and so on.",
+        ("cluster", "change"),
+    ),
+    "vmjobs_cluster_member_changes_total": (
+        "How often VMs of the cluster entered a state.",
+        ("cluster", "state"),
+    ),
+    "vmjobs_cluster_guards": (
+        "Failure backoffs in force: images that no node, or one node, does not try for now.",
+        ("state",),
+    ),
+    "vmjobs_cluster_guard_failures": (
+        "Failures in a row of an image with a backoff, on a node, or on all (no node).",
+        ("image", "node", "state"),
+    ),
+    "vmjobs_cluster_tokens_total": (
+        "Requests of nodes for a VM's token for its pool, by outcome.",
+        ("site", "outcome"),
+    ),
+    "vmjobs_nodes": ("Execute nodes, by whether they report.", ("site", "state")),
+    "vmjobs_cluster_offered_cpus": ("Processors that nodes offer to VMs of clusters.", ("site",)),
+    "vmjobs_cluster_taken_cpus": ("Processors that VMs of clusters use.", ("site",)),
+    "vmjobs_cluster_offered_memory_bytes": ("Memory that nodes offer to VMs of clusters.", ("site",)),
+    "vmjobs_cluster_taken_memory_bytes": ("Memory that VMs of clusters use.", ("site",)),
+    "vmjobs_pool_up": ("Whether the pool answered when it was asked last.", ("pool",)),
+}
+
+#: By metric, and the values of its labels.
+_Values = dict[str, Counter[tuple[str, ...]]]
 
 
-@dataclass
-class ClusterFigures:
-    """One cluster.
-
-    target: wanted number of VMs; 0 if it drains or is being deleted. members: VMs by state.
-    failures: sum over the VMs of failures since each was last up. outdated: VMs of earlier
-    generations. event_count: counts of events. states: counts of VMs that entered each state.
-    """
-
-    target: int = 0
-    members: Counter[ClusterVmState] = field(default_factory=Counter)
-    busy: int = 0
-    failures: int = 0
-    outdated: int = 0
-    event_count: Counter[ClusterEventKind] = field(default_factory=Counter)
-    states: Counter[ClusterVmState] = field(default_factory=Counter)
-
-
-@dataclass
-class SiteFigures:
-    """The nodes of one site. Only live nodes count for offered and taken resources.
-
-    memory: MiB. tokens, refusals: counts of pool tokens that were granted and refused.
-    """
-
-    alive: int = 0
-    lost: int = 0
-    offered_cpus: int = 0
-    offered_memory: int = 0
-    taken_cpus: int = 0
-    taken_memory: int = 0
-    tokens: int = 0
-    refusals: int = 0
-
-
-@dataclass(frozen=True)
-class BackoffFigures:
-    """An active failure backoff. image: digest. node: empty: all nodes. failures: in a row."""
-
-    image: str
-    node: str
-    state: BackoffState
-    failures: int
-
-
-@dataclass(frozen=True)
-class Figures:
-    """All figures. clusters, sites, pools: by name. pools: whether they answer queries.
-
-    image_bytes: total size of all images. stored_bytes: bytes stored for them, deduplicated.
-    """
-
-    jobs: Mapping[JobState, int] = field(default_factory=dict)
-    builds: Mapping[BuildState, int] = field(default_factory=dict)
-    clusters: Mapping[str, ClusterFigures] = field(default_factory=dict)
-    sites: Mapping[str, SiteFigures] = field(default_factory=dict)
-    pools: Mapping[str, bool] = field(default_factory=dict)
-    guards: Sequence[BackoffFigures] = ()
-    images: int = 0
-    image_bytes: int = 0
-    stored_bytes: int = 0
-
-
-def figures(database: Database, lease: timedelta, present: datetime) -> Figures:
-    """Return the figures as of ``present``.  Raises Unavailable("database").
+def read_metrics(database: Database, lease: timedelta, present: datetime) -> list[Metric]:
+    """Read all metrics as of ``present``.  Raises Unavailable("database").
 
     lease: time without contact after which a node counts as lost.
     """
+    values: _Values = {name: Counter() for name in METRICS}
     with database.read() as session:
         snapshot = load_snapshot(session, lease, present, planning=False)
-        images = select(func.count(), func.coalesce(func.sum(ImageRow.size), 0)).select_from(ImageRow)
-        count, size = session.execute(images).one()
-        stored = session.scalar(select(func.coalesce(func.sum(SegmentRow.stored), 0)))
-        return Figures(
-            jobs=_by_state(session, JobRow.state, JobState),
-            builds=_by_state(session, BuildRow.state, BuildState),
-            clusters=_clusters(snapshot),
-            sites=_sites(session, snapshot),
-            guards=_guards(session, present),
-            pools={name: not row.problem for name, row in snapshot.pools.items()},
-            images=count,
-            image_bytes=int(size),
-            stored_bytes=int(stored or 0),
-        )
+        values["vmjobs_jobs"] = _count_by_state(session, JobRow.state, JobState)
+        values["vmjobs_builds"] = _count_by_state(session, BuildRow.state, BuildState)
+        _measure_images(session, values)
+        _measure_clusters(snapshot, values)
+        _measure_backoffs(session, present, values)
+        _measure_sites(session, snapshot, values)
+        for name, row in snapshot.pools.items():
+            values["vmjobs_pool_up"][name,] = not row.problem
+    release = InfoMetricFamily("vmjobs", "The service's release.", {"version": __version__})
+    return [release, *(metric_family(name, samples) for name, samples in values.items())]
 
 
-def _by_state(
-    session: Session, column: InstrumentedAttribute[str], states: type[_State]
-) -> dict[_State, int]:
+def metric_family(name: str, samples: Mapping[tuple[str, ...], float]) -> Metric:
+    """Return a metric of the table. samples: by the values of its labels."""
+    text, labels = METRICS[name]
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(name, text, labels=labels)
+    for key, value in samples.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _count_by_state(
+    session: Session, column: InstrumentedAttribute[str], states: type[StrEnum]
+) -> Counter[tuple[str, ...]]:
+    """Count rows by state; states without rows have zeros, so that these stay in a graph."""
     found = session.execute(select(column, func.count()).group_by(column))
-    return {states(state): count for state, count in found}
+    return Counter({(state,): 0 for state in states} | {(state,): count for state, count in found})
 
 
-def _clusters(snapshot: Snapshot) -> dict[str, ClusterFigures]:
-    found = {name: ClusterFigures(_target(row)) for name, row in snapshot.clusters.items()}
+def _measure_images(session: Session, values: _Values) -> None:
+    images = select(func.count(), func.coalesce(func.sum(ImageRow.size), 0)).select_from(ImageRow)
+    count, size = session.execute(images).one()
+    stored = session.scalar(select(func.coalesce(func.sum(SegmentRow.stored), 0)))
+    values["vmjobs_images"][()] = count
+    values["vmjobs_images_bytes"][()] = int(size)
+    values["vmjobs_images_stored_bytes"][()] = int(stored or 0)
+
+
+def _measure_clusters(snapshot: Snapshot, values: _Values) -> None:
+    for name, cluster in snapshot.clusters.items():
+        ends = cluster.deleting or cluster.draining
+        values["vmjobs_cluster_target_members"][name,] = 0 if ends else cluster.target
+        for counted in ("busy_members", "member_failures", "outdated_members"):
+            values[f"vmjobs_cluster_{counted}"][name,] = 0
+        for what in ClusterEventKind:
+            count = event_count(cluster, what)
+            values["vmjobs_cluster_changes_total"][name, what.lower()] = count
+        for state in ClusterVmState:
+            values["vmjobs_cluster_members"][name, state] = 0
+            count = state_entry_count(cluster, state)
+            values["vmjobs_cluster_member_changes_total"][name, state] = count
     for row in snapshot.members.values():
-        cluster = found[row.cluster]
-        cluster.members[present_state(row, snapshot.heard(row))] += 1
-        cluster.busy += row.busy
-        cluster.failures += row.failures
-        cluster.outdated += row.generation != snapshot.clusters[row.cluster].generation
-    for name, declared in snapshot.clusters.items():
-        found[name].event_count.update({what: event_count(declared, what) for what in ClusterEventKind})
-        found[name].states.update(
-            {state: state_entry_count(declared, state) for state in ClusterVmState}
-        )
-    return found
+        name = row.cluster
+        state = present_state(row, snapshot.heard(row))
+        values["vmjobs_cluster_members"][name, state] += 1
+        values["vmjobs_cluster_busy_members"][name,] += row.busy
+        values["vmjobs_cluster_member_failures"][name,] += row.failures
+        is_outdated = row.generation != snapshot.clusters[name].generation
+        values["vmjobs_cluster_outdated_members"][name,] += is_outdated
 
 
-def _target(row: ClusterRow) -> int:
-    return 0 if row.deleting or row.draining else row.target
-
-
-def _guards(session: Session, present: datetime) -> tuple[BackoffFigures, ...]:
+def _measure_backoffs(session: Session, present: datetime, values: _Values) -> None:
+    for state in BackoffState:
+        if state is not BackoffState.OPEN:
+            values["vmjobs_cluster_guards"][state,] = 0
     query = (
         select(BackoffRow)
         .where(BackoffRow.until.is_not(None))
         .order_by(BackoffRow.image, BackoffRow.node)
     )
-    guards = [backoff_of(row) for row in session.scalars(query)]
-    return tuple(BackoffFigures(g.image, g.node, g.state(present), g.failures) for g in guards)
+    for guard in map(backoff_of, session.scalars(query)):
+        state = guard.state(present)
+        if state is not BackoffState.OPEN:
+            values["vmjobs_cluster_guards"][state,] += 1
+        values["vmjobs_cluster_guard_failures"][guard.image, guard.node, state] = guard.failures
 
 
-def _sites(session: Session, snapshot: Snapshot) -> dict[str, SiteFigures]:
-    found: dict[str, SiteFigures] = defaultdict(SiteFigures)
-    for node in snapshot.nodes.values():
-        site = found[node.site]
-        if not node.alive:
-            site.lost += 1
-            continue
-        site.alive += 1
-        site.offered_cpus += node.cpus
-        site.offered_memory += node.memory
-    for row in snapshot.members.values():
+def _measure_sites(session: Session, snapshot: Snapshot, values: _Values) -> None:
+    """Measure the nodes of each site. Only live ones count for offered and taken resources."""
+    asked = session.execute(select(AssignmentRow.node, AssignmentRow.tokens, AssignmentRow.refusals))
+    nodes, assignments = snapshot.nodes, asked.all()
+    site_by_node = {row.node: "" for row in assignments} | {name: n.site for name, n in nodes.items()}
+    for site in site_by_node.values():
+        for what in ("given", "refused"):
+            values["vmjobs_cluster_tokens_total"][site, what] = 0
+        for what in ("alive", "lost"):
+            values["vmjobs_nodes"][site, what] = 0
+        for what in ("offered_cpus", "taken_cpus", "offered_memory_bytes", "taken_memory_bytes"):
+            values[f"vmjobs_cluster_{what}"][site,] = 0
+    for row in assignments:
+        values["vmjobs_cluster_tokens_total"][site_by_node[row.node], "given"] += row.tokens
+        values["vmjobs_cluster_tokens_total"][site_by_node[row.node], "refused"] += row.refusals
+    for node in nodes.values():
+        values["vmjobs_nodes"][node.site, "alive" if node.alive else "lost"] += 1
+        if node.alive:
+            values["vmjobs_cluster_offered_cpus"][node.site,] += node.cpus
+            values["vmjobs_cluster_offered_memory_bytes"][node.site,] += node.memory * MIB
+    for member in snapshot.members.values():
         # In phase GONE a VM has ended and uses no resources of its node.
-        if row.phase != Phase.GONE.value and snapshot.heard(row):
-            site = found[snapshot.nodes[row.node].site]
-            site.taken_cpus += row.cpus
-            site.taken_memory += row.memory
-    asked = select(AssignmentRow.node, AssignmentRow.tokens, AssignmentRow.refusals)
-    for name, tokens, refusals in session.execute(asked):
-        site = found[snapshot.nodes[name].site if name in snapshot.nodes else ""]
-        site.tokens += tokens
-        site.refusals += refusals
-    return dict(found)
+        if member.phase != Phase.GONE.value and snapshot.heard(member):
+            site = site_by_node[member.node]
+            values["vmjobs_cluster_taken_cpus"][site,] += member.cpus
+            values["vmjobs_cluster_taken_memory_bytes"][site,] += member.memory * MIB

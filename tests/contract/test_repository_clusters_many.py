@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from repository.clusters.history import MAX_EVENTS
 from repository.clusters.tables import ClusterEventRow, ClusterRow, ClusterVmRow
-from repository.metrics import figures
+from repository.metrics import read_metrics
 from repository.service import Repository
 from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import ClusterVmReports
@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     ),
     "a machine's token": (lambda r: r.clusters.order_for("m0", f"{0:032x}", 1), 1, set()),
     "metrics": (
-        lambda r: figures(r.database, timedelta(seconds=300), now()), 13, {"cluster_members"}
+        lambda r: read_metrics(r.database, timedelta(seconds=300), now()), 13, {"cluster_members"}
     ),
 }  # fmt: skip
 
