@@ -22,7 +22,7 @@ from api.operation import (
     read_query,
 )
 from api.problems import LengthRequired
-from api.ranges import BYTES, BYTES_HEADERS, MemorySource, ObjectSource, RangeReader, send
+from api.ranges import BYTES, BYTES_HEADERS, send_blob, send_bytes, send_object
 from vmjobs.errors import Conflict, JobFinal
 from vmjobs.model import (
     AttemptClaim,
@@ -182,13 +182,13 @@ def checkpoint_segment(job: str, segment: str) -> Response:
 
 def send_checkpoint_layout(job: str, content: str) -> Response:
     """Answer with the layout of a file of a job's checkpoint, or a range of it."""
-    return send(MemorySource(backend().images.checkpoint_layout(job, content)))
+    return send_bytes(backend().images.checkpoint_layout(job, content))
 
 
 def send_checkpoint_segment(job: str, segment: str) -> Response:
     """Answer with a segment of a job's checkpoint, or a range of it."""
-    source = ObjectSource(backend().images.open_checkpoint_segment(job, bytes.fromhex(segment)))
-    return send(source, etag=segment, close=source.close)
+    reader = backend().images.open_checkpoint_segment(job, bytes.fromhex(segment))
+    return send_object(reader, etag=segment)
 
 
 @blueprint.get("/end")
@@ -232,5 +232,4 @@ def end(job: str) -> Response:
 def read_input(job: str, name: str) -> Response:
     """Read one of the job's input files. Its ETag is the file's digest."""
     require_unfinished(job)
-    blob = backend().repository.open_input(job, name)
-    return send(RangeReader(blob), etag=blob.digest, close=blob.close)
+    return send_blob(backend().repository.open_input(job, name))

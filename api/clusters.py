@@ -117,8 +117,8 @@ def console(name: str, member: str) -> Response:
     It grows while the VM runs. To follow it, ask for the range that begins where the last answer
     ended; 416 means that there is nothing new.
     """
-    incarnation = read_query(ConsoleQuery).incarnation
-    return send(_clusters().open_console(name, member, incarnation))
+    reader = _clusters().open_console(name, member, read_query(ConsoleQuery).incarnation)
+    return send(reader.size, reader.chunks)
 
 
 @blueprint.post("/cluster-assessments")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from flask import Blueprint, Flask
@@ -9,7 +10,7 @@ from werkzeug.wrappers import Response
 
 from api.images import current_viewer
 from api.operation import access_for, backend, operation
-from api.ranges import BYTES, BYTES_HEADERS, ComputedSource, MemorySource, ObjectSource, send
+from api.ranges import BYTES, BYTES_HEADERS, send, send_bytes, send_object
 from api.segment_fast_path import SegmentFastPath
 from api.services import services
 from api.tokens import Scope
@@ -40,7 +41,7 @@ def manifest(digest: str) -> Response:
     """Read an image's manifest: the bytes that its digest covers."""
     who = current_viewer()
     data = backend().images.manifest(who, digest)
-    return send(MemorySource(data), etag=digest, immutable=True, public=_public(who, digest))
+    return send_bytes(data, etag=digest, immutable=True, public=_public(who, digest))
 
 
 @blueprint.get("/signature")
@@ -50,9 +51,7 @@ def signature(digest: str) -> Response:
 
     The node that boots the image verifies them with its own keys.
     """
-    return send(
-        MemorySource(backend().images.signature(current_viewer(), digest).encode("ascii", "ignore"))
-    )
+    return send_bytes(backend().images.signature(current_viewer(), digest).encode("ascii", "ignore"))
 
 
 @blueprint.get("/contents/<content:content>/layout")
@@ -62,7 +61,7 @@ def layout(digest: str, content: str) -> Response:
     who = current_viewer()
     data = backend().images.layout(who, digest, content)
     etag = f"{content}/layout"
-    return send(MemorySource(data), etag=etag, immutable=True, public=_public(who, digest))
+    return send_bytes(data, etag=etag, immutable=True, public=_public(who, digest))
 
 
 @blueprint.get("/contents/<content:content>")
@@ -74,10 +73,11 @@ def content(digest: str, content: str) -> Response:
     """
     who, images = current_viewer(), backend().images
     size = ContentLayout.parse(images.layout(who, digest, content), content).size
-    source = ComputedSource(
-        size, lambda at, length: images.read_content(who, digest, content, at, length)
-    )
-    return send(source, etag=content, immutable=True, public=_public(who, digest))
+
+    def read(start: int, stop: int) -> Iterator[bytes]:
+        return images.read_content(who, digest, content, start, stop - start)
+
+    return send(size, read, etag=content, immutable=True, public=_public(who, digest))
 
 
 @blueprint.get("/segments/<segment:segment>")
@@ -86,6 +86,4 @@ def segment(digest: str, segment: str) -> Response:
     """Read a segment as stored: a header with each chunk's digest, then the chunks."""
     images = backend().images
     reader, seen_by = images.serve_segment(current_viewer(), digest, bytes.fromhex(segment))
-    source = ObjectSource(reader)
-    public = seen_by is Visibility.PUBLIC
-    return send(source, etag=segment, immutable=True, public=public, close=source.close)
+    return send_object(reader, etag=segment, immutable=True, public=seen_by is Visibility.PUBLIC)

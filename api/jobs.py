@@ -30,8 +30,8 @@ from api.ranges import (
     IF_NONE_MATCH,
     STREAM_BYTES,
     STREAM_BYTES_HEADERS,
-    RangeReader,
     send,
+    send_blob,
 )
 from api.submission import prefix_faults, repository_faults
 from api.tokens import Scope
@@ -194,7 +194,8 @@ def stream(job: str, name: str) -> Response:
     A stream grows while the job runs. To follow it, ask for the range that begins where the last
     answer ended; 416 means that there is nothing new.
     """
-    return send(backend().repository.open_stream(job, StreamName(name), caller().subject))
+    reader = backend().repository.open_stream(job, StreamName(name), caller().subject)
+    return send(reader.size, reader.chunks)
 
 
 @blueprint.get("/<id:job>/outputs")
@@ -220,8 +221,7 @@ def outputs(job: str) -> Response:
 )
 def output(job: str, path: str) -> Response:
     """Read a file that a job delivered. Its ETag is the file's digest."""
-    blob = backend().repository.open_output(job, path, caller().subject)
-    return send(RangeReader(blob), etag=blob.digest, close=blob.close)
+    return send_blob(backend().repository.open_output(job, path, caller().subject))
 
 
 @blueprint.delete("/<id:job>")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from itertools import chain
-from pathlib import Path
-from typing import IO, Final, Protocol, cast
+from typing import Final
 
 from flask import request
 from werkzeug.wrappers import Response
@@ -16,6 +14,7 @@ from werkzeug.wsgi import wrap_file
 
 from api.operation import BinaryBody, Reply, RequestHeader
 from api.problems import RangeNotSatisfiable
+from repository.storage.blobs import BlobReader
 from repository.storage.objects.base import ObjectReader
 
 READ_BYTES: Final = 256 * 1024
@@ -39,106 +38,6 @@ BYTES: Final = {
 #: For bodies that grow, such as the output of a job: they have no ETag.
 STREAM_BYTES_HEADERS: Final = BYTES_HEADERS[:1]
 STREAM_BYTES: Final = {status: BYTES[status] for status in (200, 206)}
-
-
-class Source(Protocol):
-    """Bytes of a known size."""
-
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-
-    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes from ``start`` up to, not including, ``stop``."""
-
-
-class SequentialSource(Protocol):
-    """Bytes that can be read only from the beginning, because reading verifies them."""
-
-    size: int
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-
-class RangeReader:
-    """A :class:`Source` of a :class:`SequentialSource`; skips what precedes a range."""
-
-    def __init__(self, whole: SequentialSource) -> None:
-        self._source = whole
-        self.size = whole.size
-
-    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """See :class:`Source`."""
-        place = 0
-        for chunk in self._source:
-            piece = chunk[max(0, start - place) : max(0, stop - place)]
-            place += len(chunk)
-            if piece:
-                yield piece
-            # At the very end the loop continues once more, so that the digest is verified.
-            if place >= stop and stop < self.size:
-                return
-
-
-class MemorySource:
-    """A :class:`Source` of a few bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.size = len(data)
-
-    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """See :class:`Source`."""
-        yield self._data[start:stop]
-
-
-class _ObjectFile(io.FileIO):
-    """The file of a stored object; closing it closes the object."""
-
-    def __init__(self, path: Path, reader: ObjectReader) -> None:
-        self._reader = reader
-        super().__init__(path)
-
-    def close(self) -> None:
-        super().close()
-        self._reader.close()
-
-
-class ObjectSource:
-    """A :class:`Source` of a stored object. ``file``: set if the kernel can send it."""
-
-    def __init__(self, reader: ObjectReader) -> None:
-        self._reader = reader
-        self.size = reader.size
-        self.file: _ObjectFile | None = None
-        if reader.path is not None:
-            # Fails if the file was moved away since: the reader still has it, and copies.
-            with suppress(OSError):
-                self.file = _ObjectFile(reader.path, reader)
-
-    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """See :class:`Source`."""
-        self._reader.seek(start)
-        left = stop - start
-        while left > 0 and (data := self._reader.read(min(READ_BYTES, left))):
-            left -= len(data)
-            yield data
-
-    def close(self) -> None:
-        """Close the object."""
-        (self.file or self._reader).close()
-
-
-class ComputedSource:
-    """A :class:`Source` of bytes that a function makes, by offset and length."""
-
-    def __init__(self, size: int, read: Callable[[int, int], Iterator[bytes]]) -> None:
-        self.size = size
-        self._read = read
-
-    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """See :class:`Source`."""
-        return self._read(start, stop - start)
 
 
 def parse_range(header: str | None, size: int) -> range | None:
@@ -167,36 +66,101 @@ def parse_range(header: str | None, size: int) -> range | None:
 
 
 def send(
-    source: Source,
+    size: int,
+    read: Callable[[int, int], Iterable[bytes]],
     *,
     etag: str = "",
     immutable: bool = False,
     public: bool = False,
+    file: FileIO | None = None,
     close: Callable[[], None] = lambda: None,
 ) -> Response:
-    """Answer with ``source`` or the requested range of it, and then call ``close``.
+    """Answer with ``size`` bytes, or the requested range of them, and then call ``close``.
 
-    etag: a digest of the whole body, if it has one. immutable: it never changes. public: shared caches
-    may keep it if it is immutable.
+    read: returns the bytes from a start up to, not including, a stop. etag: a digest of the whole
+    body, if it has one. immutable: it never changes. public: shared caches may keep it if it is
+    immutable. file: an open one with the bytes, for the kernel to send; closing it has the effect of
+    ``close``.
     """
     try:
         headers = response_headers(etag, immutable, public)
         if etag and request.if_none_match.contains(etag):
             close()
             return Response(status=304, headers=headers)
-        chosen, status = select_range(_effective_range(etag), source.size, headers)
-        if (file := getattr(source, "file", None)) is not None and FILE_WRAPPER in request.environ:
-            return _sendfile_response(file, chosen, status, headers)
-        pieces = source.chunks(chosen.start, chosen.stop)
-        # Read before the headers are sent: a small damaged file is answered with its problem document.
-        # A large one breaks off, and the client notices by its digest.
-        first = next(pieces, b"")
+        chosen, status = select_range(_effective_range(etag), size, headers)
+        body: Iterable[bytes]
+        if can_sendfile := file is not None and FILE_WRAPPER in request.environ:
+            file.seek(chosen.start)
+            body = wrap_file(request.environ, file)
+        else:
+            pieces = iter(read(chosen.start, chosen.stop))
+            # Read before the headers are sent: a small damaged file is answered with its problem
+            # document. A large one breaks off, and the client notices by its digest.
+            body = chain([next(pieces, b"")], pieces)
     except BaseException:
         close()
         raise
-    response = Response(chain([first], pieces), status, headers, content_type=OCTET_STREAM)
+    response = Response(
+        body, status, headers, content_type=OCTET_STREAM, direct_passthrough=can_sendfile
+    )
     response.call_on_close(close)
     return response
+
+
+def send_bytes(
+    data: bytes, *, etag: str = "", immutable: bool = False, public: bool = False
+) -> Response:
+    """Answer with a few bytes; see :func:`send`."""
+
+    def read(start: int, stop: int) -> list[bytes]:
+        return [data[start:stop]]
+
+    return send(len(data), read, etag=etag, immutable=immutable, public=public)
+
+
+def send_object(
+    reader: ObjectReader, *, etag: str, immutable: bool = False, public: bool = False
+) -> Response:
+    """Answer with a stored object; see :func:`send`."""
+
+    def read(start: int, stop: int) -> Iterator[bytes]:
+        reader.seek(start)
+        left = stop - start
+        while left > 0 and (data := reader.read(min(READ_BYTES, left))):
+            left -= len(data)
+            yield data
+
+    return send(
+        reader.size,
+        read,
+        etag=etag,
+        immutable=immutable,
+        public=public,
+        file=reader.file,
+        close=reader.close,
+    )
+
+
+def send_blob(blob: BlobReader) -> Response:
+    """Answer with a blob, whose digest is its ETag; see :func:`send`."""
+
+    def read(start: int, stop: int) -> Iterator[bytes]:
+        return part_of_verified(blob, blob.size, start, stop)
+
+    return send(blob.size, read, etag=blob.digest, close=blob.close)
+
+
+def part_of_verified(chunks: Iterable[bytes], size: int, start: int, stop: int) -> Iterator[bytes]:
+    """Yield a part of bytes that are read from the beginning, because reading verifies them."""
+    place = 0
+    for chunk in chunks:
+        piece = chunk[max(0, start - place) : max(0, stop - place)]
+        place += len(chunk)
+        if piece:
+            yield piece
+        # At the very end the loop continues once more, so that the digest is verified.
+        if place >= stop and stop < size:
+            return
 
 
 def select_range(header: str | None, size: int, headers: dict[str, str]) -> tuple[range, int]:
@@ -210,20 +174,6 @@ def select_range(header: str | None, size: int, headers: dict[str, str]) -> tupl
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
     headers["Content-Length"] = str(len(chosen))
     return chosen, 206 if span else 200
-
-
-def _sendfile_response(
-    file: _ObjectFile, span: range, status: int, headers: dict[str, str]
-) -> Response:
-    """Answer with bytes that the kernel copies; the server closes ``file``."""
-    file.seek(span.start)
-    return Response(
-        wrap_file(request.environ, cast(IO[bytes], file)),
-        status,
-        headers,
-        content_type=OCTET_STREAM,
-        direct_passthrough=True,
-    )
 
 
 def _effective_range(etag: str) -> str | None:

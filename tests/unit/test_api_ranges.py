@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
+from gunicorn.http.wsgi import FileWrapper
 
 from api.problems import RangeNotSatisfiable, install
-from api.ranges import ComputedSource, MemorySource, ObjectSource, RangeReader, parse_range, send
+from api.ranges import FILE_WRAPPER, parse_range, part_of_verified, send, send_object
 from repository.storage.objects.local import LocalObjects
 
 
@@ -48,54 +50,38 @@ def test_behind_the_end(header: str, size: int) -> None:
         parse_range(header, size)
 
 
-class Verified:
-    """Bytes that are verified once they are read to the end."""
+def test_a_part_of_verified_bytes_is_checked_at_the_end() -> None:
+    data, chunks = b"abcdefghij", (b"abc", b"d", b"efghi", b"j")
+    checked: list[bool] = []
 
-    def __init__(self, *chunks: bytes) -> None:
-        self._chunks = chunks
-        self.size = sum(map(len, chunks))
-        self.checked = False
+    def verified() -> Iterator[bytes]:
+        yield from chunks
+        checked.append(True)
 
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._chunks
-        self.checked = True
-
-
-def test_cut_gives_every_range_and_checks_at_the_end() -> None:
-    data = b"abcdefghij"
     for start in range(11):
         for stop in range(start, 11):
-            whole = Verified(b"abc", b"d", b"efghi", b"j")
-            assert b"".join(RangeReader(whole).chunks(start, stop)) == data[start:stop]
-            assert whole.checked == (stop == 10)
+            checked.clear()
+            assert b"".join(part_of_verified(verified(), 10, start, stop)) == data[start:stop]
+            assert bool(checked) == (stop == 10)
 
 
-def test_object_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", [{}, {FILE_WRAPPER: FileWrapper}], ids=["plain", "sendfile"])
+def test_an_object_is_sent_from_its_open_file(tmp_path: Path, server: dict[str, Any]) -> None:
     objects = LocalObjects(tmp_path)
-    objects.put_bytes("blobs/a", bytes(range(256)) * 4096)
-    source = ObjectSource(objects.open("blobs/a"))
-    assert source.size == 1 << 20
-    assert b"".join(source.chunks(255, 258)) == b"\xff\x00\x01"
-    assert len(b"".join(source.chunks(0, 1 << 20))) == 1 << 20
-    assert source.file is not None
-    source.close()
-    assert source.file.closed
-
-
-def test_an_object_that_is_gone_is_sent_from_the_open_file(tmp_path: Path) -> None:
-    objects = LocalObjects(tmp_path)
-    objects.put_bytes("blobs/a", b"0123456789")
-    reader = objects.open("blobs/a")
-    objects.delete("blobs/a")
-    source = ObjectSource(reader)
-    assert source.file is None
-    assert b"".join(source.chunks(2, 5)) == b"234"
-    source.close()
-
-
-def test_part_source() -> None:
-    source = ComputedSource(10, lambda at, length: iter([b"0123456789"[at : at + length]]))
-    assert (source.size, list(source.chunks(3, 5))) == (10, [b"34"])
+    data = bytes(range(256)) * 4096
+    objects.put_bytes("blobs/a", data)
+    app = Flask(__name__)
+    for span in (range(len(data)), range(255, 258), range(1 << 19, 1 << 20)):
+        reader = objects.open("blobs/a")
+        objects.put_bytes("blobs/a", b"other bytes")  # the reader still has the former ones
+        asked = {"Range": f"bytes={span.start}-{span.stop - 1}"}
+        with app.test_request_context(headers=asked, environ_overrides=server):
+            answer = send_object(reader, etag="v1")
+            assert answer.content_length == len(span)
+            assert b"".join(answer.response)[: len(span)] == data[span.start : span.stop]
+            answer.close()
+        assert reader.file.closed
+        objects.put_bytes("blobs/a", data)
 
 
 def test_replies() -> None:
@@ -105,7 +91,13 @@ def test_replies() -> None:
 
     @app.get("/")
     def read() -> object:
-        return send(MemorySource(b"0123456789"), etag="v1", close=lambda: closed.append(True))
+        data = b"0123456789"
+        return send(
+            10,
+            lambda start, stop: [data[start:stop]],
+            etag="v1",
+            close=lambda: closed.append(True),
+        )
 
     def get(**headers: str) -> tuple[int, bytes, str | None]:
         answer = app.test_client().get(

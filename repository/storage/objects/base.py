@@ -33,12 +33,13 @@ class ObjectInfo:
 class ObjectReader(Closeable, ABC):
     """An open object: the bytes it had when it was opened, even if it is replaced meanwhile.
 
-    size: in bytes. path: the file that holds exactly these bytes, if there is one.
+    size: in bytes. file: an open file with exactly these bytes, if there is one; closing it is as good
+    as closing the reader.
     """
 
-    def __init__(self, size: int, path: Path | None = None) -> None:
+    def __init__(self, size: int, file: io.FileIO | None = None) -> None:
         self.size = size
-        self.path = path
+        self.file = file
 
     @abstractmethod
     def read(self, n: int = -1) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -130,13 +131,13 @@ class LocalReader(ObjectReader):
     """An open file. It stays readable when the object is replaced or deleted."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
-        super().__init__(os.fstat(self._file.fileno()).st_size, path)
+        self._file = io.FileIO(path)
+        super().__init__(os.fstat(self._file.fileno()).st_size, self._file)
 
     def read(self, n: int = -1) -> bytes:
         """See :meth:`ObjectReader.read`."""
         with translated():
-            return self._file.read(n)
+            return self._file.read(n) or b""
 
     def seek(self, offset: int) -> None:
         """See :meth:`ObjectReader.seek`."""
