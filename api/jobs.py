@@ -134,10 +134,9 @@ def idempotency_key() -> str:
 def index() -> Response:
     """List the caller's jobs, newest first."""
     query = read_query(JobQuery)
-    page = backend().repository.jobs(
-        caller().subject, query.state, query.array, query.limit, query.cursor
+    return json_reply(
+        backend().repository.jobs(caller().subject, query.state, query.array, query.limit, query.cursor)
     )
-    return json_reply(JobPage(jobs=tuple(page.jobs), next=page.next))
 
 
 @blueprint.get("/<id:job>")
@@ -207,8 +206,7 @@ def stream(job: str, name: str) -> Response:
 )
 def outputs(job: str) -> Response:
     """List the files that a job delivered, and those that were refused."""
-    found = backend().repository.outputs(job, caller().subject)
-    return json_reply(OutputList(outputs=tuple(found.outputs), rejected=tuple(found.rejected)))
+    return json_reply(backend().repository.outputs(job, caller().subject))
 
 
 @blueprint.get("/<id:job>/outputs/<relative:path>")

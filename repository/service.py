@@ -15,7 +15,7 @@ from repository.jobs.condor_sync import CondorSync, JobToRemove
 from repository.jobs.queries import JobQueries
 from repository.jobs.streams import StreamReader, StreamStore
 from repository.jobs.submissions import Submissions
-from repository.jobs.views import JobPage, OutputList, PublishArray, SubmissionResult
+from repository.jobs.views import PublishArray, SubmissionResult
 from repository.migrations import upgrade
 from repository.storage.blobs import BlobReader, BlobStore
 from repository.storage.objects import open_objects
@@ -23,9 +23,7 @@ from vmjobs.config import Config
 
 __all__ = [
     "BlobReader",
-    "JobPage",
     "JobToRemove",
-    "OutputList",
     "PublishArray",
     "Repository",
     "StreamReader",

@@ -14,19 +14,12 @@ from repository.db.models import AttemptRow, EventRow, JobRow, OutputRow, Submis
 from repository.db.paging import bad_cursor
 from repository.jobs.streams import StreamReader
 from repository.jobs.transitions import job_not_found
-from repository.jobs.views import (
-    JobPage,
-    OutputList,
-    event_of,
-    job_views,
-    output_of,
-    rejected_of,
-    spec_of,
-)
+from repository.jobs.views import event_of, job_views, output_of, rejected_of, spec_of
 from repository.storage.blobs import BlobReader
 from vmjobs.errors import NotFound
 from vmjobs.model import Job, JobEvent, JobState, StreamName
 from vmjobs.paths import check_path
+from vmjobs.wire import JobPage, OutputList
 
 MAX_PAGE: Final = 2000
 MAX_EVENTS: Final = 10_000
@@ -96,11 +89,11 @@ class JobQueries(RepositoryCore):
                 visible_arrays = [SubmissionRow.owner == owner] if owner is not None else []
                 array = full_id(session, SubmissionRow.id, array, *visible_arrays)
                 if not is_id(array):
-                    return JobPage([], "")
+                    return JobPage(jobs=())
                 query = query.where(JobRow.array_id == array)
             rows = session.scalars(query).all()
             more = rows[limit - 1].id if len(rows) > limit else ""
-            return JobPage(job_views(session, rows[:limit]), more)
+            return JobPage(jobs=tuple(job_views(session, rows[:limit])), next=more)
 
     def events(self, job_id: str, after: int = 0, owner: str | None = None) -> list[JobEvent]:
         """Return the job's history after event ``after``, at most 10,000 lines.  Raises NotFound."""
@@ -121,8 +114,9 @@ class JobQueries(RepositoryCore):
             query = (
                 select(OutputRow).where(OutputRow.attempt_id == row.attempt).order_by(OutputRow.path)
             )
-            found = [output_of(item) for item in session.scalars(query)]
-            return OutputList(found, rejected_of(session.get(AttemptRow, row.attempt)))
+            found = tuple(output_of(item) for item in session.scalars(query))
+            rejected = rejected_of(session.get(AttemptRow, row.attempt))
+            return OutputList(outputs=found, rejected=rejected)
 
     def open_stream(self, job_id: str, name: StreamName, owner: str | None = None) -> StreamReader:
         """Open the latest attempt's stream at its present length; empty if there is none.

@@ -41,20 +41,6 @@ class SubmissionResult(NamedTuple):
     created: bool
 
 
-class JobPage(NamedTuple):
-    """Some jobs, newest first, and the cursor of the next page (``""``: there is none)."""
-
-    jobs: list[Job]
-    next: str
-
-
-class OutputList(NamedTuple):
-    """The outputs of the latest attempt, and the rejected entries."""
-
-    outputs: list[Output]
-    rejected: list[RejectedEntry]
-
-
 def job_views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
     """Convert jobs for clients, with a constant number of queries."""
     attempts = latest_attempts(session, rows)
@@ -114,7 +100,7 @@ def _view(
         bytes=attempt.bytes if attempt else {},
         cpu_seconds=attempt.cpu_seconds if attempt else 0.0,
         outputs=outputs,
-        rejected=tuple(rejected_of(attempt)),
+        rejected=rejected_of(attempt),
         condor=ref_of(row),
     )
 
@@ -143,9 +129,10 @@ def reason_of(row: JobRow | EventRow) -> Reason:
     )
 
 
-def rejected_of(attempt: AttemptRow | None) -> list[RejectedEntry]:
+def rejected_of(attempt: AttemptRow | None) -> tuple[RejectedEntry, ...]:
     """Return the outputs of the attempt that were rejected."""
-    return [RejectedEntry.model_validate(item) for item in attempt.rejected] if attempt else []
+    found = attempt.rejected if attempt else ()
+    return tuple(RejectedEntry.model_validate(item) for item in found)
 
 
 def output_of(row: OutputRow) -> Output:

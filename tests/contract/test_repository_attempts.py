@@ -192,7 +192,7 @@ def test_outputs(repository: Repository) -> None:
     first, second = put("d/f", b"one", 3), put("d/f", b"two2", 4)
     assert first.digest != second.digest
     assert repository.job(job.id).outputs == (second,)
-    assert repository.outputs(job.id).outputs == [second]
+    assert repository.outputs(job.id).outputs == (second,)
     with repository.open_output(job.id, "d/f") as reader:
         assert reader.read_all() == b"two2"
     for path in ("../f", "/f", "a//b", "", "a\0", "\ud800", "x" * 256):

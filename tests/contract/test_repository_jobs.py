@@ -65,7 +65,7 @@ def test_nothing_is_stored_when_the_broker_is_down(repository: Repository) -> No
     with pytest.raises(Unavailable) as caught:
         repository.submit("ada", submission(), "key", publish)
     assert caught.value.service == "broker"
-    assert repository.jobs("ada").jobs == []
+    assert repository.jobs("ada").jobs == ()
     assert repository.submit("ada", submission(), "key").created
 
 
@@ -91,7 +91,7 @@ def test_every_fault_is_told_at_once(repository: Repository) -> None:
         "image", "cpus", "memory", "disk", "run_seconds", "route", "inputs.0",
     ]  # fmt: skip
     assert "hep:latest" in caught.value.faults[0].message
-    assert repository.jobs("ada").jobs == []
+    assert repository.jobs("ada").jobs == ()
 
 
 def test_a_digest_names_an_image_too(repository: Repository) -> None:
@@ -158,7 +158,7 @@ def test_another_owners_job_does_not_exist(repository: Repository) -> None:
         lambda: repository.job("0" * 32),
         lambda: repository.cancel("0" * 32),
     )
-    assert repository.jobs("eve").jobs == []
+    assert repository.jobs("eve").jobs == ()
     assert repository.job(job.id).state is JobState.QUEUED
 
 
@@ -286,7 +286,7 @@ def test_hostile_names_and_numbers(repository: Repository) -> None:
             lambda n=name: repository.append(job.id, n, StreamName.OUT, 0, b"x"),
             lambda n=name: repository.node(n),
         )
-        assert repository.jobs("ada", array=name or "x").jobs == []
+        assert repository.jobs("ada", array=name or "x").jobs == ()
     for number in (-1, 0):
         assert len(repository.events(job.id, after=number)) == 1
     assert repository.events(job.id, after=2**70) == []
