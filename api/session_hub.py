@@ -149,7 +149,7 @@ class SessionHub:
     # ------------------------------------------------------------------ bytes
 
     def send(
-        self, side: Side, who: str, session_id: str, offset: int, data: bytes, end: bool, wait: float
+        self, side: Side, who: str, session_id: str, offset: int, end: bool, wait: float, data: bytes
     ) -> int:
         """Accept bytes from a side, waiting for buffer space; return the next offset.
 

@@ -2,30 +2,31 @@
 
 The first process that needs the hub runs it, and holds a lock, which the kernel releases however the
 process ends. Then the next process that needs a hub starts an empty one. Each call is a connection to a
-Unix socket with a request and an answer: a JSON object and bytes, each preceded by its length.
+Unix socket, with a line of JSON each way, of the method and its arguments, and of its result or error;
+bytes follow the line.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import socket
 import socketserver
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, Final
+
+from pydantic import validate_call
+from pydantic_core import to_json
 
 from api.session_hub import SessionHub, Side
 from vmjobs.cluster.ssh_session import MAX_PIECE_BYTES, PendingSession, SessionAnswer
 from vmjobs.errors import Conflict, SessionEnded, Unavailable, VMJobsError
 from vmjobs.hypervisor.uml.mconsole import short_path
-
-log = logging.getLogger(__name__)
 
 #: Seconds to find the hub, or to start it.
 FIND_SECONDS: Final = 5.0
@@ -34,10 +35,8 @@ ANSWER_MARGIN_SECONDS: Final = 15.0
 #: Seconds that a request waits for buffer space, and longest wait while too many requests wait.
 BUFFER_WAIT_SECONDS: Final = 5.0
 CROWDED_WAIT_SECONDS: Final = 0.1
-_LENGTHS: Final = struct.Struct("!II")
-_ERRORS: Final = (SessionEnded, Conflict)
-
-_Words = dict[str, Any]
+_METHODS: Final = ("open", "calls", "answer", "await_answer", "close", "send", "receive")
+_ERRORS: Final = {error.code: error for error in (SessionEnded, Conflict)}
 
 
 class SessionClient:
@@ -57,46 +56,44 @@ class SessionClient:
 
     def open(self, operator: str, node: str, member: str, incarnation: int, key: str) -> str:
         """See :meth:`SessionHub.open`."""
-        words, _ = self._ask("open", [operator, node, member, incarnation, key])
-        return str(words["id"])
+        return str(self._ask("open", operator, node, member, incarnation, key))
 
     def calls(self, node: str) -> list[PendingSession]:
         """See :meth:`SessionHub.calls`. Without a hub no session waits."""
         if not self._socket.exists():
             return []
         try:
-            words, _ = self._ask("calls", [node], may_start_hub=False)
+            found = self._ask("calls", node, may_start_hub=False)
         except Unavailable:
             return []
-        return [PendingSession.model_validate(call) for call in words["calls"]]
+        return [PendingSession.model_validate(call) for call in found]
 
     def answer(self, node: str, session: str, answer: SessionAnswer) -> None:
         """See :meth:`SessionHub.answer`."""
-        self._ask("answer", [node, session, answer.model_dump(mode="json")])
+        self._ask("answer", node, session, answer)
 
     def await_answer(self, operator: str, session: str, seconds: float) -> SessionAnswer | None:
         """See :meth:`SessionHub.await_answer`."""
-        words, _ = self._ask("await_answer", [operator, session, seconds], wait=seconds)
-        found = words["answer"]
+        found = self._ask("await_answer", operator, session, seconds, wait=seconds)
         return None if found is None else SessionAnswer.model_validate(found)
 
     def close(self, side: Side, who: str, session: str) -> None:
         """See :meth:`SessionHub.close`."""
-        self._ask("close", [side, who, session])
+        self._ask("close", side, who, session)
 
     def send(self, side: Side, who: str, session: str, offset: int, data: bytes, end: bool) -> int:
         """See :meth:`SessionHub.send`."""
         with self._limited_wait(BUFFER_WAIT_SECONDS) as wait:
-            words, _ = self._ask("send", [side, who, session, offset, end, wait], data, wait)
-        return int(words["offset"])
+            return int(self._ask("send", side, who, session, offset, end, wait, data=data, wait=wait))
 
     def receive(
         self, side: Side, who: str, session: str, offset: int, seconds: float
     ) -> tuple[bytes, bool]:
         """See :meth:`SessionHub.receive`."""
         with self._limited_wait(seconds) as wait:
-            words, data = self._ask("receive", [side, who, session, offset, wait], wait=wait)
-        return data, bool(words["ended"])
+            arguments = (side, who, session, offset, MAX_PIECE_BYTES, wait)
+            ended, data = self._ask("receive", *arguments, wait=wait)
+        return data, ended
 
     @contextmanager
     def _limited_wait(self, wanted: float) -> Iterator[float]:
@@ -112,31 +109,29 @@ class SessionClient:
 
     def _ask(
         self,
-        verb: str,
-        words: list[Any],
+        method: str,
+        *arguments: Any,
         data: bytes = b"",
         wait: float = 0.0,
         may_start_hub: bool = True,
-    ) -> tuple[_Words, bytes]:
+    ) -> Any:
+        """Call a method of the hub, which waits up to ``wait`` seconds; return its result as JSON."""
         try:
             with self._connect(may_start_hub) as connection:
                 connection.settimeout(wait + ANSWER_MARGIN_SECONDS)
-                _write(connection, {"verb": verb, "words": words}, data)
+                connection.sendall(_message(data, method, arguments))
                 with connection.makefile("rb") as answers:
-                    answer = _read(answers)
-        except (OSError, ValueError) as error:
+                    data, result, error = _read(answers)
+        except (OSError, ValueError) as failure:
             raise Unavailable(
                 "api", "the service process with the sessions has ended", hint="log in again"
-            ) from error
-        if answer is None:
-            raise Unavailable("api", "the service process with the sessions has ended")
-        found, body = answer
-        if "error" in found:
-            for kind in _ERRORS:
-                if kind.code == found["error"]:
-                    raise kind(found["message"], hint=found["hint"])
-            raise Unavailable("api", found["message"], hint=found["hint"])
-        return found, body
+            ) from failure
+        if error is None:
+            return (result, data) if method == "receive" else result
+        code, message, hint = error
+        if code in _ERRORS:
+            raise _ERRORS[code](message, hint=hint)
+        raise Unavailable("api", message, hint=hint)
 
     def _connect(self, may_start_hub: bool) -> socket.socket:
         deadline = time.monotonic() + FIND_SECONDS
@@ -182,7 +177,8 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     request_queue_size = 64
 
     def __init__(self, address: str, handler: type[_Handler]) -> None:
-        self.hub = SessionHub()
+        hub = SessionHub()
+        self.methods = {name: validate_call(getattr(hub, name)) for name in _METHODS}
         super().__init__(address, handler)
 
 
@@ -192,53 +188,30 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         """Answer a request."""
         with suppress(OSError):
-            asked = _read(self.rfile)
-            if asked is None:
-                return
-            request, data = asked
-            body = b""
             try:
-                answer, body = _call(self.server.hub, request["verb"], request["words"], data)
-            except VMJobsError as error:
-                answer = {"error": error.code, "message": error.message, "hint": error.hint}
-            _write(self.connection, answer, body)
+                data, method, arguments = _read(self.rfile)
+            except ValueError:
+                return  # the client has ended
+            found, result, error = b"", None, None
+            try:
+                if method == "send":
+                    arguments.append(data)
+                result = self.server.methods[method](*arguments)
+                if method == "receive":
+                    found, result = result
+            except VMJobsError as failure:
+                error = (failure.code, failure.message, failure.hint)
+            self.wfile.write(_message(found, result, error))
 
 
-def _call(hub: SessionHub, verb: str, words: list[Any], data: bytes) -> tuple[_Words, bytes]:
-    """Call a method of the hub; return its result: an object for JSON, and bytes."""
-    match verb, words:
-        case "open", _:
-            return {"id": hub.open(*words)}, b""
-        case "calls", _:
-            return {"calls": [call.model_dump(mode="json") for call in hub.calls(*words)]}, b""
-        case "answer", [node, session, answer]:
-            hub.answer(node, session, SessionAnswer.model_validate(answer))
-        case "await_answer", _:
-            found = hub.await_answer(*words)
-            return {"answer": None if found is None else found.model_dump(mode="json")}, b""
-        case "close", [side, who, session]:
-            hub.close(Side(side), who, session)
-        case "send", [side, who, session, offset, end, wait]:
-            return {"offset": hub.send(Side(side), who, session, offset, data, end, wait)}, b""
-        case "receive", [side, who, session, offset, wait]:
-            piece, ended = hub.receive(Side(side), who, session, offset, MAX_PIECE_BYTES, wait)
-            return {"ended": ended}, piece
-        case _:
-            raise ValueError(f"the session hub has no call {verb} with {len(words)} arguments")
-    return {}, b""
+def _message(data: bytes, *values: Any) -> bytes:
+    return to_json((len(data), *values)) + b"\n" + data
 
 
-def _write(connection: socket.socket, words: _Words, data: bytes) -> None:
-    head = json.dumps(words).encode()
-    connection.sendall(_LENGTHS.pack(len(head), len(data)) + head + data)
-
-
-def _read(source: Any) -> tuple[_Words, bytes] | None:
-    lengths = source.read(_LENGTHS.size)
-    if len(lengths) < _LENGTHS.size:
-        return None
-    head, body = _LENGTHS.unpack(lengths)
-    words, data = source.read(head), source.read(body)
-    if len(words) < head or len(data) < body:
-        return None
-    return json.loads(words), data
+def _read(source: BufferedIOBase) -> tuple[Any, ...]:
+    """Return the bytes and the values of a message.  Raises ValueError if the peer ended early."""
+    length, *values = json.loads(source.readline())
+    data = source.read(length)
+    if len(data) < length:
+        raise ValueError("the message is incomplete")
+    return data, *values

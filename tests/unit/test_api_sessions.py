@@ -64,9 +64,9 @@ def test_a_node_is_told_once_for_each_until_it_answers(hub: SessionHub) -> None:
 
 
 def test_bytes_go_both_ways_and_calls_may_be_repeated(session: str, hub: SessionHub) -> None:
-    assert hub.send(*OPERATOR, session, 0, b"hello", False, 0) == 5
-    assert hub.send(*OPERATOR, session, 0, b"hello you", False, 0) == 9
-    assert hub.send(*NODE, session, 0, b"welcome", False, 0) == 7
+    assert hub.send(*OPERATOR, session, 0, False, 0, b"hello") == 5
+    assert hub.send(*OPERATOR, session, 0, False, 0, b"hello you") == 9
+    assert hub.send(*NODE, session, 0, False, 0, b"welcome") == 7
     assert heard(hub, NODE, session, 0, most=5) == b"hello"
     assert heard(hub, NODE, session, 0) == b"hello you"
     assert heard(hub, NODE, session, 5) == b" you"
@@ -76,15 +76,15 @@ def test_bytes_go_both_ways_and_calls_may_be_repeated(session: str, hub: Session
     with pytest.raises(Conflict):
         heard(hub, NODE, session, 10)
     with pytest.raises(Conflict):
-        hub.send(*OPERATOR, session, 10, b"x", False, 0)
+        hub.send(*OPERATOR, session, 10, False, 0, b"x")
 
 
 def test_no_more_waits_than_may(session: str, hub: SessionHub) -> None:
-    assert hub.send(*NODE, session, 0, bytes(MAX_PENDING_BYTES + 5), True, 0) == MAX_PENDING_BYTES
-    assert hub.send(*NODE, session, MAX_PENDING_BYTES, b"12345", True, 0) == MAX_PENDING_BYTES
+    assert hub.send(*NODE, session, 0, True, 0, bytes(MAX_PENDING_BYTES + 5)) == MAX_PENDING_BYTES
+    assert hub.send(*NODE, session, MAX_PENDING_BYTES, True, 0, b"12345") == MAX_PENDING_BYTES
     assert hub.receive(*OPERATOR, session, 0, 10, 0) == (bytes(10), False)
     heard(hub, OPERATOR, session, 10)
-    assert hub.send(*NODE, session, MAX_PENDING_BYTES, b"12345", True, 0) == MAX_PENDING_BYTES + 5
+    assert hub.send(*NODE, session, MAX_PENDING_BYTES, True, 0, b"12345") == MAX_PENDING_BYTES + 5
     assert hub.receive(*OPERATOR, session, MAX_PENDING_BYTES, 10, 0) == (b"12345", True)
 
 
@@ -93,7 +93,7 @@ def test_who_waits_hears_at_once(waits: str) -> None:
     hub = SessionHub()
     session = opened(hub, None if waits == "answer" else ANSWER)
     if waits == "room":
-        hub.send(*NODE, session, 0, bytes(MAX_PENDING_BYTES), False, 0)
+        hub.send(*NODE, session, 0, False, 0, bytes(MAX_PENDING_BYTES))
     with ThreadPoolExecutor(1) as pool:
         if waits == "answer":
             found = pool.submit(hub.await_answer, "ada", session, 60.0)
@@ -101,10 +101,10 @@ def test_who_waits_hears_at_once(waits: str) -> None:
             assert found.result(10) == ANSWER
         elif waits == "bytes":
             got = pool.submit(hub.receive, *NODE, session, 0, 100, 60.0)
-            hub.send(*OPERATOR, session, 0, b"x", False, 0)
+            hub.send(*OPERATOR, session, 0, False, 0, b"x")
             assert got.result(10) == (b"x", False)
         else:
-            sent = pool.submit(hub.send, *NODE, session, MAX_PENDING_BYTES, b"x", False, 60.0)
+            sent = pool.submit(hub.send, *NODE, session, MAX_PENDING_BYTES, False, 60.0, b"x")
             heard(hub, OPERATOR, session, 1)
             assert sent.result(10) == MAX_PENDING_BYTES + 1
 
@@ -112,7 +112,7 @@ def test_who_waits_hears_at_once(waits: str) -> None:
 def test_a_session_is_its_two_sides_alone(session: str, hub: SessionHub) -> None:
     for side, who in ((Side.OPERATOR, "bob"), (Side.NODE, "n2"), (Side.NODE, "ada")):
         with pytest.raises(SessionEnded, match="no such session"):
-            hub.send(side, who, session, 0, b"x", False, 0)
+            hub.send(side, who, session, 0, False, 0, b"x")
         with pytest.raises(SessionEnded, match="no such session"):
             hub.receive(side, who, session, 0, 10, 0)
         hub.close(side, who, session)
@@ -120,14 +120,14 @@ def test_a_session_is_its_two_sides_alone(session: str, hub: SessionHub) -> None
         hub.answer("n2", session, ANSWER)
     with pytest.raises(SessionEnded):
         hub.await_answer("bob", session, 0)
-    assert hub.send(*OPERATOR, session, 0, b"x", False, 0) == 1
+    assert hub.send(*OPERATOR, session, 0, False, 0, b"x") == 1
 
 
 def test_what_a_side_said_before_it_left_is_heard(session: str, hub: SessionHub) -> None:
-    hub.send(*NODE, session, 0, b"last words", False, 0)
+    hub.send(*NODE, session, 0, False, 0, b"last words")
     hub.close(*NODE, session)
     with pytest.raises(SessionEnded, match="node has left"):
-        hub.send(*OPERATOR, session, 0, b"x", False, 0)
+        hub.send(*OPERATOR, session, 0, False, 0, b"x")
     assert hub.receive(*OPERATOR, session, 0, 100, 0) == (b"last words", True)
     hub.close(*OPERATOR, session)
     with pytest.raises(SessionEnded, match="operator has left"):
@@ -140,7 +140,7 @@ def test_who_has_left_takes_no_more_part(session: str, hub: SessionHub, side: Si
     with pytest.raises(SessionEnded, match=f"its {side} has left"):
         hub.receive(side, who, session, 0, 100, 0)
     with pytest.raises(SessionEnded, match=f"its {side} has left"):
-        hub.send(side, who, session, 0, b"x", False, 0)
+        hub.send(side, who, session, 0, False, 0, b"x")
 
 
 def test_who_leaves_before_the_answer_ends_it(hub: SessionHub) -> None:
@@ -175,9 +175,9 @@ def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(
         while not hub._sessions[session].present[Side.NODE]:
             threading.Event().wait(0.001)
         with hub._changed:  # the request waits, and cannot go on while this lock is held
-            hub.send(*OPERATOR, session, 0, b"one", False, 0)
+            hub.send(*OPERATOR, session, 0, False, 0, b"one")
             assert heard(hub, NODE, session, 3) == b""
-            hub.send(*OPERATOR, session, 3, b"two", False, 0)
+            hub.send(*OPERATOR, session, 3, False, 0, b"two")
         with pytest.raises(Conflict):
             late.result(10)
     assert heard(hub, NODE, session, 3) == b"two"
