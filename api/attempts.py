@@ -11,12 +11,12 @@ from werkzeug.wrappers import Response
 from api.operation import (
     AccessRule,
     BinaryBody,
+    Operation,
     Reply,
     backend,
     body_stream,
     empty_reply,
     json_reply,
-    operation,
     read_body,
     read_limited,
     read_query,
@@ -60,7 +60,7 @@ def require_unfinished(job_id: str) -> Job:
 
 
 @blueprint.post("/attempts")
-@operation(
+@Operation(
     "claimJob",
     access=AGENT,
     body=AttemptClaim,
@@ -79,7 +79,7 @@ def claim(job: str) -> Response:
 
 
 @blueprint.post("/attempts/<attempt:attempt>/reports")
-@operation(
+@Operation(
     "reportAttempt",
     access=AGENT,
     body=Report,
@@ -93,7 +93,7 @@ def report(job: str, attempt: str) -> Response:
 
 
 @blueprint.post("/attempts/<attempt:attempt>/streams/<stream:name>")
-@operation(
+@Operation(
     "appendStream",
     access=AGENT,
     query=AppendQuery,
@@ -114,7 +114,7 @@ def append(job: str, attempt: str, name: str) -> Response:
 
 
 @blueprint.put("/attempts/<attempt:attempt>/outputs/<relative:path>")
-@operation(
+@Operation(
     "putOutput",
     access=AGENT,
     body=BinaryBody("the file"),
@@ -137,7 +137,7 @@ class CheckpointQuery(FrozenModel):
 
 
 @blueprint.put("/attempts/<attempt:attempt>/checkpoint")
-@operation(
+@Operation(
     "keepCheckpoint",
     access=AGENT,
     query=CheckpointQuery,
@@ -153,7 +153,7 @@ def keep(job: str, attempt: str) -> Response:
 
 
 @blueprint.get("/checkpoint/contents/<content:content>/layout")
-@operation(
+@Operation(
     "readCheckpointLayout",
     access=AGENT,
     headers=BYTES_HEADERS,
@@ -167,7 +167,7 @@ def checkpoint_layout(job: str, content: str) -> Response:
 
 
 @blueprint.get("/checkpoint/segments/<segment:segment>")
-@operation(
+@Operation(
     "readCheckpointSegment",
     access=AGENT,
     headers=BYTES_HEADERS,
@@ -192,7 +192,7 @@ def send_checkpoint_segment(job: str, segment: str) -> Response:
 
 
 @blueprint.get("/end")
-@operation(
+@Operation(
     "readJobEnd",
     access=AGENT,
     replies={200: Reply("how the job ended", Report)},
@@ -222,7 +222,7 @@ def end(job: str) -> Response:
 
 
 @blueprint.get("/inputs/<relative:name>")
-@operation(
+@Operation(
     "readInput",
     access=AGENT,
     headers=BYTES_HEADERS,

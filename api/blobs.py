@@ -10,13 +10,13 @@ from werkzeug.wrappers import Response
 
 from api.operation import (
     BinaryBody,
+    Operation,
     Reply,
     access_for,
     backend,
     body_stream,
     caller,
     empty_reply,
-    operation,
 )
 from api.problems import BlobDigestMismatch
 from api.tokens import Scope
@@ -36,7 +36,7 @@ def digest_errors() -> Iterator[None]:
 
 
 @blueprint.route("/<digest:digest>", methods=["HEAD"])
-@operation(
+@Operation(
     "haveBlob",
     access=access_for(Scope.STORAGE_CREATE, Scope.STORAGE_READ),
     replies={200: Reply("the blob exists")},
@@ -53,7 +53,7 @@ def have(digest: str) -> Response:
 
 
 @blueprint.put("/<digest:digest>")
-@operation(
+@Operation(
     "putBlob",
     access=access_for(Scope.STORAGE_CREATE),
     body=BinaryBody("the bytes that the digest names"),

@@ -11,12 +11,12 @@ from werkzeug.wrappers import Response
 from api.images import CREATE, current_viewer
 from api.jobs import IDEMPOTENCY_KEY, idempotency_key
 from api.operation import (
+    Operation,
     Reply,
     access_for,
     backend,
     caller,
     json_reply,
-    operation,
     read_body,
     read_query,
 )
@@ -37,7 +37,7 @@ class BuildQuery(FrozenModel):
 
 
 @blueprint.post("")
-@operation(
+@Operation(
     "buildImage",
     access=CREATE,
     body=BuildRequest,
@@ -59,7 +59,7 @@ def create() -> Response:
 
 
 @blueprint.get("")
-@operation("listBuilds", access=READ, query=BuildQuery, replies={200: Reply("the builds", BuildList)})
+@Operation("listBuilds", access=READ, query=BuildQuery, replies={200: Reply("the builds", BuildList)})
 def index() -> Response:
     """List the caller's builds, newest first."""
     found = backend().repository.builds.list(caller().subject, read_query(BuildQuery).limit)
@@ -67,7 +67,7 @@ def index() -> Response:
 
 
 @blueprint.get("/<id:build>")
-@operation("getBuild", access=READ, replies={200: Reply("the build", Build)}, errors=(404,))
+@Operation("getBuild", access=READ, replies={200: Reply("the build", Build)}, errors=(404,))
 def show(build: str) -> Response:
     """Show a build's progress or failure: the caller's own; administrators: any."""
     who = current_viewer()
@@ -75,7 +75,7 @@ def show(build: str) -> Response:
 
 
 @blueprint.delete("/<id:build>")
-@operation(
+@Operation(
     "cancelBuild",
     access=CREATE,
     replies={200: Reply("it has ended", Build)},

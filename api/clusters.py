@@ -11,6 +11,7 @@ from werkzeug.wrappers import Response
 
 from api.images import current_viewer
 from api.operation import (
+    Operation,
     Reply,
     access_for,
     backend,
@@ -18,7 +19,6 @@ from api.operation import (
     describe_fault_count,
     empty_reply,
     json_reply,
-    operation,
     parse_body,
     read_body,
     read_json,
@@ -69,7 +69,7 @@ class DeleteQuery(FrozenModel):
 
 
 @blueprint.get("/clusters")
-@operation(
+@Operation(
     "listClusters",
     access=READ,
     query=PageQuery,
@@ -82,14 +82,14 @@ def index() -> Response:
 
 
 @blueprint.get("/clusters/<cluster:name>")
-@operation("getCluster", access=READ, replies={200: Reply("the cluster", Cluster)}, errors=(404, 422))
+@Operation("getCluster", access=READ, replies={200: Reply("the cluster", Cluster)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one virtual cluster with its worker VMs."""
     return json_reply(_clusters().get(name))
 
 
 @blueprint.get("/clusters/<cluster:name>/events")
-@operation(
+@Operation(
     "listClusterEvents",
     access=READ,
     query=EventQuery,
@@ -103,7 +103,7 @@ def events(name: str) -> Response:
 
 
 @blueprint.get("/clusters/<cluster:name>/members/<member:member>/console")
-@operation(
+@Operation(
     "readMemberConsole",
     access=READ,
     query=ConsoleQuery,
@@ -122,7 +122,7 @@ def console(name: str, member: str) -> Response:
 
 
 @blueprint.post("/cluster-assessments")
-@operation(
+@Operation(
     "assessCluster",
     access=access_for(Scope.COMPUTE_READ, Scope.ADMIN),
     body=ClusterSpec,
@@ -141,7 +141,7 @@ def assess() -> Response:
 
 
 @blueprint.put("/clusters/<cluster:name>")
-@operation(
+@Operation(
     "putCluster",
     access=CHANGE,
     body=ClusterSpec,
@@ -168,7 +168,7 @@ def put(name: str) -> Response:
 
 
 @blueprint.post("/clusters/<cluster:name>/scale")
-@operation(
+@Operation(
     "scaleCluster",
     access=CHANGE,
     body=ScaleRequest,
@@ -182,7 +182,7 @@ def scale(name: str) -> Response:
 
 
 @blueprint.post("/clusters/<cluster:name>/wake")
-@operation(
+@Operation(
     "wakeCluster",
     access=access_for(Scope.WAKE, Scope.ADMIN),
     replies={204: Reply("it has a VM, gets one, or may have none")},
@@ -200,7 +200,7 @@ def wake(name: str) -> Response:
 
 
 @blueprint.post("/clusters/<cluster:name>/drain")
-@operation(
+@Operation(
     "drainCluster",
     access=CHANGE,
     replies={200: Reply("the cluster", Cluster)},
@@ -212,7 +212,7 @@ def drain(name: str) -> Response:
 
 
 @blueprint.post("/clusters/<cluster:name>/resume")
-@operation(
+@Operation(
     "resumeCluster",
     access=CHANGE,
     replies={200: Reply("the cluster", Cluster)},
@@ -224,7 +224,7 @@ def resume(name: str) -> Response:
 
 
 @blueprint.post("/clusters/<cluster:name>/retry")
-@operation(
+@Operation(
     "retryCluster",
     access=CHANGE,
     replies={200: Reply("the cluster", Cluster)},
@@ -240,7 +240,7 @@ def retry(name: str) -> Response:
 
 
 @blueprint.delete("/clusters/<cluster:name>")
-@operation(
+@Operation(
     "deleteCluster",
     access=CHANGE,
     query=DeleteQuery,

@@ -10,12 +10,12 @@ from werkzeug.wrappers import Response
 from api.attempts import CheckpointQuery, send_checkpoint_layout, send_checkpoint_segment
 from api.operation import (
     AccessRule,
+    Operation,
     Reply,
     access_for,
     backend,
     empty_reply,
     json_reply,
-    operation,
     read_body,
     read_query,
 )
@@ -32,7 +32,7 @@ AGENT: Final = AccessRule(job=True)
 
 
 @blueprint.post("/attempts")
-@operation(
+@Operation(
     "claimCondorJob",
     access=NODE,
     body=CondorJobClaim,
@@ -50,7 +50,7 @@ def claim(job: str) -> Response:
 
 
 @blueprint.put("/attempts/<attempt:attempt>/checkpoint")
-@operation(
+@Operation(
     "keepCondorCheckpoint",
     access=AGENT,
     query=CheckpointQuery,
@@ -66,7 +66,7 @@ def keep(job: str, attempt: str) -> Response:
 
 
 @blueprint.post("/attempts/<attempt:attempt>/not-resumed")
-@operation(
+@Operation(
     "tellNotResumed",
     access=AGENT,
     replies={204: Reply("accepted")},
@@ -82,7 +82,7 @@ def not_resumed(job: str, attempt: str) -> Response:
 
 
 @blueprint.delete("/attempts/<attempt:attempt>")
-@operation(
+@Operation(
     "endCondorJob",
     access=AGENT,
     replies={204: Reply("deleted")},
@@ -95,7 +95,7 @@ def end(job: str, attempt: str) -> Response:
 
 
 @blueprint.get("/checkpoint/contents/<content:content>/layout")
-@operation(
+@Operation(
     "readCondorCheckpointLayout",
     access=AGENT,
     headers=BYTES_HEADERS,
@@ -108,7 +108,7 @@ def checkpoint_layout(job: str, content: str) -> Response:
 
 
 @blueprint.get("/checkpoint/segments/<segment:segment>")
-@operation(
+@Operation(
     "readCondorCheckpointSegment",
     access=AGENT,
     headers=BYTES_HEADERS,

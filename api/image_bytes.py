@@ -9,7 +9,7 @@ from flask import Blueprint, Flask
 from werkzeug.wrappers import Response
 
 from api.images import current_viewer
-from api.operation import access_for, backend, operation
+from api.operation import Operation, access_for, backend
 from api.ranges import BYTES, BYTES_HEADERS, send, send_bytes, send_object
 from api.segment_fast_path import SegmentFastPath
 from api.services import services
@@ -36,7 +36,7 @@ def _public(who: Viewer, digest: str) -> bool:
 
 
 @blueprint.get("/manifest")
-@operation("readManifest", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
+@Operation("readManifest", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def manifest(digest: str) -> Response:
     """Read an image's manifest: the bytes that its digest covers."""
     who = current_viewer()
@@ -45,7 +45,7 @@ def manifest(digest: str) -> Response:
 
 
 @blueprint.get("/signature")
-@operation("readSignature", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
+@Operation("readSignature", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def signature(digest: str) -> Response:
     """Read an image's signatures, separated by spaces; nothing if it has none.
 
@@ -55,7 +55,7 @@ def signature(digest: str) -> Response:
 
 
 @blueprint.get("/contents/<content:content>/layout")
-@operation("readLayout", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
+@Operation("readLayout", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def layout(digest: str, content: str) -> Response:
     """Read a content's layout: the bytes of its digest, with its segments' digests."""
     who = current_viewer()
@@ -65,7 +65,7 @@ def layout(digest: str, content: str) -> Response:
 
 
 @blueprint.get("/contents/<content:content>")
-@operation("readContent", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
+@Operation("readContent", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def content(digest: str, content: str) -> Response:
     """Read a content as plain bytes: a disk, a kernel or an initial RAM disk.
 
@@ -81,7 +81,7 @@ def content(digest: str, content: str) -> Response:
 
 
 @blueprint.get("/segments/<segment:segment>")
-@operation("readSegment", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
+@Operation("readSegment", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def segment(digest: str, segment: str) -> Response:
     """Read a segment as stored: a header with each chunk's digest, then the chunks."""
     images = backend().images

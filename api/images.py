@@ -12,13 +12,13 @@ from werkzeug.wrappers import Response
 from api.attempts import require_unfinished
 from api.operation import (
     BinaryBody,
+    Operation,
     Reply,
     access_for,
     backend,
     caller,
     empty_reply,
     json_reply,
-    operation,
     read_body,
     read_limited,
     read_query,
@@ -108,7 +108,7 @@ def read_digests(limit: int = MAX_DIGESTS) -> list[bytes]:
 
 
 @blueprint.get("/images")
-@operation(
+@Operation(
     "listImages",
     access=READ,
     query=PageQuery,
@@ -121,7 +121,7 @@ def index() -> Response:
 
 
 @blueprint.get("/images/<image:ref>")
-@operation(
+@Operation(
     "getImage",
     access=READ,
     replies={200: Reply("the image", ImageDetail)},
@@ -136,7 +136,7 @@ def show(ref: str) -> Response:
 
 
 @blueprint.get("/images/<namespace:namespace>/<tagged:name>")
-@operation(
+@Operation(
     "getNamedImage",
     access=READ,
     replies={200: Reply("the image", ImageDetail)},
@@ -151,7 +151,7 @@ def show_named(namespace: str, name: str) -> Response:
 
 
 @blueprint.post("/images")
-@operation(
+@Operation(
     "publishImage",
     access=CREATE,
     body=Publication,
@@ -184,7 +184,7 @@ def _exists(who: Viewer, wish: Publication) -> bool:
 
 
 @blueprint.patch("/images/<image_digest:digest>")
-@operation(
+@Operation(
     "changeImage",
     access=MODIFY,
     body=ImageChange,
@@ -197,7 +197,7 @@ def change(digest: str) -> Response:
 
 
 @blueprint.delete("/images/<image_digest:digest>")
-@operation(
+@Operation(
     "removeImage",
     access=MODIFY,
     replies={204: Reply("removed, with all of its names")},
@@ -210,7 +210,7 @@ def remove(digest: str) -> Response:
 
 
 @blueprint.put("/tags/<own_namespace:namespace>/<name:name>/<tag:tag>")
-@operation(
+@Operation(
     "setTag",
     access=MODIFY,
     body=TagTarget,
@@ -225,7 +225,7 @@ def set_tag(namespace: str, name: str, tag: str) -> Response:
 
 
 @blueprint.delete("/tags/<own_namespace:namespace>/<name:name>/<tag:tag>")
-@operation(
+@Operation(
     "dropTag",
     access=MODIFY,
     replies={204: Reply("the name is removed")},
@@ -241,7 +241,7 @@ def drop_tag(namespace: str, name: str, tag: str) -> Response:
 
 
 @blueprint.post("/images/<image_digest:digest>/verify")
-@operation(
+@Operation(
     "verifySegments",
     access=access_for(Scope.STORAGE_READ),
     body=BinaryBody(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_VERIFIED}"),
@@ -254,7 +254,7 @@ def verify(digest: str) -> Response:
 
 
 @blueprint.post("/images/<image_digest:digest>/prefetch")
-@operation(
+@Operation(
     "prefetchImage",
     access=access_for(Scope.COMPUTE_CREATE),
     body=PrefetchRequest,
@@ -267,7 +267,7 @@ def prefetch(digest: str) -> Response:
 
 
 @blueprint.post("/gc")
-@operation(
+@Operation(
     "collectGarbage",
     access=access_for(Scope.ADMIN),
     query=GcQuery,

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from werkzeug.wrappers import Response
 
 from api.operation import (
+    Operation,
     Reply,
     RequestHeader,
     access_for,
@@ -17,7 +18,6 @@ from api.operation import (
     caller,
     describe_fault_count,
     json_reply,
-    operation,
     parse_body,
     read_body,
     read_json,
@@ -72,7 +72,7 @@ class JobQuery(FrozenModel):
 
 
 @blueprint.post("")
-@operation(
+@Operation(
     "submitJobs",
     access=access_for(Scope.COMPUTE_CREATE),
     body=Submission,
@@ -125,7 +125,7 @@ def idempotency_key() -> str:
 
 
 @blueprint.get("")
-@operation(
+@Operation(
     "listJobs",
     access=READ,
     query=JobQuery,
@@ -140,7 +140,7 @@ def index() -> Response:
 
 
 @blueprint.get("/<id:job>")
-@operation(
+@Operation(
     "getJob",
     access=READ,
     headers=(IF_NONE_MATCH,),
@@ -165,7 +165,7 @@ def show(job: str) -> Response:
 
 
 @blueprint.get("/<id:job>/events")
-@operation(
+@Operation(
     "listEvents",
     access=READ,
     query=EventQuery,
@@ -180,7 +180,7 @@ def events(job: str) -> Response:
 
 
 @blueprint.get("/<id:job>/<stream:name>")
-@operation(
+@Operation(
     "readStream",
     access=READ,
     headers=STREAM_BYTES_HEADERS,
@@ -198,7 +198,7 @@ def stream(job: str, name: str) -> Response:
 
 
 @blueprint.get("/<id:job>/outputs")
-@operation(
+@Operation(
     "listOutputs",
     access=READ,
     replies={200: Reply("the files", OutputList)},
@@ -210,7 +210,7 @@ def outputs(job: str) -> Response:
 
 
 @blueprint.get("/<id:job>/outputs/<relative:path>")
-@operation(
+@Operation(
     "readOutput",
     access=access_for(Scope.STORAGE_READ),
     headers=BYTES_HEADERS,
@@ -223,7 +223,7 @@ def output(job: str, path: str) -> Response:
 
 
 @blueprint.delete("/<id:job>")
-@operation(
+@Operation(
     "cancelJob",
     access=access_for(Scope.COMPUTE_CANCEL),
     replies={202: Reply("the job is being stopped", Job)},
@@ -239,7 +239,7 @@ def cancel(job: str) -> Response:
 
 
 @sets.post("/jobs:<action:action>")
-@operation(
+@Operation(
     "changeJobs",
     access=access_for(Scope.COMPUTE_CANCEL),
     body=JobSelection,

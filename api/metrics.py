@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from werkzeug.wrappers import Response
 
-from api.operation import BinaryBody, Reply, access_for, backend, operation
+from api.operation import BinaryBody, Operation, Reply, access_for, backend
 from api.tokens import Scope
 from repository.metrics import read_metrics
 from vmjobs.model import now
@@ -25,7 +25,7 @@ CONTENT_TYPE: Final = f"{MEDIA}; version=0.0.4; charset=utf-8"
 
 
 @blueprint.get("/metrics")
-@operation(
+@Operation(
     "getMetrics",
     access=READ,
     replies={200: Reply("the metrics", BinaryBody("Prometheus' text format", MEDIA))},

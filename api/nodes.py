@@ -14,13 +14,13 @@ from api.attempts import MAX_APPEND_BYTES
 from api.images import current_viewer
 from api.operation import (
     BinaryBody,
+    Operation,
     Reply,
     access_for,
     backend,
     caller,
     empty_reply,
     json_reply,
-    operation,
     read_body,
     read_limited,
     read_query,
@@ -64,7 +64,7 @@ class ConsoleQuery(FrozenModel):
 
 
 @blueprint.get("")
-@operation(
+@Operation(
     "listNodes",
     access=READ,
     query=PageQuery,
@@ -80,7 +80,7 @@ def index() -> Response:
 
 
 @blueprint.get("/<node:name>")
-@operation("getNode", access=READ, replies={200: Reply("the node", Node)}, errors=(404, 422))
+@Operation("getNode", access=READ, replies={200: Reply("the node", Node)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one execute node."""
     return json_reply(_visible_nodes([backend().repository.node(name)])[0])
@@ -104,7 +104,7 @@ def _visible_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 @blueprint.put("/<node:name>")
-@operation(
+@Operation(
     "putNode",
     access=AGENT,
     query=AnnouncementQuery,
@@ -130,7 +130,7 @@ def put(name: str) -> Response:
 
 
 @blueprint.get("/<node:name>/members")
-@operation(
+@Operation(
     "getNodeShare",
     access=AGENT,
     query=AssignmentQuery,
@@ -153,7 +153,7 @@ def share(name: str) -> Response:
 
 
 @blueprint.post("/<node:name>/members")
-@operation(
+@Operation(
     "reportMembers",
     access=AGENT,
     body=ClusterVmReports,
@@ -167,7 +167,7 @@ def report(name: str) -> Response:
 
 
 @blueprint.post("/<node:name>/members/<member_id:member_id>/token")
-@operation(
+@Operation(
     "mintMemberToken",
     access=AGENT,
     body=TokenRequest,
@@ -207,7 +207,7 @@ def token(name: str, member_id: str) -> Response:
 
 
 @blueprint.post("/<node:name>/members/<member_id:member_id>/console")
-@operation(
+@Operation(
     "appendMemberConsole",
     access=AGENT,
     query=ConsoleQuery,

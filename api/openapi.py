@@ -43,7 +43,8 @@ def build(app: Flask) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for rule, method, record in routes:
         item = paths.setdefault(url_template(rule), {})
-        item[method.lower()] = _operation(rule, record, schemas)
+        view = app.view_functions[rule.endpoint]
+        item[method.lower()] = _operation(rule, view.__doc__ or record.id, record, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -93,18 +94,19 @@ def _schemas(records: list[Operation]) -> tuple[_Keys, dict[str, Any]]:
     return cast(_Keys, found), dict(sorted(definitions["$defs"].items()))
 
 
-def _operation(rule: Rule, record: Operation, schemas: _Keys) -> dict[str, Any]:
+def _operation(rule: Rule, text: str, record: Operation, schemas: _Keys) -> dict[str, Any]:
     blueprint = rule.endpoint.partition(".")[0]
+    summary, _, rest = text.strip().partition("\n")
     found: dict[str, Any] = {
         "operationId": record.id,
-        "summary": record.summary,
+        "summary": summary.rstrip("."),
         "tags": [_TAGS.get(blueprint, blueprint)],
         "parameters": [*_path_parameters(rule), *_query_parameters(record), *_headers(record)],
         "responses": _responses(record, schemas),
         "security": _security(record.access),
     }
-    if record.description:
-        found["description"] = record.description
+    if description := " ".join(rest.split()):
+        found["description"] = description
     if record.access.job:
         found["x-job-token"] = "the token of this job is accepted here"
     if record.body is not None:

@@ -1,14 +1,14 @@
 """Declares endpoints: one declaration guards a view and documents it.
 
-:func:`operation` wraps a view. The same record decides who may call it and becomes its part of
-the OpenAPI document, so that neither can drift from the other.
+An :class:`Operation` wraps a view. It decides who may call the view and becomes its part of the OpenAPI
+document, so that neither can drift from the other.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import IO, Any, BinaryIO, Final, TypeVar, cast
 
 from flask import current_app, g, request
@@ -73,17 +73,32 @@ class AccessRule:
 
 @dataclass(frozen=True)
 class Operation:
-    """The record of one endpoint."""
+    """Declares an endpoint, as a decorator of its view: its permissions, inputs and answers.
+
+    The view's docstring has summary (first line) and description.
+    """
 
     id: str
-    summary: str
-    description: str
+    _: KW_ONLY
     access: AccessRule
     replies: Mapping[int, Reply]
-    body: type[BaseModel] | BinaryBody | None
-    query: type[BaseModel] | None
-    headers: tuple[RequestHeader, ...]
-    errors: tuple[int, ...]
+    body: type[BaseModel] | BinaryBody | None = None
+    query: type[BaseModel] | None = None
+    headers: tuple[RequestHeader, ...] = ()
+    errors: tuple[int, ...] = ()
+
+    def __call__(self, view: View) -> View:
+        """Return the view, for callers with the permission only."""
+
+        @functools.wraps(view)
+        def guarded(**arguments: Any) -> Response:
+            if not self.access.public:
+                g.principal = authorize(self.access, arguments.get("job"))
+                _complete_ids(arguments, g.principal)
+            return view(**arguments)
+
+        vars(guarded)["operation"] = self
+        return guarded
 
 
 PUBLIC: Final = AccessRule()
@@ -94,41 +109,8 @@ def access_for(*scopes: Scope, job: bool = False) -> AccessRule:
     return AccessRule(frozenset(scopes), job)
 
 
-def operation(
-    name: str,
-    *,
-    access: AccessRule,
-    replies: Mapping[int, Reply],
-    body: type[BaseModel] | BinaryBody | None = None,
-    query: type[BaseModel] | None = None,
-    headers: tuple[RequestHeader, ...] = (),
-    errors: tuple[int, ...] = (),
-) -> Callable[[View], View]:
-    """Declare a view. Its docstring has summary (first line) and description."""
-
-    def declare(view: View) -> View:
-        text = (view.__doc__ or name).strip()
-        summary, _, rest = text.partition("\n")
-        description = " ".join(rest.split())
-        record = Operation(
-            name, summary.rstrip("."), description, access, replies, body, query, headers, errors
-        )
-
-        @functools.wraps(view)
-        def guarded(**arguments: Any) -> Response:
-            if not access.public:
-                g.principal = authorize(access, arguments.get("job"))
-                _complete_ids(arguments, g.principal)
-            return view(**arguments)
-
-        vars(guarded)["operation"] = record
-        return guarded
-
-    return declare
-
-
 def operation_of(view: object) -> Operation | None:
-    """Return the record that :func:`operation` left on a view."""
+    """Return a view's declaration."""
     found = getattr(view, "operation", None)
     return found if isinstance(found, Operation) else None
 

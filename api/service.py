@@ -9,7 +9,7 @@ from flask import Blueprint, current_app
 from pydantic import RootModel
 from werkzeug.wrappers import Response
 
-from api.operation import PUBLIC, Reply, backend, json_reply, operation
+from api.operation import PUBLIC, Operation, Reply, backend, json_reply
 from api.services import HealthCheck
 from vmjobs import __version__
 from vmjobs.errors import VMJobsError
@@ -28,7 +28,7 @@ class Document(RootModel[dict[str, Any]]):
 
 
 @blueprint.get("/v1/service-info")
-@operation("getServiceInfo", access=PUBLIC, replies={200: Reply("the service", ServiceInfo)})
+@Operation("getServiceInfo", access=PUBLIC, replies={200: Reply("the service", ServiceInfo)})
 def info() -> Response:
     """Show versions, limits and choices."""
     config = backend().config
@@ -56,7 +56,7 @@ def info() -> Response:
 
 
 @blueprint.get("/healthz")
-@operation(
+@Operation(
     "getHealth",
     access=PUBLIC,
     replies={
@@ -86,7 +86,7 @@ def _state(name: str, check: HealthCheck) -> str:
 
 
 @blueprint.get("/openapi.json")
-@operation("getOpenAPI", access=PUBLIC, replies={200: Reply("the OpenAPI document", Document)})
+@Operation("getOpenAPI", access=PUBLIC, replies={200: Reply("the OpenAPI document", Document)})
 def document() -> Response:
     """Describe this interface."""
     from api.openapi import build  # noqa: PLC0415 - it imports all views, this one included

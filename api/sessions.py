@@ -11,13 +11,13 @@ from werkzeug.wrappers import Response
 
 from api.operation import (
     BinaryBody,
+    Operation,
     Reply,
     access_for,
     backend,
     caller,
     empty_reply,
     json_reply,
-    operation,
     read_body,
     read_limited,
     read_query,
@@ -68,7 +68,7 @@ class ReceiveQuery(FrozenModel):
 
 
 @blueprint.post("/clusters/<cluster:name>/members/<member:member>/sessions")
-@operation(
+@Operation(
     "openSession",
     access=OPERATORS,
     body=SessionRequest,
@@ -107,7 +107,7 @@ def begin(name: str, member: str) -> Response:
 
 
 @blueprint.post("/sessions/<id:session>/bytes")
-@operation(
+@Operation(
     "sendToMachine",
     access=OPERATORS,
     query=SendQuery,
@@ -125,7 +125,7 @@ def send(session: str) -> Response:
 
 
 @blueprint.get("/sessions/<id:session>/bytes")
-@operation(
+@Operation(
     "receiveFromMachine",
     access=OPERATORS,
     query=ReceiveQuery,
@@ -138,7 +138,7 @@ def receive(session: str) -> Response:
 
 
 @blueprint.delete("/sessions/<id:session>")
-@operation("leaveSession", access=OPERATORS, replies={204: Reply("ended")}, errors=(422,))
+@Operation("leaveSession", access=OPERATORS, replies={204: Reply("ended")}, errors=(422,))
 def leave(session: str) -> Response:
     """Log out of a worker VM. Repeating the call is no error."""
     backend().sessions.close(Side.OPERATOR, caller().subject, session)
@@ -149,7 +149,7 @@ def leave(session: str) -> Response:
 
 
 @blueprint.post("/nodes/<node:name>/sessions/<id:session>")
-@operation(
+@Operation(
     "answerSession",
     access=AGENTS,
     body=SessionAnswer,
@@ -164,7 +164,7 @@ def answer(name: str, session: str) -> Response:
 
 
 @blueprint.post("/nodes/<node:name>/sessions/<id:session>/bytes")
-@operation(
+@Operation(
     "sendToOperator",
     access=AGENTS,
     query=SendQuery,
@@ -179,7 +179,7 @@ def node_send(name: str, session: str) -> Response:
 
 
 @blueprint.get("/nodes/<node:name>/sessions/<id:session>/bytes")
-@operation(
+@Operation(
     "receiveFromOperator",
     access=AGENTS,
     query=ReceiveQuery,
@@ -193,7 +193,7 @@ def node_receive(name: str, session: str) -> Response:
 
 
 @blueprint.delete("/nodes/<node:name>/sessions/<id:session>")
-@operation("endSession", access=AGENTS, replies={204: Reply("ended")}, errors=(422,))
+@Operation("endSession", access=AGENTS, replies={204: Reply("ended")}, errors=(422,))
 def node_leave(name: str, session: str) -> Response:
     """End a session on behalf of its VM. Repeating the call is no error."""
     require_own_node(name)

@@ -12,12 +12,12 @@ from api.blobs import digest_errors
 from api.images import DIGESTS, current_viewer, read_digests
 from api.operation import (
     BinaryBody,
+    Operation,
     Reply,
     access_for,
     backend,
     empty_reply,
     json_reply,
-    operation,
     read_body,
     read_limited,
 )
@@ -36,7 +36,7 @@ MISSING: Final = BinaryBody("a byte for each digest: 0 it is stored, 1 it is mis
 
 
 @blueprint.post("")
-@operation(
+@Operation(
     "openUpload",
     access=UPLOAD,
     body=UploadRequest,
@@ -63,14 +63,14 @@ def _require_checkpointable(job: Job) -> None:
 
 
 @blueprint.get("/<id:upload>")
-@operation("getUpload", access=UPLOAD, replies={200: Reply("the upload", Upload)}, errors=(404,))
+@Operation("getUpload", access=UPLOAD, replies={200: Reply("the upload", Upload)}, errors=(404,))
 def show(upload: str) -> Response:
     """Show an upload of the caller's."""
     return json_reply(backend().images.upload(current_viewer(), upload))
 
 
 @blueprint.delete("/<id:upload>")
-@operation("dropUpload", access=UPLOAD, replies={204: Reply("dropped")}, errors=(404,))
+@Operation("dropUpload", access=UPLOAD, replies={204: Reply("dropped")}, errors=(404,))
 def drop(upload: str) -> Response:
     """Drop an upload. The next garbage collection removes data that only it holds."""
     backend().images.drop_upload(current_viewer(), upload)
@@ -78,7 +78,7 @@ def drop(upload: str) -> Response:
 
 
 @blueprint.post("/<id:upload>/missing-segments")
-@operation(
+@Operation(
     "findMissingSegments",
     access=UPLOAD,
     body=DIGESTS,
@@ -91,7 +91,7 @@ def missing_segments(upload: str) -> Response:
 
 
 @blueprint.post("/<id:upload>/missing-blocks")
-@operation(
+@Operation(
     "findMissingBlocks",
     access=UPLOAD,
     body=DIGESTS,
@@ -110,7 +110,7 @@ def _flags(missing: list[bool]) -> Response:
 
 
 @blueprint.put("/<id:upload>/segments/<segment:segment>")
-@operation(
+@Operation(
     "putSegment",
     access=UPLOAD,
     body=BinaryBody("the segment; chunks that are stored may be omitted"),
@@ -130,7 +130,7 @@ def put_segment(upload: str, segment: str) -> Response:
 
 
 @blueprint.put("/<id:upload>/contents/<content:content>")
-@operation(
+@Operation(
     "putContent",
     access=UPLOAD,
     body=BinaryBody("the content's layout"),
