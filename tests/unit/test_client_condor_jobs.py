@@ -6,6 +6,7 @@ import io
 import json
 from typing import Any
 
+import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
@@ -35,14 +36,14 @@ class Service(HTTPAdapter):
         return answer
 
 
-def test_a_job_that_begins_anew_is_claimed_with_the_nodes_token_again() -> None:
+def test_a_job_that_begins_anew_is_claimed_with_the_nodes_token_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With the same retries as before."""
-    service, session = Service(), requests.Session()
-    session.mount("http://", service)
+    service = Service()
+    monkeypatch.setattr(requests.Session, "get_adapter", lambda *_, **__: service)
     retries = Retries(deadline=10.0, ceiling=0.01)
-    client = CondorJobClient(
-        "http://service", "node", JOB, "ada@grid", session=session, retries=retries
-    )
+    client = CondorJobClient("http://service", "node", JOB, "ada@grid", retries=retries)
     client.begin("1" * 32)
     client.delete_checkpoints()
     service.busy = 2

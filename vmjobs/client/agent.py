@@ -8,8 +8,6 @@ from functools import partial
 from typing import BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
-import requests
-
 from vmjobs.client.sessions import SessionStream
 from vmjobs.client.transport import (
     BYTES_HEADERS,
@@ -63,16 +61,8 @@ class _CheckpointClient(ApiClient):
     default_retries = AGENT_RETRIES
     _jobs_path: ClassVar[str]
 
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        job_id: str,
-        *,
-        session: requests.Session | None = None,
-        retries: Retries | None = None,
-    ) -> None:
-        super().__init__(url, token, session=session, retries=retries)
+    def __init__(self, url: str, token: str, job_id: str, *, retries: Retries | None = None) -> None:
+        super().__init__(url, token, retries=retries)
         self._path = f"{self._jobs_path}/{quote(job_id, safe='')}"
         self._attempt = ""
 
@@ -164,12 +154,11 @@ class CondorJobClient(_CheckpointClient):
         job_id: str,
         owner: str,
         *,
-        session: requests.Session | None = None,
         retries: Retries = AGENT_RETRIES,
     ) -> None:
-        super().__init__(url, token, job_id, session=session, retries=retries)
+        super().__init__(url, token, job_id, retries=retries)
         self._owner, self._node = owner, self._http
-        self._connect = partial(ApiTransport, url, session=session, retries=retries)
+        self._connect = partial(ApiTransport, url, retries=retries)
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
@@ -289,12 +278,7 @@ class AssignmentClient(ApiClient):
     It also carries login sessions of these VMs (a ``SessionSource``).
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: Token,
-        node: str,
-    ) -> None:
+    def __init__(self, url: str, token: Token, node: str) -> None:
         super().__init__(url, token, retries=ASSIGNMENT_RETRIES)
         # A single try that lasts as long as the service may wait.
         patience = Retries(deadline=MAX_WAIT_SECONDS + ASSIGNMENT_RETRIES.deadline)

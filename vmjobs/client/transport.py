@@ -143,16 +143,9 @@ class _Request:
 class ApiTransport:
     """A connection to one API with one token. Safe to share between threads."""
 
-    def __init__(
-        self,
-        url: str,
-        token: Token = "",
-        *,
-        session: requests.Session | None = None,
-        retries: Retries | None = None,
-    ) -> None:
+    def __init__(self, url: str, token: Token = "", *, retries: Retries | None = None) -> None:
         self._base = check_url(url)
-        self._session = session or requests.Session()
+        self._session = requests.Session()
         self._auth = _Bearer(token)
         self._retries = retries or Retries()
         self._closed = threading.Event()
@@ -357,16 +350,8 @@ class ApiClient(Closeable):
 
     default_retries: ClassVar[Retries] = Retries()
 
-    def __init__(
-        self,
-        url: str,
-        token: Token = "",
-        *,
-        session: requests.Session | None = None,
-        retries: Retries | None = None,
-    ) -> None:
-        retries = retries or self.default_retries
-        self._http = ApiTransport(url, token, session=session, retries=retries)
+    def __init__(self, url: str, token: Token = "", *, retries: Retries | None = None) -> None:
+        self._http = ApiTransport(url, token, retries=retries or self.default_retries)
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
