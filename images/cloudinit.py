@@ -42,28 +42,25 @@ END-OF-VMJOBS-KIT
 """
 
 
-class NoCloud:
-    """A :class:`vmjobs.agent.image_source.SeedWriter` that makes NoCloud disks."""
+def write_seed(path: Path, ticket: JobTicket) -> None:
+    """Write the disk for one attempt at a job.
 
-    def write(self, path: Path, ticket: JobTicket) -> None:
-        """Write the disk for one attempt at a job.
-
-        Raises:
-            HypervisorError: the disk cannot be made.
-        """
-        iso = pycdlib.PyCdlib()
-        try:
-            iso.new(interchange_level=3, vol_ident=LABEL, joliet=3, rock_ridge="1.09")
-            for number, (name, text) in enumerate(seed_files(ticket)):
-                data = text.encode()
-                names: dict[str, Any] = {"rr_name": name, "joliet_path": f"/{name}"}
-                iso.add_fp(io.BytesIO(data), len(data), f"/FILE{number}.;1", **names)
-            with path.open("xb") as file:
-                iso.write_fp(file)
-        except (PyCdlibException, OSError) as error:
-            raise HypervisorError(f"cannot make the cloud-init disk: {reason_of(error)}") from error
-        finally:
-            iso.close()
+    Raises:
+        HypervisorError: the disk cannot be made.
+    """
+    iso = pycdlib.PyCdlib()
+    try:
+        iso.new(interchange_level=3, vol_ident=LABEL, joliet=3, rock_ridge="1.09")
+        for number, (name, text) in enumerate(seed_files(ticket)):
+            data = text.encode()
+            names: dict[str, Any] = {"rr_name": name, "joliet_path": f"/{name}"}
+            iso.add_fp(io.BytesIO(data), len(data), f"/FILE{number}.;1", **names)
+        with path.open("xb") as file:
+            iso.write_fp(file)
+    except (PyCdlibException, OSError) as error:
+        raise HypervisorError(f"cannot make the cloud-init disk: {reason_of(error)}") from error
+    finally:
+        iso.close()
 
 
 def seed_files(ticket: JobTicket) -> Iterator[tuple[str, str]]:

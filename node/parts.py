@@ -6,9 +6,9 @@ import logging
 import socket
 from pathlib import Path
 
-from images.cloudinit import NoCloud
+from images.cloudinit import write_seed
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
-from vmjobs.agent.image_source import ImageSource, LazyImageSource
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.job_run import RunServices, RunSettings
 from vmjobs.config import Config
@@ -45,7 +45,6 @@ def make_run_parts(
     images: ImageSource,
     hypervisors: HypervisorRegistry,
     runs: Path,
-    live: LazyImageSource | None = None,
 ) -> RunServices:
     """Return the parts that runs use."""
     return RunServices(
@@ -57,7 +56,6 @@ def make_run_parts(
             max_console=settings.max_console_bytes,
             max_log=settings.max_stream_bytes,
         ),
-        seeds=NoCloud(),
-        live=live,
+        write_seed=write_seed,
         reprobe=hypervisors.reprobe,
     )

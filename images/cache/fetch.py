@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -30,7 +31,7 @@ from images.content import (
 )
 from images.manifest import Part
 from images.store.content_folder import ContentFolder, mark_of
-from images.store.files import write_all, write_atomically
+from images.store.files import exclusive_lock, write_all, write_atomically
 from images.transfer.remote import ImageFetcher, SegmentSource
 from images.transfer.worker_threads import run_tasks
 from vmjobs.errors import DigestMismatch, NotFound, StorageFull
@@ -41,7 +42,7 @@ _CHECK_SECONDS: Final = 1.0
 
 @dataclass
 class ContentFetch:
-    """Fetches one content into a store. The caller of :meth:`run` holds its lock.
+    """Fetches one content into a store.
 
     on_progress: called with the number of completed bytes; an exception from it ends the fetch.
     """
@@ -61,13 +62,25 @@ class ContentFetch:
     _digest_file: BinaryIO = field(init=False)
 
     def run(self) -> None:
-        """Fetch the content into the store.
+        """Fetch the content into the store unless it is there, or wait until another fetch has.
 
         Raises:
             NotFound, Unavailable: from the fetcher; the partial file stays.
             DigestMismatch: fetched bytes have a wrong digest.
             StorageFull: no space is left; the partial file is removed.
         """
+        lock_path = self.folder.lock_path(self.part.digest)
+        with exclusive_lock(lock_path, waiting=partial(self.on_progress, 0)):
+            self.run_locked()
+
+    def run_locked(self) -> None:
+        """As :meth:`run`, for a caller that holds the content's lock."""
+        try:
+            self.folder.verify(self.part.digest, self.part.size, self.on_progress)
+        except (NotFound, DigestMismatch):
+            self._fetch()
+
+    def _fetch(self) -> None:
         digest = self.part.digest
         self.layout = ContentLayout.parse(self.fetch.layout(self.image, digest), digest)
         if self.layout.size != self.part.size:
@@ -188,7 +201,7 @@ class ContentFetch:
         missing = self._missing_segments()
         if not missing:
             return
-        source = SegmentSource(self.fetch, self.image, self._chunk_index())
+        source = self._segment_source()
 
         def get(digest: bytes) -> tuple[bytes, list[bytes]]:
             return source.get(digest, self.layout.length(missing[digest][0]))
@@ -197,10 +210,10 @@ class ContentFetch:
             for digest, (data, chunk_digests) in segments:
                 self._write_segment(file, missing[digest], data, chunk_digests)
 
-    def _chunk_index(self) -> ChunkIndex:
-        """The chunks of all contents of this node."""
+    def _segment_source(self) -> SegmentSource:
         folder = self.folder
-        return ChunkIndex((folder.path(c), folder.chunk_digests_path(c)) for c in folder.list())
+        files = ((folder.path(c), folder.chunk_digests_path(c)) for c in folder.list())
+        return SegmentSource(self.fetch, self.image, ChunkIndex(files))
 
     # ------------------------------------------------------------------ writing
 

@@ -7,6 +7,7 @@ that boots reads little, but from nearly every segment (docs/lazy-start.md).
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,17 +18,14 @@ from itertools import islice
 from typing import BinaryIO, Final, cast
 
 from images.cache.fetch import ContentFetch
-from images.chunk_index import ChunkIndex, write_chunk_digests
+from images.chunk_index import write_chunk_digests
 from images.content import CHUNK_BYTES, CHUNKS_PER_SEGMENT, SEGMENT_BYTES, is_zero
-from images.segment import (
-    ChunkEncoding,
-    ChunkEntry,
-    SegmentHeader,
-    header_size,
-    parse_header,
-    read_chunk,
-)
-from vmjobs.errors import DigestMismatch, InvalidRequest, Unavailable
+from images.segment import SegmentHeader
+from images.store.files import try_exclusive_lock
+from images.transfer.remote import SegmentSource
+from vmjobs.errors import InvalidRequest, Unavailable
+
+log = logging.getLogger(__name__)
 
 #: Chunks that are fetched for a read (256 KiB): 64 KiB would take twice as many requests, 1 MiB three
 #: times as many bytes.
@@ -46,24 +44,33 @@ HOLD_SECONDS: Final = 60.0
 #: Interval of attempts while the repository is unreachable, in seconds.
 RETRY_SECONDS: Final = 1.0
 
+#: Called with the error that makes an image unusable for a VM that runs from it.
+FailureCallback = Callable[[Exception], object]
+
 _WINDOWS_PER_SEGMENT: Final = CHUNKS_PER_SEGMENT // WINDOW_CHUNKS
 
 
 @dataclass
 class LazyFetch(ContentFetch):
-    """A fetch whose file may be read meanwhile.
+    """A fetch in a thread of its own, whose file VMs read meanwhile.
+
+    It goes on without readers, so that the content becomes complete, unless the repository is
+    unreachable then.
 
     patience: seconds for which a read waits for an unreachable repository.
-    failed: called once, from any thread, with the error that ends the fetch for its readers.
-    wanted: whether to retry the rest while the repository is unreachable.
-    begun: called once the file may be read, through :meth:`ensure` and :attr:`file`.
     """
 
     patience: float = 1800.0
-    failed: Callable[[Exception], object] = lambda _error: None
-    wanted: Callable[[], bool] = lambda: True
-    begun: Callable[[], object] = lambda: None
-    #: The file, once it may be read.
+    thread: threading.Thread = field(init=False)
+    #: Number of VMs that read the file.
+    readers: int = 0
+    #: Set once the file may be read, is complete, or has failed.
+    settled: threading.Event = field(default_factory=threading.Event)
+    #: The error that ended the fetch for its readers.
+    failure: Exception | None = None
+    _listeners: list[FailureCallback] = field(default_factory=list)
+    #: Whether the file may be read, through :meth:`ensure` and :attr:`file`.
+    is_readable: bool = False
     file: BinaryIO = field(init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     #: Windows that a thread is fetching; the header of each partial segment, and a bit for each
@@ -73,17 +80,23 @@ class LazyFetch(ContentFetch):
     _present_chunks: dict[int, int] = field(default_factory=dict)
     #: Segments in which chunks of zeros must be written.
     _dirty_at_start: frozenset[int] = frozenset()
-    _index: ChunkIndex = field(init=False)
-    _failure: Exception | None = None
+    _source: SegmentSource = field(init=False)
     _has_ended: bool = False
     #: All segments before this one are in the file.
     _first_missing: int = 0
-    _readers: int = 0
+    _waiting_reads: int = 0
     _held_until: float = 0.0
     _last_read: float = 0.0
     _last_request: float = 0.0
     _waiting_since: float = 0.0
     _waited: float = 0.0
+
+    def run(self) -> None:
+        """As :meth:`ContentFetch.run`, but return at once if another fetch is under way."""
+        with try_exclusive_lock(self.folder.lock_path(self.part.digest)) as locked:
+            if locked:
+                self.run_locked()
+                log.info("the root disk %s is complete", self.part.digest)
 
     # ------------------------------------------------------------------ for readers
 
@@ -92,13 +105,13 @@ class LazyFetch(ContentFetch):
 
         Raises:
             InvalidRequest: the content has no such bytes.
-            Exception: the error that :attr:`failed` got.
+            Exception: :attr:`failure`.
         """
         if not 0 <= offset <= offset + length <= self.layout.size:
             raise InvalidRequest(f"cannot read {length} bytes at {offset}: beyond the content's end")
         chunks = range(offset // CHUNK_BYTES, -(-(offset + length) // CHUNK_BYTES))
         if any(not self._has_chunk(chunk) for chunk in chunks):
-            with self._count_reader():
+            with self._count_read():
                 for window in sorted({chunk // WINDOW_CHUNKS for chunk in chunks}):
                     self._ensure_window(window)
         with self._changed:
@@ -113,33 +126,53 @@ class LazyFetch(ContentFetch):
     @property
     def waiting(self) -> bool:
         """Whether a read is waiting."""
-        return self._readers > 0
+        return self._waiting_reads > 0
 
     @property
     def waited(self) -> float:
         """Seconds for which reads have waited so far."""
         with self._changed:
-            now = time.monotonic() - self._waiting_since if self._readers else 0.0
+            now = time.monotonic() - self._waiting_since if self._waiting_reads else 0.0
             return self._waited + now
 
-    def fail(self, error: Exception) -> None:
-        """End all waits with an error. Only the first call has an effect."""
+    @contextmanager
+    def report_failure(self, failed: FailureCallback) -> Iterator[None]:
+        """Call ``failed`` with the error, from any thread, if the fetch fails while the context lasts.
+
+        Raises:
+            Exception: the fetch has failed already.
+        """
         with self._changed:
-            if self._failure is not None:
+            if self.failure is not None:
+                raise self.failure
+            self._listeners.append(failed)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._listeners.remove(failed)
+
+    def fail(self, error: Exception) -> None:
+        """End the fetch and all waits with an error. Only the first call has an effect."""
+        with self._changed:
+            if self.failure is not None:
                 return
-            self._failure = error
+            self.failure = error
             self._changed.notify_all()
-        self.failed(error)
+            listeners = list(self._listeners)
+        for failed in listeners:
+            failed(error)
 
     # ------------------------------------------------------------------ the fetch
 
     def _fetch_rest(self, file: BinaryIO) -> None:
-        self._index = self._chunk_index()
+        self._source = self._segment_source()
         self._dirty_at_start = frozenset(self._dirty)
         # A separate descriptor: a late read may outlive this fetch.
         self.file = cast(BinaryIO, os.fdopen(os.dup(file.fileno()), "r+b", buffering=0))
         self._held_until = time.monotonic() + HOLD_SECONDS
-        self.begun()
+        self.is_readable = True
+        self.settled.set()
         try:
             self._fetch_in_background()
         except Exception as error:
@@ -160,7 +193,7 @@ class LazyFetch(ContentFetch):
                 self._fetch_windows(windows)
                 continue
             except Unavailable:
-                if not self.wanted():
+                if not self.readers:
                     raise
             finally:
                 self._release(windows)
@@ -191,15 +224,15 @@ class LazyFetch(ContentFetch):
                     self._changed.wait(1.0)
 
     def _check_progress(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         self._report_progress()
 
     def _next_time(self) -> float:
         """The time (monotonic) at which the rest may continue."""
-        if not self.wanted():
+        if not self.readers:
             return 0.0
-        quiet = (time.monotonic() if self._readers else self._last_read) + QUIET_SECONDS
+        quiet = (time.monotonic() if self._waiting_reads else self._last_read) + QUIET_SECONDS
         return max(self._held_until, min(quiet, self._last_request + TRICKLE_SECONDS))
 
     def _missing_windows(self) -> list[int]:
@@ -228,12 +261,12 @@ class LazyFetch(ContentFetch):
         deadline = time.monotonic() + self.patience
         while True:
             with self._changed:
-                while window in self._claimed and self._failure is None:
+                while window in self._claimed and self.failure is None:
                     self._changed.wait()
                 if not self._missing_chunks(window):
                     return
-                if self._failure is not None:
-                    raise self._failure
+                if self.failure is not None:
+                    raise self.failure
                 if self._has_ended:
                     raise Unavailable("image", "the fetch of the image was interrupted")
                 windows = self._read_ahead(window)
@@ -280,7 +313,7 @@ class LazyFetch(ContentFetch):
                 for window in windows
                 for chunk in self._missing_chunks(window)
             ]
-        found = self._read_chunks(number, header, chunks)
+        found = list(self._source.read_chunks(header, chunks, max_ranges=1))
         with self._changed:
             if self._has_ended:
                 return
@@ -295,39 +328,12 @@ class LazyFetch(ContentFetch):
                 self._dirty.discard(number)
                 del self._present_chunks[number], self._headers[number]
 
-    def _read_chunks(
-        self, number: int, header: SegmentHeader, chunks: Iterable[int]
-    ) -> list[tuple[int, bytes]]:
-        """Verified bytes of chunks of a segment, from this node or the repository."""
-        found: list[tuple[int, bytes]] = []
-        absent: list[tuple[int, ChunkEntry]] = []
-        for chunk in chunks:
-            entry = header.entries[chunk]
-            if entry.kind is ChunkEncoding.ZEROS:
-                found.append((chunk, bytes(entry.size)))
-            elif (data := self._index.read(entry.digest, entry.size)) is not None:
-                found.append((chunk, data))
-            else:
-                absent.append((chunk, entry))
-        if absent:
-            begin = min(entry.offset for _, entry in absent)
-            end = max(entry.offset + entry.length for _, entry in absent)
-            body, _ = self.fetch.segment_range(self.image, self.layout.segments[number], begin, end)
-            for chunk, entry in absent:
-                stored = body[entry.offset - begin : entry.offset - begin + entry.length]
-                found.append((chunk, read_chunk(entry, stored)))
-        return found
-
     def _get_header(self, number: int) -> SegmentHeader:
         """A segment's header, verified against the layout."""
         with self._changed:
             if (known := self._headers.get(number)) is not None:
                 return known
-        digest, chunks = self.layout.segments[number], -(-self.layout.length(number) // CHUNK_BYTES)
-        data, whole = self.fetch.segment_range(self.image, digest, 0, header_size(chunks))
-        header = parse_header(data, whole=whole)
-        if header.digest != digest or header.size != self.layout.length(number):
-            raise DigestMismatch(f"the header of segment {digest.hex()} belongs to another segment")
+        header = self._source.read_header(self.layout.segments[number], self.layout.length(number))
         with self._changed:
             if number not in self._present:
                 self._headers[number] = header
@@ -362,20 +368,20 @@ class LazyFetch(ContentFetch):
     def _pause(self, seconds: float) -> None:
         """Wait, at most until the fetch fails."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None, seconds)
+            self._changed.wait_for(lambda: self.failure is not None, seconds)
 
     @contextmanager
-    def _count_reader(self) -> Iterator[None]:
+    def _count_read(self) -> Iterator[None]:
         with self._changed:
-            if not self._readers:
+            if not self._waiting_reads:
                 self._waiting_since = time.monotonic()
-            self._readers += 1
+            self._waiting_reads += 1
         try:
             yield
         finally:
             with self._changed:
-                self._readers -= 1
+                self._waiting_reads -= 1
                 self._last_read = time.monotonic()
-                if not self._readers:
+                if not self._waiting_reads:
                     self._waited += self._last_read - self._waiting_since
                 self._changed.notify_all()

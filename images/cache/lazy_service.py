@@ -10,22 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import Final
 
+from images.cache.lazy_fetch import LazyFetch
 from vmjobs.hypervisor.libvirt.nbd_plugin import COMPLETE, HEADER, PRESENT, REQUEST, UNAVAILABLE
 
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 16
-
-
-class SparseFile(Protocol):
-    """A sparse file that is filled on demand."""
-
-    file: BinaryIO
-
-    def ensure(self, offset: int, length: int) -> bool:
-        """Return once these bytes are in the file; whether the file is complete."""
 
 
 @dataclass
@@ -35,8 +27,7 @@ class RootDiskService:
     on_disconnect: called when the disk server's first connection, which has no requests, ends.
     """
 
-    sparse_file: SparseFile
-    size: int
+    fetch: LazyFetch
     on_disconnect: Callable[[], object]
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[socket.socket] = field(default_factory=set)
@@ -66,11 +57,11 @@ class RootDiskService:
 
     def _serve(self, connection: socket.socket, first: bool) -> None:
         with connection, suppress(OSError):
-            descriptor = self.sparse_file.file.fileno()
+            descriptor = self.fetch.file.fileno()
             # A new, read-only open of the file: the server must not write to it.
             reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                socket.send_fds(connection, [HEADER.pack(self.size)], [reader])
+                socket.send_fds(connection, [HEADER.pack(self.fetch.layout.size)], [reader])
             finally:
                 os.close(reader)
             while len(question := connection.recv(REQUEST.size, socket.MSG_WAITALL)) == REQUEST.size:
@@ -83,7 +74,7 @@ class RootDiskService:
 
     def _answer(self, offset: int, length: int) -> bytes:
         try:
-            return COMPLETE if self.sparse_file.ensure(offset, length) else PRESENT
+            return COMPLETE if self.fetch.ensure(offset, length) else PRESENT
         except Exception as error:
             # The guest gets an I/O error for every cause; the log names the cause.
             log.warning("cannot provide %d bytes at %d of a root disk: %s", length, offset, error)
@@ -92,10 +83,10 @@ class RootDiskService:
 
 @contextmanager
 def serve_disk(
-    path: Path, sparse_file: SparseFile, size: int, on_disconnect: Callable[[], object]
+    path: Path, fetch: LazyFetch, on_disconnect: Callable[[], object]
 ) -> Iterator[RootDiskService]:
     """Serve the disk at a Unix socket while the context lasts."""
-    service = RootDiskService(sparse_file, size, on_disconnect)
+    service = RootDiskService(fetch, on_disconnect)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         path.chmod(0o600)

@@ -13,6 +13,7 @@ from images.content import ContentLayout
 from images.manifest import ImageManifest, Part
 from images.store.content_folder import ContentFolder
 from images.store.files import write_atomically
+from vmjobs.agent.image_source import LazyStart
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.file_transfer import ProgressCallback
 from vmjobs.hypervisor.base import BootImage
@@ -194,17 +195,15 @@ class ImageStore:
         """The image's files, verified (:class:`vmjobs.agent.image_source.ImageSource`)."""
         manifest = self.manifest(digest)
         files: dict[str, Path] = {}
-        before = 0
-        for part in manifest.parts():
-            step = part_progress(progress, before, manifest.size)
-            files[part.digest] = self.folder.verify(part.digest, part.size, step)
-            before += part.size
-            step(part.size)
+        for part, on_progress in track_parts(manifest, progress):
+            files[part.digest] = self.folder.verify(part.digest, part.size, on_progress)
         return make_boot_image(digest, manifest, files)
 
     @contextmanager
-    def lease(self, digest: str, progress: ProgressCallback | None = None) -> Iterator[BootImage]:
-        """As :meth:`prepare`; there is no eviction from a store, so no lock."""
+    def lease(
+        self, digest: str, progress: ProgressCallback | None = None, lazy: LazyStart | None = None
+    ) -> Iterator[BootImage]:
+        """As :meth:`prepare`: a store has whole images, and evicts none, so there is no lock."""
         yield self.prepare(digest, progress)
 
     def fetched(self, digest: str) -> int:
@@ -278,14 +277,23 @@ def make_boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Pa
     )
 
 
-def part_progress(progress: ProgressCallback | None, before: int, total: int) -> Callable[[int], None]:
-    """A callback for one part that reports progress of the whole image, in bytes.
+def track_parts(
+    manifest: ImageManifest, progress: ProgressCallback | None
+) -> Iterator[tuple[Part, Callable[[int], None]]]:
+    """The parts of an image, each with a callback for its bytes that are done.
 
-    before: bytes of the parts before this one. total: bytes of the image.
+    The callback reports progress of the whole image. A part is complete when the next one is asked for.
     """
-    if progress is None:
-        return lambda _done: None
-    return lambda done: progress(before + done, total)
+    before = 0
+    for part in manifest.parts():
+
+        def report(done: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + done, manifest.size)
+
+        yield part, report
+        report(part.size)
+        before += part.size
 
 
 def check_digest(value: str) -> str:

@@ -13,10 +13,9 @@ from images.cache.eviction import CacheEviction, is_disk_full
 from images.cache.fetch import ContentFetch
 from images.content import ProgressCallback
 from images.manifest import ImageManifest, Part
-from images.store.files import exclusive_lock
-from images.store.image_store import ImageStore
+from images.store.image_store import ImageStore, track_parts
 from images.transfer.remote import ImageFetcher
-from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, StorageFull
+from vmjobs.errors import InvalidRequest, StorageFull
 from vmjobs.fsync import sync_directory
 
 
@@ -41,11 +40,8 @@ def pull_image(
         StorageFull: it does not fit.
     """
     manifest = ImageManifest.parse(fetch.manifest(digest), digest)
-    done = 0
-    for part in manifest.parts():
-        _ensure_content(store, fetch, digest, part, _offset_progress(on_progress, done))
-        done += part.size
-        on_progress(done)
+    for part, report in track_parts(manifest, lambda done, _size: on_progress(done)):
+        ContentFetch(store.folder, _NoEviction(store), fetch, digest, part, report).run()
     store.put_manifest(manifest)
     return manifest
 
@@ -65,7 +61,8 @@ def pull_file(
     scratch = target.with_name(f".{target.name[:128]}.pull")
     try:
         store = ImageStore(scratch)
-        _ensure_content(store, fetch, digest, Part(digest=content, size=size), on_progress)
+        part = Part(digest=content, size=size)
+        ContentFetch(store.folder, _NoEviction(store), fetch, digest, part, on_progress).run()
         path = store.content_path(content)
         path.chmod(0o644)
         path.replace(target)
@@ -75,18 +72,3 @@ def pull_file(
         if is_disk_full(error):
             raise StorageFull(f"no space for {target}: {error.strerror}") from error
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
-
-
-def _ensure_content(
-    store: ImageStore, fetch: ImageFetcher, image: str, part: Part, on_progress: ProgressCallback
-) -> None:
-    folder = store.folder
-    with exclusive_lock(folder.lock_path(part.digest)):
-        try:
-            folder.verify(part.digest, part.size)
-        except (NotFound, DigestMismatch):
-            ContentFetch(folder, _NoEviction(store), fetch, image, part, on_progress).run()
-
-
-def _offset_progress(on_progress: ProgressCallback, before: int) -> ProgressCallback:
-    return lambda done: on_progress(before + done)

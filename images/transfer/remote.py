@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from images.chunk_index import ChunkIndex
@@ -102,19 +102,49 @@ class SegmentSource:
             NotFound, Unavailable: from the fetcher.
             DigestMismatch: the data is not the segment, or does not have ``size`` bytes.
         """
-        found = (
-            self._get_partly_local(digest, size)
-            if size > _SMALL_SEGMENT_BYTES and self._has_common_chunks()
-            else None
-        )
-        if found is None:
-            body = self._fetcher.segment(self._image, digest)
-            header = parse_header(body, whole=len(body))
-            found = decode_segment(body, digest), header
-        data, header = found
+        if size > _SMALL_SEGMENT_BYTES and self._has_common_chunks():
+            header = self.read_header(digest, size)
+            if self._is_partly_local(header):
+                chunks = dict(self.read_chunks(header, range(len(header.entries)), _MAX_RANGES))
+                data = b"".join(chunks[number] for number in range(len(header.entries)))
+                return data, [entry.digest for entry in header.entries]
+        body = self._fetcher.segment(self._image, digest)
+        data = decode_segment(body, digest)
         if len(data) != size:
             raise DigestMismatch(f"the segment {digest.hex()} has {len(data)} bytes instead of {size}")
-        return data, [entry.digest for entry in header.entries]
+        return data, [entry.digest for entry in parse_header(body, whole=len(body)).entries]
+
+    def read_header(self, digest: bytes, size: int) -> SegmentHeader:
+        """The header of a segment of ``size`` bytes. Raises as :meth:`get`."""
+        length = header_size(-(-size // CHUNK_BYTES))
+        data, whole = self._fetcher.segment_range(self._image, digest, 0, length)
+        header = parse_header(data, whole=whole)
+        if header.digest != digest or header.size != size:
+            raise DigestMismatch(f"the header of segment {digest.hex()} belongs to another segment")
+        return header
+
+    def read_chunks(
+        self, header: SegmentHeader, numbers: Iterable[int], max_ranges: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield chunks of a segment, from this node or the repository, verified, in any order.
+
+        max_ranges: most requests. Raises as :meth:`get`.
+        """
+        missing: list[tuple[int, ChunkEntry]] = []
+        for number in numbers:
+            entry = header.entries[number]
+            if entry.kind is ChunkEncoding.ZEROS:
+                yield number, bytes(entry.size)
+            elif (data := self._chunk_index.read(entry.digest, entry.size)) is not None:
+                yield number, data
+            else:
+                missing.append((number, entry))
+        for run in _group_ranges(missing, max_ranges):
+            begin, end = run[0][1].offset, run[-1][1].offset + run[-1][1].length
+            body, _ = self._fetcher.segment_range(self._image, header.digest, begin, end)
+            for number, entry in run:
+                start = entry.offset - begin
+                yield number, read_chunk(entry, body[start : start + entry.length])
 
     def _has_common_chunks(self) -> bool:
         """Whether enough chunks so far were local to justify a request for a header."""
@@ -123,57 +153,19 @@ class SegmentSource:
                 self._seen < _TRIAL_CHUNKS or self._local >= _MIN_LOCAL_SHARE * self._seen
             )
 
-    def _get_partly_local(self, digest: bytes, size: int) -> tuple[bytes, SegmentHeader] | None:
-        """Assemble a partly local segment; ``None`` if a whole fetch is cheaper."""
-        header_bytes, whole = self._range(digest, 0, header_size(CHUNKS_PER_SEGMENT))
-        header = parse_header(header_bytes, whole=whole)
-        if header.digest != digest or header.size != size:
-            raise DigestMismatch(f"the header of segment {digest.hex()} belongs to another segment")
-        missing, local = [], {}
-        for number, entry in enumerate(header.entries):
-            if entry.kind is ChunkEncoding.ZEROS:
-                continue
-            if entry.digest in self._chunk_index:
-                local[number] = entry
-            else:
-                missing.append((number, entry))
+    def _is_partly_local(self, header: SegmentHeader) -> bool:
+        """Whether it is cheaper to fetch the missing chunks than the whole segment."""
+        stored = [entry for entry in header.entries if entry.kind is not ChunkEncoding.ZEROS]
+        missing = [entry for entry in stored if entry.digest not in self._chunk_index]
+        local = len(stored) - len(missing)
         with self._lock:
-            self._seen += len(local) + len(missing)
-            self._local += len(local)
-        if not local or sum(entry.length for _, entry in missing) > _MAX_MISSING_SHARE * whole:
-            return None
-        return self._assemble(digest, header, local, missing)
-
-    def _assemble(
-        self,
-        digest: bytes,
-        header: SegmentHeader,
-        local: dict[int, ChunkEntry],
-        missing: list[tuple[int, ChunkEntry]],
-    ) -> tuple[bytes, SegmentHeader]:
-        data = bytearray(header.size)
-        for number, entry in local.items():
-            chunk = self._chunk_index.read(entry.digest, entry.size)
-            if chunk is None:
-                missing.append((number, entry))  # damaged, or evicted meanwhile
-            else:
-                data[number * CHUNK_BYTES : number * CHUNK_BYTES + entry.size] = chunk
-        missing.sort(key=lambda pair: pair[1].offset)
-        for run in _group_ranges(missing):
-            begin, end = run[0][1].offset, run[-1][1].offset + run[-1][1].length
-            body, _ = self._range(digest, begin, end)
-            for number, entry in run:
-                start = entry.offset - begin
-                chunk = read_chunk(entry, body[start : start + entry.length])
-                data[number * CHUNK_BYTES : number * CHUNK_BYTES + entry.size] = chunk
-        return bytes(data), header
-
-    def _range(self, digest: bytes, begin: int, end: int) -> tuple[bytes, int]:
-        return self._fetcher.segment_range(self._image, digest, begin, end)
+            self._seen += len(stored)
+            self._local += local
+        return local > 0 and sum(e.length for e in missing) <= _MAX_MISSING_SHARE * header.stored
 
 
 def _group_ranges(
-    missing: Sequence[tuple[int, ChunkEntry]],
+    missing: Sequence[tuple[int, ChunkEntry]], max_ranges: int
 ) -> Iterator[Sequence[tuple[int, ChunkEntry]]]:
     """Group chunks into ranges, one for each request, in the order of the segment."""
     starts = [0]
@@ -181,7 +173,7 @@ def _group_ranges(
         before, entry = missing[position - 1][1], missing[position][1]
         if entry.offset - (before.offset + before.length) > _MAX_GAP_BYTES:
             starts.append(position)
-    if len(starts) > _MAX_RANGES:
+    if len(starts) > max_ranges:
         starts = [0]
     for begin, end in zip(starts, [*starts[1:], len(missing)], strict=True):
         if begin < end:

@@ -18,9 +18,8 @@ from pathlib import Path
 import click
 
 from condor.worker import WorkerKit
-from images.cache.lazy_cache import LazyImageCache
 from images.cache.node_cache import ImageCache, SignatureCheck
-from images.cloudinit import NoCloud
+from images.cloudinit import write_seed
 from images.store.image_store import ImageStore
 from images.transfer.file_transfer import ChunkedFileTransfer
 from node.checkpoint_stores import RETRIES, ServiceCheckpointStores
@@ -99,9 +98,8 @@ def _hold_agent_lock(directory: Path) -> Iterator[None]:
 def _serve(settings: Config) -> None:
     images = _image_source(settings)
     hypervisors = make_hypervisors(settings, images)
-    live = _live_cache(settings, images)
     metrics = _make_metrics(images, hypervisors)
-    components = make_run_parts(settings, images, hypervisors, settings.state_dir / "runs", live)
+    components = make_run_parts(settings, images, hypervisors, settings.state_dir / "runs")
     components = replace(components, on_step_timed=metrics.job_step, carrier=ChunkedFileTransfer())
     leftovers = components.journal.recover(hypervisors.drivers)
     swept = sweep(components.journal, hypervisors.drivers) + sweep_probes(hypervisors.drivers)
@@ -141,8 +139,8 @@ def _serve(settings: Config) -> None:
         with _announce_node(settings, images, service.node, checks):
             stop.wait()
         service.stop(STOP_SECONDS)
-    if live is not None:
-        live.close()
+    if isinstance(images, ImageCache):
+        images.close()
 
 
 def _resolve(settings: Config, images: ImageSource, ref: str) -> str:
@@ -215,7 +213,7 @@ def _make_cluster_vm_parts(
         console_uploader=ConsoleUploader(source, reporter),
         kit=WorkerKit(),
         settings=ClusterVmSettings(max_console=settings.max_console_bytes),
-        seeds=NoCloud(),
+        write_seed=write_seed,
         sessions=source,
     )
 
@@ -296,23 +294,16 @@ def _image_source(settings: Config) -> ImageSource:
         return ImageStore(settings.images)
     token = partial(read_token, settings.agent_token_file)
     fetcher = ImageClient(settings.api_url, token, retries=RETRIES)
-    cache = LazyImageCache if settings.lazy_start else ImageCache
-    return cache(
+    if settings.lazy_start and (why := nbd_server.unavailable_reason()):
+        raise ConfigError(f"lazy_start: {why}", hint="install nbdkit and nbdkit-plugin-python")
+    return ImageCache(
         _image_directory(settings),
         fetcher,
         limit=settings.image_cache_size * MIB,
         keep_free=settings.image_cache_free * MIB,
         trust=_signature_check(settings.image_trust_dir),
+        lazy_start=settings.lazy_start,
     )
-
-
-def _live_cache(settings: Config, images: ImageSource) -> LazyImageCache | None:
-    """Return the cache that serves incomplete images, if ``lazy_start`` is set."""
-    if not settings.lazy_start or not isinstance(images, LazyImageCache):
-        return None
-    if why := nbd_server.unavailable_reason():
-        raise ConfigError(f"lazy_start: {why}", hint="install nbdkit and nbdkit-plugin-python")
-    return images
 
 
 def _signature_check(folder: Path | None) -> SignatureCheck | None:

@@ -24,7 +24,7 @@ from service_kit import Service, service
 from start_overhead import execute, step_times
 
 from api.tokens import make_issuer
-from images.cache.lazy_cache import LazyImageCache
+from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
@@ -217,12 +217,12 @@ def start_once(
     """Start once with an empty cache."""
     start = Start()
     with tempfile.TemporaryDirectory(dir=home) as root:
-        cache = LazyImageCache(Path(root), client)
-        ours = replace(made, images=cache, live=cache if lazy else None)
+        cache = ImageCache(Path(root), client, lazy_start=lazy)
+        ours = replace(made, images=cache)
         began = time.monotonic()
         with step_times() as steps:
             run = execute(ours, digest, spec, _Watch(line, start))
         start.end = time.monotonic() - began
-        start.waited = run.live.waited() + sum(steps.seconds["fetch image"])
+        start.waited = run.waited_for_image + sum(steps.seconds["fetch image"])
         cache.close(60)
     return start

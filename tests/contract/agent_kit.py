@@ -6,13 +6,14 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from hypervisor_host import wait_until
 
+from vmjobs.agent.image_source import LazyStart
 from vmjobs.agent.run.job_run import Run, RunSettings
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.file_transfer import ProgressCallback
@@ -51,13 +52,10 @@ class Images:
     def prepare(self, digest: str, progress: ProgressCallback | None = None) -> BootImage:
         return self.image
 
-    def lease(
-        self, digest: str, progress: ProgressCallback | None = None
-    ) -> AbstractContextManager[BootImage]:
-        return self._leased(digest, progress)
-
     @contextmanager
-    def _leased(self, digest: str, progress: ProgressCallback | None) -> Iterator[BootImage]:
+    def lease(
+        self, digest: str, progress: ProgressCallback | None = None, lazy: LazyStart | None = None
+    ) -> Iterator[BootImage]:
         while digest == self.stuck and progress is not None:
             progress(0, 1)
             threading.Event().wait(0.05)

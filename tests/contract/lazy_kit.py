@@ -17,12 +17,12 @@ from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
 from repository_kit import ADMIN, push
 
-from images.cache.lazy_cache import LazyImageCache
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES
 from images.segment import header_size
-from vmjobs.agent.image_source import LazyImage
+from vmjobs.agent.image_source import LazyStart
 from vmjobs.client import ImageClient, Retries
+from vmjobs.hypervisor.base import LazyDisk
 from vmjobs.hypervisor.libvirt.nbd_plugin import LazyDiskReader
 
 #: Seconds for short operations, on a host that has other work as well.
@@ -129,9 +129,9 @@ class Place:
         """The node's cache as an ordinary one, without lazy start."""
         return ImageCache(self.root, self.fetcher(), **more)
 
-    def cache(self, **more: Any) -> LazyImageCache:
+    def cache(self, **more: Any) -> ImageCache:
         """The node's cache, with lazy start."""
-        return LazyImageCache(self.root, self.fetcher(), **more)
+        return ImageCache(self.root, self.fetcher(), lazy_start=True, **more)
 
     def fetcher(self) -> ImageClient:
         """The API's client, as the node uses it."""
@@ -153,7 +153,7 @@ def place_at(directory: Path) -> Iterator[Place]:
 class Machine:
     """A VM's access to its root disk through the block server."""
 
-    image: LazyImage
+    live: LazyDisk
     disk: LazyDiskReader
     errors: list[Exception]
 
@@ -170,10 +170,10 @@ class Machine:
 
 
 @contextmanager
-def machine(cache: LazyImageCache, digest: str, socket: Path) -> Iterator[Machine]:
+def machine(cache: ImageCache, digest: str, socket: Path) -> Iterator[Machine]:
     """A VM of an image that is not completely fetched."""
     errors: list[Exception] = []
-    with cache.live(digest, socket, errors.append) as image:
-        assert image.image.live is not None
-        assert image.image.live.socket == socket
-        yield Machine(image, LazyDiskReader(str(socket)), errors)
+    with cache.lease(digest, lazy=LazyStart(socket, errors.append)) as image:
+        assert image.live is not None
+        assert image.live.socket == socket
+        yield Machine(image.live, LazyDiskReader(str(socket)), errors)

@@ -16,7 +16,6 @@ from pathlib import Path
 from agent_kit import SETTINGS, Lease, executed, job_that
 from hypervisor_guest import BEGIN
 
-from images.cache.lazy_cache import LazyImageCache
 from images.cache.node_cache import ImageCache
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.events import EventQueue
@@ -62,11 +61,8 @@ class Node:
     def start(self, do: str, **fields: object) -> tuple[Run, Lease, Path]:
         """Make a run, its lease, and the directory of its outputs."""
         job = job_that(do, self.folder, LocalJob, self.image, **{"exit": "poweroff", **fields})
-        live = self.cache if isinstance(self.cache, LazyImageCache) else None
         journal = Journal(self.folder / "runs")
-        services = RunServices(
-            self.cache, lambda *_, **__: self.driver, journal, self.settings, live=live
-        )
+        services = RunServices(self.cache, lambda *_, **__: self.driver, journal, self.settings)
         lease = Lease()
         run = Run(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue())
         return run, lease, job.output_directory
@@ -82,7 +78,8 @@ class Node:
 def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
     """Run one job, and print each of its states."""
     fetcher = ImageClient(url, token, retries=Retries(deadline=2.0))
-    node = Node(Path(folder), LazyImageCache(Path(folder) / "images", fetcher), qemu(), image)
+    cache = ImageCache(Path(folder) / "images", fetcher, lazy_start=True)
+    node = Node(Path(folder), cache, qemu(), image)
     run, lease, _ = node.start(do)
     told: Callable[[Report], None] = lease.progress
 

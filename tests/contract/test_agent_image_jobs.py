@@ -25,7 +25,7 @@ from hypervisor_guest import BEGIN, root_disk_guest
 from hypervisor_host import kill_all, wait_until
 from waiting_kit import wait_for
 
-from images.cloudinit import NoCloud
+from images.cloudinit import write_seed
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.events import EventQueue, SignalSent
 from vmjobs.agent.run.job_run import ReportUndelivered, Run, RunServices, RunSettings
@@ -133,7 +133,7 @@ class Node:
         job = job_that(do, self.folder, Job, "sha256:" + "0" * 64, sinks, **fields)
         job.tries_left, job.refuses = self.tries_left, self.refuses
         journal = Journal(self.folder / "runs")
-        services = RunServices(Images(self.image), self.choose, journal, self.settings, NoCloud())
+        services = RunServices(Images(self.image), self.choose, journal, self.settings, write_seed)
         lease = Lease()
         return Run(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue()), job, lease
 

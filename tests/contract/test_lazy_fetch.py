@@ -13,9 +13,11 @@ import pytest
 from lazy_kit import Place, machine, noise, place_at, wait_for
 
 from images.cache import lazy_fetch
-from images.cache.lazy_cache import LazyImageCache
+from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
+from images.manifest import ImageManifest
 from node.cli import agent
+from vmjobs.agent.image_source import LazyStart
 from vmjobs.config import Config
 from vmjobs.errors import (
     ConfigError,
@@ -53,9 +55,9 @@ def test_nbdkit_serves_what_is_not_here_yet(place: Place, tmp_path: Path) -> Non
     original = tmp_path / "original"
     original.write_bytes(DISK)
     errors: list[Exception] = []
-    with cache.live(digest, tmp_path / "s", errors.append) as image:
-        assert image.image.live is not None
-        process, nbd = nbd_server.start("vmjobs-one", image.image.live, tmp_path)
+    with cache.lease(digest, lazy=LazyStart(tmp_path / "s", errors.append)) as image:
+        assert image.live is not None
+        process, nbd = nbd_server.start("vmjobs-one", image.live, tmp_path)
         url = f"nbd+unix:///?socket={nbd}"
         try:
             assert [p.pid for p in nbd_server.find("vmjobs-one")] == [process.pid]
@@ -86,11 +88,11 @@ def test_a_little_is_read_and_little_moves(place: Place, tmp_path: Path) -> None
         assert place.gate.bytes < 2 * WINDOW
         assert got.read(3 * SEGMENT_BYTES + 7, 4096) == bytes(4096)
         assert got.read(len(DISK) - 7, 7) == b"the end"
-        assert got.image.waiting() is False
-        assert 0 < got.image.waited() < 30
+        assert got.live.is_waiting() is False
+        assert 0 < got.live.waited() < 30
         # Nothing else is fetched before the guest is ready; then everything is.
         assert place.gate.bytes < 4 * WINDOW
-        got.image.ready()
+        got.live.fetch_rest()
         wait_for(lambda: place.plain().cached() == [digest])
         assert got.read_all() == DISK
 
@@ -114,8 +116,8 @@ def test_machines_share_what_comes(place: Place, tmp_path: Path) -> None:
     assert [found[n] == DISK for n in range(4)] == [True] * 4
     assert set(place.gate.ranges.values()) == {1}
     wait_for(lambda: cache.cached() == [digest])
-    with cache.live(digest, tmp_path / "s3", lambda _error: None) as image:
-        assert image.image.live is None
+    with cache.lease(digest, lazy=LazyStart(tmp_path / "s3", lambda _error: None)) as image:
+        assert image.live is None
 
 
 def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
@@ -141,13 +143,13 @@ def test_a_read_waits_for_a_repository_that_comes_back(place: Place, tmp_path: P
         found: list[bytes] = []
         reader = threading.Thread(target=lambda: found.append(got.read(SEGMENT_BYTES, 10)))
         reader.start()
-        wait_for(got.image.waiting)
+        wait_for(got.live.is_waiting)
         reader.join(2)
         assert reader.is_alive()
         place.gate.away = False
         reader.join(30)
         assert found == [DISK[SEGMENT_BYTES : SEGMENT_BYTES + 10]]
-        assert got.image.waited() > 1.5
+        assert got.live.waited() > 1.5
         assert got.errors == []
 
 
@@ -163,7 +165,7 @@ def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
     wait_for(lambda: not cache._fetches)
     with (
         pytest.raises(Unavailable),
-        cache.live(digest, tmp_path / "s2", lambda _error: None),
+        cache.lease(digest, lazy=LazyStart(tmp_path / "s2", lambda _error: None)),
     ):
         pass
     place.gate.away = False
@@ -189,9 +191,9 @@ def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, tmp_path: Path) ->
 def test_a_live_fetch_goes_on_where_another_was_killed(place: Place, tmp_path: Path) -> None:
     """The file holds garbage and half a segment, without a record of them."""
     digest = place.push(DISK)
-    content = place.plain()._get_manifest(digest).root.digest
+    content = ImageManifest.parse(place.fetcher().manifest(digest), digest).root.digest
     partial = place.root / "partial" / content.removeprefix("tree:")
-    partial.parent.mkdir()
+    partial.parent.mkdir(parents=True)
     partial.write_bytes(DISK[: SEGMENT_BYTES + CHUNK_BYTES] + noise(5 * SEGMENT_BYTES, "rubbish"))
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
@@ -238,20 +240,19 @@ def test_questions_that_make_no_sense(place: Place, tmp_path: Path) -> None:
     digest = place.push(DISK)
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
-        filling = next(iter(cache._fetches.values()))
-        assert filling.fetch is not None
+        fetch = next(iter(cache._fetches.values()))
         for offset, length in ((len(DISK), 1), (0, len(DISK) + 1), (-1, 4), (2**63, 2**31)):
             with pytest.raises(InvalidRequest):
-                filling.fetch.ensure(offset, length)
+                fetch.ensure(offset, length)
         assert got.errors == []
         assert got.read(0, 10) == DISK[:10]
 
 
 def test_the_server_ends_with_whoever_fills_the_disk(place: Place, tmp_path: Path) -> None:
     digest = place.push(DISK)
-    with place.cache().live(digest, tmp_path / "s", lambda _error: None) as image:
-        assert image.image.live is not None
-        process, _ = nbd_server.start("vmjobs-two", image.image.live, tmp_path)
+    with place.cache().lease(digest, lazy=LazyStart(tmp_path / "s", lambda _error: None)) as image:
+        assert image.live is not None
+        process, _ = nbd_server.start("vmjobs-two", image.live, tmp_path)
     assert process.wait(20) == -signal.SIGKILL
     assert nbd_server.find("vmjobs-two") == []
 
@@ -281,8 +282,8 @@ def test_a_node_starts_lazily_only_if_it_is_told_to(
     told = Config(state_dir=tmp_path, agent_token_file=token, lazy_start=True)
     for settings in (told, told.model_copy(update={"lazy_start": False})):
         images = agent._image_source(settings)
-        assert isinstance(images, LazyImageCache) == settings.lazy_start
-        assert agent._live_cache(settings, images) is (images if settings.lazy_start else None)
+        assert isinstance(images, ImageCache)
+        assert images._lazy_start == settings.lazy_start
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="nbdkit is not installed"):
-        agent._live_cache(told, agent._image_source(told))
+        agent._image_source(told)

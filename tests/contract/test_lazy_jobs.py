@@ -146,7 +146,7 @@ def test_the_repository_goes_away_while_a_guest_boots(
     def cut(run: Run, lease: Lease) -> None:
         lease.wait_for(JobState.BOOTING)
         place.gate.away = True
-        wait_for(lambda: run.live.waited() > 2)
+        wait_for(lambda: run.waited_for_image > 2)
         assert not lease.reached(JobState.COLLECTING)
         if back:
             place.gate.away = False
@@ -180,7 +180,7 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     def release(run: Run, lease: Lease) -> None:
         try:
             lease.wait_for(JobState.BOOTING)
-            wait_for(lambda: run.live.waited() > boot + 1, 120)
+            wait_for(lambda: run.waited_for_image > boot + 1, 120)
         finally:
             place.gate.withheld = frozenset()
 

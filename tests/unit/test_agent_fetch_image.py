@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from images_cache_kit import Remote, noise, put
 
-from images.cache.lazy_cache import LazyImageCache
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.signature import require_signed
@@ -32,8 +31,7 @@ class Job:
     resources: ExitStack = field(default_factory=ExitStack)
     looks: int = 0
     wanted: bool = True
-    live: Any = None
-    lazily: Any = None
+    image: Any = None
     kind: HypervisorKind | str = HypervisorKind.QEMU
     directory: Path = Path()
     attempt = machine = ""
@@ -44,7 +42,6 @@ class Job:
         self.driver = SimpleNamespace(kind=self.kind)
         self.services = SimpleNamespace(
             images=self.cache,
-            live=self.lazily,
             settings=SimpleNamespace(deliver_seconds=self.patience),
             choose=lambda *_, **__: SimpleNamespace(kind=HypervisorKind.UML),
             journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
@@ -74,7 +71,7 @@ def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remot
         fetch_image(job)  # type: ignore[arg-type]
         with pytest.raises(StorageFull):
             cache.prepare(second)
-        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
+        assert job.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
     cache.prepare(second)
     assert cache.cached() == [second]
     assert job.looks > 2
@@ -106,7 +103,7 @@ def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, rem
     job = Job(ImageCache(tmp_path / "node", remote), digest, patience=60.0)
     with job.resources:
         fetch_image(job)  # type: ignore[arg-type]
-        assert job.live.image.root.read_bytes() == noise(4 * SEGMENT_BYTES)
+        assert job.image.root.read_bytes() == noise(4 * SEGMENT_BYTES)
     remote.before = lambda _count: (_ for _ in ()).throw(Unavailable("api", "gone"))
     again = Job(ImageCache(tmp_path / "other", remote), digest)
     assert reason_of(again) is ReasonCode.IMAGE_UNAVAILABLE
@@ -118,25 +115,24 @@ def test_an_image_is_given_out_early_only_where_it_can_be(
 ) -> None:
     """UML has no NBD: it waits for the whole image."""
     digest, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
-    cache = LazyImageCache(tmp_path / "node", remote)
-    job = Job(cache, digest, lazily=cache, kind=kind, directory=tmp_path)
+    cache = ImageCache(tmp_path / "node", remote, lazy_start=True)
+    job = Job(cache, digest, kind=kind, directory=tmp_path)
     with job.resources:
         fetch_image(job)  # type: ignore[arg-type]
         whole = kind is HypervisorKind.UML
-        assert (job.live.image.live is None) == whole
+        assert (job.image.live is None) == whole
         assert (cache.cached() == [digest]) == whole
     cache.close()
 
 
 def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> None:
     digest, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
-    cache = LazyImageCache(tmp_path / "node", remote)
-    job: Any = Job(cache, digest, lazily=cache, kind="another", directory=tmp_path)
+    cache = ImageCache(tmp_path / "node", remote, lazy_start=True)
+    job: Any = Job(cache, digest, kind="another", directory=tmp_path)
     with job.resources:
         fetch_image(job)
-        assert job.live.image.live is not None
-        job.image = job.live.image
+        assert job.image.live is not None
         choose_hypervisor(job)
-        assert job.live.image.live is None
-        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
+        assert job.image.live is None
+        assert job.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
     cache.close()

@@ -13,7 +13,7 @@ import pycdlib
 import pytest
 import yaml
 
-from images.cloudinit import NoCloud, network_config, user_data
+from images.cloudinit import network_config, user_data, write_seed
 from images.guest import cloud_kit
 from vmjobs.errors import HypervisorError
 from vmjobs.model import JobSpec, JobTicket, NetworkMode, Strategy
@@ -40,7 +40,7 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def test_the_disk_is_what_cloud_init_looks_for(path: Path) -> None:
-    NoCloud().write(path, ticket(user_data="#cloud-config\nruncmd: [ls]\n", network="outbound"))
+    write_seed(path, ticket(user_data="#cloud-config\nruncmd: [ls]\n", network="outbound"))
     data = path.read_bytes()
     assert data[32769:32774] == b"CD001"
     assert data[32808:32840].rstrip() == b"cidata"
@@ -55,7 +55,7 @@ def test_the_disk_is_what_cloud_init_looks_for(path: Path) -> None:
 
 def test_a_disk_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(HypervisorError, match="cannot make the cloud-init disk"):
-        NoCloud().write(tmp_path / "none" / "seed", ticket())
+        write_seed(tmp_path / "none" / "seed", ticket())
 
 
 def test_the_network_needs_nobody_to_answer() -> None:

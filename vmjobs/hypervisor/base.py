@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -42,10 +42,16 @@ class LazyDisk:
     socket: Unix socket of the agent, which is asked before each read and answers once the chunks are in
         the file (:mod:`vmjobs.hypervisor.libvirt.nbd_plugin` defines the protocol).
     size: of the disk, in bytes.
+    fetch_rest: must be called once the guest is ready; then the rest of the disk is fetched.
+    is_waiting: whether a VM waits for a part of the disk now.
+    waited: seconds for which VMs have waited.
     """
 
     socket: Path
     size: int
+    fetch_rest: Callable[[], object] = lambda: None
+    is_waiting: Callable[[], bool] = lambda: False
+    waited: Callable[[], float] = lambda: 0.0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.cluster_vms.ssh_sessions import SessionSource
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
-from vmjobs.agent.image_source import ImageSource, SeedWriter
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.run.job_run import DriverChooser
 from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.hypervisor.base import Hypervisor, PrivateCard, VmLimits
@@ -67,7 +67,7 @@ class ClusterVmServices:
     console_uploader: ConsoleUploader
     kit: GuestFiles
     settings: ClusterVmSettings
-    seeds: SeedWriter | None = None
+    write_seed: Callable[[Path, JobTicket], object] | None = None
     sessions: SessionSource | None = None
     card: Callable[[ClusterVmOrder], PrivateCard | None] = lambda _order: None
     words: Callable[[str, int, bytes], object] = lambda _member, _incarnation, _words: None

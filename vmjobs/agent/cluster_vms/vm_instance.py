@@ -336,8 +336,8 @@ class VmInstance:
             DataDisk(self._scratch),
             DataDisk(folder / "output.disk"),
         ]
-        if self._image is not None and self._image.cloud_init and self.services.seeds is not None:
-            self.services.seeds.write(folder / "seed.disk", ticket)
+        if self._image is not None and self._image.cloud_init and self.services.write_seed is not None:
+            self.services.write_seed(folder / "seed.disk", ticket)
             disks.append(DataDisk(folder / "seed.disk", read_only=True))
         return disks
 

@@ -19,7 +19,7 @@ from socket import socket as Socket
 from typing import Protocol
 
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.image_source import ImageSource, LazyImage, LazyImageSource, SeedWriter
+from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.job_source import JobSource
 from vmjobs.agent.journal import InterruptedRun, Journal, RunRecord
 from vmjobs.agent.run import checkpoint
@@ -143,8 +143,8 @@ class DriverChooser(Protocol):
 class RunServices:
     """The services of this node that its runs share.
 
-    seeds: for images that use cloud-init data.
-    live: provides images before they are complete; None: a VM waits for the whole image.
+    write_seed: writes the disk with a job's NoCloud data, for images that use cloud-init; raises
+        HypervisorError.
     on_step_timed: receives the title and duration (seconds) of each step.
     carrier: transfers VM checkpoints to and from the repository; None: no VM is saved.
     reprobe: probes again whether a hypervisor works; None: not possible.
@@ -154,8 +154,7 @@ class RunServices:
     choose: DriverChooser
     journal: Journal
     settings: RunSettings
-    seeds: SeedWriter | None = None
-    live: LazyImageSource | None = None
+    write_seed: Callable[[Path, JobTicket], object] | None = None
     on_step_timed: Callable[[str, float], object] = lambda _title, _seconds: None
     carrier: FileTransfer | None = None
     reprobe: Callable[[HypervisorKind], ProbeResult] | None = None
@@ -228,7 +227,8 @@ class Run:
     directory: Path = field(init=False)
     uploader: ReportUploader = field(init=False)
     output_collector: OutputCollector = field(init=False)
-    live: LazyImage = field(init=False)
+    #: The job's image.
+    image: BootImage = field(init=False)
     guest_session: GuestSession = field(init=False)
     #: None: the VM has none.
     network: Network | None = None
@@ -282,9 +282,9 @@ class Run:
         return before + max(0.0, seen - self.run_begun - suspended_seconds)
 
     @property
-    def image(self) -> BootImage:
-        """The job's image."""
-        return self.live.image
+    def waited_for_image(self) -> float:
+        """Seconds for which VMs have waited for parts of the job's image."""
+        return self.image.live.waited() if self.image.live else 0.0
 
     @property
     def console(self) -> Path:

@@ -83,14 +83,14 @@ def await_ready(run: Run) -> None:
         return  # a resumed guest without network cannot report that it is ready
     while not _is_over(run):
         # Time that the guest waits for parts of its image does not count.
-        deadline = run.boot_begun + spec.boot_seconds + run.live.waited()
+        deadline = run.boot_begun + spec.boot_seconds + run.waited_for_image
         seen = _next_event(run, deadline)
         if isinstance(seen, GuestReady) and spec.ready_rule == REPORT:
             return
         if isinstance(seen, ConsoleLineMatched) and seen.rule == "ready":
             run.remark = f"the console showed the line {seen.line.strip()[:200]!r}"
             return
-        if seen is None and run.live.waited() <= deadline - run.boot_begun - spec.boot_seconds:
+        if seen is None and run.waited_for_image <= deadline - run.boot_begun - spec.boot_seconds:
             message = f"the guest was not ready within {spec.boot_seconds} s"
             raise run_failed(ReasonCode.BOOT_TIMED_OUT, with_console_lines(message, _last_lines(run)))
     # A guest that left a result was ready; a VM that ended without one was not.
@@ -102,7 +102,8 @@ def await_ready(run: Run) -> None:
 def await_end(run: Run) -> None:
     """Wait until the job's work is done, or its time limit is reached."""
     spec = run.ticket.spec
-    run.live.ready()
+    if run.image.live is not None:
+        run.image.live.fetch_rest()
     run.run_begun = time.monotonic()
     # Heartbeats are expected only in this step: the steps before and after have deadlines.
     run.guest_session.heard = time.monotonic()

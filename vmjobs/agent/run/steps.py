@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.image_source import LazyImage, LazyImageSource
+from vmjobs.agent.image_source import LazyStart
 from vmjobs.agent.run import checkpoint
 from vmjobs.agent.run.console import ConsoleReader
 from vmjobs.agent.run.console_rules import ConsoleRule, ConsoleRuleError, parse_console_rule
@@ -33,7 +33,7 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, DataDisk, VmConfig
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, BootImage, DataDisk, VmConfig
 from vmjobs.model import (
     MIB,
     HypervisorKind,
@@ -71,11 +71,7 @@ def fetch_image(run: Run) -> None:
     """Lease the verified image on this node until the VM is gone."""
 
     run.fetched_before = run.services.images.fetched(run.ticket.image_digest)
-    begin = run.services.live
-    if begin is not None and run.driver.kind is not HypervisorKind.UML:
-        _lease_image(run, partial(_lease_live_image, run, begin))
-    else:
-        _lease_image(run, partial(_lease_whole_image, run))
+    _lease_image(run, lazy=run.driver.kind is not HypervisorKind.UML)
 
 
 _IMAGE_ERRORS = (
@@ -88,27 +84,22 @@ _IMAGE_ERRORS = (
 )
 
 
-def _lease_image(run: Run, lease: Callable[[], LazyImage]) -> None:
+def _lease_image(run: Run, *, lazy: bool) -> None:
+    """Lease the image. lazy: a VM can start from it before it is complete, if the node allows that."""
+    start = LazyStart(
+        run.directory / "blocks.sock", lambda error: run.event_queue.put(ImageLost(error))
+    )
+
+    def lease() -> BootImage:
+        leased = run.services.images.lease(
+            run.ticket.image_digest, lambda _done, _all: run.check_stop(), start if lazy else None
+        )
+        return run.resources.enter_context(leased)
+
     try:
-        run.live = retry_while_unavailable(run, lease)
+        run.image = retry_while_unavailable(run, lease)
     except _IMAGE_ERRORS as error:
         raise image_failed(error) from error
-
-
-def _lease_whole_image(run: Run) -> LazyImage:
-    leased = run.services.images.lease(run.ticket.image_digest, lambda _done, _all: run.check_stop())
-    return LazyImage(run.resources.enter_context(leased))
-
-
-def _lease_live_image(run: Run, source: LazyImageSource) -> LazyImage:
-    """Return the image as soon as a VM can start from it."""
-    leased = source.live(
-        run.ticket.image_digest,
-        run.directory / "blocks.sock",
-        lambda error: run.event_queue.put(ImageLost(error)),
-        lambda _done, _all: run.check_stop(),
-    )
-    return run.resources.enter_context(leased)
 
 
 def choose_hypervisor(run: Run) -> None:
@@ -127,8 +118,8 @@ def choose_hypervisor(run: Run) -> None:
         run.services.journal.reassign(run.attempt, run.machine, run.driver)
     run.has_suitable_driver, run.unbootable = True, None
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:
-        run.live.ready()
-        _lease_image(run, partial(_lease_whole_image, run))
+        run.image.live.fetch_rest()
+        _lease_image(run, lazy=False)
     run.resumed = checkpoint.resumable_checkpoint(run)
     if run.resumed is not None:
         run.sentinel = run.resumed.sentinel
@@ -194,8 +185,8 @@ def make_disks(run: Run) -> None:
     if run.resumed is None:
         create_blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
         create_blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_OVERHEAD_BYTES)
-        if run.image.cloud_init and run.services.seeds is not None:
-            run.services.seeds.write(run.directory / "seed.disk", run.ticket)
+        if run.image.cloud_init and run.services.write_seed is not None:
+            run.services.write_seed(run.directory / "seed.disk", run.ticket)
     if spec.network is not NetworkMode.NONE:
         _open_network(run)
 
@@ -281,7 +272,7 @@ def _last_heartbeat(run: Run) -> float:
 
     A guest of an image job that never asked for signals sends none.
     """
-    if run.live.waiting():
+    if run.image.live is not None and run.image.live.is_waiting():
         return time.monotonic()  # the guest is blocked until a part of its image arrives
     is_heartbeat_expected = (
         run.ticket.spec.strategy is Strategy.SCRIPT or run.guest_session.has_heartbeat
