@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
-import io
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,32 +43,6 @@ class UnpackBudget:
             raise ImageRejected("the container image has too many files")
 
 
-class _HashingReader(io.RawIOBase):
-    """Reads a file and computes the digest of its bytes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-        self.size = 0
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read into ``buffer``."""
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self.sha256.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def drain(self) -> None:
-        """Read to the end."""
-        while self.read(_CHUNK):
-            pass
-
-
 def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: UnpackBudget) -> None:
     """Write the tar archive of a layer (gzip, zstd or neither) to ``target``.
 
@@ -79,9 +52,9 @@ def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Un
     """
     try:
         with blob.open("rb") as file, target.open("wb") as sink:
-            source = _HashingReader(file)
-            found = _copy(_opened(file, source), sink, budget)
-            source.drain()
+            if hashlib.file_digest(file, "sha256").hexdigest() != layer.digest.removeprefix("sha256:"):
+                raise DigestMismatch(f"layer {layer.digest} is damaged: its bytes have another digest")
+            found = _copy(_decompressed(file), sink, budget)
     except FileNotFoundError:
         raise ImageRejected(f"layer {layer.digest} is missing") from None
     except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
@@ -90,24 +63,20 @@ def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Un
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise StorageFull(f"no space to unpack layer {layer.digest}") from error
         raise
-    if source.sha256.hexdigest() != layer.digest.removeprefix("sha256:"):
-        raise DigestMismatch(f"layer {layer.digest} is damaged: its bytes have another digest")
     if found != diff_id:
         raise DigestMismatch(f"layer {layer.digest} unpacks to {found}, the image says {diff_id}")
 
 
-def _opened(file: BinaryIO, source: _HashingReader) -> BinaryIO:
+def _decompressed(file: BinaryIO) -> BinaryIO:
+    file.seek(0)
     head = file.read(4)
     file.seek(0)
     if head.startswith(_GZIP):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, source), mode="rb"))
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
     if head == _ZSTD:
         decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        return cast(
-            BinaryIO,
-            decoder.stream_reader(cast(BinaryIO, source), read_across_frames=True, closefd=False),
-        )
-    return cast(BinaryIO, source)
+        return cast(BinaryIO, decoder.stream_reader(file, read_across_frames=True, closefd=False))
+    return file
 
 
 def _copy(source: BinaryIO, sink: BinaryIO, budget: UnpackBudget) -> str:
