@@ -30,8 +30,8 @@ from images.content import (
     zero_segment_digest,
 )
 from images.manifest import Part
-from images.store.content_folder import ContentFolder, mark_of
-from images.store.files import exclusive_lock, write_all, write_atomically
+from images.store.content_folder import ContentFolder
+from images.store.files import exclusive_lock, mark_of, write_all, write_atomically
 from images.transfer.remote import ImageFetcher, SegmentSource
 from images.transfer.worker_threads import run_tasks
 from vmjobs.errors import DigestMismatch, NotFound, StorageFull

@@ -22,9 +22,10 @@ from images.inspect.bootinfo import detect_boot
 from images.inspect.inspection import inspect_image
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.signature import read_private_key, sign
+from images.store.files import mark_of
 from images.store.image_store import ImageStore
 from images.transfer.push import send_content
-from images.transfer.upload_state import MAX_AGE_SECONDS, FileDigestCache, UploadState, mark_of
+from images.transfer.upload_state import MAX_AGE_SECONDS, FileDigestCache, UploadState
 from vmjobs import __version__
 from vmjobs.cli.common import echo
 from vmjobs.client.images import Images

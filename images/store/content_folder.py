@@ -27,7 +27,15 @@ from images.content import (
     zero_chunk_digest,
     zero_segment_digest,
 )
-from images.store.files import move_into_place, remove_leftovers, temporary, write_all, write_atomically
+from images.store.files import (
+    FileMark,
+    mark_of,
+    move_into_place,
+    remove_leftovers,
+    temporary,
+    write_all,
+    write_atomically,
+)
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 
 _READ_BYTES: Final = 1 << 20
@@ -273,13 +281,13 @@ class ContentFolder:
         for name in (path, path.with_suffix(".note"), path.with_suffix(".blocks")):
             name.unlink(missing_ok=True)
 
-    def _read_mark(self, path: Path) -> dict[str, int] | None:
+    def _read_mark(self, path: Path) -> FileMark | None:
         try:
-            return cast(dict[str, int], json.loads(self._mark_path(path).read_bytes()))
+            return cast(FileMark, json.loads(self._mark_path(path).read_bytes()))
         except (OSError, ValueError):
             return None
 
-    def _write_mark(self, path: Path, mark: dict[str, int]) -> None:
+    def _write_mark(self, path: Path, mark: FileMark) -> None:
         # A read-only store (another owner's, a read-only mount) works as well; its contents are
         # then read at each use.
         with suppress(OSError):
@@ -297,16 +305,6 @@ def _hex_digits(digest: str) -> str:
 
 def _layout_path(path: Path) -> Path:
     return path.with_suffix(".layout")
-
-
-def mark_of(status: os.stat_result) -> dict[str, int]:
-    """Attributes that change when a file's bytes change."""
-    return {
-        "inode": status.st_ino,
-        "size": status.st_size,
-        "changed": status.st_ctime_ns,
-        "modified": status.st_mtime_ns,
-    }
 
 
 def _clone(source: BinaryIO, target: BinaryIO) -> bool:

@@ -20,6 +20,19 @@ from vmjobs.fsync import sync_directory
 #: Interval between two attempts at a held lock, in seconds.
 LOCK_POLL_SECONDS: Final = 0.2
 
+#: Attributes that change when a file's bytes change.
+FileMark = dict[str, int]
+
+
+def mark_of(status: os.stat_result) -> FileMark:
+    """The mark of a file, which is stored as JSON beside what was computed from its bytes."""
+    return {
+        "inode": status.st_ino,
+        "size": status.st_size,
+        "modified": status.st_mtime_ns,
+        "changed": status.st_ctime_ns,
+    }
+
 
 @contextmanager
 def temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:

@@ -9,9 +9,8 @@ asks again and sends the rest.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -28,14 +27,17 @@ from images.content import (
     zero_segment_digest,
 )
 from images.segment import encode_chunks
-from images.transfer.upload_state import FileDigestCache, Mark, mark_of
+from images.store.files import FileMark, mark_of
+from images.transfer.upload_state import FileDigestCache
+from images.transfer.worker_threads import THREADS, run_tasks
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, MissingChunks
 from vmjobs.file_transfer import ContentReceiver
 
-WORKERS: Final = 4
 #: Segments in a batch: few at first, so that sending starts early.
 FIRST_BATCH: Final = 2
 MAX_BATCH: Final = 32
+#: Interval of checks whether the push is cancelled, in seconds.
+_CHECK_SECONDS: Final = 1.0
 #: Attempts at the whole content, if the repository lost segments that it reported to have.
 MAX_ATTEMPTS: Final = 3
 
@@ -114,40 +116,33 @@ class _Push:
         self._receiver = receiver
         self._workers = workers
         self._on_progress = on_progress
-        self._lock = threading.Lock()
         self._done = self._sent = 0
 
     def run(self) -> list[bytes]:
         """Send the missing segments; returns the digests of all segments."""
         digests: list[bytes] = []
-        pending: set[Future[None]] = set()
-        count = -(-self._segments.size // SEGMENT_BYTES)
-        size = FIRST_BATCH
-        with ThreadPoolExecutor(self._workers, "push") as pool:
-            try:
-                while len(digests) < count:
-                    first = len(digests)
-                    batch = range(first, min(first + size, count))
-                    size = min(size * 2, MAX_BATCH)
-                    found, missing = self._find_missing(batch)
-                    digests += found
-                    pending.update(pool.submit(self._send, wanted) for wanted in missing)
-                    pending = self._wait_for(pending, MAX_BATCH)
-                self._wait_for(pending, 0)
-            finally:
-                pool.shutdown(cancel_futures=True)
+        sending = run_tasks(
+            self._send,
+            self._missing_segments(digests),
+            lambda: self._report_progress(0, 0),
+            _CHECK_SECONDS,
+            threads=self._workers,
+            waiting=MAX_BATCH,
+        )
+        with closing(sending):
+            for segment, sent in sending:
+                self._report_progress(self._segments.length(segment.number), sent)
         return digests
 
-    def _wait_for(self, pending: set[Future[None]], allowed: int) -> set[Future[None]]:
-        """Wait until at most ``allowed`` are pending; raise the error of a failure."""
-        while True:
-            finished = {future for future in pending if future.done()}
-            for future in finished:
-                future.result()
-            pending = pending - finished
-            if len(pending) <= allowed:
-                return pending
-            wait(pending, return_when="FIRST_COMPLETED")
+    def _missing_segments(self, digests: list[bytes]) -> Iterator[_MissingSegment]:
+        """Yield the segments to send; append the digests of all segments to ``digests``."""
+        count, size = -(-self._segments.size // SEGMENT_BYTES), FIRST_BATCH
+        while len(digests) < count:
+            first = len(digests)
+            found, missing = self._find_missing(range(first, min(first + size, count)))
+            size = min(size * 2, MAX_BATCH)
+            digests += found
+            yield from missing
 
     def _find_missing(self, batch: range) -> tuple[list[bytes], list[_MissingSegment]]:
         """The digests of a batch, and the segments to send; counts others as done."""
@@ -195,7 +190,8 @@ class _Push:
                 found[number].add(place)
         return {number: frozenset(places) for number, places in found.items()}
 
-    def _send(self, wanted: _MissingSegment) -> None:
+    def _send(self, wanted: _MissingSegment) -> int:
+        """Send a segment; returns the number of bytes sent."""
         body = self._segments.pack(wanted.number, wanted.chunk_digests, wanted.send)
         sent = len(body)
         try:
@@ -207,13 +203,12 @@ class _Push:
             )
             sent += len(body)
             self._receiver.put_segment(wanted.digest, body)
-        self._report_progress(self._segments.length(wanted.number), sent)
+        return sent
 
     def _report_progress(self, done: int, sent: int) -> None:
-        with self._lock:
-            self._done += done
-            self._sent += sent
-            self._on_progress(min(self._done, self._segments.size), self._sent)
+        self._done += done
+        self._sent += sent
+        self._on_progress(min(self._done, self._segments.size), self._sent)
 
 
 def send_content(
@@ -222,7 +217,7 @@ def send_content(
     *,
     layout: ContentLayout | None = None,
     digest_cache: FileDigestCache | None = None,
-    workers: int = WORKERS,
+    workers: int = THREADS,
     on_progress: TransferProgress = lambda _done, _sent: None,
 ) -> ContentLayout:
     """Send a file's bytes to a repository, and return their layout.
@@ -237,9 +232,9 @@ def send_content(
     try:
         with path.open("rb", buffering=0) as file:
             mark = mark_of(os.fstat(file.fileno()))
-            if mark.size == 0:
+            if mark["size"] == 0:
                 raise InvalidRequest(f"{path} is empty: there is nothing to send")
-            segments = _Segments(file, mark.size, digest_cache, layout)
+            segments = _Segments(file, mark["size"], digest_cache, layout)
             try:
                 return _send_all(
                     segments, receiver, workers, on_progress, lambda: _check_unchanged(file, path, mark)
@@ -276,7 +271,7 @@ def _send_all(
     raise AssertionError("unreachable")
 
 
-def _check_unchanged(file: BinaryIO, path: Path, mark: Mark) -> None:
+def _check_unchanged(file: BinaryIO, path: Path, mark: FileMark) -> None:
     if mark_of(os.fstat(file.fileno())) != mark:
         raise Conflict(
             f"{path} changed while it was being pushed",

@@ -14,33 +14,17 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
 from images.content import CHUNKS_PER_SEGMENT
+from images.store.files import mark_of
 
 _RECORD: Final = struct.Struct(">II")
 _DIGEST_BYTES: Final = 32
 _MAX_HEADER_BYTES: Final = 4096
 #: Age of the last use after which a cache file is removed.
 MAX_AGE_SECONDS: Final = 30 * 86400
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Attributes that change when a file's bytes change."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-    changed: int
-
-
-def mark_of(status: os.stat_result) -> Mark:
-    """The attributes of a file."""
-    return Mark(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileDigestCache:
@@ -57,7 +41,7 @@ class FileDigestCache:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_old_files(folder)
             target = path.resolve()
-            header = _header(target, mark_of(target.stat()))
+            header = _header(target, target.stat())
             name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
             handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = os.fdopen(handle, "r+b", buffering=0)
@@ -106,8 +90,9 @@ class FileDigestCache:
                 self._file.truncate(0)
 
 
-def _header(path: Path, mark: Mark) -> bytes:
-    return json.dumps({"version": 1, "path": str(path), **asdict(mark)}).encode() + b"\n"
+def _header(path: Path, status: os.stat_result) -> bytes:
+    fields = {"version": 1, "path": str(path), "device": status.st_dev, **mark_of(status)}
+    return json.dumps(fields).encode() + b"\n"
 
 
 def _read(file: BinaryIO, header: bytes) -> dict[int, tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-#: Threads, and results that may wait for the consumer; together they limit the memory.
+#: Default numbers of threads, and of results that may wait for the consumer.
 THREADS: Final = 4
 MAX_WAITING_RESULTS: Final = 2
 #: After a failure: intervals without a result after which running tasks are abandoned.
@@ -18,7 +18,13 @@ PATIENCE: Final = 5
 
 
 def run_tasks(
-    work: Callable[[Task], Result], tasks: Iterable[Task], check: Callable[[], object], interval: float
+    work: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    check: Callable[[], object],
+    interval: float,
+    *,
+    threads: int = THREADS,
+    waiting: int = MAX_WAITING_RESULTS,
 ) -> Generator[tuple[Task, Result], None, None]:
     """Yield each task and its result, in the order of completion.
 
@@ -27,6 +33,7 @@ def run_tasks(
 
     Args:
         check: called after each ``interval`` seconds without a result; may raise.
+        waiting: most tasks and results that are waiting, beside those that the threads work on.
 
     Raises:
         BaseException: the first error of a task, once the tasks that were running then have ended or
@@ -48,13 +55,13 @@ def run_tasks(
             except BaseException as error:
                 done.put(error)
 
-    for _ in range(THREADS):
+    for _ in range(threads):
         threading.Thread(target=run, name="worker", daemon=True).start()
     try:
-        yield from _take_results(todo, idle, done, iter(tasks), check, interval)
+        yield from _take_results(todo, idle, done, iter(tasks), check, interval, threads + waiting)
     finally:
         ended.set()
-        idle.release(THREADS)
+        idle.release(threads)
 
 
 def _take_results(
@@ -64,11 +71,12 @@ def _take_results(
     tasks: Iterator[Task],
     check: Callable[[], object],
     interval: float,
+    most: int,
 ) -> Iterator[tuple[Task, Result]]:
     pending = silent_intervals = 0
     failure: BaseException | None = None
     while True:
-        while failure is None and pending < THREADS + MAX_WAITING_RESULTS:
+        while failure is None and pending < most:
             try:
                 todo.put(next(tasks))
             except StopIteration:
