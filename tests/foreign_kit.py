@@ -83,14 +83,14 @@ def imported(name: str, *, own_kernel: bool = False) -> str:
     except NotFound:
         manifest = ImageManifest(
             boot=image.boot,
-            root=store.add_file(root),
+            root=store.folder.add_file(root),
             cloud_init=image.cloud_init,
             partition=image.partition,
         )
         if image.boot is BootMethod.KERNEL:
             parts: dict[str, object] = {"cmdline": image.cmdline}
             if own_kernel:
-                linux, initrd = (store.add_file(path) for path in kernel())
+                linux, initrd = (store.folder.add_file(path) for path in kernel())
                 parts |= {"kernel": linux, "initrd": initrd}
             manifest = manifest.model_copy(update=parts)
         store.tag(name, tag, store.put_manifest(manifest))

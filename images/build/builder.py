@@ -171,8 +171,8 @@ def _build(
     manifest = ImageManifest(
         architecture=platform.machine(),
         root=root,
-        kernel=store.put_content(io.BytesIO(image)) if image else None,
-        initrd=store.put_content(io.BytesIO(ramdisk)) if ramdisk else None,
+        kernel=store.folder.put(io.BytesIO(image)) if image else None,
+        initrd=store.folder.put(io.BytesIO(ramdisk)) if ramdisk else None,
         cmdline=recipe.cmdline,
         guest=GuestSupport(contract=3),
         recipe=recipe.digest,
@@ -234,4 +234,4 @@ def _store_root(tree: FileTree, recipe: Recipe, store: ImageStore, place: Scratc
         label=recipe.name,
     )
     place.check_cancelled()
-    return store.add_file(file)
+    return store.folder.add_file(file)

@@ -123,7 +123,7 @@ def from_store(store: ImageStore, ref: str) -> PendingPush:
     digest = store.resolve(ref)
     manifest = store.manifest(digest)
     contents = [
-        _PushedPart(part.digest, store.content_path(part.digest), store.layout(part.digest))
+        _PushedPart(part.digest, store.folder.verify(part.digest), store.folder.layout(part.digest))
         for part in manifest.parts()
     ]
     name = "" if ref.startswith("sha256:") else ref.rpartition("/")[2]

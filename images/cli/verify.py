@@ -155,7 +155,7 @@ def _verify_local(
     checked = 0
     lines: list[str] = []
     for part in manifest.parts():
-        layout = store.layout(part.digest)
+        layout = store.folder.layout(part.digest)
         try:
             lines += _verify_file(store, part.digest, layout, shown)
         except OSError as error:

@@ -128,9 +128,9 @@ def _import(
         raise ImageRejected(f"{reference.text} does not fit on a disk: {error}") from error
     report_step("store", 0.9)
     manifest = ImageManifest(
-        root=store.add_file(disk),
-        kernel=store.add_file(kit.kernel),
-        initrd=store.add_file(kit.initrd),
+        root=store.folder.add_file(disk),
+        kernel=store.folder.add_file(kit.kernel),
+        initrd=store.folder.add_file(kit.initrd),
         cmdline=(f"init={kits.INIT}", *kit.cmdline),
         guest=GuestSupport(contract=3),
         program=program,

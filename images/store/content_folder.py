@@ -27,6 +27,7 @@ from images.content import (
     zero_chunk_digest,
     zero_segment_digest,
 )
+from images.manifest import Part
 from images.store.files import (
     FileMark,
     mark_of,
@@ -147,8 +148,8 @@ class ContentFolder:
         """Remove temporary files of writers that have exited."""
         remove_leftovers(self.temporary)
 
-    def put(self, stream: BinaryIO) -> tuple[str, int]:
-        """Store the stream's bytes, if new; returns their digest and size in bytes.
+    def put(self, stream: BinaryIO) -> Part:
+        """Store the stream's bytes, if new.
 
         Raises:
             InvalidRequest: the stream is empty, which no part of an image may be.
@@ -159,14 +160,13 @@ class ContentFolder:
                 writer.write(piece)
             layout = writer.finish()
             self.commit_file(file, path, layout)
-        return layout.digest, layout.size
+        return Part(digest=layout.digest, size=layout.size)
 
-    def add_file(
-        self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None
-    ) -> tuple[str, int]:
-        """Store a regular file without reading its holes; returns its digest and size.
+    def add_file(self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None) -> Part:
+        """Store a regular file without reading its holes.
 
         Where the file system supports clones, the copy shares the original's disk blocks.
+        on_write: called with the number of bytes so far.
 
         Raises:
             InvalidRequest: it is empty or not a regular file. OSError: it cannot be read.
@@ -183,7 +183,7 @@ class ContentFolder:
             else:
                 layout = _copy(source, status.st_size, SparseWriter(target, on_write))
             self.commit_file(target, path, layout)
-        return layout.digest, layout.size
+        return Part(digest=layout.digest, size=layout.size)
 
     def commit_file(self, file: BinaryIO, path: Path, layout: ContentLayout) -> None:
         """Make a temporary file the content of the given layout, without reading it.

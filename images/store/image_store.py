@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
-from images.content import ContentLayout
 from images.manifest import ImageManifest, Part
 from images.store.content_folder import ContentFolder
 from images.store.files import write_atomically
@@ -52,42 +51,6 @@ class ImageStore:
         self.root = Path(root)
         self.folder = ContentFolder(self.root)
         self.folder.remove_leftovers()
-
-    # ------------------------------------------------------------------ contents
-
-    def put_content(self, stream: BinaryIO) -> Part:
-        """Store the stream's bytes, zeros as holes.
-
-        Raises:
-            InvalidRequest: the stream is empty.
-        """
-        digest, size = self.folder.put(stream)
-        return Part(digest=digest, size=size)
-
-    def add_file(self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None) -> Part:
-        """Store a regular file with its holes. on_write: called with the bytes so far.
-
-        Raises:
-            InvalidRequest: it is empty, or not a regular file. OSError: it cannot be read.
-        """
-        digest, size = self.folder.add_file(source, on_write)
-        return Part(digest=digest, size=size)
-
-    def content_path(self, digest: str) -> Path:
-        """Verify the content's bytes, and return the path of its file.
-
-        Raises:
-            NotFound: it is not here. DigestMismatch: it is damaged.
-        """
-        return self.folder.verify(digest)
-
-    def layout(self, digest: str) -> ContentLayout:
-        """The content's layout.
-
-        Raises:
-            NotFound: it is not here. DigestMismatch: it is damaged.
-        """
-        return self.folder.layout(digest)
 
     # ------------------------------------------------------------------ manifests
 

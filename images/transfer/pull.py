@@ -63,7 +63,7 @@ def pull_file(
         store = ImageStore(scratch)
         part = Part(digest=content, size=size)
         ContentFetch(store.folder, _NoEviction(store), fetch, digest, part, on_progress).run()
-        path = store.content_path(content)
+        path = store.folder.verify(content)
         path.chmod(0o644)
         path.replace(target)
         sync_directory(target.absolute().parent)

@@ -226,9 +226,9 @@ def _publish(parts: BuildContext, work: BuildTask, digest: str, sent: Callable[[
                 sent((before + done) / manifest.size)
 
             send_content(
-                parts.store.content_path(part.digest),
+                parts.store.folder.verify(part.digest),
                 LocalUpload(images, work.owner, upload),
-                layout=parts.store.layout(part.digest),
+                layout=parts.store.folder.layout(part.digest),
                 on_progress=on_progress,
             )
             before += part.size

@@ -77,11 +77,11 @@ def _images(store: ImageStore, digest: str) -> Iterator[tuple[ImageCache, str, s
         for size in (LARGE, SMALL):
             disk = Path(directory) / "disk"
             _enlarge(image.root, disk, size)
-            parts = {"root": own.add_file(disk)}
+            parts = {"root": own.folder.add_file(disk)}
             if image.kernel is not None:
-                parts["kernel"] = own.add_file(image.kernel)
+                parts["kernel"] = own.folder.add_file(image.kernel)
             if image.initrd is not None:
-                parts["initrd"] = own.add_file(image.initrd)
+                parts["initrd"] = own.folder.add_file(image.initrd)
             disk.unlink()
             manifest = ImageManifest(**parts, cmdline=image.cmdline)
             found.append(own.put_manifest(manifest))

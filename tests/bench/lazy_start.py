@@ -137,12 +137,12 @@ def _images(root: Path, store: ImageStore, ref: str) -> ImageStore:
     image = store.prepare(store.resolve(ref))
     if image.kernel is None or image.initrd is None:
         raise RuntimeError(f"{ref} has no kernel of its own")
-    common = {"kernel": own.add_file(image.kernel), "initrd": own.add_file(image.initrd)}
+    common = {"kernel": own.folder.add_file(image.kernel), "initrd": own.folder.add_file(image.initrd)}
     disk = root / "disk"
     shutil.copy(image.root, disk)
     noise = random.Random(0)
     for name in (ref, f"{ref}-and-data"):
-        manifest = ImageManifest(root=own.add_file(disk), cmdline=image.cmdline, **common)
+        manifest = ImageManifest(root=own.folder.add_file(disk), cmdline=image.cmdline, **common)
         own.tag(name, "latest", own.put_manifest(manifest))
         with disk.open("ab") as file:
             for _ in range(DATA // SEGMENT_BYTES if name == ref else 0):

@@ -393,7 +393,7 @@ def test_a_program_and_nothing_else(store: ImageStore, made: Made, vms: Bench) -
 
 def check(store: ImageStore, image: ImportedImage) -> None:
     """Check the root disk with e2fsck. A container's disk needs no lost+found."""
-    disk = store.content_path(store.manifest(image.digest).root.digest)
+    disk = store.folder.verify(store.manifest(image.digest).root.digest)
     assert all("lost+found" in line for line in fsck(disk))
 
 
@@ -566,7 +566,7 @@ def test_images_on_the_same_layers_share_their_blocks(tmp_path: Path, store: Ima
 
 def blocks(store: ImageStore, image: ImportedImage) -> list[bytes]:
     """Digests of the chunks of the root disk that are not zeros."""
-    path = store.content_path(store.manifest(image.digest).root.digest)
+    path = store.folder.verify(store.manifest(image.digest).root.digest)
     with path.open("rb", buffering=0) as file:
         found = [digests or [] for _, digests in iter_segments(file, path.stat().st_size)]
     return [digest for digests in found for digest in digests if digest != zero_chunk_digest()]

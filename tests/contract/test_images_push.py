@@ -261,7 +261,7 @@ def test_garbage_in_the_local_store(tmp_path: Path) -> None:
 
 def _stored(store: ImageStore, data: bytes) -> Part:
     file = file_of(store.root / "source", data)
-    return store.add_file(file)
+    return store.folder.add_file(file)
 
 
 def test_layouts_of_large_contents_have_the_size_that_is_expected() -> None:

@@ -153,7 +153,7 @@ def blank_disk(grid: Grid) -> str:
     path = ROOT / "build" / "work" / "test-bios"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"no boot sector at all".ljust(1024 * 1024, b"."))
-    disk = ImageManifest(boot=BootMethod.BIOS, root=grid.images.add_file(path))
+    disk = ImageManifest(boot=BootMethod.BIOS, root=grid.images.folder.add_file(path))
     grid.images.tag(path.name, "latest", grid.images.put_manifest(disk))
     return path.name
 

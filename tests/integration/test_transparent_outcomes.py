@@ -515,7 +515,7 @@ def fresh(grid: Grid) -> None:
     disk = ROOT / "build" / "work" / "test-fresh"
     disk.parent.mkdir(parents=True, exist_ok=True)
     disk.write_bytes(os.urandom(1024 * 1024))
-    manifest = ImageManifest(boot=BootMethod.BIOS, root=grid.images.add_file(disk))
+    manifest = ImageManifest(boot=BootMethod.BIOS, root=grid.images.folder.add_file(disk))
     grid.images.tag("test-fresh", "latest", grid.images.put_manifest(manifest))
     publish(grid)
 

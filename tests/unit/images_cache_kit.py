@@ -40,7 +40,7 @@ DISK = (
 def put(store: ImageStore, disk: bytes = DISK, kernel: bytes = b"kernel") -> tuple[str, ImageManifest]:
     """Put an image with a kernel into ``store``; return its digest and manifest."""
     manifest = ImageManifest(
-        root=store.put_content(io.BytesIO(disk)), kernel=store.put_content(io.BytesIO(kernel))
+        root=store.folder.put(io.BytesIO(disk)), kernel=store.folder.put(io.BytesIO(kernel))
     )
     return store.put_manifest(manifest), manifest
 
@@ -82,7 +82,7 @@ class Remote:
     def layout(self, image: str, content: str) -> bytes:
         self._check(image, content)
         self.layouts.append(content)
-        return self.store.layout(content).to_bytes()
+        return self.store.folder.layout(content).to_bytes()
 
     def segment(self, image: str, segment: bytes) -> bytes:
         with self._lock:
@@ -105,10 +105,10 @@ class Remote:
 
     def _bytes(self, image: str, segment: bytes) -> bytes:
         for part in self.store.manifest(image).parts():
-            layout = self.store.layout(part.digest)
+            layout = self.store.folder.layout(part.digest)
             if segment in layout.segments:
                 number = layout.segments.index(segment)
-                with self.store.content_path(part.digest).open("rb") as file:
+                with self.store.folder.verify(part.digest).open("rb") as file:
                     return os.pread(file.fileno(), layout.length(number), number * SEGMENT_BYTES)
         raise NotFound(f"the image {image} has no segment {segment.hex()}")
 

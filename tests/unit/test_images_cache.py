@@ -132,7 +132,7 @@ def test_images_share_what_they_have_in_common(cache: ImageCache, node: Path, re
     remote.segments.clear()
     image = cache.prepare(second)
     assert image.root.read_bytes() == pieces[3] + pieces[5] + pieces[0] + pieces[0]
-    assert remote.segments == [remote.store.layout(manifest.root.digest).segments[1]]
+    assert remote.segments == [remote.store.folder.layout(manifest.root.digest).segments[1]]
 
 
 def test_a_segment_that_occurs_twice_is_fetched_once(node: Path, remote: Remote) -> None:

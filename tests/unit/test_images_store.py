@@ -11,7 +11,7 @@ from images_cache_kit import damage
 from segments_kit import compute_layout_of_bytes
 
 from images.content import SEGMENT_BYTES
-from images.manifest import ImageManifest
+from images.manifest import ImageManifest, Part
 from images.store.image_store import ImageStore
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.hypervisor.base import BootImage
@@ -33,7 +33,7 @@ def digest(store: ImageStore) -> str:
 
 def fill(store: ImageStore) -> tuple[str, ImageManifest]:
     """Put an image with a kernel into ``store``; return its digest and manifest."""
-    root, kernel = (store.put_content(io.BytesIO(data)) for data in (DISK, b"kernel"))
+    root, kernel = (store.folder.put(io.BytesIO(data)) for data in (DISK, b"kernel"))
     manifest = ImageManifest(root=root, kernel=kernel, cmdline=("init=/x",))
     return store.put_manifest(manifest), manifest
 
@@ -41,8 +41,8 @@ def fill(store: ImageStore) -> tuple[str, ImageManifest]:
 def test_contents_come_back_as_they_were_and_zeros_take_no_room(
     store: ImageStore, tmp_path: Path
 ) -> None:
-    part = store.put_content(io.BytesIO(DISK))
-    path = store.content_path(part.digest)
+    part = store.folder.put(io.BytesIO(DISK))
+    path = store.folder.verify(part.digest)
     assert path.read_bytes() == DISK
     assert part.size == len(DISK)
     assert part.digest == compute_layout_of_bytes(DISK).digest
@@ -63,10 +63,10 @@ def test_contents_of_any_size_however_they_come(store: ImageStore, size: int, fi
         def read(self, *_: object) -> bytes:
             return super().read(100_003)
 
-    assert store.folder.put(Pieces(data)) == (expected.digest, size)
-    assert store.layout(expected.digest) == expected
-    assert store.put_content(io.BytesIO(data)).digest == expected.digest
-    assert store.content_path(expected.digest).read_bytes() == data
+    assert store.folder.put(Pieces(data)) == Part(digest=expected.digest, size=size)
+    assert store.folder.layout(expected.digest) == expected
+    assert store.folder.put(io.BytesIO(data)).digest == expected.digest
+    assert store.folder.verify(expected.digest).read_bytes() == data
 
 
 def test_a_file_is_added_as_it_is_and_its_holes_are_not_read(tmp_path: Path) -> None:
@@ -79,16 +79,16 @@ def test_a_file_is_added_as_it_is_and_its_holes_are_not_read(tmp_path: Path) -> 
         file.seek(70_000)
         file.write(bytes(10_000_000))
     seen: list[int] = []
-    part = store.add_file(source, seen.append)
+    part = store.folder.add_file(source, seen.append)
     assert part.size == source.stat().st_size == seen[-1]
-    path = store.content_path(part.digest)
+    path = store.folder.verify(part.digest)
     assert path.stat().st_blocks * 512 < 1_000_000
     with path.open("rb") as file:
         assert file.read(5) == b"begin"
         file.seek(40 * 1024**3)
         assert file.read() == b"end"
     with source.open("rb") as file:
-        assert store.add_file(file) == part
+        assert store.folder.add_file(file) == part
 
 
 def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
@@ -97,42 +97,42 @@ def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
     empty.touch()
     os.mkfifo(pipe)
     with pytest.raises(InvalidRequest, match="empty"):
-        store.add_file(empty)
+        store.folder.add_file(empty)
     with pytest.raises(InvalidRequest, match="empty"):
-        store.put_content(io.BytesIO())
+        store.folder.put(io.BytesIO())
     with (
         os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as file,
         pytest.raises(InvalidRequest, match="regular file"),
     ):
-        store.add_file(file)  # type: ignore[arg-type]
+        store.folder.add_file(file)  # type: ignore[arg-type]
     assert list(store.folder.list()) == []
     assert list((tmp_path / "store" / "tmp").iterdir()) == []
 
 
 def test_storing_a_content_again_leaves_the_file_but_mends_a_damaged_one(store: ImageStore) -> None:
-    digest = store.put_content(io.BytesIO(DISK)).digest
-    path = store.content_path(digest)
+    digest = store.folder.put(io.BytesIO(DISK)).digest
+    path = store.folder.verify(digest)
     with path.open("rb") as file:
         before = os.fstat(file.fileno())
-        store.put_content(io.BytesIO(DISK))
+        store.folder.put(io.BytesIO(DISK))
         assert os.fstat(file.fileno()) == before, "who pushes it would take it for changed"
     damage(path)
-    store.put_content(io.BytesIO(DISK))
-    assert store.content_path(digest).read_bytes() == DISK
+    store.folder.put(io.BytesIO(DISK))
+    assert store.folder.verify(digest).read_bytes() == DISK
 
 
 def test_a_layout_that_was_lost_or_damaged_is_made_again(store: ImageStore) -> None:
-    part = store.put_content(io.BytesIO(DISK))
-    beside = store.content_path(part.digest).with_suffix(".layout")
+    part = store.folder.put(io.BytesIO(DISK))
+    beside = store.folder.verify(part.digest).with_suffix(".layout")
     good = beside.read_bytes()
     beside.unlink()
-    assert store.layout(part.digest) == compute_layout_of_bytes(DISK)
+    assert store.folder.layout(part.digest) == compute_layout_of_bytes(DISK)
     assert beside.read_bytes() == good
     beside.write_bytes(good[:-1])
-    assert store.layout(part.digest) == compute_layout_of_bytes(DISK)
+    assert store.folder.layout(part.digest) == compute_layout_of_bytes(DISK)
     assert beside.read_bytes() == good
     with pytest.raises(NotFound):
-        store.layout("tree:" + "0" * 64)
+        store.folder.layout("tree:" + "0" * 64)
 
 
 def test_references_are_resolved(digest: str, store: ImageStore) -> None:
@@ -194,9 +194,9 @@ def test_tags_cannot_lead_elsewhere(digest: str, store: ImageStore, name: str, t
 )
 def test_digests_cannot_lead_elsewhere(store: ImageStore, digest: str) -> None:
     with pytest.raises(NotFound):
-        store.content_path(digest)
+        store.folder.verify(digest)
     with pytest.raises(NotFound):
-        store.layout(digest)
+        store.folder.layout(digest)
     with pytest.raises(NotFound):
         store.manifest(digest)
 
@@ -221,8 +221,8 @@ def test_an_image_is_prepared_for_booting(store: ImageStore) -> None:
 
 
 def test_how_an_image_boots_is_told_to_the_hypervisor(store: ImageStore) -> None:
-    root = store.put_content(io.BytesIO(DISK))
-    path = store.content_path(root.digest)
+    root = store.folder.put(io.BytesIO(DISK))
+    path = store.folder.verify(root.digest)
     digest = store.put_manifest(ImageManifest(root=root, boot=BootMethod.UEFI, cloud_init=True))
     assert store.prepare(digest) == BootImage(
         digest=digest,
@@ -248,13 +248,13 @@ def test_a_damaged_content_is_found_and_named_even_after_it_was_found_good(
         with pytest.raises(DigestMismatch, match=f"{manifest.root.digest} is damaged"):
             reader.prepare(digest)
         with pytest.raises(DigestMismatch, match=str(path)):
-            reader.content_path(manifest.root.digest)
+            reader.folder.verify(manifest.root.digest)
 
 
 def test_a_content_that_is_cut_short_and_a_damaged_manifest_are_found_and_named(
     tmp_path: Path, store: ImageStore, digest: str
 ) -> None:
-    os.truncate(store.content_path(store.manifest(digest).root.digest), 1000)
+    os.truncate(store.folder.verify(store.manifest(digest).root.digest), 1000)
     with pytest.raises(DigestMismatch, match="1000 bytes"):
         store.prepare(digest)
     file = tmp_path / "manifests" / f"{digest[7:]}.json"
@@ -275,8 +275,8 @@ def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(
             assert not (tmp_path / "tmp" / "left-by-a-crash").exists()
             return super().read(size)
 
-    digest = store.put_content(Slow(b"slowly")).digest
-    assert store.content_path(digest).read_bytes() == b"slowly"
+    digest = store.folder.put(Slow(b"slowly")).digest
+    assert store.folder.verify(digest).read_bytes() == b"slowly"
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -286,7 +286,7 @@ def test_a_writer_that_fails_leaves_nothing(store: ImageStore, tmp_path: Path) -
             raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="gone"):
-        store.put_content(Broken())
+        store.folder.put(Broken())
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not (tmp_path / "contents").exists()
 
@@ -297,5 +297,5 @@ def test_builds_are_remembered_while_their_image_is_complete(store: ImageStore) 
     assert store.built(key) is None
     store.record_build(key, digest)
     assert store.built(key) == digest
-    store.content_path(manifest.root.digest).unlink()
+    store.folder.verify(manifest.root.digest).unlink()
     assert store.built(key) is None

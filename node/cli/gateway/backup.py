@@ -102,7 +102,7 @@ def _image_parts(installed: InstalledGateway) -> dict[str, Path]:
     """Return the contents of all images, each once, by their names in a backup."""
     store = images()
     parts = {p.digest for d in installed.images.values() for p in store.manifest(d).parts()}
-    return {f"contents/{p.removeprefix('tree:')}": store.content_path(p) for p in sorted(parts)}
+    return {f"contents/{p.removeprefix('tree:')}": store.folder.verify(p) for p in sorted(parts)}
 
 
 @contextmanager
@@ -273,7 +273,7 @@ class _RestoredGateway:
         store = images()
         for path in sorted(self.folder.glob("content-*")):
             digest = f"tree:{path.name.removeprefix('content-')}"
-            if not store.folder.has(digest) and (made := store.add_file(path).digest) != digest:
+            if not store.folder.has(digest) and (made := store.folder.add_file(path).digest) != digest:
                 raise DigestMismatch(f"the backup is damaged: {digest} in it is {made}")
             path.unlink()
         for digest, data in self._manifests.items():
