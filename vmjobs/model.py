@@ -124,12 +124,13 @@ def _check_relative(value: str) -> str:
     return value
 
 
-_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+#: Names of environment variables.
+VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 def _check_environment(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
-        if not _ENV_NAME.fullmatch(name):
+        if not VARIABLE_NAME.fullmatch(name):
             # Text after a '=' is probably a value, which may be secret: the message leaves it out.
             said = name.partition("=")[0]
             raise ValueError(f"{said!r} is not a variable name (letters, digits and '_')")

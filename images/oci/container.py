@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import Field, ValidationError
 
 from images.manifest import Program, sha256_digest
 from vmjobs.errors import DigestMismatch, ImageRejected
-from vmjobs.model import Digest
+from vmjobs.model import VARIABLE_NAME, Digest, LenientModel
 
 #: Larger documents are refused, in bytes.
 MAX_DOCUMENT: Final = 8 * 1024 * 1024
@@ -27,15 +27,10 @@ _INDEXES: Final = {
 #: Architectures: our names, and those of container images.
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
-_M = TypeVar("_M", bound=BaseModel)
-_VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+_M = TypeVar("_M", bound=LenientModel)
 
 
-class _LenientModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
-
-
-class Descriptor(_LenientModel):
+class Descriptor(LenientModel):
     """Names a blob. size: bytes."""
 
     media_type: str = Field(default="", alias="mediaType")
@@ -43,7 +38,7 @@ class Descriptor(_LenientModel):
     size: int = Field(ge=0)
 
 
-class ContainerManifest(_LenientModel):
+class ContainerManifest(LenientModel):
     """An image in a registry: its configuration and its layers, lowest first."""
 
     schema_version: int = Field(alias="schemaVersion")
@@ -52,7 +47,7 @@ class ContainerManifest(_LenientModel):
     layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
 
 
-class _ProcessConfig(_LenientModel):
+class _ProcessConfig(LenientModel):
     env: tuple[str, ...] | None = Field(default=None, alias="Env")
     entrypoint: tuple[str, ...] | None = Field(default=None, alias="Entrypoint")
     cmd: tuple[str, ...] | None = Field(default=None, alias="Cmd")
@@ -60,11 +55,11 @@ class _ProcessConfig(_LenientModel):
     user: str | None = Field(default=None, alias="User")
 
 
-class _RootFs(_LenientModel):
+class _RootFs(LenientModel):
     diff_ids: tuple[Digest, ...] = Field(max_length=MAX_LAYERS)
 
 
-class ContainerConfig(_LenientModel):
+class ContainerConfig(LenientModel):
     """A container image's configuration: its platform, and how it is run."""
 
     architecture: str
@@ -156,10 +151,9 @@ def program_of(configuration: ContainerConfig) -> tuple[Program, list[str]]:
     environment, dropped = {}, []
     for line in run.env or ():
         name, _, value = line.partition("=")
-        try:
-            _VariableModel.model_validate({"name": name})
+        if VARIABLE_NAME.fullmatch(name):
             environment[name] = value
-        except ValidationError:
+        else:
             dropped.append(name)
     directory = run.directory or "/"
     try:
@@ -173,10 +167,6 @@ def program_of(configuration: ContainerConfig) -> tuple[Program, list[str]]:
     except ValidationError as error:
         raise ImageRejected(f"the container cannot be run: {_first(error)}") from error
     return program, dropped
-
-
-class _VariableModel(_LenientModel):
-    name: _VariableName
 
 
 def _parse_document(data: bytes, what: str) -> dict[str, Any]:
