@@ -36,6 +36,7 @@ imports this, so it imports no module that loads slowly.
 
 from __future__ import annotations
 
+import errno
 from collections import namedtuple
 
 TYPE_CHECKING = False
@@ -56,6 +57,10 @@ class Fault(namedtuple("Fault", ("field", "code", "message"))):
     field: str
     code: str
     message: str
+
+
+#: Error numbers that mean a full disk.
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def reason_of(error: Exception) -> str:

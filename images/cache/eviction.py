@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 from images.content import CONTENT_PREFIX
 from images.manifest import ImageManifest
 from images.store.files import exclusive_lock, shared_lock, try_exclusive_lock
 from images.store.image_store import ImageStore
-from vmjobs.errors import StorageFull
+from vmjobs.errors import DISK_FULL_ERRNOS, StorageFull
 from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
-
-_DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class CacheEviction:
@@ -56,7 +52,7 @@ class CacheEviction:
             try:
                 return held.enter_context(shared_lock(self._lease_path(digest)))
             except OSError as error:
-                if not is_disk_full(error):
+                if error.errno not in DISK_FULL_ERRNOS:
                     raise
                 if not self.evict_one():
                     raise storage_full(error) from error
@@ -182,11 +178,6 @@ class CacheEviction:
         return self._store.root / "leases" / digest.removeprefix("sha256:")
 
 
-def is_disk_full(error: OSError) -> bool:
-    """Whether an error means that the disk is full."""
-    return error.errno in _DISK_FULL_ERRNOS
-
-
 def storage_full(error: OSError) -> StorageFull:
     """The StorageFull error for an OSError that means a full disk."""
     return StorageFull(f"the image does not fit onto this node: {error.strerror}")
@@ -198,7 +189,7 @@ def raise_storage_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not is_disk_full(error):
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
         raise storage_full(error) from error
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from images.cache.eviction import CacheEviction, is_disk_full, raise_storage_full
+from images.cache.eviction import CacheEviction, raise_storage_full
 from images.chunk_index import ChunkIndex, write_chunk_digests
 from images.content import (
     CHUNK_BYTES,
@@ -34,7 +34,7 @@ from images.store.content_folder import ContentFolder
 from images.store.files import exclusive_lock, mark_of, write_all, write_atomically
 from images.transfer.remote import ImageFetcher, SegmentSource
 from images.transfer.worker_threads import run_tasks
-from vmjobs.errors import DigestMismatch, NotFound, StorageFull
+from vmjobs.errors import DISK_FULL_ERRNOS, DigestMismatch, NotFound, StorageFull
 
 #: Interval of checks whether the fetch is cancelled, in seconds.
 _CHECK_SECONDS: Final = 1.0
@@ -246,7 +246,7 @@ class ContentFetch:
                 write_all(file.fileno(), data, offset)
                 return
             except OSError as error:
-                if not is_disk_full(error) or not self.eviction.evict_one():
+                if error.errno not in DISK_FULL_ERRNOS or not self.eviction.evict_one():
                     raise
 
     def _report_progress(self) -> None:

@@ -7,7 +7,6 @@ named and no backing file. It sees only that file and an empty directory.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from images.formats.base import MIB, open_image, open_reader, refusal
 from images.formats.signatures import HEAD, TAIL
 from images.inspect import sandbox
 from images.inspect.sandbox import SandboxLimits
-from vmjobs.errors import StorageFull, VMJobsError
+from vmjobs.errors import DISK_FULL_ERRNOS, StorageFull, VMJobsError
 from vmjobs.fsync import sync_directory
 
 #: Called with the completed fraction, from 0 to 1.
@@ -240,6 +239,6 @@ def _check_free_space(directory: Path, needed: int) -> None:
 
 
 def _to_error(error: OSError, sink: Path) -> VMJobsError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL_ERRNOS:
         return StorageFull(f"no space is left for {sink}")
     return refusal("unwritable", f"cannot write {sink}: {error.strerror}")

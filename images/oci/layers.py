@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import zlib
@@ -13,7 +12,7 @@ from typing import BinaryIO, Final, cast
 import zstandard
 
 from images.oci.container import Descriptor
-from vmjobs.errors import DigestMismatch, ImageRejected, StorageFull
+from vmjobs.errors import DISK_FULL_ERRNOS, DigestMismatch, ImageRejected, StorageFull
 
 _CHUNK: Final = 1 << 20
 _GZIP: Final = b"\x1f\x8b"
@@ -60,7 +59,7 @@ def unpack(blob: Path, layer: Descriptor, diff_id: str, target: Path, budget: Un
     except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
         raise ImageRejected(f"layer {layer.digest} is damaged: {error}") from error
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in DISK_FULL_ERRNOS:
             raise StorageFull(f"no space to unpack layer {layer.digest}") from error
         raise
     if found != diff_id:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from images.cache.eviction import CacheEviction, is_disk_full
+from images.cache.eviction import CacheEviction
 from images.cache.fetch import ContentFetch
 from images.content import ProgressCallback
 from images.manifest import ImageManifest, Part
 from images.store.image_store import ImageStore, track_parts
 from images.transfer.remote import ImageFetcher
-from vmjobs.errors import InvalidRequest, StorageFull
+from vmjobs.errors import DISK_FULL_ERRNOS, InvalidRequest, StorageFull
 from vmjobs.fsync import sync_directory
 
 
@@ -69,6 +69,6 @@ def pull_file(
         sync_directory(target.absolute().parent)
         shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        if is_disk_full(error):
+        if error.errno in DISK_FULL_ERRNOS:
             raise StorageFull(f"no space for {target}: {error.strerror}") from error
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error

@@ -6,7 +6,6 @@ file matters only for the moment between creating and locking it.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from vmjobs.errors import StorageFull, Unavailable, reason_of
+from vmjobs.errors import DISK_FULL_ERRNOS, StorageFull, Unavailable, reason_of
 from vmjobs.fsync import sync_directory
 
 #: A temporary file younger than this may not have been locked by its writer yet (seconds).
@@ -60,7 +59,7 @@ def _close_unlinked(file: BinaryIO) -> None:
     try:
         file.close()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
 
 
@@ -93,6 +92,6 @@ def translated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL_ERRNOS:
             raise StorageFull("no room is left where blobs and images are kept") from error
         raise Unavailable("storage", f"the storage fails: {reason_of(error)}") from error

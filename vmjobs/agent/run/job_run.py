@@ -33,7 +33,6 @@ from vmjobs.agent.run.events import (
     SignalSent,
 )
 from vmjobs.agent.run.outcome import (
-    DISK_FULL_ERRNOS,
     STOP_SIGNALS,
     RunEnded,
     RunOutcome,
@@ -51,6 +50,7 @@ from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measur
 from vmjobs.agent.run.steps import STEPS, Step
 from vmjobs.agent.run.vm_watch import VmWatch
 from vmjobs.errors import (
+    DISK_FULL_ERRNOS,
     Conflict,
     DigestMismatch,
     HypervisorError,

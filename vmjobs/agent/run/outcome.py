@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from vmjobs.agent.run.events import GuestSilent, KernelPanicked, LeaseLost, RunEvent, RunSuperseded
 from vmjobs.errors import (
+    DISK_FULL_ERRNOS,
     DigestMismatch,
     ImageRejected,
     NotFound,
@@ -82,8 +83,6 @@ def run_failed(
     return RunEnded(RunOutcome(JobState.FAILED, reason(code, message), exit, node_at_fault))
 
 
-#: Error numbers that mean a full disk.
-DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Error numbers that mean a faulty node: full or bad disk, no memory, no rights. (EMFILE is not among
 #: them: any user who can connect to the agent can make it run out of file descriptors.)
 _NODE_FAULT_ERRNOS = DISK_FULL_ERRNOS | {errno.EIO, errno.EROFS, errno.ENOMEM, errno.EACCES}
