@@ -166,6 +166,18 @@ def digest_chunks(data: memoryview) -> list[bytes]:
     return found
 
 
+def nonzero_ranges(data: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield begin and end (bytes) of ranges of chunks that are not all zeros."""
+    start = 0
+    for begin in range(0, len(data), CHUNK_BYTES):
+        if is_zero(data[begin : begin + CHUNK_BYTES]):
+            if start < begin:
+                yield start, begin
+            start = begin + CHUNK_BYTES
+    if start < len(data):
+        yield start, len(data)
+
+
 _ZEROS: Final = bytes(CHUNK_BYTES)
 
 

@@ -7,7 +7,6 @@ without root: see :mod:`images.build.ext4` and :mod:`images.build.bootstrap`.
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import platform
 import shlex
@@ -171,8 +170,8 @@ def _build(
     manifest = ImageManifest(
         architecture=platform.machine(),
         root=root,
-        kernel=store.folder.put(io.BytesIO(image)) if image else None,
-        initrd=store.folder.put(io.BytesIO(ramdisk)) if ramdisk else None,
+        kernel=store.folder.put(image) if image else None,
+        initrd=store.folder.put(ramdisk) if ramdisk else None,
         cmdline=recipe.cmdline,
         guest=GuestSupport(contract=3),
         recipe=recipe.digest,

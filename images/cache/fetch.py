@@ -19,12 +19,11 @@ from typing import BinaryIO, Final, cast
 from images.cache.eviction import CacheEviction, raise_storage_full
 from images.chunk_index import ChunkIndex, write_chunk_digests
 from images.content import (
-    CHUNK_BYTES,
     SEGMENT_BYTES,
     ContentLayout,
     digest_chunks,
-    is_zero,
     iter_segments,
+    nonzero_ranges,
     read_segment,
     segment_digest,
     zero_segment_digest,
@@ -232,9 +231,9 @@ class ContentFetch:
             self._report_progress()
 
     def _write_ranges(self, file: BinaryIO, number: int, data: bytes | memoryview) -> None:
-        runs = list(_ranges_to_write(data, zeros=number in self._dirty))
-        self.eviction.ensure_free(sum(end - begin for begin, end in runs))
         view = memoryview(data)
+        runs = [(0, len(data))] if number in self._dirty else list(nonzero_ranges(view))
+        self.eviction.ensure_free(sum(end - begin for begin, end in runs))
         for begin, end in runs:
             self._write_evicting(file, view[begin:end], number * SEGMENT_BYTES + begin)
         self._dirty.discard(number)
@@ -259,15 +258,3 @@ def _open_for_update(path: Path) -> Iterator[BinaryIO]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         yield cast(BinaryIO, file)
-
-
-def _ranges_to_write(data: bytes | memoryview, *, zeros: bool) -> Iterator[tuple[int, int]]:
-    """Yield begin and end (bytes) of ranges to write: chunks that are not all zeros."""
-    view, start = memoryview(data), 0
-    for begin in range(0, len(view), CHUNK_BYTES):
-        if not zeros and is_zero(view[begin : begin + CHUNK_BYTES]):
-            if start < begin:
-                yield start, begin
-            start = begin + CHUNK_BYTES
-    if start < len(view):
-        yield start, len(view)

@@ -7,24 +7,21 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from images.content import (
-    CHUNK_BYTES,
-    CHUNKS_PER_SEGMENT,
     CONTENT_PREFIX,
     SEGMENT_BYTES,
     ContentLayout,
-    chunk_digest,
     compute_layout,
-    is_zero,
+    digest_chunks,
+    nonzero_ranges,
     read_segment,
     segment_digest,
-    zero_chunk_digest,
     zero_segment_digest,
 )
 from images.manifest import Part
@@ -39,73 +36,9 @@ from images.store.files import (
 )
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 
-_READ_BYTES: Final = 1 << 20
 _DIGEST: Final = re.compile(r"tree:[0-9a-f]{64}")
 #: ioctl_ficlone(2): a file shares the disk blocks of another.
 _FICLONE: Final = 0x40049409
-
-
-class SparseWriter:
-    """Writes to a file, leaves holes for zeros, and computes the layout meanwhile.
-
-    At most one chunk is in memory. on_write: called with the number of bytes written so far.
-    """
-
-    def __init__(self, file: BinaryIO, on_write: Callable[[int], None] | None = None) -> None:
-        self._descriptor = file.fileno()
-        self._on_write = on_write
-        self._pending = bytearray()
-        self._chunk_digests: list[bytes] = []
-        self._segments: list[bytes] = []
-        self.size = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Append bytes."""
-        view = memoryview(data)
-        if self._pending:
-            missing = CHUNK_BYTES - len(self._pending)
-            self._pending += view[:missing]
-            view = view[missing:]
-            if len(self._pending) == CHUNK_BYTES:
-                self._write_chunk(bytes(self._pending))
-                self._pending.clear()
-        while len(view) >= CHUNK_BYTES:
-            self._write_chunk(view[:CHUNK_BYTES])
-            view = view[CHUNK_BYTES:]
-        self._pending += view
-        if self._on_write is not None:
-            self._on_write(self.size + len(self._pending))
-
-    def write_hole(self, length: int) -> None:
-        """Append a segment of ``length`` zeros, at the end of a segment."""
-        self._segments.append(zero_segment_digest(length))
-        self.size += length
-        if self._on_write is not None:
-            self._on_write(self.size)
-
-    def finish(self) -> ContentLayout:
-        """Set the file's size, also if it ends in a hole, and return the layout."""
-        if self._pending:
-            self._write_chunk(bytes(self._pending))
-            self._pending.clear()
-        if self._chunk_digests:
-            self._end_segment()
-        os.ftruncate(self._descriptor, self.size)
-        return ContentLayout(self.size, tuple(self._segments))
-
-    def _write_chunk(self, data: bytes | memoryview) -> None:
-        if is_zero(data):
-            self._chunk_digests.append(zero_chunk_digest(len(data)))
-        else:
-            self._chunk_digests.append(chunk_digest(data))
-            write_all(self._descriptor, data, self.size)
-        self.size += len(data)
-        if len(self._chunk_digests) == CHUNKS_PER_SEGMENT:
-            self._end_segment()
-
-    def _end_segment(self) -> None:
-        self._segments.append(segment_digest(self._chunk_digests))
-        self._chunk_digests.clear()
 
 
 @dataclass(frozen=True)
@@ -148,17 +81,16 @@ class ContentFolder:
         """Remove temporary files of writers that have exited."""
         remove_leftovers(self.temporary)
 
-    def put(self, stream: BinaryIO) -> Part:
-        """Store the stream's bytes, if new.
+    def put(self, data: bytes) -> Part:
+        """Store bytes, unless they are here.
 
         Raises:
-            InvalidRequest: the stream is empty, which no part of an image may be.
+            InvalidRequest: there are none, and no part of an image may be empty.
         """
+        view = memoryview(data)
+        segments = (view[at : at + SEGMENT_BYTES] for at in range(0, len(data), SEGMENT_BYTES))
         with temporary(self.temporary) as (file, path):
-            writer = SparseWriter(file)
-            while piece := stream.read(_READ_BYTES):
-                writer.write(piece)
-            layout = writer.finish()
+            layout = _write_segments(file, len(data), segments, None)
             self.commit_file(file, path, layout)
         return Part(digest=layout.digest, size=layout.size)
 
@@ -181,7 +113,9 @@ class ContentFolder:
             if _clone(source, target):
                 layout = compute_layout(target, os.fstat(target.fileno()).st_size, on_write)
             else:
-                layout = _copy(source, status.st_size, SparseWriter(target, on_write))
+                buffer, count = bytearray(SEGMENT_BYTES), -(-status.st_size // SEGMENT_BYTES)
+                segments = (read_segment(source, n, status.st_size, buffer) for n in range(count))
+                layout = _write_segments(target, status.st_size, segments, on_write)
             self.commit_file(target, path, layout)
         return Part(digest=layout.digest, size=layout.size)
 
@@ -315,12 +249,23 @@ def _clone(source: BinaryIO, target: BinaryIO) -> bool:
     return True
 
 
-def _copy(source: BinaryIO, size: int, writer: SparseWriter) -> ContentLayout:
-    buffer = bytearray(SEGMENT_BYTES)
-    for number in range(-(-size // SEGMENT_BYTES)):
-        data = read_segment(source, number, size, buffer)
+def _write_segments(
+    file: BinaryIO,
+    size: int,
+    segments: Iterable[memoryview | None],
+    on_write: Callable[[int], None] | None,
+) -> ContentLayout:
+    """Write the segments of a content of ``size`` bytes (None: a hole); zeros become holes."""
+    digests = []
+    for number, data in enumerate(segments):
+        begin, end = number * SEGMENT_BYTES, min((number + 1) * SEGMENT_BYTES, size)
         if data is None:
-            writer.write_hole(min(SEGMENT_BYTES, size - number * SEGMENT_BYTES))
+            digests.append(zero_segment_digest(end - begin))
         else:
-            writer.write(data)
-    return writer.finish()
+            for start, stop in nonzero_ranges(data):
+                write_all(file.fileno(), data[start:stop], begin + start)
+            digests.append(segment_digest(digest_chunks(data)))
+        if on_write is not None:
+            on_write(end)
+    os.ftruncate(file.fileno(), size)
+    return ContentLayout(size, tuple(digests))

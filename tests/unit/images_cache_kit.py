@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import stat
@@ -39,9 +38,7 @@ DISK = (
 
 def put(store: ImageStore, disk: bytes = DISK, kernel: bytes = b"kernel") -> tuple[str, ImageManifest]:
     """Put an image with a kernel into ``store``; return its digest and manifest."""
-    manifest = ImageManifest(
-        root=store.folder.put(io.BytesIO(disk)), kernel=store.folder.put(io.BytesIO(kernel))
-    )
+    manifest = ImageManifest(root=store.folder.put(disk), kernel=store.folder.put(kernel))
     return store.put_manifest(manifest), manifest
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def digest(store: ImageStore) -> str:
 
 def fill(store: ImageStore) -> tuple[str, ImageManifest]:
     """Put an image with a kernel into ``store``; return its digest and manifest."""
-    root, kernel = (store.folder.put(io.BytesIO(data)) for data in (DISK, b"kernel"))
+    root, kernel = (store.folder.put(data) for data in (DISK, b"kernel"))
     manifest = ImageManifest(root=root, kernel=kernel, cmdline=("init=/x",))
     return store.put_manifest(manifest), manifest
 
@@ -41,7 +40,7 @@ def fill(store: ImageStore) -> tuple[str, ImageManifest]:
 def test_contents_come_back_as_they_were_and_zeros_take_no_room(
     store: ImageStore, tmp_path: Path
 ) -> None:
-    part = store.folder.put(io.BytesIO(DISK))
+    part = store.folder.put(DISK)
     path = store.folder.verify(part.digest)
     assert path.read_bytes() == DISK
     assert part.size == len(DISK)
@@ -54,18 +53,11 @@ def test_contents_come_back_as_they_were_and_zeros_take_no_room(
     "size", [1, 65535, 65536, 65537, SEGMENT_BYTES - 1, SEGMENT_BYTES, SEGMENT_BYTES + 1, 3_000_001]
 )
 @pytest.mark.parametrize("fill", [b"\0", b"x"])
-def test_contents_of_any_size_however_they_come(store: ImageStore, size: int, fill: bytes) -> None:
-    """The layout is computed as bytes arrive, in pieces of any size."""
+def test_contents_of_any_size(store: ImageStore, size: int, fill: bytes) -> None:
     data = fill * size
     expected = compute_layout_of_bytes(data)
-
-    class Pieces(io.BytesIO):
-        def read(self, *_: object) -> bytes:
-            return super().read(100_003)
-
-    assert store.folder.put(Pieces(data)) == Part(digest=expected.digest, size=size)
+    assert store.folder.put(data) == Part(digest=expected.digest, size=size)
     assert store.folder.layout(expected.digest) == expected
-    assert store.folder.put(io.BytesIO(data)).digest == expected.digest
     assert store.folder.verify(expected.digest).read_bytes() == data
 
 
@@ -99,7 +91,7 @@ def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="empty"):
         store.folder.add_file(empty)
     with pytest.raises(InvalidRequest, match="empty"):
-        store.folder.put(io.BytesIO())
+        store.folder.put(b"")
     with (
         os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as file,
         pytest.raises(InvalidRequest, match="regular file"),
@@ -110,19 +102,19 @@ def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
 
 
 def test_storing_a_content_again_leaves_the_file_but_mends_a_damaged_one(store: ImageStore) -> None:
-    digest = store.folder.put(io.BytesIO(DISK)).digest
+    digest = store.folder.put(DISK).digest
     path = store.folder.verify(digest)
     with path.open("rb") as file:
         before = os.fstat(file.fileno())
-        store.folder.put(io.BytesIO(DISK))
+        store.folder.put(DISK)
         assert os.fstat(file.fileno()) == before, "who pushes it would take it for changed"
     damage(path)
-    store.folder.put(io.BytesIO(DISK))
+    store.folder.put(DISK)
     assert store.folder.verify(digest).read_bytes() == DISK
 
 
 def test_a_layout_that_was_lost_or_damaged_is_made_again(store: ImageStore) -> None:
-    part = store.folder.put(io.BytesIO(DISK))
+    part = store.folder.put(DISK)
     beside = store.folder.verify(part.digest).with_suffix(".layout")
     good = beside.read_bytes()
     beside.unlink()
@@ -221,7 +213,7 @@ def test_an_image_is_prepared_for_booting(store: ImageStore) -> None:
 
 
 def test_how_an_image_boots_is_told_to_the_hypervisor(store: ImageStore) -> None:
-    root = store.folder.put(io.BytesIO(DISK))
+    root = store.folder.put(DISK)
     path = store.folder.verify(root.digest)
     digest = store.put_manifest(ImageManifest(root=root, boot=BootMethod.UEFI, cloud_init=True))
     assert store.prepare(digest) == BootImage(
@@ -268,25 +260,27 @@ def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(
 ) -> None:
     fill(store)
     (tmp_path / "tmp" / "left-by-a-crash").write_bytes(b"half a content")
+    source = tmp_path / "source"
+    source.write_bytes(b"slowly")
 
-    class Slow(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            ImageStore(tmp_path)
-            assert not (tmp_path / "tmp" / "left-by-a-crash").exists()
-            return super().read(size)
+    def open_another(_written: int) -> None:
+        ImageStore(tmp_path)
+        assert not (tmp_path / "tmp" / "left-by-a-crash").exists()
 
-    digest = store.folder.put(Slow(b"slowly")).digest
+    digest = store.folder.add_file(source, open_another).digest
     assert store.folder.verify(digest).read_bytes() == b"slowly"
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_writer_that_fails_leaves_nothing(store: ImageStore, tmp_path: Path) -> None:
-    class Broken(io.BytesIO):
-        def read(self, *_: object) -> bytes:
-            raise OSError("the disk is gone")
+    source = tmp_path / "source"
+    source.write_bytes(DISK)
+
+    def fail(_written: int) -> None:
+        raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="gone"):
-        store.folder.put(Broken())
+        store.folder.add_file(source, fail)
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not (tmp_path / "contents").exists()
 
