@@ -42,6 +42,12 @@ def test_a_package_declares_only_commands_of_its_own(package: str) -> None:
     assert all(target.startswith(f"{package}.") for target in targets)
 
 
+def test_packages_that_are_not_installed_bring_no_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmjobs.cli.lazy_commands.PACKAGES", ("vmjobs", "absent", "condor"))
+    found = ["job", "cluster", "node", "exec", "exec-unchanged", "enter", "completion"]
+    assert list(cli.table()) == found
+
+
 def test_the_list_of_commands_imports_none_of_them() -> None:
     code = RUN + "cli(['--help'], standalone_mode=False); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,9 @@ is called, so ``--help`` is quick, and a client needs none of the libraries of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 import click
@@ -64,13 +64,19 @@ class LazyGroup(click.Group):
     def table(self) -> dict[str, Command]:
         """Return the commands of this group, in the order of its help text."""
         commands: list[tuple[str, Command]] = []
-        for package in filter(find_spec, PACKAGES):
-            table: CommandTable = import_module(f"{package}.commands").COMMANDS
+        for table in _tables():
             for name, command in table.get(str(self.name), {}).items():
                 names = [known for known, _ in commands]
                 place = names.index(command.before) if command.before in names else len(names)
                 commands.insert(place, (name, command))
         return dict(commands)
+
+
+def _tables() -> Iterator[CommandTable]:
+    """Yield the tables of the packages that are installed."""
+    for package in PACKAGES:
+        with suppress(ModuleNotFoundError):
+            yield import_module(f"{package}.commands").COMMANDS
 
 
 def _not_installed(words: str, text: str, module: str) -> click.Command:
