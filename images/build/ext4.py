@@ -30,6 +30,8 @@ _ALIGNMENT: Final = 64 * 1024 // BLOCK
 _TABLE_BLOCKS: Final = INODES_PER_GROUP * layout.INODE_SIZE // BLOCK
 #: The least number of data blocks in the last group.
 _MIN_DATA_BLOCKS: Final = 64
+#: Groups with a copy of the superblock (sparse_super): 0, 1 and the powers of 3, 5 and 7.
+_SUPER_GROUPS: Final = frozenset({0, 1, *(base**n for base in (3, 5, 7) for n in range(1, 21))})
 
 
 class _Geometry:
@@ -43,21 +45,9 @@ class _Geometry:
         """The largest number of groups that fits into the tables."""
         return self.tables * BLOCK // layout.DESCRIPTOR
 
-    def has_super(self, group: int) -> bool:
-        """Sparse superblock copies: groups 0 and 1 and the powers of 3, 5 and 7."""
-        if group <= 1:
-            return True
-        for base in (3, 5, 7):
-            power = base
-            while power < group:
-                power *= base
-            if power == group:
-                return True
-        return False
-
     def bitmap(self, group: int) -> int:
         """First of the two bitmap blocks; the inode table follows them."""
-        return group * PER_GROUP + (1 + self.tables if self.has_super(group) else 0)
+        return group * PER_GROUP + (1 + self.tables if group in _SUPER_GROUPS else 0)
 
     def own(self, group: int) -> int:
         """First block after the group's own."""
@@ -300,7 +290,7 @@ def _write_groups(plan: _Plan, target: BinaryIO, epoch: int, seed: bytes, label:
         plan.groups, plan.blocks, sum(row[1] for row in rows), sum(row[2] for row in rows)
     )
     for group in range(plan.groups):
-        if geometry.has_super(group):
+        if group in _SUPER_GROUPS:
             target.seek(group * PER_GROUP * BLOCK + (1024 if group == 0 else 0))
             target.write(layout.superblock(totals, group, epoch, seed, label))
             target.seek((group * PER_GROUP + 1) * BLOCK)

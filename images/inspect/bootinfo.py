@@ -89,15 +89,13 @@ def detect_boot_with(read: ReadAt) -> BootInfo:
     )
 
 
-def _boot_info_of_filesystem(disk_filesystem: FileSystem) -> BootInfo:
-    if disk_filesystem.name in ROOT_FILESYSTEMS:
-        why = f"the disk is one file system ({disk_filesystem.name}): it boots with a separate kernel"
+def _boot_info_of_filesystem(found: FileSystem) -> BootInfo:
+    boot = None
+    why = f"the disk is one file system ({found.name}), which cannot be a root file system"
+    if found.name in ROOT_FILESYSTEMS:
         boot = BootMethod.KERNEL
-        return BootInfo(
-            boot, why, (boot,), filesystem=disk_filesystem.name, label=disk_filesystem.label
-        )
-    why = f"the disk is one file system ({disk_filesystem.name}), which cannot be a root file system"
-    return BootInfo(None, why, filesystem=disk_filesystem.name, label=disk_filesystem.label)
+        why = f"the disk is one file system ({found.name}): it boots with a separate kernel"
+    return BootInfo(boot, why, (boot,) if boot else (), filesystem=found.name, label=found.label)
 
 
 def _find_methods(disk_filesystem: FileSystem, table: PartitionTable) -> list[BootMethod]:
