@@ -100,15 +100,11 @@ def _plain(data: bytes) -> bytes:
 
 
 def depends(module: bytes) -> list[str]:
-    """The dependencies of a module, from the list that every kernel build writes into it.
-
-    Raises:
-        BuildError: the file has no such list, so it is not a kernel module.
-    """
+    """The dependencies of an ELF module, from the list that every kernel build writes into it."""
+    if module[:6] != b"\x7fELF\x02\x01":
+        raise BuildError("a kernel module is not a 64-bit ELF file")
     found = _DEPENDS.search(module)
-    if found is None:
-        raise BuildError("a kernel module has no list of the modules that it needs")
-    return [name for name in found[1].decode().split(",") if name]
+    return [name for name in found[1].decode().split(",") if name] if found else []
 
 
 def initrd(files: KernelFiles, wanted: Iterable[str], busybox: bytes, *, epoch: int) -> bytes:
