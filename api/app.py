@@ -21,7 +21,7 @@ from api import (
     metrics,
     nodes,
     problems,
-    service,
+    service_info,
     sessions,
     uploads,
 )
@@ -45,7 +45,7 @@ VIEW_MODULES: Final = (
     clusters,
     nodes,
     sessions,
-    service,
+    service_info,
     metrics,
 )
 #: Requests that may wait at once, unless the caller knows the number of threads.
