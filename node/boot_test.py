@@ -15,7 +15,8 @@ from images.store.image_store import ImageStore
 from node.parts import make_hypervisors, make_run_parts
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.run.events import EventQueue, LeaseLost
-from vmjobs.agent.run.job_run import Run
+from vmjobs.agent.run.job_run import execute
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.config import Config
 from vmjobs.errors import BuildError
 from vmjobs.hypervisor.base import ProbeResult
@@ -131,9 +132,9 @@ class BootTest:
         run_parts.journal.recover(self._hypervisors.drivers)  # of earlier runs that were killed
         event_queue = EventQueue()
         with _stop_on_check_failure(check_cancelled, event_queue):
-            outcome = Run(
-                job, _NullLease(), run_parts, job.job_id, uuid.uuid4().hex, event_queue
-            ).execute()
+            attempt = uuid.uuid4().hex
+            request = RunRequest(job, _NullLease(), run_parts, job.job_id, attempt, event_queue)
+            outcome = execute(Run(request))
         if outcome.state is not JobState.COMPLETED:
             text = output.getvalue().decode("utf-8", "replace").strip()[-2000:]
             message = (

@@ -10,7 +10,7 @@ from images.cloudinit import write_seed
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run.job_run import RunServices, RunSettings
+from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers

@@ -24,7 +24,9 @@ from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import steps
 from vmjobs.agent.run.events import EventQueue, LeaseLost
-from vmjobs.agent.run.job_run import Run, RunServices, RunSettings
+from vmjobs.agent.run.job_run import execute
+from vmjobs.agent.run.services import RunServices, RunSettings
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
 from vmjobs.hypervisor.uml.driver import UserModeLinux
@@ -156,14 +158,14 @@ class Guest:
 
     def remove(self) -> None:
         """Remove all processes of this VM, after any outcome of the test."""
-        self.run.event_queue.put(LeaseLost())
+        self.run.request.event_queue.put(LeaseLost())
         self.thread.join(DEADLINE)
-        self.run.services.choose(self.job.spec.hypervisor).destroy(self.machine)
+        self.run.request.services.choose(self.job.spec.hypervisor).destroy(self.machine)
 
     @property
     def machine(self) -> str:
         """The hypervisor's name of the VM."""
-        return self.run.services.journal.vm_name(self.run.attempt)
+        return self.run.request.services.journal.vm_name(self.run.request.attempt)
 
     @property
     def report(self) -> Report:
@@ -191,14 +193,14 @@ class Guest:
 
     def said(self, word: str) -> str:
         """The text after this run's sentinel ``word`` on the console."""
-        mark = f"vmjobs:{self.run.sentinel}:{word}"
+        mark = f"vmjobs:{self.run.choice.sentinel}:{word}"
         found = [line.partition(mark) for line in self.text.splitlines() if mark in line]
         assert len(found) == 1, self.text
         return found[0][2].strip("\r ")
 
     def _execute(self) -> None:
         try:
-            self.run.execute()
+            execute(self.run)
         except BaseException as error:  # the test that waits raises it
             self.failure = error
 
@@ -272,7 +274,7 @@ class Bench:
             on_report=lambda _report: None,
             sinks=sinks,
         )
-        run = Run(job, _NoLease(), self._parts, job.job_id, uuid.uuid4().hex, EventQueue())
+        run = Run(RunRequest(job, _NoLease(), self._parts, job.job_id, uuid.uuid4().hex, EventQueue()))
         streams = (sinks[name] for name in (StreamName.OUT, StreamName.ERR, StreamName.CONSOLE))
         guest = Guest(run, job, *streams)
         guest.start()

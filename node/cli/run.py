@@ -19,8 +19,9 @@ from images.cli.oci_ref import resolve_image
 from images.store.image_store import ImageStore
 from node.parts import make_hypervisors, make_run_parts
 from vmjobs.agent.run.events import EventQueue, SignalSent
-from vmjobs.agent.run.job_run import Run
+from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.cli.common import config, echo, json_option, print_json
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
 from vmjobs.local import LocalJob, describe_inputs
@@ -92,7 +93,8 @@ def run(
         hypervisors = make_hypervisors(settings, images, settings.state_dir / "local" / "probes.json")
         run_parts = make_run_parts(settings, images, hypervisors, runs)
         run_parts.journal.recover(hypervisors.drivers)  # of earlier runs that were killed
-        outcome = _execute(Run(job, lease, run_parts, job.job_id, uuid.uuid4().hex, EventQueue()))
+        attempt, event_queue = uuid.uuid4().hex, EventQueue()
+        outcome = _execute(RunRequest(job, lease, run_parts, job.job_id, attempt, event_queue))
     if as_json:
         sys.stderr.flush()
         print_json(_outcome_as_json(outcome, job, lease.last))
@@ -101,14 +103,14 @@ def run(
     sys.exit(outcome.exit_code)
 
 
-def _execute(this_run: Run) -> RunOutcome:
+def _execute(request: RunRequest) -> RunOutcome:
     def stop(number: int, _frame: object) -> None:
-        this_run.event_queue.put(SignalSent(number))
+        request.event_queue.put(SignalSent(number))
         signal.signal(number, signal.default_int_handler)  # a second signal ends this process at once
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    return this_run.execute()
+    return execute(Run(request))
 
 
 class _TerminalLease:

@@ -18,7 +18,7 @@ from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
-from vmjobs.agent.run.job_run import RunServices
+from vmjobs.agent.run.services import RunServices
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
 

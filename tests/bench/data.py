@@ -12,7 +12,7 @@ from pathlib import Path
 from figures import Finding, compare
 from start_overhead import execute
 
-from vmjobs.agent.run.job_run import RunServices
+from vmjobs.agent.run.services import RunServices
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode
 

@@ -28,7 +28,7 @@ from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
-from vmjobs.agent.run.job_run import RunServices
+from vmjobs.agent.run.services import RunServices
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report

@@ -14,7 +14,7 @@ from functools import partial
 from figures import Finding, compare, in_turns
 from start_overhead import execute
 
-from vmjobs.agent.run.job_run import RunServices
+from vmjobs.agent.run.services import RunServices
 from vmjobs.hypervisor.network.guest_network import MTU
 from vmjobs.hypervisor.network.outbound import node_addresses
 from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode

@@ -15,8 +15,11 @@ from pathlib import Path
 from figures import Finding, compare, in_turns, spread
 from raw_boot import raw_boot
 
+from vmjobs.agent.run import job_run
 from vmjobs.agent.run.events import EventQueue
-from vmjobs.agent.run.job_run import Run, RunLease, RunServices
+from vmjobs.agent.run.reports import RunLease
+from vmjobs.agent.run.services import RunServices
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report, StreamName
 from vmjobs.terminal import ByteSink
@@ -112,8 +115,10 @@ def execute(
             on_report=lambda report: None,
             sinks=sinks or {},
         )
-        run = Run(job, lease or _Stopwatch(), made, job.job_id, uuid.uuid4().hex, EventQueue())
-        outcome = run.execute()
+        run = Run(
+            RunRequest(job, lease or _Stopwatch(), made, job.job_id, uuid.uuid4().hex, EventQueue())
+        )
+        outcome = job_run.execute(run)
     if outcome.state is not JobState.COMPLETED:
         raise RuntimeError(f"the measured job ended as {outcome.state}: {outcome.reason.message}")
     return run

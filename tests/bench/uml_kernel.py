@@ -15,7 +15,7 @@ from pathlib import Path
 from figures import Finding, compare, in_turns
 from start_overhead import execute
 
-from vmjobs.agent.run.job_run import RunServices
+from vmjobs.agent.run.services import RunServices
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.hypervisor.uml.kernel_boot import DEBIAN_KERNEL
 from vmjobs.local import describe_inputs

@@ -14,8 +14,10 @@ from typing import TypeVar
 from hypervisor_host import wait_until
 
 from vmjobs.agent.image_source import LazyStart
-from vmjobs.agent.run.job_run import Run, RunSettings
+from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.services import RunSettings
+from vmjobs.agent.run.state import Run
 from vmjobs.file_transfer import ProgressCallback
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.local import LocalJob, describe_inputs
@@ -95,7 +97,7 @@ def executed(run: Run, lease: Lease, meddle: Callable[[Run, Lease], None] | None
     """Run a job to its end. meddle: acts on it meanwhile; its failure fails the test."""
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(meddle, run, lease) if meddle else None
-        outcome = run.execute()
+        outcome = execute(run)
         if other:
             other.result()
     return outcome

@@ -19,8 +19,10 @@ from hypervisor_guest import BEGIN
 from images.cache.node_cache import ImageCache
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.events import EventQueue
-from vmjobs.agent.run.job_run import Run, RunServices, RunSettings
+from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.services import RunServices, RunSettings
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
@@ -64,7 +66,7 @@ class Node:
         journal = Journal(self.folder / "runs")
         services = RunServices(self.cache, lambda *_, **__: self.driver, journal, self.settings)
         lease = Lease()
-        run = Run(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue())
+        run = Run(RunRequest(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue()))
         return run, lease, job.output_directory
 
     def run(
@@ -89,7 +91,7 @@ def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
         sys.stdout.flush()
 
     lease.progress = progress  # type: ignore[method-assign]
-    run.execute()
+    execute(run)
 
 
 if __name__ == "__main__":

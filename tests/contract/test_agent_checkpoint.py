@@ -25,8 +25,10 @@ from repository.images.retention import Checkpoint, checkpoint_of
 from vmjobs.agent.guest import endpoint
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
-from vmjobs.agent.run.job_run import Run, RunServices, RunSettings
+from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.services import RunServices, RunSettings
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import HypervisorError, Unavailable
 from vmjobs.file_transfer import ContentReceiver
@@ -94,18 +96,20 @@ class Node:
         services = RunServices(Images(image), self._choose, journal, settings, carrier=self.carrier)
         token = self.site.issuer.job_token(self.job, "ada")
         source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=2.0))
-        self.run = Run(source, self.lease, services, self.job, secrets.token_hex(16), EventQueue())
+        self.run = Run(
+            RunRequest(source, self.lease, services, self.job, secrets.token_hex(16), EventQueue())
+        )
         self._thread = threading.Thread(target=self._execute)
         self._thread.start()
 
     def _execute(self) -> None:
-        self.outcome = self.run.execute()
+        self.outcome = execute(self.run)
 
     def _choose(self, *_: object, **__: object) -> Hypervisor:
         return self.driver
 
     def signal(self, number: int) -> None:
-        self.run.event_queue.put(SignalSent(number))
+        self.run.request.event_queue.put(SignalSent(number))
 
     def wait(self) -> None:
         self._thread.join(180)
@@ -126,10 +130,10 @@ class Node:
         """Wait for the outcome, and check that nothing is left of the run."""
         self.wait()
         assert self.outcome is not None
-        journal = self.run.services.journal
+        journal = self.run.request.services.journal
         assert list(journal.root.iterdir()) == []
         assert sweep(journal, {self.driver.kind: self.driver}) == []
-        assert self.run.machine not in self.driver.list()
+        assert self.run.choice.machine not in self.driver.list()
         return self.outcome
 
 
@@ -268,7 +272,7 @@ def test_whoever_is_not_to_be_saved_is_stopped(place: Place, number: int) -> Non
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     again = place.node()
     again.runs()
-    assert again.run.resumed is None
+    assert again.run.choice.resumed is None
     assert max(place.out(), default=0) < before, "it has begun anew"
 
 
@@ -352,7 +356,7 @@ def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place
     place.submit()
     assert place.leaves(carrier=Carrying(away)).reason.code is C.CHECKPOINTED
     assert len(missed) > 3
-    assert place.completes().run.resumed is not None
+    assert place.completes().run.choice.resumed is not None
 
 
 @pytest.mark.soak_for("why1")
@@ -371,7 +375,7 @@ def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
     place.counts()
     node.signal(15)
     assert sending.wait(60)
-    node.run.event_queue.put(why)
+    node.run.request.event_queue.put(why)
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     assert place.checkpoint() is None
@@ -393,7 +397,7 @@ def test_whoever_is_gone_while_its_machine_is_saved_has_none_left(place: Place) 
     place.counts()
     node.signal(15)
     assert driver.saves.wait(20)
-    node.run.event_queue.put(LeaseLost())
+    node.run.request.event_queue.put(LeaseLost())
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
 
@@ -453,15 +457,15 @@ def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     place.submit(COUNTS.replace("n=0\n", "trap 'exit 0' TERM\nn=0\n", 1))
     node = place.node(Unable())
     place.counts()
-    node.run.event_queue.put(SaveRequested())
+    node.run.request.event_queue.put(SaveRequested())
     left = node.ended()
     assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
     assert "the agent is stopping" in left.reason.message
     again = place.node()
     again.runs()
-    assert again.run.resumed is None
+    assert again.run.choice.resumed is None
     place.counts()
-    again.run.event_queue.put(SaveRequested())
+    again.run.request.event_queue.put(SaveRequested())
     assert again.ended().reason.code is C.CHECKPOINTED
     place.completes()
 
@@ -476,7 +480,7 @@ def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place)
         node.signal(15)
         left = node.ended()
         assert left.reason.code is C.CHECKPOINTED, left.reason
-    resumed = place.completes().run.resumed
+    resumed = place.completes().run.choice.resumed
     assert resumed is not None
     assert resumed.ran > 2
 
@@ -498,4 +502,4 @@ def test_a_job_whose_saved_machine_is_of_no_use_begins_anew_in_the_end(place: Pl
         left = place.node(Broken()).ended()
         assert (left.state, left.reason.code) == (S.PREEMPTED, C.NOT_RESUMED), left.reason
         assert "it is of no use" in left.reason.message
-    assert place.completes().run.resumed is None
+    assert place.completes().run.choice.resumed is None

@@ -27,9 +27,12 @@ from waiting_kit import wait_for
 
 from images.cloudinit import write_seed
 from vmjobs.agent.journal import Journal
+from vmjobs.agent.run import job_run
 from vmjobs.agent.run.events import EventQueue, SignalSent
-from vmjobs.agent.run.job_run import ReportUndelivered, Run, RunServices, RunSettings
+from vmjobs.agent.run.job_run import ReportUndelivered, execute
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.services import RunServices, RunSettings
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.run.suspend import suspending
 from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
 from vmjobs.hypervisor.base import BootImage, Hypervisor, VmState
@@ -135,7 +138,11 @@ class Node:
         journal = Journal(self.folder / "runs")
         services = RunServices(Images(self.image), self.choose, journal, self.settings, write_seed)
         lease = Lease()
-        return Run(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue()), job, lease
+        return (
+            Run(RunRequest(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue())),
+            job,
+            lease,
+        )
 
     def run(
         self, do: str = "", meddle: Callable[[Run, Lease], None] | None = None, **fields: object
@@ -144,7 +151,7 @@ class Node:
         this_run, job, lease = self.start(do, **fields)
         outcome = executed(this_run, lease, meddle)
         for driver in self.drivers.values():
-            assert this_run.machine not in driver.list()
+            assert this_run.choice.machine not in driver.list()
         assert list((self.folder / "runs").iterdir()) == []
         console, out = (_text(job, name) for name in (StreamName.CONSOLE, StreamName.OUT))
         return Outcome(outcome, lease.reports, console, out, job.output_directory)
@@ -254,19 +261,21 @@ def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code:
                 lease.wait_for(S.RUNNING)
                 asking.send_signal(signal.SIGSTOP)
                 since = time.monotonic()
-                wait_until(lambda: driver.state(this_run.machine) is VmState.PAUSED, 10, "it to stand")
+                wait_until(
+                    lambda: driver.state(this_run.choice.machine) is VmState.PAUSED, 10, "it to stand"
+                )
                 wait_until(
                     lambda: time.monotonic() > since + seconds + 1, 2 * seconds, "its time to pass"
                 )
                 assert not lease.reached(S.COLLECTING)
-                assert this_run.ran() < seconds
+                assert this_run.clock.ran() < seconds
                 asking.send_signal(signal.SIGCONT)
                 wait_until(
                     lambda: lease.reached(S.COLLECTING) or lease.reached(S.FAILED),
                     2 * seconds,
                     "it to come to its end",
                 )
-                assert (this_run.ran() >= seconds) is (code is C.TIMED_OUT)
+                assert (this_run.clock.ran() >= seconds) is (code is C.TIMED_OUT)
             finally:
                 asking.kill()
 
@@ -331,7 +340,7 @@ def test_a_job_without_a_script_has_none_on_its_disk(node: Node) -> None:
 def test_a_machine_that_is_killed_is_no_success(node: Node) -> None:
     def kill(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.RUNNING)
-        kill_all(this_run.machine)
+        kill_all(this_run.choice.machine)
 
     ended = node.run("sleep 1000", kill, exit="poweroff")
     assert ended.outcome.reason.code is C.GUEST_LOST
@@ -341,7 +350,7 @@ def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node
     def kill(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.BOOTING)
         wait_for(lambda: this_run.console.exists() and b"half of it" in this_run.console.read_bytes())
-        kill_all(this_run.machine)
+        kill_all(this_run.choice.machine)
 
     half = "echo '{\"code\": 0}' > exit.json; tar cf /dev/ubdd exit.json; sync; echo half of it"
     ended = node.run(f"{half}; sleep 1000", kill)
@@ -355,7 +364,7 @@ def test_a_machine_that_is_told_to_stop_did_not_finish(node: Node, do: str) -> N
 
     def stop(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.RUNNING)
-        this_run.event_queue.put(SignalSent(signal.SIGTERM))
+        this_run.request.event_queue.put(SignalSent(signal.SIGTERM))
 
     ended = node.run(f"echo 0 > /proc/sys/kernel/ctrl-alt-del; {do}", stop, exit="poweroff")
     assert ended.outcome.state is S.PREEMPTED
@@ -444,7 +453,7 @@ def test_a_job_is_no_success_without_what_it_printed(node: Node) -> None:
     this_run, job, lease = node.start(LEAVES, outputs=("answer",), exit="poweroff")
     job.hears_of_nothing_printed = True
     with pytest.raises(ReportUndelivered) as untold:
-        this_run.execute()
+        execute(this_run)
     left = Report.model_validate_json(untold.value.left.outcome)
     assert (left.state, left.reason.code, left.exit) == (S.FAILED, C.INTERNAL, POWERED_OFF)
     assert "the job's printed output could not be delivered" in left.reason.message
@@ -457,7 +466,7 @@ def test_a_node_that_cannot_begin_a_job_gives_it_back(
     def full(_run: Run) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Run, "_prepare_outputs", full)
+    monkeypatch.setattr(job_run, "_prepare_outputs", full)
     for node.tries_left, state in ((1, S.PREEMPTED), (0, S.FAILED)):
         ended = node.run()
         assert (ended.outcome.reason.code, ended.outcome.node_at_fault) == (C.NODE_FAILED, True)

@@ -224,7 +224,7 @@ def test_output_arrives_while_the_script_runs_and_signals_reach_it(
     if way == "endpoint":
         guest.run.guest_session.send_signal(15)
     else:
-        guest.run.driver.stop(guest.machine)
+        guest.run.vm.driver.stop(guest.machine)
     guest.end()
     assert guest.exit == {"code": 21}
     assert guest.out.getvalue() == b"up\ncaught\n"

@@ -25,8 +25,10 @@ from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest, Part
 from vmjobs.agent.journal import Journal, sweep
-from vmjobs.agent.run.job_run import Run, RunSettings
+from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.services import RunSettings
+from vmjobs.agent.run.state import Run
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.libvirt import nbd_server
@@ -171,8 +173,8 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     elsewhere.folder.mkdir()
     plain = Node(elsewhere.folder, elsewhere.cache(), driver, image)
     ready, _, _ = plain.start("echo up", ready="console:^up")
-    ready.execute()
-    boot = 3 * int(ready.seconds["booting"]) + 10  # other tests may take the processors later
+    execute(ready)
+    boot = 3 * int(ready.reports.seconds["booting"]) + 10  # other tests may take the processors later
     place.gate.withheld = frozenset(
         digest.hex() for _, digest in compute_layout_of_bytes(DISK).stored()
     )
@@ -192,7 +194,7 @@ def test_waiting_for_the_image_is_not_the_guests_time(
 def test_the_block_server_is_killed(node: Node) -> None:
     def kill(run: Run, lease: Lease) -> None:
         lease.wait_for(JobState.RUNNING)
-        (server,) = nbd_server.find(run.machine)
+        (server,) = nbd_server.find(run.choice.machine)
         os.kill(server.pid, signal.SIGKILL)
 
     ended, _ = node.run("sleep 1000", kill, run_seconds=60)

@@ -21,7 +21,7 @@ from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.listener import listening
-from vmjobs.agent.run.job_run import RunServices, RunSettings
+from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.server import Agent
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, Node, now

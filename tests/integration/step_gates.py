@@ -54,9 +54,9 @@ def _halt(run: Any) -> bool:
     from vmjobs.hypervisor.base import VmState
 
     try:
-        if run.watch is None or run.driver.state(run.machine) is not VmState.RUNNING:
+        if run.running_vm is None or run.vm.driver.state(run.vm.name) is not VmState.RUNNING:
             return False
-        run.driver.pause(run.machine)
+        run.vm.driver.pause(run.vm.name)
     except HypervisorError:
         return False
     return True
@@ -67,7 +67,7 @@ def _go_on(run: Any) -> None:
     from vmjobs.errors import HypervisorError
 
     with suppress(HypervisorError):
-        run.driver.resume(run.machine)
+        run.vm.driver.resume(run.vm.name)
 
 
 def before(point: str, job_of: Callable[..., str]) -> Callable[[Any], Any]:
@@ -76,7 +76,7 @@ def before(point: str, job_of: Callable[..., str]) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
         def stopping(*arguments: Any, **named: Any) -> Any:
-            run = arguments[0] if hasattr(arguments[0], "driver") else None
+            run = arguments[0] if hasattr(arguments[0], "running_vm") else None
             stop(job_of(*arguments), point, run)
             return function(*arguments, **named)
 
@@ -97,19 +97,19 @@ def plant() -> None:
         return job.name
 
     def job_of(run: Any, *_: object) -> str:
-        return str(run.job_id)
+        return str(run.request.job_id)
 
     steps.STEPS = tuple(replace(s, action=before(s.title, job_of)(s.action)) for s in steps.STEPS)
-    from vmjobs.agent.run.job_run import Run  # imports STEPS, so it must follow the patch
+    from vmjobs.agent.run import job_run  # imports STEPS, so it must follow the patch
 
-    deliver = before("deliver", job_of)(Run._deliver)
+    deliver = before("deliver", job_of)(job_run._deliver)
 
-    def deliver_and_stop(run: Run, *arguments: Any) -> Any:
+    def deliver_and_stop(run: Any, *arguments: Any) -> Any:
         outcome = deliver(run, *arguments)
-        stop(run.job_id, "clear away")
+        stop(run.request.job_id, "clear away")
         return outcome
 
-    Run._deliver = deliver_and_stop  # type: ignore[method-assign]
+    job_run._deliver = deliver_and_stop
     condor_job.CondorJob.receive = before("take over", name_of)(CondorJob.receive)  # type: ignore[method-assign]
     condor_job.CondorJob.send_outputs = before("give back", name_of)(CondorJob.send_outputs)  # type: ignore[method-assign]
 

@@ -492,7 +492,7 @@ FAULTS: list[tuple[str, Fault]] = [
         "INTERNAL",
         Fault(
             partial(
-                with_another_agent, lines="from vmjobs.agent.run.job_run import Run; Run._take = None"
+                with_another_agent, lines="from vmjobs.agent.run import job_run; job_run._take = None"
             ),
             Way("the agent failed: TypeError"),
         ),

@@ -15,7 +15,9 @@ from images_cache_kit import Remote, noise, put
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.signature import require_signed
+from vmjobs.agent.run.events import EventQueue
 from vmjobs.agent.run.outcome import RunEnded, run_stopped
+from vmjobs.agent.run.state import VmChoice
 from vmjobs.agent.run.steps import choose_hypervisor, fetch_image
 from vmjobs.errors import StorageFull, Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
@@ -34,19 +36,26 @@ class Job:
     image: Any = None
     kind: HypervisorKind | str = HypervisorKind.QEMU
     directory: Path = Path()
-    attempt = machine = ""
 
     def __post_init__(self) -> None:
-        spec = JobSpec(image="x", script="true")
-        self.ticket = SimpleNamespace(image_digest=self.digest, spec=spec, checkpoint=None)
-        self.driver = SimpleNamespace(kind=self.kind)
-        self.services = SimpleNamespace(
+        self.spec = JobSpec(image="x", script="true")
+        self.ticket = SimpleNamespace(image_digest=self.digest, checkpoint=None)
+        self.choice: Any = VmChoice(SimpleNamespace(kind=self.kind), "", "")  # type: ignore[arg-type]
+        self.settings = SimpleNamespace(deliver_seconds=self.patience)
+        self.reports = SimpleNamespace(name_hypervisor=lambda _kind: None)
+        services = SimpleNamespace(
             images=self.cache,
-            settings=SimpleNamespace(deliver_seconds=self.patience),
             choose=lambda *_, **__: SimpleNamespace(kind=HypervisorKind.UML),
             journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
             carrier=None,
         )
+        self.request = SimpleNamespace(services=services, attempt="", event_queue=EventQueue())
+
+    def begin_fetch(self) -> None:
+        pass
+
+    def fetch(self) -> None:
+        self.image = fetch_image(self)  # type: ignore[arg-type]
 
     def check_stop(self, wait: float = 0.0) -> None:
         self.looks += 1
@@ -58,7 +67,7 @@ class Job:
 def reason_of(job: Job) -> ReasonCode:
     """Why the step ended the run."""
     with pytest.raises(RunEnded) as caught, job.resources:
-        fetch_image(job)  # type: ignore[arg-type]
+        job.fetch()
     return caught.value.outcome.reason.code
 
 
@@ -68,7 +77,7 @@ def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remot
     cache = ImageCache(tmp_path / "node", remote, limit=3 * SEGMENT_BYTES)
     job = Job(cache, first)
     with job.resources:
-        fetch_image(job)  # type: ignore[arg-type]
+        job.fetch()
         with pytest.raises(StorageFull):
             cache.prepare(second)
         assert job.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
@@ -102,7 +111,7 @@ def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, rem
     remote.before = flaky
     job = Job(ImageCache(tmp_path / "node", remote), digest, patience=60.0)
     with job.resources:
-        fetch_image(job)  # type: ignore[arg-type]
+        job.fetch()
         assert job.image.root.read_bytes() == noise(4 * SEGMENT_BYTES)
     remote.before = lambda _count: (_ for _ in ()).throw(Unavailable("api", "gone"))
     again = Job(ImageCache(tmp_path / "other", remote), digest)
@@ -118,7 +127,7 @@ def test_an_image_is_given_out_early_only_where_it_can_be(
     cache = ImageCache(tmp_path / "node", remote, lazy_start=True)
     job = Job(cache, digest, kind=kind, directory=tmp_path)
     with job.resources:
-        fetch_image(job)  # type: ignore[arg-type]
+        job.fetch()
         whole = kind is HypervisorKind.UML
         assert (job.image.live is None) == whole
         assert (cache.cached() == [digest]) == whole
@@ -130,9 +139,10 @@ def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> N
     cache = ImageCache(tmp_path / "node", remote, lazy_start=True)
     job: Any = Job(cache, digest, kind="another", directory=tmp_path)
     with job.resources:
-        fetch_image(job)
+        job.fetch()
         assert job.image.live is not None
-        choose_hypervisor(job)
-        assert job.image.live is None
-        assert job.image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
+        image = choose_hypervisor(job).image
+        assert image is not None
+        assert image.live is None
+        assert image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
     cache.close()

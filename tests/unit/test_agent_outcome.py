@@ -11,13 +11,13 @@ from reports_kit import ended
 
 from vmjobs.agent.run.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.run.events import ExitReported, GuestReady, ScriptEnded
-from vmjobs.agent.run.job_run import _outcome_of_error
 from vmjobs.agent.run.outcome import (
     NO_EXIT_STATUS,
     RunOutcome,
     blame_full_disk,
     is_node_fault,
     outcome_of_early_end,
+    outcome_of_error,
     outcome_of_exit,
     requeue_if_retryable,
     run_failed,
@@ -206,7 +206,7 @@ def test_a_machine_that_finds_no_room_is_not_the_jobs_fault() -> None:
     def outcome(cause: Exception | None) -> ReasonCode:
         error = HypervisorError("cannot lay it out")
         error.__cause__ = cause
-        return _outcome_of_error(error).reason.code
+        return outcome_of_error(error).reason.code
 
     assert outcome(OSError(errno.ENOSPC, "no room")) is ReasonCode.NODE_FAILED
     assert outcome(OSError(errno.ENOENT, "not there")) is ReasonCode.BOOT_FAILED

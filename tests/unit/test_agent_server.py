@@ -26,8 +26,9 @@ from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.journal import InterruptedRun, RunRecord
 from vmjobs.agent.listener import listening
-from vmjobs.agent.run.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
+from vmjobs.agent.run.events import LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.agent.run.outcome import RunOutcome, run_stopped
+from vmjobs.agent.run.state import RunRequest
 from vmjobs.agent.server import Agent
 from vmjobs.execute import JobRefused, NodeFailure, run_job
 from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now
@@ -90,40 +91,31 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
     class Run:
         """Stands for a run in a VM: waits where the test says so, then ends."""
 
-        def __init__(
-            self,
-            source: Any,
-            lease: Any,
-            services: Any,
-            job: str,
-            attempt: str,
-            event_queue: EventQueue,
-        ):
-            self.lease, self.event_queue, self.checkpointable = (
-                lease,
-                event_queue,
-                script.checkpointable,
-            )
+        def __init__(self, request: RunRequest) -> None:
+            self.request = request
+            self.control = SimpleNamespace(checkpointable=script.checkpointable)
 
-        def execute(self) -> RunOutcome:
-            script.runs += 1
-            script.started.set()
-            if script.fault:
-                raise script.fault
-            if script.hold:
-                seen = self.event_queue.next(time.monotonic() + 20)
-                assert seen is not None
-                script.seen.append(seen)
-                if isinstance(seen, LeaseLost):
-                    raise run_stopped("gone")
-            told = report(script.end, script.code, "exit 7", exit=ended(7))
-            self.lease.progress(told)
-            exit = None if script.node_at_fault or script.unbooted else told.exit
-            return RunOutcome(script.end, told.reason, exit, script.node_at_fault)
+        claimed = False
+        choice = SimpleNamespace(driver=SimpleNamespace(kind=HypervisorKind.UML))
 
-        driver = SimpleNamespace(kind=HypervisorKind.UML)
+    def execute(run: Run) -> RunOutcome:
+        script.runs += 1
+        script.started.set()
+        if script.fault:
+            raise script.fault
+        if script.hold:
+            seen = run.request.event_queue.next(time.monotonic() + 20)
+            assert seen is not None
+            script.seen.append(seen)
+            if isinstance(seen, LeaseLost):
+                raise run_stopped("gone")
+        told = report(script.end, script.code, "exit 7", exit=ended(7))
+        run.request.lease.progress(told)
+        exit = None if script.node_at_fault or script.unbooted else told.exit
+        return RunOutcome(script.end, told.reason, exit, script.node_at_fault)
 
     monkeypatch.setattr(job_runner, "Run", Run)
+    monkeypatch.setattr(job_runner, "execute", execute)
     services: Any = SimpleNamespace(
         settings=SimpleNamespace(node="n1"), reprobe=script.rechecked.append
     )

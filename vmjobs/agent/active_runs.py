@@ -16,7 +16,7 @@ from vmjobs.agent.condor_job.job_access import JobAccess
 from vmjobs.agent.framing import DataMessage
 from vmjobs.agent.lease import SocketLease
 from vmjobs.agent.run.events import EventQueue, LeaseLost, SaveRequested, SignalSent
-from vmjobs.agent.run.job_run import Run
+from vmjobs.agent.run.state import Run
 from vmjobs.errors import Forbidden, InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import JobState
 
@@ -173,7 +173,7 @@ class ActiveRuns:
         """Return the MiB of memory of all VMs; of a transparent job: while it is reserved."""
         with self._changed:
             runs = [(active.name, active.run) for active in self._runs.values()]
-            used = {name: run.ticket.spec.memory for name, run in runs if run and run.claimed}
+            used = {name: run.spec.memory for name, run in runs if run and run.claimed}
             return sum((used | self._reserved).values())
 
     # ------------------------------------------------------------------ access to a job's VM
@@ -216,7 +216,9 @@ class ActiveRuns:
         with self._changed:
             self._is_stopping = True
             saved = [
-                active for active in self._runs.values() if active.run and active.run.checkpointable
+                active
+                for active in self._runs.values()
+                if active.run and active.run.control.checkpointable
             ]
             for active in saved:
                 active.event_queue.put(SaveRequested())

@@ -24,8 +24,10 @@ from vmjobs.agent.job_source import JobSource
 from vmjobs.agent.journal import InterruptedRun
 from vmjobs.agent.lease import SocketLease
 from vmjobs.agent.node_health import FAILURE_LIMIT, NodeHealth
-from vmjobs.agent.run.job_run import ReportUndelivered, Run, RunServices
+from vmjobs.agent.run.job_run import ReportUndelivered, execute
 from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.services import RunServices
+from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.run.suspend import suspending
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -94,14 +96,21 @@ class JobRunner:
         self, active: ActiveRun, source: JobSource, peer: protocol.PeerCredentials
     ) -> RunOutcome:
         """Run a job, unless the repository knows that it has ended."""
-        run = Run(
-            source, active.lease, self.services, active.name, uuid.uuid4().hex, active.event_queue
+        lease, attempt = active.lease, uuid.uuid4().hex
+        run = active.run = Run(
+            RunRequest(
+                source,
+                lease,
+                self.services,
+                active.name,
+                attempt,
+                active.event_queue,
+                on_usage=lease.progress,
+            )
         )
-        run.on_usage = active.lease.progress
-        active.run = run
         try:
             with suspending(run, peer.pid):
-                outcome = run.execute()
+                outcome = execute(run)
         except JobFinal:
             return self._outcome_at_repository(active.name, source, active.lease)
         self._update_node_health(run, outcome)
@@ -185,12 +194,13 @@ class JobRunner:
             source = job.source(start_point, lease.send, job_access)
             run = self._make_condor_run(active, source, job_access, attempt, start_point.remark)
             with suspending(run, peer.pid):
-                outcome = run.execute()
+                outcome = execute(run)
             self.active.end_access(active)
             self._update_node_health(run, outcome)
             # A stopping agent waits for this, too.
             job.send_outputs(lease.send)
-            lease.end(outcome, job.ended(), _image_requirements(run, message.image), job.rejected())
+            needs = _image_requirements(run, outcome, message.image)
+            lease.end(outcome, job.ended(), needs, job.rejected())
             if message.checkpoint and active.wait_received():
                 start_point.remove_checkpoint()
 
@@ -200,11 +210,21 @@ class JobRunner:
         max_log = source.spec.disk * MIB
         settings = replace(self.services.settings, max_log=max_log, script_handles_stop=True)
         services = replace(self.services, settings=settings)
-        name, ports = active.name, job_access.port_handlers
-        run = Run(source, active.lease, services, name, attempt, active.event_queue, ports)
-        run.on_usage, run.remark = active.lease.progress, remark
-        run.shut, job_access.console = job_access.shut, run.console
-        active.run = run
+        run = active.run = Run(
+            RunRequest(
+                source,
+                active.lease,
+                services,
+                active.name,
+                attempt,
+                active.event_queue,
+                job_access.port_handlers,
+                job_access.shut,
+                active.lease.progress,
+                remark,
+            )
+        )
+        job_access.console = run.console
         return run
 
     def find_access(self, peer: protocol.PeerCredentials) -> tuple[str, JobAccess]:
@@ -228,7 +248,7 @@ class JobRunner:
         if outcome.reason.code is ReasonCode.NODE_FAILED and not outcome.node_at_fault:
             self._note_full_disk()
         if self.health.count_run(outcome) and self.services.reprobe is not None:
-            kind = run.driver.kind
+            kind = run.choice.driver.kind
             log.warning("%s VMs in a row did not boot: probing %s", FAILURE_LIMIT, kind)
             start_thread("recheck", self.services.reprobe, kind)
 
@@ -264,15 +284,15 @@ class JobRunner:
             lease.refuse(fault, retry=False)
 
 
-def _image_requirements(run: Run, named: str) -> protocol.ImageRequirements | None:
+def _image_requirements(run: Run, outcome: RunOutcome, named: str) -> protocol.ImageRequirements | None:
     """Return the image's requirements if no hypervisor here boots it. named: as the job does.
 
     None, too, if the job excludes all hypervisors that boot the image: only its user can correct that.
     """
-    image = run.unbootable
-    if image is None:
+    if not outcome.image_unbootable:
         return None
-    able = [kind for kind in image.kinds if kind in run.ticket.spec.kinds]
+    image = run.image
+    able = [kind for kind in image.kinds if kind in run.spec.kinds]
     if not able:
         return None
     return protocol.ImageRequirements(named=named, kinds=tuple(able), architecture=image.architecture)

@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from vmjobs.agent.run.events import RunEvent, SaveFinished, SignalSent
 from vmjobs.agent.run.outcome import (
@@ -42,6 +42,7 @@ from vmjobs.agent.run.outcome import (
     run_stopped,
     run_unwanted,
 )
+from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.errors import (
     DigestMismatch,
     HypervisorError,
@@ -51,6 +52,7 @@ from vmjobs.errors import (
     VMJobsError,
 )
 from vmjobs.file_transfer import ContentReceiver
+from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.model import (
     MIB,
     Checkpoint,
@@ -61,9 +63,6 @@ from vmjobs.model import (
     reason,
 )
 from vmjobs.paths import safe_join
-
-if TYPE_CHECKING:
-    from vmjobs.agent.run.job_run import Run
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -93,23 +92,22 @@ _STREAMS: Final = tuple(f"stream-{name}" for name in StreamName)
 _VM_FILE: Final = re.compile(r"machine/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def resume_platform(run: Run) -> str:
-    """Return the platform that can resume the run's VM; ``""`` if it is not saved."""
-    wanted = run.ticket.spec.checkpoint and run.services.carrier is not None
-    return run.driver.platform if wanted else ""
+def resume_platform(run: Run, driver: Hypervisor) -> str:
+    """Return the platform that can resume the VM of a run on this driver; ``""`` if it is not saved."""
+    wanted = run.spec.checkpoint and run.request.services.carrier is not None
+    return driver.platform if wanted else ""
 
 
-def resumable_checkpoint(run: Run) -> Checkpoint | None:
-    """Return the checkpoint from which the run's driver can resume, if there is one."""
+def resumable_checkpoint(run: Run, choice: VmChoice) -> tuple[Checkpoint | None, str]:
+    """Return the checkpoint from which the chosen driver can resume, if any, and a remark."""
     saved = run.ticket.checkpoint
-    here = resume_platform(run)
-    if saved is None or not here:
-        return None
-    if (saved.hypervisor, saved.platform) == (run.driver.kind, here):
-        return saved
-    log.warning("job %s: its VM was saved by %s, which this node lacks", run.job_id, saved.platform)
-    run.remark = f"the job starts again: its VM was saved by {saved.platform}, which this node lacks"
-    return None
+    if saved is None or not choice.platform:
+        return None, ""
+    if (saved.hypervisor, saved.platform) == (choice.driver.kind, choice.platform):
+        return saved, ""
+    text = f"its VM was saved by {saved.platform}, which this node lacks"
+    log.warning("job %s: %s", run.request.job_id, text)
+    return None, f"the job starts again: {text}"
 
 
 def as_not_resumed(outcome: RunOutcome) -> RunOutcome:
@@ -129,24 +127,24 @@ def save(run: Run, heard: int) -> None:
 
     The caller has quiesced the endpoint. heard: see ``Checkpoint``.
     """
-    began, ran = time.monotonic(), run.ran()
+    began, ran, vm = time.monotonic(), run.clock.ran(), run.vm
     try:
         if run.guest_session.lost:
             raise VMJobsError("this node could not store all of its output")
         upload = _open_upload(run)
         _save_vm(run)
     except VMJobsError as error:
-        log.warning("job %s: its VM is not saved: %s", run.job_id, error)
+        log.warning("job %s: its VM is not saved: %s", run.request.job_id, error)
         return
-    run.destroy_vm()
-    log.info("job %s: saving its VM took %.1f s", run.job_id, time.monotonic() - began)
+    run.destroy_vm(vm)
+    log.info("job %s: saving its VM took %.1f s", run.request.job_id, time.monotonic() - began)
     try:
         sent = _store(run, upload, partial(_checkpoint, run, round(ran, 1), heard))
     except RunEnded:
         raise
     except Exception as error:
         message = error.message if isinstance(error, VMJobsError) else str(error)
-        log.warning("job %s: its checkpoint could not be stored: %s", run.job_id, message)
+        log.warning("job %s: its checkpoint could not be stored: %s", run.request.job_id, message)
         raise run_stopped(f"the VM was saved, but its checkpoint was not stored: {message}") from error
     text = f"its VM was saved, {sent / MIB:.1f} MiB were sent; the job will resume from there"
     raise RunEnded(RunOutcome(JobState.PREEMPTED, reason(ReasonCode.CHECKPOINTED, text)))
@@ -158,9 +156,9 @@ def _open_upload(run: Run) -> ContentReceiver | None:
     Raises VMJobsError: the repository refuses it, so the VM need not be saved.
     """
     files = sum(path.stat().st_size for path in _checkpoint_files(run.directory).values())
-    memory = run.ticket.spec.memory * MIB
+    memory = run.spec.memory * MIB
     try:
-        return run.source.open_upload(files + memory + memory // 8 + MEMORY_OVERHEAD_BYTES)
+        return run.request.source.open_upload(files + memory + memory // 8 + MEMORY_OVERHEAD_BYTES)
     except Unavailable:
         return None
 
@@ -168,29 +166,30 @@ def _open_upload(run: Run) -> ContentReceiver | None:
 def _save_vm(run: Run) -> None:
     """Save the VM. Raises HypervisorError; Ended: the run is cancelled, the VM gone."""
     deferred: list[RunEvent] = []
+    vm, event_queue = run.vm, run.request.event_queue
     with ThreadPoolExecutor(1, "save") as pool:
-        saving = pool.submit(run.driver.save, run.machine, run.directory / MEMORY_FILE)
-        saving.add_done_callback(lambda _: run.event_queue.put(SaveFinished()))
+        saving = pool.submit(vm.driver.save, vm.name, run.directory / MEMORY_FILE)
+        saving.add_done_callback(lambda _: event_queue.put(SaveFinished()))
         try:
-            while not isinstance(seen := run.event_queue.next(math.inf), SaveFinished):
+            while not isinstance(seen := event_queue.next(math.inf), SaveFinished):
                 _raise_if_cancelled(seen)
                 if seen is not None:
                     deferred.append(seen)
         except RunEnded:
-            run.driver.destroy(run.machine)
+            vm.driver.destroy(vm.name)
             raise
     try:
         saving.result()
     except HypervisorError:
         for seen in deferred:
-            run.event_queue.put(seen)  # the VM may have ended by itself
+            event_queue.put(seen)  # the VM may have ended by itself
         raise
 
 
 def _check_cancelled(run: Run, wait: float = 0.0) -> None:
     """Handle the run's events for ``wait`` seconds. Raises Ended if it is cancelled."""
     deadline = time.monotonic() + wait
-    while (seen := run.event_queue.next(deadline)) is not None:
+    while (seen := run.request.event_queue.next(deadline)) is not None:
         _raise_if_cancelled(seen)
 
 
@@ -214,7 +213,7 @@ def _store(
     sent = 0
 
     def open_upload() -> ContentReceiver:
-        return upload or run.source.open_upload(sum(sizes.values()))
+        return upload or run.request.source.open_upload(sum(sizes.values()))
 
     def send() -> list[SavedFile]:
         nonlocal sent
@@ -228,7 +227,7 @@ def _store(
 
     receiver = _retry_until(run, deadline, open_upload)
     checkpoint = describe(_retry_until(run, deadline, send))
-    _retry_until(run, deadline, lambda: run.source.save_checkpoint(receiver, checkpoint))
+    _retry_until(run, deadline, lambda: run.request.source.save_checkpoint(receiver, checkpoint))
     return sent
 
 
@@ -240,12 +239,12 @@ def _retry_until(run: Run, deadline: float, action: Callable[[], T]) -> T:
         except Unavailable as error:
             if time.monotonic() > deadline:
                 raise
-            log.warning("job %s: its checkpoint cannot be stored now: %s", run.job_id, error)
+            log.warning("job %s: its checkpoint cannot be stored now: %s", run.request.job_id, error)
             _check_cancelled(run, wait=1.0)
 
 
 def _send(run: Run, path: Path, upload: ContentReceiver) -> tuple[str, int]:
-    carrier = run.services.carrier
+    carrier = run.request.services.carrier
     if carrier is None:
         raise InvalidRequest("this agent cannot transfer checkpoints")
     return carrier.send(path, upload, partial(_check_cancelled, run))
@@ -253,10 +252,10 @@ def _send(run: Run, path: Path, upload: ContentReceiver) -> tuple[str, int]:
 
 def _checkpoint(run: Run, ran: float, heard: int, files: Sequence[SavedFile]) -> Checkpoint:
     return Checkpoint(
-        machine=run.machine,
-        hypervisor=run.driver.kind,
-        platform=run.platform,
-        sentinel=run.sentinel,
+        machine=run.choice.machine,
+        hypervisor=run.choice.driver.kind,
+        platform=run.choice.platform,
+        sentinel=run.choice.sentinel,
         guest=hashlib.sha256(run.guest_session.token.encode()).hexdigest(),
         ran=ran,
         heard=heard,
@@ -286,13 +285,13 @@ def fetch_file(run: Run, file: SavedFile) -> None:
         NotFound, Unavailable: it cannot be fetched. DigestMismatch: its content or its name is not
         that of a checkpoint's file. Ended: this node has no room for it, or the run is cancelled.
     """
-    carrier = run.services.carrier
+    carrier = run.request.services.carrier
     if carrier is None or not _is_checkpoint_file(file.name):
         raise DigestMismatch(f"unexpected file in the checkpoint: {file.name[:80]!r}")
     target = safe_join(run.directory, file.name)
     target.parent.mkdir(exist_ok=True)
     try:
-        fetched = carrier.fetch(file, run.source.saved(), target, run.check_stop)
+        fetched = carrier.fetch(file, run.request.source.saved(), target, run.check_stop)
     except (StorageFull, InvalidRequest) as error:
         raise run_failed(ReasonCode.NODE_FAILED, f"the node failed: {error.message}") from error
     run.usage.add("checkpoint", fetched)

@@ -7,9 +7,7 @@ records.
 from __future__ import annotations
 
 import logging
-import math
 import time
-from typing import TYPE_CHECKING
 
 from vmjobs.agent.run import checkpoint
 from vmjobs.agent.run.console import last_lines, panic_text
@@ -22,7 +20,6 @@ from vmjobs.agent.run.events import (
     RuleFailed,
     RunEvent,
     SaveRequested,
-    ScriptEnded,
     SignalSent,
     VmEnded,
 )
@@ -44,8 +41,7 @@ from vmjobs.agent.run.outcome import (
     with_console_lines,
 )
 from vmjobs.agent.run.outputs import DiskContents, read_output_disk
-from vmjobs.agent.run.vm_watch import shutdown_cause
-from vmjobs.errors import HypervisorError
+from vmjobs.agent.run.state import Run
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import (
     CONSOLE_RULE,
@@ -58,9 +54,6 @@ from vmjobs.model import (
     StreamName,
 )
 
-if TYPE_CHECKING:
-    from vmjobs.agent.run.job_run import Run
-
 log = logging.getLogger(__name__)
 
 #: Seconds between checks of a job that is close to its time limit: it may be suspended.
@@ -71,100 +64,85 @@ _ABRUPT_ENDINGS = (ShutdownCause.PANICKED, ShutdownCause.CRASHED, ShutdownCause.
 # --------------------------------------------------------------------------- the steps
 
 
-def await_ready(run: Run) -> None:
-    """Wait until the guest is ready by the job's readiness rule."""
-    spec = run.ticket.spec
-    if run.resumed is not None:
-        run.remark = f"the VM was resumed from its checkpoint, after {run.resumed.ran:.0f} s"
+def await_ready(run: Run) -> str:
+    """Wait until the guest is ready by the job's readiness rule; return how that was seen."""
+    spec, resumed = run.spec, run.choice.resumed
+    how = f"the VM was resumed from its checkpoint, after {resumed.ran:.0f} s" if resumed else ""
     if spec.ready_rule == STARTED:
-        run.remark = "the VM runs; the job asks for no sign of readiness"
-        return
-    if run.resumed is not None and spec.network is NetworkMode.NONE:
-        return  # a resumed guest without network cannot report that it is ready
+        return "the VM runs; the job asks for no sign of readiness"
+    if resumed is not None and spec.network is NetworkMode.NONE:
+        return how  # a resumed guest without network cannot report that it is ready
     while not _is_over(run):
         # Time that the guest waits for parts of its image does not count.
-        deadline = run.boot_begun + spec.boot_seconds + run.waited_for_image
+        deadline = run.clock.boot_begun + spec.boot_seconds + run.waited_for_image
         seen = _next_event(run, deadline)
         if isinstance(seen, GuestReady) and spec.ready_rule == REPORT:
-            return
+            return how
         if isinstance(seen, ConsoleLineMatched) and seen.rule == "ready":
-            run.remark = f"the console showed the line {seen.line.strip()[:200]!r}"
-            return
-        if seen is None and run.waited_for_image <= deadline - run.boot_begun - spec.boot_seconds:
+            return f"the console showed the line {seen.line.strip()[:200]!r}"
+        if seen is None and run.waited_for_image <= deadline - run.clock.boot_begun - spec.boot_seconds:
             message = f"the guest was not ready within {spec.boot_seconds} s"
             raise run_failed(ReasonCode.BOOT_TIMED_OUT, with_console_lines(message, _last_lines(run)))
     # A guest that left a result was ready; a VM that ended without one was not.
-    if run.shutdown_cause is not None and (outcome := _final_outcome(run, ready=False)).exit is None:
+    ended = run.observed.shutdown_cause is not None
+    if ended and (outcome := _final_outcome(run, ready=False)).exit is None:
         raise RunEnded(outcome)
-    run.remark = "the job ended without reporting that it was ready"
+    return "the job ended without reporting that it was ready"
 
 
 def await_end(run: Run) -> None:
     """Wait until the job's work is done, or its time limit is reached."""
-    spec = run.ticket.spec
+    spec, vm = run.spec, run.vm
     if run.image.live is not None:
         run.image.live.fetch_rest()
-    run.run_begun = time.monotonic()
+    run.clock.begin_run()
     # Heartbeats are expected only in this step: the steps before and after have deadlines.
     run.guest_session.heard = time.monotonic()
-    if run.watch is not None:
-        run.watch.listening = spec.network is not NetworkMode.NONE
-    run.checkpointable, run.suspendable = bool(run.platform), True
+    vm.watch.listening = spec.network is not NetworkMode.NONE
+    run.control.checkpointable, run.control.suspendable = bool(run.choice.platform), True
     while not _is_over(run):
-        left = spec.run_seconds - run.ran()  # excludes time while the job is suspended
+        left = spec.run_seconds - run.clock.ran()  # excludes time while the job is suspended
         seen = _next_event(run, time.monotonic() + max(left, MIN_WAIT_SECONDS))
-        if seen is None and run.ran() >= spec.run_seconds:
+        if seen is None and run.clock.ran() >= spec.run_seconds:
             raise _timed_out(run)
-    run.checkpointable = run.suspendable = False
-    if run.watch is not None:
-        run.watch.listening = False
+    run.control.checkpointable = run.control.suspendable = False
+    vm.watch.listening = False
 
 
 def collect(run: Run) -> None:
     """Receive the guest's outputs until its VM is gone, then end the run with its outcome."""
-    settings = run.services.settings
+    settings = run.settings
     deadline = time.monotonic() + settings.collect_seconds
-    if run.exit_line is not None:
-        _ask_to_power_off(run)
+    if run.observed.exit_line is not None:
+        run.vm.ask_to_power_off()
         deadline = time.monotonic() + settings.stop_seconds
     heard = False
-    while run.shutdown_cause is None:
-        if run.reported_exit is not None and not heard:
+    while run.observed.shutdown_cause is None:
+        if run.observed.reported_exit is not None and not heard:
             # All is delivered: a guest that does not power off in time is destroyed.
             heard, deadline = True, min(deadline, time.monotonic() + settings.grace_seconds)
         if _next_event(run, deadline) is None:
-            if run.reported_exit is None and run.exit_line is None:
+            if run.observed.reported_exit is None and run.observed.exit_line is None:
                 raise run_failed(ReasonCode.GUEST_LOST, "the guest did not deliver its outputs in time")
-            run.destroy_vm()  # before its output disk is read
+            run.destroy_vm(run.vm)  # before its output disk is read
             break
     raise RunEnded(_final_outcome(run, ready=True))
 
 
 def _timed_out(run: Run) -> RunEnded:
-    spec = run.ticket.spec
+    spec = run.spec
     text = timeout_message(spec.exit, spec.run_seconds, script=bool(spec.script))
     message = with_console_lines(text, _last_lines(run))
     if spec.strategy is not Strategy.SCRIPT:
         # The outputs so far show how far the job came.
-        run.destroy_vm()
+        run.destroy_vm(run.vm)
         _read_output_disk(run)
     return run_failed(ReasonCode.TIMED_OUT, message)
 
 
 def _is_over(run: Run) -> bool:
     """Whether only outputs remain to be waited for."""
-    if run.shutdown_cause is not None or run.exit_line is not None:
-        return True
-    # If a console line decides, a status that the guest reports does not.
-    told = run.reported_exit is not None or run.script_ended is not None
-    return told and not run.ticket.spec.exit.startswith(CONSOLE_RULE)
-
-
-def _ask_to_power_off(run: Run) -> None:
-    try:
-        run.driver.stop(run.machine)
-    except HypervisorError as error:
-        log.warning("job %s: cannot ask its VM to power off: %s", run.job_id, error)
+    return run.observed.is_over(run.spec.exit)
 
 
 # --------------------------------------------------------------------------- the outcome
@@ -173,50 +151,53 @@ def _ask_to_power_off(run: Run) -> None:
 def _final_outcome(run: Run, *, ready: bool) -> RunOutcome:
     """Return the outcome once the VM is gone, or its work is done."""
     disk = _read_output_disk(run)
-    ended, spec = run.script_ended, run.ticket.spec
+    observed, spec = run.observed, run.spec
+    ended, reported = observed.script_ended, observed.reported_exit
     if spec.exit.startswith(CONSOLE_RULE):
         return _outcome_by_line(run, disk, ready=ready)
-    by_endpoint = run.reported_exit and run.reported_exit.channel is ExitChannel.ENDPOINT
-    told = (run.reported_exit, disk.exit) if by_endpoint else (disk.exit, run.reported_exit)
+    by_endpoint = reported and reported.channel is ExitChannel.ENDPOINT
+    told = (reported, disk.exit) if by_endpoint else (disk.exit, reported)
     exit = told[0] or told[1] or (ended.exit if ended else None)
     if exit is not None:
-        if run.reported_exit is None and (disk.exit is None or run.shutdown_cause in _ABRUPT_ENDINGS):
+        if reported is None and (disk.exit is None or observed.shutdown_cause in _ABRUPT_ENDINGS):
             message = "the VM ended before it had delivered its outputs"
             return run_failed(ReasonCode.GUEST_LOST, message, exit).outcome
         subject = "the script" if spec.script else "the job"
         return _outcome_of_success(run, disk, Success(exit, subject))
-    success = success_by_rule(spec.exit, run.shutdown_cause, None)
+    success = success_by_rule(spec.exit, observed.shutdown_cause, None)
     return (
         _outcome_of_success(run, disk, success) if success else _outcome_of_early_end(run, ready=ready)
     )
 
 
 def _outcome_by_line(run: Run, disk: DiskContents, *, ready: bool) -> RunOutcome:
-    line = run.exit_line.line if run.exit_line else None
-    success = success_by_rule(run.ticket.spec.exit, run.shutdown_cause, line)
+    observed = run.observed
+    line = observed.exit_line.line if observed.exit_line else None
+    success = success_by_rule(run.spec.exit, observed.shutdown_cause, line)
     if success is not None:
         return _outcome_of_success(run, disk, success)
     early = _outcome_of_early_end(run, ready=ready)
-    return RunOutcome(early.state, early.reason, disk.exit or run.reported_exit)
+    return RunOutcome(early.state, early.reason, disk.exit or observed.reported_exit)
 
 
 def _outcome_of_success(run: Run, disk: DiskContents, success: Success) -> RunOutcome:
     """Return the outcome of a successful end. Raises OSError if the node lost received output."""
     for error in run.guest_session.lost.values():
         raise error
-    disk_full = run.script_ended is not None and run.script_ended.disk_full
+    ended, undelivered = run.observed.script_ended, run.observed.undelivered
+    disk_full = ended is not None and ended.disk_full
     cut_off = disk.begun and not disk.complete
-    if run.undelivered and not (disk_full or cut_off or run.output_collector.too_large):
+    if undelivered and not (disk_full or cut_off or run.output_collector.too_large):
         message = "the guest could not send all of the job's printed output and files"
         return run_failed(ReasonCode.GUEST_LOST, message, success.exit).outcome
-    run.output_collector.too_large = run.output_collector.too_large or run.undelivered or cut_off
+    too_large = run.output_collector.too_large or undelivered or cut_off
     return outcome_of_exit(
         success.exit,
         disk_full=disk_full,
-        too_large=run.output_collector.too_large,
+        too_large=too_large,
         missing=run.output_collector.missing(),
         lacking=run.output_collector.lacking,
-        disk=run.ticket.spec.disk,
+        disk=run.spec.disk,
         subject=success.subject,
         achievement=success.achievement,
     )
@@ -224,15 +205,17 @@ def _outcome_of_success(run: Run, disk: DiskContents, success: Success) -> RunOu
 
 def _read_output_disk(run: Run) -> DiskContents:
     """Read the output disk; only once."""
-    if run.disk is None:
+    found = run.observed.disk
+    if found is None:
         # Streams received through the endpoint are already in these files.
         names = {"stdout": StreamName.OUT, "stderr": StreamName.ERR}
         streams = {n: run.stream(s) for n, s in names.items() if not run.stream(s).exists()}
         disk = run.directory / "output.disk"
-        run.disk = read_output_disk(disk, run.output_collector, streams, run.services.settings.max_log)
-        if not run.disk.complete and not run.disk.begun:
+        found = read_output_disk(disk, run.output_collector, streams, run.settings.max_log)
+        run.observed.disk = found
+        if not found.complete and not found.begun:
             run.output_collector.reject("(output disk)", "it does not contain a tar stream")
-    return run.disk
+    return found
 
 
 def _outcome_of_early_end(run: Run, *, ready: bool) -> RunOutcome:
@@ -240,8 +223,8 @@ def _outcome_of_early_end(run: Run, *, ready: bool) -> RunOutcome:
         panic=panic_text(run.stream(StreamName.CONSOLE)),
         ready=ready,
         last_lines=_last_lines(run),
-        rule=run.ticket.spec.exit,
-        shutdown_cause=run.shutdown_cause or ShutdownCause.UNKNOWN,
+        rule=run.spec.exit,
+        shutdown_cause=run.observed.shutdown_cause or ShutdownCause.UNKNOWN,
     )
 
 
@@ -255,7 +238,8 @@ def _last_lines(run: Run) -> str:
 def _next_event(run: Run, deadline: float) -> RunEvent | None:
     """Record and return the next event; handle those that end any step."""
     while isinstance(
-        seen := run.event_queue.next(min(deadline, run.stop_by)), SignalSent | SaveRequested
+        seen := run.request.event_queue.next(min(deadline, run.control.stop_by)),
+        SignalSent | SaveRequested,
     ):
         if isinstance(seen, SaveRequested):
             _save_or_stop(run)
@@ -265,23 +249,24 @@ def _next_event(run: Run, deadline: float) -> RunEvent | None:
             return seen
     _record_event(run, seen)
     _raise_if_fatal(run, seen)
-    if run.stopped_by and (seen is None or isinstance(seen, VmEnded | ExitReported)):
+    if run.control.stopped_by and (seen is None or isinstance(seen, VmEnded | ExitReported)):
         exit = seen.exit if isinstance(seen, ExitReported) else None
-        raise run_stopped(f"stopped by signal {run.stopped_by}", exit)
+        raise run_stopped(f"stopped by signal {run.control.stopped_by}", exit)
     return seen
 
 
 def _forward_signal(run: Run, number: int) -> None:
-    if number == VACATE_SIGNAL and run.checkpointable and not run.guest_session.former:
+    if number == VACATE_SIGNAL and run.control.checkpointable and not run.guest_session.former:
         _save(run)
         if _is_over(run):
             return  # it has ended meanwhile: nothing is left to stop
     run.guest_session.send_signal(number)
     if number in STOP_SIGNALS and not _script_handles_stop(run):
-        run.stop_by = min(run.stop_by, time.monotonic() + run.services.settings.grace_seconds)
-        run.stopped_by = number
-        if run.ticket.spec.strategy is not Strategy.SCRIPT:
-            _ask_to_power_off(run)  # its guest may not handle signals
+        stop_by = time.monotonic() + run.settings.grace_seconds
+        run.control.stop_by = min(run.control.stop_by, stop_by)
+        run.control.stopped_by = number
+        if run.spec.strategy is not Strategy.SCRIPT:
+            run.vm.ask_to_power_off()  # its guest may not handle signals
 
 
 def _save_or_stop(run: Run) -> None:
@@ -289,7 +274,7 @@ def _save_or_stop(run: Run) -> None:
 
     A job that has just ended by itself continues to its end.
     """
-    if run.checkpointable:
+    if run.control.checkpointable:
         _save(run)
     if not _is_over(run):
         raise run_stopped("the agent is stopping, and the VM could not be saved")
@@ -297,44 +282,43 @@ def _save_or_stop(run: Run) -> None:
 
 def _script_handles_stop(run: Run) -> bool:
     """Whether the script itself handles stop signals: it runs and can receive them."""
-    online = run.ticket.spec.network is not NetworkMode.NONE
-    return run.services.settings.script_handles_stop and online and run.run_begun < math.inf
+    online = run.spec.network is not NetworkMode.NONE
+    return run.settings.script_handles_stop and online and run.clock.is_running
 
 
 def _save(run: Run) -> None:
     """Save the VM and end the run, unless the job is ending by itself or saving fails."""
-    run.checkpointable = False
-    watch = run.watch
-    if watch is None:
-        return
+    run.control.checkpointable = False
+    watch = run.vm.watch
     listening, watch.listening = watch.listening, False  # it sends no heartbeat while it is saved
-    run.suspendable = False
-    with run.shut():  # first: quiescing takes long enough for the guest to notice it
+    run.control.suspendable = False
+    with run.request.shut():  # first: quiescing takes long enough for the guest to notice it
         if run.guest_session.quiesce(checkpoint.QUIESCE_SECONDS):
             told = watch.told  # console output from here on is read where the VM resumes
             _record_pending(run)
-            if not _is_over(run) and not run.stopped_by:
+            if not _is_over(run) and not run.control.stopped_by:
                 checkpoint.save(run, told)
                 _record_pending(run)
             _stop_if_lost(run)
     run.guest_session.resume()
     run.guest_session.heard = time.monotonic()
-    watch.listening, run.suspendable = listening, True
+    watch.listening, run.control.suspendable = listening, True
 
 
 def _stop_if_lost(run: Run) -> None:
     """End the run as stopped if its VM is lost while being saved: the job was being vacated."""
-    if run.shutdown_cause is None:
+    if run.observed.shutdown_cause is None:
         return
     outcome = _final_outcome(run, ready=True)
-    lost = outcome.reason.code is ReasonCode.GUEST_LOST or run.shutdown_cause is ShutdownCause.UNKNOWN
+    unknown = run.observed.shutdown_cause is ShutdownCause.UNKNOWN
+    lost = unknown or outcome.reason.code is ReasonCode.GUEST_LOST
     if outcome.exit is None and lost:
         raise run_stopped(f"its VM was lost while it was being saved: {outcome.reason.message}")
 
 
 def _record_pending(run: Run) -> None:
     """Record all events so far, without further requests to vacate or save."""
-    while (seen := run.event_queue.next(time.monotonic())) is not None:
+    while (seen := run.request.event_queue.next(time.monotonic())) is not None:
         if isinstance(seen, SignalSent):
             if seen.number != VACATE_SIGNAL:
                 _forward_signal(run, seen.number)
@@ -346,17 +330,9 @@ def _record_pending(run: Run) -> None:
 
 
 def _record_event(run: Run, seen: RunEvent | None) -> None:
-    if isinstance(seen, ScriptEnded):
-        run.script_ended = seen
-    elif isinstance(seen, ExitReported):
-        # The guest reports it twice, at its endpoint and on its console, in either order.
-        if run.reported_exit is None or seen.exit.channel is ExitChannel.ENDPOINT:
-            run.reported_exit = seen.exit
-        run.undelivered = run.undelivered or seen.undelivered
-    elif isinstance(seen, ConsoleLineMatched) and seen.rule == "exit":
-        run.exit_line = seen
-    elif isinstance(seen, VmEnded):
-        run.shutdown_cause = shutdown_cause(run.driver, run.machine)
+    run.observed.record(seen)
+    if isinstance(seen, VmEnded):
+        run.observed.shutdown_cause = run.vm.shutdown_cause()
 
 
 def _raise_if_fatal(run: Run, seen: RunEvent | None) -> None:
@@ -364,7 +340,7 @@ def _raise_if_fatal(run: Run, seen: RunEvent | None) -> None:
     if (end := run_unwanted(seen)) is not None:
         raise end
     if isinstance(seen, ConsoleFlooded):
-        message = f"the console grew beyond {run.services.settings.max_console} bytes"
+        message = f"the console grew beyond {run.settings.max_console} bytes"
         raise run_failed(ReasonCode.CONSOLE_FLOODED, with_console_lines(message, _last_lines(run)))
     if isinstance(seen, ImageLost):
         raise image_failed(seen.error)

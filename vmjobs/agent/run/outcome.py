@@ -11,8 +11,11 @@ from types import MappingProxyType
 from vmjobs.agent.run.events import GuestSilent, KernelPanicked, LeaseLost, RunEvent, RunSuperseded
 from vmjobs.errors import (
     DISK_FULL_ERRNOS,
+    Conflict,
     DigestMismatch,
+    HypervisorError,
     ImageRejected,
+    NoHypervisor,
     NotFound,
     Unauthenticated,
     Unavailable,
@@ -52,12 +55,14 @@ class RunOutcome:
     """A run's outcome: the job's next state, the reason, and the script's exit status, if any.
 
     node_at_fault: the node is at fault, and would fail any other job, too.
+    image_unbootable: no hypervisor of this node boots the job's image.
     """
 
     state: JobState
     reason: Reason
     exit: ExitStatus | None = None
     node_at_fault: bool = False
+    image_unbootable: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -81,6 +86,12 @@ def run_failed(
 ) -> RunEnded:
     """Return the end of a run that failed."""
     return RunEnded(RunOutcome(JobState.FAILED, reason(code, message), exit, node_at_fault))
+
+
+def run_unbootable(message: str) -> RunEnded:
+    """Return the end of a run whose image no hypervisor of this node boots."""
+    why = reason(ReasonCode.NO_HYPERVISOR, message)
+    return RunEnded(RunOutcome(JobState.FAILED, why, image_unbootable=True))
 
 
 #: Error numbers that mean a faulty node: full or bad disk, no memory, no rights. (EMFILE is not among
@@ -122,6 +133,27 @@ def image_failed(error: Exception) -> RunEnded:
 def run_stopped(message: str, exit: ExitStatus | None = None) -> RunEnded:
     """Return the end of a run that was stopped from outside, by a caller that knows the cause."""
     return RunEnded(RunOutcome(JobState.PREEMPTED, reason(ReasonCode.EVICTED, message), exit))
+
+
+def outcome_of_error(error: VMJobsError) -> RunOutcome:
+    """Return the job's outcome after an error of a step."""
+    if isinstance(error, Conflict):
+        return run_stopped(error.message).outcome
+    if isinstance(error, NoHypervisor):
+        return run_failed(ReasonCode.NO_HYPERVISOR, error.message).outcome
+    if isinstance(error, HypervisorError):
+        full = has_errno(error, DISK_FULL_ERRNOS)
+        code = ReasonCode.NODE_FAILED if full else ReasonCode.BOOT_FAILED
+        return run_failed(code, error.message, node_at_fault=full).outcome
+    if isinstance(error, NotFound | Unavailable | DigestMismatch):
+        return run_failed(ReasonCode.INPUT_UNAVAILABLE, error.message).outcome
+    return run_failed(ReasonCode.INTERNAL, error.message).outcome
+
+
+def outcome_of_node_error(error: OSError) -> RunOutcome:
+    """Return the job's outcome after an error of this node."""
+    message, at_fault = f"the node failed: {reason_of(error)}", is_node_fault(error)
+    return run_failed(ReasonCode.NODE_FAILED, message, node_at_fault=at_fault).outcome
 
 
 def run_unwanted(seen: RunEvent | None) -> RunEnded | None:

@@ -8,10 +8,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
@@ -22,7 +22,9 @@ from vmjobs.agent.run.console_rules import ConsoleRule, ConsoleRuleError, parse_
 from vmjobs.agent.run.events import ImageLost
 from vmjobs.agent.run.job_disk import JobDescription, create_blank_disk, write_job_disk
 from vmjobs.agent.run.monitor import await_end, await_ready, collect
-from vmjobs.agent.run.outcome import image_failed, run_failed
+from vmjobs.agent.run.outcome import image_failed, run_failed, run_unbootable
+from vmjobs.agent.run.running_vm import RunningVm
+from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.agent.run.vm_watch import VmWatch, watching
 from vmjobs.errors import (
     DigestMismatch,
@@ -33,11 +35,20 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, BootImage, DataDisk, VmConfig
+from vmjobs.hypervisor.base import (
+    ENDPOINT_ADDRESS,
+    ENDPOINT_PORT,
+    BootImage,
+    DataDisk,
+    Hypervisor,
+    Network,
+    VmConfig,
+)
 from vmjobs.model import (
     MIB,
     HypervisorKind,
     InputFile,
+    JobSpec,
     JobState,
     NetworkMode,
     ReasonCode,
@@ -45,13 +56,14 @@ from vmjobs.model import (
     StreamName,
 )
 
-if TYPE_CHECKING:
-    from vmjobs.agent.run.job_run import Run
-
 T = TypeVar("T")
 
 #: Bytes on the output disk for tar headers, exit.json, stdout and stderr, beside the outputs.
 OUTPUT_OVERHEAD_BYTES = 16 * MIB
+
+
+#: What a step returns, which the run then stores: a string is the message of the next state.
+Made = BootImage | VmChoice | GuestSession | Network | RunningVm | str | None
 
 
 @dataclass(frozen=True)
@@ -63,15 +75,14 @@ class Step:
 
     title: str
     phase: str
-    action: Callable[[Run], None]
+    action: Callable[[Run], Made]
     state: JobState | None = None
 
 
-def fetch_image(run: Run) -> None:
+def fetch_image(run: Run) -> BootImage:
     """Lease the verified image on this node until the VM is gone."""
-
-    run.fetched_before = run.services.images.fetched(run.ticket.image_digest)
-    _lease_image(run, lazy=run.driver.kind is not HypervisorKind.UML)
+    run.begin_fetch()
+    return _lease_image(run, lazy=run.choice.driver.kind is not HypervisorKind.UML)
 
 
 _IMAGE_ERRORS = (
@@ -84,53 +95,63 @@ _IMAGE_ERRORS = (
 )
 
 
-def _lease_image(run: Run, *, lazy: bool) -> None:
+def _lease_image(run: Run, *, lazy: bool) -> BootImage:
     """Lease the image. lazy: a VM can start from it before it is complete, if the node allows that."""
-    start = LazyStart(
-        run.directory / "blocks.sock", lambda error: run.event_queue.put(ImageLost(error))
-    )
+    images, event_queue = run.request.services.images, run.request.event_queue
+    start = LazyStart(run.directory / "blocks.sock", lambda error: event_queue.put(ImageLost(error)))
 
     def lease() -> BootImage:
-        leased = run.services.images.lease(
+        leased = images.lease(
             run.ticket.image_digest, lambda _done, _all: run.check_stop(), start if lazy else None
         )
         return run.resources.enter_context(leased)
 
     try:
-        run.image = retry_while_unavailable(run, lease)
+        return retry_while_unavailable(run, lease)
     except _IMAGE_ERRORS as error:
         raise image_failed(error) from error
 
 
-def choose_hypervisor(run: Run) -> None:
+def choose_hypervisor(run: Run) -> VmChoice:
     """Choose another hypervisor if the first choice cannot boot the image; journal the choice."""
-    run.unbootable = run.image
+    journal, attempt = run.request.services.journal, run.request.attempt
+    choice = replace(run.choice, driver=_suitable_driver(run))
+    if choice.driver is not run.choice.driver:
+        journal.reassign(attempt, choice.machine, choice.driver)
+    run.reports.name_hypervisor(choice.driver.kind)
+    if choice.driver.kind is HypervisorKind.UML and run.image.live is not None:
+        run.image.live.fetch_rest()
+        choice = replace(choice, image=_lease_image(run, lazy=False))
+    choice = replace(choice, platform=checkpoint.resume_platform(run, choice.driver))
+    resumed, remark = checkpoint.resumable_checkpoint(run, choice)
+    if resumed is None:
+        return replace(choice, remark=remark)
+    # The hypervisor identifies a saved VM by its name.
+    journal.reassign(attempt, resumed.machine, choice.driver)
+    return replace(choice, machine=resumed.machine, sentinel=resumed.sentinel, resumed=resumed)
+
+
+def _suitable_driver(run: Run) -> Hypervisor:
+    """Return a driver that boots the image: the first choice, if it does. Raises RunEnded."""
     here, wanted = platform.machine(), run.image.architecture
     if wanted not in {"", here}:
-        raise NoHypervisor(f"the image is for {wanted}, and this node's processors are {here}")
-    kinds, spec = run.image.kinds, run.ticket.spec
+        raise run_unbootable(f"the image is for {wanted}, and this node's processors are {here}")
+    kinds, spec, driver = run.image.kinds, run.spec, run.choice.driver
     able = [kind for kind in kinds if kind in spec.kinds]
     seeded = run.image.cloud_init
-    if run.driver.kind not in able or (seeded and not run.driver.abilities.cloud_init):
-        # A demanded hypervisor was checked against the job earlier: only the image matters here.
-        kinds = kinds if spec.hypervisor is not None else tuple(able)
-        run.driver = run.services.choose(spec.hypervisor, kinds, spec.cpus, cloud_init=seeded)
-        run.services.journal.reassign(run.attempt, run.machine, run.driver)
-    run.has_suitable_driver, run.unbootable = True, None
-    if run.driver.kind is HypervisorKind.UML and run.image.live is not None:
-        run.image.live.fetch_rest()
-        _lease_image(run, lazy=False)
-    run.resumed = checkpoint.resumable_checkpoint(run)
-    if run.resumed is not None:
-        run.sentinel = run.resumed.sentinel
-        # The hypervisor identifies a saved VM by its name.
-        run.services.journal.reassign(run.attempt, run.resumed.machine, run.driver)
-        run.machine = run.resumed.machine
+    if driver.kind in able and (not seeded or driver.abilities.cloud_init):
+        return driver
+    # A demanded hypervisor was checked against the job earlier: only the image matters here.
+    kinds = kinds if spec.hypervisor is not None else tuple(able)
+    try:
+        return run.request.services.choose(spec.hypervisor, kinds, spec.cpus, cloud_init=seeded)
+    except NoHypervisor as error:
+        raise run_unbootable(error.message) from error
 
 
 def retry_while_unavailable(run: Run, fetch: Callable[[], T]) -> T:
     """Fetch, with retries while the repository is unreachable and the job is still wanted."""
-    deadline = time.monotonic() + run.services.settings.deliver_seconds
+    deadline = time.monotonic() + run.settings.deliver_seconds
     while True:
         try:
             return fetch()
@@ -140,30 +161,31 @@ def retry_while_unavailable(run: Run, fetch: Callable[[], T]) -> T:
             run.check_stop(wait=1.0)
 
 
-def fetch_inputs(run: Run) -> None:
+def fetch_inputs(run: Run) -> GuestSession:
     """Write the job disk with verified inputs, or fetch the VM's checkpoint."""
-    online = run.ticket.spec.network is not NetworkMode.NONE
-    run.guest_session = GuestSession(
+    resumed, online = run.choice.resumed, run.spec.network is not NetworkMode.NONE
+    guest_session = GuestSession(
         token=secrets.token_urlsafe(32),
-        event_queue=run.event_queue,
+        event_queue=run.request.event_queue,
         logs={name.value: run.stream(name) for name in (StreamName.OUT, StreamName.ERR)},
-        max_log=run.services.settings.max_log,
-        on_log=run.uploader.notify_streams,
-        former=run.resumed.guest if run.resumed and online else "",
+        max_log=run.settings.max_log,
+        on_log=run.reports.uploader.notify_streams,
+        former=resumed.guest if resumed and online else "",
     )
-    if run.resumed is not None:
-        for saved in run.resumed.files:
+    if resumed is not None:
+        for saved in resumed.files:
             retry_while_unavailable(run, partial(checkpoint.fetch_file, run, saved))
             run.check_stop()
-        return
+        return guest_session
     run.usage.add("input", 0)  # there may be none
     job_description = JobDescription(
         ticket=run.ticket,
         endpoint=f"http://{ENDPOINT_ADDRESS}" if online else "",
-        token=run.guest_session.token if online else "",
-        sentinel=run.sentinel,
+        token=guest_session.token if online else "",
+        sentinel=run.choice.sentinel,
     )
     write_job_disk(run.directory / "job.disk", job_description, partial(_fetch_input, run))
+    return guest_session
 
 
 def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
@@ -172,56 +194,56 @@ def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
     def fetch() -> None:
         disk.seek(start)
         disk.truncate()  # remove data from before a broken connection
-        run.source.fetch_input(file, disk)
+        run.request.source.fetch_input(file, disk)
 
     retry_while_unavailable(run, fetch)
     run.usage.add("input", file.size)
     run.check_stop()
 
 
-def make_disks(run: Run) -> None:
+def make_disks(run: Run) -> Network | None:
     """Make scratch disk, output disk and endpoint. A resumed VM already has its disks."""
-    spec = run.ticket.spec
-    if run.resumed is None:
+    spec, write_seed = run.spec, run.request.services.write_seed
+    if run.choice.resumed is None:
         create_blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
         create_blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_OVERHEAD_BYTES)
-        if run.image.cloud_init and run.services.write_seed is not None:
-            run.services.write_seed(run.directory / "seed.disk", run.ticket)
-    if spec.network is not NetworkMode.NONE:
-        _open_network(run)
+        if run.image.cloud_init and write_seed is not None:
+            write_seed(run.directory / "seed.disk", run.ticket)
+    return None if spec.network is NetworkMode.NONE else _open_network(run)
 
 
-def boot(run: Run) -> None:
+def _open_network(run: Run) -> Network:
+    """Make the VM's network, and serve the guest endpoint and the other ports there."""
+    handlers = run.request.port_handlers
+    network = run.choice.driver.open_network(run.spec.network, (ENDPOINT_PORT, *handlers))
+    run.resources.callback(network.close)
+    run.resources.enter_context(serving(run.guest_session, network))
+    for port, door in handlers.items():
+        run.resources.enter_context(door(network.listening[port]))
+    return network
+
+
+def boot(run: Run) -> RunningVm:
     """Start the VM. The journal already names it."""
-    spec, directory = run.ticket.spec, run.directory
-    (directory / "machine").mkdir(exist_ok=run.resumed is not None)
-    run.boot_begun, run.platform = time.monotonic(), checkpoint.resume_platform(run)
-    machine = VmConfig(
-        name=run.machine,
-        cpus=spec.cpus,
-        memory=spec.memory,
+    directory, resumed = run.directory, run.choice.resumed
+    (directory / "machine").mkdir(exist_ok=resumed is not None)
+    run.clock.begin_boot()
+    config = VmConfig(
+        name=run.choice.machine,
+        cpus=run.spec.cpus,
+        memory=run.spec.memory,
         image=run.image,
         disks=tuple(_disks(directory)),
         console=run.stream(StreamName.CONSOLE),
         workdir=directory / "machine",
         network=run.network,
-        saved=directory / checkpoint.MEMORY_FILE if run.resumed else None,
+        saved=directory / checkpoint.MEMORY_FILE if resumed else None,
     )
-    run.resources.enter_context(_running_vm(run, machine))
-    if run.resumed is not None:
-        run.boot_begun = time.monotonic()  # reading its memory does not count as boot time
+    vm = run.resources.enter_context(_running_vm(run, config))
+    if resumed is not None:
+        run.clock.begin_boot()  # reading its memory does not count as boot time
     (directory / checkpoint.MEMORY_FILE).unlink(missing_ok=True)  # it is in the VM now
-
-
-def _open_network(run: Run) -> None:
-    """Make the VM's network, and serve the guest endpoint and the other ports there."""
-    mode, ports = run.ticket.spec.network, (ENDPOINT_PORT, *run.port_handlers)
-    run.network = run.driver.open_network(mode, ports)
-    run.resources.callback(run.network.close)
-    listening = run.network.listening
-    run.resources.enter_context(serving(run.guest_session, run.network))
-    for port, door in run.port_handlers.items():
-        run.resources.enter_context(door(listening[port]))
+    return vm
 
 
 def _disks(directory: Path) -> Iterator[DataDisk]:
@@ -232,8 +254,7 @@ def _disks(directory: Path) -> Iterator[DataDisk]:
         yield DataDisk(seed, read_only=True)
 
 
-def _rules(run: Run) -> dict[str, ConsoleRule]:
-    spec = run.ticket.spec
+def _rules(spec: JobSpec) -> dict[str, ConsoleRule]:
     try:
         rules = {"ready": parse_console_rule(spec.ready_rule), "exit": parse_console_rule(spec.exit)}
     except ConsoleRuleError as error:
@@ -242,29 +263,30 @@ def _rules(run: Run) -> dict[str, ConsoleRule]:
 
 
 @contextmanager
-def _running_vm(run: Run, machine: VmConfig) -> Iterator[None]:
-    settings = run.services.settings
-    reader = ConsoleReader(machine.console, run.sentinel, _rules(run))
-    if run.resumed is not None:
-        reader.offset = run.resumed.heard
-    run.watch = VmWatch(
-        driver=run.driver,
-        machine=machine.name,
-        event_queue=run.event_queue,
+def _running_vm(run: Run, config: VmConfig) -> Iterator[RunningVm]:
+    settings, driver, resumed = run.settings, run.choice.driver, run.choice.resumed
+    reader = ConsoleReader(config.console, run.choice.sentinel, _rules(run.spec))
+    if resumed is not None:
+        reader.offset = resumed.heard
+    watch = VmWatch(
+        driver=driver,
+        machine=config.name,
+        event_queue=run.request.event_queue,
         reader=reader,
         max_console=settings.max_console,
         silence=settings.silence_seconds,
         heard=lambda: _last_heartbeat(run),
-        on_console=run.uploader.notify_streams,
-        on_time=run.report_usage,
+        on_console=run.reports.uploader.notify_streams,
+        on_time=run.reports.report_usage,
         disk=run.directory,
     )
+    vm = RunningVm(driver, config.name, run.guest_session, watch)
     try:
-        run.driver.start(machine)
-        with watching(run.watch):
-            yield
+        driver.start(config)
+        with watching(watch):
+            yield vm
     finally:
-        run.destroy_vm()
+        run.destroy_vm(vm)
 
 
 def _last_heartbeat(run: Run) -> float:
@@ -274,9 +296,7 @@ def _last_heartbeat(run: Run) -> float:
     """
     if run.image.live is not None and run.image.live.is_waiting():
         return time.monotonic()  # the guest is blocked until a part of its image arrives
-    is_heartbeat_expected = (
-        run.ticket.spec.strategy is Strategy.SCRIPT or run.guest_session.has_heartbeat
-    )
+    is_heartbeat_expected = run.spec.strategy is Strategy.SCRIPT or run.guest_session.has_heartbeat
     return run.guest_session.heard if is_heartbeat_expected else math.inf
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from vmjobs.agent.guest.guest_loop import guest_loop, in_loop
-from vmjobs.agent.run.job_run import Run
+from vmjobs.agent.run.state import Run
 from vmjobs.errors import HypervisorError
 
 log = logging.getLogger(__name__)
@@ -96,11 +95,11 @@ class _Suspension:
     def update(self) -> None:
         """Suspend or resume the VM with the process; in another thread, because it may take long."""
         if self.suspend_requested:
-            self.run.guest_session.heard = time.monotonic()  # a suspended guest sends no heartbeat
+            self.run.vm.guest_session.heard = time.monotonic()  # a suspended guest sends no heartbeat
         if self.request is not None and not self.request.done():
             return
         stopped = self.client.stopped()
-        if stopped and not self.is_suspended and self.run.suspendable:
+        if stopped and not self.is_suspended and self.run.control.suspendable:
             self.request = guest_loop().run_in_executor(None, self._run_action, self._pause)
         elif self.suspend_requested and not stopped:
             self.request = guest_loop().run_in_executor(None, self._run_action, self._resume)
@@ -109,24 +108,23 @@ class _Suspension:
         try:
             action()
         except HypervisorError as error:  # for example, it is ending
-            log.warning("job %s: %s", self.run.job_id, error)
+            log.warning("job %s: %s", self.run.request.job_id, error)
 
     def _pause(self) -> None:
-        run = self.run
+        run, vm = self.run, self.run.vm
         self.suspend_requested = True
-        run.driver.pause(run.machine)
-        self.is_suspended, run.suspended_since = True, time.monotonic()
-        log.info("job %s is suspended", run.job_id)
+        vm.driver.pause(vm.name)
+        self.is_suspended = True
+        run.clock.suspend()
+        log.info("job %s is suspended", run.request.job_id)
 
     def _resume(self) -> None:
-        run = self.run
-        run.driver.resume(run.machine)
+        run, vm = self.run, self.run.vm
+        vm.driver.resume(vm.name)
         if self.is_suspended:
-            # For a moment both fields count.
-            run.suspended_seconds += time.monotonic() - run.suspended_since
-            run.suspended_since = math.inf
+            run.clock.resume()
         self.suspend_requested = self.is_suspended = False
-        log.info("job %s goes on", run.job_id)
+        log.info("job %s goes on", run.request.job_id)
 
 
 class _Suspensions:
