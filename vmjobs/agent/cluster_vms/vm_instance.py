@@ -6,10 +6,10 @@ import logging
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +21,6 @@ from vmjobs.agent.cluster_vms.record import ClusterVmRecord, VmEnd
 from vmjobs.agent.cluster_vms.services import ClusterVmServices, script_ticket, vm_limits
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile
 from vmjobs.agent.guest import ssh_relay
-from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.run.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.run.events import (
@@ -34,6 +33,7 @@ from vmjobs.agent.run.job_disk import (
     SIZE_UNIT,
     JobDescription,
     create_blank_disk,
+    data_disks,
     write_job_disk,
 )
 from vmjobs.agent.run.outcome import (
@@ -42,7 +42,8 @@ from vmjobs.agent.run.outcome import (
     outcome_of_early_end,
     with_console_lines,
 )
-from vmjobs.agent.run.vm_watch import VmWatch, shutdown_cause, watching
+from vmjobs.agent.run.running_vm import RunningVm, serve_guest
+from vmjobs.agent.run.vm_watch import VmWatch, watching
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import ClusterVmOrder, PoolToken
@@ -56,10 +57,8 @@ from vmjobs.errors import (
 )
 from vmjobs.hypervisor.base import (
     ENDPOINT_ADDRESS,
-    ENDPOINT_PORT,
     SSH_PORT,
     BootImage,
-    DataDisk,
     Hypervisor,
     Network,
     ShutdownCause,
@@ -71,7 +70,6 @@ from vmjobs.model import (
     ExitStatus,
     HypervisorKind,
     InputFile,
-    JobTicket,
     NetworkMode,
     ReasonCode,
     check_cpus,
@@ -134,9 +132,9 @@ class VmInstance:
     _exit: ExitStatus | None = None
     _image: BootImage | None = None
     _guest_session: GuestSession | None = None
-    _watch: VmWatch | None = None
+    _vm: RunningVm | None = None
     _tokens: PoolTokenCache | None = None
-    _door: ssh_relay.SshRelay | None = None
+    _relay: ssh_relay.SshRelay | None = None
     #: The image's lease lasts longer than endpoint and watch: until the VM is destroyed.
     _lease: ExitStack = field(default_factory=ExitStack)
     _resources: ExitStack = field(default_factory=ExitStack)
@@ -151,8 +149,7 @@ class VmInstance:
             raise NoHypervisor(why)
         able = kinds_with_cpus(self.order.cpus, shared=True)
         self.services.choose(self.order.hypervisor, able)  # fails before the image is fetched
-        leased = self.services.images.lease(self.order.image, lambda _done, _all: self._check())
-        self._image = self._lease.enter_context(leased)
+        self._image = self._fetch_image()
         kinds = [kind for kind in self._image.kinds if kind in able]
         seeded = self._image.cloud_init
         self.driver = self.services.choose(self.order.hypervisor, kinds, cloud_init=seeded)
@@ -167,7 +164,7 @@ class VmInstance:
         paths = self._paths
         paths.begin(self.incarnation)
         self.name = record.machine
-        ticket = self._write_disks(record)
+        self._write_disks(record, self._image)
         self._check()
         network = self._serve(record, self.driver)
         (paths.machine / "vm").mkdir(mode=0o700)
@@ -177,7 +174,7 @@ class VmInstance:
                 cpus=self.order.cpus,
                 memory=self.order.memory,
                 image=self._image,
-                disks=tuple(self._disks(ticket)),
+                disks=data_disks(paths.machine, self._scratch),
                 console=self._console,
                 workdir=paths.machine / "vm",
                 network=network,
@@ -205,8 +202,7 @@ class VmInstance:
     def lease_image(self) -> None:
         """Lease the image of an adopted VM. Takes time; logs a failure."""
         try:
-            leased = self.services.images.lease(self.order.image, lambda _done, _all: self._check())
-            self._image = self._lease.enter_context(leased)
+            self._image = self._fetch_image()
         except (VMJobsError, OSError) as error:
             log.warning("cannot lease the image of %s: %s", self.name, error)
         if self.end_requested.is_set():
@@ -216,9 +212,8 @@ class VmInstance:
 
     def expect_heartbeats(self) -> None:
         """Expect heartbeats from now on: a silent guest counts as lost."""
-        if self._guest_session is not None and self._watch is not None:
-            self._guest_session.heard = time.monotonic()
-            self._watch.listening = True
+        if self._vm is not None:
+            self._vm.expect_heartbeats()
 
     def signal(self, number: int) -> None:
         """Deliver a signal to the guest's script."""
@@ -228,8 +223,8 @@ class VmInstance:
     def pause(self) -> None:
         """Suspend the VM, and expect no heartbeats while it is. Raises as the driver."""
         if self.driver is not None:
-            if self._watch is not None:
-                self._watch.listening = False
+            if self._vm is not None:
+                self._vm.ignore_silence()
             self.driver.pause(self.name)
 
     def resume(self) -> None:
@@ -246,9 +241,9 @@ class VmInstance:
 
     def open_session(self, key: str, seconds: float) -> ssh_relay.SshSession:
         """Open an SSH session for the holder of ``key``. Raises LoginUnavailable."""
-        if self._door is None:
+        if self._relay is None:
             raise LoginUnavailable("the VM is not running")
-        return self._door.open_session(key, seconds)
+        return self._relay.open_session(key, seconds)
 
     # ------------------------------------------------------------------ removing
 
@@ -292,11 +287,15 @@ class VmInstance:
         paths = self._paths
         return (paths.kept if self._persistent else paths.machine) / persistent_disks.SCRATCH_DISK
 
+    def _fetch_image(self) -> BootImage:
+        leased = self.services.images.lease(self.order.image, lambda _done, _all: self._check())
+        return self._lease.enter_context(leased)
+
     def _check(self) -> None:
         if self.end_requested.is_set():
             raise VmUnwanted("the VM is no longer wanted")
 
-    def _write_disks(self, record: ClusterVmRecord) -> JobTicket:
+    def _write_disks(self, record: ClusterVmRecord, image: BootImage) -> None:
         paths, order = self._paths, self.order
         folder = paths.machine
         inputs = folder / "inputs"
@@ -320,7 +319,8 @@ class VmInstance:
             persistent_disks.make(paths.kept, order.id, order.disk * MIB)
             persistent_disks.check(paths.kept, order.id)
         create_blank_disk(folder / "output.disk", SIZE_UNIT)
-        return ticket
+        if image.cloud_init and self.services.write_seed is not None:
+            self.services.write_seed(folder / "seed.disk", ticket)
 
     def _record_root(self) -> None:
         if self._persistent:
@@ -328,18 +328,6 @@ class VmInstance:
                 persistent_disks.record_root(self._paths.kept)
             except OSError as error:  # retried before the next boot
                 log.warning("cannot record the root disk of %s: %s", self.name, reason_of(error))
-
-    def _disks(self, ticket: JobTicket) -> list[DataDisk]:
-        folder = self._paths.machine
-        disks = [
-            DataDisk(folder / "job.disk", read_only=True),
-            DataDisk(self._scratch),
-            DataDisk(folder / "output.disk"),
-        ]
-        if self._image is not None and self._image.cloud_init and self.services.write_seed is not None:
-            self.services.write_seed(folder / "seed.disk", ticket)
-            disks.append(DataDisk(folder / "seed.disk", read_only=True))
-        return disks
 
     def _serve(self, record: ClusterVmRecord, driver: Hypervisor, running: str = "") -> Network:
         self._tokens = PoolTokenCache(
@@ -357,12 +345,11 @@ class VmInstance:
             pool_token=self._tokens.get,
             longest_wait=self.services.settings.silence_seconds / 4,
         )
-        ports = ENDPOINT_PORT, SSH_PORT
-        network = driver.open_network(self.order.network, ports, running=running)
-        self._resources.callback(network.close)
-        self._resources.enter_context(serving(self._guest_session, network))
-        self._door = ssh_relay.SshRelay(record.token)
-        self._resources.enter_context(ssh_relay.listening(self._door, network.listening[SSH_PORT]))
+        relay = ssh_relay.SshRelay(record.token)
+        handlers = {SSH_PORT: partial(ssh_relay.listening, relay)}
+        session, mode = self._guest_session, self.order.network
+        network = serve_guest(self._resources, driver, session, mode, handlers, running)
+        self._relay = relay
         return network
 
     def _take_output(self, words: bytes) -> None:
@@ -380,7 +367,7 @@ class VmInstance:
             raise HypervisorError(f"{self.name} cannot be watched")
         link, settings = self._guest_session, self.services.settings
         console_file = ConsoleFile(self.order.id, self.incarnation, self._console, settings.max_console)
-        self._watch = VmWatch(
+        watch = VmWatch(
             driver=self.driver,
             machine=self.name,
             event_queue=self,
@@ -391,7 +378,8 @@ class VmInstance:
             on_console=self.services.console_uploader.follow(console_file),
             tick=CONSOLE_TICK_SECONDS,
         )
-        self._resources.enter_context(watching(self._watch))
+        self._vm = RunningVm(self.driver, self.name, link, watch)
+        self._resources.enter_context(watching(watch))
 
     def put(self, seen: RunEvent) -> None:
         """Forward an event of endpoint or watch; one that ends the VM becomes ``InstanceEnded``."""
@@ -411,7 +399,7 @@ class VmInstance:
     def _early_end(self) -> VmEnd:
         if self._exit is not None:
             return self._end_with_console(ClusterVmCode.GUEST_ENDED, describe_exit(self._exit))
-        cause = shutdown_cause(self.driver, self.name) if self.driver else ShutdownCause.UNKNOWN
+        cause = self._vm.shutdown_cause() if self._vm is not None else ShutdownCause.UNKNOWN
         panic = panic_text(self._console)
         if cause is ShutdownCause.UNKNOWN and panic is None:
             message = "the VM is gone, and it is unknown how it ended"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from vmjobs.hypervisor.base import DataDisk
 from vmjobs.model import InputFile, JobTicket
 
 CONTRACT_VERSION = 3
@@ -64,6 +65,14 @@ def write_job_disk(
         file.write(_description_entries(job_description))
         file.flush()
         os.fsync(file.fileno())
+
+
+def data_disks(directory: Path, scratch: Path) -> tuple[DataDisk, ...]:
+    """Return a VM's disks in the guest contract's order. scratch: the file of its scratch disk."""
+    disks = DataDisk(directory / "job.disk", read_only=True), DataDisk(scratch)
+    seed = directory / "seed.disk"
+    seeds = (DataDisk(seed, read_only=True),) if seed.exists() else ()
+    return *disks, DataDisk(directory / "output.disk"), *seeds
 
 
 def create_blank_disk(path: Path, size: int) -> None:

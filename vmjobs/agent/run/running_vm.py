@@ -1,17 +1,25 @@
-"""A VM that was started, with its watch and the session of its guest."""
+"""A VM that was started, with its watch, the session of its guest, and its network."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from socket import socket as Socket
 
+from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.run.vm_watch import VmWatch
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Hypervisor, ShutdownCause
+from vmjobs.hypervisor.base import ENDPOINT_PORT, Hypervisor, Network, ShutdownCause
+from vmjobs.model import NetworkMode
 
 log = logging.getLogger(__name__)
+
+#: Serves a listening socket while the context lasts.
+PortHandler = Callable[[Socket], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -46,3 +54,23 @@ class RunningVm:
         except HypervisorError as error:
             log.warning("cannot determine how %s ended: %s", self.name, error)
             return ShutdownCause.UNKNOWN
+
+
+def serve_guest(
+    resources: ExitStack,
+    driver: Hypervisor,
+    guest_session: GuestSession,
+    mode: NetworkMode,
+    port_handlers: Mapping[int, PortHandler],
+    running: str = "",
+) -> Network:
+    """Make a VM's network; serve the guest endpoint and further ports there until ``resources`` end.
+
+    running: name of the VM if it runs already.
+    """
+    network = driver.open_network(mode, (ENDPOINT_PORT, *port_handlers), running=running)
+    resources.callback(network.close)
+    resources.enter_context(serving(guest_session, network))
+    for port, handler in port_handlers.items():
+        resources.enter_context(handler(network.listening[port]))
+    return network

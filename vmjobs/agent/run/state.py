@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket as Socket
 
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.job_source import JobSource
@@ -21,7 +20,7 @@ from vmjobs.agent.run.outcome import STOP_SIGNALS, image_failed, run_stopped
 from vmjobs.agent.run.outputs import OutputCollector
 from vmjobs.agent.run.reports import RunLease, RunReports
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm
-from vmjobs.agent.run.running_vm import RunningVm
+from vmjobs.agent.run.running_vm import PortHandler, RunningVm
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, Hypervisor, Network
@@ -44,9 +43,7 @@ class RunRequest:
     job_id: str
     attempt: str
     event_queue: EventQueue
-    port_handlers: Mapping[int, Callable[[Socket], AbstractContextManager[None]]] = field(
-        default_factory=dict
-    )
+    port_handlers: Mapping[int, PortHandler] = field(default_factory=dict)
     shut: Callable[[], AbstractContextManager[None]] = nullcontext
     on_usage: Callable[[Report], object] | None = None
     remark: str = ""

@@ -10,20 +10,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.image_source import LazyStart
 from vmjobs.agent.run import checkpoint
 from vmjobs.agent.run.console import ConsoleReader
 from vmjobs.agent.run.console_rules import ConsoleRule, ConsoleRuleError, parse_console_rule
 from vmjobs.agent.run.events import ImageLost
-from vmjobs.agent.run.job_disk import JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.run.job_disk import JobDescription, create_blank_disk, data_disks, write_job_disk
 from vmjobs.agent.run.monitor import await_end, await_ready, collect
 from vmjobs.agent.run.outcome import image_failed, run_failed, run_unbootable
-from vmjobs.agent.run.running_vm import RunningVm
+from vmjobs.agent.run.running_vm import RunningVm, serve_guest
 from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.agent.run.vm_watch import VmWatch, watching
 from vmjobs.errors import (
@@ -37,9 +35,7 @@ from vmjobs.errors import (
 )
 from vmjobs.hypervisor.base import (
     ENDPOINT_ADDRESS,
-    ENDPOINT_PORT,
     BootImage,
-    DataDisk,
     Hypervisor,
     Network,
     VmConfig,
@@ -209,18 +205,10 @@ def make_disks(run: Run) -> Network | None:
         create_blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_OVERHEAD_BYTES)
         if run.image.cloud_init and write_seed is not None:
             write_seed(run.directory / "seed.disk", run.ticket)
-    return None if spec.network is NetworkMode.NONE else _open_network(run)
-
-
-def _open_network(run: Run) -> Network:
-    """Make the VM's network, and serve the guest endpoint and the other ports there."""
-    handlers = run.request.port_handlers
-    network = run.choice.driver.open_network(run.spec.network, (ENDPOINT_PORT, *handlers))
-    run.resources.callback(network.close)
-    run.resources.enter_context(serving(run.guest_session, network))
-    for port, door in handlers.items():
-        run.resources.enter_context(door(network.listening[port]))
-    return network
+    if spec.network is NetworkMode.NONE:
+        return None
+    driver, handlers = run.choice.driver, run.request.port_handlers
+    return serve_guest(run.resources, driver, run.guest_session, spec.network, handlers)
 
 
 def boot(run: Run) -> RunningVm:
@@ -233,7 +221,7 @@ def boot(run: Run) -> RunningVm:
         cpus=run.spec.cpus,
         memory=run.spec.memory,
         image=run.image,
-        disks=tuple(_disks(directory)),
+        disks=data_disks(directory, directory / "scratch.disk"),
         console=run.stream(StreamName.CONSOLE),
         workdir=directory / "machine",
         network=run.network,
@@ -244,14 +232,6 @@ def boot(run: Run) -> RunningVm:
         run.clock.begin_boot()  # reading its memory does not count as boot time
     (directory / checkpoint.MEMORY_FILE).unlink(missing_ok=True)  # it is in the VM now
     return vm
-
-
-def _disks(directory: Path) -> Iterator[DataDisk]:
-    yield DataDisk(directory / "job.disk", read_only=True)
-    yield DataDisk(directory / "scratch.disk")
-    yield DataDisk(directory / "output.disk")
-    if (seed := directory / "seed.disk").exists():
-        yield DataDisk(seed, read_only=True)
 
 
 def _rules(spec: JobSpec) -> dict[str, ConsoleRule]:

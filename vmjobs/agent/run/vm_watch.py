@@ -17,7 +17,7 @@ from vmjobs.agent.run.console import PROMPT_SECONDS, ConsoleReader
 from vmjobs.agent.run.events import ConsoleFlooded, EventSink, GuestSilent, VmEnded
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import Hypervisor, ShutdownCause, VmState
+from vmjobs.hypervisor.base import Hypervisor, VmState
 
 log = logging.getLogger(__name__)
 
@@ -154,15 +154,6 @@ class VmWatch:
             self.event_queue.put(GuestSilent(silent_seconds))
             return True
         return False
-
-
-def shutdown_cause(driver: Hypervisor, machine: str) -> ShutdownCause:
-    """Return how a VM ended; UNKNOWN if the driver cannot determine that now."""
-    try:
-        return driver.shutdown_cause(machine)
-    except HypervisorError as error:
-        log.warning("cannot determine how %s ended: %s", machine, error)
-        return ShutdownCause.UNKNOWN
 
 
 def _is_full(directory: Path) -> bool:
