@@ -54,7 +54,7 @@ def test_reports_keep_their_order_and_streams_every_byte(tmp_path: Path) -> None
     assert uploader.flush(10)
     assert ledger.states == states
     assert ledger.bytes[StreamName.OUT] == path.read_bytes()
-    uploader.close()
+    uploader.stop()
 
 
 def test_an_outage_delays_and_loses_nothing(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_an_outage_delays_and_loses_nothing(tmp_path: Path) -> None:
     ledger.refuse = None
     assert uploader.flush(10)
     assert (ledger.states, ledger.bytes[StreamName.ERR]) == ([JobState.STAGING], b"before")
-    uploader.close()
+    uploader.stop()
 
 
 def test_an_end_is_told_once_all_that_was_printed_is_there(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_end_is_told_once_all_that_was_printed_is_there(tmp_path: Path) -> No
     assert uploader.flush(10)
     assert (ledger.states[-1], ledger.bytes[StreamName.OUT]) == (JobState.COMPLETED, b"all")
     assert not uploader.has_undelivered()
-    uploader.close()
+    uploader.stop()
 
 
 def test_a_superseded_attempt_stops_talking_and_the_run_hears_of_it() -> None:
@@ -97,4 +97,4 @@ def test_a_superseded_attempt_stops_talking_and_the_run_hears_of_it() -> None:
     seen = event_queue.next(time.monotonic() + 10)
     assert isinstance(seen, RunSuperseded)
     assert not uploader.flush(10)
-    uploader.close()
+    uploader.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vmjobs import __version__
+from vmjobs.agent.background import StoppableLoop
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, Unauthenticated, VMJobsError
 from vmjobs.hypervisor.base import ProbeResult
@@ -82,7 +82,7 @@ def _has_isolation(isolation: str) -> bool:
     return isolation == "required" or not bubblewrap.unavailable_reason()
 
 
-class NodeAnnouncer:
+class NodeAnnouncer(StoppableLoop):
     """Registers the node at once, every few seconds, and on request.
 
     on_wishes: called with the service's requests to the node, after each registration.
@@ -96,10 +96,10 @@ class NodeAnnouncer:
         on_wishes: Callable[[NodeWishes], object],
         on_token_fault: Callable[[str], object] = lambda _why: None,
     ) -> None:
+        super().__init__()
         self._registry, self._describe, self._on_wishes = registry, describe_now, on_wishes
         self._on_token_fault = on_token_fault
-        self._changed = threading.Condition()
-        self._due = self._stopped = False
+        self._due = False
 
     def run(self) -> None:
         """Register repeatedly until :meth:`stop` is called."""
@@ -125,12 +125,6 @@ class NodeAnnouncer:
         """Have :meth:`run` register the node now, after a change."""
         with self._changed:
             self._due = True
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Have :meth:`run` end."""
-        with self._changed:
-            self._stopped = True
             self._changed.notify_all()
 
 

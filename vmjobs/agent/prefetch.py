@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
+from vmjobs.agent.background import StoppableLoop
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.errors import VMJobsError
 from vmjobs.wire import NodeWishes
@@ -22,7 +22,7 @@ class _PrefetchStopped(Exception):
     """The agent stops."""
 
 
-class Prefetcher:
+class Prefetcher(StoppableLoop):
     """Fetches one image after the other, in the order of the repository's list.
 
     A failed fetch (the disk is full of images in use, the repository is down) is logged and
@@ -30,12 +30,11 @@ class Prefetcher:
     """
 
     def __init__(self, images: ImageSource) -> None:
+        super().__init__()
         self._images = images
-        self._changed = threading.Condition()
         self._wanted: tuple[str, ...] = ()
         #: Of failed images: the monotonic time of the next attempt, and the pause before it.
         self._retries: dict[str, tuple[float, float]] = {}
-        self._stopped = False
 
     def set_wanted(self, node_wishes: NodeWishes) -> None:
         """Replace the list of wanted images."""
@@ -45,18 +44,15 @@ class Prefetcher:
             self._changed.notify_all()
 
     def run(self, fetched: Callable[[], object]) -> None:
-        """Fetch wanted images until :meth:`stop` is called; call ``fetched`` after each one."""
+        """Fetch wanted images until :meth:`stop` is called; call ``fetched`` after each one.
+
+        The next agent resumes a fetch that is under way then.
+        """
         while not self._stopped:
             wait = self.step(time.monotonic(), fetched)
             with self._changed:
                 if not self._stopped and wait != 0:
                     self._changed.wait(wait)
-
-    def stop(self) -> None:
-        """Make :meth:`run` return soon; the next agent resumes a fetch that was under way."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
 
     def step(self, now: float, fetched: Callable[[], object]) -> float | None:
         """Fetch the next due image. Return seconds until the next one, ``None`` without one."""

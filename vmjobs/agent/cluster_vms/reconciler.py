@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from vmjobs.agent.background import start_thread
+from vmjobs.agent.background import StoppableLoop, start_thread
 from vmjobs.agent.cluster_vms.assignment_poller import AssignmentPoller
 from vmjobs.agent.cluster_vms.plan import DRAIN_SIGNAL, NEW_TOKEN_SIGNAL, VmAction, plan_vm
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord, ObservedState, VmEnd
@@ -89,13 +89,14 @@ _Event = VmEvent | ImageStaged | ActionFinished | VmDestroyed | RestartRequested
 _ThreadAction = Callable[[], _Event | None]
 
 
-class Reconciler:
+class Reconciler(StoppableLoop):
     """Reconciles a node's cluster VMs. All but :meth:`step` may be called from any thread.
 
     clock: returns seconds since 1970, monotonic while the process lives.
     """
 
     def __init__(self, services: ClusterVmServices, clock: Callable[[], float] | None = None) -> None:
+        super().__init__()
         self._services = services
         self._reporter = services.reporter
         self._clock = clock or steady_clock()
@@ -107,8 +108,7 @@ class Reconciler:
         self._confirmed = False
         self._events: queue.SimpleQueue[tuple[str, int, _Event]] = queue.SimpleQueue()
         self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._due = self._stopped = False
+        self._due = False
 
     # ------------------------------------------------------------------ from outside
 
@@ -143,12 +143,6 @@ class Reconciler:
         found = self._members.get(member)
         return found.machine if found is not None and found.record.phase in _VM_PHASES else None
 
-    def stop(self) -> None:
-        """Make :meth:`run` return. The VMs run on."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
     def _wake(self) -> None:
         with self._changed:
             self._due = True
@@ -171,7 +165,7 @@ class Reconciler:
         log.info("%d cluster VMs, %d unknown VMs removed", len(records), len(destroyed_names))
 
     def run(self) -> None:
-        """Step until :meth:`stop` is called."""
+        """Step until :meth:`stop` is called. The VMs run on."""
         while not self._stopped:
             until = self.step(self._clock())
             with self._changed:

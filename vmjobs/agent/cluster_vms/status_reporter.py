@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vmjobs.agent.background import StoppableLoop
 from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports
 from vmjobs.errors import Unavailable, VMJobsError
@@ -30,21 +31,20 @@ MAX_PIECE_BYTES = 512 * 1024
 REPORT_SECONDS = 2.0
 
 
-class StatusReporter:
+class StatusReporter(StoppableLoop):
     """Sends each changed report at once, and all reports at every heartbeat.
 
     on_change: called with a cluster VM's previous report (None: there was none) and its new one.
     """
 
     def __init__(self, source: AssignmentSource, heartbeat: float = HEARTBEAT_SECONDS) -> None:
+        super().__init__()
         self.on_change: _ChangeCallback | None = None
         self._source = source
         self._heartbeat = heartbeat
         self._reports: dict[str, ClusterVmReport] = {}
         self._changed_ids: set[str] = set()
         self._reported: dict[str, int] = {}
-        self._changed = threading.Condition()
-        self._stopped = False
 
     def tell(self, report: ClusterVmReport) -> None:
         """Accept the present report of a cluster VM."""
@@ -77,12 +77,6 @@ class StatusReporter:
         with self._changed:
             return self._changed.wait_for(is_known, timeout)
 
-    def stop(self) -> None:
-        """Make :meth:`run` return."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
     def run(self) -> None:
         """Send reports until :meth:`stop` is called. The first request has those of all VMs."""
         pause, complete = 0.0, True
@@ -94,8 +88,7 @@ class StatusReporter:
                 pause = min(MAX_PAUSE_SECONDS, 2 * pause or FIRST_PAUSE_SECONDS)
                 log.warning("cluster VMs not reported, next attempt in %.1f s: %s", pause, error)
                 complete = True
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopped, pause)
+                self._pause(pause)
             else:
                 pause = 0.0
                 self._note_reported(reports)
@@ -190,16 +183,15 @@ class ConsoleFile:
             return b""
 
 
-class ConsoleUploader:
+class ConsoleUploader(StoppableLoop):
     """Sends consoles to the service as they grow."""
 
     def __init__(self, source: AssignmentSource, reporter: StatusReporter) -> None:
+        super().__init__()
         self._source = source
         self._reporter = reporter
         self._consoles: dict[_Incarnation, ConsoleFile] = {}
-        self._changed = threading.Condition()
         self._grown: dict[_Incarnation, None] = {}  # in the order in which they grew
-        self._stopped = False
 
     def follow(self, console: ConsoleFile) -> Callable[[], None]:
         """Send this console from now on. Return a function to call whenever it has grown.
@@ -230,12 +222,6 @@ class ConsoleUploader:
         with self._changed:
             for machine in [machine for machine in self._consoles if machine[0] == member]:
                 del self._consoles[machine]
-
-    def stop(self) -> None:
-        """Make :meth:`run` return."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
 
     def run(self) -> None:
         """Send until :meth:`stop` is called."""

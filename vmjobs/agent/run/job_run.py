@@ -91,7 +91,7 @@ def execute(run: Run) -> RunOutcome:
         try:
             outcome = _deliver(run, _run_steps(run), record)
         finally:
-            run.reports.uploader.close()
+            run.reports.uploader.stop()
     run.reports.end(outcome)
     return outcome
 

@@ -8,7 +8,6 @@ repository is out of reach.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.agent.background import start_thread
+from vmjobs.agent.background import StoppableLoop, start_thread
 from vmjobs.agent.run.events import EventQueue, RunSuperseded
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -72,19 +71,18 @@ class _Stream:
             return b""
 
 
-class ReportUploader:
+class ReportUploader(StoppableLoop):
     """Delivers the reports and streams of one attempt, in a thread of its own."""
 
     def __init__(
         self, source: ReportSink, event_queue: EventQueue, streams: Mapping[StreamName, Path]
     ) -> None:
+        super().__init__()
         self._source = source
         self._event_queue = event_queue
         self._streams = {name: _Stream(path) for name, path in streams.items()}
         self._reports: deque[Report] = deque()
-        self._changed = threading.Condition()
         self._dirty = False
-        self._stop = False
         self._idle = True
         self.superseded = ""
         start_thread("uploader", self._work)
@@ -115,12 +113,6 @@ class ReportUploader:
         """Whether the streams have undelivered bytes."""
         return any(stream.next() for stream in self._streams.values())
 
-    def close(self) -> None:
-        """Stop, even if not everything is delivered."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify_all()
-
     def _work(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while self._wait_for_work():
@@ -132,20 +124,19 @@ class ReportUploader:
             except (VMJobsError, OSError) as error:
                 # The repository, the network or this node failed: retry, nothing is lost.
                 log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stop, pause)
+                self._pause(pause)
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
             self._idle = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stop or self._reports or self._dirty)
+            self._changed.wait_for(lambda: self._stopped or self._reports or self._dirty)
             self._idle = False
-            return not self._stop and not self.superseded
+            return not self._stopped and not self.superseded
 
     def _deliver(self) -> None:
-        while self._reports and not self._stop:
+        while self._reports and not self._stopped:
             if self._reports[0].state.final:
                 self._deliver_streams()  # the repository accepts nothing after a job's final report
             with _drop_if_rejected("a report"):
@@ -158,7 +149,7 @@ class ReportUploader:
             self._dirty = False
         try:
             for name, stream in self._streams.items():
-                while (data := stream.next()) and not self._stop:
+                while (data := stream.next()) and not self._stopped:
                     with _drop_if_rejected(f"a part of {name}"):
                         self._source.append(name, stream.sent, data)
                     stream.sent += len(data)
