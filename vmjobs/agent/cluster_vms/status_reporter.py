@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vmjobs.agent.background import StoppableLoop
 from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
+from vmjobs.agent.run.report_uploader import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, read_piece
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports
 from vmjobs.errors import Unavailable, VMJobsError
 
@@ -24,9 +25,6 @@ _Incarnation = tuple[str, int]
 _ChangeCallback = Callable[[ClusterVmReport | None, ClusterVmReport], object]
 
 HEARTBEAT_SECONDS = 15.0
-FIRST_PAUSE_SECONDS = 0.5
-MAX_PAUSE_SECONDS = 15.0
-MAX_PIECE_BYTES = 512 * 1024
 #: Seconds in which a report usually reaches the service; it rejects consoles of unreported VMs.
 REPORT_SECONDS = 2.0
 
@@ -173,14 +171,7 @@ class ConsoleFile:
 
     def _next(self) -> bytes:
         room = self.limit - self._base - self._sent
-        if self._refused or room <= 0:
-            return b""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._sent)
-                return file.read(min(MAX_PIECE_BYTES, room))
-        except FileNotFoundError:
-            return b""
+        return b"" if self._refused or room <= 0 else read_piece(self.path, self._sent, room)
 
 
 class ConsoleUploader(StoppableLoop):

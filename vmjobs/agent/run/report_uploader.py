@@ -57,18 +57,23 @@ class ReportSink(Protocol):
         """Add to a stream."""
 
 
+def read_piece(path: Path, offset: int, limit: int = MAX_PIECE_BYTES) -> bytes:
+    """Return the next bytes of a growing file; ``b""`` at its end, or if it does not exist."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(min(MAX_PIECE_BYTES, limit))
+    except FileNotFoundError:
+        return b""
+
+
 @dataclass
 class _Stream:
     path: Path
     sent: int = 0
 
     def next(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.sent)
-                return file.read(MAX_PIECE_BYTES)
-        except FileNotFoundError:
-            return b""
+        return read_piece(self.path, self.sent)
 
 
 class ReportUploader(StoppableLoop):
