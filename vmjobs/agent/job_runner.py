@@ -96,18 +96,10 @@ class JobRunner:
         self, active: ActiveRun, source: JobSource, peer: protocol.PeerCredentials
     ) -> RunOutcome:
         """Run a job, unless the repository knows that it has ended."""
-        lease, attempt = active.lease, uuid.uuid4().hex
-        run = active.run = Run(
-            RunRequest(
-                source,
-                lease,
-                self.services,
-                active.name,
-                attempt,
-                active.event_queue,
-                on_usage=lease.progress,
-            )
-        )
+        lease, name, events = active.lease, active.name, active.event_queue
+        attempt, on_usage = uuid.uuid4().hex, lease.progress
+        request = RunRequest(source, lease, self.services, name, attempt, events, on_usage=on_usage)
+        run = active.run = Run(request)
         try:
             with suspending(run, peer.pid):
                 outcome = execute(run)
@@ -210,20 +202,20 @@ class JobRunner:
         max_log = source.spec.disk * MIB
         settings = replace(self.services.settings, max_log=max_log, script_handles_stop=True)
         services = replace(self.services, settings=settings)
-        run = active.run = Run(
-            RunRequest(
-                source,
-                active.lease,
-                services,
-                active.name,
-                attempt,
-                active.event_queue,
-                job_access.port_handlers,
-                job_access.shut,
-                active.lease.progress,
-                remark,
-            )
+        lease, name, events = active.lease, active.name, active.event_queue
+        request = RunRequest(
+            source,
+            lease,
+            services,
+            name,
+            attempt,
+            events,
+            port_handlers=job_access.port_handlers,
+            shut=job_access.shut,
+            on_usage=lease.progress,
+            remark=remark,
         )
+        run = active.run = Run(request)
         job_access.console = run.console
         return run
 

@@ -194,15 +194,15 @@ def _end_by_order(record: ClusterVmRecord, observed: ObservedState, *, wanted: b
     """Return why the service orders the VM's end now, if it does."""
     order = record.order
     if not wanted:
-        return VmEnd(code=ClusterVmCode.STOPPED, message="the service has removed it from this node")
+        return VmEnd(ClusterVmCode.STOPPED, "the service has removed it from this node")
     if order.goal is Goal.STOP:
-        return VmEnd(code=ClusterVmCode.STOPPED, message="stopped")
+        return VmEnd(ClusterVmCode.STOPPED, "stopped")
     if order.goal is Goal.DRAIN and record.phase in {Phase.STAGING, Phase.BOOTING}:
-        return VmEnd(code=ClusterVmCode.DRAINED, message="it had not started to run jobs")
+        return VmEnd(ClusterVmCode.DRAINED, "it had not started to run jobs")
     if order.condemned >= record.incarnation:
         # Without a token it could not join the pool: the refusal is the cause of the timeout.
         late = order.why is ClusterVmCode.JOIN_TIMED_OUT and observed.refused and not record.admitted
-        return _token_refused(observed) if late else VmEnd(code=order.why, message=order.why_message)
+        return _token_refused(observed) if late else VmEnd(order.why, order.why_message)
     return None
 
 
@@ -211,7 +211,7 @@ def _end_by_observation(record: ClusterVmRecord, observed: ObservedState, now: f
     if observed.end is not None:
         return _end_after_drain(record, observed) or _end_without_token(observed) or observed.end
     if observed.exit is not None and now >= observed.exit_at + POWER_OFF_SECONDS:
-        last = VmEnd(code=ClusterVmCode.GUEST_ENDED, message=describe_exit(observed.exit))
+        last = VmEnd(ClusterVmCode.GUEST_ENDED, describe_exit(observed.exit))
         return _end_after_drain(record, observed) or _end_without_token(observed) or last
     if record.deadline == 0.0 or now < record.deadline:
         return None
@@ -220,7 +220,7 @@ def _end_by_observation(record: ClusterVmRecord, observed: ObservedState, now: f
 
 def _end_after_drain(record: ClusterVmRecord, observed: ObservedState) -> VmEnd | None:
     if record.phase is Phase.DRAINING and observed.exit is not None and observed.exit.ok:
-        return VmEnd(code=ClusterVmCode.DRAINED, message="its last job has ended")
+        return VmEnd(ClusterVmCode.DRAINED, "its last job has ended")
     return None
 
 
@@ -231,7 +231,7 @@ def _end_without_token(observed: ObservedState) -> VmEnd | None:
 
 def _token_refused(observed: ObservedState) -> VmEnd:
     message = f"it got no token for the pool: {observed.refused}"
-    return VmEnd(code=ClusterVmCode.TOKEN_REFUSED, message=message)
+    return VmEnd(ClusterVmCode.TOKEN_REFUSED, message)
 
 
 def describe_exit(exit: ExitStatus) -> str:
@@ -244,10 +244,10 @@ def describe_exit(exit: ExitStatus) -> str:
 def _end_by_deadline(record: ClusterVmRecord) -> VmEnd | None:
     if record.phase is Phase.BOOTING:
         message = f"the guest was not ready within {record.order.boot_seconds} s"
-        return VmEnd(code=ClusterVmCode.BOOT_TIMED_OUT, message=message)
+        return VmEnd(ClusterVmCode.BOOT_TIMED_OUT, message)
     if record.phase is Phase.DRAINING:
         message = f"jobs still ran after {record.order.drain_seconds} s; they were ended"
-        return VmEnd(code=ClusterVmCode.DRAIN_TIMED_OUT, message=message)
+        return VmEnd(ClusterVmCode.DRAIN_TIMED_OUT, message)
     return None
 
 

@@ -198,7 +198,7 @@ class Reconciler(StoppableLoop):
         """Report an error that blocks a cluster VM; its record cannot contain it."""
         end = end_after_error(error)
         if isinstance(error, OSError):
-            end = VmEnd(code=ClusterVmCode.NODE_FAILED, message=f"its record cannot be stored: {error}")
+            end = VmEnd(ClusterVmCode.NODE_FAILED, f"its record cannot be stored: {error}")
         self._reporter.tell(member.record.blocked(end))
         member.blocked = True
 
@@ -353,9 +353,7 @@ class Reconciler(StoppableLoop):
         driver = self._services.drivers.get(record.hypervisor) if record.hypervisor else None
         if driver is None:
             message = f"the hypervisor {record.hypervisor} is no longer set up on this node"
-            member.observed = ObservedState(
-                end=VmEnd(code=ClusterVmCode.NO_HYPERVISOR, message=message)
-            )
+            member.observed = ObservedState(end=VmEnd(ClusterVmCode.NO_HYPERVISOR, message))
             return member
         machine.driver = driver
         if record.phase is Phase.STOPPING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -125,7 +126,8 @@ class IncompatibleRecord(LenientModel):
         )
 
 
-class VmEnd(FrozenModel):
+@dataclass(frozen=True)
+class VmEnd:
     """Why a VM ends."""
 
     code: ClusterVmCode

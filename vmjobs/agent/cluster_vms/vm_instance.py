@@ -409,10 +409,10 @@ class VmInstance:
             panic=panic, ready=self.ready, last_lines=shown, shutdown_cause=cause
         )
         code = _CODES.get(outcome.reason.code, ClusterVmCode.GUEST_ENDED)
-        return _end(code, outcome.reason.message)
+        return VmEnd(code, outcome.reason.message)
 
     def _end_with_console(self, code: ClusterVmCode, message: str) -> VmEnd:
-        return _end(code, with_console_lines(message, last_lines(self._console)))
+        return VmEnd(code, with_console_lines(message, last_lines(self._console)))
 
 
 #: Reason codes of jobs with equal codes of cluster VMs.
@@ -426,19 +426,15 @@ _CODES = {
 }
 
 
-def _end(code: ClusterVmCode, message: str) -> VmEnd:
-    return VmEnd(code=code, message=message)
-
-
 def end_after_error(error: Exception) -> VmEnd:
     """Return why a VM ends after an error of staging or booting."""
     if isinstance(error, VmUnwanted):
-        return _end(ClusterVmCode.STOPPED, error.message)
+        return VmEnd(ClusterVmCode.STOPPED, error.message)
     if isinstance(error, NoHypervisor):
-        return _end(ClusterVmCode.NO_HYPERVISOR, error.message)
+        return VmEnd(ClusterVmCode.NO_HYPERVISOR, error.message)
     if isinstance(error, HypervisorError):
-        return _end(ClusterVmCode.BOOT_FAILED, error.message)
+        return VmEnd(ClusterVmCode.BOOT_FAILED, error.message)
     if not isinstance(error, VMJobsError | OSError):
-        return _end(ClusterVmCode.INTERNAL, f"the agent failed: {type(error).__name__}")
+        return VmEnd(ClusterVmCode.INTERNAL, f"the agent failed: {type(error).__name__}")
     reason = image_failed(error).outcome.reason
-    return _end(_CODES.get(reason.code, ClusterVmCode.NODE_FAILED), reason.message)
+    return VmEnd(_CODES.get(reason.code, ClusterVmCode.NODE_FAILED), reason.message)
