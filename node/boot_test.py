@@ -14,9 +14,9 @@ from images.recipe import Recipe
 from images.store.image_store import ImageStore
 from node.parts import make_hypervisors, make_run_parts
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
-from vmjobs.agent.run.events import EventQueue, LeaseLost
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.state import Run, RunRequest
+from vmjobs.agent.vm.events import EventQueue, LeaseLost
 from vmjobs.config import Config
 from vmjobs.errors import BuildError
 from vmjobs.hypervisor.base import ProbeResult

@@ -23,10 +23,10 @@ from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import steps
-from vmjobs.agent.run.events import EventQueue, LeaseLost
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
+from vmjobs.agent.vm.events import EventQueue, LeaseLost
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
 from vmjobs.hypervisor.uml.driver import UserModeLinux

@@ -18,10 +18,10 @@ from rich.text import Text
 from images.cli.oci_ref import resolve_image
 from images.store.image_store import ImageStore
 from node.parts import make_hypervisors, make_run_parts
-from vmjobs.agent.run.events import EventQueue, SignalSent
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.state import Run, RunRequest
+from vmjobs.agent.vm.events import EventQueue, SignalSent
 from vmjobs.cli.common import config, echo, json_option, print_json
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
 from vmjobs.local import LocalJob, describe_inputs

@@ -24,8 +24,8 @@ from images.store.image_store import ImageStore
 from vmjobs.agent.cluster_vms.services import script_ticket
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.events import EventQueue
-from vmjobs.agent.run.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.vm.events import EventQueue
+from vmjobs.agent.vm.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
 from vmjobs.cluster.vm_state import Goal
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 from vmjobs.config import load

@@ -27,8 +27,8 @@ from queue import Queue
 from images.store.image_store import ImageStore
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.events import EventQueue, GuestReady
-from vmjobs.agent.run.job_disk import JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.vm.events import EventQueue, GuestReady
+from vmjobs.agent.vm.job_disk import JobDescription, create_blank_disk, write_job_disk
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, BootImage, Network
 from vmjobs.hypervisor.libvirt.domain_xml import board, kernel_parameters
 from vmjobs.hypervisor.network import guest_network

@@ -16,10 +16,10 @@ from figures import Finding, compare, in_turns, spread
 from raw_boot import raw_boot
 
 from vmjobs.agent.run import job_run
-from vmjobs.agent.run.events import EventQueue
 from vmjobs.agent.run.reports import RunLease
 from vmjobs.agent.run.services import RunServices
 from vmjobs.agent.run.state import Run, RunRequest
+from vmjobs.agent.vm.events import EventQueue
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report, StreamName
 from vmjobs.terminal import ByteSink

@@ -18,11 +18,11 @@ from hypervisor_guest import BEGIN
 
 from images.cache.node_cache import ImageCache
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run.events import EventQueue
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
+from vmjobs.agent.vm.events import EventQueue
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection

@@ -24,11 +24,11 @@ from images.transfer.file_transfer import ChunkedFileTransfer
 from repository.images.retention import Checkpoint, checkpoint_of
 from vmjobs.agent.guest import endpoint
 from vmjobs.agent.journal import Journal, sweep
-from vmjobs.agent.run.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
+from vmjobs.agent.vm.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import HypervisorError, Unavailable
 from vmjobs.file_transfer import ContentReceiver

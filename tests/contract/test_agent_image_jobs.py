@@ -28,12 +28,12 @@ from waiting_kit import wait_for
 from images.cloudinit import write_seed
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import job_run
-from vmjobs.agent.run.events import EventQueue, SignalSent
 from vmjobs.agent.run.job_run import ReportUndelivered, execute
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.run.suspend import suspending
+from vmjobs.agent.vm.events import EventQueue, SignalSent
 from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
 from vmjobs.hypervisor.base import BootImage, Hypervisor, VmState
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection

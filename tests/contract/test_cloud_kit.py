@@ -17,9 +17,9 @@ from socket_kit import guest_network
 from images.guest import cloud_kit
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.events import EventQueue, ExitReported, GuestReady, RunEvent, ScriptEnded
-from vmjobs.agent.run.job_disk import JobDescription, create_blank_disk, write_job_disk
 from vmjobs.agent.run.outputs import DiskContents, OutputCollector, read_output_disk
+from vmjobs.agent.vm.events import EventQueue, ExitReported, GuestReady, RunEvent, ScriptEnded
+from vmjobs.agent.vm.job_disk import JobDescription, create_blank_disk, write_job_disk
 from vmjobs.hypervisor.base import ENDPOINT_PORT
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, ExitChannel, ExitStatus, JobSpec, JobTicket

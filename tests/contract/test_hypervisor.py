@@ -36,7 +36,7 @@ from hypervisor_host import (
 from vmjobs.agent.cluster_vms.vm_instance import CONSOLE_TICK_SECONDS
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.events import EventQueue
+from vmjobs.agent.vm.events import EventQueue
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from waiting_kit import wait_for
 
-from vmjobs.agent.run import console as console_module
-from vmjobs.agent.run.console import ConsoleReader
-from vmjobs.agent.run.console_rules import (
+from vmjobs.agent.vm import console as console_module
+from vmjobs.agent.vm.console import ConsoleReader
+from vmjobs.agent.vm.console_rules import (
     MAX_LINE_BYTES,
     ConsoleRule,
     ConsoleRuleError,
     parse_console_rule,
     plain_text,
 )
-from vmjobs.agent.run.events import (
+from vmjobs.agent.vm.events import (
     ConsoleLineMatched,
     ExitReported,
     KernelPanicked,

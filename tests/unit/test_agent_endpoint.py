@@ -25,7 +25,7 @@ from waiting_kit import wait_for
 from vmjobs.agent.guest import endpoint as endpoints
 from vmjobs.agent.guest.endpoint import MAX_CONNECTIONS, MAX_HEADER, MAX_LOG_CHUNK, serving
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.events import EventQueue, ExitReported, GuestReady, RunEvent, ScriptEnded
+from vmjobs.agent.vm.events import EventQueue, ExitReported, GuestReady, RunEvent, ScriptEnded
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import ENDPOINT_PORT
 from vmjobs.model import ExitChannel, ExitStatus

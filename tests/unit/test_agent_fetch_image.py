@@ -15,10 +15,10 @@ from images_cache_kit import Remote, noise, put
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.signature import require_signed
-from vmjobs.agent.run.events import EventQueue
 from vmjobs.agent.run.outcome import RunEnded, run_stopped
 from vmjobs.agent.run.state import VmChoice
 from vmjobs.agent.run.steps import choose_hypervisor, fetch_image
+from vmjobs.agent.vm.events import EventQueue
 from vmjobs.errors import StorageFull, Unavailable
 from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from vmjobs.agent.run.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
+from vmjobs.agent.vm.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
 from vmjobs.model import InputFile, JobSpec, JobTicket
 
 NASTY = 'it\'s $HOME `id` "x"\n\\end'

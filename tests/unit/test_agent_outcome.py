@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from reports_kit import ended
 
-from vmjobs.agent.run.console import ConsoleReader, last_lines, panic_text
-from vmjobs.agent.run.events import ExitReported, GuestReady, ScriptEnded
 from vmjobs.agent.run.outcome import (
     NO_EXIT_STATUS,
     RunOutcome,
@@ -25,6 +23,8 @@ from vmjobs.agent.run.outcome import (
     success_by_rule,
     timeout_message,
 )
+from vmjobs.agent.vm.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.vm.events import ExitReported, GuestReady, ScriptEnded
 from vmjobs.errors import HypervisorError, StorageFull
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import RETRYABLE, ExitChannel, ExitStatus, JobState, ReasonCode

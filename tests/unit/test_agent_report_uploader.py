@@ -8,8 +8,8 @@ from pathlib import Path
 
 from reports_kit import report
 
-from vmjobs.agent.run.events import EventQueue, RunSuperseded
 from vmjobs.agent.run.report_uploader import ReportUploader
+from vmjobs.agent.vm.events import EventQueue, RunSuperseded
 from vmjobs.errors import AttemptSuperseded, Unavailable
 from vmjobs.model import JobState, Report, StreamName
 

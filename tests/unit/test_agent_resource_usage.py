@@ -12,7 +12,7 @@ from test_agent_vm_watch import watch_of
 from waiting_kit import wait_for
 
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm
-from vmjobs.agent.run.vm_watch import watching
+from vmjobs.agent.vm.vm_watch import watching
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import Hypervisor, VmState, VmUsage

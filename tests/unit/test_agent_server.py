@@ -26,10 +26,10 @@ from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.journal import InterruptedRun, RunRecord
 from vmjobs.agent.listener import listening
-from vmjobs.agent.run.events import LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.agent.run.outcome import RunOutcome, run_stopped
 from vmjobs.agent.run.state import RunRequest
 from vmjobs.agent.server import Agent
+from vmjobs.agent.vm.events import LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.execute import JobRefused, NodeFailure, run_job
 from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now
 

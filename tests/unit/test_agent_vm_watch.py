@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from vmjobs.agent.run import vm_watch
-from vmjobs.agent.run.console import ConsoleReader
-from vmjobs.agent.run.events import EventQueue, ExitReported, GuestSilent, RunEvent, VmEnded
-from vmjobs.agent.run.vm_watch import MAX_FAILED_READS, watching
+from vmjobs.agent.vm import vm_watch
+from vmjobs.agent.vm.console import ConsoleReader
+from vmjobs.agent.vm.events import EventQueue, ExitReported, GuestSilent, RunEvent, VmEnded
+from vmjobs.agent.vm.vm_watch import MAX_FAILED_READS, watching
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import Hypervisor, VmState
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.agent.cluster_vms import persistent_disks
-from vmjobs.agent.run.job_disk import SIZE_UNIT
+from vmjobs.agent.vm.job_disk import SIZE_UNIT
 from vmjobs.errors import HypervisorError
 
 SIZE = 64 * SIZE_UNIT

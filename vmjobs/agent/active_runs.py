@@ -15,8 +15,8 @@ from vmjobs.agent.background import start_thread
 from vmjobs.agent.condor_job.job_access import JobAccess
 from vmjobs.agent.framing import DataMessage
 from vmjobs.agent.lease import SocketLease
-from vmjobs.agent.run.events import EventQueue, LeaseLost, SaveRequested, SignalSent
 from vmjobs.agent.run.state import Run
+from vmjobs.agent.vm.events import EventQueue, LeaseLost, SaveRequested, SignalSent
 from vmjobs.errors import Forbidden, InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import JobState
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from vmjobs.agent.run.job_disk import create_blank_disk
+from vmjobs.agent.vm.job_disk import create_blank_disk
 from vmjobs.errors import HypervisorError
 from vmjobs.fsync import sync_directory
 from vmjobs.subprocess import run

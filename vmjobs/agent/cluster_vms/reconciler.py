@@ -34,7 +34,7 @@ from vmjobs.agent.cluster_vms.vm_instance import (
     end_after_error,
 )
 from vmjobs.agent.guest.ssh_relay import SshSession
-from vmjobs.agent.run.events import ExitReported, GuestReady
+from vmjobs.agent.vm.events import ExitReported, GuestReady
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import Assignment, ClusterVmOrder
 from vmjobs.errors import LoginUnavailable, VMJobsError

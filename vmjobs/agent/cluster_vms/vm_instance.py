@@ -22,28 +22,28 @@ from vmjobs.agent.cluster_vms.services import ClusterVmServices, script_ticket, 
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile
 from vmjobs.agent.guest import ssh_relay
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.console import ConsoleReader, last_lines, panic_text
-from vmjobs.agent.run.events import (
-    ExitReported,
-    GuestReady,
-    RunEvent,
-    VmEnded,
-)
-from vmjobs.agent.run.job_disk import (
-    SIZE_UNIT,
-    JobDescription,
-    create_blank_disk,
-    data_disks,
-    write_job_disk,
-)
 from vmjobs.agent.run.outcome import (
     guest_failure,
     image_failed,
     outcome_of_early_end,
     with_console_lines,
 )
-from vmjobs.agent.run.running_vm import RunningVm, serve_guest
-from vmjobs.agent.run.vm_watch import VmWatch, watching
+from vmjobs.agent.vm.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.vm.events import (
+    ExitReported,
+    GuestReady,
+    RunEvent,
+    VmEnded,
+)
+from vmjobs.agent.vm.job_disk import (
+    SIZE_UNIT,
+    JobDescription,
+    create_blank_disk,
+    data_disks,
+    write_job_disk,
+)
+from vmjobs.agent.vm.running_vm import RunningVm, serve_guest
+from vmjobs.agent.vm.vm_watch import VmWatch, watching
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import ClusterVmOrder, PoolToken

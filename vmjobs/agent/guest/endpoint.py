@@ -25,7 +25,7 @@ import h11
 from vmjobs.agent.guest import dhcp
 from vmjobs.agent.guest.guest_loop import Connections, accepting, guest_loop, in_loop
 from vmjobs.agent.guest.guest_session import CONTROL, OTHER_GUEST, RENEWAL, GuestSession
-from vmjobs.agent.run.events import GuestReady, parse_exit_report
+from vmjobs.agent.vm.events import GuestReady, parse_exit_report
 from vmjobs.errors import Forbidden, VMJobsError
 from vmjobs.hypervisor.base import ENDPOINT_PORT, Network
 from vmjobs.model import ExitChannel

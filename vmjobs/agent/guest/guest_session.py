@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmjobs.agent.run.events import EventSink, GuestReady
+from vmjobs.agent.vm.events import EventSink, GuestReady
 
 #: Seconds for an answer to reach its guest. A guest that got a 503 asks again after two seconds.
 QUIET_SECONDS = 0.5

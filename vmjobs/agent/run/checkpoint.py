@@ -32,7 +32,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from vmjobs.agent.run.events import RunEvent, SaveFinished, SignalSent
 from vmjobs.agent.run.outcome import (
     STOP_SIGNALS,
     VACATE_SIGNAL,
@@ -43,6 +42,7 @@ from vmjobs.agent.run.outcome import (
     run_unwanted,
 )
 from vmjobs.agent.run.state import Run, VmChoice
+from vmjobs.agent.vm.events import RunEvent, SaveFinished, SignalSent
 from vmjobs.errors import (
     DigestMismatch,
     HypervisorError,

@@ -29,9 +29,9 @@ from vmjobs.agent.run.outcome import (
 from vmjobs.agent.run.outputs import CollectedFile, OutputCollector
 from vmjobs.agent.run.report_uploader import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, ReportUploader
 from vmjobs.agent.run.reports import RunReports
-from vmjobs.agent.run.running_vm import RunningVm
 from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.agent.run.steps import STEPS, Made, Step
+from vmjobs.agent.vm.running_vm import RunningVm
 from vmjobs.errors import (
     Conflict,
     HypervisorError,

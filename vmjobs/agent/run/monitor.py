@@ -10,19 +10,6 @@ import logging
 import time
 
 from vmjobs.agent.run import checkpoint
-from vmjobs.agent.run.console import last_lines, panic_text
-from vmjobs.agent.run.events import (
-    ConsoleFlooded,
-    ConsoleLineMatched,
-    ExitReported,
-    GuestReady,
-    ImageLost,
-    RuleFailed,
-    RunEvent,
-    SaveRequested,
-    SignalSent,
-    VmEnded,
-)
 from vmjobs.agent.run.outcome import (
     STOP_SIGNALS,
     VACATE_SIGNAL,
@@ -42,6 +29,19 @@ from vmjobs.agent.run.outcome import (
 )
 from vmjobs.agent.run.outputs import DiskContents, read_output_disk
 from vmjobs.agent.run.state import Run
+from vmjobs.agent.vm.console import last_lines, panic_text
+from vmjobs.agent.vm.events import (
+    ConsoleFlooded,
+    ConsoleLineMatched,
+    ExitReported,
+    GuestReady,
+    ImageLost,
+    RuleFailed,
+    RunEvent,
+    SaveRequested,
+    SignalSent,
+    VmEnded,
+)
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import (
     CONSOLE_RULE,

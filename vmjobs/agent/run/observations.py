@@ -6,8 +6,8 @@ import math
 import time
 from dataclasses import dataclass
 
-from vmjobs.agent.run.events import ConsoleLineMatched, ExitReported, RunEvent, ScriptEnded
 from vmjobs.agent.run.outputs import DiskContents
+from vmjobs.agent.vm.events import ConsoleLineMatched, ExitReported, RunEvent, ScriptEnded
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import CONSOLE_RULE, ExitChannel, ExitStatus
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 
-from vmjobs.agent.run.events import GuestSilent, KernelPanicked, LeaseLost, RunEvent, RunSuperseded
+from vmjobs.agent.vm.events import GuestSilent, KernelPanicked, LeaseLost, RunEvent, RunSuperseded
 from vmjobs.errors import (
     DISK_FULL_ERRNOS,
     Conflict,

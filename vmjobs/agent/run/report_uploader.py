@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vmjobs.agent.background import StoppableLoop, start_thread
-from vmjobs.agent.run.events import EventQueue, RunSuperseded
+from vmjobs.agent.vm.events import EventQueue, RunSuperseded
 from vmjobs.errors import (
     AttemptSuperseded,
     Conflict,

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.job_source import JobSource
-from vmjobs.agent.run.events import EventQueue, ImageLost, LeaseLost, RunSuperseded, SignalSent
 from vmjobs.agent.run.observations import Observations, RunClock, RunControl
 from vmjobs.agent.run.outcome import STOP_SIGNALS, image_failed, run_stopped
 from vmjobs.agent.run.outputs import OutputCollector
 from vmjobs.agent.run.reports import RunLease, RunReports
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm
-from vmjobs.agent.run.running_vm import PortHandler, RunningVm
 from vmjobs.agent.run.services import RunServices, RunSettings
+from vmjobs.agent.vm.events import EventQueue, ImageLost, LeaseLost, RunSuperseded, SignalSent
+from vmjobs.agent.vm.running_vm import PortHandler, RunningVm
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, Hypervisor, Network
 from vmjobs.model import MIB, Checkpoint, JobSpec, JobTicket, Report, StreamName

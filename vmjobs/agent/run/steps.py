@@ -15,15 +15,15 @@ from typing import BinaryIO, TypeVar
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.image_source import LazyStart
 from vmjobs.agent.run import checkpoint
-from vmjobs.agent.run.console import ConsoleReader
-from vmjobs.agent.run.console_rules import ConsoleRule, ConsoleRuleError, parse_console_rule
-from vmjobs.agent.run.events import ImageLost
-from vmjobs.agent.run.job_disk import JobDescription, create_blank_disk, data_disks, write_job_disk
 from vmjobs.agent.run.monitor import await_end, await_ready, collect
 from vmjobs.agent.run.outcome import image_failed, run_failed, run_unbootable
-from vmjobs.agent.run.running_vm import RunningVm, serve_guest
 from vmjobs.agent.run.state import Run, VmChoice
-from vmjobs.agent.run.vm_watch import VmWatch, watching
+from vmjobs.agent.vm.console import ConsoleReader
+from vmjobs.agent.vm.console_rules import ConsoleRule, ConsoleRuleError, parse_console_rule
+from vmjobs.agent.vm.events import ImageLost
+from vmjobs.agent.vm.job_disk import JobDescription, create_blank_disk, data_disks, write_job_disk
+from vmjobs.agent.vm.running_vm import RunningVm, serve_guest
+from vmjobs.agent.vm.vm_watch import VmWatch, watching
 from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmjobs.agent.file_watch import FileWatch
-from vmjobs.agent.run.console import PROMPT_SECONDS, ConsoleReader
-from vmjobs.agent.run.events import ConsoleFlooded, EventSink, GuestSilent, VmEnded
+from vmjobs.agent.vm.console import PROMPT_SECONDS, ConsoleReader
+from vmjobs.agent.vm.events import ConsoleFlooded, EventSink, GuestSilent, VmEnded
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import Hypervisor, VmState

@@ -11,7 +11,7 @@ from socket import socket as Socket
 
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.vm_watch import VmWatch
+from vmjobs.agent.vm.vm_watch import VmWatch
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import ENDPOINT_PORT, Hypervisor, Network, ShutdownCause
 from vmjobs.model import NetworkMode

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmjobs.agent.run.console_rules import MAX_LINE_BYTES, ConsoleRule, ConsoleRuleError, plain_text
-from vmjobs.agent.run.events import (
+from vmjobs.agent.vm.console_rules import MAX_LINE_BYTES, ConsoleRule, ConsoleRuleError, plain_text
+from vmjobs.agent.vm.events import (
     ConsoleLineMatched,
     GuestReady,
     KernelPanicked,
