@@ -38,6 +38,7 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
     VMJobsError,
+    reason_of,
 )
 from vmjobs.local import LocalJob
 from vmjobs.model import MIB, REQUEUE_REASONS, JobState, ReasonCode, Report
@@ -78,8 +79,7 @@ class JobRunner:
         """Run a job of the repository. messages: of the client."""
         with self._report_errors(message.job, lease):
             if why := self._why_not_allowed(peer):
-                code = ReasonCode.NODE_FAILED.value  # perhaps the settings: another node may run it
-                lease.send(protocol.ErrorMessage(code=code, message=why, retry=False))
+                lease.report_node_fault(why)  # perhaps the settings are at fault
                 return
             source = self.open_job(message.job, message.token)
             with suppress(Conflict):  # not ended yet; the answer itself proves that the token is valid
@@ -139,10 +139,7 @@ class JobRunner:
             except Conflict:
                 log.info("job %s: its final report was delivered before", job)
         self.interrupted_runs.pop(job, None)
-        if anew:
-            return None
-        lease.progress(report)
-        return RunOutcome(report.state, report.reason, report.exit)
+        return None if anew else _report_again(report, lease)
 
     def _outcome_at_repository(self, job: str, source: JobSource, lease: SocketLease) -> RunOutcome:
         """Return the outcome of an ended job whose scheduler missed the end, and starts it again."""
@@ -150,8 +147,7 @@ class JobRunner:
         log.info("job %s has ended before: it is %s", job, report.state)
         if report.state is JobState.CANCELED:  # the scheduler shall remove it, not see it end
             raise Unavailable("agent", f"job {job} is canceled and will be removed")
-        lease.progress(report)
-        return RunOutcome(report.state, report.reason, report.exit)
+        return _report_again(report, lease)
 
     # ------------------------------------------------------------------ transparent jobs
 
@@ -269,11 +265,16 @@ class JobRunner:
         except OSError as error:
             log.exception("job %s failed on this node", job)
             self._note_full_disk()
-            lease.report_node_error(error)
+            lease.report_node_fault(f"the node failed: {reason_of(error)}")
         except Exception as error:
             log.exception("job %s", job)
             fault = VMJobsError(f"the agent failed: {type(error).__name__}")
             lease.refuse(fault, retry=False)
+
+
+def _report_again(report: Report, lease: SocketLease) -> RunOutcome:
+    lease.progress(report)
+    return RunOutcome(report.state, report.reason, report.exit)
 
 
 def _image_requirements(run: Run, outcome: RunOutcome, named: str) -> protocol.ImageRequirements | None:

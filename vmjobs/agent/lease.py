@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from vmjobs.agent import protocol
 from vmjobs.agent.run.outcome import RunOutcome
-from vmjobs.errors import VMJobsError, reason_of
+from vmjobs.errors import VMJobsError
 from vmjobs.model import ReasonCode, RejectedEntry, Report
 
 log = logging.getLogger(__name__)
@@ -55,12 +55,10 @@ class SocketLease:
             protocol.ErrorMessage(code=error.code, message=error.message, retry=retry, faults=faults)
         )
 
-    def report_node_error(self, error: OSError) -> None:
-        """Send that the node failed."""
-        message = f"the node failed: {reason_of(error)}"
-        self.send(
-            protocol.ErrorMessage(code=ReasonCode.NODE_FAILED.value, message=message, retry=False)
-        )
+    def report_node_fault(self, why: str) -> None:
+        """Send why this node does not run the job; another node may."""
+        code = ReasonCode.NODE_FAILED.value
+        self.send(protocol.ErrorMessage(code=code, message=why, retry=False))
 
     def send(self, message: protocol.Message) -> None:
         """Send a message; ignore a client that has disconnected."""
