@@ -74,14 +74,13 @@ def create_app(
     parts = Services(
         config,
         repository,
-        repository.images,
         dispatcher,
         issuer,
-        AssignmentWatch(repository.clusters.revisions, max_waiting_requests),
+        AssignmentWatch(repository.assignments.revisions, max_waiting_requests),
         SessionClient(config.data_dir / "run", max_waiting_requests),
         TokenChecker(TokenRegister(repository.database)),
         token_issuer,
-        {"database": repository.ping, "storage": repository.objects.check, **(checks or {})},
+        {"database": repository.database.ping, "storage": repository.objects.check, **(checks or {})},
     )
     attach_services(app, parts)
     converters.install(app)

@@ -13,7 +13,6 @@ from api.operation import (
     BinaryBody,
     Operation,
     Reply,
-    backend,
     body_stream,
     empty_reply,
     json_reply,
@@ -23,6 +22,7 @@ from api.operation import (
 )
 from api.problems import LengthRequired
 from api.ranges import BYTES, BYTES_HEADERS, send_blob, send_bytes, send_object
+from api.services import repository
 from vmjobs.errors import Conflict, JobFinal
 from vmjobs.model import (
     AttemptClaim,
@@ -53,7 +53,7 @@ def require_unfinished(job_id: str) -> Job:
     Raises:
         JobFinal: the job has ended.
     """
-    job = backend().repository.job(job_id)
+    job = repository().jobs.get(job_id)
     if job.state.final:
         raise JobFinal(f"job {job_id} has ended: it is {job.state}")
     return job
@@ -73,7 +73,7 @@ def claim(job: str) -> Response:
     Older attempts are fenced off: from now on their calls are refused with ATTEMPT_SUPERSEDED.
     """
     wish = read_body(AttemptClaim)
-    ticket = backend().repository.claim(job, wish)
+    ticket = repository().attempts.claim(job, wish)
     location = url_for("attempts.report", job=job, attempt=wish.attempt)
     return json_reply(ticket, 201, {"Location": location.removesuffix("/reports")})
 
@@ -88,7 +88,7 @@ def claim(job: str) -> Response:
 )
 def report(job: str, attempt: str) -> Response:
     """Report progress or the end of an attempt. Repeating a report is no error."""
-    backend().repository.report(job, attempt, read_body(Report))
+    repository().attempts.report(job, attempt, read_body(Report))
     return empty_reply()
 
 
@@ -109,7 +109,7 @@ def append(job: str, attempt: str, name: str) -> Response:
     """
     offset = read_query(AppendQuery).offset
     data = read_limited(MAX_APPEND_BYTES)
-    backend().repository.append(job, attempt, StreamName(name), offset, data)
+    repository().attempts.append_stream(job, attempt, StreamName(name), offset, data)
     return empty_reply()
 
 
@@ -126,7 +126,7 @@ def put_output(job: str, attempt: str, path: str) -> Response:
     size = request.content_length
     if size is None:
         raise LengthRequired("an output file needs a Content-Length")
-    stored = backend().repository.put_output(job, attempt, path, body_stream(), size)
+    stored = repository().attempts.put_output(job, attempt, path, body_stream(), size)
     return json_reply(stored, 201)
 
 
@@ -148,7 +148,7 @@ class CheckpointQuery(FrozenModel):
 def keep(job: str, attempt: str) -> Response:
     """Store the job's checkpoint, in place of an earlier one."""
     upload = read_query(CheckpointQuery).upload
-    backend().repository.keep(job, attempt, upload, read_body(Checkpoint))
+    repository().attempts.keep_checkpoint(job, attempt, upload, read_body(Checkpoint))
     return empty_reply()
 
 
@@ -182,12 +182,12 @@ def checkpoint_segment(job: str, segment: str) -> Response:
 
 def send_checkpoint_layout(job: str, content: str) -> Response:
     """Answer with the layout of a file of a job's checkpoint, or a range of it."""
-    return send_bytes(backend().images.checkpoint_layout(job, content))
+    return send_bytes(repository().checkpoints.layout(job, content))
 
 
 def send_checkpoint_segment(job: str, segment: str) -> Response:
     """Answer with a segment of a job's checkpoint, or a range of it."""
-    reader = backend().images.open_checkpoint_segment(job, bytes.fromhex(segment))
+    reader = repository().checkpoints.open_segment(job, bytes.fromhex(segment))
     return send_object(reader, etag=segment)
 
 
@@ -204,7 +204,7 @@ def end(job: str) -> Response:
     For a node that gets a job from a scheduler which does not know that it has ended. A job that has
     not ended is refused with 409.
     """
-    found = backend().repository.job(job)
+    found = repository().jobs.get(job)
     if not found.state.final:
         raise Conflict(f"job {job} has not ended: it is {found.state}")
     return json_reply(
@@ -232,4 +232,4 @@ def end(job: str) -> Response:
 def read_input(job: str, name: str) -> Response:
     """Read one of the job's input files. Its ETag is the file's digest."""
     require_unfinished(job)
-    return send_blob(backend().repository.open_input(job, name))
+    return send_blob(repository().jobs.open_input(job, name))

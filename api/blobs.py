@@ -13,12 +13,12 @@ from api.operation import (
     Operation,
     Reply,
     access_for,
-    backend,
     body_stream,
     caller,
     empty_reply,
 )
 from api.problems import BlobDigestMismatch
+from api.services import repository
 from api.tokens import Scope
 from vmjobs.errors import DigestMismatch, NotFound
 
@@ -47,7 +47,7 @@ def have(digest: str) -> Response:
 
     A blob exists for users who sent it, and for owners of jobs that delivered it.
     """
-    if not backend().repository.has_blob(caller().subject, digest):
+    if not repository().blob_owners.has(caller().subject, digest):
         raise NotFound(f"you have no blob {digest}")
     return empty_reply(200)
 
@@ -66,5 +66,5 @@ def put(digest: str) -> Response:
     The bytes are checked against the digest while they arrive; a mismatch is discarded.
     """
     with digest_errors():
-        new = backend().repository.put_blob(caller().subject, digest, body_stream())
+        new = repository().blob_owners.put(caller().subject, digest, body_stream())
     return empty_reply(201 if new else 200)

@@ -20,6 +20,7 @@ from api.operation import (
     read_body,
     read_query,
 )
+from api.services import repository
 from api.tokens import Scope
 from repository.builds.requests import MAX_LIST
 from vmjobs.model import FrozenModel
@@ -62,7 +63,7 @@ def create() -> Response:
 @Operation("listBuilds", access=READ, query=BuildQuery, replies={200: Reply("the builds", BuildList)})
 def index() -> Response:
     """List the caller's builds, newest first."""
-    found = backend().repository.builds.list(caller().subject, read_query(BuildQuery).limit)
+    found = repository().builds.list(caller().subject, read_query(BuildQuery).limit)
     return json_reply(BuildList(builds=tuple(found)))
 
 
@@ -71,7 +72,7 @@ def index() -> Response:
 def show(build: str) -> Response:
     """Show a build's progress or failure: the caller's own; administrators: any."""
     who = current_viewer()
-    return json_reply(backend().repository.builds.get(build, None if who.admin else who.user))
+    return json_reply(repository().builds.get(build, None if who.admin else who.user))
 
 
 @blueprint.delete("/<id:build>")
@@ -87,4 +88,4 @@ def cancel(build: str) -> Response:
     Its builder ends all that it started within seconds. 409 if the build has ended already, or its
     image is being published.
     """
-    return json_reply(backend().repository.builds.cancel(build, current_viewer()))
+    return json_reply(repository().builds.cancel(build, current_viewer()))

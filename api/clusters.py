@@ -26,9 +26,9 @@ from api.operation import (
 )
 from api.paging import EventQuery, PageQuery, requested_window
 from api.ranges import STREAM_BYTES, STREAM_BYTES_HEADERS, send
+from api.services import repository
 from api.tokens import Scope
 from condor.pool.cluster_ads import faults as advertised_faults
-from repository.clusters.service import Clusters
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import Goal
 from vmjobs.cluster.wire import (
@@ -77,7 +77,7 @@ class DeleteQuery(FrozenModel):
 )
 def index() -> Response:
     """List the virtual clusters by name, without their worker VMs."""
-    found, cursor = _clusters().page(requested_window())
+    found, cursor = repository().clusters.page(requested_window())
     return json_reply(ClusterList(clusters=tuple(found), next=cursor))
 
 
@@ -85,7 +85,7 @@ def index() -> Response:
 @Operation("getCluster", access=READ, replies={200: Reply("the cluster", Cluster)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one virtual cluster with its worker VMs."""
-    return json_reply(_clusters().get(name))
+    return json_reply(repository().clusters.get(name))
 
 
 @blueprint.get("/clusters/<cluster:name>/events")
@@ -98,7 +98,7 @@ def show(name: str) -> Response:
 )
 def events(name: str) -> Response:
     """Show a cluster's history; its last thousand entries are kept."""
-    found = _clusters().events(name, read_query(EventQuery).after)
+    found = repository().clusters.events(name, read_query(EventQuery).after)
     return json_reply(ClusterEvents(events=tuple(found)))
 
 
@@ -117,7 +117,7 @@ def console(name: str, member: str) -> Response:
     It grows while the VM runs. To follow it, ask for the range that begins where the last answer
     ended; 416 means that there is nothing new.
     """
-    reader = _clusters().open_console(name, member, read_query(ConsoleQuery).incarnation)
+    reader = repository().clusters.open_console(name, member, read_query(ConsoleQuery).incarnation)
     return send(reader.size, reader.chunks)
 
 
@@ -134,7 +134,7 @@ def assess() -> Response:
     The resources of an existing cluster of the same name count as free.
     """
     spec = _read_spec()
-    return json_reply(_clusters().assess(current_viewer(), spec))
+    return json_reply(repository().cluster_specs.assess(current_viewer(), spec))
 
 
 # --------------------------------------------------------------------------- changing
@@ -158,7 +158,7 @@ def put(name: str) -> Response:
     a time, after their jobs.
     """
     spec = _read_spec(name)
-    done = _clusters().apply(current_viewer(), spec)
+    done = repository().cluster_specs.apply(current_viewer(), spec)
     if done.outcome is ApplyOutcome.UNCHANGED:
         return json_reply(done)
     _trigger_reconciler()
@@ -178,7 +178,7 @@ def put(name: str) -> Response:
 def scale(name: str) -> Response:
     """Change the number of worker VMs, and nothing else."""
     size = read_body(ScaleRequest).size
-    return _reply_changed(_clusters().scale(name, size, caller().subject))
+    return _reply_changed(repository().cluster_actions.scale(name, size, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/wake")
@@ -194,7 +194,7 @@ def wake(name: str) -> Response:
     It is kept until the service itself sees a job for it, or for a quarter of an hour. Nothing changes
     if the cluster has VMs already, is drained or deleted, or is specified for none.
     """
-    if _clusters().wake(name, caller().subject):
+    if repository().cluster_actions.wake(name, caller().subject):
         _trigger_reconciler()
     return empty_reply()
 
@@ -208,7 +208,7 @@ def wake(name: str) -> Response:
 )
 def drain(name: str) -> Response:
     """End all VMs after their jobs, and start none until the cluster is resumed."""
-    return _reply_changed(_clusters().drain(name, caller().subject))
+    return _reply_changed(repository().cluster_actions.drain(name, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/resume")
@@ -220,7 +220,7 @@ def drain(name: str) -> Response:
 )
 def resume(name: str) -> Response:
     """Start VMs again after a drain."""
-    return _reply_changed(_clusters().resume(name, caller().subject))
+    return _reply_changed(repository().cluster_actions.resume(name, caller().subject))
 
 
 @blueprint.post("/clusters/<cluster:name>/retry")
@@ -236,7 +236,7 @@ def retry(name: str) -> Response:
     These are nodes and images on which VMs only failed, VMs that wait for another try, and a
     specification that the cluster rolled back.
     """
-    return _reply_changed(_clusters().retry(name, caller().subject))
+    return _reply_changed(repository().cluster_actions.retry(name, caller().subject))
 
 
 @blueprint.delete("/clusters/<cluster:name>")
@@ -250,11 +250,7 @@ def retry(name: str) -> Response:
 def delete(name: str) -> Response:
     """Delete a cluster, after its jobs or now. Repeating the call is no error."""
     goal = _GOALS[read_query(DeleteQuery).mode]
-    return _reply_changed(_clusters().delete(name, goal, caller().subject), 202)
-
-
-def _clusters() -> Clusters:
-    return backend().repository.clusters
+    return _reply_changed(repository().cluster_actions.delete(name, goal, caller().subject), 202)
 
 
 def _reply_changed(cluster: Cluster, status: int = 200) -> Response:
@@ -284,7 +280,7 @@ def _read_spec(name: str | None = None) -> ClusterSpec:
         raise InvalidSpec(
             describe_fault_count("the specification", error.faults), faults=error.faults
         ) from error
-    faults = [*advertised_faults(spec), *_clusters().faults(current_viewer(), spec)]
+    faults = [*advertised_faults(spec), *repository().cluster_specs.faults(current_viewer(), spec)]
     if name is not None and spec.name != name:
         faults.insert(0, Fault("name", "mismatch", "differs from the name in the URL"))
     if faults:

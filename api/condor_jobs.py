@@ -20,6 +20,7 @@ from api.operation import (
     read_query,
 )
 from api.ranges import BYTES, BYTES_HEADERS
+from api.services import repository
 from api.tokens import Scope
 from repository.jobs.condor_jobs import OWNER_PREFIX
 from vmjobs.model import Checkpoint
@@ -44,7 +45,7 @@ def claim(job: str) -> Response:
     The agent derives its id from HTCondor's own. Older attempts are fenced off.
     """
     wish = read_body(CondorJobClaim)
-    found = backend().repository.claim_condor_job(job, wish)
+    found = repository().condor_jobs.claim(job, wish)
     token = backend().issuer.job_token(job, f"{OWNER_PREFIX}{wish.owner}")
     return json_reply(CondorJobTicket(token=token, checkpoint=found), 201)
 
@@ -61,7 +62,7 @@ def claim(job: str) -> Response:
 def keep(job: str, attempt: str) -> Response:
     """Store the job's checkpoint, in place of an earlier one."""
     upload = read_query(CheckpointQuery).upload
-    backend().repository.keep_condor_job(job, attempt, upload, read_body(Checkpoint))
+    repository().condor_jobs.keep_checkpoint(job, attempt, upload, read_body(Checkpoint))
     return empty_reply()
 
 
@@ -77,7 +78,7 @@ def not_resumed(job: str, attempt: str) -> Response:
 
     After the second report the checkpoint is deleted.
     """
-    backend().repository.condor_job_not_resumed(job, attempt)
+    repository().condor_jobs.record_resume_failure(job, attempt)
     return empty_reply()
 
 
@@ -90,7 +91,7 @@ def not_resumed(job: str, attempt: str) -> Response:
 )
 def end(job: str, attempt: str) -> Response:
     """Report that the job is over; its checkpoint is deleted."""
-    backend().repository.end_condor_job(job, attempt)
+    repository().condor_jobs.end(job, attempt)
     return empty_reply()
 
 

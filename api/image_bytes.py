@@ -9,10 +9,10 @@ from flask import Blueprint, Flask
 from werkzeug.wrappers import Response
 
 from api.images import current_viewer
-from api.operation import Operation, access_for, backend
+from api.operation import Operation, access_for
 from api.ranges import BYTES, BYTES_HEADERS, send, send_bytes, send_object
 from api.segment_fast_path import SegmentFastPath
-from api.services import services
+from api.services import repository, services
 from api.tokens import Scope
 from images.content import ContentLayout
 from repository.images import Viewer
@@ -27,12 +27,12 @@ ERRORS: Final = (404, 409, 416, 422)
 def install(app: Flask) -> None:
     """Answer requests for segments before the framework, if these are local files."""
     parts = services(app)
-    if parts.images.objects.local:  # other stores have no files to send
+    if parts.repository.objects.local:  # other stores have no files to send
         app.wsgi_app = SegmentFastPath(app.wsgi_app, parts, FETCH)  # type: ignore[method-assign]
 
 
 def _public(who: Viewer, digest: str) -> bool:
-    return backend().images.visibility(who, digest) is Visibility.PUBLIC
+    return repository().catalog.visibility(who, digest) is Visibility.PUBLIC
 
 
 @blueprint.get("/manifest")
@@ -40,7 +40,7 @@ def _public(who: Viewer, digest: str) -> bool:
 def manifest(digest: str) -> Response:
     """Read an image's manifest: the bytes that its digest covers."""
     who = current_viewer()
-    data = backend().images.manifest(who, digest)
+    data = repository().catalog.manifest(who, digest)
     return send_bytes(data, etag=digest, immutable=True, public=_public(who, digest))
 
 
@@ -51,7 +51,9 @@ def signature(digest: str) -> Response:
 
     The node that boots the image verifies them with its own keys.
     """
-    return send_bytes(backend().images.signature(current_viewer(), digest).encode("ascii", "ignore"))
+    return send_bytes(
+        repository().catalog.signature(current_viewer(), digest).encode("ascii", "ignore")
+    )
 
 
 @blueprint.get("/contents/<content:content>/layout")
@@ -59,7 +61,7 @@ def signature(digest: str) -> Response:
 def layout(digest: str, content: str) -> Response:
     """Read a content's layout: the bytes of its digest, with its segments' digests."""
     who = current_viewer()
-    data = backend().images.layout(who, digest, content)
+    data = repository().contents.layout(who, digest, content)
     etag = f"{content}/layout"
     return send_bytes(data, etag=etag, immutable=True, public=_public(who, digest))
 
@@ -71,11 +73,11 @@ def content(digest: str, content: str) -> Response:
 
     Clients that support segments should fetch those: they are compressed and cost the service less.
     """
-    who, images = current_viewer(), backend().images
-    size = ContentLayout.parse(images.layout(who, digest, content), content).size
+    who, contents = current_viewer(), repository().contents
+    size = ContentLayout.parse(contents.layout(who, digest, content), content).size
 
     def read(start: int, stop: int) -> Iterator[bytes]:
-        return images.read_content(who, digest, content, start, stop - start)
+        return contents.read(who, digest, content, start, stop - start)
 
     return send(size, read, etag=content, immutable=True, public=_public(who, digest))
 
@@ -84,6 +86,5 @@ def content(digest: str, content: str) -> Response:
 @Operation("readSegment", access=FETCH, headers=BYTES_HEADERS, replies=BYTES, errors=ERRORS)
 def segment(digest: str, segment: str) -> Response:
     """Read a segment as stored: a header with each chunk's digest, then the chunks."""
-    images = backend().images
-    reader, seen_by = images.serve_segment(current_viewer(), digest, bytes.fromhex(segment))
+    reader, seen_by = repository().segment_server.open(current_viewer(), digest, bytes.fromhex(segment))
     return send_object(reader, etag=segment, immutable=True, public=seen_by is Visibility.PUBLIC)

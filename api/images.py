@@ -15,7 +15,6 @@ from api.operation import (
     Operation,
     Reply,
     access_for,
-    backend,
     caller,
     empty_reply,
     json_reply,
@@ -24,6 +23,7 @@ from api.operation import (
     read_query,
 )
 from api.paging import PageQuery, requested_window
+from api.services import repository
 from api.tokens import Principal, Scope
 from images.manifest import ImageManifest
 from repository.images import Viewer
@@ -73,7 +73,7 @@ def current_viewer() -> Viewer:
         return viewer_for(who)
     if not who.job_id.startswith(CONDOR_JOB):
         own = require_unfinished(who.job_id).image_digest
-    elif backend().repository.has_condor_job(who.job_id):
+    elif repository().condor_jobs.exists(who.job_id):
         own = ""
     else:
         raise NotFound(f"there is no job {who.job_id}, or it is over")
@@ -116,7 +116,7 @@ def read_digests(limit: int = MAX_DIGESTS) -> list[bytes]:
 )
 def index() -> Response:
     """List the images that the caller may name, one entry for each name."""
-    found, cursor = backend().images.page(current_viewer(), requested_window())
+    found, cursor = repository().catalog.page(current_viewer(), requested_window())
     return json_reply(ImageList(images=tuple(found), next=cursor))
 
 
@@ -132,7 +132,7 @@ def show(ref: str) -> Response:
 
     A name is looked for in the caller's own namespace and then in `library`.
     """
-    return json_reply(backend().images.detail(current_viewer(), ref))
+    return json_reply(repository().catalog.detail(current_viewer(), ref))
 
 
 @blueprint.get("/images/<namespace:namespace>/<tagged:name>")
@@ -144,7 +144,7 @@ def show(ref: str) -> Response:
 )
 def show_named(namespace: str, name: str) -> Response:
     """Show one image of a namespace, by name or name:tag."""
-    return json_reply(backend().images.detail(current_viewer(), f"{namespace}/{name}"))
+    return json_reply(repository().catalog.detail(current_viewer(), f"{namespace}/{name}"))
 
 
 # --------------------------------------------------------------------------- publishing and changing
@@ -169,15 +169,14 @@ def publish() -> Response:
     """
     wish = read_body(Publication)
     who = current_viewer()
-    images = backend().images
     there = _exists(who, wish)
-    found = images.publish(who, wish)
+    found = repository().publisher.publish(who, wish)
     return json_reply(found, 200 if there else 201, {"Location": f"/v1/images/{found.digest}"})
 
 
 def _exists(who: Viewer, wish: Publication) -> bool:
     try:
-        backend().images.detail(who, ImageManifest.model_validate(wish.manifest).digest)
+        repository().catalog.detail(who, ImageManifest.model_validate(wish.manifest).digest)
     except (ValidationError, NotFound):
         return False  # publishing reports what is wrong with the manifest
     return True
@@ -193,7 +192,7 @@ def _exists(who: Viewer, wish: Publication) -> bool:
 )
 def change(digest: str) -> Response:
     """Change who may see an image, how long it is kept, or its description."""
-    return json_reply(backend().images.change(current_viewer(), digest, read_body(ImageChange)))
+    return json_reply(repository().catalog.change(current_viewer(), digest, read_body(ImageChange)))
 
 
 @blueprint.delete("/images/<image_digest:digest>")
@@ -205,7 +204,7 @@ def change(digest: str) -> Response:
 )
 def remove(digest: str) -> Response:
     """Remove an image. One that a job needs stays: IMAGE_IN_USE names the jobs."""
-    backend().images.remove(current_viewer(), digest)
+    repository().catalog.remove(current_viewer(), digest)
     return empty_reply()
 
 
@@ -220,7 +219,7 @@ def remove(digest: str) -> Response:
 def set_tag(namespace: str, name: str, tag: str) -> Response:
     """Set a name, in place of its earlier meaning."""
     who = current_viewer()
-    backend().images.tag(who, namespace, name, tag, read_body(TagTarget).digest)
+    repository().catalog.tag(who, namespace, name, tag, read_body(TagTarget).digest)
     return json_reply(ImageTag(namespace=namespace or who.namespace, name=name, tag=tag))
 
 
@@ -233,7 +232,7 @@ def set_tag(namespace: str, name: str, tag: str) -> Response:
 )
 def drop_tag(namespace: str, name: str, tag: str) -> Response:
     """Remove a name. The image stays."""
-    backend().images.untag(current_viewer(), namespace, name, tag)
+    repository().catalog.untag(current_viewer(), namespace, name, tag)
     return empty_reply()
 
 
@@ -250,7 +249,9 @@ def drop_tag(namespace: str, name: str, tag: str) -> Response:
 )
 def verify(digest: str) -> Response:
     """Read some of an image's segments and verify every chunk."""
-    return json_reply(backend().images.verify(current_viewer(), digest, read_digests(MAX_VERIFIED)))
+    return json_reply(
+        repository().contents.verify(current_viewer(), digest, read_digests(MAX_VERIFIED))
+    )
 
 
 @blueprint.post("/images/<image_digest:digest>/prefetch")
@@ -263,7 +264,9 @@ def verify(digest: str) -> Response:
 )
 def prefetch(digest: str) -> Response:
     """Have nodes fetch an image in advance. Repeating the call shows their progress."""
-    return json_reply(backend().images.prefetch(current_viewer(), digest, read_body(PrefetchRequest)))
+    return json_reply(
+        repository().prefetcher.request(current_viewer(), digest, read_body(PrefetchRequest))
+    )
 
 
 @blueprint.post("/gc")
@@ -275,4 +278,4 @@ def prefetch(digest: str) -> Response:
 )
 def collect() -> Response:
     """Remove data that no image, job or upload needs, as the service itself does."""
-    return json_reply(backend().repository.collect(dry_run=read_query(GcQuery).dry_run))
+    return json_reply(repository().garbage_collector.collect(dry_run=read_query(GcQuery).dry_run))

@@ -33,10 +33,11 @@ from api.ranges import (
     send,
     send_blob,
 )
+from api.services import repository
 from api.submission import prefix_faults, repository_faults
 from api.tokens import Scope
 from repository.images import Viewer
-from repository.service import Repository
+from repository.jobs.submissions import Submissions
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.job_sets import JobSelection, JobStatusList
 from vmjobs.model import FrozenModel, Job, JobAction, JobState, StreamName, Submission
@@ -91,9 +92,9 @@ def submit() -> Response:
     """
     key = idempotency_key()
     parts, who = backend(), caller()
-    submission = _submission(read_json(), parts.repository, Viewer(who.subject, who.groups))
+    submission = _submission(read_json(), parts.repository.submissions, Viewer(who.subject, who.groups))
     try:
-        done = parts.repository.submit(
+        done = parts.repository.submissions.submit(
             who.subject, submission, key, parts.dispatcher.submit_array, who.groups
         )
     except InvalidSpec as error:
@@ -104,11 +105,11 @@ def submit() -> Response:
     return json_reply(body, 201 if done.created else 200, {"Location": location})
 
 
-def _submission(body: bytes, repository: Repository, viewer: Viewer) -> Submission:
+def _submission(body: bytes, submissions: Submissions, viewer: Viewer) -> Submission:
     try:
         return parse_body(Submission, body)
     except InvalidRequest as error:
-        faults = [*error.faults, *repository_faults(body, error.faults, repository, viewer)]
+        faults = [*error.faults, *repository_faults(body, error.faults, submissions, viewer)]
         raise InvalidSpec(describe_fault_count("the submission", faults), faults=faults) from error
 
 
@@ -135,7 +136,7 @@ def index() -> Response:
     """List the caller's jobs, newest first."""
     query = read_query(JobQuery)
     return json_reply(
-        backend().repository.jobs(caller().subject, query.state, query.array, query.limit, query.cursor)
+        repository().jobs.page(caller().subject, query.state, query.array, query.limit, query.cursor)
     )
 
 
@@ -155,13 +156,13 @@ def show(job: str) -> Response:
 
     Poll with the ETag of the last answer in If-None-Match: an unchanged job costs next to nothing.
     """
-    repository, owner = backend().repository, caller().subject
+    jobs, owner = repository().jobs, caller().subject
     # Read before the job: if the job changes in between, the older tag only costs one more answer,
     # and no change is missed.
-    etag = str(repository.version(job, owner))
+    etag = str(jobs.version(job, owner))
     if request.if_none_match.contains(etag):
         return Response(status=304, headers={"ETag": f'"{etag}"', "Cache-Control": "no-cache"})
-    return json_reply(repository.job(job, owner), headers={"ETag": f'"{etag}"'})
+    return json_reply(jobs.get(job, owner), headers={"ETag": f'"{etag}"'})
 
 
 @blueprint.get("/<id:job>/events")
@@ -175,7 +176,7 @@ def show(job: str) -> Response:
 def events(job: str) -> Response:
     """Show a job's history."""
     query = read_query(EventQuery)
-    found = backend().repository.events(job, query.after, caller().subject)
+    found = repository().jobs.events(job, query.after, caller().subject)
     return json_reply(EventList(events=tuple(found)))
 
 
@@ -193,7 +194,7 @@ def stream(job: str, name: str) -> Response:
     A stream grows while the job runs. To follow it, ask for the range that begins where the last
     answer ended; 416 means that there is nothing new.
     """
-    reader = backend().repository.open_stream(job, StreamName(name), caller().subject)
+    reader = repository().jobs.open_stream(job, StreamName(name), caller().subject)
     return send(reader.size, reader.chunks)
 
 
@@ -206,7 +207,7 @@ def stream(job: str, name: str) -> Response:
 )
 def outputs(job: str) -> Response:
     """List the files that a job delivered, and those that were refused."""
-    return json_reply(backend().repository.outputs(job, caller().subject))
+    return json_reply(repository().jobs.outputs(job, caller().subject))
 
 
 @blueprint.get("/<id:job>/outputs/<relative:path>")
@@ -219,7 +220,7 @@ def outputs(job: str) -> Response:
 )
 def output(job: str, path: str) -> Response:
     """Read a file that a job delivered. Its ETag is the file's digest."""
-    return send_blob(backend().repository.open_output(job, path, caller().subject))
+    return send_blob(repository().jobs.open_output(job, path, caller().subject))
 
 
 @blueprint.delete("/<id:job>")
@@ -235,7 +236,9 @@ def cancel(job: str) -> Response:
     It is CANCELING until its virtual machine is known to be gone. Repeating the call is no error.
     """
     parts = backend()
-    return json_reply(parts.repository.cancel(job, caller().subject, parts.dispatcher.change_jobs), 202)
+    return json_reply(
+        parts.repository.job_actions.cancel(job, caller().subject, parts.dispatcher.change_jobs), 202
+    )
 
 
 @sets.post("/jobs:<action:action>")
@@ -253,7 +256,7 @@ def change(action: str) -> Response:
     error. If one does not exist, nothing is done.
     """
     parts, selection = backend(), read_body(JobSelection)
-    found = parts.repository.change_jobs(
+    found = parts.repository.job_actions.change(
         JobAction(action), selection, caller().subject, parts.dispatcher.change_jobs
     )
     return json_reply(JobStatusList(jobs=tuple(found)), 202)

@@ -12,7 +12,9 @@ from prometheus_client.registry import Collector
 from werkzeug.wrappers import Response
 
 from api.operation import BinaryBody, Operation, Reply, access_for, backend
+from api.services import repository
 from api.tokens import Scope
+from repository.clusters.core import node_lease
 from repository.metrics import read_metrics
 from vmjobs.model import now
 
@@ -47,5 +49,5 @@ class ServiceMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read the metrics."""
-        repository = backend().repository
-        return read_metrics(repository.database, repository.clusters.lease, now())
+        lease = node_lease(backend().config)
+        return read_metrics(repository().database, lease, now())

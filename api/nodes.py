@@ -27,6 +27,7 @@ from api.operation import (
     require_own_node,
 )
 from api.paging import PageQuery, requested_window
+from api.services import repository
 from api.tokens import Scope
 from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.wire import Assignment, ClusterVmReports, PoolToken, TokenRequest
@@ -75,7 +76,7 @@ def index() -> Response:
 
     `images` has the cached images that the caller may read; `image_names` is for operators.
     """
-    found, cursor = backend().repository.node_page(requested_window())
+    found, cursor = repository().nodes.page(requested_window())
     return json_reply(NodeList(nodes=_visible_nodes(found), next=cursor))
 
 
@@ -83,7 +84,7 @@ def index() -> Response:
 @Operation("getNode", access=READ, replies={200: Reply("the node", Node)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one execute node."""
-    return json_reply(_visible_nodes([backend().repository.node(name)])[0])
+    return json_reply(_visible_nodes([repository().nodes.get(name)])[0])
 
 
 def _visible_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -91,7 +92,7 @@ def _visible_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
     who = current_viewer()
     if who.sees_all:
         return tuple(nodes)
-    readable = backend().images.readable(who, {digest for node in nodes for digest in node.images})
+    readable = repository().catalog.readable(who, {digest for node in nodes for digest in node.images})
     return tuple(
         node.model_copy(
             update={
@@ -118,8 +119,8 @@ def put(name: str) -> Response:
     if node.name != name:
         fault = Fault("name", "mismatch", "differs from the name in the URL")
         raise InvalidRequest("the body is about another node than the URL", faults=[fault])
-    backend().repository.put_node(node)
-    prefetch_requests = backend().images.prefetch_requests(node)
+    repository().nodes.put(node)
+    prefetch_requests = repository().prefetcher.wishes(node)
     if read_query(AnnouncementQuery).renew:
         token = backend().issuer.renewed_node_token(caller())
         prefetch_requests = prefetch_requests.model_copy(update={"token": token})
@@ -143,11 +144,11 @@ def share(name: str) -> Response:
     busy service answers at once.
     """
     require_own_node(name)
-    query, clusters = read_query(AssignmentQuery), backend().repository.clusters
-    found = clusters.share(name)
+    query = read_query(AssignmentQuery)
+    found = repository().assignments.get(name)
     if found.revision == query.seen and query.wait:
         backend().assignments.wait(name, query.seen, min(query.wait, MAX_WAIT))
-        found = clusters.share(name)
+        found = repository().assignments.get(name)
     calls = tuple(backend().sessions.calls(name))
     return json_reply(found.model_copy(update={"sessions": calls}))
 
@@ -162,7 +163,7 @@ def share(name: str) -> Response:
 def report(name: str) -> Response:
     """Report the state of a node's worker VMs. Repeating a report is no error."""
     require_own_node(name)
-    backend().repository.clusters.store_reports(name, read_body(ClusterVmReports))
+    repository().assignments.store_reports(name, read_body(ClusterVmReports))
     return empty_reply()
 
 
@@ -182,7 +183,7 @@ def token(name: str, member_id: str) -> Response:
     incarnation = read_body(TokenRequest).incarnation
     try:
         require_own_node(name)
-        order = parts.repository.clusters.order_for(name, member_id, incarnation)
+        order = parts.repository.assignments.order_for(name, member_id, incarnation)
     except Forbidden as error:
         log.warning(
             "refused %s a token for VM %d of the member %s of node %s: %s",
@@ -192,7 +193,7 @@ def token(name: str, member_id: str) -> Response:
             name,
             error.message,
         )
-        parts.repository.clusters.count_token(caller().subject, given=False)
+        parts.repository.assignments.count_token(caller().subject, given=False)
         raise
     if parts.token_issuer is None:
         raise Unavailable(
@@ -202,7 +203,7 @@ def token(name: str, member_id: str) -> Response:
         )
     machine = PoolVm(order.name, incarnation, order.id)
     made = parts.token_issuer.mint(order.pool.name, machine, parts.config.pool_token_seconds)
-    parts.repository.clusters.count_token(name, given=True)
+    parts.repository.assignments.count_token(name, given=True)
     return json_reply(made, headers={"Cache-Control": "no-store"})
 
 
@@ -224,6 +225,5 @@ def console(name: str, member_id: str) -> Response:
     require_own_node(name)
     query = read_query(ConsoleQuery)
     data = read_limited(MAX_APPEND_BYTES)
-    clusters = backend().repository.clusters
-    clusters.append_console(name, member_id, query.incarnation, query.offset, data)
+    repository().assignments.append_console(name, member_id, query.incarnation, query.offset, data)
     return empty_reply()

@@ -140,7 +140,7 @@ def _complete_ids(arguments: dict[str, Any], principal: Principal) -> None:
         return  # a job's token is compared with the whole id
     repository, owner = services().repository, principal.subject
     if job := arguments.get("job"):
-        arguments["job"] = repository.full_job_id(job, owner)
+        arguments["job"] = repository.jobs.full_id(job, owner)
     if build := arguments.get("build"):
         everyone = Scope.ADMIN in principal.scopes
         arguments["build"] = repository.builds.full_id(build, None if everyone else owner)

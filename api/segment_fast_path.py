@@ -55,7 +55,7 @@ class SegmentFastPath:
         if principal.job_id is not None:
             return None  # its job may have ended
         viewer = viewer_for(principal)
-        known = self._parts.images.cached_segment(viewer, digest, bytes.fromhex(segment))
+        known = self._parts.repository.segment_server.cached(viewer, digest, bytes.fromhex(segment))
         if known is None:
             return None
         reader, seen_by = known

@@ -11,7 +11,6 @@ from flask import Flask, current_app
 from api.assignment_stream import AssignmentWatch
 from api.session_link import SessionClient
 from api.tokens import ApiTokenIssuer, Principal, bearer_token
-from repository.images import Images
 from repository.service import Repository
 from repository.tokens import TokenChecker
 from vmjobs.cluster.pool import PoolVm
@@ -62,7 +61,6 @@ class Services:
 
     config: Config
     repository: Repository
-    images: Images
     dispatcher: Dispatcher
     issuer: ApiTokenIssuer
     assignments: AssignmentWatch
@@ -94,3 +92,8 @@ def services(app: Flask | None = None) -> Services:
     parts = (app or current_app).extensions[_KEY]
     assert isinstance(parts, Services)  # noqa: S101 - attach() is the only writer
     return parts
+
+
+def repository() -> Repository:
+    """Return the job repository of the present request's application."""
+    return services().repository

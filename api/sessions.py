@@ -23,6 +23,7 @@ from api.operation import (
     read_query,
     require_own_node,
 )
+from api.services import repository
 from api.session_hub import Side
 from api.tokens import Scope
 from vmjobs.cluster.ssh_session import (
@@ -82,11 +83,11 @@ def begin(name: str, member: str) -> Response:
     then communicate through the session's bytes. The cluster's history records the login.
     """
     key, who, parts = read_body(SessionRequest).key, caller().subject, backend()
-    clusters = parts.repository.clusters
-    target = clusters.login_target(name, member)
+    logins = parts.repository.cluster_logins
+    target = logins.target(name, member)
     session = parts.sessions.open(who, target.node, target.member, target.incarnation, key)
     try:
-        clusters.notify_node(target.node)
+        logins.notify_node(target.node)
         answer = parts.sessions.await_answer(who, session, ANSWER_SECONDS)
         if answer is None or answer.host_key is None:
             raise (
@@ -94,7 +95,7 @@ def begin(name: str, member: str) -> Response:
                 if answer is None
                 else LoginUnavailable(f"{member}: {answer.refused}")
             )
-        clusters.record_login(target, who)
+        logins.record(target, who)
     except Exception as error:
         parts.sessions.close(Side.OPERATOR, who, session)
         log.warning("%s could not log in to %s: %s", who, member, error)
@@ -223,7 +224,7 @@ def _receive(side: Side, session: str) -> Response:
 
 def _no_answer_error(node: str) -> Unavailable:
     try:
-        version = backend().repository.node(node).version
+        version = repository().nodes.get(node).version
     except NotFound:
         version = ""
     release = f" of vmjobs {version}" if version else ""

@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from repository.images import Viewer
-from repository.jobs.validation import validate_job
-from repository.service import Repository
+from repository.jobs.submissions import Submissions
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.model import JobSpec
 
@@ -28,7 +27,7 @@ def prefix_faults(faults: tuple[Fault, ...]) -> list[Fault]:
 
 
 def repository_faults(
-    body: bytes, known: tuple[Fault, ...], repository: Repository, viewer: Viewer
+    body: bytes, known: tuple[Fault, ...], submissions: Submissions, viewer: Viewer
 ) -> list[Fault]:
     """Return the repository's faults in the fields that are valid for the model.
 
@@ -40,10 +39,7 @@ def repository_faults(
     stand_ins = {n: v for n, v in _PLACEHOLDERS.items() if n not in good}
     try:
         candidate = JobSpec.model_validate_json(json.dumps({**good, **stand_ins}))
-        nodes = repository.live_nodes()
-        validate_job(
-            candidate, repository.config, nodes, repository.images, viewer, repository.blob_size
-        )
+        submissions.validate(candidate, viewer)
     except ValidationError:
         return []  # a fault of several fields together, known already
     except InvalidSpec as error:

@@ -21,6 +21,7 @@ from api.operation import (
     read_body,
     read_limited,
 )
+from api.services import repository
 from api.tokens import Scope
 from images.content import layout_size
 from images.segment import MAX_STORED_BYTES
@@ -51,7 +52,7 @@ def open_upload() -> Response:
     who = current_viewer()
     if who.job and not who.job.startswith(CONDOR_JOB):
         _require_checkpointable(require_unfinished(who.job))
-    found = backend().images.open_upload(who, read_body(UploadRequest).size)
+    found = repository().uploads.begin(who, read_body(UploadRequest).size)
     return json_reply(found, 201, {"Location": f"/v1/uploads/{found.id}"})
 
 
@@ -66,14 +67,14 @@ def _require_checkpointable(job: Job) -> None:
 @Operation("getUpload", access=UPLOAD, replies={200: Reply("the upload", Upload)}, errors=(404,))
 def show(upload: str) -> Response:
     """Show an upload of the caller's."""
-    return json_reply(backend().images.upload(current_viewer(), upload))
+    return json_reply(repository().uploads.get(current_viewer(), upload))
 
 
 @blueprint.delete("/<id:upload>")
 @Operation("dropUpload", access=UPLOAD, replies={204: Reply("dropped")}, errors=(404,))
 def drop(upload: str) -> Response:
     """Drop an upload. The next garbage collection removes data that only it holds."""
-    backend().images.drop_upload(current_viewer(), upload)
+    repository().uploads.drop(current_viewer(), upload)
     return empty_reply()
 
 
@@ -87,7 +88,7 @@ def drop(upload: str) -> Response:
 )
 def missing_segments(upload: str) -> Response:
     """Find out which segments to send. The upload keeps those that are stored."""
-    return _flags(backend().images.missing_segments(current_viewer(), upload, read_digests()))
+    return _flags(repository().uploads.missing_segments(current_viewer(), upload, read_digests()))
 
 
 @blueprint.post("/<id:upload>/missing-blocks")
@@ -100,7 +101,7 @@ def missing_segments(upload: str) -> Response:
 )
 def missing_chunks(upload: str) -> Response:
     """Find out which 64 KiB chunks to send with a missing segment."""
-    return _flags(backend().images.missing_chunks(current_viewer(), upload, read_digests()))
+    return _flags(repository().uploads.missing_chunks(current_viewer(), upload, read_digests()))
 
 
 def _flags(missing: list[bool]) -> Response:
@@ -125,7 +126,7 @@ def put_segment(upload: str, segment: str) -> Response:
     """
     body = read_limited(MAX_STORED_BYTES)
     with digest_errors():
-        new = backend().images.put_segment(current_viewer(), upload, bytes.fromhex(segment), body)
+        new = repository().segments.put(current_viewer(), upload, bytes.fromhex(segment), body)
     return empty_reply(201 if new else 200)
 
 
@@ -142,5 +143,5 @@ def put_content(upload: str, content: str) -> Response:
     parts = backend()
     body = read_limited(layout_size(parts.config.max_image_size * MIB))
     with digest_errors():
-        parts.images.put_content(current_viewer(), upload, content, body)
+        parts.repository.uploads.put_content(current_viewer(), upload, content, body)
     return empty_reply(201)

@@ -18,7 +18,7 @@ from sqlalchemy import delete, select
 from repository.db.database import Database
 from repository.db.ids import full_id
 from repository.db.models import TokenRow
-from repository.images.sql import add_missing
+from repository.db.sql import add_missing
 from vmjobs.errors import NotFound, Unauthenticated, Unavailable
 from vmjobs.model import FrozenModel
 from vmjobs.model import now as utc_now

@@ -25,7 +25,7 @@ from images.store.local_gc import collect_garbage
 from images.transfer.push import send_content
 from repository.builds.requests import Builds, BuildSuperseded, lock_name
 from repository.builds.rows import BuildTask
-from repository.images import Images, Viewer
+from repository.images import Viewer
 from repository.service import Repository
 from vmjobs import __version__
 from vmjobs.errors import BuildTimedOut, NotFound, Unavailable, VMJobsError
@@ -189,24 +189,24 @@ class _ProgressReporter:
 class LocalUpload:
     """An open upload of the repository in this process, a ``vmjobs.file_transfer.ContentReceiver``."""
 
-    def __init__(self, images: Images, viewer: Viewer, upload: str) -> None:
-        self._images, self._viewer, self.id = images, viewer, upload
+    def __init__(self, repository: Repository, viewer: Viewer, upload: str) -> None:
+        self._repository, self._viewer, self.id = repository, viewer, upload
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
         """Tell for each segment whether it has to be sent."""
-        return self._images.missing_segments(self._viewer, self.id, digests)
+        return self._repository.uploads.missing_segments(self._viewer, self.id, digests)
 
     def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
         """Tell for each block whether it has to be sent."""
-        return self._images.missing_chunks(self._viewer, self.id, digests)
+        return self._repository.uploads.missing_chunks(self._viewer, self.id, digests)
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
         """Send a segment."""
-        return self._images.put_segment(self._viewer, self.id, digest, bytes(body))
+        return self._repository.segments.put(self._viewer, self.id, digest, bytes(body))
 
     def put_content(self, digest: str, layout: bytes) -> None:
         """Send the layout of a content: the list of its segments."""
-        self._images.put_content(self._viewer, self.id, digest, layout)
+        self._repository.uploads.put_content(self._viewer, self.id, digest, layout)
 
 
 def _publish(parts: BuildContext, work: BuildTask, digest: str, sent: Callable[[float], None]) -> None:
@@ -214,9 +214,9 @@ def _publish(parts: BuildContext, work: BuildTask, digest: str, sent: Callable[[
 
     sent: called with the fraction sent so far; an exception of it ends the upload.
     """
-    images = parts.repository.images
+    repository = parts.repository
     manifest = parts.store.manifest(digest)
-    upload = images.open_upload(work.owner, manifest.size).id
+    upload = repository.uploads.begin(work.owner, manifest.size).id
     try:
         before = 0
         sent(0.0)
@@ -227,15 +227,15 @@ def _publish(parts: BuildContext, work: BuildTask, digest: str, sent: Callable[[
 
             send_content(
                 parts.store.folder.verify(part.digest),
-                LocalUpload(images, work.owner, upload),
+                LocalUpload(repository, work.owner, upload),
                 layout=parts.store.folder.layout(part.digest),
                 on_progress=on_progress,
             )
             before += part.size
         sent(1.0)
-        parts.repository.builds.name(work)
+        repository.builds.name(work)
         for tag in work.tags:
-            images.publish(
+            repository.publisher.publish(
                 work.owner,
                 Publication(
                     manifest=manifest.model_dump(mode="json", by_alias=True),
@@ -249,7 +249,7 @@ def _publish(parts: BuildContext, work: BuildTask, digest: str, sent: Callable[[
             )
     finally:
         with suppress(NotFound, Unavailable):
-            images.drop_upload(work.owner, upload)
+            repository.uploads.drop(work.owner, upload)
 
 
 def _origin(work: BuildTask) -> Origin:

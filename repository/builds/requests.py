@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -28,10 +29,10 @@ from repository.builds.rows import (
 from repository.db.database import Database
 from repository.db.ids import full_id, is_id
 from repository.db.models import BuildRow
+from repository.db.sql import take_transaction_lock
 from repository.images import Viewer
 from repository.images.names import check_name
 from repository.images.permissions import require_namespace
-from repository.images.sql import take_transaction_lock as lock_for_transaction
 from repository.jobs.views import PublishArray
 from vmjobs.errors import (
     Conflict,
@@ -67,11 +68,11 @@ class BuildSuperseded(Conflict):
     """Another builder has taken the build over, or it has ended: this builder has to stop."""
 
 
+@dataclass(frozen=True)
 class Builds:
     """Builds by the service. Every method may raise Unavailable("database")."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
+    database: Database
 
     # -- for users
 
@@ -287,7 +288,7 @@ def resend_interval(sends: int) -> timedelta:
 
 def _prune_builds(session: Session, owner: str) -> None:
     """Delete the owner's oldest builds.  Raises Conflict: too many of them wait or run."""
-    lock_for_transaction(session, f"builds of {owner}")
+    take_transaction_lock(session, f"builds of {owner}")
     mine = BuildRow.owner == owner
     query = select(func.count()).where(mine, BuildRow.state.in_(ACTIVE_STATES))
     if (session.scalar(query) or 0) >= MAX_ACTIVE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -10,11 +11,13 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, undefer
 
 from repository.clusters.backoff import record_failures
-from repository.clusters.core import ClusterCore, console_of
+from repository.clusters.core import console_of
 from repository.clusters.history import storable_text, update_state
 from repository.clusters.tables import AssignmentRow, ClusterRow, ClusterVmRow
+from repository.db.database import Database
 from repository.db.ids import is_id
-from repository.images.sql import add_missing, upsert
+from repository.db.sql import add_missing, upsert
+from repository.jobs.streams import StreamStore
 from vmjobs.cluster.failure_backoff import VmFailures
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.cluster.wire import Assignment, ClusterVmOrder, ClusterVmReport, ClusterVmReports
@@ -26,10 +29,14 @@ from vmjobs.model import now as utc_now
 HEARD_INTERVAL: Final = timedelta(seconds=10)
 
 
-class ClusterAssignments(ClusterCore):
-    """The part that agents call. ``node``: the agent's node, from its token."""
+@dataclass(frozen=True)
+class ClusterAssignments:
+    """Assignments of VMs to nodes, for agents. ``node``: the agent's node, from its token."""
 
-    def share(self, node: str) -> Assignment:
+    database: Database
+    streams: StreamStore
+
+    def get(self, node: str) -> Assignment:
         """Return all VMs assigned to a node. The call counts as contact with its agent."""
         self._record_contact(node)
         query = select(ClusterVmRow).where(ClusterVmRow.node == node).order_by(ClusterVmRow.id)

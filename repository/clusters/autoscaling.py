@@ -16,7 +16,7 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from repository.clusters.core import ClusterCore
+from repository.clusters.core import pool_address
 from repository.clusters.history import HistoryEntry, record
 from repository.clusters.pools import Pool
 from repository.clusters.snapshots import Snapshot
@@ -25,6 +25,7 @@ from vmjobs.cluster.autoscaler import Demand, ScaleDownDelay, can_wake, decide_s
 from vmjobs.cluster.pool import IdleJobs, WorkerVmProfile
 from vmjobs.cluster.spec import ClusterSpec, SizeRange
 from vmjobs.cluster.vm_state import ClusterVmState, Goal
+from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -57,13 +58,13 @@ class PoolDemand:
 
 
 def query_demand(
-    core: ClusterCore, snapshot: Snapshot, pools: Mapping[str, Pool], present: datetime
+    config: Config, snapshot: Snapshot, pools: Mapping[str, Pool], present: datetime
 ) -> dict[str, PoolDemand]:
     """Query the pools that are due, and advertise to them which VMs could be started."""
     autoscaled: dict[str, list[ClusterRow]] = {
         name: [] for name, row in snapshot.pool_demands.items() if row.offers
     }
-    for row, name in _autoscaled(core, snapshot):
+    for row, name in _autoscaled(config, snapshot):
         autoscaled.setdefault(name, []).append(row)
     found = {}
     for name, rows in sorted(autoscaled.items()):
@@ -75,12 +76,12 @@ def query_demand(
     return found
 
 
-def _autoscaled(core: ClusterCore, snapshot: Snapshot) -> Iterator[tuple[ClusterRow, str]]:
+def _autoscaled(config: Config, snapshot: Snapshot) -> Iterator[tuple[ClusterRow, str]]:
     """Yield active clusters with a range of sizes, and their pools."""
     for row in snapshot.clusters.values():
         if not (row.draining or row.deleting) and isinstance(_spec(row).size, SizeRange):
             try:
-                yield row, core.address(_spec(row).pool).name
+                yield row, pool_address(config, _spec(row).pool).name
             except NotFound:
                 continue  # recorded when a VM of it is created
 
@@ -143,7 +144,7 @@ def _spec(row: ClusterRow) -> ClusterSpec:
 
 
 def store_demand(
-    core: ClusterCore,
+    config: Config,
     session: Session,
     snapshot: Snapshot,
     pool_demands: Mapping[str, PoolDemand],
@@ -155,7 +156,7 @@ def store_demand(
         for name, found in pool_demands.items()
         if _store_pool(session, snapshot, name, found, present)
     }
-    active = {row.name: (row, name) for row, name in _autoscaled(core, snapshot)}
+    active = {row.name: (row, name) for row, name in _autoscaled(config, snapshot)}
     for cluster, kept in snapshot.demands.items():
         if cluster not in active:
             kept.since = None  # time in which the cluster is inactive does not count

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from repository.clusters.history import HistoryEntry, record
 from repository.clusters.tables import BackoffRow, ClusterRow
-from repository.images.sql import add_missing
+from repository.db.sql import add_missing
 from vmjobs.cluster.failure_backoff import BackoffState, FailureBackoff, VmFailures
 from vmjobs.cluster.vm_state import ClusterVmCode
 from vmjobs.cluster.wire import ClusterBackoff

@@ -1,4 +1,4 @@
-"""Base class of the clusters' repository: its collaborators and common helpers."""
+"""Common helpers of the clusters' services."""
 
 from __future__ import annotations
 
@@ -7,40 +7,24 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from repository.clusters.tables import ClusterRow
-from repository.db.database import Database
-from repository.images import Images
-from repository.jobs.streams import StreamStore
 from vmjobs.cluster.wire import PoolAddress
 from vmjobs.config import Config
-from vmjobs.errors import NotFound
+from vmjobs.errors import Conflict, NotFound
 
 
-class ClusterCore:
-    """Holds the collaborators. Nothing is opened here; safe to share between threads."""
+def node_lease(config: Config) -> timedelta:
+    """Return the time without contact after which a node counts as lost."""
+    return timedelta(seconds=config.node_lease_seconds)
 
-    def __init__(
-        self, database: Database, streams: StreamStore, images: Images, config: Config
-    ) -> None:
-        self.database = database
-        self.streams = streams
-        self.images = images
-        self.config = config
 
-    @property
-    def lease(self) -> timedelta:
-        """Time without contact after which a node counts as lost."""
-        return timedelta(seconds=self.config.node_lease_seconds)
-
-    def address(self, pool: str) -> PoolAddress:
-        """Return the address of a pool of the service; "": its first pool.  Raises NotFound."""
-        name = pool or next(iter(self.config.pools), "")
-        if name not in self.config.pools:
-            what = f"there is no pool {name!r}" if name else "there is no pool"
-            raise NotFound(f"{what}: see the service's setting pools")
-        at = self.config.pool(name)
-        return PoolAddress(
-            name=name, collector=at.collector, trust_domain=at.trust_domain, user=at.user
-        )
+def pool_address(config: Config, pool: str) -> PoolAddress:
+    """Return the address of a pool of the service; "": its first pool.  Raises NotFound."""
+    name = pool or next(iter(config.pools), "")
+    if name not in config.pools:
+        what = f"there is no pool {name!r}" if name else "there is no pool"
+        raise NotFound(f"{what}: see the service's setting pools")
+    at = config.pool(name)
+    return PoolAddress(name=name, collector=at.collector, trust_domain=at.trust_domain, user=at.user)
 
 
 def find_cluster(session: Session, name: str, *, lock: bool = False) -> ClusterRow:
@@ -52,6 +36,15 @@ def find_cluster(session: Session, name: str, *, lock: bool = False) -> ClusterR
     if row is None:
         raise NotFound(f"there is no cluster {name[:64]}")
     return row
+
+
+def refuse_if_deleting(row: ClusterRow) -> None:
+    """Raise Conflict if the cluster is being deleted."""
+    if row.deleting:
+        raise Conflict(
+            f"the cluster {row.name} is being deleted",
+            hint="declare it again once it is gone; `now` does not wait for its jobs",
+        )
 
 
 def console_of(incarnation: int) -> str:

@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -19,12 +20,14 @@ from repository.clusters import autoscaling, backoff
 from repository.clusters import pools as polling
 from repository.clusters.assignments import bump_revision
 from repository.clusters.autoscaling import PoolDemand
-from repository.clusters.core import ClusterCore
+from repository.clusters.core import node_lease, pool_address
 from repository.clusters.generations import keep_good, roll_back
 from repository.clusters.history import HistoryEntry, record, record_state_entry, update_state
 from repository.clusters.pools import Pool, PoolPolls
 from repository.clusters.snapshots import Snapshot, load_snapshot
 from repository.clusters.tables import ClusterEventRow, ClusterRow, ClusterVmRow
+from repository.db.database import Database
+from repository.jobs.streams import StreamStore
 from vmjobs.cluster.actions import (
     Action,
     AllowJobs,
@@ -46,6 +49,7 @@ from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
+from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable, VMJobsError
 from vmjobs.model import now as utc_now
 
@@ -57,8 +61,13 @@ WithdrawnAds = Mapping[str, Collection[int]]
 MAX_WITHDRAWN: Final = 64
 
 
-class ClusterReconciler(ClusterCore):
-    """The part that the worker calls."""
+@dataclass(frozen=True)
+class ClusterReconciler:
+    """Reconciles all clusters, for the worker."""
+
+    database: Database
+    streams: StreamStore
+    config: Config
 
     def reconcile(self, pools: Mapping[str, Pool], present: datetime | None = None) -> None:
         """Reconcile once. pools: by name; a pool that does not answer does not delay the others.
@@ -67,11 +76,11 @@ class ClusterReconciler(ClusterCore):
         """
         present = present or utc_now()
         with self.database.read() as session:
-            snapshot = load_snapshot(session, self.lease, present)
+            snapshot = load_snapshot(session, node_lease(self.config), present)
         if not snapshot.clusters and not any(row.offers for row in snapshot.pool_demands.values()):
             return
         polls = polling.poll_pools(snapshot, pools, present)
-        pool_demands = autoscaling.query_demand(self, snapshot, pools, present)
+        pool_demands = autoscaling.query_demand(self.config, snapshot, pools, present)
         news = polling.has_changes(snapshot, polls)
         polling.apply_polls(snapshot, polls, present)
         actions = plan(
@@ -94,14 +103,14 @@ class ClusterReconciler(ClusterCore):
     ) -> list[str]:
         """Store results, plan and carry out, in one transaction; return the VMs that were deleted."""
         with self.database.write() as session:
-            snapshot = load_snapshot(session, self.lease, present, lock=True)
+            snapshot = load_snapshot(session, node_lease(self.config), present, lock=True)
             polling.record_polls(session, snapshot, polls, present)
-            autoscaling.store_demand(self, session, snapshot, pool_demands, present)
+            autoscaling.store_demand(self.config, session, snapshot, pool_demands, present)
             _update_states(session, snapshot, present)
             actions = plan(
                 snapshot.planner_view(polls.probes), snapshot.nodes, present, snapshot.backoffs(present)
             )
-            executor = _ActionExecutor(self, session, snapshot, withdrawn, present)
+            executor = _ActionExecutor(self.config, session, snapshot, withdrawn, present)
             for action in actions:
                 executor.carry_out(action)
             _update_states(session, snapshot, present)
@@ -129,13 +138,13 @@ class _ActionExecutor:
 
     def __init__(
         self,
-        core: ClusterCore,
+        config: Config,
         session: Session,
         snapshot: Snapshot,
         withdrawn: WithdrawnAds,
         present: datetime,
     ) -> None:
-        self._core = core
+        self._config = config
         self._session = session
         self._snapshot = snapshot
         self._withdrawn = withdrawn
@@ -200,7 +209,7 @@ class _ActionExecutor:
     def _create(self, action: CreateVm) -> None:
         cluster = self._snapshot.clusters[action.cluster]
         try:
-            address = self._core.address(ClusterSpec.model_validate(cluster.spec).pool)
+            address = pool_address(self._config, ClusterSpec.model_validate(cluster.spec).pool)
         except NotFound as error:
             self._record_once(
                 cluster, HistoryEntry("NO_POOL", "NO_POOL", f"no VMs are created: {error.message}")

@@ -7,10 +7,12 @@ from typing import Final
 
 from sqlalchemy import select
 
+from repository.clusters import history
 from repository.clusters.assignments import bump_revision
-from repository.clusters.core import ClusterCore, find_cluster
-from repository.clusters.history import HistoryEntry, record
+from repository.clusters.core import find_cluster
+from repository.clusters.history import HistoryEntry
 from repository.clusters.tables import ClusterVmRow
+from repository.db.database import Database
 from vmjobs.cluster.vm_state import ClusterVmState, Phase
 from vmjobs.errors import NotFound, VmNotRunning
 from vmjobs.model import now as utc_now
@@ -30,10 +32,13 @@ class LoginTarget:
     incarnation: int
 
 
-class ClusterLogins(ClusterCore):
+@dataclass(frozen=True)
+class ClusterLogins:
     """Logins of operators to cluster VMs."""
 
-    def login_target(self, cluster: str, name: str) -> LoginTarget:
+    database: Database
+
+    def target(self, cluster: str, name: str) -> LoginTarget:
         """Return the login target of a cluster VM.
 
         Raises:
@@ -60,10 +65,10 @@ class ClusterLogins(ClusterCore):
         with self.database.write() as session:
             bump_revision(session, node)
 
-    def record_login(self, door: LoginTarget, who: str) -> None:
+    def record(self, target: LoginTarget, who: str) -> None:
         """Add a line for a login to the cluster's history."""
         with self.database.write() as session:
-            cluster = find_cluster(session, door.cluster, lock=True)
-            row = session.get(ClusterVmRow, door.member)
+            cluster = find_cluster(session, target.cluster, lock=True)
+            row = session.get(ClusterVmRow, target.member)
             entry = HistoryEntry("LOGIN", "LOGIN", f"{who} logs in as root")
-            record(session, cluster, entry, utc_now(), row)
+            history.record(session, cluster, entry, utc_now(), row)

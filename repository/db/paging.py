@@ -30,17 +30,6 @@ class PageRequest(NamedTuple):
         return rows[: self.limit], cursor_of(rows[self.limit - 1]) if more else ""
 
 
-def all_pages(page: Callable[[PageRequest], tuple[Sequence[T], str]]) -> list[T]:
-    """Return a whole list, page by page."""
-    found: list[T] = []
-    cursor = ""
-    while True:
-        some, cursor = page(PageRequest(cursor=cursor))
-        found += some
-        if not cursor:
-            return found
-
-
 def bad_cursor() -> InvalidRequest:
     """Return the error for an invalid cursor."""
     fault = Fault("cursor", "bad_cursor", "use what an earlier page gave as `next`")

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from repository.images.permissions import LIBRARY, Viewer, namespace_of
-from repository.images.service import Images
 
-__all__ = ["LIBRARY", "Images", "Viewer", "namespace_of"]
+__all__ = ["LIBRARY", "Viewer", "namespace_of"]

@@ -1,23 +1,19 @@
-"""Base class of the image repository: its collaborators, and the rules of access.
+"""The rules of access to images, as conditions of queries.
 
 A viewer may read an image who may read one of its holdings. For all others it does not exist.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, false, or_, select, true
 from sqlalchemy.orm import Session
 
-from repository.db.database import Database
-from repository.db.models import BlobOwnerRow
 from repository.images.permissions import LIBRARY, Viewer
-from repository.images.sql import take_transaction_lock
 from repository.images.tables import (
     CheckpointContentRow,
-    CheckpointRow,
     ContentRow,
     ContentSegmentRow,
     HoldingRow,
@@ -29,71 +25,9 @@ from repository.images.tables import (
     UploadRow,
     UploadSegmentRow,
 )
-from repository.storage.objects import ObjectStore
-from vmjobs.config import Config
-from vmjobs.errors import NotFound, QuotaExceeded
-from vmjobs.model import MIB
+from vmjobs.errors import NotFound
 from vmjobs.model import now as utc_now
 from vmjobs.wire import Visibility
-
-#: Objects that no row names are removed at this age (seconds). A writer has half of this time to
-#: insert the row of an object.
-ORPHAN_SECONDS: Final = 3600.0
-
-
-class ImageCore:
-    """Holds the collaborators. Nothing is opened here; safe to share between threads."""
-
-    def __init__(
-        self,
-        database: Database,
-        objects: ObjectStore,
-        config: Config,
-        *,
-        orphan_seconds: float = ORPHAN_SECONDS,
-    ) -> None:
-        self.database = database
-        self.objects = objects
-        self.config = config
-        self.orphan_seconds = orphan_seconds
-
-    @property
-    def retention(self) -> timedelta:
-        """How long unreferenced data is kept."""
-        return timedelta(seconds=self.config.upload_seconds)
-
-    def check_quota(self, session: Session, owner: str, more: int = 0) -> None:
-        """Check that ``more`` bytes fit the owner's quota; concurrent checks are serialized.
-
-        Raises QuotaExceeded.
-        """
-        if not self.config.image_quota:
-            return
-        take_transaction_lock(session, f"image quota of {owner}")
-        used, limit = stored_for(session, owner) + more, self.config.image_quota * MIB
-        if used > limit:
-            raise QuotaExceeded(
-                f"the images and uploads of {owner} would occupy {used} bytes ({used / MIB:.1f} MiB); "
-                f"the quota is {limit} bytes ({self.config.image_quota} MiB)",
-                hint="remove images that are not needed any more, or drop an upload",
-            )
-
-
-def stored_for(session: Session, owner: str) -> int:
-    """Return the bytes that count against an owner's quota.
-
-    These are images, running uploads, files that no job has used, and checkpoints.
-    """
-    images = (
-        select(func.coalesce(func.sum(ImageRow.stored), 0))
-        .join(HoldingRow, HoldingRow.image == ImageRow.digest)
-        .where(HoldingRow.owner == owner, HoldingRow.namespace != LIBRARY)
-    )
-    uploads = select(func.coalesce(func.sum(UploadRow.received), 0)).where(UploadRow.owner == owner)
-    saved = select(func.coalesce(func.sum(CheckpointRow.stored), 0)).where(CheckpointRow.owner == owner)
-    unused = (BlobOwnerRow.owner == owner, BlobOwnerRow.used.is_(False))
-    files = select(func.coalesce(func.sum(BlobOwnerRow.size), 0)).where(*unused)
-    return sum(int(session.scalar(query) or 0) for query in (images, uploads, files, saved))
 
 
 def may_read(viewer: Viewer) -> ColumnElement[bool]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from collections.abc import Iterable
-from datetime import datetime, timedelta
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, func, literal, select, tuple_
@@ -21,7 +19,9 @@ from images.signature import (
     load_trusted_keys,
     require_signed,
 )
-from repository.db.paging import PageRequest, all_pages, bad_cursor
+from repository.db.database import Database
+from repository.db.paging import PageRequest, bad_cursor
+from repository.db.sql import batches
 from repository.images.access import (
     holding_of,
     image_not_found,
@@ -30,28 +30,39 @@ from repository.images.access import (
     may_read,
     may_write,
 )
-from repository.images.content_reader import ContentReader
+from repository.images.holdings import (
+    add_holding,
+    expiry,
+    find_holding,
+    lock_image,
+    set_shares,
+    set_tag,
+    shares_of,
+)
 from repository.images.names import check_name, find_image
 from repository.images.permissions import LIBRARY, Viewer, require_namespace
-from repository.images.sql import batches, upsert
-from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
+from repository.images.quota import check_quota
+from repository.images.tables import HoldingRow, ImageRow, TagRow
 from repository.images.uploads import TRIES
 from repository.images.usage import is_needed, is_unheld, refuse_if_needed
+from vmjobs.config import Config
 from vmjobs.errors import Forbidden, Unavailable
-from vmjobs.model import HypervisorKind
 from vmjobs.model import now as utc_now
-from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, Share, Visibility
+from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, Visibility
 
 
-class Catalog(ContentReader):
-    """The part for names. Another user's private image is NotFound everywhere."""
+@dataclass(frozen=True)
+class Catalog:
+    """Images, their names and settings. Another user's private image is NotFound everywhere."""
 
-    def list(self, viewer: Viewer) -> builtins.list[ImageInfo]:
-        """The images that the viewer may use, by name; one entry for each tag or untagged image."""
-        return all_pages(partial(self.page, viewer))
+    database: Database
+    config: Config
 
-    def page(self, viewer: Viewer, page: PageRequest) -> tuple[builtins.list[ImageInfo], str]:
-        """Return one page of :meth:`list`, and the next cursor.  Raises InvalidRequest."""
+    def page(self, viewer: Viewer, page: PageRequest) -> tuple[list[ImageInfo], str]:
+        """Return a page of the images that the viewer may use, by name, and the next cursor.
+
+        There is one entry for each tag, and for each untagged image.  Raises InvalidRequest.
+        """
         name, tag = func.coalesce(TagRow.name, ""), func.coalesce(TagRow.tag, "")
         order = (HoldingRow.namespace, name, tag, HoldingRow.id)
         query = (
@@ -94,7 +105,7 @@ class Catalog(ContentReader):
         """One image.  Raises InvalidRequest (not a reference), NotFound."""
         with self.database.read() as session:
             digest, holding = find_image(session, viewer, ref)
-            return self._detail(session, viewer, digest, holding)
+            return image_detail(session, self.config, viewer, digest, holding)
 
     def signature(self, viewer: Viewer, digest: str) -> str:
         """All signatures of an image, separated by spaces; empty: none.
@@ -109,22 +120,25 @@ class Catalog(ContentReader):
             words = dict.fromkeys(word for text in found for word in text.split())
             return " ".join(list(words)[:MAX_SIGNATURES])
 
-    def kinds(self, viewer: Viewer, digest: str) -> tuple[HypervisorKind, ...]:
-        """The hypervisor kinds that can boot an image, best first."""
-        return self.parsed_manifest(viewer, digest).hypervisors
+    def manifest(self, viewer: Viewer, digest: str) -> bytes:
+        """Return an image's manifest: exactly the bytes of its digest."""
+        with self.database.read() as session:
+            holding_of(session, viewer, digest)
+            data = manifest_of(session, digest)
+        if not data:
+            raise image_not_found(digest)
+        ImageManifest.parse(data, digest)  # raises DigestMismatch: the database is damaged
+        return data
 
-    def renews(self, viewer: Viewer, digest: str) -> bool:
-        """Whether an image's guest accepts a new token when its VM resumes from a checkpoint."""
-        return self.parsed_manifest(viewer, digest).renews
+    def visibility(self, viewer: Viewer, digest: str) -> Visibility:
+        """Return the image's visibility: PUBLIC if any of its holdings is public."""
+        with self.database.read() as session:
+            holding_of(session, viewer, digest)
+            return Visibility.PUBLIC if is_public(session, digest) else Visibility.PRIVATE
 
-    def pin(self, session: Session, viewer: Viewer, digest: str) -> str:
-        """Keep an image until the transaction ends; return its deprecation notice or ``""``.
-
-        Raises NotFound: the image was removed meanwhile.
-        """
-        lock_image(session, digest)
-        holding = holding_of(session, viewer, digest)
-        return holding.deprecated if holding else ""
+    def parsed_manifest(self, viewer: Viewer, digest: str) -> ImageManifest:
+        """An image's manifest."""
+        return ImageManifest.parse(self.manifest(viewer, digest), digest)
 
     # -- changes by owners
 
@@ -145,10 +159,10 @@ class Catalog(ContentReader):
             if change.keep_days is not None:
                 holding.expires = expiry(change.keep_days, utc_now())
             if change.signature is not None:
-                self.check_signature(digest, change.signature)
+                check_signature(self.config, digest, change.signature)
                 holding.signature = change.signature
             session.flush()
-            return self._detail(session, viewer, digest, holding)
+            return image_detail(session, self.config, viewer, digest, holding)
 
     def tag(self, viewer: Viewer, namespace: str, name: str, tag: str, digest: str) -> None:
         """Give an image a name, which another image may lose.
@@ -176,7 +190,7 @@ class Catalog(ContentReader):
             set_tag(session, holding, name, tag)
             session.flush()
             if namespace != LIBRARY:
-                self.check_quota(session, viewer.user)
+                check_quota(session, self.config, viewer.user)
 
     def untag(self, viewer: Viewer, namespace: str, name: str, tag: str) -> None:
         """Remove a name; the image stays.  Raises InvalidRequest, Forbidden, NotFound."""
@@ -206,21 +220,15 @@ class Catalog(ContentReader):
                 delete(ImageRow).where(ImageRow.digest == digest, is_unheld(), ~is_needed())
             )
 
-    def _removable(self, session: Session, viewer: Viewer, digest: str) -> builtins.list[HoldingRow]:
+    def _removable(self, session: Session, viewer: Viewer, digest: str) -> list[HoldingRow]:
         query = select(HoldingRow).where(HoldingRow.image == digest)
         own = session.scalars(query.where(may_write(viewer)).order_by(HoldingRow.namespace == LIBRARY))
         found = own.first()
         if found is not None:
             return [found]
         if viewer.admin and viewer.image is None:
-            return builtins.list(session.scalars(query))
+            return list(session.scalars(query))
         return [self._own(session, viewer, digest)]
-
-    def check_signature(self, digest: str, signature: str) -> None:
-        """Check a signature.  Raises InvalidRequest (malformed); ImageRejected (not trusted)."""
-        check_signature_form(signature)
-        if self.config.image_trust_dir is not None:
-            require_signed(digest, signature, load_trusted_keys(self.config.image_trust_dir))
 
     def _own(self, session: Session, viewer: Viewer, digest: str) -> HoldingRow:
         """Lock the viewer's holding, or the library's for an administrator, for a change."""
@@ -236,105 +244,49 @@ class Catalog(ContentReader):
             raise Forbidden(f"the image {digest} is not yours to change")
         return found
 
-    def _detail(
-        self, session: Session, viewer: Viewer, digest: str, holding: HoldingRow | None
-    ) -> ImageDetail:
-        holding = holding or holding_of(session, viewer, digest)
-        image = session.get(ImageRow, digest)
-        if image is None:
-            raise image_not_found(digest)
-        data = manifest_of(session, digest)
-        ImageManifest.parse(data, digest)
-        mine = holding is not None and (viewer.sees_all or holding.owner == viewer.user)
-        return ImageDetail(
-            digest=digest,
-            owner=_owner_name(holding) if holding else "",
-            visibility=Visibility(holding.visibility) if holding else Visibility.PRIVATE,
-            shares=shares_of(session, holding) if holding and mine else (),
-            tags=_tags(session, viewer, digest),
-            created=holding.created if holding else image.created,
-            expires=holding.expires if holding else None,
-            deprecated=holding.deprecated if holding else "",
-            origin=Origin.model_validate(holding.origin) if holding else Origin(),
-            signers=self._signers(digest, holding.signature if holding else ""),
-            size=image.size,
-            stored=image.stored,
-            manifest=json.loads(data),
-        )
 
-    def _signers(self, digest: str, signature: str) -> tuple[str, ...]:
-        folder = self.config.image_trust_dir
-        if folder is None or not signature:
-            return ()
-        return find_signers(digest, signature, load_trusted_keys(folder))
+def image_detail(
+    session: Session, config: Config, viewer: Viewer, digest: str, holding: HoldingRow | None
+) -> ImageDetail:
+    """Return an image as the viewer sees it. holding: of the viewer, if it is known.
 
-
-def lock_image(session: Session, digest: str) -> None:
-    """Keep an image's row from removal until the transaction ends.  Raises NotFound."""
-    query = select(ImageRow.digest).where(ImageRow.digest == digest)
-    if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
-        raise image_not_found(digest)
-
-
-def find_holding(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow | None:
-    """Return the viewer's holding of an image in a namespace, locked for the transaction.
-
-    Raises Forbidden: the namespace was derived from another user's name, and belongs to that user.
+    Raises NotFound.
     """
-    query = select(HoldingRow).where(HoldingRow.image == digest, HoldingRow.namespace == namespace)
-    found = session.scalars(query.with_for_update(of=HoldingRow)).one_or_none()
-    if found is not None:
-        _check_owner(namespace, found.owner, viewer.user)
-    return found
-
-
-def _check_owner(namespace: str, owner: str, user: str) -> None:
-    """Check the owner: derived namespaces differ in 32 bits, so users can force collisions."""
-    if namespace != LIBRARY and owner != user:
-        raise Forbidden(f"the namespace {namespace!r} is another user's")
-
-
-def add_holding(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow:
-    """Create a holding of an image whose row is locked; the caller checks the quota."""
-    row = HoldingRow(
-        image=digest,
-        namespace=namespace,
-        owner=viewer.user,
-        visibility=Visibility.PRIVATE.value,
-        created=utc_now(),
-        expires=None,
-        origin=Origin().model_dump(mode="json"),
+    holding = holding or holding_of(session, viewer, digest)
+    image = session.get(ImageRow, digest)
+    if image is None:
+        raise image_not_found(digest)
+    data = manifest_of(session, digest)
+    ImageManifest.parse(data, digest)
+    mine = holding is not None and (viewer.sees_all or holding.owner == viewer.user)
+    return ImageDetail(
+        digest=digest,
+        owner=_owner_name(holding) if holding else "",
+        visibility=Visibility(holding.visibility) if holding else Visibility.PRIVATE,
+        shares=shares_of(session, holding) if holding and mine else (),
+        tags=_tags(session, viewer, digest),
+        created=holding.created if holding else image.created,
+        expires=holding.expires if holding else None,
+        deprecated=holding.deprecated if holding else "",
+        origin=Origin.model_validate(holding.origin) if holding else Origin(),
+        signers=_signers(config, digest, holding.signature if holding else ""),
+        size=image.size,
+        stored=image.stored,
+        manifest=json.loads(data),
     )
-    session.add(row)
-    session.flush()
-    return row
 
 
-def set_tag(session: Session, holding: HoldingRow, name: str, tag: str) -> None:
-    """Give a holding a name in its namespace.  Raises Forbidden: see :func:`find_holding`."""
-    before = (
-        select(HoldingRow.owner)
-        .join(TagRow, TagRow.holding == HoldingRow.id)
-        .where(TagRow.namespace == holding.namespace, TagRow.name == name, TagRow.tag == tag)
-    )
-    for owner in session.scalars(before):
-        _check_owner(holding.namespace, owner, holding.owner)
-    row = {"namespace": holding.namespace, "name": name, "tag": tag, "holding": holding.id}
-    upsert(session, TagRow, row, key=("namespace", "name", "tag"), change=("holding",))
+def _signers(config: Config, digest: str, signature: str) -> tuple[str, ...]:
+    if config.image_trust_dir is None or not signature:
+        return ()
+    return find_signers(digest, signature, load_trusted_keys(config.image_trust_dir))
 
 
-def set_shares(session: Session, holding: HoldingRow, shares: Iterable[Share]) -> None:
-    """Replace the shares of a holding."""
-    session.execute(delete(ShareRow).where(ShareRow.holding == holding.id))
-    for kind, name in sorted({(share.kind, share.name) for share in shares}):
-        session.add(ShareRow(holding=holding.id, kind=kind, name=name))
-
-
-def shares_of(session: Session, holding: HoldingRow) -> tuple[Share, ...]:
-    """Return the users and groups that share a holding."""
-    query = select(ShareRow).where(ShareRow.holding == holding.id)
-    rows = session.scalars(query.order_by(ShareRow.kind, ShareRow.name))
-    return tuple(Share.model_validate({"kind": row.kind, "name": row.name}) for row in rows)
+def check_signature(config: Config, digest: str, signature: str) -> None:
+    """Check a signature.  Raises InvalidRequest (malformed); ImageRejected (not trusted)."""
+    check_signature_form(signature)
+    if config.image_trust_dir is not None:
+        require_signed(digest, signature, load_trusted_keys(config.image_trust_dir))
 
 
 def _image_info(row: Any) -> ImageInfo:
@@ -366,9 +318,14 @@ def _cursor_values(cursor: str) -> Any:
         raise bad_cursor() from None
 
 
-def expiry(keep_days: int, present: datetime) -> datetime | None:
-    """Return when an image expires that is kept for this many days; 0: never."""
-    return present + timedelta(days=keep_days) if keep_days else None
+def is_public(session: Session, digest: str) -> bool:
+    """Whether all users may read the image."""
+    query = select(HoldingRow.id).where(
+        HoldingRow.image == digest,
+        HoldingRow.visibility == Visibility.PUBLIC.value,
+        is_unexpired(utc_now()),
+    )
+    return session.scalars(query.limit(1)).one_or_none() is not None
 
 
 def _tags(session: Session, viewer: Viewer, digest: str) -> tuple[ImageTag, ...]:

@@ -1,59 +1,40 @@
-"""Reads images: manifests, layouts, segments, and plain bytes."""
+"""Reads contents of images: layouts, segments, and plain bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, ContentLayout, zero_segment_digest
-from images.manifest import ImageManifest
 from images.segment import SegmentHeader, read_chunk
-from repository.images.access import (
-    holding_of,
-    image_not_found,
-    is_unexpired,
-    manifest_of,
-)
+from repository.db.database import Database
+from repository.images.access import holding_of
+from repository.images.catalog import Catalog
 from repository.images.permissions import Viewer
 from repository.images.segments import SegmentStore, read_index
 from repository.images.tables import (
     ContentRow,
     ContentSegmentRow,
-    HoldingRow,
     ImageContentRow,
     SegmentRow,
 )
 from repository.storage.objects import ObjectReader
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
-from vmjobs.model import now as utc_now
-from vmjobs.wire import DamagedBlock, VerifyReport, Visibility
+from vmjobs.wire import DamagedBlock, VerifyReport
 
 _ZEROS: Final = bytes(CHUNK_BYTES)
-#: Attempts to open a segment that is being replaced.
-OPEN_ATTEMPTS: Final = 3
 
 
-class ContentReader(SegmentStore):
-    """The reading part. Every method raises NotFound for an image that the viewer may not see."""
+@dataclass(frozen=True)
+class ContentReader:
+    """Bytes of images. Methods raise NotFound for an image that the viewer may not see."""
 
-    def manifest(self, viewer: Viewer, digest: str) -> bytes:
-        """Return an image's manifest: exactly the bytes of its digest."""
-        with self.database.read() as session:
-            holding_of(session, viewer, digest)
-            data = manifest_of(session, digest)
-        if not data:
-            raise image_not_found(digest)
-        ImageManifest.parse(data, digest)  # raises DigestMismatch: the database is damaged
-        return data
-
-    def visibility(self, viewer: Viewer, digest: str) -> Visibility:
-        """Return the image's visibility: PUBLIC if any of its holdings is public."""
-        with self.database.read() as session:
-            holding_of(session, viewer, digest)
-            return Visibility.PUBLIC if is_public(session, digest) else Visibility.PRIVATE
+    database: Database
+    catalog: Catalog
+    segments: SegmentStore
 
     def layout(self, viewer: Viewer, digest: str, content: str) -> bytes:
         """Return the layout of one of an image's contents.  Raises DigestMismatch: it is damaged."""
@@ -82,9 +63,9 @@ class ContentReader(SegmentStore):
             )
             if session.scalars(wanted.limit(1)).one_or_none() is None:
                 raise NotFound(f"the image {digest[:80]} has no segment {segment.hex()[:80]}")
-        return self.open_stored_segment(segment)
+        return self.segments.open(segment)
 
-    def read_content(
+    def read(
         self, viewer: Viewer, digest: str, content: str, offset: int = 0, length: int | None = None
     ) -> Iterator[bytes]:
         """Yield verified bytes of one of an image's contents, at most a chunk (64 KiB) at a time.
@@ -100,7 +81,7 @@ class ContentReader(SegmentStore):
     def content_bytes(
         self, parts: ContentLayout, offset: int = 0, length: int | None = None
     ) -> Iterator[bytes]:
-        """Yield bytes of a content, by its layout; see :meth:`read_content`."""
+        """Yield bytes of a content, by its layout; see :meth:`read`."""
         end = parts.size if length is None else min(parts.size, offset + length)
         while offset < end:
             number, begin = divmod(offset, SEGMENT_BYTES)
@@ -125,7 +106,7 @@ class ContentReader(SegmentStore):
         lost: list[str] = []
         for segment in segments:
             try:
-                with self.open_stored_segment(segment) as reader:
+                with self.segments.open(segment) as reader:
                     found = find_damage(segment, reader)
                 damaged += found
                 why = found[0].why if found else ""
@@ -136,20 +117,16 @@ class ContentReader(SegmentStore):
                 self._mark_segment_damaged(segment, why)
         return VerifyReport(checked=len(segments), damaged=tuple(damaged), missing=tuple(lost))
 
-    def parsed_manifest(self, viewer: Viewer, digest: str) -> ImageManifest:
-        """An image's manifest."""
-        return ImageManifest.parse(self.manifest(viewer, digest), digest)
-
     def _own_segments(self, viewer: Viewer, digest: str) -> set[bytes]:
         known: set[bytes] = set()
-        for part in self.parsed_manifest(viewer, digest).parts():
+        for part in self.catalog.parsed_manifest(viewer, digest).parts():
             layout = ContentLayout.parse(self.layout(viewer, digest, part.digest), part.digest)
             known.update(segment for _, segment in layout.stored())
         return known
 
     def _segment_bytes(self, segment: bytes, begin: int, end: int) -> Iterator[bytes]:
         """Yield bytes ``begin`` to ``end`` of a stored segment, a chunk at a time."""
-        with self.open_stored_segment(segment) as reader:
+        with self.segments.open(segment) as reader:
             index = _checked_index(segment, reader)
             for number in range(begin // CHUNK_BYTES, -(-end // CHUNK_BYTES)):
                 entry = index.entries[number]
@@ -157,40 +134,12 @@ class ContentReader(SegmentStore):
                 data = read_chunk(entry, reader.read(entry.length))
                 yield data[max(0, begin - number * CHUNK_BYTES) : end - number * CHUNK_BYTES]
 
-    def open_stored_segment(self, segment: bytes) -> ObjectReader:
-        """Open a stored segment's object; if it is being replaced, the new one.
-
-        Raises NotFound.
-        """
-        query = select(SegmentRow.object).where(SegmentRow.digest == segment)
-        before = ""
-        for _ in range(OPEN_ATTEMPTS):
-            with self.database.read() as session:
-                key = session.scalars(query).one_or_none()
-            if key is None or key == before:
-                break
-            try:
-                return self.objects.open(key)
-            except NotFound:
-                before = key
-        raise NotFound(f"the segment {segment.hex()} is not in the store")
-
     def _mark_segment_damaged(self, segment: bytes, why: str) -> None:
         query = select(SegmentRow.id, SegmentRow.object).where(SegmentRow.digest == segment)
         with self.database.read() as session:
             row = session.execute(query).one_or_none()
         if row is not None:
-            self.mark_damaged(row.id, row.object, why)
-
-
-def is_public(session: Session, digest: str) -> bool:
-    """Whether all users may read the image."""
-    query = select(HoldingRow.id).where(
-        HoldingRow.image == digest,
-        HoldingRow.visibility == Visibility.PUBLIC.value,
-        is_unexpired(utc_now()),
-    )
-    return session.scalars(query.limit(1)).one_or_none() is not None
+            self.segments.mark_damaged(row.id, row.object, why)
 
 
 def find_damage(segment: bytes, reader: ObjectReader) -> list[DamagedBlock]:

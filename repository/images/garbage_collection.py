@@ -13,14 +13,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, delete, func, select
 from sqlalchemy.orm import Session
 
+from repository.db.database import Database
+from repository.db.sql import batches
 from repository.images.access import is_unexpired
-from repository.images.publishing import ImagePublishing
+from repository.images.checkpoints import DELETE_BATCH, delete_silent_jobs
 from repository.images.segments import FOLDER
 from repository.images.tables import (
     CheckpointContentRow,
@@ -35,16 +36,14 @@ from repository.images.tables import (
     UploadSegmentRow,
 )
 from repository.images.usage import is_needed, is_unheld
-from repository.storage.objects import ObjectInfo
+from repository.storage.blob_owners import LIST_BATCH, BlobOwners
+from repository.storage.objects import ORPHAN_SECONDS, ObjectInfo, ObjectStore
+from vmjobs.config import Config
 from vmjobs.model import now as utc_now
 from vmjobs.wire import GcReport
 
 logger = logging.getLogger(__name__)
 
-#: Rows deleted in one transaction: few enough not to delay others.
-DELETE_BATCH: Final = 200
-#: Objects that are looked up at once.
-LIST_BATCH: Final = 1000
 _NAME: Final = re.compile(rf"{FOLDER}/[0-9a-f]{{2}}/[0-9a-f]{{2}}/([0-9a-f]{{64}})\.[0-9a-f]+")
 
 
@@ -64,24 +63,35 @@ class DeletionResult:
 DeletionStep = Callable[[Session, datetime], DeletionResult]
 
 
-class GarbageCollection(ImagePublishing):
-    """The part that removes unneeded data."""
+@dataclass(frozen=True)
+class GarbageCollector:
+    """Removes data that no image, job or upload needs any more."""
+
+    database: Database
+    objects: ObjectStore
+    blob_owners: BlobOwners
+    config: Config
+    orphan_seconds: float = ORPHAN_SECONDS
 
     def collect(self, dry_run: bool = False) -> GcReport:
-        """Remove expired images, abandoned uploads, and data that only they referenced.
+        """Remove expired images, abandoned uploads, silent jobs, and data that only they referenced.
 
         dry_run: remove nothing, report what would be removed.
         """
+        if not dry_run:
+            delete_silent_jobs(self.database, self.config)
         totals = self._count_steps() if dry_run else {step: self._run_step(step) for step in STEPS}
         uploads, images, contents, segments = (totals[step] for step in STEPS)
         count, size = self._sweep(dry_run)
         if not dry_run:
             self.objects.clean()
+        blobs = self.blob_owners.collect(dry_run)
         report = GcReport(
             images=images.count,
             contents=contents.count,
             segments=segments.count + count,
-            bytes=segments.size + size,
+            blobs=len(blobs),
+            bytes=segments.size + size + sum(info.size for info in blobs),
             uploads=uploads.count,
         )
         logger.info("garbage collection%s: %s", " (dry run)" if dry_run else "", report)
@@ -92,14 +102,14 @@ class GarbageCollection(ImagePublishing):
         parts: list[DeletionResult] = []
         while not parts or parts[-1].more:
             with self.database.write() as session:
-                parts.append(step(session, utc_now() - self.retention))
+                parts.append(step(session, utc_now() - timedelta(seconds=self.config.upload_seconds)))
             for key in parts[-1].objects:
                 self.objects.delete(key)
         return _total(parts)
 
     def _count_steps(self) -> dict[DeletionStep, DeletionResult]:
         """Count what each step would delete, without any lock."""
-        before = utc_now() - self.retention
+        before = utc_now() - timedelta(seconds=self.config.upload_seconds)
         uploads = select(UploadRow.id).where(_is_abandoned(before))
         images = _unneeded_images(utc_now())
         contents = select(ContentRow.id).where(*_idle_contents(before, images, uploads))
@@ -119,7 +129,7 @@ class GarbageCollection(ImagePublishing):
         before = utc_now() - timedelta(seconds=self.orphan_seconds)
         old = (info for info in self.objects.keys(FOLDER) if info.modified < before)
         count = size = 0
-        while some := list(islice(old, LIST_BATCH)):
+        for some in batches(old, LIST_BATCH):
             for info in self._orphans(some):
                 if not dry_run:
                     self.objects.delete(info.key)

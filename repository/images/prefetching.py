@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy import delete, select
 
+from repository.db.database import Database
 from repository.db.models import NodeRow
+from repository.db.sql import add_missing
 from repository.images.access import holding_of
-from repository.images.catalog import lock_image
-from repository.images.garbage_collection import GarbageCollection
+from repository.images.holdings import lock_image
 from repository.images.permissions import Viewer
-from repository.images.sql import add_missing
 from repository.images.tables import PrefetchRow
 from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.wire import NodeWishes, PrefetchRequest, PrefetchState
 
 
-class ImagePrefetching(GarbageCollection):
-    """The part for prefetching."""
+@dataclass(frozen=True)
+class Prefetcher:
+    """Requests to nodes to fetch images."""
 
-    def prefetch(self, viewer: Viewer, digest: str, wish: PrefetchRequest) -> PrefetchState:
+    database: Database
+
+    def request(self, viewer: Viewer, digest: str, wish: PrefetchRequest) -> PrefetchState:
         """Ask nodes to fetch an image when they are idle: the named nodes, or all of a site.
 
         The result covers all nodes, including those asked earlier.
@@ -37,7 +42,7 @@ class ImagePrefetching(GarbageCollection):
             wanted = sorted(set(session.scalars(asked)) - set(cached))
         return PrefetchState(wanted=tuple(wanted), cached=tuple(cached))
 
-    def prefetch_requests(self, node: Node) -> NodeWishes:
+    def wishes(self, node: Node) -> NodeWishes:
         """Return the images that a node has to fetch; delete requests for images that it has."""
         with self.database.read() as session:
             query = select(PrefetchRow.image).where(PrefetchRow.node == node.name)

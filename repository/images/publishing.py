@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from pydantic import ValidationError
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -13,9 +14,12 @@ from images.content import ContentLayout
 from images.formats import refusal_of_raw
 from images.formats.signatures import HEAD, TAIL, archive_kind
 from images.manifest import MAX_MANIFEST_BYTES, ImageManifest, Part
+from repository.db.database import Database
+from repository.db.sql import add_missing, upsert
 from repository.images.access import may_use_content
-from repository.images.catalog import (
-    Catalog,
+from repository.images.catalog import check_signature, image_detail
+from repository.images.content_reader import ContentReader
+from repository.images.holdings import (
     add_holding,
     expiry,
     find_holding,
@@ -25,17 +29,16 @@ from repository.images.catalog import (
 )
 from repository.images.names import check_name
 from repository.images.permissions import LIBRARY, Viewer, require_namespace
-from repository.images.sql import add_missing, upsert
+from repository.images.quota import check_quota, stored_size
 from repository.images.tables import (
     ContentRow,
-    ContentSegmentRow,
     HoldingRow,
     ImageContentRow,
     ImageRow,
-    SegmentRow,
     UploadRow,
 )
 from repository.images.uploads import TRIES
+from vmjobs.config import Config
 from vmjobs.errors import Fault, ImageRejected, InvalidRequest, MissingChunks, Unavailable
 from vmjobs.model import MIB, faults_of
 from vmjobs.model import now as utc_now
@@ -45,14 +48,19 @@ from vmjobs.wire import MAX_SHARES, ImageDetail, Publication, Visibility
 ARCHITECTURES = frozenset({"x86_64"})
 
 
-class ImagePublishing(Catalog):
-    """The part that publishes images."""
+@dataclass(frozen=True)
+class Publisher:
+    """Publishes images."""
+
+    database: Database
+    contents: ContentReader
+    config: Config
 
     def publish(self, viewer: Viewer, publication: Publication) -> ImageDetail:
         """Create an image and give it a name; publishing the same image again is no error.
 
         For an image that the viewer holds already, this only extends visibility and shares, which
-        :meth:`change` can reduce; the last call determines how long it is kept.
+        :meth:`Catalog.change` can reduce; the last call determines how long it is kept.
 
         Raises:
             ImageRejected: the image is refused; the message says why.
@@ -86,7 +94,7 @@ class ImagePublishing(Catalog):
         faults = list(self._faults(manifest))
         if faults:
             raise ImageRejected(faults[0].message, faults=faults)
-        self.check_signature(manifest.digest, publication.signature)
+        check_signature(self.config, manifest.digest, publication.signature)
         return manifest
 
     def _faults(self, manifest: ImageManifest) -> list[Fault]:
@@ -107,8 +115,8 @@ class ImagePublishing(Catalog):
 
     def _inspect_root(self, root: ContentLayout) -> None:
         """Inspect the root disk.  Raises ImageRejected if it could be anything but a raw disk."""
-        head = b"".join(self.content_bytes(root, 0, HEAD))
-        tail = b"".join(self.content_bytes(root, max(0, root.size - TAIL)))
+        head = b"".join(self.contents.content_bytes(root, 0, HEAD))
+        tail = b"".join(self.contents.content_bytes(root, max(0, root.size - TAIL)))
         if why := refusal_of_raw(head, root.size, tail):
             raise ImageRejected(why, faults=[Fault("manifest.root", "raw_with_header", why)])
         if kind := archive_kind(head):
@@ -129,8 +137,8 @@ class ImagePublishing(Catalog):
                 session.execute(delete(UploadRow).where(*mine))
             session.flush()
             if namespace != LIBRARY:
-                self.check_quota(session, viewer.user)
-            return self._detail(session, viewer, manifest.digest, holding)
+                check_quota(session, self.config, viewer.user)
+            return image_detail(session, self.config, viewer, manifest.digest, holding)
 
     def _store_holding(
         self, session: Session, viewer: Viewer, publication: Publication, namespace: str, digest: str
@@ -190,14 +198,12 @@ def _check_size(part: Part, row: ContentRow) -> None:
 
 def _put_image(session: Session, manifest: ImageManifest, contents: list[int]) -> None:
     """Insert the image's row, locked until the transaction ends, and its references."""
-    needs = select(ContentSegmentRow.segment).where(ContentSegmentRow.content.in_(contents))
-    stored = select(func.coalesce(func.sum(SegmentRow.stored), 0)).where(SegmentRow.id.in_(needs))
     row = {
         "digest": manifest.digest,
         "manifest": manifest.canonical(),
         "architecture": manifest.architecture,
         "size": manifest.size,
-        "stored": int(session.scalar(stored) or 0),
+        "stored": stored_size(session, contents),
         "created": utc_now(),
     }
     upsert(session, ImageRow, row, key=("digest",), change=("stored",))

@@ -1,4 +1,4 @@
-"""Stores uploaded segments: verifies every chunk, and copies absent ones from elsewhere.
+"""Stores segments, and opens them: verifies every chunk, and copies absent ones from elsewhere.
 
 The object is stored before the row that names it, so that a row never names a missing object.
 Every object has a key of its own, so that deleting an old object never hits a newer one.
@@ -30,19 +30,22 @@ from images.segment import (
     parse_header,
     read_chunk,
 )
+from repository.db.database import Database
+from repository.db.sql import add_missing, upsert
 from repository.images.access import may_use_segment
 from repository.images.permissions import Viewer
-from repository.images.sql import add_missing, upsert
+from repository.images.quota import check_quota
 from repository.images.tables import ChunkRow, SegmentRow
 from repository.images.uploads import (
-    ImageUploads,
+    Uploads,
     is_zero_segment,
     known_chunks,
     link_segments,
     record_use,
     upload_not_found,
 )
-from repository.storage.objects import ObjectReader
+from repository.storage.objects import ORPHAN_SECONDS, ObjectReader, ObjectStore
+from vmjobs.config import Config
 from vmjobs.errors import (
     DigestMismatch,
     MissingChunks,
@@ -57,6 +60,8 @@ from vmjobs.model import now as utc_now
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "segments"
+#: Attempts to open a segment that is being replaced.
+OPEN_ATTEMPTS: Final = 3
 Body = tuple[ChunkEncoding, bytes | memoryview]
 
 
@@ -70,10 +75,17 @@ class ChunkSource:
     place: int
 
 
-class SegmentStore(ImageUploads):
-    """The part that stores segments."""
+@dataclass(frozen=True)
+class SegmentStore:
+    """Segments: each is a row in the database and an object."""
 
-    def put_segment(self, viewer: Viewer, upload: str, digest: bytes, body: bytes) -> bool:
+    database: Database
+    objects: ObjectStore
+    uploads: Uploads
+    config: Config
+    orphan_seconds: float = ORPHAN_SECONDS
+
+    def put(self, viewer: Viewer, upload: str, digest: bytes, body: bytes) -> bool:
         """Store a segment; return whether it is new to the viewer, regardless of other users.
 
         Args:
@@ -91,7 +103,7 @@ class SegmentStore(ImageUploads):
         index = parse_header(body, whole=len(body))
         if index.digest != digest:
             raise DigestMismatch(f"the segment is {index.digest.hex()}, not {digest.hex()}")
-        self.upload(viewer, upload)
+        self.uploads.get(viewer, upload)
         if is_zero_segment(digest, index.size) or self._is_stored(viewer, upload, digest):
             return False
         _check_blocks(index, body)
@@ -107,7 +119,25 @@ class SegmentStore(ImageUploads):
             )
             if session.scalars(select(SegmentRow.id).where(*whole)).one_or_none() is None:
                 return False
-        return not self.missing_segments(viewer, upload, [digest])[0]
+        return not self.uploads.missing_segments(viewer, upload, [digest])[0]
+
+    def open(self, segment: bytes) -> ObjectReader:
+        """Open a stored segment's object; if it is being replaced, the new one.
+
+        Raises NotFound.
+        """
+        query = select(SegmentRow.object).where(SegmentRow.digest == segment)
+        before = ""
+        for _ in range(OPEN_ATTEMPTS):
+            with self.database.read() as session:
+                key = session.scalars(query).one_or_none()
+            if key is None or key == before:
+                break
+            try:
+                return self.objects.open(key)
+            except NotFound:
+                before = key
+        raise NotFound(f"the segment {segment.hex()} is not in the store")
 
     # -- absent chunks
 
@@ -255,7 +285,7 @@ class SegmentStore(ImageUploads):
 
     def _charge(self, session: Session, viewer: Viewer, upload: str, size: int, stored: int) -> None:
         """Count the bytes received.  Raises QuotaExceeded."""
-        self.check_quota(session, viewer.user, stored)
+        check_quota(session, self.config, viewer.user, stored)
         row = record_use(session, viewer, upload, content=size, received=stored)
         if row.content > row.size:
             raise QuotaExceeded(

@@ -14,14 +14,12 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, Executable, and_, bindparam, select, true
 
-from repository.db.database import Database
-from repository.images.access import ORPHAN_SECONDS, is_unexpired, may_read
+from repository.images.access import is_unexpired, may_read
+from repository.images.content_reader import ContentReader
 from repository.images.permissions import Viewer
-from repository.images.prefetching import ImagePrefetching
 from repository.images.tables import ContentSegmentRow, HoldingRow, ImageContentRow, SegmentRow
 from repository.images.ttl_cache import TtlCache
-from repository.storage.objects import ObjectReader, ObjectStore
-from vmjobs.config import Config
+from repository.storage.objects import ObjectReader
 from vmjobs.errors import NotFound
 from vmjobs.model import now as utc_now
 from vmjobs.wire import Visibility
@@ -73,59 +71,50 @@ def _segment_query(viewer: Viewer) -> Executable:
     )
 
 
-class SegmentServing(ImagePrefetching):
-    """The part that serves segments fast."""
+class SegmentServer:
+    """Serves segments of images fast."""
 
-    def __init__(
-        self,
-        database: Database,
-        objects: ObjectStore,
-        config: Config,
-        *,
-        orphan_seconds: float = ORPHAN_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(database, objects, config, orphan_seconds=orphan_seconds)
+    def __init__(self, contents: ContentReader, clock: Callable[[], float] = time.monotonic) -> None:
+        self._contents = contents
         self._readers: TtlCache[tuple[Viewer, str], Visibility]
         self._readers = TtlCache(CACHE_SECONDS, MAX_READERS, clock)
         self._segment_keys: TtlCache[tuple[str, bytes], str] = TtlCache(
             CACHE_SECONDS, MAX_SEGMENT_KEYS, clock
         )
 
-    def cached_segment(
+    def cached(
         self, viewer: Viewer, digest: str, segment: bytes
     ) -> tuple[ObjectReader, Visibility] | None:
-        """As :meth:`serve_segment`, but only from the cache; ``None``: a query is needed."""
+        """As :meth:`open`, but only from the cache; ``None``: a query is needed."""
         seen_by = self._readers.get((viewer, digest))
         key = self._segment_keys.get((digest, segment))
         if seen_by is None or key is None:
             return None
         try:
-            return self.objects.open(key), seen_by
+            return self._contents.segments.objects.open(key), seen_by
         except NotFound:
             return None  # replaced or deleted
 
-    def serve_segment(
-        self, viewer: Viewer, digest: str, segment: bytes
-    ) -> tuple[ObjectReader, Visibility]:
-        """As :meth:`open_segment`, together with :meth:`visibility`.
+    def open(self, viewer: Viewer, digest: str, segment: bytes) -> tuple[ObjectReader, Visibility]:
+        """As :meth:`ContentReader.open_segment`, together with the image's visibility.
 
         Access that was granted up to :data:`CACHE_SECONDS` ago is not checked again.
         """
-        known = self.cached_segment(viewer, digest, segment)
+        known = self.cached(viewer, digest, segment)
         if known is None:
             self._look_up(viewer, digest, segment)
-            known = self.cached_segment(viewer, digest, segment)
+            known = self.cached(viewer, digest, segment)
         if known is not None:
             return known
         # The slow path raises the appropriate error.
-        return self.open_segment(viewer, digest, segment), self.visibility(viewer, digest)
+        reader = self._contents.open_segment(viewer, digest, segment)
+        return reader, self._contents.catalog.visibility(viewer, digest)
 
     def _look_up(self, viewer: Viewer, digest: str, segment: bytes) -> None:
         """Cache the keys of the segment and those after it, if the viewer may read the image."""
         values = {"image": digest, "segment": segment, "present": utc_now()}
         asked = self._readers.clock()
-        with self.database.read() as session:
+        with self._contents.database.read() as session:
             question = _segment_query(_EVERY_NODE if viewer.sees_all else viewer)
             rows = session.connection().execute(question, values).all()
         if rows:

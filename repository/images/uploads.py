@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from images.content import SEGMENT_BYTES, ContentLayout, zero_chunk_digest, zero_segment_digest
+from repository.db.database import Database
 from repository.db.ids import is_id
-from repository.images.access import ImageCore, is_own_upload, may_use_content, may_use_segment
+from repository.db.sql import add_missing, batches, take_transaction_lock, upsert
+from repository.images.access import is_own_upload, may_use_content, may_use_segment
 from repository.images.permissions import Viewer
-from repository.images.sql import add_missing, batches, take_transaction_lock, upsert
+from repository.images.quota import check_quota
 from repository.images.tables import (
     ChunkRow,
     ContentRow,
@@ -23,6 +27,7 @@ from repository.images.tables import (
     UploadRow,
     UploadSegmentRow,
 )
+from vmjobs.config import Config
 from vmjobs.errors import (
     Conflict,
     InvalidRequest,
@@ -39,10 +44,14 @@ from vmjobs.wire import MAX_DIGESTS, Upload
 TRIES = 3
 
 
-class ImageUploads(ImageCore):
-    """The part for uploads. Every method raises NotFound for another viewer's upload."""
+@dataclass(frozen=True)
+class Uploads:
+    """Uploads of images. Every method raises NotFound for another viewer's upload."""
 
-    def open_upload(self, viewer: Viewer, size: int) -> Upload:
+    database: Database
+    config: Config
+
+    def begin(self, viewer: Viewer, size: int) -> Upload:
         """Begin an upload of at most ``size`` bytes of content.
 
         Raises PayloadTooLarge (no image may be so large), QuotaExceeded (the quota is used up),
@@ -56,7 +65,7 @@ class ImageUploads(ImageCore):
             )
         present = utc_now()
         with self.database.write() as session:
-            self.check_quota(session, viewer.user, 1)
+            check_quota(session, self.config, viewer.user, 1)
             if viewer.job:  # an unfinished upload of the job's earlier checkpoint is useless now
                 session.execute(delete(UploadRow).where(UploadRow.job_id == viewer.job))
             else:
@@ -74,7 +83,7 @@ class ImageUploads(ImageCore):
             session.add(row)
             return self._view(row)
 
-    def upload(self, viewer: Viewer, upload: str) -> Upload:
+    def get(self, viewer: Viewer, upload: str) -> Upload:
         """Return the progress of an upload."""
         with self.database.read() as session:
             row = session.get(UploadRow, upload) if is_id(upload) else None
@@ -82,7 +91,7 @@ class ImageUploads(ImageCore):
                 raise upload_not_found(upload)
             return self._view(row)
 
-    def drop_upload(self, viewer: Viewer, upload: str) -> None:
+    def drop(self, viewer: Viewer, upload: str) -> None:
         """Drop an upload; the next garbage collection removes its unreferenced data."""
         with self.database.write() as session:
             mine = (UploadRow.id == upload, *is_own_upload(viewer))
@@ -107,13 +116,13 @@ class ImageUploads(ImageCore):
                         digest not in here and digest != zero_segment_digest() for digest in digests
                     ]
             except IntegrityError:  # the upload, or a segment, was deleted meanwhile
-                self.upload(viewer, upload)
+                self.get(viewer, upload)
         raise Unavailable("database", "segments were deleted meanwhile: ask again")
 
     def missing_chunks(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
         """Tell for each chunk whether it must be sent: those in no segment of the viewer.
 
-        This is a hint: :meth:`put_segment` may still refuse a segment without the other chunks.
+        This is a hint: :meth:`SegmentStore.put` may still refuse a segment without the other chunks.
         """
         check_digests(digests)
         self._use(viewer, upload)
@@ -138,7 +147,7 @@ class ImageUploads(ImageCore):
             raise PayloadTooLarge(
                 f"a content of {parts.size} bytes; the limit here is {self.config.max_image_size} MiB"
             )
-        self.upload(viewer, upload)
+        self.get(viewer, upload)
         for _ in range(TRIES):
             try:
                 with self.database.write() as session:
@@ -149,22 +158,23 @@ class ImageUploads(ImageCore):
                     add_missing(session, UploadContentRow, [{"upload": upload, "content": content}])
                     # A content of zeros has no segments, so its layout alone counts.
                     cost = len(layout) if new else 0
-                    self.check_quota(session, viewer.user, cost)
+                    check_quota(session, self.config, viewer.user, cost)
                     record_use(session, viewer, upload, received=cost)
                     return
             except IntegrityError:
-                self.upload(viewer, upload)
+                self.get(viewer, upload)
         raise Unavailable("database", "segments were deleted meanwhile: send the content again")
 
     def _use(self, viewer: Viewer, upload: str) -> None:
         """Update the time of an upload's last use, unless it is recent."""
-        noted = self.upload(viewer, upload).expires - self.retention
-        if utc_now() - noted > self.retention / 10:
+        retention = timedelta(seconds=self.config.upload_seconds)
+        noted = self.get(viewer, upload).expires - retention
+        if utc_now() - noted > retention / 10:
             with self.database.write() as session:
                 record_use(session, viewer, upload)
 
     def _view(self, row: UploadRow) -> Upload:
-        expires = row.touched + self.retention
+        expires = row.touched + timedelta(seconds=self.config.upload_seconds)
         return Upload(id=row.id, size=row.size, received=row.received, expires=expires)
 
 

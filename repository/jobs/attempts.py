@@ -5,24 +5,32 @@ A newer claim fences off older attempts: all their calls fail with AttemptSupers
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import BinaryIO, Final
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from repository.db.database import Database
 from repository.db.ids import is_id
 from repository.db.models import AttemptRow, EventRow, JobRow, OutputRow
-from repository.images.retention import checkpoint_of, record_resume_failure
+from repository.images.checkpoints import checkpoint_of, keep_checkpoint
 from repository.jobs.queries import find_job
-from repository.jobs.state_policy import ABSENT_STATUSES, StateChange
+from repository.jobs.reports import (
+    REPORTABLE,
+    apply_state,
+    settle_cancel,
+    store_report,
+    update_settled,
+)
+from repository.jobs.streams import StreamStore
 from repository.jobs.transitions import job_not_found, lock_job, move, record, touch
 from repository.jobs.views import spec_of
-from repository.storage.blob_owners import BlobOwnership, mark_blobs_used
-from vmjobs.batch import BatchStatus
+from repository.storage.blob_owners import BlobOwners, mark_blobs_used
+from repository.storage.blobs import BlobStore
+from vmjobs.config import Config
 from vmjobs.errors import (
     AttemptSuperseded,
     Conflict,
@@ -36,13 +44,11 @@ from vmjobs.model import (
     MIB,
     ON_NODE_STATES,
     RETRYABLE,
-    Actor,
     AttemptClaim,
     Checkpoint,
     JobState,
     JobTicket,
     Output,
-    Reason,
     ReasonCode,
     Report,
     StreamName,
@@ -52,24 +58,19 @@ from vmjobs.model import now as utc_now
 from vmjobs.paths import check_path
 
 MAX_OUTPUTS: Final = 10_000
-MAX_PHASES: Final = 32
 #: Stream data proves that an agent is alive; the attempt's row is updated at most this often for it.
 HEARD_INTERVAL: Final = timedelta(seconds=10)
-#: States that an agent may report.
-REPORTABLE: Final = ON_NODE_STATES | {
-    JobState.COMPLETED,
-    JobState.FAILED,
-    JobState.CANCELING,
-    JobState.CANCELED,
-    JobState.PREEMPTED,
-}
-#: States that a stale observation of the scheduler may give to a job whose agent still works.
-STALE_STATES: Final = frozenset({JobState.QUEUED, JobState.HELD, JobState.PREEMPTED})
-_RUN_STATES: Final = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
 
 
-class Attempts(BlobOwnership):
-    """The part of the repository that agents call."""
+@dataclass(frozen=True)
+class Attempts:
+    """Attempts at jobs, as agents claim and report them."""
+
+    database: Database
+    blobs: BlobStore
+    blob_owners: BlobOwners
+    streams: StreamStore
+    config: Config
 
     def claim(self, job_id: str, claim: AttemptClaim) -> JobTicket:
         """Claim a job for an attempt and fence off older attempts. Repeating the call is no error.
@@ -113,19 +114,19 @@ class Attempts(BlobOwnership):
                 return  # the answer to the first delivery was lost
             if JobState(row.state).final:
                 raise _final_error(row)
-            _store_report(row, latest_attempt, report)
-            _apply_state(session, row, latest_attempt, report)
+            store_report(row, latest_attempt, report)
+            apply_state(session, row, latest_attempt, report)
             if report.state not in ON_NODE_STATES and report.state is not JobState.CANCELING:
                 latest_attempt.ended = latest_attempt.ended or utc_now()
-                _settle_cancel(session, row, latest_attempt)
+                settle_cancel(session, row, latest_attempt)
             update_settled(row)
 
-    def keep(self, job_id: str, attempt: str, upload: str, checkpoint: Checkpoint) -> None:
+    def keep_checkpoint(self, job_id: str, attempt: str, upload: str, checkpoint: Checkpoint) -> None:
         """Store a checkpoint, from which the next attempt resumes. Repeating the call is no error.
 
         upload: the upload that brought the checkpoint's files; this call closes it.
         Raises NotFound; JobFinal; AttemptSuperseded; Conflict (the job has checkpoints disabled, or is
-        being canceled); InvalidRequest (the VM of another job); and as ``Images.keep_checkpoint``.
+        being canceled); InvalidRequest (the VM of another job); and as :func:`keep_checkpoint`.
         """
         with self.database.write() as session:
             row = lock_job(session, job_id)
@@ -137,11 +138,13 @@ class Attempts(BlobOwnership):
             first = session.get(AttemptRow, checkpoint.machine.rpartition("-")[2])
             if first is None or first.job_id != job_id:
                 raise InvalidRequest(f"the VM {checkpoint.machine} does not belong to job {job_id}")
-            self.images.keep_checkpoint(session, job_id, row.owner, upload, checkpoint)
+            keep_checkpoint(session, self.config, job_id, row.owner, upload, checkpoint)
             latest_attempt.heard = utc_now()
             touch(row, latest_attempt.heard)
 
-    def append(self, job_id: str, attempt: str, stream: StreamName, offset: int, data: bytes) -> None:
+    def append_stream(
+        self, job_id: str, attempt: str, stream: StreamName, offset: int, data: bytes
+    ) -> None:
         """Append to a stream of the current attempt; bytes that are stored already stay unchanged.
 
         Raises NotFound; JobFinal; AttemptSuperseded; Conflict (offset beyond the end).
@@ -176,7 +179,7 @@ class Attempts(BlobOwnership):
             source,
             size=size,
             limit=free_bytes,
-            admit=lambda digest, length: self.add_blob_owner(owner, digest, length, limited=False),
+            admit=lambda digest, length: self.blob_owners.add(owner, digest, length, limited=False),
         )
         with self.database.write() as session:
             row = lock_job(session, job_id)
@@ -194,16 +197,6 @@ class Attempts(BlobOwnership):
             latest_attempt.heard = utc_now()
             touch(row, latest_attempt.heard)
         return Output(path=path, size=stored.size, digest=stored.digest)
-
-
-def update_settled(row: JobRow) -> None:
-    """Update ``settled``: the job is final and the scheduler has nothing of it any more."""
-    row.settled = JobState(row.state).final and _is_absent(row)
-
-
-def _is_absent(row: JobRow) -> bool:
-    """Whether the scheduler has nothing of the job."""
-    return row.dispatched is None or row.batch_status in ABSENT_STATUSES
 
 
 def _begin_attempt(session: Session, row: JobRow, claim: AttemptClaim) -> None:
@@ -280,104 +273,6 @@ def _current_attempt(session: Session, row: JobRow, attempt: str) -> AttemptRow:
 
 def _final_error(row: JobRow) -> JobFinal:
     return JobFinal(f"job {row.id} has ended: it is {row.state}")
-
-
-def _store_report(row: JobRow, latest_attempt: AttemptRow, report: Report) -> None:
-    """Store the report's data besides the state, even if the state itself is not applied."""
-    latest_attempt.heard = utc_now()
-    if report.hypervisor is not None:
-        latest_attempt.hypervisor = report.hypervisor.value
-    if report.exit is not None:
-        latest_attempt.exit = report.exit.model_dump(mode="json")
-    if report.seconds:
-        latest_attempt.seconds = {**latest_attempt.seconds, **_valid_seconds(report.seconds)}
-    if report.bytes:
-        latest_attempt.bytes = {**latest_attempt.bytes, **report.bytes}
-    latest_attempt.cpu_seconds = max(latest_attempt.cpu_seconds, report.cpu_seconds)
-    if report.rejected:
-        latest_attempt.rejected = [item.model_dump(mode="json") for item in report.rejected]
-    touch(row, latest_attempt.heard)
-
-
-def _valid_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the valid phase times, at most ``MAX_PHASES``; JSON has no NaN."""
-    fit = {k[:64]: v for k, v in seconds.items() if math.isfinite(v) and v >= 0 and "\0" not in k}
-    return dict(list(fit.items())[:MAX_PHASES])
-
-
-def _apply_state(session: Session, row: JobRow, latest_attempt: AttemptRow, report: Report) -> None:
-    """Move the job to the reported state, as far as TRANSITIONS allows."""
-    at = report.time if report.time.tzinfo else report.time.replace(tzinfo=UTC)
-    if row.state == JobState.CANCELING:
-        if _ends_canceling(report):  # the scheduler decides whether the job ended or was canceled
-            why = report.reason.model_dump(mode="json")
-            latest_attempt.ending = {"state": report.state.value, "reason": why}
-        return
-    if report.reason.code is ReasonCode.NOT_RESUMED and latest_attempt.ended is None:
-        record_resume_failure(session, row.id)
-    if row.state in STALE_STATES and latest_attempt.reached and latest_attempt.ended is None:
-        if report.state is JobState.PREEMPTED:
-            return
-        if report.state in ON_NODE_STATES or report.state is JobState.COMPLETED:
-            _catch_up(session, row, JobState(latest_attempt.reached), at)
-    if row.state == report.state:
-        return
-    if report.state is JobState.CANCELED:
-        # The VM is gone; the scheduler decides when the job is over.
-        move(session, row, JobState.CANCELING, report.reason, at=at)
-        return
-    move(session, row, report.state, report.reason, at=at)
-    latest_attempt.reached = report.state.value
-
-
-def ending_of(latest_attempt: AttemptRow) -> StateChange | None:
-    """Return how the attempt ended by itself while its job was being canceled, if it did."""
-    if latest_attempt.ending is None:
-        return None
-    return StateChange(
-        JobState(latest_attempt.ending["state"]), Reason.model_validate(latest_attempt.ending["reason"])
-    )
-
-
-def _ends_canceling(report: Report) -> bool:
-    """Whether a job that is being canceled ended by itself, before the cancel reached it.
-
-    A script that is killed, or a VM that is lost, during the cancel is the cancel's own result.
-    """
-    if report.state is JobState.FAILED:
-        return report.reason.actor is Actor.USER and report.reason.code not in {
-            ReasonCode.SCRIPT_KILLED,
-            ReasonCode.NO_EXIT_REPORT,
-            ReasonCode.USER_CANCELED,
-        }
-    return report.state is JobState.COMPLETED
-
-
-def _catch_up(session: Session, row: JobRow, reached: JobState, at: datetime) -> None:
-    """Correct a stale observation: return the job to the state that its agent reached."""
-    if reached not in ON_NODE_STATES:
-        return
-    why = reason(ReasonCode.PROGRESS, "the node is still at work on the job")
-    if row.state != JobState.QUEUED:
-        move(session, row, JobState.QUEUED, why, at=at)
-    target = JobState.RUNNING if reached is JobState.SUSPENDED else reached
-    for state in _RUN_STATES[: _RUN_STATES.index(target) + 1]:
-        move(session, row, state, why, at=at)
-    if reached is JobState.SUSPENDED:
-        move(session, row, reached, why, at=at)
-
-
-def _settle_cancel(session: Session, row: JobRow, latest_attempt: AttemptRow) -> None:
-    """End a canceled job once both its VM and its batch job are gone."""
-    if row.state != JobState.CANCELING:
-        return
-    ending, completed = ending_of(latest_attempt), row.batch_status == BatchStatus.COMPLETED
-    if ending is not None and (completed or row.dispatched is None):
-        move(session, row, ending.state, ending.reason)
-        return
-    if _is_absent(row):
-        why = reason(ReasonCode(row.reason_code), "canceled; the virtual machine is gone")
-        move(session, row, JobState.CANCELED, why)
 
 
 def _free_disk_bytes(session: Session, row: JobRow, path: str) -> int:

@@ -7,12 +7,20 @@ node has reported it for ``checkpoint_seconds``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy.orm import Session
 
-from repository.core import RepositoryCore
+from repository.db.database import Database
 from repository.db.models import CondorJobRow
-from repository.images.retention import checkpoint_of, delete_checkpoint, record_resume_failure
-from repository.images.sql import upsert
+from repository.db.sql import upsert
+from repository.images.checkpoints import (
+    checkpoint_of,
+    delete_checkpoint,
+    keep_checkpoint,
+    record_resume_failure,
+)
+from vmjobs.config import Config
 from vmjobs.errors import AttemptSuperseded, Forbidden, InvalidRequest, NotFound
 from vmjobs.model import Checkpoint
 from vmjobs.model import now as utc_now
@@ -22,10 +30,14 @@ from vmjobs.wire import CondorJobClaim
 OWNER_PREFIX = "condor:"
 
 
-class CondorJobs(RepositoryCore):
-    """The part for transparent jobs."""
+@dataclass(frozen=True)
+class CondorJobs:
+    """Transparent jobs, as agents claim and report them."""
 
-    def claim_condor_job(self, job: str, claim: CondorJobClaim) -> Checkpoint | None:
+    database: Database
+    config: Config
+
+    def claim(self, job: str, claim: CondorJobClaim) -> Checkpoint | None:
         """Claim the job for a run; return its checkpoint. Repeating the call is no error.
 
         Raises Forbidden: the job has another owner.
@@ -49,16 +61,16 @@ class CondorJobs(RepositoryCore):
                 raise Forbidden(f"job {job} belongs to another owner")
             return checkpoint_of(session, job)
 
-    def has_condor_job(self, job: str) -> bool:
+    def exists(self, job: str) -> bool:
         """Whether a node has claimed the job and not ended it."""
         with self.database.read() as session:
             return session.get(CondorJobRow, job) is not None
 
-    def keep_condor_job(self, job: str, attempt: str, upload: str, checkpoint: Checkpoint) -> None:
+    def keep_checkpoint(self, job: str, attempt: str, upload: str, checkpoint: Checkpoint) -> None:
         """Store a checkpoint, from which the next run resumes. Repeating the call is no error.
 
         Raises NotFound; AttemptSuperseded; InvalidRequest (the VM of another job, or no VM
-        specification); and as ``Images.keep_checkpoint``.
+        specification); and as :func:`keep_checkpoint`.
         """
         if checkpoint.making is None:
             raise InvalidRequest("the checkpoint has no VM specification")
@@ -70,10 +82,10 @@ class CondorJobs(RepositoryCore):
             known = before.machine if before else ""
             if checkpoint.machine != known and checkpoint.machine.rpartition("-")[2] != attempt:
                 raise InvalidRequest(f"the VM {checkpoint.machine} does not belong to job {job}")
-            self.images.keep_checkpoint(session, job, row.owner, upload, checkpoint)
+            keep_checkpoint(session, self.config, job, row.owner, upload, checkpoint)
             row.heard = utc_now()
 
-    def condor_job_not_resumed(self, job: str, attempt: str) -> None:
+    def record_resume_failure(self, job: str, attempt: str) -> None:
         """Record that the run failed to resume from the checkpoint. Repeating it is no error.
 
         Raises NotFound, AttemptSuperseded.
@@ -84,7 +96,7 @@ class CondorJobs(RepositoryCore):
                 row.failed = attempt
                 record_resume_failure(session, job)
 
-    def end_condor_job(self, job: str, attempt: str) -> None:
+    def end(self, job: str, attempt: str) -> None:
         """Delete a job that is over, with its checkpoint.  Raises NotFound, AttemptSuperseded."""
         with self.database.write() as session:
             session.delete(_lock_current(session, job, attempt))

@@ -9,17 +9,17 @@ from datetime import datetime, timedelta
 from sqlalchemy import Select, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from repository.core import RepositoryCore
+from repository.db.database import Database
 from repository.db.models import AttemptRow, JobRow, SubmissionRow
+from repository.db.sql import batches
 from repository.images.access import manifest_of
-from repository.images.sql import batches
-from repository.jobs.attempts import ending_of, update_settled
 from repository.jobs.pending_jobs import (
     IS_PENDING,
     batch_job_fields,
     choose_arrays,
     select_pending_jobs,
 )
+from repository.jobs.reports import ending_of, update_settled
 from repository.jobs.state_policy import ABSENT_STATUSES, RecordedJob, StateChange, decide
 from repository.jobs.transitions import move, record, set_reason, touch
 from repository.jobs.views import latest_attempts, ref_of
@@ -53,8 +53,11 @@ def _removal_reason(state: JobState) -> str:
     return "canceled" if state.value in _CANCELED else f"the job is {state} already"
 
 
-class CondorSync(RepositoryCore):
-    """The part of the repository that the worker calls."""
+@dataclass(frozen=True)
+class CondorSync:
+    """Jobs as the worker passes them to HTCondor and observes them there."""
+
+    database: Database
 
     # -- to the scheduler
 

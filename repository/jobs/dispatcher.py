@@ -84,7 +84,7 @@ def submit_array(parts: DispatchContext, array: str) -> None:
 
     Raises NotFound if the submission is not committed (yet), Unavailable.
     """
-    parts.repository.require_array(array)
+    parts.repository.condor_sync.require_array(array)
     submit_waiting(parts)
 
 
@@ -94,21 +94,21 @@ def submit_waiting(parts: DispatchContext) -> None:
     Raises Unavailable.
     """
     deferred: set[str] = set()
-    while parts.repository.has_pending_jobs(deferred):
+    while parts.repository.condor_sync.has_pending_jobs(deferred):
         with parts.repository.database.exclusive("submitting") as alone:
             if not alone:
                 return  # another process submits now, and looks again when it has finished
-            while ready := parts.repository.begin_dispatch(MAX_SUBMIT_JOBS, deferred):
+            while ready := parts.repository.condor_sync.begin_dispatch(MAX_SUBMIT_JOBS, deferred):
                 _submit(parts, ready, deferred)
 
 
 def _submit(parts: DispatchContext, ready: Sequence[BatchJob], deferred: set[str]) -> None:
     """Submit jobs; if the scheduler refuses them, find the array that it refuses and defer it."""
-    repository, arrays = parts.repository, list(dict.fromkeys(job.array for job in ready))
+    sync, arrays = parts.repository.condor_sync, list(dict.fromkeys(job.array for job in ready))
     try:
         refs = parts.scheduler.submit([_with_token(parts, job) for job in ready])
     except Unavailable as error:
-        repository.note_unavailable(arrays, error.message)
+        sync.note_unavailable(arrays, error.message)
         raise
     except (ConfigError, InvalidRequest) as error:
         if len(arrays) > 1:
@@ -118,13 +118,13 @@ def _submit(parts: DispatchContext, ready: Sequence[BatchJob], deferred: set[str
             return
         deferred |= set(arrays)
         if isinstance(error, ConfigError):
-            repository.note_unavailable(arrays, error.message)
+            sync.note_unavailable(arrays, error.message)
             logger.error("array %s waits until the settings are fixed: %s", arrays[0], error.message)
         else:
-            repository.refuse(arrays[0], error.message)
+            sync.refuse(arrays[0], error.message)
             logger.warning("array %s cannot be submitted: %s", arrays[0], error.message)
         return
-    unwanted = [job.ref for job in repository.record_condor(refs) if job.ref is not None]
+    unwanted = [job.ref for job in sync.record_condor(refs) if job.ref is not None]
     if unwanted:
         parts.scheduler.act(JobAction.CANCEL, unwanted, "canceled while it was being submitted")
 
@@ -143,7 +143,7 @@ def change_jobs(parts: DispatchContext, action: JobAction, ids: Sequence[str]) -
     if action is JobAction.CANCEL:
         cancel_jobs(parts, ids)
         return
-    if refs := parts.repository.placed(ids, CHANGEABLE_STATES[action]):
+    if refs := parts.repository.condor_sync.placed(ids, CHANGEABLE_STATES[action]):
         parts.scheduler.act(action, refs, f"{action} by the job's owner")
     submit_waiting(parts)  # jobs that were held before they were submitted
 
@@ -153,13 +153,13 @@ def cancel_jobs(parts: DispatchContext, ids: Sequence[str]) -> None:
 
     Raises Unavailable.
     """
-    repository = parts.repository
-    left = repository.jobs_to_remove(ids)
+    sync = parts.repository.condor_sync
+    left = sync.jobs_to_remove(ids)
     if unplaced := [job.id for job in left if job.ref is None]:
-        with repository.database.exclusive("submitting") as alone:
+        with parts.repository.database.exclusive("submitting") as alone:
             if alone:  # otherwise the submitting process, or the sweep, finds them canceled
-                repository.observe(parts.scheduler.query(unplaced))
-                left = repository.jobs_to_remove(ids)
+                sync.observe(parts.scheduler.query(unplaced))
+                left = sync.jobs_to_remove(ids)
     refs: dict[str, list[CondorRef]] = {}
     for job in left:
         if job.ref is not None:
@@ -170,34 +170,34 @@ def cancel_jobs(parts: DispatchContext, ids: Sequence[str]) -> None:
 
 def track(parts: DispatchContext) -> None:
     """Read the event logs, which costs the schedd nothing."""
-    arrays = parts.repository.active_arrays()
+    arrays = parts.repository.condor_sync.active_arrays()
     if arrays:
-        parts.repository.observe(parts.scheduler.watch(arrays))
-    parts.repository.observe_waiting()
+        parts.repository.condor_sync.observe(parts.scheduler.watch(arrays))
+    parts.repository.condor_sync.observe_waiting()
 
 
 def reconcile(parts: DispatchContext) -> None:
     """Query the schedd once for all jobs that are not final."""
-    if ids := parts.repository.at_scheduler():
+    if ids := parts.repository.condor_sync.at_scheduler():
         asked = utc_now()
-        parts.repository.observe(parts.scheduler.query(ids), asked)
+        parts.repository.condor_sync.observe(parts.scheduler.query(ids), asked)
 
 
 def sweep(parts: DispatchContext) -> None:
     """Handle leftovers: pending jobs, jobs to remove, spool directories, temporary files."""
-    repository = parts.repository
-    for remove_leftovers in (repository.blobs.clean, *parts.clean):
+    sync = parts.repository.condor_sync
+    for remove_leftovers in (parts.repository.blobs.clean, *parts.clean):
         _clean(remove_leftovers)
     submit_waiting(parts)
-    left = repository.overdue_removals(REMOVE_CANCELED_AFTER, REMOVE_ENDED_AFTER)
+    left = sync.overdue_removals(REMOVE_CANCELED_AFTER, REMOVE_ENDED_AFTER)
     if left:
         asked = utc_now()
-        placed = [job.id for job in repository.jobs_to_remove(left) if job.ref]
-        repository.observe(parts.scheduler.query(placed), asked)
+        placed = [job.id for job in sync.jobs_to_remove(left) if job.ref]
+        sync.observe(parts.scheduler.query(placed), asked)
         cancel_jobs(parts, left)
-    for array in repository.finished_arrays():
+    for array in sync.finished_arrays():
         parts.scheduler.forget(array)
-        repository.mark_forgotten(array)
+        sync.mark_forgotten(array)
 
 
 def _clean(remove_leftovers: Callable[[], int]) -> None:
@@ -210,9 +210,9 @@ def _clean(remove_leftovers: Callable[[], int]) -> None:
 
 def collect(parts: DispatchContext) -> None:
     """Remove expired images, abandoned uploads, and unreferenced data."""
-    parts.repository.collect()
+    parts.repository.garbage_collector.collect()
 
 
 def reconcile_clusters(parts: DispatchContext) -> None:
     """Reconcile the virtual clusters."""
-    parts.repository.clusters.reconcile(parts.pools)
+    parts.repository.reconciler.reconcile(parts.pools)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from repository.core import RepositoryCore
+from repository.db.database import Database
 from repository.db.ids import full_id, is_id
 from repository.db.models import AttemptRow, EventRow, JobRow, OutputRow, SubmissionRow
 from repository.db.paging import bad_cursor
-from repository.jobs.streams import StreamReader
+from repository.jobs.streams import StreamReader, StreamStore
 from repository.jobs.transitions import job_not_found
 from repository.jobs.views import event_of, job_views, output_of, rejected_of, spec_of
-from repository.storage.blobs import BlobReader
+from repository.storage.blobs import BlobReader, BlobStore
 from vmjobs.errors import NotFound
 from vmjobs.model import Job, JobEvent, JobState, StreamName
 from vmjobs.paths import check_path
@@ -34,10 +35,19 @@ def find_job(session: Session, job_id: str, owner: str | None) -> JobRow:
     return row
 
 
-class JobQueries(RepositoryCore):
-    """The reading part of the repository. ``owner=None`` sees all jobs."""
+@dataclass(frozen=True)
+class JobQueries:
+    """Reads jobs and their files.
 
-    def full_job_id(self, text: str, owner: str) -> str:
+    ``owner=None`` means any owner (for agents and the worker); with an owner, another owner's job is
+    ``NotFound``.
+    """
+
+    database: Database
+    blobs: BlobStore
+    streams: StreamStore
+
+    def full_id(self, text: str, owner: str) -> str:
         """Return the id of the owner's job whose id begins with ``text``; else ``text``.
 
         Raises AmbiguousId.
@@ -45,7 +55,7 @@ class JobQueries(RepositoryCore):
         with self.database.read() as session:
             return full_id(session, JobRow.id, text, JobRow.owner == owner)
 
-    def job(self, job_id: str, owner: str | None = None) -> Job:
+    def get(self, job_id: str, owner: str | None = None) -> Job:
         """One job.  Raises NotFound."""
         with self.database.read() as session:
             return job_views(session, [find_job(session, job_id, owner)])[0]
@@ -62,7 +72,7 @@ class JobQueries(RepositoryCore):
             raise job_not_found(job_id)
         return int(found.version)
 
-    def jobs(
+    def page(
         self,
         owner: str | None,
         states: Collection[JobState] = (),
@@ -153,7 +163,3 @@ class JobQueries(RepositoryCore):
             if file.name == name:
                 return self.blobs.open(file.digest)
         raise NotFound(f"job {job_id} has no input {name[:255]!r}")
-
-    def ping(self) -> None:
-        """Check that the database answers.  Raises Unavailable("database")."""
-        self.database.ping()

@@ -1,28 +1,27 @@
-"""Operations of users on jobs: submit, cancel, hold and release."""
+"""Submissions of jobs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import and_, select, update
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
+from repository.db.database import Database
 from repository.db.ids import new_ids
 from repository.db.models import EventRow, JobRow, SubmissionRow
 from repository.images import Viewer
-from repository.jobs.queries import find_job
-from repository.jobs.selection import load_states, select_jobs
-from repository.jobs.transitions import move_all
-from repository.jobs.validation import missing_inputs, unknown_image, validate_job
-from repository.jobs.views import PublishArray, PublishJobs, SubmissionResult, job_views
+from repository.images.catalog import Catalog
+from repository.images.holdings import pin_image
+from repository.jobs.validation import ChosenImage, missing_inputs, unknown_image, validate_job
+from repository.jobs.views import PublishArray, SubmissionResult, job_views
 from repository.nodes import Nodes
-from repository.storage.blob_owners import BlobOwnership, mark_blobs_used
+from repository.storage.blob_owners import BlobOwners, mark_blobs_used
+from vmjobs.config import Config
 from vmjobs.errors import (
-    Conflict,
     Fault,
     IdempotencyConflict,
     InvalidRequest,
@@ -30,16 +29,21 @@ from vmjobs.errors import (
     NotFound,
     Unavailable,
 )
-from vmjobs.job_sets import JobSelection, JobStatus
-from vmjobs.model import Job, JobAction, JobSpec, JobState, Reason, ReasonCode, Submission, reason
+from vmjobs.model import JobSpec, JobState, ReasonCode, Submission, reason
 from vmjobs.model import now as utc_now
 
-logger = logging.getLogger(__name__)
-MAX_KEY_LENGTH = 255
+MAX_KEY_LENGTH: Final = 255
 
 
-class Submissions(Nodes, BlobOwnership):
-    """The submitting part of the repository."""
+@dataclass(frozen=True)
+class Submissions:
+    """Stores submissions, and publishes them to the worker."""
+
+    database: Database
+    catalog: Catalog
+    nodes: Nodes
+    blob_owners: BlobOwners
+    config: Config
 
     def submit(
         self,
@@ -69,10 +73,8 @@ class Submissions(Nodes, BlobOwnership):
         body = body_digest(submission)
         if seen := self._find_earlier(owner, key, body):
             return seen
-        viewer = Viewer(owner, groups)
-        nodes = self.live_nodes()
-        spec = submission.spec
-        image = validate_job(spec, self.config, nodes, self.images, viewer, self.blob_size)
+        viewer, spec = Viewer(owner, groups), submission.spec
+        image = self.validate(spec, viewer)
         try:
             parent = _new_submission(owner, submission, key, image.digest)
             return self._store(parent, spec, viewer, publish)
@@ -80,6 +82,14 @@ class Submissions(Nodes, BlobOwnership):
             if seen := self._find_earlier(owner, key, body):
                 return seen
             raise Unavailable("database", f"the submission was not stored: {error.orig}") from error
+
+    def validate(self, spec: JobSpec, viewer: Viewer) -> ChosenImage:
+        """Validate a job that the viewer would submit; return the image that would run.
+
+        Raises InvalidSpec with every fault.
+        """
+        nodes, size_of = self.nodes.live(), self.blob_owners.size
+        return validate_job(spec, self.config, nodes, self.catalog, viewer, size_of)
 
     def _find_earlier(self, owner: str, key: str, body: str) -> SubmissionResult | None:
         """Return the jobs of an earlier submission with this key."""
@@ -108,7 +118,7 @@ class Submissions(Nodes, BlobOwnership):
         with self.database.write() as session:
             try:
                 # From here on the image stays: a concurrent removal waits, and finds the jobs.
-                notice = self.images.pin(session, viewer, parent.image_digest)
+                notice = pin_image(session, viewer, parent.image_digest)
             except NotFound as error:
                 faults = [unknown_image(error)]
                 raise InvalidSpec("the job cannot run here", faults=faults) from error
@@ -125,80 +135,6 @@ class Submissions(Nodes, BlobOwnership):
             if publish is not None:
                 publish(parent.id)
         return result
-
-    def cancel(self, job_id: str, owner: str | None = None, publish: PublishJobs | None = None) -> Job:
-        """Cancel a job, as :meth:`change_jobs`; repeating the call is no error.
-
-        Raises NotFound; Conflict for a job that has ended by itself.
-        """
-        with self.database.read() as session:
-            find_job(session, job_id, owner)  # refuse ids of arrays
-        self.change_jobs(JobAction.CANCEL, JobSelection(jobs=(job_id,)), owner, publish)
-        with self.database.read() as session:
-            (job,) = job_views(session, [find_job(session, job_id, owner)])
-        if job.state.final and job.state is not JobState.CANCELED:
-            raise Conflict(f"the job is {job.state} already: there is nothing to cancel")
-        return job
-
-    def change_jobs(
-        self,
-        action: JobAction,
-        selection: JobSelection,
-        owner: str | None = None,
-        publish: PublishJobs | None = None,
-    ) -> list[JobStatus]:
-        """Cancel, hold or release jobs; return the state of each job now.
-
-        Jobs whose state does not allow the action stay unchanged. A canceled job is CANCELING at once;
-        further changes of submitted jobs follow from the scheduler. ``publish`` is called for them
-        after the commit; if it fails, the worker's sweep finds the canceled jobs.
-
-        Raises:
-            NotFound: one of them does not exist; then nothing is done.
-            AmbiguousId: several ids begin with one of them.
-            InvalidRequest: more than ``MAX_SELECTED_JOBS`` jobs.
-            Unavailable: what ``publish`` raises, when jobs are held or released.
-        """
-        before, after, why = _OWNER_ACTIONS[action]
-        nowhere = and_(JobRow.dispatched.is_(None), JobRow.attempt == "")
-        with self.database.write() as session:
-            ids = select_jobs(session, selection, owner)
-            if action is JobAction.CANCEL:
-                move_all(session, ids, before, why)
-            chosen = and_(JobRow.id.in_(ids), JobRow.state == before.value)
-            never = session.scalars(select(JobRow.id).where(chosen, nowhere)).all()
-            changed = JobRow.id.in_(move_all(session, never, after, why))
-            session.execute(update(JobRow).where(changed).values(settled=after.final))
-            found = load_states(session, ids)
-        live = [job.id for job in found if not job.state.final]
-        if publish is not None and live:
-            try:
-                publish(action, live)
-            except Unavailable as error:
-                if action is not JobAction.CANCEL:
-                    raise
-                logger.warning("canceling waits for the next sweep: %s", error.message)
-        return found
-
-
-#: Old state, new state and reason for each action on jobs that no scheduler has.
-_OWNER_ACTIONS: Final[Mapping[JobAction, tuple[JobState, JobState, Reason]]] = {
-    JobAction.CANCEL: (
-        JobState.CANCELING,
-        JobState.CANCELED,
-        reason(ReasonCode.USER_CANCELED, "canceled by its owner"),
-    ),
-    JobAction.HOLD: (
-        JobState.QUEUED,
-        JobState.HELD,
-        reason(ReasonCode.USER_HELD, "held by its owner"),
-    ),
-    JobAction.RELEASE: (
-        JobState.HELD,
-        JobState.QUEUED,
-        reason(ReasonCode.RELEASED, "released by its owner"),
-    ),
-}
 
 
 def body_digest(submission: Submission) -> str:

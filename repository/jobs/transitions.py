@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from repository.db.ids import is_id
 from repository.db.models import EventRow, JobRow
-from repository.images.retention import delete_checkpoint
+from repository.images.checkpoints import delete_checkpoint
 from vmjobs.errors import NotFound
 from vmjobs.model import TRANSITIONS, JobState, Reason, advance
 from vmjobs.model import now as utc_now

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from repository.images import Images, Viewer
+from repository.images import Viewer
+from repository.images.catalog import Catalog
 from vmjobs.config import Config
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.model import (
@@ -35,7 +36,7 @@ def validate_job(
     spec: JobSpec,
     config: Config,
     nodes: Sequence[Node],
-    images: Images,
+    catalog: Catalog,
     viewer: Viewer,
     blob_size: BlobSize,
 ) -> ChosenImage:
@@ -49,10 +50,11 @@ def validate_job(
     chosen = ChosenImage("", tuple(HypervisorKind))
     faults: list[Fault] = []
     try:
-        digest = images.resolve(viewer, spec.image)
-        chosen = ChosenImage(digest, images.kinds(viewer, digest))
+        digest = catalog.resolve(viewer, spec.image)
+        manifest = catalog.parsed_manifest(viewer, digest)
+        chosen = ChosenImage(digest, manifest.hypervisors)
         if spec.checkpoint and spec.network is not NetworkMode.NONE:
-            faults += _not_checkpointable(images.renews(viewer, digest))
+            faults += _not_checkpointable(manifest.renews)
     except (NotFound, InvalidRequest) as error:
         faults.append(unknown_image(error))
     faults += _not_bootable(spec, chosen.kinds)

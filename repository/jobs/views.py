@@ -1,4 +1,4 @@
-"""Converts rows to value objects of the model; defines results of repository calls."""
+"""Converts rows to value objects of the model."""
 
 from __future__ import annotations
 

@@ -8,31 +8,39 @@ names it, under the lock that new rows take: so no new row can name a removed ob
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import BinaryIO, Final
 
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from repository.core import RepositoryCore
+from repository.db.database import Database
 from repository.db.models import BlobOwnerRow
-from repository.images.garbage_collection import LIST_BATCH
-from repository.images.sql import take_transaction_lock, upsert
-from repository.storage.blobs import key_of
-from repository.storage.objects import ObjectInfo
+from repository.db.sql import batches, take_transaction_lock, upsert
+from repository.images.quota import check_quota
+from repository.storage.blobs import BlobStore, key_of
+from repository.storage.objects import ORPHAN_SECONDS, ObjectInfo
+from vmjobs.config import Config
 from vmjobs.model import MIB
 from vmjobs.model import now as utc_now
-from vmjobs.wire import GcReport
 
+#: Objects that are looked up at once.
+LIST_BATCH: Final = 1000
 #: A use of a blob updates its ``touched`` time only after this fraction (1/10) of its retention time.
 TOUCH_FRACTION: Final = 10
 
 
-class BlobOwnership(RepositoryCore):
-    """The part for blobs and their owners."""
+@dataclass(frozen=True)
+class BlobOwners:
+    """Blobs, each of which belongs to the owners who have it."""
 
-    def put_blob(self, owner: str, digest: str, source: BinaryIO) -> bool:
+    database: Database
+    blobs: BlobStore
+    config: Config
+    orphan_seconds: float = ORPHAN_SECONDS
+
+    def put(self, owner: str, digest: str, source: BinaryIO) -> bool:
         """Store a blob; return whether it is new to its owner, regardless of other owners.
 
         Raises:
@@ -41,22 +49,22 @@ class BlobOwnership(RepositoryCore):
             PayloadTooLarge: more than ``max_input_size`` MiB, or than a job's largest disk.
             QuotaExceeded: beyond the owner's quota.
         """
-        new = not self.has_blob(owner, digest)
+        new = not self.has(owner, digest)
         limit = min(self.config.max_input_size, self.config.max_disk) * MIB
         self.blobs.put(
             source,
             digest=digest,
             limit=limit,
-            admit=lambda found, size: self.add_blob_owner(owner, found, size, limited=True),
+            admit=lambda found, size: self.add(owner, found, size, limited=True),
         )
         return new
 
-    def has_blob(self, owner: str, digest: str) -> bool:
+    def has(self, owner: str, digest: str) -> bool:
         """Whether the owner has the blob; the call extends its retention.
 
         Raises InvalidRequest if ``digest`` is not a digest.
         """
-        if self.blob_size(owner, digest) is None:
+        if self.size(owner, digest) is None:
             return False
         patience = timedelta(seconds=self.config.upload_seconds)
         mine = (BlobOwnerRow.owner == owner, BlobOwnerRow.digest == digest)
@@ -68,7 +76,7 @@ class BlobOwnership(RepositoryCore):
         with self.database.write() as session:  # it may have been collected meanwhile
             return session.scalars(touch.returning(BlobOwnerRow.digest)).one_or_none() is not None
 
-    def blob_size(self, owner: str, digest: str) -> int | None:
+    def size(self, owner: str, digest: str) -> int | None:
         """Return the size of a blob in bytes; ``None`` if the owner does not have it.
 
         Raises InvalidRequest if ``digest`` is not a digest.
@@ -79,7 +87,7 @@ class BlobOwnership(RepositoryCore):
                 return None
         return self.blobs.size(digest)
 
-    def add_blob_owner(self, owner: str, digest: str, size: int, *, limited: bool) -> None:
+    def add(self, owner: str, digest: str, size: int, *, limited: bool) -> None:
         """Record the owner of a blob that is about to be stored.
 
         limited: check the quota.  Raises QuotaExceeded.
@@ -88,27 +96,27 @@ class BlobOwnership(RepositoryCore):
         with self.database.write() as session:
             _lock(session, digest)
             if limited and session.get(BlobOwnerRow, (owner, digest)) is None:
-                self.images.check_quota(session, owner, size)
+                check_quota(session, self.config, owner, size)
             upsert(session, BlobOwnerRow, values, key=("owner", "digest"), change=("touched",))
 
-    def collect(self, dry_run: bool = False) -> GcReport:
-        """Remove data that no image, job or upload needs any more; see ``Images.collect``."""
-        report = self.images.collect(dry_run)
+    def collect(self, dry_run: bool = False) -> list[ObjectInfo]:
+        """Remove blobs that no job uses and no owner has used lately; return their objects.
+
+        dry_run: remove nothing, return what would be removed.
+        """
         before = utc_now() - timedelta(seconds=self.config.upload_seconds)
         if not dry_run:
             with self.database.write() as session:
                 session.execute(delete(BlobOwnerRow).where(~_is_needed(before)))
-        gone = [
+        return [
             info for digest, info in self._unowned(before) if dry_run or self._remove_unowned(digest)
         ]
-        size = report.bytes + sum(info.size for info in gone)
-        return report.model_copy(update={"blobs": len(gone), "bytes": size})
 
     def _unowned(self, before: datetime) -> Iterator[tuple[str, ObjectInfo]]:
         """Yield old blobs that no owner has used, or touched since ``before``."""
-        oldest = utc_now() - timedelta(seconds=self.images.orphan_seconds)
+        oldest = utc_now() - timedelta(seconds=self.orphan_seconds)
         old = (found for found in self.blobs.stored() if found[1].modified < oldest)
-        while some := list(islice(old, LIST_BATCH)):
+        for some in batches(old, LIST_BATCH):
             query = select(BlobOwnerRow.digest).where(
                 BlobOwnerRow.digest.in_([digest for digest, _ in some]), _is_needed(before)
             )

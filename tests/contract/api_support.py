@@ -147,7 +147,7 @@ def make_site(directory: Path, *, token_issuer: TokenIssuer | None = None, **set
     config = Config(data_dir=directory, **settings)
     if config.database_url or config.storage_url or (directory / "vmjobs.db").exists():
         repository = open_repository(config)
-        image = push_library(repository.images, "tiny", ROOT_DISK)
+        image = push_library(repository, "tiny", ROOT_DISK)
     else:
         image = prepare_library(directory, "tiny", ROOT_DISK)
         repository = open_repository(config, migrate=False)

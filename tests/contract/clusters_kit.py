@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from repository_kit import clusters_of
 
-from repository.clusters.service import Clusters
 from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.cluster.pool import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
@@ -130,20 +130,20 @@ class World:
 
     def __init__(self, repository: Repository, *nodes: str, **offers: int) -> None:
         self.repository = repository
-        self.clusters: Clusters = repository.clusters
         self.pool = Roll(self._id_of)
         self.later = timedelta()
         for name in nodes:
-            repository.put_node(node_of(name, **offers))
+            repository.nodes.put(node_of(name, **offers))
 
     def _id_of(self, name: str) -> str:
-        clusters = [self.clusters.get(cluster.name) for cluster in self.clusters.list()]
+        known = [cluster.name for cluster in clusters_of(self.repository)]
+        clusters = [self.repository.clusters.get(cluster) for cluster in known]
         return next((m.id for cluster in clusters for m in cluster.members if m.name == name), "")
 
     def step(self, seconds: float = 0) -> None:
         """Reconcile once, as the worker does, after this many seconds."""
         self.later += timedelta(seconds=seconds)
-        self.clusters.reconcile({"site": self.pool}, datetime.now(UTC) + self.later)
+        self.repository.reconciler.reconcile({"site": self.pool}, datetime.now(UTC) + self.later)
 
     def step_killed_after(self, what: Any, name: str) -> None:
         """Reconcile with a worker that is killed right after it has called this function."""
@@ -158,22 +158,22 @@ class World:
             self.step()
 
     def apply(self, spec: ClusterSpec | None = None, **more: Any) -> ApplyResult:
-        return self.clusters.apply(OPERATOR, spec or declared(**more))
+        return self.repository.cluster_specs.apply(OPERATOR, spec or declared(**more))
 
     def members(self, name: str = "vc") -> dict[str, ClusterVm]:
-        return {member.name: member for member in self.clusters.get(name).members}
+        return {member.name: member for member in self.repository.clusters.get(name).members}
 
     def states(self, name: str = "vc") -> dict[str, ClusterVmState]:
-        return {member.name: member.state for member in self.clusters.get(name).members}
+        return {member.name: member.state for member in self.repository.clusters.get(name).members}
 
     def orders(self, node: str) -> dict[str, ClusterVmOrder]:
-        return {order.name: order for order in self.clusters.share(node).members}
+        return {order.name: order for order in self.repository.assignments.get(node).members}
 
     def report(self, member: ClusterVm, phase: Phase, incarnation: int = 1, **more: Any) -> None:
         """Report as the agent of the VM's node does."""
         values = {"code": ClusterVmCode.PROGRESS, "since": now(), **more}
         told = ClusterVmReport(id=member.id, incarnation=incarnation, phase=phase, **values)
-        self.clusters.store_reports(member.node, ClusterVmReports(reports=(told,)))
+        self.repository.assignments.store_reports(member.node, ClusterVmReports(reports=(told,)))
 
     def run(self, name: str, incarnation: int = 1, cluster: str = "vc") -> None:
         """Report that a VM runs, and add it to the pool."""
@@ -199,4 +199,4 @@ class World:
 
     def codes(self, name: str = "vc") -> list[tuple[str, str, str]]:
         """The history: cluster VM, state, code."""
-        return [(e.member, e.state, e.code) for e in self.clusters.events(name)]
+        return [(e.member, e.state, e.code) for e in self.repository.clusters.events(name)]

@@ -25,7 +25,6 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as SQLite
 from werkzeug.routing import Rule
 
 from repository.db import database as databases
-from repository.images import Images
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
 from repository.storage.objects import ObjectStore, open_objects
@@ -224,7 +223,7 @@ def repository(config: Config) -> Iterator[Repository]:
         prepare_library(config.data_dir)
     opened = open_repository(config, migrate=False)
     if not config.database_url.startswith("sqlite"):
-        push_library(opened.images)
+        push_library(opened)
     yield opened
     opened.close()
 
@@ -255,10 +254,10 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def images(config: Config, clock: Clock) -> Iterator[Images]:
-    """An image repository without images."""
+def images(config: Config, clock: Clock) -> Iterator[Repository]:
+    """A repository without images."""
     database = databases.Database(config.database)
-    yield Images(database, open_objects(config), config, clock=clock)
+    yield Repository(config, database, open_objects(config), clock=clock)
     database.close()
 
 

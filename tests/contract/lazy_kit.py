@@ -123,7 +123,7 @@ class Place:
 
     def push(self, disk: bytes, kernel: bytes = b"a kernel", **wish: Any) -> str:
         """Publish an image; returns its digest."""
-        return push(self.site.repository.images, ADMIN, disk, kernel, **wish).digest
+        return push(self.site.repository, ADMIN, disk, kernel, **wish).digest
 
     def plain(self, **more: Any) -> ImageCache:
         """The node's cache as an ordinary one, without lazy start."""

@@ -10,7 +10,8 @@ from segments_kit import compute_layout_of_bytes, encode_segment
 
 from images.content import SEGMENT_BYTES, ContentLayout, digest_chunks, segment_digest
 from images.manifest import ImageManifest, Part
-from repository.images import Images, Viewer
+from repository.images import Viewer
+from repository.service import Repository
 from vmjobs.wire import ImageDetail
 
 ADA, BOB, EVE = Viewer("ada"), Viewer("bob"), Viewer("eve")
@@ -41,21 +42,21 @@ def manifest_of(layout: ContentLayout, **more: Any) -> dict[str, Any]:
     return image.model_dump(mode="json", by_alias=True)
 
 
-def read(images: Images, viewer: Viewer, detail: ImageDetail, part: str = "root") -> bytes:
+def read(repository: Repository, viewer: Viewer, detail: ImageDetail, part: str = "root") -> bytes:
     """All bytes of a part of an image."""
     content = detail.manifest[part]["digest"]
-    return b"".join(images.read_content(viewer, detail.digest, content))
+    return b"".join(repository.contents.read(viewer, detail.digest, content))
 
 
-def sweeper(images: Images, patience: float = 0, orphans: float = 0) -> Images:
+def sweeper(repository: Repository, patience: float = 0, orphans: float = 0) -> Repository:
     """The same repository, with these limits in seconds for uploads and orphans."""
-    config = images.config.model_copy(update={"upload_seconds": patience})
-    return Images(images.database, images.objects, config, orphan_seconds=orphans)
+    config = repository.config.model_copy(update={"upload_seconds": patience})
+    return Repository(config, repository.database, repository.objects, orphan_seconds=orphans)
 
 
-def stored(images: Images) -> list[str]:
+def stored(repository: Repository) -> list[str]:
     """Keys of all segments' objects."""
-    return [info.key for info in images.objects.keys("segments")]
+    return [info.key for info in repository.objects.keys("segments")]
 
 
 def layout(data: bytes) -> ContentLayout:

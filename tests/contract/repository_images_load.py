@@ -17,12 +17,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from repository_images_kit import noise, pieces, sweeper
-from repository_kit import submission
+from repository_kit import images_of, submission
 from segments_kit import compute_layout_of_bytes, encode_segment
 
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, ContentLayout, digest_chunks
 from images.manifest import ImageManifest, Part
-from repository.images import Images, Viewer
+from repository.images import Viewer
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, ImageInUse, InvalidSpec, MissingChunks, NotFound, VMJobsError
@@ -78,7 +78,6 @@ class Worker:
 
     def __init__(self, repository: Repository, seed: int) -> None:
         self.repository = repository
-        self.images: Images = repository.images
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.jobs: list[str] = []
@@ -104,60 +103,62 @@ class Worker:
             name=self._name(),
             visibility=self.random.choice(["public", "private"]),
         )
-        self.images.publish(viewer, wish)
+        self.repository.publisher.publish(viewer, wish)
 
     def give_up(self, viewer: Viewer) -> None:
         """Upload a disk, and abandon the upload."""
         upload = self._send(viewer, self.random.randrange(DISKS))
         if self.random.random() < 0.5:
-            self.images.drop_upload(viewer, upload)
+            self.repository.uploads.drop(viewer, upload)
 
     def rename(self, viewer: Viewer) -> None:
         """Move a name, or remove one."""
-        own = [image for image in self.images.list(viewer) if image.owner == viewer.user]
+        own = [image for image in images_of(self.repository, viewer) if image.owner == viewer.user]
         if own and self.random.random() < 0.8:
-            self.images.tag(viewer, "", self._name(), "latest", self.random.choice(own).digest)
+            self.repository.catalog.tag(
+                viewer, "", self._name(), "latest", self.random.choice(own).digest
+            )
         else:
-            self.images.untag(viewer, "", self._name(), "latest")
+            self.repository.catalog.untag(viewer, "", self._name(), "latest")
 
     def remove(self, viewer: Viewer) -> None:
         """Release an image."""
-        own = [image for image in self.images.list(viewer) if image.owner == viewer.user]
+        own = [image for image in images_of(self.repository, viewer) if image.owner == viewer.user]
         if own:
-            self.images.remove(viewer, self.random.choice(own).digest)
+            self.repository.catalog.remove(viewer, self.random.choice(own).digest)
 
     def run(self, viewer: Viewer) -> None:
         """Submit a job."""
-        seen = [image for image in self.images.list(viewer) if image.namespace != "library"]
+        seen = [image for image in images_of(self.repository, viewer) if image.namespace != "library"]
         if seen:
             spec = submission(image=self.random.choice(seen).digest)
-            self.jobs.append(self.repository.submit(viewer.user, spec).jobs[0].id)
+            self.jobs.append(self.repository.submissions.submit(viewer.user, spec).jobs[0].id)
 
     def end(self, viewer: Viewer) -> None:
         """End all of this thread's jobs."""
         del viewer
         while self.jobs:
-            self.repository.cancel(self.jobs.pop())
+            self.repository.job_actions.cancel(self.jobs.pop())
 
     def _send(self, viewer: Viewer, seed: int) -> str:
         layout, wanted = layout_of(seed), segments_of(seed)
-        upload = self.images.open_upload(viewer, layout.size).id
-        answers = self.images.missing_segments(viewer, upload, list(wanted))
+        upload = self.repository.uploads.begin(viewer, layout.size).id
+        answers = self.repository.uploads.missing_segments(viewer, upload, list(wanted))
         for (digest, piece), missing in zip(wanted.items(), answers, strict=True):
             if missing:
                 self._put(viewer, upload, digest, piece)
-        self.images.put_content(viewer, upload, layout.digest, layout.to_bytes())
+        self.repository.uploads.put_content(viewer, upload, layout.digest, layout.to_bytes())
         return upload
 
     def _put(self, viewer: Viewer, upload: str, digest: bytes, piece: bytes) -> None:
         blocks = digest_chunks(memoryview(piece))
-        missing = self.images.missing_chunks(viewer, upload, blocks)
+        missing = self.repository.uploads.missing_chunks(viewer, upload, blocks)
         here = [number for number, is_missing in enumerate(missing) if not is_missing]
         try:
-            self.images.put_segment(viewer, upload, digest, encode_segment(piece, blocks, here))
+            self.repository.segments.put(viewer, upload, digest, encode_segment(piece, blocks, here))
         except MissingChunks:
             self.done["blocks went"] += 1
-            self.images.put_segment(viewer, upload, digest, encode_segment(piece, blocks))
+            self.repository.segments.put(viewer, upload, digest, encode_segment(piece, blocks))
 
     def _name(self) -> str:
         return self.random.choice("abc")
@@ -189,13 +190,13 @@ def collect(config: Config, seed: int, start: Any, board: Any, results: Any) -> 
     """Run a process that collects garbage without a pause."""
     del seed
     repository = open_repository(config, migrate=False)
-    images = sweeper(repository.images, PATIENCE, ORPHANS)
+    images = sweeper(repository, PATIENCE, ORPHANS)
     done: Counter[str] = Counter()
     start.wait(DEADLINE)
     while not board[STOP]:
-        report = images.collect()
+        report = images.garbage_collector.collect()
         done += Counter({f"collected {k}": v for k, v in report.model_dump().items()}, collections=1)
-        images.collect(dry_run=True)
+        images.garbage_collector.collect(dry_run=True)
     results.put(done)
     repository.close()
 

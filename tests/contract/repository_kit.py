@@ -19,11 +19,13 @@ from sqlalchemy import event
 from images.content import SEGMENT_BYTES, ContentLayout
 from images.manifest import ImageManifest, Part
 from repository.db.database import Database
-from repository.images import LIBRARY, Images, Viewer
+from repository.db.paging import PageRequest
+from repository.images import LIBRARY, Viewer
 from repository.jobs.dispatcher import DispatchContext
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
 from vmjobs.batch import BatchJob, BatchStatus, Observation
+from vmjobs.cluster.wire import Cluster
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import (
@@ -40,7 +42,7 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.wire import ImageDetail, Publication
+from vmjobs.wire import ImageDetail, ImageInfo, Publication
 
 #: The states that an agent reports, in order.
 WAY = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
@@ -101,21 +103,21 @@ def _migrated() -> bytes:
         return path.read_bytes()
 
 
-def send(images: Images, viewer: Viewer, upload: str, data: bytes) -> ContentLayout:
+def send(repository: Repository, viewer: Viewer, upload: str, data: bytes) -> ContentLayout:
     """Upload a content, as a client does."""
     layout = compute_layout_of_bytes(data)
     stored = dict(layout.stored())
-    answers = images.missing_segments(viewer, upload, list(stored.values()))
+    answers = repository.uploads.missing_segments(viewer, upload, list(stored.values()))
     for (number, digest), missing in zip(stored.items(), answers, strict=True):
         if missing:
             piece = data[number * SEGMENT_BYTES : (number + 1) * SEGMENT_BYTES]
-            images.put_segment(viewer, upload, digest, encode_segment(piece))
-    images.put_content(viewer, upload, layout.digest, layout.to_bytes())
+            repository.segments.put(viewer, upload, digest, encode_segment(piece))
+    repository.uploads.put_content(viewer, upload, layout.digest, layout.to_bytes())
     return layout
 
 
 def push(
-    images: Images,
+    repository: Repository,
     viewer: Viewer,
     data: bytes = b"a very small disk",
     kernel: bytes = b"",
@@ -123,20 +125,38 @@ def push(
     **wish: Any,
 ) -> ImageDetail:
     """Upload a disk (and a kernel), and make an image of it. wish: fields of the publication."""
-    upload = images.open_upload(viewer, len(data) + len(kernel)).id
+    upload = repository.uploads.begin(viewer, len(data) + len(kernel)).id
     parts = {"root": data, "kernel": kernel} if kernel else {"root": data}
-    sent = {name: send(images, viewer, upload, value) for name, value in parts.items()}
+    sent = {name: send(repository, viewer, upload, value) for name, value in parts.items()}
     made = {name: Part(digest=layout.digest, size=layout.size) for name, layout in sent.items()}
     image = ImageManifest.model_validate({**made, **(manifest or {})})
     body = {"manifest": image.model_dump(mode="json", by_alias=True), "upload": upload, **wish}
-    return images.publish(viewer, Publication.model_validate(body))
+    return repository.publisher.publish(viewer, Publication.model_validate(body))
 
 
-def push_library(images: Images, name: str = "hep", data: bytes = b"a very small disk") -> ImageDetail:
+def images_of(repository: Repository, viewer: Viewer) -> list[ImageInfo]:
+    """The images that the viewer may use; not more than a page."""
+    return repository.catalog.page(viewer, PageRequest())[0]
+
+
+def clusters_of(repository: Repository) -> list[Cluster]:
+    """All clusters, without their VMs; not more than a page."""
+    return repository.clusters.page(PageRequest())[0]
+
+
+def with_settings(repository: Repository, **settings: object) -> Repository:
+    """The same repository with other settings."""
+    config = repository.config.model_copy(update=settings)
+    return Repository(config, repository.database, repository.objects)
+
+
+def push_library(
+    repository: Repository, name: str = "hep", data: bytes = b"a very small disk"
+) -> ImageDetail:
     """Publish an image that all users may boot."""
     wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
     # Its kernel lets every hypervisor boot it; such a guest's VMs can be checkpointed.
-    return push(images, ADMIN, data, b"a kernel", {"guest": {"contract": 3}}, **wish)
+    return push(repository, ADMIN, data, b"a kernel", {"guest": {"contract": 3}}, **wish)
 
 
 def prepare_library(
@@ -157,7 +177,7 @@ def _library(name: str, data: bytes) -> tuple[tempfile.TemporaryDirectory[str], 
     place = Path(folder.name)
     url = migrated_sqlite(place / "vmjobs.db")
     with closing(open_repository(Config(data_dir=place, database_url=url), migrate=False)) as opened:
-        return folder, push_library(opened.images, name, data)
+        return folder, push_library(opened, name, data)
 
 
 class Ledger:
@@ -232,13 +252,13 @@ def submission(count: int = 1, **changes: object) -> Submission:
 
 def one(repository: Repository, owner: str = "ada", **changes: object) -> Job:
     """Submit a job."""
-    return repository.submit(owner, submission(**changes)).jobs[0]
+    return repository.submissions.submit(owner, submission(**changes)).jobs[0]
 
 
 def claim(repository: Repository, job_id: str, node: str = "node1") -> str:
     """Claim a job; returns the attempt's id."""
     attempt = secrets.token_hex(16)
-    repository.claim(job_id, AttemptClaim(attempt=attempt, node=node))
+    repository.attempts.claim(job_id, AttemptClaim(attempt=attempt, node=node))
     return attempt
 
 
@@ -253,9 +273,9 @@ def told(
 def bring(repository: Repository, job_id: str, attempt: str, to: JobState) -> None:
     """Report every state on the way to ``to``."""
     for state in WAY[: WAY.index(to) + 1]:
-        repository.report(job_id, attempt, told(state))
+        repository.attempts.report(job_id, attempt, told(state))
 
 
 def states(repository: Repository, job_id: str) -> list[str]:
     """The states of the job's history."""
-    return [event.state.value for event in repository.events(job_id)]
+    return [event.state.value for event in repository.jobs.events(job_id)]

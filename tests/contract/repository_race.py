@@ -24,30 +24,30 @@ DEADLINE = 120
 
 def claim(repository: Repository, job_id: str) -> str:
     attempt = secrets.token_hex(16)
-    repository.claim(job_id, AttemptClaim(attempt=attempt, node="node1"))
+    repository.attempts.claim(job_id, AttemptClaim(attempt=attempt, node="node1"))
     return attempt
 
 
 def cancel(repository: Repository, job_id: str) -> str:
-    return repository.cancel(job_id).state.value
+    return repository.job_actions.cancel(job_id).state.value
 
 
 def submit(repository: Repository, key: str) -> tuple[str, bool, int]:
     published: list[str] = []
-    done = repository.submit("ada", submission(3), key, published.append)
+    done = repository.submissions.submit("ada", submission(3), key, published.append)
     return done.array, done.created, len(published)
 
 
 def stage(repository: Repository, job_and_attempt: str) -> None:
     job_id, attempt = job_and_attempt.split()
-    repository.report(job_id, attempt, told(JobState.STAGING))
+    repository.attempts.report(job_id, attempt, told(JobState.STAGING))
 
 
 def _work(config: Config, action: Action, items: Sequence[str], barrier: Any, results: Any) -> None:
     repository = open_repository(config, migrate=False)
     found: list[Any] = []
     spans: list[tuple[float, float]] = []
-    repository.ping()
+    repository.database.ping()
     for item in items:
         barrier.wait(DEADLINE)
         began = time.monotonic()

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from repository.clusters.service import Clusters
+from repository.db.paging import PageRequest
 from repository.jobs.dispatcher import DispatchContext
-from repository.service import open_repository
+from repository.service import Repository, open_repository
 from repository.tasks import make_celery, worker_arguments
 from vmjobs.batch import BatchJob, BatchStatus, Observation
 from vmjobs.cluster.pool import IdleJobs, PoolVm, ProbeState, WorkerVmProfile
@@ -55,14 +55,14 @@ class Directory:
 class Eager:
     """A pool that every VM joins at once, and whose probe jobs run at once."""
 
-    def __init__(self, clusters: Clusters) -> None:
-        self._clusters = clusters
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
 
     def machines(self) -> list[PoolVm]:
         return [
             PoolVm(member.name, member.incarnation, member.id)
-            for cluster in self._clusters.list()
-            for member in self._clusters.get(cluster.name).members
+            for cluster in self._repository.clusters.page(PageRequest())[0]
+            for member in self._repository.clusters.get(cluster.name).members
         ]
 
     def probes(self, machines: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
@@ -87,7 +87,7 @@ def main(file: str, queue: str) -> None:
             repository,
             Directory(Path(queue)),
             lambda *_: "token",
-            pools={name: Eager(repository.clusters) for name in config.pools},
+            pools={name: Eager(repository) for name in config.pools},
         )
 
     make_celery(config, factory).worker_main(worker_arguments(config))

@@ -21,7 +21,7 @@ from hypervisor_host import wait_until
 
 from images.store.image_store import ImageStore
 from images.transfer.file_transfer import ChunkedFileTransfer
-from repository.images.retention import Checkpoint, checkpoint_of
+from repository.images.checkpoints import Checkpoint, checkpoint_of
 from vmjobs.agent.guest import endpoint
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run.job_run import execute
@@ -30,7 +30,7 @@ from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
 from vmjobs.client import JobAgentClient, Retries
-from vmjobs.errors import HypervisorError, Unavailable
+from vmjobs.errors import HypervisorError, QuotaExceeded, Unavailable
 from vmjobs.file_transfer import ContentReceiver
 from vmjobs.hypervisor.base import Hypervisor, VmConfig, VmState
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
@@ -174,7 +174,7 @@ class Place:
 
     def out(self) -> list[int]:
         """The numbers counted so far, from the service's copy of the output."""
-        stream = self.site.repository.open_stream(self.job, StreamName.OUT)
+        stream = self.site.repository.jobs.open_stream(self.job, StreamName.OUT)
         return [int(line) for line in stream.read_all().splitlines()]
 
     def completes(self, driver: Hypervisor | None = None) -> Node:
@@ -197,7 +197,7 @@ class Place:
             return checkpoint_of(session, self.job)
 
     def output(self, name: str) -> str:
-        with self.site.repository.open_output(self.job, name) as file:
+        with self.site.repository.jobs.open_output(self.job, name) as file:
             return b"".join(file).decode()
 
 
@@ -244,7 +244,7 @@ def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
     assert [int(number) for number, _ in numbers] == list(range(1, LAST + 1))
     assert len({process for _, process in numbers}) == 1
     assert begun < int(place.output("clock")) <= time.time() + 2
-    job = place.site.repository.job(place.job)
+    job = place.site.repository.jobs.get(place.job)
     assert job.attempts == 3
     assert job.bytes["checkpoint"] > 0
     resumed = last.lease.reports[2].reason.message
@@ -277,21 +277,22 @@ def test_whoever_is_not_to_be_saved_is_stopped(place: Place, number: int) -> Non
 
 
 @pytest.mark.soak
-def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(place: Place) -> None:
+def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.submit()
     first = place.node()
     place.counts()
-    images = place.site.repository.images
 
-    def limit(mib: int) -> None:
-        images.config = images.config.model_copy(update={"image_quota": mib})
+    def refuse(*_: object) -> None:
+        raise QuotaExceeded("the quota is used up")
 
-    limit(1)
-    first.signal(15)
-    left = first.ended()
+    with monkeypatch.context() as patch:
+        patch.setattr("repository.images.segments.check_quota", refuse)
+        first.signal(15)
+        left = first.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     assert "checkpoint was not stored" in left.reason.message
-    limit(0)
     place.completes()
 
 

@@ -53,7 +53,7 @@ def site(tmp_path: Path) -> Site:
     made = make_site(tmp_path / "service")
     told = {"guest": {"contract": 1}, "cmdline": list(image.cmdline)}
     wish = {"namespace": LIBRARY, "name": "generic", "visibility": "public"}
-    push(made.repository.images, ADMIN, image.root.read_bytes(), b"UML has its own", told, **wish)
+    push(made.repository, ADMIN, image.root.read_bytes(), b"UML has its own", told, **wish)
     return made
 
 

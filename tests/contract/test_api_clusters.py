@@ -19,6 +19,8 @@ from clusters_kit import POOLS, Mint, World
 
 from api.serve import make_app
 from api.tokens import make_issuer
+from repository.clusters.assignments import ClusterAssignments
+from repository.clusters.core import node_lease
 from repository.db.models import NodeRow
 from repository.service import open_repository
 from vmjobs.client import AssignmentClient, Client
@@ -310,7 +312,7 @@ def test_the_operators_client(site: Site, world: World, url: str) -> None:
         events = clusters.events("vc")
         assert clusters.events("vc", events[-2].seq) == events[-1:]
         member = found.members[0]
-        world.clusters.append_console(member.node, member.id, 1, 0, b"hello")
+        world.repository.assignments.append_console(member.node, member.id, 1, 0, b"hello")
         assert b"".join(clusters.console("vc", member.name, 2)) == b"llo"
         assert b"".join(clusters.console("vc", member.name, 5)) == b""
         assert clusters.delete("vc").deleting
@@ -354,7 +356,7 @@ def test_a_change_ends_the_wait(site: Site, world: World, url: str) -> None:
         assert len(waiting.result(10).members) == 1
         # Each change of an order ends the wait again: here, its cluster is deleted.
         waiting = pool.submit(agent.share, seen + 1, 20)
-        world.clusters.delete("vc", Goal.STOP, "root")
+        world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
         world.step()
         assert waiting.result(10).members[0].goal is Goal.STOP
         assert time.monotonic() - begun < 15
@@ -364,7 +366,7 @@ def test_a_change_ends_the_wait(site: Site, world: World, url: str) -> None:
 
 def test_waiting_costs_one_query_for_all(site: Site, world: World, url: str) -> None:
     asked: list[list[str]] = []
-    real = world.clusters.revisions
+    real = world.repository.assignments.revisions
     site.app.extensions["vmjobs"].assignments._revisions = lambda nodes: (
         asked.append(list(nodes)) or real(nodes)
     )
@@ -395,7 +397,8 @@ def test_who_comes_when_too_many_wait_is_answered_at_once(site: Site, world: Wor
     # The client library does not ask again at once.
     with patch.object(agent_client, "CROWDED_PAUSE_SECONDS", 0.5):
         agent = AssignmentClient(url, site.node("n9").token, "n9")
-        with patch.object(site.repository.clusters, "share", wraps=world.clusters.share) as asked:
+        real = ClusterAssignments.get
+        with patch.object(ClusterAssignments, "get", autospec=True, side_effect=real) as asked:
             assert agent.share(0, 1.2).revision == 0
         assert 2 <= asked.call_count <= 8
         agent.close()
@@ -426,7 +429,7 @@ def test_who_waits_does_not_hold_up_the_end_of_the_service(tmp_path: Path) -> No
 def test_asking_for_its_share_shows_that_a_node_is_there(site: Site, world: World) -> None:
     world.apply(spec(nodes=["n1"]))
     world.step()
-    long_ago = now() - 2 * world.clusters.lease
+    long_ago = now() - 2 * node_lease(world.repository.config)
     with site.repository.database.write() as session:
         for row in session.query(NodeRow):
             row.heard = long_ago

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 from api_images_kit import DISK, OCTETS, pieces, publication, push, put_content
 from api_support import Site
+from repository_kit import images_of
 
 from api.tokens import Scope
 from repository.images import Viewer
@@ -116,7 +117,7 @@ def test_bad_names(site: Site) -> None:
         assert ada("GET", f"/v1/images/ada/{escaped}").status_code in {404, 422}, name
         for path in (f"ada/{escaped}/latest", f"ada/x/{escaped}"):
             assert ada("PUT", f"/v1/tags/{path}", **body).status_code in {404, 422}, name
-    assert [e for e in site.repository.images.list(Viewer("ada")) if e.namespace == "ada"] == []
+    assert [e for e in images_of(site.repository, Viewer("ada")) if e.namespace == "ada"] == []
 
 
 def test_names_of_others_are_not_ours_to_give(site: Site, image: str) -> None:

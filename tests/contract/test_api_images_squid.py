@@ -76,8 +76,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     config = Config(data_dir=home / "data", listen=f"127.0.0.1:{free_port()}", api_workers=2)
     with closing(open_repository(config)) as repository:
         wish = {"namespace": LIBRARY, "name": "hep", "visibility": "public"}
-        public = push(repository.images, ADMIN, DISK, **wish).digest
-        private = push(repository.images, Viewer("ada"), SECRET, name="mine").digest
+        public = push(repository, ADMIN, DISK, **wish).digest
+        private = push(repository, Viewer("ada"), SECRET, name="mine").digest
     issuer = make_issuer(config)
     tokens = issuer.user_token("ada"), issuer.user_token("bob"), issuer.node_token("wn1")
     with (

@@ -86,7 +86,7 @@ def test_an_empty_service_shows_zeros_and_not_nothing(scraper: Caller) -> None:
 def test_jobs_by_state(repository: Repository, scraper: Caller) -> None:
     jobs = [one(repository, owner).id for owner in ("ada", "ada", "bob")]
     attempt = claim(repository, jobs[0])
-    repository.report(jobs[0], attempt, told(JobState.STAGING))
+    repository.attempts.report(jobs[0], attempt, told(JobState.STAGING))
     found = of(scrape(scraper), "vmjobs_jobs")
     assert {state: count for (state,), count in found.items() if count} == {"QUEUED": 2, "STAGING": 1}
 
@@ -95,7 +95,7 @@ def test_what_two_images_share_is_stored_once(repository: Repository, scraper: C
     kernel, disks = random.randbytes(500_000), (random.randbytes(300_000), random.randbytes(300_000))
     seen = [scrape(scraper)]
     for number, disk in enumerate(disks):
-        push(repository.images, ADMIN, disk, kernel, name=f"image-{number}")
+        push(repository, ADMIN, disk, kernel, name=f"image-{number}")
         seen.append(scrape(scraper))
 
     def added(name: str) -> list[float]:
@@ -138,7 +138,7 @@ def test_a_cluster_comes_up_and_fails(world: World, scraper: Caller) -> None:
     world.pool.down = True
     world.step(60)
     assert scrape(scraper)["vmjobs_pool_up", "site"] == 0
-    world.clusters.drain("vc", "root")
+    world.repository.cluster_actions.drain("vc", "root")
     assert scrape(scraper)["vmjobs_cluster_target_members", "vc"] == 0
 
 
@@ -161,8 +161,8 @@ def test_drains_upgrades_and_rollbacks_are_counted(world: World, scraper: Caller
     assert found["vmjobs_cluster_outdated_members", "vc"] == 2
     assert found["vmjobs_cluster_member_changes_total", "vc", "DRAINING"] == 1  # one at a time
     for _ in range(2):
-        world.clusters.drain("vc", "root")  # a repeated drain does not count
-    world.clusters.resume("vc", "root")
+        world.repository.cluster_actions.drain("vc", "root")  # a repeated drain does not count
+    world.repository.cluster_actions.resume("vc", "root")
     found = scrape(scraper)
     assert found["vmjobs_cluster_changes_total", "draining", "vc"] == 1
     assert found["vmjobs_cluster_changes_total", "resumed", "vc"] == 1
@@ -201,7 +201,7 @@ def test_tokens_are_counted_whatever_became_of_the_request(site: Site, world: Wo
 
 
 def test_nodes_and_their_room(world: World, repository: Repository, scraper: Caller) -> None:
-    repository.put_node(node_of("n3", site="there", cluster_cpus=0, cluster_memory=0))
+    repository.nodes.put(node_of("n3", site="there", cluster_cpus=0, cluster_memory=0))
     world.apply(size=2)
     world.bring_up()
     found = scrape(scraper)
@@ -232,7 +232,7 @@ def silence(repository: Repository, node: str) -> None:
 
 
 def test_labels_are_quoted(world: World, repository: Repository, scraper: Caller) -> None:
-    repository.put_node(node_of("n9", site='a"b\\c\n'))
+    repository.nodes.put(node_of("n9", site='a"b\\c\n'))
     assert scrape(scraper)["vmjobs_nodes", 'a"b\\c\n', "alive"] == 1
 
 
@@ -249,7 +249,7 @@ def test_the_answer_does_not_grow_with_jobs_nor_the_number_of_questions(
         sizes.append((lines, len(asked)))
         for number in range(10):
             one(repository, f"user-{number}")
-            push_library(repository.images, f"more-{number}", b"%d" % number)
+            push_library(repository, f"more-{number}", b"%d" % number)
     assert sizes[0] == sizes[1]
     assert sizes[0][1] <= 12
     assert "user-" not in scraper("GET", "/metrics").text
@@ -272,7 +272,7 @@ def test_who_may_ask(site: Site) -> None:
 def test_every_process_gives_the_same_answer(tmp_path: Path) -> None:
     settings = Config(data_dir=tmp_path / "data", listen=f"127.0.0.1:{free_port()}", api_workers=3)
     with closing(open_repository(settings)) as repository:
-        push_library(repository.images)
+        push_library(repository)
         for _ in range(5):
             one(repository)
     token = make_issuer(settings).user_token("prometheus", [Scope.COMPUTE_READ])

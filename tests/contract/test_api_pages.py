@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api_support import Caller, Site
 from clusters_kit import OPERATOR, POOLS, declared, node_of
-from repository_kit import push, push_library
+from repository_kit import images_of, push, push_library
 from sqlalchemy import insert, select
 
 from repository.db.models import NodeRow
@@ -26,11 +26,11 @@ ADA = Viewer("ada")
 def fill(repository: Repository) -> None:
     """Create seven nodes and clusters; images with a name, several, none, and of the library."""
     for number in range(7):
-        repository.put_node(node_of(f"n{number}"))
-        repository.clusters.apply(OPERATOR, declared(f"c{number}", image="hep"))
-        push(repository.images, ADA, b"%d" % number, name=f"i{number % 3}", tag=f"t{number}")
-    push(repository.images, ADA, b"nameless")
-    push(repository.images, ADA, b"nameless, too")
+        repository.nodes.put(node_of(f"n{number}"))
+        repository.cluster_specs.apply(OPERATOR, declared(f"c{number}", image="hep"))
+        push(repository, ADA, b"%d" % number, name=f"i{number % 3}", tag=f"t{number}")
+    push(repository, ADA, b"nameless")
+    push(repository, ADA, b"nameless, too")
 
 
 def walked(user: Caller, what: str, limit: int) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ LISTS = ("images", "nodes", "clusters")
 
 
 def test_pages_have_everything_once_and_in_order(site: Site) -> None:
-    push_library(site.repository.images)
+    push_library(site.repository)
     fill(site.repository)
     user = site.user("ada")
     for what in LISTS:
@@ -77,8 +77,8 @@ def test_a_page_of_no_list_is_refused(site: Site) -> None:
 def test_both_databases_put_pages_in_one_order(repository: Repository) -> None:
     fill(repository)
     lists: dict[str, Callable[[PageRequest], tuple[list[Any], str]]] = {
-        "images": lambda page: repository.images.page(ADA, page),
-        "nodes": repository.node_page,
+        "images": lambda page: repository.catalog.page(ADA, page),
+        "nodes": repository.nodes.page,
         "clusters": repository.clusters.page,
     }
     for what, ask in lists.items():
@@ -91,12 +91,12 @@ def test_both_databases_put_pages_in_one_order(repository: Repository) -> None:
             if not cursor:
                 break
         assert (found, last) == (whole, ""), what
-    assert [i.name for i in repository.images.list(ADA)].count("") == 2
+    assert [i.name for i in images_of(repository, ADA)].count("") == 2
 
 
 def test_clients_follow_pages(site: Site, url: str) -> None:
-    image = push_library(site.repository.images)
-    site.repository.put_node(node_of("n"))
+    image = push_library(site.repository)
+    site.repository.nodes.put(node_of("n"))
     count = MAX_PAGE + 5
     with site.repository.database.write() as session:
         (node,) = session.execute(NodeRow.__table__.select()).mappings()

@@ -39,7 +39,7 @@ def settings(tmp_path: Path) -> Config:
     listen = f"127.0.0.1:{free_port()}"
     config = Config(data_dir=tmp_path / "data", listen=listen, api_workers=3)
     with closing(open_repository(config)) as repository:
-        push_library(repository.images, "tiny", b"disk" * 1024)
+        push_library(repository, "tiny", b"disk" * 1024)
     return config
 
 
@@ -203,7 +203,7 @@ def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tm
     """The kernel itself sends segments; it gives up on such peers, too."""
     with closing(open_repository(settings)) as repository:
         data = os.urandom(SEGMENT_BYTES)
-        image = push_library(repository.images, "large", data)
+        image = push_library(repository, "large", data)
     host, port = settings.listen.split(":")
     token = make_issuer(settings).user_token("ada")
     digest = compute_layout_of_bytes(data).segments[0].hex()
@@ -240,7 +240,7 @@ def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path
     """Each answer is as long as announced, so that the next one starts in the right place."""
     data = os.urandom(SEGMENT_BYTES)
     with closing(open_repository(settings)) as repository:
-        image = push_library(repository.images, "large", data)
+        image = push_library(repository, "large", data)
     segment = compute_layout_of_bytes(data).segments[0]
     path = f"/v1/images/{image.digest}/segments/{segment.hex()}"
     headers = {"Authorization": f"Bearer {make_issuer(settings).node_token('wn1')}"}

@@ -73,7 +73,7 @@ def test_bytes_pass_and_the_login_is_in_the_history(
     over = node.problem(404, "GET", f"{agent}/bytes?offset=4")
     assert over["code"] == "SESSION_OVER"
     assert over["detail"] == "the session is over: its node has left"
-    (line,) = [e for e in world.clusters.events("vc") if e.code == "LOGIN"]
+    (line,) = [e for e in world.repository.clusters.events("vc") if e.code == "LOGIN"]
     assert (line.member, line.node, line.state) == ("vc-0", "n1", "LOGIN")
     assert line.message == "root logs in as root"
 
@@ -83,7 +83,7 @@ def test_a_machine_that_lets_nobody_in(site: Site, world: World, pool: ThreadPoo
     made, _ = answered(site, pool, refused="the machine's image has no SSH server")
     assert (made.status_code, made.get_json(force=True)["code"]) == (409, "NO_LOGIN")
     assert made.get_json(force=True)["detail"] == "vc-0: the machine's image has no SSH server"
-    assert not [e for e in world.clusters.events("vc") if e.code == "LOGIN"]
+    assert not [e for e in world.repository.clusters.events("vc") if e.code == "LOGIN"]
 
 
 def test_a_node_that_says_nothing(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from api_support import Site, make_site, serving
 from clusters_kit import POOLS, World, node_of
+from repository_kit import clusters_of
 
 from vmjobs.cli.common import config
 from vmjobs.cli.main import main
@@ -73,7 +74,7 @@ def at_work(world: World) -> Iterator[None]:
 
     def work() -> None:
         while not over.wait(0.05):
-            if world.clusters.list():  # its declaration may take a moment
+            if clusters_of(world.repository):  # its declaration may take a moment
                 world.bring_up()
                 world.obey("n1", "n2")
 
@@ -114,7 +115,7 @@ def test_a_cluster_from_its_declaration_to_its_end(world: World, shell: Shell) -
     world.obey("n1", "n2")
     world.step()
     shell("cluster", "show", "vc", status=66)
-    assert world.clusters.list() == []
+    assert clusters_of(world.repository) == []
 
 
 def test_faults_that_the_service_finds_have_lines(world: World, shell: Shell) -> None:
@@ -133,7 +134,7 @@ def test_faults_that_the_service_finds_have_lines(world: World, shell: Shell) ->
     for fault, begin in zip(faults, expected, strict=True):
         assert fault.startswith(begin)
     assert shell("cluster", "apply", "vc.yaml", status=64).count("vc.yaml:") == 4
-    assert world.clusters.list() == []
+    assert clusters_of(world.repository) == []
 
 
 def test_machines_without_room_are_said_to_be(world: World, shell: Shell) -> None:
@@ -146,7 +147,7 @@ def test_machines_without_room_are_said_to_be(world: World, shell: Shell) -> Non
         said = shell("cluster", "apply", "--wait", "--timeout", "1", "vc.yaml", status=124)
     assert "vc: 2 of 3 UP (1 PENDING)" in said
     assert "vc-2 PENDING: NO_ROOM: no node has room" in said
-    world.repository.put_node(node_of("n3"))
+    world.repository.nodes.put(node_of("n3"))
     with at_work(world):
         shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
 

@@ -127,7 +127,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     listen = f"127.0.0.1:{free_port()}"
     config = Config(data_dir=folder / "data", listen=listen, api_workers=3, pools=POOLS)
     with closing(open_repository(config)) as repository:
-        push_library(repository.images, "tiny", b"disk" * 1024)
+        push_library(repository, "tiny", b"disk" * 1024)
         world = World(repository, "n1")
         world.apply(image="tiny")
         world.step()

@@ -19,8 +19,8 @@ from images.store.image_store import ImageStore
 from images.store.local_gc import MIN_AGE_SECONDS, collect_garbage
 from images.transfer.push import send_content
 from images.transfer.upload_state import FileDigestCache, UploadState
-from repository.images import Images, Viewer
-from repository.service import open_repository
+from repository.images import Viewer
+from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, InvalidRequest, MissingChunks
 
@@ -34,7 +34,7 @@ class Receiver:
     clear: whether it reports all chunks as present.
     """
 
-    images: Images
+    repository: Repository
     upload: str
     asked: int = 0
     chunk_digests: int = 0
@@ -45,12 +45,12 @@ class Receiver:
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
         self.asked += len(digests)
-        return self.images.missing_segments(ADA, self.upload, digests)
+        return self.repository.uploads.missing_segments(ADA, self.upload, digests)
 
     def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
         if self.clear:
             return [False] * len(digests)
-        return self.images.missing_chunks(ADA, self.upload, digests)
+        return self.repository.uploads.missing_chunks(ADA, self.upload, digests)
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
         with self.lock:
@@ -59,21 +59,21 @@ class Receiver:
             self.chunk_digests += sum(
                 entry.kind in {ChunkEncoding.PLAIN, ChunkEncoding.ZSTD} for entry in index.entries
             )
-        return self.images.put_segment(ADA, self.upload, digest, bytes(body))
+        return self.repository.segments.put(ADA, self.upload, digest, bytes(body))
 
     def put_content(self, digest: str, layout: bytes) -> None:
         self.contents += 1
-        self.images.put_content(ADA, self.upload, digest, layout)
+        self.repository.uploads.put_content(ADA, self.upload, digest, layout)
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Iterator[Images]:
+def images(tmp_path: Path) -> Iterator[Repository]:
     with closing(open_repository(Config(data_dir=tmp_path / "data"))) as repository:
-        yield repository.images
+        yield repository
 
 
-def receiver(images: Images) -> Receiver:
-    return Receiver(images, images.open_upload(ADA, 1 << 30).id)
+def receiver(images: Repository) -> Receiver:
+    return Receiver(images, images.uploads.begin(ADA, 1 << 30).id)
 
 
 def file_of(path: Path, data: bytes) -> Path:
@@ -81,7 +81,7 @@ def file_of(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_each_missing_block_is_sent_once(images: Images, tmp_path: Path) -> None:
+def test_each_missing_block_is_sent_once(images: Repository, tmp_path: Path) -> None:
     data = os.urandom(CHUNK_BYTES) + bytes(SEGMENT_BYTES) + os.urandom(SEGMENT_BYTES + CHUNK_BYTES // 2)
     file, to = file_of(tmp_path / "disk", data), receiver(images)
     steps: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ def test_each_missing_block_is_sent_once(images: Images, tmp_path: Path) -> None
     assert (again.segments, again.contents) == ([], 1)
 
 
-def test_holes_are_neither_read_nor_asked_for(images: Images, tmp_path: Path) -> None:
+def test_holes_are_neither_read_nor_asked_for(images: Repository, tmp_path: Path) -> None:
     file, to = tmp_path / "disk", receiver(images)
     with file.open("wb") as sink:
         sink.truncate(100 * SEGMENT_BYTES + 1)
@@ -105,7 +105,7 @@ def test_holes_are_neither_read_nor_asked_for(images: Images, tmp_path: Path) ->
     assert (to.asked, to.segments, layout.size) == (0, [], 100 * SEGMENT_BYTES + 1)
 
 
-def test_blocks_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path) -> None:
+def test_blocks_that_are_gone_are_sent_after_all(images: Repository, tmp_path: Path) -> None:
     data = os.urandom(SEGMENT_BYTES)
     to = receiver(images)
     to.clear = True
@@ -114,7 +114,7 @@ def test_blocks_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path)
     assert to.chunk_digests == SEGMENT_BYTES // CHUNK_BYTES
 
 
-def test_segments_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path) -> None:
+def test_segments_that_are_gone_are_sent_after_all(images: Repository, tmp_path: Path) -> None:
     """The upload is aborted and its bytes are collected just before the content is made."""
     file = file_of(tmp_path / "disk", os.urandom(SEGMENT_BYTES))
 
@@ -124,12 +124,12 @@ def test_segments_that_are_gone_are_sent_after_all(images: Images, tmp_path: Pat
             if self.contents == 1:
                 raise MissingChunks("1 of the 1 segments are not here")
 
-    to = Forgetful(images, images.open_upload(ADA, 1 << 30).id)
+    to = Forgetful(images, images.uploads.begin(ADA, 1 << 30).id)
     send_content(file, to)
     assert to.contents == 2
 
 
-def test_a_layout_that_is_known_saves_reading(images: Images, tmp_path: Path) -> None:
+def test_a_layout_that_is_known_saves_reading(images: Repository, tmp_path: Path) -> None:
     data = os.urandom(3 * SEGMENT_BYTES)
     file = file_of(tmp_path / "disk", data)
     send_content(file, receiver(images))
@@ -141,14 +141,14 @@ def test_a_layout_that_is_known_saves_reading(images: Images, tmp_path: Path) ->
     assert again.segments == []
 
 
-def test_files_that_cannot_be_sent(images: Images, tmp_path: Path) -> None:
+def test_files_that_cannot_be_sent(images: Repository, tmp_path: Path) -> None:
     for path in (file_of(tmp_path / "empty", b""), tmp_path / "nothing", tmp_path):
         with pytest.raises(InvalidRequest):
             send_content(path, receiver(images))
 
 
 @pytest.mark.parametrize("what", ["grow", "shrink", "write"])
-def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
+def test_a_file_that_changes(images: Repository, tmp_path: Path, what: str) -> None:
     file = file_of(tmp_path / "disk", os.urandom(4 * SEGMENT_BYTES))
 
     class Meddler(Receiver):
@@ -160,7 +160,7 @@ def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
                     sink.truncate(5 * SEGMENT_BYTES if what == "grow" else SEGMENT_BYTES)
             return super().missing_segments(digests)
 
-    to = Meddler(images, images.open_upload(ADA, 1 << 30).id)
+    to = Meddler(images, images.uploads.begin(ADA, 1 << 30).id)
     with pytest.raises(Conflict, match="changed while it was being pushed"):
         send_content(file, to)
     assert to.contents == 0
@@ -169,7 +169,7 @@ def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
 # ----------------------------------------------------------------- digest cache, upload state
 
 
-def test_notes_save_reading_until_the_file_changes(images: Images, tmp_path: Path) -> None:
+def test_notes_save_reading_until_the_file_changes(images: Repository, tmp_path: Path) -> None:
     file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT_BYTES))
     with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
         assert notes.chunk_digests(0) is None
@@ -183,7 +183,7 @@ def test_notes_save_reading_until_the_file_changes(images: Images, tmp_path: Pat
         assert notes.chunk_digests(1) is None
 
 
-def test_broken_notes_are_none(images: Images, tmp_path: Path) -> None:
+def test_broken_notes_are_none(images: Repository, tmp_path: Path) -> None:
     file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT_BYTES))
     folder = tmp_path / "notes"
     with closing(FileDigestCache.open(folder, file)) as notes:

@@ -67,16 +67,16 @@ def driver() -> Libvirt:
 @pytest.fixture
 def image(place: Place, guest: BootImage) -> str:
     """Publish the guest's image, with a root disk worth fetching; return its digest."""
-    images = place.site.repository.images
+    repository = place.site.repository
     assert guest.kernel is not None
     assert guest.initrd is not None
     files = {"root": DISK, "kernel": guest.kernel.read_bytes(), "initrd": guest.initrd.read_bytes()}
-    upload = images.open_upload(ADMIN, sum(map(len, files.values()))).id
-    sent = {name: send(images, ADMIN, upload, data) for name, data in files.items()}
+    upload = repository.uploads.begin(ADMIN, sum(map(len, files.values()))).id
+    sent = {name: send(repository, ADMIN, upload, data) for name, data in files.items()}
     parts = {name: Part(digest=layout.digest, size=layout.size) for name, layout in sent.items()}
     manifest = ImageManifest.model_validate({**parts, "cmdline": ("rdinit=/init",)})
     body = {"manifest": manifest.model_dump(mode="json", by_alias=True), "upload": upload}
-    return images.publish(ADMIN, Publication.model_validate(body)).digest
+    return repository.publisher.publish(ADMIN, Publication.model_validate(body)).digest
 
 
 @pytest.fixture

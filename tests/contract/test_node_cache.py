@@ -302,7 +302,7 @@ def test_a_disk_without_room_for_another_file(place: Place) -> None:
 
 def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: Path) -> None:
     digest = place.push(noise(2 * SEGMENT_BYTES))
-    images = place.site.repository.images
+    repository = place.site.repository
     cache = place.plain()
     settings = Config(state_dir=tmp_path, site="here")
     registry = NodeClient(place.url, place.token, retries=QUICK)
@@ -311,7 +311,7 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
         registry, lambda: describe("n1", settings, (), cache.cached(), ()), prefetcher.set_wanted
     )
     announcer.step()
-    images.prefetch(ADMIN, digest, PrefetchRequest(site="here"))
+    repository.prefetcher.request(ADMIN, digest, PrefetchRequest(site="here"))
     threads = [
         threading.Thread(target=announcer.run),
         threading.Thread(target=prefetcher.run, args=(announcer.announce_soon,)),
@@ -320,13 +320,13 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
         thread.start()
     try:
         repository = place.site.repository
-        wait_for(lambda: any(digest in node.images for node in repository.live_nodes()))
+        wait_for(lambda: any(digest in node.images for node in repository.nodes.live()))
     finally:
         announcer.stop()
         prefetcher.stop()
         for thread in threads:
             thread.join(DEADLINE)
-    state = images.prefetch(ADMIN, digest, PrefetchRequest(site="here"))
+    state = repository.prefetcher.request(ADMIN, digest, PrefetchRequest(site="here"))
     assert (state.wanted, state.cached) == ((), ("n1",))
 
 

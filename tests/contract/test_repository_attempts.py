@@ -45,8 +45,8 @@ def test_a_job_from_claim_to_completion(repository: Repository) -> None:
         "bytes": {"image": 5, "memory": 100},
         "cpu_seconds": 1.25,
     }
-    repository.report(job.id, attempt, told(S.RUNNING).model_copy(update=running))
-    repository.report(job.id, attempt, told(S.COLLECTING))
+    repository.attempts.report(job.id, attempt, told(S.RUNNING).model_copy(update=running))
+    repository.attempts.report(job.id, attempt, told(S.COLLECTING))
     ended = {
         "seconds": {"running": 2.0},
         "bytes": {"memory": 2**40, "output": 0},
@@ -54,8 +54,8 @@ def test_a_job_from_claim_to_completion(repository: Repository) -> None:
         "rejected": (RejectedEntry(path="x", why="y"),),
     }
     success = told(S.COMPLETED, ReasonCode.SUCCEEDED, 0)
-    repository.report(job.id, attempt, success.model_copy(update=ended))
-    done = repository.job(job.id)
+    repository.attempts.report(job.id, attempt, success.model_copy(update=ended))
+    done = repository.jobs.get(job.id)
     assert done.state is S.COMPLETED
     assert done.exit is not None
     assert done.exit.ok
@@ -68,11 +68,11 @@ def test_a_job_from_claim_to_completion(repository: Repository) -> None:
     assert states(repository, job.id) == [
         "QUEUED", "QUEUED", "STAGING", "BOOTING", "RUNNING", "COLLECTING", "COMPLETED",
     ]  # fmt: skip
-    events = repository.events(job.id)
+    events = repository.jobs.events(job.id)
     assert [e.seq for e in events] == list(range(1, 8))
     assert [e.time for e in events] == sorted(e.time for e in events)
     assert {e.attempt for e in events[1:]} == {attempt}
-    assert repository.events(job.id, after=5) == events[5:]
+    assert repository.jobs.events(job.id, after=5) == events[5:]
 
 
 def test_reports_follow_the_table(repository: Repository) -> None:
@@ -80,7 +80,7 @@ def test_reports_follow_the_table(repository: Repository) -> None:
     attempt = claim(repository, job.id)
 
     def say(state: S) -> None:
-        repository.report(job.id, attempt, told(state))
+        repository.attempts.report(job.id, attempt, told(state))
 
     for early in (S.BOOTING, S.RUNNING, S.COMPLETED):
         refused(Conflict, lambda state=early: say(state))
@@ -89,7 +89,7 @@ def test_reports_follow_the_table(repository: Repository) -> None:
     refused(InvalidRequest, lambda: say(S.QUEUED), lambda: say(S.HELD))
     say(S.SUSPENDED)
     say(S.RUNNING)
-    assert repository.job(job.id).state is S.RUNNING
+    assert repository.jobs.get(job.id).state is S.RUNNING
 
 
 def test_a_repeated_report_is_no_error(repository: Repository) -> None:
@@ -97,23 +97,23 @@ def test_a_repeated_report_is_no_error(repository: Repository) -> None:
     attempt = claim(repository, job.id)
     for state in (S.STAGING, S.BOOTING, S.FAILED):
         for _ in range(2):
-            repository.report(job.id, attempt, told(state, ReasonCode.BOOT_FAILED))
+            repository.attempts.report(job.id, attempt, told(state, ReasonCode.BOOT_FAILED))
     assert states(repository, job.id)[2:] == ["STAGING", "BOOTING", "FAILED"]
 
 
 def test_a_final_job_takes_nothing_more(repository: Repository) -> None:
     job = one(repository)
     attempt = claim(repository, job.id)
-    repository.report(job.id, attempt, told(S.FAILED, ReasonCode.IMAGE_REJECTED))
+    repository.attempts.report(job.id, attempt, told(S.FAILED, ReasonCode.IMAGE_REJECTED))
     refused(
         JobFinal,
-        lambda: repository.report(job.id, attempt, told(S.COMPLETED)),
-        lambda: repository.append(job.id, attempt, OUT, 0, b"x"),
-        lambda: repository.put_output(job.id, attempt, "f", io.BytesIO(b"x"), 1),
-        lambda: repository.claim(job.id, AttemptClaim(attempt=attempt, node="node1")),
+        lambda: repository.attempts.report(job.id, attempt, told(S.COMPLETED)),
+        lambda: repository.attempts.append_stream(job.id, attempt, OUT, 0, b"x"),
+        lambda: repository.attempts.put_output(job.id, attempt, "f", io.BytesIO(b"x"), 1),
+        lambda: repository.attempts.claim(job.id, AttemptClaim(attempt=attempt, node="node1")),
         lambda: claim(repository, job.id),
     )
-    assert repository.job(job.id).reason.code is ReasonCode.IMAGE_REJECTED
+    assert repository.jobs.get(job.id).reason.code is ReasonCode.IMAGE_REJECTED
 
 
 @pytest.mark.both_databases
@@ -121,47 +121,47 @@ def test_a_newer_claim_fences_off_the_older(repository: Repository) -> None:
     job = one(repository)
     old = claim(repository, job.id)
     bring(repository, job.id, old, S.RUNNING)
-    repository.append(job.id, old, OUT, 0, b"old")
-    repository.put_output(job.id, old, "f", io.BytesIO(b"old"), 3)
+    repository.attempts.append_stream(job.id, old, OUT, 0, b"old")
+    repository.attempts.put_output(job.id, old, "f", io.BytesIO(b"old"), 3)
     new = claim(repository, job.id, "node2")
     refused(
         AttemptSuperseded,
-        lambda: repository.report(job.id, old, told(S.COLLECTING)),
-        lambda: repository.append(job.id, old, OUT, 3, b"x"),
-        lambda: repository.put_output(job.id, old, "f", io.BytesIO(b"x"), 1),
-        lambda: repository.claim(job.id, AttemptClaim(attempt=old, node="node1")),
+        lambda: repository.attempts.report(job.id, old, told(S.COLLECTING)),
+        lambda: repository.attempts.append_stream(job.id, old, OUT, 3, b"x"),
+        lambda: repository.attempts.put_output(job.id, old, "f", io.BytesIO(b"x"), 1),
+        lambda: repository.attempts.claim(job.id, AttemptClaim(attempt=old, node="node1")),
     )
     assert states(repository, job.id)[-3:] == ["PREEMPTED", "QUEUED", "QUEUED"]
-    assert repository.events(job.id)[-2].reason.code is ReasonCode.EVICTED
+    assert repository.jobs.events(job.id)[-2].reason.code is ReasonCode.EVICTED
     bring(repository, job.id, new, S.STAGING)
-    seen = repository.job(job.id)
+    seen = repository.jobs.get(job.id)
     assert (seen.state, seen.attempts, seen.node, seen.outputs) == (S.STAGING, 2, "node2", ())
-    assert repository.open_stream(job.id, OUT).size == 0
+    assert repository.jobs.open_stream(job.id, OUT).size == 0
 
 
 def test_a_restarted_agent_takes_its_job_anew(repository: Repository) -> None:
     job = one(repository)
     bring(repository, job.id, claim(repository, job.id), S.BOOTING)
     claim(repository, job.id)
-    assert repository.events(job.id)[-2].reason.code is ReasonCode.AGENT_RESTARTED
+    assert repository.jobs.events(job.id)[-2].reason.code is ReasonCode.AGENT_RESTARTED
 
 
 def test_a_repeated_claim_is_the_same_claim(repository: Repository) -> None:
     job = one(repository)
     wish = AttemptClaim(attempt=secrets.token_hex(16), node="node1")
-    first = repository.claim(job.id, wish)
+    first = repository.attempts.claim(job.id, wish)
     bring(repository, job.id, wish.attempt, S.STAGING)
-    assert repository.claim(job.id, wish) == first
-    assert repository.job(job.id).state is S.STAGING
+    assert repository.attempts.claim(job.id, wish) == first
+    assert repository.jobs.get(job.id).state is S.STAGING
     another = one(repository).id
-    refused(Conflict, lambda: repository.claim(another, wish))
-    refused(NotFound, lambda: repository.report(another, wish.attempt, told(S.STAGING)))
+    refused(Conflict, lambda: repository.attempts.claim(another, wish))
+    refused(NotFound, lambda: repository.attempts.report(another, wish.attempt, told(S.STAGING)))
 
 
 def test_a_job_that_is_being_canceled_cannot_be_claimed(repository: Repository) -> None:
     job = one(repository)
-    repository.begin_dispatch(1)
-    assert repository.cancel(job.id).state is S.CANCELING
+    repository.condor_sync.begin_dispatch(1)
+    assert repository.job_actions.cancel(job.id).state is S.CANCELING
     refused(Conflict, lambda: claim(repository, job.id))
 
 
@@ -169,16 +169,16 @@ def test_streams_grow_by_offset(repository: Repository) -> None:
     job = one(repository)
     attempt = claim(repository, job.id)
     for offset, data in ((0, b"hello "), (0, b"hello "), (3, b"XXXworld")):
-        repository.append(job.id, attempt, OUT, offset, data)
-    refused(Conflict, lambda: repository.append(job.id, attempt, OUT, 100, b"hole"))
-    stream = repository.open_stream(job.id, OUT)
+        repository.attempts.append_stream(job.id, attempt, OUT, offset, data)
+    refused(Conflict, lambda: repository.attempts.append_stream(job.id, attempt, OUT, 100, b"hole"))
+    stream = repository.jobs.open_stream(job.id, OUT)
     assert stream.read_all() == b"hello world"
     assert b"".join(stream.chunks(6, 8)) == b"wo"
-    assert repository.open_stream(job.id, StreamName.CONSOLE).read_all() == b""
-    repository.append(job.id, attempt, OUT, 11, b"y" * 2000)
-    assert repository.open_stream(job.id, OUT).size == 1000
-    repository.append(job.id, attempt, OUT, 2011, b"z")  # beyond the limit: dropped
-    assert repository.open_stream(job.id, OUT).size == 1000
+    assert repository.jobs.open_stream(job.id, StreamName.CONSOLE).read_all() == b""
+    repository.attempts.append_stream(job.id, attempt, OUT, 11, b"y" * 2000)
+    assert repository.jobs.open_stream(job.id, OUT).size == 1000
+    repository.attempts.append_stream(job.id, attempt, OUT, 2011, b"z")  # beyond the limit: dropped
+    assert repository.jobs.open_stream(job.id, OUT).size == 1000
 
 
 @pytest.mark.both_databases
@@ -187,20 +187,20 @@ def test_outputs(repository: Repository) -> None:
     attempt = claim(repository, job.id)
 
     def put(path: str, data: bytes, size: int) -> Output:
-        return repository.put_output(job.id, attempt, path, io.BytesIO(data), size)
+        return repository.attempts.put_output(job.id, attempt, path, io.BytesIO(data), size)
 
     first, second = put("d/f", b"one", 3), put("d/f", b"two2", 4)
     assert first.digest != second.digest
-    assert repository.job(job.id).outputs == (second,)
-    assert repository.outputs(job.id).outputs == (second,)
-    with repository.open_output(job.id, "d/f") as reader:
+    assert repository.jobs.get(job.id).outputs == (second,)
+    assert repository.jobs.outputs(job.id).outputs == (second,)
+    with repository.jobs.open_output(job.id, "d/f") as reader:
         assert reader.read_all() == b"two2"
     for path in ("../f", "/f", "a//b", "", "a\0", "\ud800", "x" * 256):
         refused(InvalidRequest, lambda path=path: put(path, b"x", 1))
     refused(InvalidRequest, lambda: put("g", b"abc", 2), lambda: put("g", b"abc", 4))
     refused(PayloadTooLarge, lambda: put("g", bytes(MIB), MIB))
     assert put("empty", b"", 0).size == 0
-    refused(NotFound, lambda: repository.open_output(job.id, "g"))
+    refused(NotFound, lambda: repository.jobs.open_output(job.id, "g"))
     put("d/f", bytes(MIB), MIB)
 
 
@@ -208,7 +208,7 @@ def test_preempted_by_the_agent_then_claimed_elsewhere(repository: Repository) -
     job = one(repository)
     attempt = claim(repository, job.id)
     bring(repository, job.id, attempt, S.RUNNING)
-    repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.EVICTED))
+    repository.attempts.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.EVICTED))
     claim(repository, job.id, "node2")
     assert states(repository, job.id)[-3:] == ["PREEMPTED", "QUEUED", "QUEUED"]
 
@@ -220,12 +220,12 @@ def test_a_job_that_its_nodes_fail_is_tried_five_times(repository: Repository) -
     left = []
     for number, (state, code) in enumerate(ends):
         wish = AttemptClaim(attempt=secrets.token_hex(16), node="n")
-        claimed = repository.claim(job.id, wish)
-        assert claimed == repository.claim(job.id, wish), "the answer to the first was lost"
+        claimed = repository.attempts.claim(job.id, wish)
+        assert claimed == repository.attempts.claim(job.id, wish), "the answer to the first was lost"
         left.append(claimed.tries_left)
         bring(repository, job.id, claimed.attempt, S.STAGING)
         for _ in range(2):
-            repository.report(job.id, claimed.attempt, told(state, code))
+            repository.attempts.report(job.id, claimed.attempt, told(state, code))
         assert states(repository, job.id)[-1] == "PREEMPTED", number
-    last = repository.claim(job.id, AttemptClaim(attempt=secrets.token_hex(16), node="n"))
+    last = repository.attempts.claim(job.id, AttemptClaim(attempt=secrets.token_hex(16), node="n"))
     assert [*left, last.tries_left] == [4, 4, 3, 2, 1, 0]

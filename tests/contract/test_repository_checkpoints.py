@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from repository_images_kit import MIB, noise, send, stored, sweeper
-from repository_kit import bring, claim, one, push, refused, told
+from repository_kit import bring, claim, one, push, refused, told, with_settings
 
 from images.content import ContentLayout
 from images.segment import decode_segment
@@ -58,33 +58,35 @@ def running(repository: Repository, **changes: object) -> tuple[Job, str]:
 def upload(repository: Repository, job: Job, data: bytes = MEMORY) -> tuple[str, ContentLayout]:
     """Upload data with the job's own token."""
     who = replace(ADA, job=job.id)
-    opened = repository.images.open_upload(who, len(data)).id
-    return opened, send(repository.images, who, opened, data)
+    opened = repository.uploads.begin(who, len(data)).id
+    return opened, send(repository, who, opened, data)
 
 
 def kept(repository: Repository) -> tuple[Job, str, ContentLayout]:
     """Return a job with a checkpoint of its VM."""
     job, attempt = running(repository)
     opened, layout = upload(repository, job)
-    repository.keep(job.id, attempt, opened, saved(attempt, layout))
+    repository.attempts.keep_checkpoint(job.id, attempt, opened, saved(attempt, layout))
     return job, attempt, layout
 
 
 def again(repository: Repository, job: Job) -> Checkpoint | None:
     """Claim another attempt; return the checkpoint it resumes from."""
-    return repository.claim(job.id, AttemptClaim(attempt="c" * 32, node="node2")).checkpoint
+    return repository.attempts.claim(job.id, AttemptClaim(attempt="c" * 32, node="node2")).checkpoint
 
 
 @pytest.mark.both_databases
 def test_the_next_attempt_goes_on_from_it(repository: Repository) -> None:
     job, attempt, layout = kept(repository)
-    repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.CHECKPOINTED))
+    repository.attempts.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.CHECKPOINTED))
     assert again(repository, job) == saved(attempt, layout)
-    images = repository.images
-    assert ContentLayout.parse(images.checkpoint_layout(job.id, layout.digest), layout.digest) == layout
+    assert (
+        ContentLayout.parse(repository.checkpoints.layout(job.id, layout.digest), layout.digest)
+        == layout
+    )
     data = b""
     for digest in layout.segments:
-        with images.open_checkpoint_segment(job.id, digest) as reader:
+        with repository.checkpoints.open_segment(job.id, digest) as reader:
             data += decode_segment(reader.read(), digest)
     assert data == MEMORY
 
@@ -100,22 +102,22 @@ def test_it_belongs_to_its_job_alone(repository: Repository) -> None:
     for wrong in (other.id, "0" * 32):
         refused(
             NotFound,
-            lambda wrong=wrong: repository.images.checkpoint_layout(wrong, layout.digest),
-            lambda wrong=wrong: repository.images.open_checkpoint_segment(wrong, layout.segments[0]),
+            lambda wrong=wrong: repository.checkpoints.layout(wrong, layout.digest),
+            lambda wrong=wrong: repository.checkpoints.open_segment(wrong, layout.segments[0]),
         )
     assert again(repository, other) is None
 
 
 @pytest.mark.both_databases
 def test_it_stays_through_collections_until_the_job_has_ended(repository: Repository) -> None:
-    before = stored(repository.images)
+    before = stored(repository)
     job, attempt, layout = kept(repository)
-    sweeper(repository.images).collect()
-    assert repository.images.checkpoint_layout(job.id, layout.digest)
-    repository.report(job.id, attempt, told(S.FAILED, ReasonCode.NODE_FAILED))
-    refused(NotFound, lambda: repository.images.checkpoint_layout(job.id, layout.digest))
-    sweeper(repository.images).collect()
-    assert stored(repository.images) == before
+    sweeper(repository).garbage_collector.collect()
+    assert repository.checkpoints.layout(job.id, layout.digest)
+    repository.attempts.report(job.id, attempt, told(S.FAILED, ReasonCode.NODE_FAILED))
+    refused(NotFound, lambda: repository.checkpoints.layout(job.id, layout.digest))
+    sweeper(repository).garbage_collector.collect()
+    assert stored(repository) == before
 
 
 def test_the_last_one_counts(repository: Repository) -> None:
@@ -123,23 +125,26 @@ def test_the_last_one_counts(repository: Repository) -> None:
     changed = bytearray(MEMORY)
     changed[MIB] ^= 1
     opened, second = upload(repository, job, bytes(changed))
-    repository.keep(job.id, attempt, opened, saved(attempt, second, ran=30.0))
+    repository.attempts.keep_checkpoint(job.id, attempt, opened, saved(attempt, second, ran=30.0))
     found = again(repository, job)
     assert found is not None
     assert found.ran == 30.0
-    refused(NotFound, lambda: repository.images.checkpoint_layout(job.id, first.digest))
+    refused(NotFound, lambda: repository.checkpoints.layout(job.id, first.digest))
 
 
 def test_what_was_not_brought_is_not_kept(repository: Repository) -> None:
     """A digest is not enough: with it, one could read another user's data."""
     job, attempt, layout = kept(repository)
     theirs, _ = upload(repository, running(repository)[0])
-    own = repository.images.open_upload(ADA, 1 << 30).id
-    send(repository.images, ADA, own, MEMORY)
-    empty = repository.images.open_upload(replace(ADA, job=job.id), 1).id
+    own = repository.uploads.begin(ADA, 1 << 30).id
+    send(repository, ADA, own, MEMORY)
+    empty = repository.uploads.begin(replace(ADA, job=job.id), 1).id
     for wrong in (empty, own, theirs, "0" * 32):
         checkpoint = saved(attempt, layout, ran=30.0)
-        refused(MissingChunks, lambda w=wrong, c=checkpoint: repository.keep(job.id, attempt, w, c))
+        refused(
+            MissingChunks,
+            lambda w=wrong, c=checkpoint: repository.attempts.keep_checkpoint(job.id, attempt, w, c),
+        )
 
 
 def test_what_is_refused(repository: Repository) -> None:
@@ -152,10 +157,12 @@ def test_what_is_refused(repository: Repository) -> None:
         (saved(running(repository)[1], layout), "does not belong to job"),
     ):
         with pytest.raises(InvalidRequest, match=why):
-            repository.keep(job.id, attempt, opened, checkpoint)
+            repository.attempts.keep_checkpoint(job.id, attempt, opened, checkpoint)
     again(repository, job)
     mine = saved(attempt, layout)
-    refused(AttemptSuperseded, lambda: repository.keep(job.id, attempt, opened, mine))
+    refused(
+        AttemptSuperseded, lambda: repository.attempts.keep_checkpoint(job.id, attempt, opened, mine)
+    )
 
 
 def test_a_job_that_is_not_to_be_saved_is_not(repository: Repository) -> None:
@@ -163,20 +170,23 @@ def test_a_job_that_is_not_to_be_saved_is_not(repository: Repository) -> None:
     attempt = claim(repository, job.id)
     opened, layout = upload(repository, job)
     with pytest.raises(Conflict, match="takes no checkpoint"):
-        repository.keep(job.id, attempt, opened, saved(attempt, layout))
+        repository.attempts.keep_checkpoint(job.id, attempt, opened, saved(attempt, layout))
     ended, last = running(repository)
-    repository.report(ended.id, last, told(S.FAILED, ReasonCode.NODE_FAILED))
-    refused(JobFinal, lambda: repository.keep(ended.id, last, opened, saved(last, layout)))
+    repository.attempts.report(ended.id, last, told(S.FAILED, ReasonCode.NODE_FAILED))
+    refused(
+        JobFinal,
+        lambda: repository.attempts.keep_checkpoint(ended.id, last, opened, saved(last, layout)),
+    )
 
 
 def test_it_counts_against_the_owners_quota(repository: Repository) -> None:
     job, attempt = running(repository)
     opened, layout = upload(repository, job)
-    repository.images.config = repository.images.config.model_copy(update={"image_quota": 4})
-    repository.keep(job.id, attempt, opened, saved(attempt, layout))
-    second = repository.images.open_upload(ADA, len(MEMORY)).id
+    repository = with_settings(repository, image_quota=4)
+    repository.attempts.keep_checkpoint(job.id, attempt, opened, saved(attempt, layout))
+    second = repository.uploads.begin(ADA, len(MEMORY)).id
     with pytest.raises(QuotaExceeded):
-        send(repository.images, ADA, second, noise(3 * MIB, seed=8))
+        send(repository, ADA, second, noise(3 * MIB, seed=8))
 
 
 def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
@@ -184,12 +194,12 @@ def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
     job, attempt, layout = kept(repository)
     for node in "cd":
         for _ in range(2):  # the answer was lost
-            repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED))
+            repository.attempts.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED))
         attempt = node * 32
-        found = repository.claim(job.id, AttemptClaim(attempt=attempt, node=node)).checkpoint
+        found = repository.attempts.claim(job.id, AttemptClaim(attempt=attempt, node=node)).checkpoint
         assert (found is None) == (node == "d")
-        repository.report(job.id, attempt, told(S.STAGING))
-    refused(NotFound, lambda: repository.images.checkpoint_layout(job.id, layout.digest))
+        repository.attempts.report(job.id, attempt, told(S.STAGING))
+    refused(NotFound, lambda: repository.checkpoints.layout(job.id, layout.digest))
 
 
 def test_a_job_has_one_upload_at_a_time(repository: Repository) -> None:
@@ -197,7 +207,7 @@ def test_a_job_has_one_upload_at_a_time(repository: Repository) -> None:
     job, _ = running(repository)
     first, _ = upload(repository, job)
     upload(repository, job)
-    refused(NotFound, lambda: repository.images.upload(replace(ADA, job=job.id), first))
+    refused(NotFound, lambda: repository.uploads.get(replace(ADA, job=job.id), first))
 
 
 def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> None:
@@ -207,13 +217,13 @@ def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> Non
     for who in (ADA, replace(ADA, job=other.id)):
         refused(
             NotFound,
-            lambda who=who: repository.images.upload(who, opened),
-            lambda who=who: repository.images.drop_upload(who, opened),
-            lambda who=who: send(repository.images, who, opened, MEMORY),
+            lambda who=who: repository.uploads.get(who, opened),
+            lambda who=who: repository.uploads.drop(who, opened),
+            lambda who=who: send(repository, who, opened, MEMORY),
         )
     for _ in range(repository.config.max_open_uploads):  # the most that a user may have
-        repository.images.open_upload(ADA, 1)
-    refused(Conflict, lambda: repository.images.open_upload(ADA, 1))
+        repository.uploads.begin(ADA, 1)
+    refused(Conflict, lambda: repository.uploads.begin(ADA, 1))
     upload(repository, other)
 
 
@@ -222,7 +232,7 @@ def test_a_guest_that_takes_no_other_token_is_not_saved(repository: Repository) 
     for guest in (None, {"contract": 2}):
         name = "old" if guest else "older"
         wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
-        push(repository.images, Viewer("root", admin=True), b"x", b"y", {"guest": guest}, **wish)
+        push(repository, Viewer("root", admin=True), b"x", b"y", {"guest": guest}, **wish)
         asked = {"image": f"library/{name}", "checkpoint": True, "hypervisor": "qemu"}
         with pytest.raises(InvalidSpec) as refused:
             one(repository, **asked)

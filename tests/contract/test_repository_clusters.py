@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from clusters_kit import OPERATOR, POOLS, World, declared, node_of
-from repository_kit import push, push_library, refused
+from repository_kit import clusters_of, push, push_library, refused
 
-from repository.clusters import history, specs
+from repository.clusters import history, queries
+from repository.clusters.core import node_lease
 from repository.clusters.reconciler import ClusterReconciler
 from repository.clusters.tables import ClusterEventRow
 from repository.db.models import NodeRow
@@ -46,19 +47,19 @@ def test_declaring_the_same_again_changes_nothing(world: World) -> None:
         1,
         2,
     )
-    assert first.cluster.image == world.repository.images.resolve(OPERATOR, "hep")
+    assert first.cluster.image == world.repository.catalog.resolve(OPERATOR, "hep")
     again = world.apply(size=2)
     assert again.outcome is ApplyOutcome.UNCHANGED
-    assert again.cluster == first.cluster == world.clusters.get("vc")
+    assert again.cluster == first.cluster == world.repository.clusters.get("vc")
     changed = world.apply(size=2, memory=300)
     assert (changed.outcome, changed.cluster.generation) == (ApplyOutcome.CHANGED, 2)
-    assert [c.name for c in world.clusters.list()] == ["vc"]
+    assert [c.name for c in clusters_of(world.repository)] == ["vc"]
     assert world.codes() == [("", "CREATED", "PROGRESS"), ("", "CHANGED", "PROGRESS")]
 
 
 def test_a_tag_that_means_another_image_is_a_change(world: World) -> None:
     world.apply()
-    moved = push_library(world.repository.images, "hep", b"another disk")
+    moved = push_library(world.repository, "hep", b"another disk")
     applied = world.apply()
     assert (applied.outcome, applied.cluster.image) == (ApplyOutcome.CHANGED, moved.digest)
 
@@ -68,12 +69,12 @@ def test_every_fault_is_told(world: World) -> None:
         world.apply(image="nothing", pool="nowhere")
     assert {fault.code for fault in caught.value.faults} == {"unknown_image", "unknown_pool"}
     assert "known are site, other" in caught.value.faults[0].message
-    assert world.clusters.list() == []
+    assert clusters_of(world.repository) == []
 
 
 def test_without_a_pool_there_are_no_clusters(config: Config) -> None:
     repository = open_repository(config.model_copy(update={"pools": {}}), migrate=False)
-    push_library(repository.images)
+    push_library(repository)
     with pytest.raises(InvalidSpec) as caught:
         World(repository).apply()
     repository.close()
@@ -85,9 +86,9 @@ def test_a_pool_that_is_taken_out_of_the_settings_is_told_once(world: World, con
     world.apply(size=3)
     less = open_repository(config.model_copy(update={"pools": {}}), migrate=False)
     for _ in range(3):
-        less.clusters.reconcile({})
+        less.reconciler.reconcile({})
     less.close()
-    told = [event for event in world.clusters.events("vc") if event.code == "NO_POOL"]
+    told = [event for event in world.repository.clusters.events("vc") if event.code == "NO_POOL"]
     assert [event.message for event in told] == [
         "no VMs are created: there is no pool: see the service's setting pools"
     ]
@@ -96,28 +97,30 @@ def test_a_pool_that_is_taken_out_of_the_settings_is_told_once(world: World, con
 def test_what_is_not_there(world: World) -> None:
     refused(
         NotFound,
-        lambda: world.clusters.get("vc"),
-        lambda: world.clusters.events("vc"),
-        lambda: world.clusters.scale("vc", 1, "root"),
-        lambda: world.clusters.drain("vc", "root"),
-        lambda: world.clusters.resume("vc", "root"),
-        lambda: world.clusters.delete("vc", Goal.DRAIN, "root"),
-        lambda: world.clusters.open_console("vc", "vc-0"),
+        lambda: world.repository.clusters.get("vc"),
+        lambda: world.repository.clusters.events("vc"),
+        lambda: world.repository.cluster_actions.scale("vc", 1, "root"),
+        lambda: world.repository.cluster_actions.drain("vc", "root"),
+        lambda: world.repository.cluster_actions.resume("vc", "root"),
+        lambda: world.repository.cluster_actions.delete("vc", Goal.DRAIN, "root"),
+        lambda: world.repository.clusters.open_console("vc", "vc-0"),
     )
 
 
 def test_an_assessment_changes_nothing(world: World) -> None:
-    found = world.clusters.assess(OPERATOR, declared(size=9))
+    found = world.repository.cluster_specs.assess(OPERATOR, declared(size=9))
     assert (found.placed, found.pending) == ({"n1": 4, "n2": 4}, 1)
     assert "n1 lacks" in found.why
     world.apply(size=3)
     world.step()
-    other = world.clusters.assess(OPERATOR, declared("other", size=6))
+    other = world.repository.cluster_specs.assess(OPERATOR, declared("other", size=6))
     assert (other.placed, other.pending) == ({"n1": 2, "n2": 3}, 1)
     # It replaces the present cluster.
-    assert world.clusters.assess(OPERATOR, declared(size=8)).pending == 0
-    assert [c.name for c in world.clusters.list()] == ["vc"]
-    refused(InvalidSpec, lambda: world.clusters.assess(OPERATOR, declared(image="nothing")))
+    assert world.repository.cluster_specs.assess(OPERATOR, declared(size=8)).pending == 0
+    assert [c.name for c in clusters_of(world.repository)] == ["vc"]
+    refused(
+        InvalidSpec, lambda: world.repository.cluster_specs.assess(OPERATOR, declared(image="nothing"))
+    )
 
 
 # ------------------------------------------------------------------------- placing, admitting
@@ -131,7 +134,7 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     order = world.orders("n1")["vc-0"]
     assert (order.pool.collector, order.pool.trust_domain) == ("site.grid", "grid")
     assert (order.attributes, order.start, order.admitted) == ({"Color": "red"}, "TARGET.x == 1", 0)
-    revision = world.clusters.share("n1").revision
+    revision = world.repository.assignments.get("n1").revision
 
     member = world.members()["vc-0"]
     for phase, state in (
@@ -152,8 +155,8 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     found = world.members()["vc-0"]
     assert (found.state, found.up_since is not None) == (ClusterVmState.UP, True)
     assert world.orders("n1")["vc-0"].admitted == 1
-    assert world.clusters.share("n1").revision > revision
-    assert world.clusters.get("vc").up == world.clusters.list()[0].up == 1
+    assert world.repository.assignments.get("n1").revision > revision
+    assert world.repository.clusters.get("vc").up == clusters_of(world.repository)[0].up == 1
     passed = [state for name, state, _ in world.codes() if name == "vc-0"]
     assert passed == ["ASSIGNED", "STAGING", "BOOTING", "JOINING", "PROBING", "UP"]
 
@@ -162,13 +165,21 @@ def test_a_step_with_nothing_to_do_writes_nothing(world: World, other: Repositor
     world.apply(size=2)
     world.bring_up()
     assert set(world.states().values()) == {ClusterVmState.UP}
-    before = (world.clusters.share("n1"), world.clusters.get("vc"), world.codes())
+    before = (
+        world.repository.assignments.get("n1"),
+        world.repository.clusters.get("vc"),
+        world.codes(),
+    )
     calls = world.pool.calls
     for _ in range(5):
         world.step()
     assert world.pool.calls == calls  # no VM waits for the pool
-    other.clusters.reconcile({"site": world.pool})
-    assert before == (world.clusters.share("n1"), world.clusters.get("vc"), world.codes())
+    other.reconciler.reconcile({"site": world.pool})
+    assert before == (
+        world.repository.assignments.get("n1"),
+        world.repository.clusters.get("vc"),
+        world.codes(),
+    )
     world.step(20)
     assert world.pool.calls == calls + 1
 
@@ -181,10 +192,10 @@ def test_why_there_is_no_room(world: World) -> None:
     assert (member.code, member.node) == (ClusterVmCode.NO_ROOM, "")
     assert "n1 lacks" in member.message
     for name in ("n1", "n2"):
-        world.repository.put_node(node_of(name, cluster_memory=0))
+        world.repository.nodes.put(node_of(name, cluster_memory=0))
     world.step()
     assert "cluster_memory is 0 on n1, n2" in world.members()[member.name].message
-    world.repository.put_node(node_of("n3"))
+    world.repository.nodes.put(node_of("n3"))
     world.step()
     assert world.members()[member.name].node == "n3"
 
@@ -306,13 +317,13 @@ def test_what_the_pool_says_of_jobs(world: World) -> None:
 def test_scaling(world: World) -> None:
     world.apply(size=1)
     world.bring_up()
-    assert world.clusters.scale("vc", 3, "root").target == 3
+    assert world.repository.cluster_actions.scale("vc", 3, "root").target == 3
     world.bring_up()
     assert len(world.members()) == 3
-    cluster = world.clusters.get("vc")
+    cluster = world.repository.clusters.get("vc")
     assert (cluster.spec.size, cluster.generation) == (3, 2)
     assert {m.generation for m in cluster.members} == {2}
-    world.clusters.scale("vc", 1, "root")
+    world.repository.cluster_actions.scale("vc", 1, "root")
     world.step()
     assert list(world.states().values()) == [ClusterVmState.UP, *[ClusterVmState.DRAINING] * 2]
     world.obey("n1", "n2")
@@ -334,19 +345,19 @@ def test_an_attribute_of_another_type_is_a_change(world: World) -> None:
 
 def test_scaling_within_a_range(world: World) -> None:
     assert world.apply(size=SizeRange(min=1, max=3)).cluster.target == 1
-    assert world.clusters.scale("vc", 3, "root").target == 3
+    assert world.repository.cluster_actions.scale("vc", 3, "root").target == 3
     with pytest.raises(InvalidRequest) as caught:
-        world.clusters.scale("vc", 4, "root")
+        world.repository.cluster_actions.scale("vc", 4, "root")
     assert caught.value.faults[0].code == "out_of_range"
     assert world.apply(size=SizeRange(min=1, max=3)).outcome is ApplyOutcome.UNCHANGED
-    assert world.clusters.get("vc").target == 3
+    assert world.repository.clusters.get("vc").target == 3
     assert world.apply(size=SizeRange(min=1, max=2)).cluster.target == 2
 
 
 def test_an_order_counts_until_it_is_gone(world: World) -> None:
     world.apply(size=8)
     world.bring_up()
-    world.clusters.scale("vc", 0, "root")
+    world.repository.cluster_actions.scale("vc", 0, "root")
     world.apply(declared("other"))
     world.step()
     world.step()
@@ -389,7 +400,7 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
     world.report(new, Phase.WAITING, 3, failures=3, code=ClusterVmCode.BOOT_FAILED, message="no kernel")
     for _ in range(3):
         world.step()
-    stalls = [e for e in world.clusters.events("vc") if e.state == "STALLED"]
+    stalls = [e for e in world.repository.clusters.events("vc") if e.state == "STALLED"]
     assert [e.code for e in stalls] == ["REPLACEMENT_FAILED"]
     assert "BOOT_FAILED: no kernel" in stalls[0].message
     assert sorted(m.generation for m in world.members().values()) == [1, 2]
@@ -410,7 +421,7 @@ def test_a_lost_node_and_its_return(world: World) -> None:
     world.bring_up()
     (lost,) = world.members().values()
     other = {"n1": "n2", "n2": "n1"}[lost.node]
-    world.later += world.clusters.lease * 1.1
+    world.later += node_lease(world.repository.config) * 1.1
 
     def hear(node: str) -> None:
         with world.repository.database.write() as session:
@@ -439,11 +450,11 @@ def test_a_node_that_lost_what_it_knew_gets_other_members(world: World) -> None:
     world.step()
     before = world.members()["vc-0"]
     nothing = ClusterVmReports(reports=(), complete=True)
-    world.clusters.store_reports(before.node, nothing)  # the agent does not know it yet
+    world.repository.assignments.store_reports(before.node, nothing)  # the agent does not know it yet
     assert world.states() == {"vc-0": ClusterVmState.ASSIGNED}
     world.run("vc-0", 5)
     world.step()
-    world.clusters.store_reports(before.node, nothing)
+    world.repository.assignments.store_reports(before.node, nothing)
     assert world.members()["vc-0"].code is ClusterVmCode.NODE_FAILED
     world.step()
     assert list(world.members()) == ["vc-1"]
@@ -458,11 +469,13 @@ def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
     world.report(world.members()["vc-0"], Phase.BOOTING, 2)
     assert world.members()["vc-0"].incarnation == 3
     stranger = ClusterVmReport(id="0" * 32, incarnation=1, phase=Phase.RUNNING, since=now())
-    world.clusters.store_reports("n1", ClusterVmReports(reports=(stranger,)))
+    world.repository.assignments.store_reports("n1", ClusterVmReports(reports=(stranger,)))
     # Reports of another node are ignored.
     mine = world.members()["vc-0"]
     told = ClusterVmReport(id=mine.id, incarnation=9, phase=Phase.GONE, since=now())
-    world.clusters.store_reports("n2" if mine.node == "n1" else "n1", ClusterVmReports(reports=(told,)))
+    world.repository.assignments.store_reports(
+        "n2" if mine.node == "n1" else "n1", ClusterVmReports(reports=(told,))
+    )
     assert world.members()["vc-0"].incarnation == 3
 
 
@@ -472,13 +485,13 @@ def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
 def test_draining_and_resuming(world: World) -> None:
     world.apply(size=2)
     world.bring_up()
-    assert world.clusters.drain("vc", "root").draining
+    assert world.repository.cluster_actions.drain("vc", "root").draining
     world.step()
     world.obey("n1", "n2")
     assert world.members() == {}
     world.step()
     assert world.members() == {}
-    assert not world.clusters.resume("vc", "root").draining
+    assert not world.repository.cluster_actions.resume("vc", "root").draining
     world.bring_up()
     assert len(world.members()) == 2
 
@@ -487,22 +500,22 @@ def test_draining_and_resuming(world: World) -> None:
 def test_deleting_lets_jobs_end(world: World) -> None:
     world.apply(size=2)
     world.bring_up()
-    assert world.clusters.delete("vc", Goal.DRAIN, "root").deleting
+    assert world.repository.cluster_actions.delete("vc", Goal.DRAIN, "root").deleting
     world.step()
     assert {o.goal for o in world.orders("n1").values()} == {Goal.DRAIN}
     refused(
         Conflict,
         lambda: world.apply(size=3),
-        lambda: world.clusters.scale("vc", 3, "root"),
-        lambda: world.clusters.resume("vc", "root"),
+        lambda: world.repository.cluster_actions.scale("vc", 3, "root"),
+        lambda: world.repository.cluster_actions.resume("vc", "root"),
     )
-    world.clusters.delete("vc", Goal.STOP, "root")
-    world.clusters.delete("vc", Goal.DRAIN, "root")  # the goal stays STOP
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
+    world.repository.cluster_actions.delete("vc", Goal.DRAIN, "root")  # the goal stays STOP
     world.step()
     assert {o.goal for o in world.orders("n1").values()} == {Goal.STOP}
     world.obey("n1", "n2")
     world.step()
-    refused(NotFound, lambda: world.clusters.get("vc"))
+    refused(NotFound, lambda: world.repository.clusters.get("vc"))
     assert world.orders("n1") == {}
     assert world.apply(size=1).outcome is ApplyOutcome.CREATED
 
@@ -510,7 +523,7 @@ def test_deleting_lets_jobs_end(world: World) -> None:
 def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
     world.apply()
     world.bring_up()
-    world.clusters.delete("vc", Goal.STOP, "root")
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.step()
     world.pool.down = True
     world.obey("n1", "n2")
@@ -519,7 +532,7 @@ def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
     world.pool.down = False
     world.step()
     world.step()
-    assert world.clusters.list() == []
+    assert clusters_of(world.repository) == []
 
 
 @pytest.mark.parametrize("asked", ["machines", "probes", "withdraw"])
@@ -530,17 +543,17 @@ def test_a_worker_that_is_killed_when_it_has_asked_a_pool(world: World, asked: s
         world.run(name)
     if asked == "withdraw":
         world.step()
-        world.clusters.delete("vc", Goal.STOP, "root")
+        world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
         world.step()
         for member in world.members().values():
             world.report(member, Phase.GONE)
-    before = world.clusters.get("vc")
+    before = world.repository.clusters.get("vc")
     world.step_killed_after(world.pool, asked)
-    assert world.clusters.get("vc") == before
+    assert world.repository.clusters.get("vc") == before
     world.step()
     world.step()
     if asked == "withdraw":
-        assert world.clusters.list() == []
+        assert clusters_of(world.repository) == []
         assert world.pool.there == {}
     else:
         assert set(world.states().values()) == {ClusterVmState.UP}
@@ -554,8 +567,8 @@ def test_who_may_have_a_token(world: World) -> None:
     world.step()
     member = world.members()["vc-0"]
     other = "n2" if member.node == "n1" else "n1"
-    assert world.clusters.order_for(member.node, member.id, 1).name == "vc-0"
-    ask, node, mine = world.clusters.order_for, member.node, member.id
+    assert world.repository.assignments.order_for(member.node, member.id, 1).name == "vc-0"
+    ask, node, mine = world.repository.assignments.order_for, member.node, member.id
     for asked in ((other, mine, 1), (node, "0" * 32, 1), (node, "no id", 1), (node, mine, 2)):
         refused(Forbidden, lambda asked=asked: ask(*asked))
     world.report(member, Phase.RUNNING, 3)
@@ -564,7 +577,7 @@ def test_who_may_have_a_token(world: World) -> None:
     refused(Forbidden, lambda: ask(node, mine, 2), lambda: ask(node, mine, 5))
     world.step(61)
     refused(Forbidden, lambda: ask(node, mine, 3), match="has to end")
-    world.clusters.delete("vc", Goal.STOP, "root")
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.step()
     refused(Forbidden, lambda: ask(node, mine, 4), match="has to stop")
 
@@ -576,23 +589,23 @@ def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
     node = member.node
 
     def console(incarnation: int = 0) -> bytes:
-        return world.clusters.open_console("vc", "vc-0", incarnation).read_all()
+        return world.repository.clusters.open_console("vc", "vc-0", incarnation).read_all()
 
     assert console() == b""
     for incarnation in (1, 2, 3):
         text = f"machine {incarnation}".encode()
-        world.clusters.append_console(node, member.id, incarnation, 0, text[:4])
-        world.clusters.append_console(node, member.id, incarnation, 0, text)
+        world.repository.assignments.append_console(node, member.id, incarnation, 0, text[:4])
+        world.repository.assignments.append_console(node, member.id, incarnation, 0, text)
         world.report(member, Phase.RUNNING, incarnation)
     assert (console(), console(2)) == (b"machine 3", b"machine 2")
-    append = world.clusters.append_console
+    append = world.repository.assignments.append_console
     refused(NotFound, lambda: console(1), match="is not kept")
     refused(Conflict, lambda: append(node, member.id, 3, 100, b"later"))
     for who in ((node, member.id, 1), (node, member.id, 5), (node, "0" * 32, 3), ("n9", member.id, 3)):
         refused(Forbidden, lambda who=who: append(*who, 0, b"x"))
     folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
     assert sorted(int(path.name, 16) for path in folder.iterdir()) == [2, 3]
-    world.clusters.delete("vc", Goal.STOP, "root")
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.step()
     world.report(member, Phase.GONE, 3)
     world.step()
@@ -605,8 +618,8 @@ def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_f
     world.apply()
     world.step()
     member = world.members()["vc-0"]
-    world.clusters.append_console(member.node, member.id, 1, 0, b"machine 1")
-    world.clusters.delete("vc", Goal.STOP, "root")
+    world.repository.assignments.append_console(member.node, member.id, 1, 0, b"machine 1")
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.step()
     world.report(member, Phase.GONE, 1)
     world.step_killed_after(ClusterReconciler, "_write")
@@ -615,15 +628,15 @@ def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_f
 
 
 def test_the_history_keeps_its_last_lines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (history, specs):
+    for module in (history, queries):
         monkeypatch.setattr(module, "MAX_EVENTS", 20)
     monkeypatch.setattr(history, "_PRUNE_BATCH", 5)
     world.apply()
     for number in range(25):
-        world.clusters.scale("vc", number % 2 + 1, "root")
-    events = world.clusters.events("vc")
+        world.repository.cluster_actions.scale("vc", number % 2 + 1, "root")
+    events = world.repository.clusters.events("vc")
     assert [e.seq for e in events] == list(range(6, 26))
-    assert world.clusters.events("vc", events[-3].seq) == events[-2:]
+    assert world.repository.clusters.events("vc", events[-3].seq) == events[-2:]
     with world.repository.database.read() as session:
         assert session.query(ClusterEventRow).count() < 26
 
@@ -633,37 +646,37 @@ def test_the_history_keeps_its_last_lines(world: World, monkeypatch: pytest.Monk
 
 @pytest.mark.both_databases
 def test_an_image_that_a_cluster_needs_stays(world: World) -> None:
-    images = world.repository.images
+    repository = world.repository
     ada = Viewer("ada", admin=True)
-    digest = push(images, ada, b"a disk of ada's", b"a kernel", name="mine").digest
-    world.clusters.apply(ada, declared(image="mine"))
+    digest = push(repository, ada, b"a disk of ada's", b"a kernel", name="mine").digest
+    world.repository.cluster_specs.apply(ada, declared(image="mine"))
     with pytest.raises(ImageInUse, match="virtual clusters: vc"):
-        images.remove(ada, digest)
+        repository.catalog.remove(ada, digest)
     world.bring_up()
-    moved = world.clusters.apply(ada, declared(image="hep"))
+    moved = world.repository.cluster_specs.apply(ada, declared(image="hep"))
     assert moved.outcome is ApplyOutcome.CHANGED
     with pytest.raises(ImageInUse):
-        images.remove(ada, digest)  # a VM of it still runs
+        repository.catalog.remove(ada, digest)  # a VM of it still runs
     # So nodes may read it, though it is private.
-    assert images.manifest(Viewer("n1", node=True), digest)
+    assert repository.catalog.manifest(Viewer("n1", node=True), digest)
     for _ in range(4):
         world.bring_up()
         world.obey("n1", "n2")
-    images.remove(ada, digest)
+    repository.catalog.remove(ada, digest)
 
 
 @pytest.mark.both_databases
 def test_an_expired_image_is_not_collected_while_a_cluster_needs_it(world: World) -> None:
-    images = world.repository.images
+    repository = world.repository
     ada = Viewer("ada", admin=True)
-    digest = push(images, ada, b"a disk of ada's", b"a kernel", name="mine", keep_days=1).digest
-    world.clusters.apply(ada, declared(image="mine"))
-    with images.database.write() as session:
+    digest = push(repository, ada, b"a disk of ada's", b"a kernel", name="mine", keep_days=1).digest
+    world.repository.cluster_specs.apply(ada, declared(image="mine"))
+    with repository.database.write() as session:
         for row in session.query(HoldingRow).where(HoldingRow.image == digest):
             row.expires = now()
-    images.collect()
-    assert images.manifest(Viewer("n1", node=True), digest)
-    world.clusters.delete("vc", Goal.STOP, "root")
+    repository.garbage_collector.collect()
+    assert repository.catalog.manifest(Viewer("n1", node=True), digest)
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.step()
-    images.collect()
-    refused(NotFound, lambda: images.manifest(Viewer("n1", node=True), digest))
+    repository.garbage_collector.collect()
+    refused(NotFound, lambda: repository.catalog.manifest(Viewer("n1", node=True), digest))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from clusters_kit import POOLS, ROOMY, World
-from repository_kit import refused
+from repository_kit import clusters_of, refused
 
 from repository.clusters import autoscaling
 from repository.service import Repository
@@ -51,11 +51,11 @@ def test_a_probe_that_runs_is_no_job(world: World) -> None:
 
 
 def running(world: World, name: str = "vc") -> list[str]:
-    return [m.name for m in world.clusters.get(name).members if m.goal is Goal.RUN]
+    return [m.name for m in world.repository.clusters.get(name).members if m.goal is Goal.RUN]
 
 
 def told(world: World) -> list[str]:
-    return [e.message for e in world.clusters.events("vc") if e.state == "SCALED"]
+    return [e.message for e in world.repository.clusters.events("vc") if e.state == "SCALED"]
 
 
 @pytest.mark.both_databases
@@ -148,7 +148,9 @@ def test_a_pool_that_does_not_answer_changes_nothing(world: World) -> None:
     assert running(world) == ["vc-0"]  # time without answers does not count
     world.step(61)
     assert running(world) == []
-    demand = [(e.code, e.message) for e in world.clusters.events("vc") if e.state == "DEMAND"]
+    demand = [
+        (e.code, e.message) for e in world.repository.clusters.events("vc") if e.state == "DEMAND"
+    ]
     assert demand == [
         ("POOL_UNAVAILABLE", "idle jobs are not counted: the collector site.grid does not answer"),
         ("PROGRESS", "idle jobs of the pool site are counted again"),
@@ -163,7 +165,7 @@ def test_a_job_is_noticed_within_seconds(world: World) -> None:
     assert world.pool.weighings == asked
     world.pool.wait(1)
     world.step(3)
-    assert world.clusters.get("vc").target == 1
+    assert world.repository.clusters.get("vc").target == 1
 
 
 def test_a_pool_that_takes_long_to_answer_is_asked_less_often(
@@ -190,18 +192,18 @@ def test_what_is_drained_or_deleted_is_not_shown(world: World) -> None:
     ranged(world, 0, 2)
     world.step()
     assert world.pool.offers == ["vc"]
-    world.clusters.drain("vc", "root")
+    world.repository.cluster_actions.drain("vc", "root")
     world.pool.wait(1)
     world.step(11)
     assert (running(world), world.pool.offers) == ([], [])
     world.pool.wait(0)
-    world.clusters.resume("vc", "root")
+    world.repository.cluster_actions.resume("vc", "root")
     world.step(11)
     assert world.pool.offers == ["vc"]
-    world.clusters.delete("vc", Goal.STOP, "root")
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.obey("n1", "n2")
     world.step(11)
-    assert (world.clusters.list(), world.pool.offers) == ([], [])
+    assert (clusters_of(world.repository), world.pool.offers) == ([], [])
     asked = world.pool.weighings
     world.step(100)
     assert world.pool.weighings == asked
@@ -231,8 +233,8 @@ def test_what_a_machine_says_is_remembered_for_such_machines(world: World) -> No
 def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
     ranged(world, 0, 2)
     world.step()
-    assert world.clusters.wake("vc", "site")
-    assert not world.clusters.wake("vc", "site")
+    assert world.repository.cluster_actions.wake("vc", "site")
+    assert not world.repository.cluster_actions.wake("vc", "site")
     world.step(5)
     assert running(world) == ["vc-0"]
     assert told(world) == ["1 VM: woken by a request of site"]
@@ -247,12 +249,14 @@ def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
     assert running(world) == []
     assert told(world)[1:] == ["0 VMs: no more were needed for 60 s"]
     world.obey("n1", "n2")
-    assert world.clusters.wake("vc", "site")
+    assert world.repository.cluster_actions.wake("vc", "site")
 
 
 def test_demand_takes_over_from_who_woke_it(world: World) -> None:
     ranged(world, 0, 2)
-    assert world.clusters.wake("vc", "site")  # the pool was not asked for its jobs yet
+    assert world.repository.cluster_actions.wake(
+        "vc", "site"
+    )  # the pool was not asked for its jobs yet
     world.step()
     world.bring_up()
     world.pool.join("vc-0", busy=True, jobs=1)
@@ -265,25 +269,25 @@ def test_demand_takes_over_from_who_woke_it(world: World) -> None:
 
 def test_an_operator_puts_to_sleep_who_was_woken(world: World) -> None:
     ranged(world, 0, 2)
-    world.clusters.wake("vc", "site")
+    world.repository.cluster_actions.wake("vc", "site")
     world.step()
-    world.clusters.scale("vc", 0, "root")
+    world.repository.cluster_actions.scale("vc", 0, "root")
     world.step(5)
     world.step(5)
     assert running(world) == []
 
 
 def test_who_is_not_woken(world: World) -> None:
-    refused(NotFound, lambda: world.clusters.wake("vc", "site"))
+    refused(NotFound, lambda: world.repository.cluster_actions.wake("vc", "site"))
     ranged(world, 0, 0)
-    assert not world.clusters.wake("vc", "site")
+    assert not world.repository.cluster_actions.wake("vc", "site")
     ranged(world, 0, 2)
-    world.clusters.drain("vc", "root")
-    assert not world.clusters.wake("vc", "site")
-    world.clusters.resume("vc", "root")
+    world.repository.cluster_actions.drain("vc", "root")
+    assert not world.repository.cluster_actions.wake("vc", "site")
+    world.repository.cluster_actions.resume("vc", "root")
     world.step(5)
     assert (running(world), told(world)) == ([], [])
-    assert world.clusters.wake("vc", "site")
+    assert world.repository.cluster_actions.wake("vc", "site")
     world.step(5)
-    world.clusters.delete("vc", Goal.STOP, "root")
-    assert not world.clusters.wake("vc", "site")
+    world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
+    assert not world.repository.cluster_actions.wake("vc", "site")

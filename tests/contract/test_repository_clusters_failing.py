@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from clusters_kit import OPERATOR, POOLS, World, declared, node_of
-from repository_kit import push_library, refused
+from repository_kit import clusters_of, push_library, refused
 from sqlalchemy import select
 
 from repository.clusters import reconciler
@@ -45,7 +45,7 @@ def kept(repository: Repository) -> dict[str, tuple[int, bool]]:
 
 
 def seen(world: World) -> Cluster:
-    return world.clusters.get("vc")
+    return world.repository.clusters.get("vc")
 
 
 # ------------------------------------------------------------------------- backoff
@@ -98,18 +98,18 @@ def test_one_that_ended_after_jobs_came_is_no_failure(world: World) -> None:
 
 
 def test_a_guarded_node_is_told_of_and_tried_again(world: World, repository: Repository) -> None:
-    repository.put_node(node_of("n2", cluster_memory=0))
+    repository.nodes.put(node_of("n2", cluster_memory=0))
     world.apply()
     world.step()
     fail(world, "vc-0")
     world.step()
-    world.clusters.scale("vc", 2, "root")
+    world.repository.cluster_actions.scale("vc", 2, "root")
     world.step()
     assert world.members()["vc-0"].goal is Goal.RUN  # there is no other node
     pending = world.members()["vc-1"]
     assert (pending.state, pending.code) == (ClusterVmState.PENDING, ClusterVmCode.GUARDED)
     assert "failed there in a row, last: BOOT_FAILED no kernel; next try at " in pending.message
-    outlook = world.clusters.assess(OPERATOR, declared("other"))
+    outlook = world.repository.cluster_specs.assess(OPERATOR, declared("other"))
     assert (outlook.pending, outlook.why.partition(":")[0]) == (1, "n1")
     world.step(61)
     assert world.members()["vc-1"].state is ClusterVmState.PENDING  # vc-0 is tried first
@@ -130,7 +130,7 @@ def test_while_it_is_closed_nothing_is_written(
     world.step()
     for name in ("vc-0", "vc-1"):
         fail(world, name)
-    world.clusters.scale("vc", 3, "root")
+    world.repository.cluster_actions.scale("vc", 3, "root")
     world.step()
     world.step()
     writes = []
@@ -145,14 +145,14 @@ def test_while_it_is_closed_nothing_is_written(
 
 
 def test_it_is_half_open_for_one(world: World, repository: Repository) -> None:
-    repository.put_node(node_of("n2", cluster_memory=0))
+    repository.nodes.put(node_of("n2", cluster_memory=0))
     world.apply()
     world.step()
     fail(world, "vc-0")
-    world.clusters.scale("vc", 0, "root")
+    world.repository.cluster_actions.scale("vc", 0, "root")
     world.step()
     world.obey("n1")
-    world.clusters.scale("vc", 2, "root")
+    world.repository.cluster_actions.scale("vc", 2, "root")
     world.step()
     assert set(world.states().values()) == {ClusterVmState.PENDING}
     world.step(61)
@@ -167,22 +167,22 @@ def test_it_is_half_open_for_one(world: World, repository: Repository) -> None:
 
 
 def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repository: Repository) -> None:
-    repository.put_node(node_of("n3"))
+    repository.nodes.put(node_of("n3"))
     world.apply(size=2)
     world.step()
     for name in ("vc-0", "vc-1"):
         fail(world, name, 1, ClusterVmCode.KERNEL_PANIC)
-    world.clusters.scale("vc", 3, "root")
+    world.repository.cluster_actions.scale("vc", 3, "root")
     world.step()
     (guard,) = seen(world).guards
     assert (guard.node, guard.failures) == ("", 2)
     assert "and none ever came up" in world.members()["vc-2"].message
     # Another image is placed there: it has a backoff of its own.
-    push_library(repository.images, "other", b"another disk")
+    push_library(repository, "other", b"another disk")
     world.apply(declared("other", image="other"))
     world.step()
     assert world.states("other") == {"other-0": ClusterVmState.ASSIGNED}
-    assert world.clusters.get("other").guards == ()
+    assert world.repository.clusters.get("other").guards == ()
     assert not [e for e in world.codes("other") if e[2] == "GUARDED"]
 
 
@@ -193,11 +193,11 @@ def test_a_retry_forgets_failures(world: World) -> None:
         fail(world, name)
     world.step()
     assert {g.node for g in seen(world).guards} == {"", "n1", "n2"}
-    revision = world.clusters.share("n1").revision
-    done = world.clusters.retry("vc", "root")
+    revision = world.repository.assignments.get("n1").revision
+    done = world.repository.cluster_actions.retry("vc", "root")
     assert done.guards == ()
     assert {m.goal for m in done.members} == {Goal.DRAIN}
-    assert world.clusters.share("n1").revision > revision
+    assert world.repository.assignments.get("n1").revision > revision
     world.obey("n1", "n2")
     world.bring_up()
     assert set(world.states().values()) == {ClusterVmState.UP}
@@ -209,19 +209,19 @@ def test_a_retry_lets_running_machines_run(world: World) -> None:
     world.apply(size=2)
     world.bring_up()
     before = world.members()
-    world.clusters.retry("vc", "root")
+    world.repository.cluster_actions.retry("vc", "root")
     world.step()
     after = {name: (member.id, member.goal) for name, member in world.members().items()}
     assert after == {name: (member.id, Goal.RUN) for name, member in before.items()}
-    refused(NotFound, lambda: world.clusters.retry("none", "root"))
-    world.clusters.delete("vc", Goal.DRAIN, "root")
-    refused(Conflict, lambda: world.clusters.retry("vc", "root"))
+    refused(NotFound, lambda: world.repository.cluster_actions.retry("none", "root"))
+    world.repository.cluster_actions.delete("vc", Goal.DRAIN, "root")
+    refused(Conflict, lambda: world.repository.cluster_actions.retry("vc", "root"))
 
 
 def test_nothing_is_kept_of_images_that_nobody_has(world: World) -> None:
     world.apply()
     world.bring_up()
-    moved = push_library(world.repository.images, "hep", b"another disk").digest
+    moved = push_library(world.repository, "hep", b"another disk").digest
     world.apply()
     for _ in range(4):
         world.bring_up()
@@ -283,9 +283,9 @@ def test_a_failed_upgrade_is_taken_back(world: World, other: Repository) -> None
         f"generation 2 failed ({new} failed 3 times: BOOT_FAILED: no kernel): back to generation 1"
     )
     assert other.clusters.get("vc") == found
-    assert other.clusters.list()[0].failed == found.failed
+    assert clusters_of(other)[0].failed == found.failed
     assert world.members()[new].goal is Goal.DRAIN
-    told = [e for e in world.clusters.events("vc") if e.state == "ROLLED_BACK"]
+    told = [e for e in world.repository.clusters.events("vc") if e.state == "ROLLED_BACK"]
     assert [(e.code, e.message) for e in told] == [("REPLACEMENT_FAILED", found.failed.message)]
     settle(world)
     assert set(world.states().values()) == {ClusterVmState.UP}
@@ -305,14 +305,14 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
     world.step()
     (new,) = [m.name for m in world.members().values() if m.generation == 2 and m.name != first]
     for node in ("n1", "n2"):  # no node has capacity for another try
-        world.repository.put_node(node_of(node, cluster_memory=256))
+        world.repository.nodes.put(node_of(node, cluster_memory=256))
     fail(world, new)
     world.pool.join(first, 1, busy=True)
     world.step()
     assert seen(world).generation == 1
     assert (world.members()[first].goal, world.members()[new].goal) == (Goal.RUN, Goal.DRAIN)
     for node in ("n1", "n2"):
-        world.repository.put_node(node_of(node))
+        world.repository.nodes.put(node_of(node))
     for name, order in {**world.orders("n1"), **world.orders("n2")}.items():
         if order.goal is Goal.DRAIN:
             world.report(world.members()[name], Phase.GONE, 3, code=ClusterVmCode.DRAINED)
@@ -354,9 +354,9 @@ def test_a_cluster_of_one_machine_goes_back(world: World) -> None:
 
 def test_a_retry_declares_it_again(world: World) -> None:
     taken_back(world)
-    done = world.clusters.retry("vc", "root")
+    done = world.repository.cluster_actions.retry("vc", "root")
     assert (done.generation, done.spec.memory, done.failed) == (3, 300, None)
-    assert "generation 2 is declared again" in world.clusters.events("vc")[-1].message
+    assert "generation 2 is declared again" in world.repository.clusters.events("vc")[-1].message
     settle(world, 10)
     assert {m.generation for m in world.members().values()} == {3}
     assert set(world.states().values()) == {ClusterVmState.UP}
@@ -389,7 +389,7 @@ def test_generations_are_never_counted_twice(world: World) -> None:
 
 def test_the_number_of_machines_is_not_taken_back(world: World) -> None:
     taken_back(world)
-    scaled = world.clusters.scale("vc", 3, "root")
+    scaled = world.repository.cluster_actions.scale("vc", 3, "root")
     assert (scaled.target, scaled.spec.size, scaled.spec.memory) == (3, 3, 256)
     assert scaled.failed is not None
     assert (scaled.failed.spec.size, scaled.generation) == (3, 3)
@@ -397,7 +397,7 @@ def test_the_number_of_machines_is_not_taken_back(world: World) -> None:
     settle(world)
     assert [m.generation for m in world.members().values()] == [3, 3, 3]
     assert len({m.id for m in world.members().values()}) == 3
-    done = world.clusters.retry("vc", "root")
+    done = world.repository.cluster_actions.retry("vc", "root")
     assert (done.target, done.spec.memory, done.generation) == (3, 300, 4)
 
 
@@ -413,9 +413,9 @@ def test_the_earlier_declaration_again_ends_it(world: World) -> None:
 
 
 def test_images_to_go_back_to_and_to_try_again_stay(world: World) -> None:
-    images = world.repository.images
-    old = push_library(images, "first", b"a first disk").digest
-    new = push_library(images, "next", b"another disk").digest
+    repository = world.repository
+    old = push_library(repository, "first", b"a first disk").digest
+    new = push_library(repository, "next", b"another disk").digest
     world.apply(image="first")
     world.bring_up()
     world.step()
@@ -424,7 +424,7 @@ def test_images_to_go_back_to_and_to_try_again_stay(world: World) -> None:
     world.obey("n1", "n2")
     assert {m.image for m in world.members().values()} == {new}
     with pytest.raises(ImageInUse, match="vc"):
-        images.remove(OPERATOR, old)
+        repository.catalog.remove(OPERATOR, old)
     fail(world, "vc-1")  # on one node, and its successor on the other
     world.step()
     world.obey("n1", "n2")
@@ -434,6 +434,6 @@ def test_images_to_go_back_to_and_to_try_again_stay(world: World) -> None:
     settle(world)
     assert {m.image for m in world.members().values()} == {seen(world).image} == {old}
     with pytest.raises(ImageInUse, match="vc"):
-        images.remove(OPERATOR, new)
+        repository.catalog.remove(OPERATOR, new)
     world.apply(image="first")
-    images.remove(OPERATOR, new)
+    repository.catalog.remove(OPERATOR, new)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from clusters_kit import POOLS, World
-from repository_kit import statements
+from repository_kit import clusters_of, statements
 from sqlalchemy import Table, insert, text
 from sqlalchemy.orm import Session
 
@@ -101,12 +101,12 @@ CASES: dict[str, Case] = {
     "one cluster": (lambda r: r.clusters.get("c3"), 8, set()),
     "the history": (lambda r: r.clusters.events("c3"), 2, set()),
     "what is new in it": (lambda r: r.clusters.events("c3", MAX_EVENTS - 5), 2, set()),
-    "all clusters": (lambda r: r.clusters.list(), 3, {"cluster_members"}),
-    "a node's share": (lambda r: r.clusters.share("m7"), 6, set()),
+    "all clusters": (clusters_of, 3, {"cluster_members"}),
+    "a node's share": (lambda r: r.assignments.get("m7"), 6, set()),
     "a node's report": (
-        lambda r: r.clusters.store_reports("m7", ClusterVmReports(reports=())), 3, set()
+        lambda r: r.assignments.store_reports("m7", ClusterVmReports(reports=())), 3, set()
     ),
-    "a machine's token": (lambda r: r.clusters.order_for("m0", f"{0:032x}", 1), 1, set()),
+    "a machine's token": (lambda r: r.assignments.order_for("m0", f"{0:032x}", 1), 1, set()),
     "metrics": (
         lambda r: read_metrics(r.database, timedelta(seconds=300), now()), 13, {"cluster_members"}
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from clusters_kit import OPERATOR, POOLS, World, declared
-from repository_kit import push_library
+from repository_kit import clusters_of, push_library
 from test_repository_worker import eventually, worker
 
 from repository.broker import TaskPublisher
@@ -30,7 +30,7 @@ class Agents(threading.Thread):
 
     def __init__(self, repository: Repository, *nodes: str) -> None:
         super().__init__(daemon=True)
-        self._clusters, self._nodes = repository.clusters, nodes
+        self._repository, self._nodes = repository, nodes
         self.over = threading.Event()
         self.faults: list[Exception] = []
 
@@ -58,15 +58,17 @@ class Agents(threading.Thread):
                 phase=Phase.RUNNING if order.goal is Goal.RUN else Phase.GONE,
                 since=now(),
             )
-            for order in self._clusters.share(node).members
+            for order in self._repository.assignments.get(node).members
         ]
-        self._clusters.store_reports(node, ClusterVmReports(reports=tuple(told), complete=True))
+        self._repository.assignments.store_reports(
+            node, ClusterVmReports(reports=tuple(told), complete=True)
+        )
 
 
 def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None:
     config = Config(data_dir=tmp_path, pools=POOLS)
     with closing(open_repository(config)) as repository:
-        push_library(repository.images)
+        push_library(repository)
         world = World(repository, "n1", "n2")
         publisher = TaskPublisher(config)
         world.apply(size=6)
@@ -77,10 +79,10 @@ def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None
                     publisher.clusters()
                     time.sleep(chance.uniform(1, 4))
             with worker(config, tmp_path):
-                eventually(lambda: world.clusters.get("vc").up == 6)
-                world.clusters.delete("vc", Goal.DRAIN, "root")
+                eventually(lambda: world.repository.clusters.get("vc").up == 6)
+                world.repository.cluster_actions.delete("vc", Goal.DRAIN, "root")
                 publisher.clusters()
-                eventually(lambda: world.clusters.list() == [])
+                eventually(lambda: clusters_of(world.repository) == [])
         publisher.close()
     assert agents.faults == []
 
@@ -96,14 +98,14 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, other: 
     def operate() -> None:
         for _ in range(25):
             try:
-                other.clusters.scale("vc", chance.randrange(7), "root")
-                other.clusters.apply(OPERATOR, declared(size=4, memory=chance.choice([200, 210])))
+                other.cluster_actions.scale("vc", chance.randrange(7), "root")
+                other.cluster_specs.apply(OPERATOR, declared(size=4, memory=chance.choice([200, 210])))
             except (Conflict, NotFound) as error:
                 faults.append(error)
 
     def work() -> None:
         while not over.is_set():
-            for order in (o for n in ("n1", "n2") for o in other.clusters.share(n).members):
+            for order in (o for n in ("n1", "n2") for o in other.assignments.get(n).members):
                 world.pool.join(order.name, id=order.id)
             world.step()
 
@@ -117,20 +119,20 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, other: 
         over.set()
         worker_thread.result(30)
     assert (faults, agents.faults) == ([], [])
-    numbers = [event.seq for event in world.clusters.events("vc")]
+    numbers = [event.seq for event in world.repository.clusters.events("vc")]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def test_one_cluster_declared_by_many_at_once(repository: Repository, other: Repository) -> None:
     with ThreadPoolExecutor(8) as pool:
-        declaring = [r.clusters for r in (repository, other) for _ in range(4)]
-        done = list(pool.map(lambda clusters: clusters.apply(OPERATOR, declared()), declaring))
+        declaring = [r.cluster_specs for r in (repository, other) for _ in range(4)]
+        done = list(pool.map(lambda specs: specs.apply(OPERATOR, declared()), declaring))
     outcomes = [applied.outcome for applied in done]
     assert sorted(outcomes) == [ApplyOutcome.CREATED, *[ApplyOutcome.UNCHANGED] * 7]
 
 
 def _is_as_declared(world: World, size: int) -> bool:
-    cluster = world.clusters.get("vc")
+    cluster = world.repository.clusters.get("vc")
     right = [
         m
         for m in cluster.members

@@ -30,13 +30,13 @@ def test_claims_at_once(config: Config, repository: Repository) -> None:
     ids = [one(repository).id for _ in range(ROUNDS)]
     won = [attempts for _, attempts in race(config, [claim_job] * 3, ids)]
     for job_id, attempts in zip(ids, zip(*won, strict=True), strict=True):
-        job = repository.job(job_id)
+        job = repository.jobs.get(job_id)
         assert (job.attempts, job.state) == (3, S.QUEUED)
-        assert [e.seq for e in repository.events(job_id)] == [1, 2, 3, 4]
+        assert [e.seq for e in repository.jobs.events(job_id)] == [1, 2, 3, 4]
         current = []
         for attempt in attempts:
             try:
-                repository.report(job_id, attempt, told(S.STAGING))
+                repository.attempts.report(job_id, attempt, told(S.STAGING))
                 current.append(attempt)
             except AttemptSuperseded:
                 continue
@@ -50,14 +50,14 @@ def test_one_key_at_once(config: Config, repository: Repository) -> None:
         assert len({array for array, _, _ in answers}) == 1
         said = sorted((created, published) for _, created, published in answers)
         assert said == [(False, 0), (False, 0), (True, 1)]
-    assert len(repository.jobs("ada").jobs) == 3 * ROUNDS
+    assert len(repository.jobs.page("ada").jobs) == 3 * ROUNDS
 
 
 def test_cancel_against_claim(config: Config, repository: Repository) -> None:
     ids = [one(repository).id for _ in range(ROUNDS)]
     (_, canceled), (_, claimed) = race(config, [cancel_job, claim_job], ids)
     for job_id, said, attempt in zip(ids, canceled, claimed, strict=True):
-        job = repository.job(job_id)
+        job = repository.jobs.get(job_id)
         assert job.state.value == said
         if job.state is S.CANCELED:  # the cancel came first: no attempt started
             assert attempt == "JOB_FINAL"
@@ -80,7 +80,7 @@ def test_cancel_against_submission_to_the_scheduler(
 ) -> None:
     for _ in range(ROUNDS):
         schedd = Ledger()
-        array, jobs, _ = repository.submit("ada", submission(count))
+        array, jobs, _ = repository.submissions.submit("ada", submission(count))
         start = threading.Barrier(3)
 
         def submit(
@@ -93,12 +93,12 @@ def test_cancel_against_submission_to_the_scheduler(
         for thread in threads:
             thread.start()
         start.wait(30)
-        other.cancel(jobs[0].id)
+        other.job_actions.cancel(jobs[0].id)
         dispatcher.cancel_jobs(dispatch_context(other, schedd), [jobs[0].id])
         for thread in threads:
             thread.join()
         dispatcher.track(dispatch_context(other, schedd))
-        assert repository.job(jobs[0].id).state is S.CANCELED
+        assert repository.jobs.get(jobs[0].id).state is S.CANCELED
         left = [s.job_id for s in schedd.queue.values() if s.status is BatchStatus.IDLE]
         assert sorted(left) == sorted(job.id for job in jobs[1:])
         assert schedd.submitted == len(schedd.queue)
@@ -114,7 +114,7 @@ def test_a_message_before_its_commit(repository: Repository, other: Repository) 
                 dispatcher.submit_array(dispatch_context(other, schedd), array)
         early.append(array)
 
-    array = repository.submit("ada", submission(), publish=publish).array
+    array = repository.submissions.submit("ada", submission(), publish=publish).array
     dispatcher.submit_array(dispatch_context(other, schedd), array)
     assert early == [array]
     assert schedd.submitted == 1
@@ -123,10 +123,14 @@ def test_a_message_before_its_commit(repository: Repository, other: Repository) 
 @pytest.mark.parametrize("database", ["own_postgresql"], indirect=True)
 def test_a_database_that_falls_over_and_comes_back(repository: Repository, own_postgresql: Any) -> None:
     job = one(repository)
-    repository.jobs("ada")
+    repository.jobs.page("ada")
     own_postgresql.stop()
     try:
-        for ask in (lambda: repository.job(job.id), lambda: claim(repository, job.id), repository.ping):
+        for ask in (
+            lambda: repository.jobs.get(job.id),
+            lambda: claim(repository, job.id),
+            repository.database.ping,
+        ):
             with pytest.raises(Unavailable) as caught:
                 ask()
             assert caught.value.service == "database"
@@ -137,7 +141,7 @@ def test_a_database_that_falls_over_and_comes_back(repository: Repository, own_p
             assert not alone
     finally:
         own_postgresql.start()
-    assert repository.job(job.id) == job
+    assert repository.jobs.get(job.id) == job
     claim(repository, job.id)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from repository_images_kit import MIB, noise, send, stored, sweeper
-from repository_kit import refused
+from repository_kit import refused, with_settings
 from test_repository_checkpoints import MEMORY, saved
 
 from images.content import ContentLayout
-from repository.images import Images, Viewer
+from repository.images import Viewer
 from repository.jobs.condor_jobs import OWNER_PREFIX
 from repository.service import Repository
 from vmjobs.errors import (
@@ -39,13 +39,13 @@ MAKING = VmSpec(
 
 def begin(repository: Repository, attempt: str = FIRST, job: str = JOB) -> Checkpoint | None:
     claim = CondorJobClaim(attempt=attempt, owner="ada@grid")
-    return repository.claim_condor_job(job, claim)
+    return repository.condor_jobs.claim(job, claim)
 
 
 def upload(repository: Repository, data: bytes = MEMORY, job: str = JOB) -> tuple[str, ContentLayout]:
     who = Viewer(f"{OWNER_PREFIX}ada@grid", job=job, image="")
-    opened = repository.images.open_upload(who, len(data)).id
-    return opened, send(repository.images, who, opened, data)
+    opened = repository.uploads.begin(who, len(data)).id
+    return opened, send(repository, who, opened, data)
 
 
 def kept(repository: Repository, data: bytes = MEMORY, making: VmSpec = MAKING) -> Checkpoint:
@@ -53,7 +53,7 @@ def kept(repository: Repository, data: bytes = MEMORY, making: VmSpec = MAKING) 
     begin(repository)
     opened, layout = upload(repository, data)
     checkpoint = saved(FIRST, layout, making=making)
-    repository.keep_condor_job(JOB, FIRST, opened, checkpoint)
+    repository.condor_jobs.keep_checkpoint(JOB, FIRST, opened, checkpoint)
     return checkpoint
 
 
@@ -63,8 +63,8 @@ def test_the_next_run_goes_on_from_it(repository: Repository) -> None:
     checkpoint = kept(repository)
     assert begin(repository, SECOND) == checkpoint
     (digest,) = (file.digest for file in checkpoint.files if file.digest)
-    assert repository.images.checkpoint_layout(JOB, digest)
-    refused(NotFound, lambda: repository.images.checkpoint_layout(OTHER, digest))
+    assert repository.checkpoints.layout(JOB, digest)
+    refused(NotFound, lambda: repository.checkpoints.layout(OTHER, digest))
 
 
 def test_a_run_that_was_replaced_keeps_nothing_and_ends_nothing(repository: Repository) -> None:
@@ -75,9 +75,9 @@ def test_a_run_that_was_replaced_keeps_nothing_and_ends_nothing(repository: Repo
     late = saved(FIRST, layout, making=MAKING, ran=99.0)
     refused(
         AttemptSuperseded,
-        lambda: repository.keep_condor_job(JOB, FIRST, opened, late),
-        lambda: repository.condor_job_not_resumed(JOB, FIRST),
-        lambda: repository.end_condor_job(JOB, FIRST),
+        lambda: repository.condor_jobs.keep_checkpoint(JOB, FIRST, opened, late),
+        lambda: repository.condor_jobs.record_resume_failure(JOB, FIRST),
+        lambda: repository.condor_jobs.end(JOB, FIRST),
     )
     assert begin(repository, SECOND) == checkpoint
 
@@ -85,8 +85,8 @@ def test_a_run_that_was_replaced_keeps_nothing_and_ends_nothing(repository: Repo
 def test_a_job_has_one_owner(repository: Repository) -> None:
     checkpoint = kept(repository)
     his = CondorJobClaim(attempt=SECOND, owner="bob@grid")
-    refused(Forbidden, lambda: repository.claim_condor_job(JOB, his))
-    repository.condor_job_not_resumed(JOB, FIRST)  # that attempt is still the current one
+    refused(Forbidden, lambda: repository.condor_jobs.claim(JOB, his))
+    repository.condor_jobs.record_resume_failure(JOB, FIRST)  # that attempt is still the current one
     assert begin(repository, SECOND) == checkpoint
 
 
@@ -95,17 +95,19 @@ def test_a_machine_keeps_its_name_and_no_other_may_have_it(repository: Repositor
     begin(repository, SECOND)
     opened, layout = upload(repository)
     with pytest.raises(InvalidRequest, match="does not belong to job"):
-        repository.keep_condor_job(JOB, SECOND, opened, saved("9" * 32, layout, making=MAKING))
+        repository.condor_jobs.keep_checkpoint(
+            JOB, SECOND, opened, saved("9" * 32, layout, making=MAKING)
+        )
     again = saved(FIRST, layout, making=MAKING, ran=99.0)
-    repository.keep_condor_job(JOB, SECOND, opened, again)
-    repository.keep_condor_job(JOB, SECOND, opened, again)  # the answer was lost
+    repository.condor_jobs.keep_checkpoint(JOB, SECOND, opened, again)
+    repository.condor_jobs.keep_checkpoint(JOB, SECOND, opened, again)  # the answer was lost
     assert begin(repository, "3" * 32) == again
 
 
 def test_what_is_refused(repository: Repository) -> None:
     begin(repository)
     opened, layout = upload(repository)
-    keep, checkpoint = repository.keep_condor_job, saved(FIRST, layout, making=MAKING)
+    keep, checkpoint = repository.condor_jobs.keep_checkpoint, saved(FIRST, layout, making=MAKING)
     with pytest.raises(InvalidRequest, match="no VM specification"):
         keep(JOB, FIRST, opened, saved(FIRST, layout))
     theirs, _ = upload(repository, job=OTHER)
@@ -114,29 +116,27 @@ def test_what_is_refused(repository: Repository) -> None:
 
 
 def test_the_end_leaves_nothing(repository: Repository) -> None:
-    before = stored(repository.images)
+    before = stored(repository)
     kept(repository)
-    sweeper(repository.images).collect()
-    assert stored(repository.images) != before
-    repository.end_condor_job(JOB, FIRST)
-    assert not repository.has_condor_job(JOB)
-    sweeper(repository.images).collect()
-    assert stored(repository.images) == before
+    sweeper(repository).garbage_collector.collect()
+    assert stored(repository) != before
+    repository.condor_jobs.end(JOB, FIRST)
+    assert not repository.condor_jobs.exists(JOB)
+    sweeper(repository).garbage_collector.collect()
+    assert stored(repository) == before
 
 
 @pytest.mark.both_databases
 def test_a_job_of_which_nobody_tells_is_forgotten_in_the_end(repository: Repository) -> None:
     """Its user has removed it from the queue: HTCondor informs no node of that."""
     kept(repository)
-    images = repository.images
-    config = images.config.model_copy(update={"checkpoint_seconds": 3600})
-    Images(images.database, images.objects, config).collect()
-    assert repository.has_condor_job(JOB)
-    config = images.config.model_copy(update={"checkpoint_seconds": -1})
-    Images(images.database, images.objects, config).collect(dry_run=True)
-    assert repository.has_condor_job(JOB)
-    Images(images.database, images.objects, config).collect()
-    assert not repository.has_condor_job(JOB)
+    with_settings(repository, checkpoint_seconds=3600).garbage_collector.collect()
+    assert repository.condor_jobs.exists(JOB)
+    impatient = with_settings(repository, checkpoint_seconds=-1).garbage_collector
+    impatient.collect(dry_run=True)
+    assert repository.condor_jobs.exists(JOB)
+    impatient.collect()
+    assert not repository.condor_jobs.exists(JOB)
     assert begin(repository, SECOND) is None
 
 
@@ -144,17 +144,17 @@ def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
     checkpoint = kept(repository)
     assert begin(repository, SECOND) == checkpoint
     for _ in range(2):  # the answer was lost
-        repository.condor_job_not_resumed(JOB, SECOND)
+        repository.condor_jobs.record_resume_failure(JOB, SECOND)
     assert begin(repository, "3" * 32) == checkpoint
-    repository.condor_job_not_resumed(JOB, "3" * 32)
+    repository.condor_jobs.record_resume_failure(JOB, "3" * 32)
     assert begin(repository, "4" * 32) is None
 
 
 def test_it_counts_against_a_quota_of_its_owner_as_htcondor_knows_him(repository: Repository) -> None:
     kept(repository)
-    repository.images.config = repository.images.config.model_copy(update={"image_quota": 4})
+    repository = with_settings(repository, image_quota=4)
     begin(repository, job=OTHER)
     with pytest.raises(QuotaExceeded, match=f"{OWNER_PREFIX}ada@grid"):
         upload(repository, noise(3 * MIB, seed=8), OTHER)
     ada = Viewer("ada@grid")  # a user of the service has another quota
-    send(repository.images, ada, repository.images.open_upload(ada, MIB).id, noise(MIB, seed=9))
+    send(repository, ada, repository.uploads.begin(ada, MIB).id, noise(MIB, seed=9))

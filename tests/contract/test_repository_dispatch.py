@@ -55,13 +55,13 @@ class Grid:
 
     def cancel(self, job: Job) -> None:
         """Cancel a job, also at the scheduler."""
-        assert self.repository.cancel(job.id).state is S.CANCELING
+        assert self.repository.job_actions.cancel(job.id).state is S.CANCELING
         dispatcher.cancel_jobs(self.parts, [job.id])
 
     def report(
         self, job: Job, attempt: str, state: S, code: ReasonCode = ReasonCode.PROGRESS, *exit_code: int
     ) -> None:
-        self.repository.report(job.id, attempt, told(state, code, *exit_code))
+        self.repository.attempts.report(job.id, attempt, told(state, code, *exit_code))
 
     def track(self, job: Job) -> JobState:
         """Read the scheduler's events; return the job's state."""
@@ -72,10 +72,10 @@ class Grid:
         dispatcher.sweep(self.parts)
 
     def state(self, job: Job) -> JobState:
-        return self.repository.job(job.id).state
+        return self.repository.jobs.get(job.id).state
 
     def end(self, job: Job) -> tuple[JobState, ReasonCode]:
-        found = self.repository.job(job.id)
+        found = self.repository.jobs.get(job.id)
         return found.state, found.reason.code
 
 
@@ -92,12 +92,12 @@ def instead(of: Ledger, submit: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.both_databases
 def test_an_array_is_submitted_once(grid: Grid) -> None:
-    array, jobs, _ = grid.repository.submit("ada", submission(3))
+    array, jobs, _ = grid.repository.submissions.submit("ada", submission(3))
     for _ in range(2):
         dispatcher.submit_array(grid.parts, array)
     assert grid.schedd.submitted == 3
     for job in jobs:
-        assert grid.repository.job(job.id).condor == grid.schedd.queue[job.id].ref
+        assert grid.repository.jobs.get(job.id).condor == grid.schedd.queue[job.id].ref
         assert grid.end(job) == (S.QUEUED, ReasonCode.SCHEDULED)
         assert grid.schedd.tokens[job.id] == f"token {job.id} ada"
     refused(NotFound, lambda: dispatcher.submit_array(grid.parts, "0" * 32))
@@ -107,7 +107,7 @@ def test_what_waits_goes_together_and_owners_take_turns(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "MAX_SUBMIT_JOBS", 4)
-    large = [grid.repository.submit("ada", submission(3)).jobs for _ in range(2)]
+    large = [grid.repository.submissions.submit("ada", submission(3)).jobs for _ in range(2)]
     jobs = [one(grid.repository, owner) for owner in ("ada", "bob", "ada")]
     together: list[list[str]] = []
     submit = instead(
@@ -130,7 +130,7 @@ def test_an_array_that_is_refused_holds_up_no_other(grid: Grid) -> None:
 
     submit = instead(grid.schedd, refuse)
     dispatcher.submit_array(grid.parts, jobs[2].array)
-    waits = [job for job in jobs if grid.repository.job(job.id).condor is None]
+    waits = [job for job in jobs if grid.repository.jobs.get(job.id).condor is None]
     assert waits == [jobs[2]]
     assert grid.end(jobs[2]) == (S.QUEUED, ReasonCode.SCHEDULER_UNAVAILABLE)
 
@@ -160,16 +160,16 @@ def test_killed_between_submission_and_record(grid: Grid) -> None:
     submit = instead(grid.schedd, submit_and_die)
     with pytest.raises(Killed):
         dispatcher.submit_array(grid.parts, job.array)
-    assert grid.repository.job(job.id).condor is None
+    assert grid.repository.jobs.get(job.id).condor is None
     instead(grid.schedd, submit)
     grid.sweep()
-    assert grid.repository.job(job.id).condor == grid.schedd.queue[job.id].ref
+    assert grid.repository.jobs.get(job.id).condor == grid.schedd.queue[job.id].ref
     assert grid.schedd.submitted == 1
 
 
 def test_killed_between_submission_and_record_then_canceled(grid: Grid) -> None:
     job = one(grid.repository)
-    (ready,) = grid.repository.begin_dispatch(1)
+    (ready,) = grid.repository.condor_sync.begin_dispatch(1)
     grid.schedd.submit([dispatcher.BatchJob(ready.id, ready.array, 0, "ada", ready.spec, "t")])
     grid.cancel(job)
     assert grid.schedd.removed == [grid.schedd.queue[job.id].ref]
@@ -190,22 +190,22 @@ def test_canceled_while_it_is_being_submitted(grid: Grid) -> None:
 
 
 def test_canceled_before_it_was_submitted(grid: Grid) -> None:
-    array, (first, second), _ = grid.repository.submit("ada", submission(2))
-    assert grid.repository.cancel(first.id).state is S.CANCELED
+    array, (first, second), _ = grid.repository.submissions.submit("ada", submission(2))
+    assert grid.repository.job_actions.cancel(first.id).state is S.CANCELED
     dispatcher.cancel_jobs(grid.parts, [first.id])
     dispatcher.submit_array(grid.parts, array)
     assert list(grid.schedd.queue) == [second.id]
 
 
 def test_a_set_is_changed_by_one_call(grid: Grid) -> None:
-    array, jobs, _ = grid.repository.submit("ada", submission(3))
+    array, jobs, _ = grid.repository.submissions.submit("ada", submission(3))
     late = one(grid.repository)
     dispatcher.submit_waiting(grid.parts)
     unsent = one(grid.repository)
     selection = JobSelection(jobs=(array, unsent.id, late.id))
 
     def change(action: JobAction) -> set[S]:
-        grid.repository.change_jobs(
+        grid.repository.job_actions.change(
             action, selection, "ada", lambda *what: dispatcher.change_jobs(grid.parts, *what)
         )
         dispatcher.track(grid.parts)
@@ -213,11 +213,11 @@ def test_a_set_is_changed_by_one_call(grid: Grid) -> None:
 
     for _ in range(2):
         assert change(JobAction.HOLD) == {S.HELD}
-        assert grid.repository.job(unsent.id).reason.code is ReasonCode.USER_HELD
+        assert grid.repository.jobs.get(unsent.id).reason.code is ReasonCode.USER_HELD
     grid.sweep()
-    assert grid.repository.job(unsent.id).condor is None
+    assert grid.repository.jobs.get(unsent.id).condor is None
     assert change(JobAction.RELEASE) == {S.QUEUED}
-    assert grid.repository.job(unsent.id).condor is not None
+    assert grid.repository.jobs.get(unsent.id).condor is not None
     assert change(JobAction.CANCEL) == {S.CANCELED}
     assert change(JobAction.HOLD) == {S.CANCELED}
     assert grid.schedd.acts == [(JobAction.HOLD, 4), (JobAction.RELEASE, 4), (JobAction.CANCEL, 5)]
@@ -225,7 +225,7 @@ def test_a_set_is_changed_by_one_call(grid: Grid) -> None:
 
 def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
     job = one(grid.repository)
-    grid.repository.begin_dispatch(1)
+    grid.repository.condor_sync.begin_dispatch(1)
     grid.cancel(job)
     assert (grid.state(job), grid.schedd.removed) == (S.CANCELED, [])
 
@@ -234,7 +234,7 @@ def test_canceled_while_it_runs(grid: Grid) -> None:
     job, attempt = grid.submit(S.RUNNING)
     published: list[Any] = []
     publish = lambda *what: published.append(what)  # noqa: E731
-    assert grid.repository.cancel(job.id, "ada", publish).state is S.CANCELING
+    assert grid.repository.job_actions.cancel(job.id, "ada", publish).state is S.CANCELING
     assert published == [(JobAction.CANCEL, [job.id])]
     dispatcher.cancel_jobs(grid.parts, [job.id])
     assert grid.track(job) is S.CANCELING  # the VM may still exist
@@ -252,7 +252,7 @@ def test_a_node_that_never_confirms(grid: Grid) -> None:
     assert grid.track(job) is S.CANCELING
     grid.later(state_policy.CANCEL_GRACE)
     assert grid.track(job) is S.CANCELED
-    assert "did not confirm" in grid.repository.job(job.id).reason.message
+    assert "did not confirm" in grid.repository.jobs.get(job.id).reason.message
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
     grid: Grid, state: S, code: ReasonCode
 ) -> None:
     job, attempt = grid.submit(S.COLLECTING)
-    grid.repository.cancel(job.id)
+    grid.repository.job_actions.cancel(job.id)
     grid.report(job, attempt, state, code)
     assert grid.state(job) is S.CANCELING  # the scheduler has not confirmed yet
     dispatcher.cancel_jobs(grid.parts, [job.id])
@@ -286,7 +286,7 @@ def test_a_job_that_ended_by_itself_for_the_scheduler_too_is_not_canceled(
     grid: Grid, state: S, code: ReasonCode, first: str
 ) -> None:
     job, attempt = grid.submit(S.COLLECTING)
-    grid.repository.cancel(job.id)
+    grid.repository.job_actions.cancel(job.id)
     steps = [
         lambda: grid.report(job, attempt, state, code),
         lambda: (grid.schedd.say(job.id, B.COMPLETED), grid.track(job)),
@@ -311,10 +311,10 @@ def test_held_and_released(grid: Grid) -> None:
     grid.schedd.say(job.id, B.HELD, "no such route")
     dispatcher.track(grid.parts)
     assert grid.end(job) == (S.HELD, ReasonCode.SCHEDULER_HELD)
-    assert grid.repository.job(job.id).reason.message == "no such route"
-    version = grid.repository.version(job.id)
+    assert grid.repository.jobs.get(job.id).reason.message == "no such route"
+    version = grid.repository.jobs.version(job.id)
     dispatcher.track(grid.parts)
-    assert grid.repository.version(job.id) == version
+    assert grid.repository.jobs.version(job.id) == version
     grid.schedd.say(job.id, B.IDLE)
     dispatcher.reconcile(grid.parts)
     assert grid.state(job) is S.QUEUED
@@ -352,7 +352,7 @@ def test_a_batch_job_that_ends_without_a_report(grid: Grid) -> None:
     grid.schedd.queue.clear()  # no more events: the stored state decides
     dispatcher.track(grid.parts)
     assert grid.end(job) == (S.FAILED, ReasonCode.NO_EXIT_REPORT)
-    assert "ended with code 0" in grid.repository.job(job.id).reason.message
+    assert "ended with code 0" in grid.repository.jobs.get(job.id).reason.message
 
 
 def test_lost_at_the_schedd(grid: Grid) -> None:
@@ -369,8 +369,8 @@ def test_an_answer_older_than_the_event_log_is_ignored(grid: Grid) -> None:
     job, _ = grid.submit()
     asked = now()
     old = grid.schedd.say(job.id, B.HELD, "stale")
-    grid.repository.observe([grid.schedd.say(job.id, B.RUNNING)])
-    grid.repository.observe([old], asked)
+    grid.repository.condor_sync.observe([grid.schedd.say(job.id, B.RUNNING)])
+    grid.repository.condor_sync.observe([old], asked)
     assert grid.state(job) is S.QUEUED
 
 
@@ -381,7 +381,7 @@ def test_the_sweep_submits_what_was_left_even_where_storage_does_not_answer(grid
     job = one(grid.repository)
     dispatcher.sweep(replace(grid.parts, clean=(broken,)))
     assert grid.schedd.submitted == 1
-    assert grid.repository.job(job.id).condor is not None
+    assert grid.repository.jobs.get(job.id).condor is not None
 
 
 def test_the_sweep_cancels_what_the_broker_lost(grid: Grid) -> None:
@@ -390,14 +390,14 @@ def test_the_sweep_cancels_what_the_broker_lost(grid: Grid) -> None:
     def publish(*_: object) -> None:
         raise Unavailable("broker", "down")
 
-    assert grid.repository.cancel(job.id, "ada", publish).state is S.CANCELING
+    assert grid.repository.job_actions.cancel(job.id, "ada", publish).state is S.CANCELING
     grid.later(dispatcher.REMOVE_CANCELED_AFTER)
     grid.sweep()
     assert grid.schedd.removed == [grid.schedd.queue[job.id].ref]
 
 
 def test_the_sweep_tidies_up_after_the_end(grid: Grid) -> None:
-    array, (first, second), _ = grid.repository.submit("ada", submission(2))
+    array, (first, second), _ = grid.repository.submissions.submit("ada", submission(2))
     dispatcher.submit_array(grid.parts, array)
     for job, code in ((first, ReasonCode.SCRIPT_FAILED), (second, ReasonCode.IMAGE_REJECTED)):
         grid.report(job, claim(grid.repository, job.id), S.FAILED, code)
@@ -412,13 +412,13 @@ def test_the_sweep_tidies_up_after_the_end(grid: Grid) -> None:
     grid.later(dispatcher.REMOVE_ENDED_AFTER)
     grid.sweep()
     assert grid.schedd.removed == [grid.schedd.queue[second.id].ref]
-    (left,) = grid.repository.jobs_to_remove([second.id])
+    (left,) = grid.repository.condor_sync.jobs_to_remove([second.id])
     assert left.why == "the job is FAILED already"
     dispatcher.track(grid.parts)
     grid.sweep()
     grid.sweep()
     assert grid.schedd.forgotten == [array]
-    assert grid.repository.active_arrays() == []
+    assert grid.repository.condor_sync.active_arrays() == []
 
 
 @pytest.mark.parametrize(
@@ -439,10 +439,10 @@ def test_jobs_wait_for_settings_and_fail_where_nothing_will_do(
     submit = instead(grid.schedd, refuse)
     dispatcher.submit_array(grid.parts, job.array)
     assert grid.state(job) is state
-    assert str(error) in grid.repository.job(job.id).reason.message
+    assert str(error) in grid.repository.jobs.get(job.id).reason.message
     instead(grid.schedd, submit)
     dispatcher.submit_array(grid.parts, job.array)
-    assert (grid.repository.job(job.id).condor is not None) == (state is S.QUEUED)
+    assert (grid.repository.jobs.get(job.id).condor is not None) == (state is S.QUEUED)
     grid.later(dispatcher.REMOVE_ENDED_AFTER)
     grid.sweep()
     assert grid.schedd.forgotten == [job.array] * (state is S.FAILED)

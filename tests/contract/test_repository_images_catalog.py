@@ -10,12 +10,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from repository_images_kit import ADA, BOB, EVE, layout, manifest_of, noise, push, read, send, sweeper
-from repository_kit import ADMIN, refused
+from repository_kit import ADMIN, images_of, refused, with_settings
 from sqlalchemy import update
 
 from images.signature import sign
-from repository.images import Images, Viewer
+from repository.images import Viewer
 from repository.images.tables import HoldingRow
+from repository.service import Repository
 from vmjobs.errors import Forbidden, ImageRejected, InvalidRequest, NotFound
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
 from vmjobs.wire import (
@@ -35,24 +36,24 @@ NODE = Viewer("node1", node=True)
 DISK = noise(1000)
 
 
-def names(images: Images, viewer: Viewer) -> list[str]:
-    return [f"{i.namespace}/{i.name}:{i.tag}" for i in images.list(viewer)]
+def names(images: Repository, viewer: Viewer) -> list[str]:
+    return [f"{i.namespace}/{i.name}:{i.tag}" for i in images_of(images, viewer)]
 
 
-def sees(images: Images, viewer: Viewer, done: ImageDetail) -> bool:
+def sees(images: Repository, viewer: Viewer, done: ImageDetail) -> bool:
     """Whether the viewer can read the image; check that all queries agree."""
     content = done.manifest["root"]["digest"]
     answers = []
     for ask in (
-        lambda: images.detail(viewer, done.digest),
-        lambda: images.resolve(viewer, done.digest),
-        lambda: images.manifest(viewer, done.digest),
-        lambda: images.layout(viewer, done.digest, content),
-        lambda: images.open_segment(viewer, done.digest, layout(DISK).segments[0]).close(),
-        lambda: list(images.read_content(viewer, done.digest, content)),
-        lambda: images.verify(viewer, done.digest, []),
-        lambda: images.visibility(viewer, done.digest),
-        lambda: images.signature(viewer, done.digest),
+        lambda: images.catalog.detail(viewer, done.digest),
+        lambda: images.catalog.resolve(viewer, done.digest),
+        lambda: images.catalog.manifest(viewer, done.digest),
+        lambda: images.contents.layout(viewer, done.digest, content),
+        lambda: images.contents.open_segment(viewer, done.digest, layout(DISK).segments[0]).close(),
+        lambda: list(images.contents.read(viewer, done.digest, content)),
+        lambda: images.contents.verify(viewer, done.digest, []),
+        lambda: images.catalog.visibility(viewer, done.digest),
+        lambda: images.catalog.signature(viewer, done.digest),
     ):
         try:
             ask()
@@ -63,13 +64,13 @@ def sees(images: Images, viewer: Viewer, done: ImageDetail) -> bool:
     return answers[0]
 
 
-def expire(images: Images, digest: str) -> None:
+def expire(images: Repository, digest: str) -> None:
     with images.database.write() as session:
         past = now() - timedelta(days=1)
         session.execute(update(HoldingRow).where(HoldingRow.image == digest).values(expires=past))
 
 
-def test_a_private_image_is_nobody_elses(images: Images) -> None:
+def test_a_private_image_is_nobody_elses(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep")
     assert sees(images, ADA, done)
     assert sees(images, NODE, done)
@@ -80,16 +81,16 @@ def test_a_private_image_is_nobody_elses(images: Images) -> None:
     assert names(images, EVE) == []
     refused(
         NotFound,
-        lambda: images.resolve(EVE, "ada/hep"),
-        lambda: images.resolve(EVE, "hep"),
-        lambda: images.change(EVE, done.digest, ImageChange(visibility=Visibility.PUBLIC)),
-        lambda: images.remove(EVE, done.digest),
-        lambda: images.tag(EVE, "", "mine", "latest", done.digest),
-        lambda: images.prefetch(EVE, done.digest, PrefetchRequest()),
+        lambda: images.catalog.resolve(EVE, "ada/hep"),
+        lambda: images.catalog.resolve(EVE, "hep"),
+        lambda: images.catalog.change(EVE, done.digest, ImageChange(visibility=Visibility.PUBLIC)),
+        lambda: images.catalog.remove(EVE, done.digest),
+        lambda: images.catalog.tag(EVE, "", "mine", "latest", done.digest),
+        lambda: images.prefetcher.request(EVE, done.digest, PrefetchRequest()),
     )
 
 
-def test_publishing_again_and_again_adds_shares_up_to_their_limit(images: Images) -> None:
+def test_publishing_again_and_again_adds_shares_up_to_their_limit(images: Repository) -> None:
     def publish(first: int, count: int) -> ImageDetail:
         shares = [{"kind": "user", "name": f"u{n}"} for n in range(first, first + count)]
         return push(images, ADA, DISK, name="hep", shares=shares)
@@ -101,120 +102,134 @@ def test_publishing_again_and_again_adds_shares_up_to_their_limit(images: Images
     assert len(publish(0, 100).shares) == MAX_SHARES  # existing shares count once
 
 
-def test_shares_and_visibility(images: Images) -> None:
+def test_shares_and_visibility(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep", shares=[{"kind": "user", "name": "bob"}])
     assert sees(images, BOB, done)
-    assert images.detail(BOB, "ada/hep").owner == "ada"
-    assert images.detail(BOB, "ada/hep").shares == ()  # only ada sees all shares
-    assert images.detail(ADA, "hep").shares == (Share(kind="user", name="bob"),)
+    assert images.catalog.detail(BOB, "ada/hep").owner == "ada"
+    assert images.catalog.detail(BOB, "ada/hep").shares == ()  # only ada sees all shares
+    assert images.catalog.detail(ADA, "hep").shares == (Share(kind="user", name="bob"),)
     atlas = Viewer("eve", frozenset({"/atlas", "/cms"}))
-    images.change(ADA, done.digest, ImageChange(shares=(Share(kind="group", name="/atlas"),)))
+    images.catalog.change(ADA, done.digest, ImageChange(shares=(Share(kind="group", name="/atlas"),)))
     assert not sees(images, BOB, done)
     assert sees(images, atlas, done)
     assert not sees(images, EVE, done)
     assert not sees(images, Viewer("/atlas"), done)
-    images.change(ADA, done.digest, ImageChange(shares=(), visibility=Visibility.PUBLIC))
+    images.catalog.change(ADA, done.digest, ImageChange(shares=(), visibility=Visibility.PUBLIC))
     assert sees(images, EVE, done)
-    assert images.visibility(EVE, done.digest) is Visibility.PUBLIC
+    assert images.catalog.visibility(EVE, done.digest) is Visibility.PUBLIC
     assert names(images, EVE) == ["ada/hep:latest"]
     refused(
         Forbidden,
-        lambda: images.change(EVE, done.digest, ImageChange(deprecated="ha")),
-        lambda: images.remove(EVE, done.digest),
+        lambda: images.catalog.change(EVE, done.digest, ImageChange(deprecated="ha")),
+        lambda: images.catalog.remove(EVE, done.digest),
     )
-    images.change(ADA, done.digest, ImageChange(visibility=Visibility.PRIVATE))
+    images.catalog.change(ADA, done.digest, ImageChange(visibility=Visibility.PRIVATE))
     assert not sees(images, EVE, done)
 
 
 @pytest.mark.both_databases
-def test_two_who_bring_the_same(images: Images) -> None:
+def test_two_who_bring_the_same(images: Repository) -> None:
     hers = push(images, ADA, DISK, name="secret-plans", origin={"file": "plans.img"})
     his = push(images, BOB, DISK, name="hep")
     assert hers.digest == his.digest
     assert (his.owner, his.origin, len(his.tags)) == ("bob", Origin(), 1)
     assert names(images, BOB) == ["bob/hep:latest"]
-    images.remove(ADA, hers.digest)
+    images.catalog.remove(ADA, hers.digest)
     assert not sees(images, ADA, hers)
-    sweeper(images).collect()
+    sweeper(images).garbage_collector.collect()
     assert read(images, BOB, his) == DISK
-    images.remove(BOB, his.digest)
+    images.catalog.remove(BOB, his.digest)
     assert not sees(images, ADMIN, his)
-    report = sweeper(images).collect()
+    report = sweeper(images).garbage_collector.collect()
     assert (report.contents, report.segments) == (1, 1)
     assert list(images.objects.keys("segments")) == []
 
 
 @pytest.mark.both_databases
-def test_names(images: Images) -> None:
+def test_names(images: Repository) -> None:
     one, two = push(images, ADA, DISK, name="hep"), push(images, ADA, noise(9), name="hep", tag="v2")
-    assert images.resolve(ADA, "hep") == images.resolve(ADA, "ada/hep:latest") == one.digest
-    assert images.resolve(ADA, "hep:v2") == two.digest
-    images.tag(ADA, "ada", "hep", "latest", two.digest)  # a tag moves
-    assert images.resolve(ADA, "hep") == two.digest
-    assert [t.tag for t in images.detail(ADA, "hep").tags] == ["latest", "v2"]
+    assert (
+        images.catalog.resolve(ADA, "hep")
+        == images.catalog.resolve(ADA, "ada/hep:latest")
+        == one.digest
+    )
+    assert images.catalog.resolve(ADA, "hep:v2") == two.digest
+    images.catalog.tag(ADA, "ada", "hep", "latest", two.digest)  # a tag moves
+    assert images.catalog.resolve(ADA, "hep") == two.digest
+    assert [t.tag for t in images.catalog.detail(ADA, "hep").tags] == ["latest", "v2"]
     assert sees(images, ADA, one)
     assert sorted(names(images, ADA)) == ["ada/:", "ada/hep:latest", "ada/hep:v2"]
-    images.untag(ADA, "ada", "hep", "v2")
-    refused(NotFound, lambda: images.resolve(ADA, "hep:v2"), match="hep:v2")
-    refused(NotFound, lambda: images.untag(ADA, "ada", "hep", "v2"))
+    images.catalog.untag(ADA, "ada", "hep", "v2")
+    refused(NotFound, lambda: images.catalog.resolve(ADA, "hep:v2"), match="hep:v2")
+    refused(NotFound, lambda: images.catalog.untag(ADA, "ada", "hep", "v2"))
     with pytest.raises(NotFound) as caught:
-        images.resolve(ADA, "nope")
+        images.catalog.resolve(ADA, "nope")
     assert "ada/hep:latest" in caught.value.hint
 
 
 @pytest.mark.both_databases
-def test_names_at_the_same_moment(images: Images) -> None:
+def test_names_at_the_same_moment(images: Repository) -> None:
     done = push(images, ADA, DISK, visibility="public")
     with ThreadPoolExecutor(6) as pool:
         for number in range(5):
             user = Viewer(f"user{number}")
-            list(pool.map(lambda n, u=user: images.tag(u, "", "hep", f"v{n}", done.digest), range(6)))
+            list(
+                pool.map(
+                    lambda n, u=user: images.catalog.tag(u, "", "hep", f"v{n}", done.digest), range(6)
+                )
+            )
             assert names(images, user)[1:] == [f"user{number}/hep:v{n}" for n in range(6)]
-            images.remove(user, done.digest)
+            images.catalog.remove(user, done.digest)
 
 
 @pytest.mark.both_databases
-def test_pushes_at_the_same_moment(images: Images) -> None:
+def test_pushes_at_the_same_moment(images: Repository) -> None:
     with ThreadPoolExecutor(6) as pool:
         for number in range(3):
             disk = noise(1000, number)
             users = [ADA, BOB] * 3
             found = list(pool.map(lambda u, d=disk: push(images, u, d, name="hep"), users))
             assert len({done.digest for done in found}) == 1
-            assert images.resolve(ADA, "hep") == images.resolve(BOB, "hep") == found[0].digest
+            assert (
+                images.catalog.resolve(ADA, "hep")
+                == images.catalog.resolve(BOB, "hep")
+                == found[0].digest
+            )
 
 
-def test_the_library(images: Images) -> None:
+def test_the_library(images: Repository) -> None:
     wish = {"namespace": "library", "name": "hep", "visibility": "public"}
     refused(Forbidden, lambda: push(images, ADA, DISK, **wish))
     done = push(images, ADMIN, DISK, **wish)
     assert done.owner == "library"
-    assert images.resolve(EVE, "hep") == images.resolve(EVE, "library/hep") == done.digest
+    assert (
+        images.catalog.resolve(EVE, "hep") == images.catalog.resolve(EVE, "library/hep") == done.digest
+    )
     own = push(images, EVE, noise(10), name="hep")
-    assert images.resolve(EVE, "hep") == own.digest
+    assert images.catalog.resolve(EVE, "hep") == own.digest
     refused(
         Forbidden,
-        lambda: images.tag(EVE, "library", "x", "latest", own.digest),
-        lambda: images.untag(EVE, "library", "hep", "latest"),
-        lambda: images.change(EVE, done.digest, ImageChange(deprecated="x")),
-        lambda: images.tag(EVE, "ada", "x", "latest", own.digest),
+        lambda: images.catalog.tag(EVE, "library", "x", "latest", own.digest),
+        lambda: images.catalog.untag(EVE, "library", "hep", "latest"),
+        lambda: images.catalog.change(EVE, done.digest, ImageChange(deprecated="x")),
+        lambda: images.catalog.tag(EVE, "ada", "x", "latest", own.digest),
     )
     other = Viewer("another operator", admin=True)
-    assert images.change(other, done.digest, ImageChange(deprecated="old")).deprecated == "old"
-    images.tag(EVE, "", "copy", "latest", done.digest)  # a hold of her own
-    images.remove(other, done.digest)
-    refused(NotFound, lambda: images.resolve(BOB, "library/hep"))
-    assert images.resolve(EVE, "eve/copy") == done.digest
+    assert images.catalog.change(other, done.digest, ImageChange(deprecated="old")).deprecated == "old"
+    images.catalog.tag(EVE, "", "copy", "latest", done.digest)  # a hold of her own
+    images.catalog.remove(other, done.digest)
+    refused(NotFound, lambda: images.catalog.resolve(BOB, "library/hep"))
+    assert images.catalog.resolve(EVE, "eve/copy") == done.digest
 
 
-def test_namespaces_are_ones_own(images: Images) -> None:
+def test_namespaces_are_ones_own(images: Repository) -> None:
     for user in ("library", "Ada Lovelace", "ada-0123abcd", "", "../..", "ä\u202eda", "x" * 200):
         done = push(images, Viewer(user), DISK, name="hep")
         (tag,) = done.tags
         assert tag.namespace not in {user, "library", ""}
-        assert images.resolve(Viewer(user), "hep") == done.digest
-        assert images.resolve(Viewer(user), f"{tag.namespace}/hep") == done.digest
-    refused(NotFound, lambda: images.resolve(EVE, "hep"))
+        assert images.catalog.resolve(Viewer(user), "hep") == done.digest
+        assert images.catalog.resolve(Viewer(user), f"{tag.namespace}/hep") == done.digest
+    refused(NotFound, lambda: images.catalog.resolve(EVE, "hep"))
 
 
 BAD_NAMES = [
@@ -223,29 +238,29 @@ BAD_NAMES = [
 ]
 
 
-def test_bad_names(images: Images) -> None:
+def test_bad_names(images: Repository) -> None:
     done = push(images, ADA, DISK)
     for name in BAD_NAMES:
         calls = [
-            lambda n=name: images.tag(ADA, "", n, "latest", done.digest),
-            lambda n=name: images.untag(ADA, "", n, "latest"),
+            lambda n=name: images.catalog.tag(ADA, "", n, "latest", done.digest),
+            lambda n=name: images.catalog.untag(ADA, "", n, "latest"),
         ]
         if name != "A":
-            calls.append(lambda n=name: images.tag(ADA, "", "hep", n, done.digest))
+            calls.append(lambda n=name: images.catalog.tag(ADA, "", "hep", n, done.digest))
         if name not in {"a/b", "a:b"}:
-            calls.append(lambda n=name: images.resolve(ADA, n))
+            calls.append(lambda n=name: images.catalog.resolve(ADA, n))
         refused(InvalidRequest, *calls)
         if name:
             with pytest.raises((InvalidRequest, Forbidden)):
-                images.tag(ADA, name, "hep", "latest", done.digest)
+                images.catalog.tag(ADA, name, "hep", "latest", done.digest)
             with pytest.raises(ValueError, match="name"):
                 Publication(manifest={}, name=name)
-    assert images.list(ADA)[0].name == ""
+    assert images_of(images, ADA)[0].name == ""
 
 
-def test_pushing_again_narrows_nothing(images: Images) -> None:
+def test_pushing_again_narrows_nothing(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep", visibility="public", keep_days=5)
-    images.change(ADA, done.digest, ImageChange(deprecated="use v2"))
+    images.catalog.change(ADA, done.digest, ImageChange(deprecated="use v2"))
     again = push(images, ADA, DISK, name="hep", tag="v1", shares=[{"kind": "user", "name": "bob"}])
     assert again.digest == done.digest
     assert again.visibility is Visibility.PUBLIC
@@ -257,53 +272,52 @@ def test_pushing_again_narrows_nothing(images: Images) -> None:
 
 
 @pytest.mark.both_databases
-def test_an_image_whose_time_is_over(images: Images) -> None:
+def test_an_image_whose_time_is_over(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep", visibility="public", keep_days=1)
     assert done.expires is not None
     assert abs(done.expires - now() - timedelta(days=1)) < timedelta(minutes=1)
     expire(images, done.digest)
     for viewer, ref in ((ADA, "hep"), (ADA, done.digest), (EVE, "ada/hep")):
         with pytest.raises(NotFound, match="expired at"):
-            images.resolve(viewer, ref)
-    assert images.list(ADA) == []
-    assert images.manifest(NODE, done.digest)  # jobs that have not ended still need it
+            images.catalog.resolve(viewer, ref)
+    assert images_of(images, ADA) == []
+    assert images.catalog.manifest(NODE, done.digest)  # jobs that have not ended still need it
     again = push(images, ADA, DISK, name="hep")
-    assert images.resolve(EVE, "ada/hep") == again.digest
+    assert images.catalog.resolve(EVE, "ada/hep") == again.digest
     private = push(images, ADA, noise(10), name="own")
     expire(images, private.digest)
-    refused(NotFound, lambda: images.resolve(EVE, "ada/own"), match="there is no image")
-    assert images.change(ADA, again.digest, ImageChange(keep_days=3)).expires is not None
-    assert images.change(ADA, again.digest, ImageChange(keep_days=0)).expires is None
+    refused(NotFound, lambda: images.catalog.resolve(EVE, "ada/own"), match="there is no image")
+    assert images.catalog.change(ADA, again.digest, ImageChange(keep_days=3)).expires is not None
+    assert images.catalog.change(ADA, again.digest, ImageChange(keep_days=0)).expires is None
     expire(images, done.digest)
-    assert images.collect(dry_run=True).images == 2
-    assert images.collect().images == 2
-    refused(NotFound, lambda: images.resolve(ADA, "hep"), match="there is no image")
+    assert images.garbage_collector.collect(dry_run=True).images == 2
+    assert images.garbage_collector.collect().images == 2
+    refused(NotFound, lambda: images.catalog.resolve(ADA, "hep"), match="there is no image")
 
 
-def test_only_signed_images(images: Images, tmp_path: Path) -> None:
+def test_only_signed_images(images: Repository, tmp_path: Path) -> None:
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     trust = tmp_path / "trust"
     trust.mkdir()
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (trust / "grid.pub").write_bytes(public)
-    config = images.config.model_copy(update={"image_trust_dir": trust})
-    strict = Images(images.database, images.objects, config)
-    upload = strict.open_upload(ADA, 10_000).id
+    strict = with_settings(images, image_trust_dir=trust)
+    upload = strict.uploads.begin(ADA, 10_000).id
     parts = send(strict, ADA, upload, DISK)
     wish = Publication(manifest=manifest_of(parts), upload=upload, name="hep")
-    unsigned = images.publish(ADA, wish.model_copy(update={"upload": upload}))
+    unsigned = images.publisher.publish(ADA, wish.model_copy(update={"upload": upload}))
     assert unsigned.signers == ()
     good, bad = sign(unsigned.digest, key), sign(unsigned.digest, other)
     for signature, why in [("", "no signature"), (bad, "none of them"), (sign("x", key), "none")]:
         with pytest.raises(ImageRejected, match=why):
-            strict.publish(ADA, wish.model_copy(update={"signature": signature}))
+            strict.publisher.publish(ADA, wish.model_copy(update={"signature": signature}))
         with pytest.raises(ImageRejected):
-            strict.change(ADA, unsigned.digest, ImageChange(signature=signature))
+            strict.catalog.change(ADA, unsigned.digest, ImageChange(signature=signature))
     with pytest.raises(InvalidRequest, match="base64"):
-        images.publish(ADA, wish.model_copy(update={"signature": "ä"}))
-    done = strict.publish(ADA, wish.model_copy(update={"signature": f"{bad} {good}"}))
+        images.publisher.publish(ADA, wish.model_copy(update={"signature": "ä"}))
+    done = strict.publisher.publish(ADA, wish.model_copy(update={"signature": f"{bad} {good}"}))
     assert done.signers == ("grid",)
-    assert strict.signature(NODE, done.digest).split() == [bad, good]
+    assert strict.catalog.signature(NODE, done.digest).split() == [bad, good]
 
 
 def node(name: str, site: str, *held: str) -> Node:
@@ -314,19 +328,19 @@ def node(name: str, site: str, *held: str) -> Node:
 
 @pytest.mark.both_databases
 def test_prefetching(repository) -> None:  # type: ignore[no-untyped-def]
-    images: Images = repository.images
+    images: Repository = repository
     done = push(images, ADA, DISK, name="hep")
     for item in (node("a1", "a"), node("a2", "a", done.digest), node("b1", "b")):
-        repository.put_node(item)
-    asked = images.prefetch(ADA, done.digest, PrefetchRequest(site="a"))
+        repository.nodes.put(item)
+    asked = images.prefetcher.request(ADA, done.digest, PrefetchRequest(site="a"))
     assert (asked.wanted, asked.cached) == (("a1",), ("a2",))
-    asked = images.prefetch(ADA, done.digest, PrefetchRequest(nodes=("b1", "a1")))
+    asked = images.prefetcher.request(ADA, done.digest, PrefetchRequest(nodes=("b1", "a1")))
     assert (asked.wanted, asked.cached) == (("a1", "b1"), ("a2",))
-    assert images.prefetch_requests(node("a1", "a")).prefetch == (done.digest,)
-    assert images.prefetch_requests(node("a2", "a")).prefetch == ()
-    assert images.prefetch_requests(node("a1", "a", done.digest)).prefetch == ()
-    assert images.prefetch_requests(node("a1", "a")).prefetch == ()  # the request was deleted
+    assert images.prefetcher.wishes(node("a1", "a")).prefetch == (done.digest,)
+    assert images.prefetcher.wishes(node("a2", "a")).prefetch == ()
+    assert images.prefetcher.wishes(node("a1", "a", done.digest)).prefetch == ()
+    assert images.prefetcher.wishes(node("a1", "a")).prefetch == ()  # the request was deleted
     for wish in (PrefetchRequest(nodes=("nope",)), PrefetchRequest(site="nowhere")):
-        refused(NotFound, lambda wish=wish: images.prefetch(ADA, done.digest, wish))
-    images.remove(ADA, done.digest)
-    assert images.prefetch_requests(node("b1", "b")).prefetch == ()
+        refused(NotFound, lambda wish=wish: images.prefetcher.request(ADA, done.digest, wish))
+    images.catalog.remove(ADA, done.digest)
+    assert images.prefetcher.wishes(node("b1", "b")).prefetch == ()

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from repository_images_kit import ADA, BOB, noise, packed, pieces, push, read, send, stored, sweeper
 from repository_images_load import DISKS, disk, load, manifest
-from repository_kit import ADMIN, statements
+from repository_kit import ADMIN, images_of, statements
 from sqlalchemy import func, select
 
 from images.content import CHUNK_BYTES, ContentLayout
 from images.manifest import sha256_digest
-from repository.images import Images, Viewer, tables
+from repository.images import Viewer, tables
 from repository.images.tables import (
     ContentRow,
     ContentSegmentRow,
@@ -46,15 +46,15 @@ ROWS = [
 
 
 @pytest.fixture
-def images(repository: Repository) -> Images:
+def images(repository: Repository) -> Repository:
     """An image repository without images, on either database."""
-    repository.images.remove(ADMIN, repository.images.resolve(ADMIN, "hep"))
-    sweeper(repository.images).collect()
-    assert rows(repository.images) == {}
-    return repository.images
+    repository.catalog.remove(ADMIN, repository.catalog.resolve(ADMIN, "hep"))
+    sweeper(repository).garbage_collector.collect()
+    assert rows(repository) == {}
+    return repository
 
 
-def rows(images: Images) -> dict[str, int]:
+def rows(images: Repository) -> dict[str, int]:
     """Return the number of rows by table, without empty tables."""
     with images.database.read() as session:
         counts = {
@@ -64,7 +64,7 @@ def rows(images: Images) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def check_whole(images: Images) -> None:
+def check_whole(images: Repository) -> None:
     """Check that all stored data is complete and needed."""
     with images.database.read() as session:
         named = set(session.scalars(select(SegmentRow.object)))
@@ -79,33 +79,33 @@ def check_whole(images: Images) -> None:
         assert held | needy == set(session.scalars(select(ImageRow.digest)))
 
 
-def test_what_nobody_needs_goes(images: Images) -> None:
+def test_what_nobody_needs_goes(images: Repository) -> None:
     push(images, ADA, noise(3 * CHUNK_BYTES), name="kept")
     push(images, ADA, noise(3 * CHUNK_BYTES) + noise(CHUNK_BYTES, 1), b"kernel", name="gone")
-    images.remove(ADA, images.resolve(ADA, "gone"))
-    upload = images.open_upload(BOB, 10 * CHUNK_BYTES).id
+    images.catalog.remove(ADA, images.catalog.resolve(ADA, "gone"))
+    upload = images.uploads.begin(BOB, 10 * CHUNK_BYTES).id
     send(images, BOB, upload, noise(CHUNK_BYTES, 2))
-    assert images.collect() == GcReport()  # all of it is too recent
+    assert images.garbage_collector.collect() == GcReport()  # all of it is too recent
     before = rows(images)
-    dry = sweeper(images).collect(dry_run=True)
+    dry = sweeper(images).garbage_collector.collect(dry_run=True)
     assert rows(images) == before
     assert len(stored(images)) == 4
-    done = sweeper(images).collect()
+    done = sweeper(images).garbage_collector.collect()
     assert done == dry
     assert (done.images, done.contents, done.segments, done.uploads) == (0, 3, 3, 1)
     assert done.bytes > 2 * CHUNK_BYTES
-    assert sweeper(images).collect() == GcReport()
+    assert sweeper(images).garbage_collector.collect() == GcReport()
     check_whole(images)
     with pytest.raises(NotFound):
-        images.upload(BOB, upload)
+        images.uploads.get(BOB, upload)
 
 
-def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Images) -> None:
+def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Repository) -> None:
     push(images, ADA, noise(3 * CHUNK_BYTES), b"kernel", name="kept")
     push(images, ADA, noise(3 * CHUNK_BYTES) + noise(CHUNK_BYTES, 1), b"kernel", name="gone")
     push(images, BOB, noise(3 * CHUNK_BYTES, 2), name="also", keep_days=1)
-    images.remove(ADA, images.resolve(ADA, "gone"))
-    upload = images.open_upload(BOB, 10 * CHUNK_BYTES).id
+    images.catalog.remove(ADA, images.catalog.resolve(ADA, "gone"))
+    upload = images.uploads.begin(BOB, 10 * CHUNK_BYTES).id
     send(images, BOB, upload, noise(CHUNK_BYTES, 3))
     with images.database.write() as session:
         for holding in session.scalars(
@@ -118,43 +118,43 @@ def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Images) -> None:
             session.scalars(select(table).with_for_update()).all()
         began = time.monotonic()
         with statements(images.database) as asked:
-            dry = sweeper(images).collect(dry_run=True)
+            dry = sweeper(images).garbage_collector.collect(dry_run=True)
         assert time.monotonic() - began < 10
     assert all(statement.startswith("SELECT") for statement, _ in asked)
     assert rows(images) == before
     assert (dry.images, dry.uploads) == (1, 1)
-    assert sweeper(images).collect() == dry
+    assert sweeper(images).garbage_collector.collect() == dry
     check_whole(images)
 
 
-def test_a_running_upload_keeps_what_it_was_told_of(images: Images) -> None:
+def test_a_running_upload_keeps_what_it_was_told_of(images: Repository) -> None:
     push(images, ADA, noise(3 * CHUNK_BYTES), name="old", visibility="public")
     ((digest, piece),) = pieces(noise(3 * CHUNK_BYTES))
-    upload = images.open_upload(BOB, 10 * CHUNK_BYTES).id
-    assert images.missing_segments(BOB, upload, [digest]) == [False]
-    images.remove(ADA, images.resolve(ADA, "old"))
+    upload = images.uploads.begin(BOB, 10 * CHUNK_BYTES).id
+    assert images.uploads.missing_segments(BOB, upload, [digest]) == [False]
+    images.catalog.remove(ADA, images.catalog.resolve(ADA, "old"))
     busy = sweeper(images, patience=0.0)
     with images.database.write() as session:
-        session.get_one(UploadRow, upload).touched = images.upload(BOB, upload).expires
-    assert busy.collect().contents == 1
-    assert images.missing_segments(BOB, upload, [digest]) == [False]
-    images.drop_upload(BOB, upload)
-    assert busy.collect().segments == 1
-    fresh = images.open_upload(BOB, 10 * CHUNK_BYTES).id
-    assert images.missing_segments(BOB, fresh, [digest]) == [True]
-    assert images.put_segment(BOB, fresh, digest, packed(piece))
+        session.get_one(UploadRow, upload).touched = images.uploads.get(BOB, upload).expires
+    assert busy.garbage_collector.collect().contents == 1
+    assert images.uploads.missing_segments(BOB, upload, [digest]) == [False]
+    images.uploads.drop(BOB, upload)
+    assert busy.garbage_collector.collect().segments == 1
+    fresh = images.uploads.begin(BOB, 10 * CHUNK_BYTES).id
+    assert images.uploads.missing_segments(BOB, fresh, [digest]) == [True]
+    assert images.segments.put(BOB, fresh, digest, packed(piece))
 
 
-def test_objects_that_no_row_names(images: Images) -> None:
+def test_objects_that_no_row_names(images: Repository) -> None:
     push(images, ADA, noise(10), name="kept")
     strange = ["segments/strange", "segments/00/00/" + "0" * 64 + ".0000000000000000"]
     for key in strange:
         images.objects.put_bytes(key, b"left behind")
-    images.objects.put_bytes("blobs/sha256/00/00/" + "0" * 64, b"no affair of ours")
-    assert images.collect() == GcReport()
-    done = sweeper(images).collect()
+    images.objects.put_bytes("others/00", b"no affair of ours")
+    assert images.garbage_collector.collect() == GcReport()
+    done = sweeper(images).garbage_collector.collect()
     assert (done.segments, done.bytes) == (2, 22)
-    assert images.objects.size("blobs/sha256/00/00/" + "0" * 64) is not None
+    assert images.objects.size("others/00") is not None
     check_whole(images)
 
 
@@ -165,13 +165,13 @@ from repository.service import open_repository
 from vmjobs.config import Config
 
 config = Config(data_dir=sys.argv[1], database_url=sys.argv[2])
-images = open_repository(config, migrate=False).images
-upload = images.open_upload(ADA, 10**9).id
+images = open_repository(config, migrate=False)
+upload = images.uploads.begin(ADA, 10**9).id
 place = sys.argv[3]
 if place == "between":
     images.database.write = lambda: (print("here", flush=True), sys.stdin.read())
 ((digest, piece),) = pieces(noise(100_000))
-images.put_segment(ADA, upload, digest, packed(piece))
+images.segments.put(ADA, upload, digest, packed(piece))
 print("here", flush=True)
 sys.stdin.read()
 """
@@ -179,7 +179,7 @@ sys.stdin.read()
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("place", ["between", "after"])
-def test_a_killed_upload_leaves_no_row_without_object(images: Images, place: str) -> None:
+def test_a_killed_upload_leaves_no_row_without_object(images: Repository, place: str) -> None:
     config = images.config
     command = [sys.executable, "-c", KILLED, str(config.data_dir), config.database_url, place]
     here = ":".join(map(str, Path(__file__).parents[:2]))
@@ -192,47 +192,47 @@ def test_a_killed_upload_leaves_no_row_without_object(images: Images, place: str
     assert len(stored(images)) == 1
     assert rows(images).get("segments", 0) == (1 if place == "after" else 0)
     ((digest, _),) = pieces(noise(100_000))
-    upload = images.open_upload(ADA, 10**6).id
-    assert images.missing_segments(ADA, upload, [digest]) == [place == "between"]
+    upload = images.uploads.begin(ADA, 10**6).id
+    assert images.uploads.missing_segments(ADA, upload, [digest]) == [place == "between"]
     parts = send(images, ADA, upload, noise(100_000))
     assert parts.segments == (digest,)
     done = push(images, ADA, noise(100_000))
-    sweeper(images).collect()
+    sweeper(images).garbage_collector.collect()
     assert read(images, ADA, done) == noise(100_000)
     check_whole(images)
 
 
 @pytest.mark.soak_for("sqlite")
-def test_under_load(config: Config, images: Images, repository: Repository) -> None:
+def test_under_load(config: Config, images: Repository, repository: Repository) -> None:
     """Collection never deletes what an image, job or upload needs, and keeps nothing else."""
     done = load(config, STEPS)
     for what in ("push", "give_up", "remove", "rename", "run", "end", "collected segments"):
         assert done[what] > 0, f"nothing was done of: {what}"
-    sweeper(images).collect()
+    sweeper(images).garbage_collector.collect()
     disks = {manifest(seed).digest: disk(seed) for seed in range(DISKS)}
     with images.database.read() as session:
         left = list(session.scalars(select(ImageRow.digest)))
-        assert {image.digest for image in images.list(ADMIN)} <= set(left)
+        assert {image.digest for image in images_of(images, ADMIN)} <= set(left)
     for digest in left:
         viewer = Viewer("x", image=digest)
-        parts = images.parsed_manifest(viewer, digest).root
-        assert b"".join(images.read_content(viewer, digest, parts.digest)) == disks[digest]
-        assert sha256_digest(images.manifest(viewer, digest)) == digest
+        parts = images.catalog.parsed_manifest(viewer, digest).root
+        assert b"".join(images.contents.read(viewer, digest, parts.digest)) == disks[digest]
+        assert sha256_digest(images.catalog.manifest(viewer, digest)) == digest
         segments = ContentLayout.parse(
-            images.layout(viewer, digest, parts.digest), parts.digest
+            images.contents.layout(viewer, digest, parts.digest), parts.digest
         ).stored()
-        report = images.verify(viewer, digest, [name for _, name in segments])
+        report = images.contents.verify(viewer, digest, [name for _, name in segments])
         assert (report.damaged, report.missing) == ((), ())
     check_whole(images)
-    for job in repository.jobs(None, limit=2000).jobs:
+    for job in repository.jobs.page(None, limit=2000).jobs:
         if not job.state.final:
             assert job.image_digest in left
-            repository.cancel(job.id)
+            repository.job_actions.cancel(job.id)
     for digest in left:
         try:
-            images.remove(ADMIN, digest)
+            images.catalog.remove(ADMIN, digest)
         except NotFound:
             continue  # only a job keeps it
-    sweeper(images).collect()
+    sweeper(images).garbage_collector.collect()
     assert rows(images) == {}
     assert stored(images) == []

@@ -8,7 +8,18 @@ from datetime import timedelta
 
 import pytest
 from repository_images_kit import ADA, BOB, EVE, noise, push, read, sweeper
-from repository_kit import ADMIN, Ledger, bring, claim, dispatch_context, one, refused, submission, told
+from repository_kit import (
+    ADMIN,
+    Ledger,
+    bring,
+    claim,
+    dispatch_context,
+    images_of,
+    one,
+    refused,
+    submission,
+    told,
+)
 from sqlalchemy import update
 
 from repository.images import Viewer
@@ -34,11 +45,11 @@ def faults(repository: Repository, owner: str = "ada", **spec: object) -> list[t
 def finish(repository: Repository, job_id: str) -> None:
     attempt = claim(repository, job_id)
     bring(repository, job_id, attempt, JobState.COLLECTING)
-    repository.report(job_id, attempt, told(JobState.COMPLETED, exit_code=0))
+    repository.attempts.report(job_id, attempt, told(JobState.COMPLETED, exit_code=0))
 
 
 def test_a_job_sees_what_its_owner_sees(repository: Repository) -> None:
-    done = push(repository.images, ADA, DISK, name="own")
+    done = push(repository, ADA, DISK, name="own")
     assert one(repository, "ada", image="own").image_digest == done.digest
     assert one(repository, "ada", image="ada/own:latest").image_digest == done.digest
     for ref in ("own", "ada/own", done.digest):
@@ -46,39 +57,39 @@ def test_a_job_sees_what_its_owner_sees(repository: Repository) -> None:
         assert field == "image"
         assert "there is no image" in message
     shares = [{"kind": "group", "name": "/atlas"}]
-    push(repository.images, ADA, DISK, name="own", shares=shares)
+    push(repository, ADA, DISK, name="own", shares=shares)
     groups = frozenset({"/atlas"})
     spec = submission(image="ada/own")
-    assert repository.submit("bob", spec, groups=groups).jobs[0].image_digest == done.digest
+    assert repository.submissions.submit("bob", spec, groups=groups).jobs[0].image_digest == done.digest
 
 
 def test_a_tag_is_pinned_at_submission(repository: Repository) -> None:
-    first = push(repository.images, ADA, DISK, name="own")
+    first = push(repository, ADA, DISK, name="own")
     job = one(repository, "ada", image="own")
-    push(repository.images, ADA, noise(9), name="own")
+    push(repository, ADA, noise(9), name="own")
     assert claim_of(repository, job.id) == first.digest
 
 
 def claim_of(repository: Repository, job_id: str) -> str:
     claim(repository, job_id)
-    return repository.job(job_id).image_digest
+    return repository.jobs.get(job_id).image_digest
 
 
 def test_a_deprecated_image_runs_and_says_so(repository: Repository) -> None:
-    done = push(repository.images, ADA, DISK, name="own")
-    repository.images.change(ADA, done.digest, ImageChange(deprecated="use hep2"))
+    done = push(repository, ADA, DISK, name="own")
+    repository.catalog.change(ADA, done.digest, ImageChange(deprecated="use hep2"))
     job = one(repository, "ada", image="own")
-    (event,) = repository.events(job.id)
+    (event,) = repository.jobs.events(job.id)
     assert event.reason.message.endswith("its image is deprecated: use hep2")
     assert job.reason == event.reason
 
 
 def test_what_boots_an_image(repository: Repository) -> None:
-    images = repository.images
-    push(images, ADA, DISK, name="uml")
-    push(images, ADA, DISK, b"kernel", {"guest": {"contract": 1}}, name="any")
-    push(images, ADA, DISK, manifest={"boot": "bios"}, name="disk")
-    assert images.kinds(ADA, images.resolve(ADA, "uml")) == (K.UML,)
+    push(repository, ADA, DISK, name="uml")
+    push(repository, ADA, DISK, b"kernel", {"guest": {"contract": 1}}, name="any")
+    push(repository, ADA, DISK, manifest={"boot": "bios"}, name="disk")
+    uml = repository.catalog.resolve(ADA, "uml")
+    assert repository.catalog.parsed_manifest(ADA, uml).hypervisors == (K.UML,)
     for spec, found, words in (
         (
             {"image": "disk", "hypervisor": "uml"},
@@ -104,15 +115,15 @@ def test_what_boots_an_image(repository: Repository) -> None:
     }
     schedd = Counter()
     for job_id in wanted:
-        dispatcher.submit_array(dispatch_context(repository, schedd), repository.job(job_id).array)
+        dispatcher.submit_array(dispatch_context(repository, schedd), repository.jobs.get(job_id).array)
     assert handed == wanted
 
 
 def test_what_no_live_node_boots(repository: Repository) -> None:
-    push(repository.images, ADA, DISK, manifest={"boot": "uefi"}, name="disk")
+    push(repository, ADA, DISK, manifest={"boot": "uefi"}, name="disk")
     uml = HypervisorInfo(kind=K.UML, works=True)
     broken = HypervisorInfo(kind=K.KVM, works=False)
-    repository.put_node(
+    repository.nodes.put(
         Node(name="n", cpus=4, memory=4096, disk=9999, hypervisors=(uml, broken), updated=now())
     )
     why = "no live node has what boots the image (kvm, qemu); there is uml"
@@ -122,72 +133,68 @@ def test_what_no_live_node_boots(repository: Repository) -> None:
 
 @pytest.mark.both_databases
 def test_an_image_that_jobs_need_stays(repository: Repository) -> None:
-    images = repository.images
-    done = push(images, ADA, DISK, name="own", visibility="public")
+    done = push(repository, ADA, DISK, name="own", visibility="public")
     jobs = [one(repository, "ada", image="own").id for _ in range(6)]
     theirs = one(repository, "eve", image="ada/own").id
     with pytest.raises(ImageInUse) as caught:
-        images.remove(ADA, done.digest)
+        repository.catalog.remove(ADA, done.digest)
     assert sum(job in caught.value.message for job in jobs) == 5
     assert "2 more" in caught.value.message
     assert theirs not in caught.value.message
     for job in jobs:
         finish(repository, job)
-    refused(ImageInUse, lambda: images.remove(ADA, done.digest), match="1 of other users")
+    refused(ImageInUse, lambda: repository.catalog.remove(ADA, done.digest), match="1 of other users")
     finish(repository, theirs)
-    images.remove(ADA, done.digest)
+    repository.catalog.remove(ADA, done.digest)
 
 
 def test_somebody_elses_job_is_nobodys_business(repository: Repository) -> None:
     """Two users have the same private image; one's job does not block the other's removal."""
-    images = repository.images
-    done = push(images, ADA, DISK, name="own")
-    push(images, BOB, DISK, name="his")
+    done = push(repository, ADA, DISK, name="own")
+    push(repository, BOB, DISK, name="his")
     job = one(repository, "bob", image="his")
-    images.remove(ADA, done.digest)
-    refused(ImageInUse, lambda: images.remove(BOB, done.digest), match=job.id)
+    repository.catalog.remove(ADA, done.digest)
+    refused(ImageInUse, lambda: repository.catalog.remove(BOB, done.digest), match=job.id)
 
 
 @pytest.mark.both_databases
 def test_bytes_stay_while_a_job_needs_them(repository: Repository) -> None:
     """Even if the job's owner may not see the image any more."""
-    images = repository.images
-    done = push(images, ADA, DISK, name="own", visibility="public")
+    done = push(repository, ADA, DISK, name="own", visibility="public")
     job = one(repository, "eve", image="ada/own")
-    images.change(ADA, done.digest, ImageChange(visibility="private"))
-    images.remove(ADA, done.digest)
-    sweeper(images).collect()
+    repository.catalog.change(ADA, done.digest, ImageChange(visibility="private"))
+    repository.catalog.remove(ADA, done.digest)
+    sweeper(repository).garbage_collector.collect()
     token = Viewer("eve", image=done.digest)
-    assert read(images, token, done) == DISK
+    assert read(repository, token, done) == DISK
     finish(repository, job.id)
-    assert sweeper(images).collect().images == 1
-    refused(NotFound, lambda: images.manifest(token, done.digest))
+    assert sweeper(repository).garbage_collector.collect().images == 1
+    refused(NotFound, lambda: repository.catalog.manifest(token, done.digest))
 
 
 def test_the_time_of_an_image_is_over_when_its_jobs_are(repository: Repository) -> None:
-    images = repository.images
-    done = push(images, ADA, DISK, name="own")
+    done = push(repository, ADA, DISK, name="own")
     job = one(repository, "ada", image="own")
-    with images.database.write() as session:
+    with repository.database.write() as session:
         past = now() - timedelta(days=1)
         which = update(HoldingRow).where(HoldingRow.image == done.digest)
         session.execute(which.values(expires=past))
     assert "expired" in faults(repository, image="own")[0][1]
-    assert sweeper(images).collect().images == 0
-    assert read(images, Viewer("ada", image=done.digest), done) == DISK
+    assert sweeper(repository).garbage_collector.collect().images == 0
+    assert read(repository, Viewer("ada", image=done.digest), done) == DISK
     finish(repository, job.id)
-    assert sweeper(images).collect().images == 1
+    assert sweeper(repository).garbage_collector.collect().images == 1
 
 
 @pytest.mark.both_databases
 def test_removal_waits_for_a_submission(repository: Repository, other: Repository) -> None:
     """A submission that has found the image keeps it, even before its commit."""
-    done = push(repository.images, ADA, DISK, name="own")
+    done = push(repository, ADA, DISK, name="own")
     said: list[str] = []
 
     def remove() -> None:
         try:
-            other.images.remove(ADA, done.digest)
+            other.catalog.remove(ADA, done.digest)
             said.append("removed")
         except ImageInUse as error:
             said.append(error.code)
@@ -200,16 +207,16 @@ def test_removal_waits_for_a_submission(repository: Repository, other: Repositor
         thread.join(0.3)  # without the lock, it would not wait
         assert said == []
 
-    jobs = repository.submit("ada", submission(image="own"), publish=publish).jobs
+    jobs = repository.submissions.submit("ada", submission(image="own"), publish=publish).jobs
     thread.join(30)
     assert said == ["IMAGE_IN_USE"]
-    assert read(repository.images, Viewer("ada", image=jobs[0].image_digest), done) == DISK
+    assert read(repository, Viewer("ada", image=jobs[0].image_digest), done) == DISK
 
 
 def linger(repository: Repository, times: int) -> None:
     """Delay this thread by so many queries."""
     for _ in range(times):
-        repository.images.list(EVE)
+        images_of(repository, EVE)
 
 
 @pytest.mark.slow
@@ -217,7 +224,7 @@ def linger(repository: Repository, times: int) -> None:
 def test_submission_and_removal_at_the_same_moment(repository: Repository, other: Repository) -> None:
     outcomes = set()
     for seed in range(25):
-        done = push(repository.images, ADA, noise(100, seed), name="own")
+        done = push(repository, ADA, noise(100, seed), name="own")
         start = threading.Barrier(3)
 
         def submit(start: threading.Barrier = start, later: int = seed % 2 * seed) -> str:
@@ -236,14 +243,14 @@ def test_submission_and_removal_at_the_same_moment(repository: Repository, other
             start.wait(30)
             linger(other, later)
             try:
-                other.images.remove(ADA, digest)
+                other.catalog.remove(ADA, digest)
             except ImageInUse:
                 return False
             return True
 
         def collect(start: threading.Barrier = start) -> None:
             start.wait(30)
-            sweeper(other.images).collect()
+            sweeper(other).garbage_collector.collect()
 
         with ThreadPoolExecutor(3) as pool:
             job, gone, swept = pool.submit(submit), pool.submit(remove), pool.submit(collect)
@@ -251,11 +258,11 @@ def test_submission_and_removal_at_the_same_moment(repository: Repository, other
             swept.result()
         outcomes.add(gone.result())
         if not gone.result():
-            assert read(repository.images, Viewer("ada", image=done.digest), done) == noise(100, seed)
+            assert read(repository, Viewer("ada", image=done.digest), done) == noise(100, seed)
             finish(repository, job.result())
-            repository.images.remove(ADA, done.digest)
-    sweeper(other.images).collect()
-    (left,) = repository.images.list(EVE)
+            repository.catalog.remove(ADA, done.digest)
+    sweeper(other).garbage_collector.collect()
+    (left,) = images_of(repository, EVE)
     assert (left.namespace, left.name) == ("library", "hep")
-    assert repository.images.list(ADMIN) == [left]
+    assert images_of(repository, ADMIN) == [left]
     assert outcomes == {True, False}

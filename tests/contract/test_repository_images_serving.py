@@ -8,8 +8,9 @@ from repository_kit import Clock, refused, statements
 
 from images.content import SEGMENT_BYTES
 from images.segment import decode_segment
-from repository.images import Images, Viewer
+from repository.images import Viewer
 from repository.images.serving import CACHE_SECONDS
+from repository.service import Repository
 from vmjobs.errors import NotFound
 from vmjobs.wire import ImageChange, ImageDetail, Share, Visibility
 
@@ -23,16 +24,16 @@ BOB_TOO = [{"kind": "user", "name": "bob"}]
 
 
 def served(
-    images: Images, viewer: Viewer, done: ImageDetail, number: int = 0
+    images: Repository, viewer: Viewer, done: ImageDetail, number: int = 0
 ) -> tuple[bytes, Visibility]:
     """Return a segment's bytes and the image's visibility."""
-    reader, seen_by = images.serve_segment(viewer, done.digest, SEGMENTS[number])
+    reader, seen_by = images.segment_server.open(viewer, done.digest, SEGMENTS[number])
     with reader:
         return decode_segment(reader.read(), SEGMENTS[number]), seen_by
 
 
 @pytest.mark.both_databases
-def test_segments_are_what_they_were_and_asked_for_once(images: Images) -> None:
+def test_segments_are_what_they_were_and_asked_for_once(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep")
     for viewer in (ADA, NODE, Viewer("any", image=done.digest)):
         with statements(images.database) as asked:
@@ -43,7 +44,7 @@ def test_segments_are_what_they_were_and_asked_for_once(images: Images) -> None:
 
 
 def test_so_many_come_with_the_first_and_no_more(
-    images: Images, monkeypatch: pytest.MonkeyPatch
+    images: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("repository.images.serving.LOOKAHEAD", 2)
     data = b"".join(noise(16, n) + bytes(SEGMENT_BYTES - 16) for n in range(4))
@@ -52,14 +53,14 @@ def test_so_many_come_with_the_first_and_no_more(
     reader = Viewer("another", image=done.digest)  # a new viewer: answers are cached
     with statements(images.database) as asked:
         for digest in digests:
-            images.serve_segment(reader, done.digest, digest)[0].close()
+            images.segment_server.open(reader, done.digest, digest)[0].close()
     assert len(asked) == 2
 
 
-def test_a_share_that_is_taken_back_ends_after_some_seconds(images: Images, clock: Clock) -> None:
+def test_a_share_that_is_taken_back_ends_after_some_seconds(images: Repository, clock: Clock) -> None:
     done = push(images, ADA, DISK, name="hep", shares=BOB_TOO)
     served(images, BOB, done)
-    images.change(ADA, done.digest, ImageChange(shares=()))
+    images.catalog.change(ADA, done.digest, ImageChange(shares=()))
     clock.now += CACHE_SECONDS - 0.01
     served(images, BOB, done)
     clock.now += 0.01  # reading does not prolong it
@@ -67,52 +68,52 @@ def test_a_share_that_is_taken_back_ends_after_some_seconds(images: Images, cloc
     served(images, ADA, done)
 
 
-def test_nobody_lets_in_another(images: Images) -> None:
+def test_nobody_lets_in_another(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep", shares=[{"kind": "group", "name": "/atlas"}])
     own = push(images, EVE, noise(10), name="own")
     member = Viewer("eve", frozenset({"/atlas"}))
     for viewer in (ADA, NODE, member, Viewer("any", image=done.digest)):
         served(images, viewer, done)
-    images.serve_segment(EVE, own.digest, pieces(noise(10))[0][0])[0].close()
+    images.segment_server.open(EVE, own.digest, pieces(noise(10))[0][0])[0].close()
     for viewer in (EVE, Viewer("node1"), Viewer("any"), Viewer("any", image=own.digest)):
         refused(NotFound, lambda viewer=viewer: served(images, viewer, done))
     # Access to one image gives none to the segments of another.
     refused(NotFound, lambda: served(images, EVE, own))
 
 
-def test_a_refusal_is_not_remembered(images: Images) -> None:
+def test_a_refusal_is_not_remembered(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep")
     refused(NotFound, lambda: served(images, BOB, done))
-    images.change(ADA, done.digest, ImageChange(shares=(Share(kind="user", name="bob"),)))
+    images.catalog.change(ADA, done.digest, ImageChange(shares=(Share(kind="user", name="bob"),)))
     served(images, BOB, done)
 
 
-def test_visibility_follows_after_some_seconds(images: Images, clock: Clock) -> None:
+def test_visibility_follows_after_some_seconds(images: Repository, clock: Clock) -> None:
     done = push(images, ADA, DISK, name="hep")
     assert served(images, NODE, done)[1] is Visibility.PRIVATE
-    images.change(ADA, done.digest, ImageChange(visibility=Visibility.PUBLIC))
+    images.catalog.change(ADA, done.digest, ImageChange(visibility=Visibility.PUBLIC))
     clock.now += CACHE_SECONDS
     assert served(images, NODE, done)[1] is Visibility.PUBLIC
 
 
-def test_what_is_collected_is_gone_at_once(images: Images) -> None:
+def test_what_is_collected_is_gone_at_once(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep")
     served(images, NODE, done)
-    images.remove(ADA, done.digest)
-    sweeper(images).collect()
+    images.catalog.remove(ADA, done.digest)
+    sweeper(images).garbage_collector.collect()
     assert stored(images) == []
     refused(NotFound, lambda: served(images, NODE, done))
 
 
-def test_a_segment_that_is_replaced_is_served_anew(images: Images) -> None:
+def test_a_segment_that_is_replaced_is_served_anew(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep")
     served(images, NODE, done)
     (first, piece), *_ = pieces(DISK)
     for key in stored(images):
         if first.hex() in key:
             images.objects.delete(key)
-    images.verify(ADA, done.digest, [first])  # records that it is missing
-    upload = images.open_upload(ADA, 1 << 30).id
-    assert images.missing_segments(ADA, upload, [first]) == [True]
-    assert images.put_segment(ADA, upload, first, packed(piece))
+    images.contents.verify(ADA, done.digest, [first])  # records that it is missing
+    upload = images.uploads.begin(ADA, 1 << 30).id
+    assert images.uploads.missing_segments(ADA, upload, [first]) == [True]
+    assert images.segments.put(ADA, upload, first, packed(piece))
     assert served(images, NODE, done)[0] == piece

@@ -23,7 +23,7 @@ from repository_images_kit import (
     stored,
     sweeper,
 )
-from repository_kit import refused
+from repository_kit import images_of, refused, with_settings
 from s3_kit import S3Server
 from sqlalchemy import select
 
@@ -37,8 +37,9 @@ from images.content import (
 )
 from images.segment import ChunkEncoding, build_segment, decode_segment, parse_header
 from repository.db.database import Database
-from repository.images import Images, Viewer
+from repository.images import Viewer
 from repository.images.tables import ChunkRow, SegmentRow
+from repository.service import Repository
 from repository.storage.objects import open_objects
 from vmjobs.config import Config
 from vmjobs.errors import (
@@ -72,16 +73,12 @@ def config(request: pytest.FixtureRequest, config: Config) -> Config:
 BOTH_STORES = pytest.mark.parametrize("config", ["local", "s3"], indirect=True)
 
 
-def with_limits(images: Images, **limits: int) -> Images:
-    return Images(images.database, images.objects, images.config.model_copy(update=limits))
-
-
-def begin(images: Images, viewer: Viewer = ADA, size: int = 64 * MIB) -> str:
-    return images.open_upload(viewer, size).id
+def begin(images: Repository, viewer: Viewer = ADA, size: int = 64 * MIB) -> str:
+    return images.uploads.begin(viewer, size).id
 
 
 @BOTH_STORES
-def test_what_was_pushed_is_what_is_read(images: Images) -> None:
+def test_what_was_pushed_is_what_is_read(images: Repository) -> None:
     data = TWO[:SEGMENT_BYTES] + bytes(SEGMENT_BYTES) + TWO[SEGMENT_BYTES:]
     done = push(images, ADA, data, kernel=b"a kernel", name="hep")
     assert read(images, ADA, done) == data
@@ -96,47 +93,47 @@ def test_what_was_pushed_is_what_is_read(images: Images) -> None:
         (SEGMENT_BYTES - 5, SEGMENT_BYTES + 10),
         (len(data) - 3, 99),
     ]:
-        found = b"".join(images.read_content(ADA, done.digest, content, offset, length))
+        found = b"".join(images.contents.read(ADA, done.digest, content, offset, length))
         assert found == data[offset : offset + length]
-    parts = ContentLayout.parse(images.layout(ADA, done.digest, content), content)
+    parts = ContentLayout.parse(images.contents.layout(ADA, done.digest, content), content)
     for number, digest in parts.stored():
-        with images.open_segment(ADA, done.digest, digest) as reader:
+        with images.contents.open_segment(ADA, done.digest, digest) as reader:
             assert (
                 decode_segment(reader.read(), digest)
                 == data[number * SEGMENT_BYTES :][: parts.length(number)]
             )
-    report = images.verify(ADA, done.digest, [digest for _, digest in parts.stored()])
+    report = images.contents.verify(ADA, done.digest, [digest for _, digest in parts.stored()])
     assert (report.checked, report.damaged, report.missing) == (2, (), ())
 
 
 @pytest.mark.both_databases
-def test_a_segment_is_stored_once_whoever_brings_it(images: Images) -> None:
+def test_a_segment_is_stored_once_whoever_brings_it(images: Repository) -> None:
     upload = begin(images)
     (first, piece), _ = pieces(TWO)
-    assert images.missing_segments(ADA, upload, [first]) == [True]
-    assert images.put_segment(ADA, upload, first, packed(piece))
-    assert not images.put_segment(ADA, upload, first, packed(piece))
-    assert images.put_segment(BOB, begin(images, BOB), first, packed(piece))
-    assert not images.put_segment(BOB, begin(images, BOB), first, packed(piece))
+    assert images.uploads.missing_segments(ADA, upload, [first]) == [True]
+    assert images.segments.put(ADA, upload, first, packed(piece))
+    assert not images.segments.put(ADA, upload, first, packed(piece))
+    assert images.segments.put(BOB, begin(images, BOB), first, packed(piece))
+    assert not images.segments.put(BOB, begin(images, BOB), first, packed(piece))
     assert len(stored(images)) == 1
-    assert images.upload(ADA, upload).received == len(packed(piece))
+    assert images.uploads.get(ADA, upload).received == len(packed(piece))
 
 
 @BOTH_STORES
 @pytest.mark.both_databases
-def test_the_same_segment_at_the_same_moment(images: Images) -> None:
+def test_the_same_segment_at_the_same_moment(images: Repository) -> None:
     (first, piece), _ = pieces(TWO)
     body = packed(piece)
     uploads = [begin(images) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        new = list(pool.map(lambda u: images.put_segment(ADA, u, first, body), uploads * 2))
+        new = list(pool.map(lambda u: images.segments.put(ADA, u, first, body), uploads * 2))
     assert new.count(True) == 1
     assert len(stored(images)) == 1
-    assert sum(images.upload(ADA, upload).received for upload in uploads) == len(body)
+    assert sum(images.uploads.get(ADA, upload).received for upload in uploads) == len(body)
 
 
 @pytest.mark.both_databases
-def test_blocks_that_are_here_need_not_be_sent(images: Images) -> None:
+def test_blocks_that_are_here_need_not_be_sent(images: Repository) -> None:
     push(images, ADA, TWO, visibility="public")
     changed = bytearray(TWO[:SEGMENT_BYTES])
     changed[5 * CHUNK_BYTES : 6 * CHUNK_BYTES] = noise(CHUNK_BYTES, 1)
@@ -144,26 +141,26 @@ def test_blocks_that_are_here_need_not_be_sent(images: Images) -> None:
     ((digest, piece),) = pieces(bytes(changed))
     blocks = [chunk_digest(piece[i : i + CHUNK_BYTES]) for i in range(0, SEGMENT_BYTES, CHUNK_BYTES)]
     upload = begin(images, BOB)
-    missing = images.missing_chunks(BOB, upload, blocks)
+    missing = images.uploads.missing_chunks(BOB, upload, blocks)
     assert [n for n, is_missing in enumerate(missing) if is_missing] == [5]
     body = packed(piece, [n for n, is_missing in enumerate(missing) if not is_missing])
     assert len(body) < 2 * CHUNK_BYTES
-    assert images.put_segment(BOB, upload, digest, body)
-    done = images.open_upload(BOB, 1)
+    assert images.segments.put(BOB, upload, digest, body)
+    done = images.uploads.begin(BOB, 1)
     again = send(images, BOB, done.id, bytes(changed))
     wish = Publication(manifest=manifest_of(again), upload=done.id)
-    assert read(images, BOB, images.publish(BOB, wish)) == bytes(changed)
+    assert read(images, BOB, images.publisher.publish(BOB, wish)) == bytes(changed)
 
 
-def test_a_block_that_is_not_here_is_asked_for(images: Images) -> None:
+def test_a_block_that_is_not_here_is_asked_for(images: Repository) -> None:
     upload = begin(images)
     (first, piece), _ = pieces(TWO)
     with pytest.raises(MissingChunks, match="3 of the 3 blocks"):
-        images.put_segment(ADA, upload, first, packed(piece, [0, 7, 127]))
+        images.segments.put(ADA, upload, first, packed(piece, [0, 7, 127]))
     assert stored(images) == []
 
 
-def damage(images: Images, digest: bytes, lose: bool = False) -> None:
+def damage(images: Repository, digest: bytes, lose: bool = False) -> None:
     """Change a byte of a stored segment's first chunk, or delete the segment."""
     with images.database.read() as session:
         key = session.scalars(select(SegmentRow.object).where(SegmentRow.digest == digest)).one()
@@ -177,11 +174,11 @@ def damage(images: Images, digest: bytes, lose: bool = False) -> None:
 
 @BOTH_STORES
 @pytest.mark.parametrize("lose", [False, True])
-def test_a_damaged_segment_is_named_and_heals(images: Images, lose: bool) -> None:
+def test_a_damaged_segment_is_named_and_heals(images: Repository, lose: bool) -> None:
     done = push(images, ADA, TWO, name="hep")
     (first, piece), _ = pieces(TWO)
     damage(images, first, lose)
-    report = images.verify(ADA, done.digest, [digest for digest, _ in pieces(TWO)])
+    report = images.contents.verify(ADA, done.digest, [digest for digest, _ in pieces(TWO)])
     if lose:
         assert report.missing == (first.hex(),)
     else:
@@ -189,15 +186,15 @@ def test_a_damaged_segment_is_named_and_heals(images: Images, lose: bool) -> Non
     with pytest.raises((DigestMismatch, NotFound)):
         read(images, ADA, done)
     upload = begin(images)
-    assert images.missing_segments(ADA, upload, [first]) == [True]
-    assert images.missing_chunks(ADA, upload, [chunk_digest(piece[:CHUNK_BYTES])]) == [True]
-    assert images.put_segment(ADA, upload, first, packed(piece))
+    assert images.uploads.missing_segments(ADA, upload, [first]) == [True]
+    assert images.uploads.missing_chunks(ADA, upload, [chunk_digest(piece[:CHUNK_BYTES])]) == [True]
+    assert images.segments.put(ADA, upload, first, packed(piece))
     assert read(images, ADA, done) == TWO
-    assert images.verify(ADA, done.digest, [first]).damaged == ()
+    assert images.contents.verify(ADA, done.digest, [first]).damaged == ()
     assert len(stored(images)) == 2
 
 
-def test_a_damaged_block_is_not_copied(images: Images) -> None:
+def test_a_damaged_block_is_not_copied(images: Repository) -> None:
     push(images, ADA, TWO)
     (first, piece), _ = pieces(TWO)
     damage(images, first)
@@ -205,14 +202,14 @@ def test_a_damaged_block_is_not_copied(images: Images) -> None:
     ((digest, _),) = pieces(changed)
     upload = begin(images)
     body = packed(changed, [0, 1, 2])
-    refused(MissingChunks, lambda: images.put_segment(ADA, upload, digest, body))
-    assert images.missing_segments(ADA, upload, [first]) == [True]  # recorded
-    assert images.put_segment(ADA, upload, digest, packed(changed))
+    refused(MissingChunks, lambda: images.segments.put(ADA, upload, digest, body))
+    assert images.uploads.missing_segments(ADA, upload, [first]) == [True]  # recorded
+    assert images.segments.put(ADA, upload, digest, packed(changed))
     blocks = [chunk_digest(changed[i : i + CHUNK_BYTES]) for i in range(0, SEGMENT_BYTES, CHUNK_BYTES)]
-    assert not any(images.missing_chunks(ADA, upload, blocks))  # the new one has them
+    assert not any(images.uploads.missing_chunks(ADA, upload, blocks))  # the new one has them
 
 
-def test_a_lie_about_a_blocks_length_is_not_stored(images: Images) -> None:
+def test_a_lie_about_a_blocks_length_is_not_stored(images: Repository) -> None:
     push(images, ADA, TWO)
     piece = TWO[:CHUNK_BYTES]
     real = chunk_digest(piece)
@@ -221,10 +218,10 @@ def test_a_lie_about_a_blocks_length_is_not_stored(images: Images) -> None:
         CHUNK_BYTES.to_bytes(4, "big"), b"\0\0\0\x64", 1
     )
     whole = segment_digest([real])
-    refused(MissingChunks, lambda: images.put_segment(ADA, begin(images), whole, short))
+    refused(MissingChunks, lambda: images.segments.put(ADA, begin(images), whole, short))
 
 
-def test_damaged_bytes_are_refused(images: Images) -> None:
+def test_damaged_bytes_are_refused(images: Repository) -> None:
     upload = begin(images)
     (first, piece), _ = pieces(TWO)
     body = packed(piece)
@@ -241,143 +238,145 @@ def test_damaged_bytes_are_refused(images: Images) -> None:
         body[:8] + (2**31).to_bytes(4, "big") + body[12:],
     ):
         with pytest.raises((DigestMismatch, PayloadTooLarge)):
-            images.put_segment(ADA, upload, first, spoilt)
-    refused(DigestMismatch, lambda: images.put_segment(ADA, upload, bytes(32), body))
+            images.segments.put(ADA, upload, first, spoilt)
+    refused(DigestMismatch, lambda: images.segments.put(ADA, upload, bytes(32), body))
     assert stored(images) == []
-    assert images.upload(ADA, upload).received == 0
+    assert images.uploads.get(ADA, upload).received == 0
 
 
 @pytest.mark.both_databases
-def test_a_content_needs_all_of_its_segments(images: Images) -> None:
+def test_a_content_needs_all_of_its_segments(images: Repository) -> None:
     upload = begin(images)
     parts = layout(TWO)
     (first, piece), (second, rest) = pieces(TWO)
-    images.put_segment(ADA, upload, first, packed(piece))
+    images.segments.put(ADA, upload, first, packed(piece))
     with pytest.raises(MissingChunks, match="1 of the 2 segments"):
-        images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+        images.uploads.put_content(ADA, upload, parts.digest, parts.to_bytes())
     wish = Publication(manifest=manifest_of(parts), upload=upload)
-    refused(MissingChunks, lambda: images.publish(ADA, wish))
+    refused(MissingChunks, lambda: images.publisher.publish(ADA, wish))
     short = parts.to_bytes()[:-32]
-    refused(DigestMismatch, lambda: images.put_content(ADA, upload, parts.digest, short))
-    images.put_segment(ADA, upload, second, packed(rest))
+    refused(DigestMismatch, lambda: images.uploads.put_content(ADA, upload, parts.digest, short))
+    images.segments.put(ADA, upload, second, packed(rest))
     wrong = ContentLayout(2 * SEGMENT_BYTES, (first, second))
     with pytest.raises(InvalidRequest, match="belong there"):
-        images.put_content(ADA, upload, wrong.digest, wrong.to_bytes())
+        images.uploads.put_content(ADA, upload, wrong.digest, wrong.to_bytes())
     for _ in range(2):
-        images.put_content(ADA, upload, parts.digest, parts.to_bytes())
-    assert read(images, ADA, images.publish(ADA, wish)) == TWO
+        images.uploads.put_content(ADA, upload, parts.digest, parts.to_bytes())
+    assert read(images, ADA, images.publisher.publish(ADA, wish)) == TWO
 
 
 @pytest.mark.both_databases
-def test_a_killed_upload_goes_on(images: Images) -> None:
+def test_a_killed_upload_goes_on(images: Repository) -> None:
     before = begin(images)
     (first, piece), (second, rest) = pieces(TWO)
-    images.put_segment(ADA, before, first, packed(piece))
+    images.segments.put(ADA, before, first, packed(piece))
     now = begin(images)
-    assert images.missing_segments(ADA, now, [first, second]) == [False, True]
-    images.drop_upload(ADA, before)
-    sweeper(images, patience=60).collect()
-    images.put_segment(ADA, now, second, packed(rest))
+    assert images.uploads.missing_segments(ADA, now, [first, second]) == [False, True]
+    images.uploads.drop(ADA, before)
+    sweeper(images, patience=60).garbage_collector.collect()
+    images.segments.put(ADA, now, second, packed(rest))
     parts = layout(TWO)
-    images.put_content(ADA, now, parts.digest, parts.to_bytes())
+    images.uploads.put_content(ADA, now, parts.digest, parts.to_bytes())
     wish = Publication(manifest=manifest_of(parts), upload=now)
-    assert read(images, ADA, images.publish(ADA, wish)) == TWO
-    again = images.publish(ADA, wish)  # the answer to the first one was lost
-    assert again.digest == images.publish(ADA, wish.model_copy(update={"upload": ""})).digest
-    refused(NotFound, lambda: images.upload(ADA, now))
+    assert read(images, ADA, images.publisher.publish(ADA, wish)) == TWO
+    again = images.publisher.publish(ADA, wish)  # the answer to the first one was lost
+    assert again.digest == images.publisher.publish(ADA, wish.model_copy(update={"upload": ""})).digest
+    refused(NotFound, lambda: images.uploads.get(ADA, now))
 
 
-def test_another_users_upload_does_not_exist(images: Images) -> None:
+def test_another_users_upload_does_not_exist(images: Repository) -> None:
     upload = begin(images)
     (first, piece), _ = pieces(TWO)
     parts = send(images, ADA, upload, TWO)
     refused(
         NotFound,
-        lambda: images.upload(EVE, upload),
-        lambda: images.drop_upload(EVE, upload),
-        lambda: images.missing_segments(EVE, upload, [first]),
-        lambda: images.missing_chunks(EVE, upload, [first]),
-        lambda: images.put_segment(EVE, upload, first, packed(piece)),
-        lambda: images.put_content(EVE, upload, parts.digest, parts.to_bytes()),
-        lambda: images.upload(EVE, "0" * 32),
-        lambda: images.upload(EVE, "../../etc/passwd"),
+        lambda: images.uploads.get(EVE, upload),
+        lambda: images.uploads.drop(EVE, upload),
+        lambda: images.uploads.missing_segments(EVE, upload, [first]),
+        lambda: images.uploads.missing_chunks(EVE, upload, [first]),
+        lambda: images.segments.put(EVE, upload, first, packed(piece)),
+        lambda: images.uploads.put_content(EVE, upload, parts.digest, parts.to_bytes()),
+        lambda: images.uploads.get(EVE, "0" * 32),
+        lambda: images.uploads.get(EVE, "../../etc/passwd"),
     )
     # Knowing a content's digest gives no right to it.
     theft = Publication(manifest=manifest_of(parts), upload=upload)
-    refused(MissingChunks, lambda: images.publish(EVE, theft))
+    refused(MissingChunks, lambda: images.publisher.publish(EVE, theft))
     push(images, ADA, TWO)
-    refused(MissingChunks, lambda: images.publish(EVE, theft.model_copy(update={"upload": ""})))
+    refused(
+        MissingChunks, lambda: images.publisher.publish(EVE, theft.model_copy(update={"upload": ""}))
+    )
 
 
-def test_more_than_was_announced(images: Images) -> None:
+def test_more_than_was_announced(images: Repository) -> None:
     upload = begin(images, size=SEGMENT_BYTES)
     (first, piece), (second, rest) = pieces(TWO)
-    images.put_segment(ADA, upload, first, packed(piece))
+    images.segments.put(ADA, upload, first, packed(piece))
     with pytest.raises(QuotaExceeded, match=f"{SEGMENT_BYTES} bytes of content"):
-        images.put_segment(ADA, upload, second, packed(rest))
+        images.segments.put(ADA, upload, second, packed(rest))
     assert len(stored(images)) == 1
-    assert images.upload(ADA, upload).received == len(packed(piece))
-    assert not images.put_segment(ADA, upload, first, packed(piece))
+    assert images.uploads.get(ADA, upload).received == len(packed(piece))
+    assert not images.segments.put(ADA, upload, first, packed(piece))
 
 
-def test_a_content_of_nothing_but_zeros_costs_its_layout(images: Images) -> None:
-    images = with_limits(images, image_quota=1, max_image_size=1 << 20)
+def test_a_content_of_nothing_but_zeros_costs_its_layout(images: Repository) -> None:
+    images = with_settings(images, image_quota=1, max_image_size=1 << 20)
     upload = begin(images, size=1 << 40)
     zeros = ContentLayout(20_000 * SEGMENT_BYTES, (zero_segment_digest(),) * 20_000)
     for _ in range(2):
-        images.put_content(ADA, upload, zeros.digest, zeros.to_bytes())
-        assert images.upload(ADA, upload).received == len(zeros.to_bytes())
+        images.uploads.put_content(ADA, upload, zeros.digest, zeros.to_bytes())
+        assert images.uploads.get(ADA, upload).received == len(zeros.to_bytes())
     last = ContentLayout(19_000 * SEGMENT_BYTES, (zero_segment_digest(),) * 19_000)
     with pytest.raises(QuotaExceeded, match="1 MiB"):
-        images.put_content(ADA, upload, last.digest, last.to_bytes())
+        images.uploads.put_content(ADA, upload, last.digest, last.to_bytes())
 
 
-def test_uploads_without_end(images: Images) -> None:
-    uploads = [images.open_upload(ADA, 1).id for _ in range(images.config.max_open_uploads)]
+def test_uploads_without_end(images: Repository) -> None:
+    uploads = [images.uploads.begin(ADA, 1).id for _ in range(images.config.max_open_uploads)]
     with pytest.raises(Conflict, match="open already"):
-        images.open_upload(ADA, 1)
-    images.open_upload(EVE, 1)
-    images.drop_upload(ADA, uploads[0])
-    images.open_upload(ADA, 1)
+        images.uploads.begin(ADA, 1)
+    images.uploads.begin(EVE, 1)
+    images.uploads.drop(ADA, uploads[0])
+    images.uploads.begin(ADA, 1)
 
 
 @pytest.mark.both_databases
-def test_a_quota(images: Images) -> None:
-    images = with_limits(images, image_quota=9)
+def test_a_quota(images: Repository) -> None:
+    images = with_settings(images, image_quota=9)
     push(images, ADA, noise(6 * MIB, 1), name="first")
     upload = begin(images)
     for seed in range(2, 5):
         ((digest, piece),) = pieces(noise(MIB - 64 * 1024, seed))
-        images.put_segment(ADA, upload, digest, packed(piece))
+        images.segments.put(ADA, upload, digest, packed(piece))
     ((digest, piece),) = pieces(noise(MIB, 9))
     with pytest.raises(QuotaExceeded, match="9 MiB"):
-        images.put_segment(ADA, upload, digest, packed(piece))
-    assert images.missing_segments(ADA, upload, [digest]) == [True]
-    assert images.put_segment(BOB, begin(images, BOB), digest, packed(piece))
-    images.drop_upload(ADA, upload)  # frees the space
+        images.segments.put(ADA, upload, digest, packed(piece))
+    assert images.uploads.missing_segments(ADA, upload, [digest]) == [True]
+    assert images.segments.put(BOB, begin(images, BOB), digest, packed(piece))
+    images.uploads.drop(ADA, upload)  # frees the space
     upload = begin(images)
     ((digest, piece),) = pieces(noise(MIB, 10))
-    assert images.put_segment(ADA, upload, digest, packed(piece))
-    images.remove(ADA, images.resolve(ADA, "first"))
+    assert images.segments.put(ADA, upload, digest, packed(piece))
+    images.catalog.remove(ADA, images.catalog.resolve(ADA, "first"))
     push(images, ADA, noise(7 * MIB, 1), name="second")
     # An image that others hold counts for each holder.
     other = push(images, BOB, noise(5 * MIB, 3), visibility="public")
     refused(
         QuotaExceeded,
-        lambda: images.tag(ADA, "", "third", "latest", other.digest),
+        lambda: images.catalog.tag(ADA, "", "third", "latest", other.digest),
         lambda: push(images, ADA, noise(5 * MIB, 3)),
     )
 
 
 @pytest.mark.both_databases
-def test_quota_at_the_same_moment(images: Images) -> None:
-    images = with_limits(images, image_quota=3)
+def test_quota_at_the_same_moment(images: Repository) -> None:
+    images = with_settings(images, image_quota=3)
     uploads = [begin(images) for _ in range(3)]
 
     def put(seed: int) -> bool:
         ((digest, piece),) = pieces(noise(MIB - CHUNK_BYTES, seed))
         try:
-            return images.put_segment(ADA, uploads[seed % 3], digest, packed(piece))
+            return images.segments.put(ADA, uploads[seed % 3], digest, packed(piece))
         except QuotaExceeded:
             return False
 
@@ -387,19 +386,19 @@ def test_quota_at_the_same_moment(images: Images) -> None:
     assert len(stored(images)) == 3
 
 
-def test_too_large(images: Images) -> None:
-    small = with_limits(images, max_image_size=1)
-    upload = small.open_upload(ADA, 2 * MIB).id
+def test_too_large(images: Repository) -> None:
+    small = with_settings(images, max_image_size=1)
+    upload = small.uploads.begin(ADA, 2 * MIB).id
     parts = layout(bytes(MIB + 1))
     refused(
         PayloadTooLarge,
-        lambda: small.open_upload(ADA, 100 * MIB),
-        lambda: small.put_content(ADA, upload, parts.digest, parts.to_bytes()),
-        lambda: small.put_segment(ADA, upload, bytes(32), bytes(SEGMENT_BYTES + 2 * MIB)),
+        lambda: small.uploads.begin(ADA, 100 * MIB),
+        lambda: small.uploads.put_content(ADA, upload, parts.digest, parts.to_bytes()),
+        lambda: small.segments.put(ADA, upload, bytes(32), bytes(SEGMENT_BYTES + 2 * MIB)),
     )
-    images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+    images.uploads.put_content(ADA, upload, parts.digest, parts.to_bytes())
     with pytest.raises(ImageRejected, match="the limit here is 1 MiB"):
-        small.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
+        small.publisher.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
 
 
 @pytest.mark.parametrize(
@@ -419,15 +418,15 @@ def test_too_large(images: Images) -> None:
         ({"root": {"digest": layout(b"a disk").digest, "size": 7}}, "it has 6"),
     ],
 )
-def test_a_manifest_that_is_none(images: Images, manifest: dict[str, object], why: str) -> None:
+def test_a_manifest_that_is_none(images: Repository, manifest: dict[str, object], why: str) -> None:
     upload = begin(images)
     parts = send(images, ADA, upload, b"a disk")
     body = {**manifest_of(parts), **manifest} if manifest else {}
     with pytest.raises(ImageRejected, match=why):
-        images.publish(ADA, Publication(manifest=body, upload=upload))
+        images.publisher.publish(ADA, Publication(manifest=body, upload=upload))
 
 
-def test_a_disk_that_looks_like_something_else(images: Images) -> None:
+def test_a_disk_that_looks_like_something_else(images: Repository) -> None:
     for disk in (
         b"QFI\xfb\0\0\0\3" + noise(2 * CHUNK_BYTES),
         b"KDMV" + noise(2 * CHUNK_BYTES),
@@ -436,7 +435,7 @@ def test_a_disk_that_looks_like_something_else(images: Images) -> None:
         b"\x1f\x8b\x08" + noise(CHUNK_BYTES),
     ):
         refused(ImageRejected, lambda disk=disk: push(images, ADA, disk, name="evil"))
-    assert images.list(ADA) == []
+    assert images_of(images, ADA) == []
     # A disk may begin with a boot sector or a CD's file system.
     push(
         images,
@@ -447,7 +446,7 @@ def test_a_disk_that_looks_like_something_else(images: Images) -> None:
 
 
 @pytest.mark.both_databases
-def test_block_rows_are_few(images: Images) -> None:
+def test_block_rows_are_few(images: Repository) -> None:
     """Zeros have no rows, and a chunk has only one."""
     piece = noise(CHUNK_BYTES) * 3 + bytes(CHUNK_BYTES) + noise(100, 3)
     push(images, ADA, piece)
@@ -461,23 +460,23 @@ def test_no_room_in_the_middle_of_an_upload(config: Config, tmp_path: Path) -> N
     with small_disk(tmp_path / "small", 12) as place:
         chosen = config.model_copy(update={"storage_url": str(place / "objects")})
         database = Database(config.database)
-        images = Images(database, open_objects(chosen), chosen)
+        images = Repository(chosen, database, open_objects(chosen))
         upload = begin(images)
         parts, wanted = layout(TWO + noise(6 * MIB, 5)), pieces(TWO + noise(6 * MIB, 5))
         (place / "others").write_bytes(bytes(2 * MIB))
-        images.put_segment(ADA, upload, wanted[0][0], packed(wanted[0][1]))
-        before = images.upload(ADA, upload).received
+        images.segments.put(ADA, upload, wanted[0][0], packed(wanted[0][1]))
+        before = images.uploads.get(ADA, upload).received
         body = packed(wanted[1][1])
-        refused(StorageFull, lambda: images.put_segment(ADA, upload, wanted[1][0], body))
-        assert images.upload(ADA, upload).received == before
+        refused(StorageFull, lambda: images.segments.put(ADA, upload, wanted[1][0], body))
+        assert images.uploads.get(ADA, upload).received == before
         assert len(stored(images)) == 1
         (place / "others").unlink()
         wanted[1:] = pieces(TWO[SEGMENT_BYTES:])  # a smaller one fits
-        images.put_segment(ADA, upload, wanted[1][0], packed(wanted[1][1]))
+        images.segments.put(ADA, upload, wanted[1][0], packed(wanted[1][1]))
         with pytest.raises(MissingChunks):
-            images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+            images.uploads.put_content(ADA, upload, parts.digest, parts.to_bytes())
         parts = send(images, ADA, upload, TWO)
-        done = images.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
+        done = images.publisher.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
         assert read(images, ADA, done) == TWO
         database.close()
 
@@ -487,21 +486,21 @@ def test_a_storage_that_goes_away_and_comes_back(config: Config, own_s3_server: 
     url = own_s3_server.url(own_s3_server.bucket())
     chosen = config.model_copy(update={"storage_url": url})
     database = Database(config.database)
-    images = Images(database, open_objects(chosen), chosen)
+    images = Repository(chosen, database, open_objects(chosen))
     upload = begin(images)
     (first, piece), (second, rest) = pieces(TWO)
-    images.put_segment(ADA, upload, first, packed(piece))
+    images.segments.put(ADA, upload, first, packed(piece))
     own_s3_server.kill()
     with pytest.raises(Unavailable) as caught:
-        images.put_segment(ADA, upload, second, packed(rest))
+        images.segments.put(ADA, upload, second, packed(rest))
     assert caught.value.service == "storage"
     changed = noise(CHUNK_BYTES, 3) + piece[CHUNK_BYTES:]
     ((digest, _),) = pieces(changed)
-    refused(Unavailable, lambda: images.put_segment(ADA, upload, digest, packed(changed, [5])))
+    refused(Unavailable, lambda: images.segments.put(ADA, upload, digest, packed(changed, [5])))
     own_s3_server.start()
     # A missing answer does not mean damage.
-    assert images.missing_segments(ADA, upload, [first, second]) == [False, True]
+    assert images.uploads.missing_segments(ADA, upload, [first, second]) == [False, True]
     parts = send(images, ADA, upload, TWO)
-    done = images.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
+    done = images.publisher.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
     assert read(images, ADA, done) == TWO
     database.close()

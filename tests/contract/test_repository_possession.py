@@ -25,7 +25,7 @@ from sqlalchemy import delete
 
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, digest_chunks
 from repository.db.models import BlobOwnerRow
-from repository.images import Images, Viewer
+from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.errors import InvalidSpec, MissingChunks, NotFound, QuotaExceeded
 from vmjobs.model import JobState, now
@@ -38,7 +38,7 @@ SECRET = b"the password is wombat"
 
 
 def put(repository: Repository, owner: str, data: bytes) -> bool:
-    return repository.put_blob(owner, digest_of(data), io.BytesIO(data))
+    return repository.blob_owners.put(owner, digest_of(data), io.BytesIO(data))
 
 
 def with_input(repository: Repository, owner: str, data: bytes) -> str:
@@ -50,13 +50,11 @@ def with_input(repository: Repository, owner: str, data: bytes) -> str:
 def impatient(repository: Repository, **settings: object) -> Repository:
     """Return the same repository, configured to keep only what is in use."""
     config = repository.config.model_copy(update={"upload_seconds": 0, **settings})
-    images = Images(repository.database, repository.objects, config, orphan_seconds=0)
-    parts = (repository.database, repository.blobs, repository.streams, images, config)
-    return Repository(*parts, repository.objects)
+    return Repository(config, repository.database, repository.objects, orphan_seconds=0)
 
 
 def begin(repository: Repository, viewer: Viewer) -> str:
-    return repository.images.open_upload(viewer, 64 * MIB).id
+    return repository.uploads.begin(viewer, 64 * MIB).id
 
 
 # ----------------------------------------------------------------- inputs
@@ -65,7 +63,7 @@ def begin(repository: Repository, viewer: Viewer) -> str:
 def test_the_digest_of_anothers_input_is_of_no_use(repository: Repository) -> None:
     assert put(repository, "ada", SECRET)
     with_input(repository, "ada", SECRET)
-    assert not repository.has_blob("eve", digest_of(SECRET))
+    assert not repository.blob_owners.has("eve", digest_of(SECRET))
     with pytest.raises(InvalidSpec) as of_anothers:
         with_input(repository, "eve", SECRET)
     with pytest.raises(InvalidSpec) as of_nobodys:
@@ -82,7 +80,7 @@ def test_who_sends_the_bytes_has_them(repository: Repository) -> None:
     assert put(repository, "bob", SECRET)  # reported as new: bob does not learn that it exists
     assert not put(repository, "bob", SECRET)
     job = with_input(repository, "bob", SECRET)
-    with repository.open_input(job, "in", "bob") as reader:
+    with repository.jobs.open_input(job, "in", "bob") as reader:
         assert reader.read_all() == SECRET
     assert len([found for found, _ in repository.blobs.stored() if found == digest_of(SECRET)]) == 1
 
@@ -91,8 +89,8 @@ def test_what_a_job_delivered_may_be_the_next_ones_input(repository: Repository)
     job = one(repository, "ada", outputs=["*"]).id
     attempt = claim(repository, job)
     bring(repository, job, attempt, JobState.RUNNING)
-    repository.put_output(job, attempt, "found", io.BytesIO(SECRET), len(SECRET))
-    impatient(repository).collect()
+    repository.attempts.put_output(job, attempt, "found", io.BytesIO(SECRET), len(SECRET))
+    impatient(repository).garbage_collector.collect()
     with_input(repository, "ada", SECRET)
     refused(InvalidSpec, lambda: with_input(repository, "eve", SECRET))
 
@@ -102,16 +100,16 @@ def test_what_no_job_uses_goes(repository: Repository) -> None:
     put(repository, "ada", SECRET)
     put(repository, "bob", SECRET)
     put(repository, "ada", b"never used")
-    repository.collect()
-    assert repository.has_blob("ada", digest_of(b"never used"))
+    repository.garbage_collector.collect()
+    assert repository.blob_owners.has("ada", digest_of(b"never used"))
     job = with_input(repository, "ada", SECRET)
-    assert impatient(repository).collect(dry_run=True).blobs == 1
-    report = impatient(repository).collect()
+    assert impatient(repository).garbage_collector.collect(dry_run=True).blobs == 1
+    report = impatient(repository).garbage_collector.collect()
     assert (report.blobs, report.bytes) == (1, len(b"never used"))
-    assert not repository.has_blob("ada", digest_of(b"never used"))
+    assert not repository.blob_owners.has("ada", digest_of(b"never used"))
     assert repository.blobs.size(digest_of(b"never used")) is None
-    assert not repository.has_blob("bob", digest_of(SECRET))
-    with repository.open_input(job, "in") as reader:
+    assert not repository.blob_owners.has("bob", digest_of(SECRET))
+    with repository.jobs.open_input(job, "in") as reader:
         assert reader.read_all() == SECRET
     assert put(repository, "ada", b"never used")
 
@@ -127,7 +125,7 @@ def test_a_blob_that_is_collected_while_it_is_asked_for_is_not_there(
         return now()
 
     monkeypatch.setattr("repository.storage.blob_owners.utc_now", collected_now)
-    assert not impatient(repository).has_blob("ada", digest_of(SECRET))
+    assert not impatient(repository).blob_owners.has("ada", digest_of(SECRET))
 
 
 @pytest.mark.both_databases
@@ -142,10 +140,10 @@ def test_what_no_job_uses_counts(repository: Repository) -> None:
 
 
 def test_a_blob_whose_upload_was_killed_is_sent_again(repository: Repository) -> None:
-    repository.add_blob_owner("ada", digest_of(SECRET), len(SECRET), limited=True)
-    assert not repository.has_blob("ada", digest_of(SECRET))
+    repository.blob_owners.add("ada", digest_of(SECRET), len(SECRET), limited=True)
+    assert not repository.blob_owners.has("ada", digest_of(SECRET))
     assert put(repository, "ada", SECRET)
-    assert repository.has_blob("ada", digest_of(SECRET))
+    assert repository.blob_owners.has("ada", digest_of(SECRET))
 
 
 # ----------------------------------------------------------------- images
@@ -155,93 +153,86 @@ def test_a_blob_whose_upload_was_killed_is_sent_again(repository: Repository) ->
 def test_the_segments_and_blocks_of_a_private_image_are_missing_for_others(
     repository: Repository,
 ) -> None:
-    images = repository.images
-    push(images, ADA, DISK, name="secret")
+    push(repository, ADA, DISK, name="secret")
     upload = begin(repository, EVE)
     segments = [digest for digest, _ in pieces(DISK)]
-    assert images.missing_segments(EVE, upload, segments) == [True, True]
+    assert repository.uploads.missing_segments(EVE, upload, segments) == [True, True]
     blocks = digest_chunks(memoryview(DISK[:SEGMENT_BYTES]))
-    assert all(images.missing_chunks(EVE, upload, blocks))
+    assert all(repository.uploads.missing_chunks(EVE, upload, blocks))
     mine = begin(repository, ADA)
-    assert images.missing_segments(ADA, mine, segments) == [False, False]
-    assert not any(images.missing_chunks(ADA, mine, blocks))
+    assert repository.uploads.missing_segments(ADA, mine, segments) == [False, False]
+    assert not any(repository.uploads.missing_chunks(ADA, mine, blocks))
 
 
 def test_an_image_cannot_be_made_of_digests(repository: Repository) -> None:
     """Neither of a content's digest, nor of its segments' or chunks' digests."""
-    images = repository.images
-    push(images, ADA, DISK, name="secret")
+    push(repository, ADA, DISK, name="secret")
     parts, upload = layout(DISK), begin(repository, EVE)
     with pytest.raises(MissingChunks, match="2 of the 2 segments"):
-        images.put_content(EVE, upload, parts.digest, parts.to_bytes())
+        repository.uploads.put_content(EVE, upload, parts.digest, parts.to_bytes())
     for digest, piece in pieces(DISK):
         count = -(-len(piece) // CHUNK_BYTES)
         with pytest.raises(MissingChunks, match=f"{count} of the {count} blocks"):
-            images.put_segment(EVE, upload, digest, packed(piece, list(range(count))))
+            repository.segments.put(EVE, upload, digest, packed(piece, list(range(count))))
     theft = Publication(manifest=manifest_of(parts), upload=upload)
-    refused(MissingChunks, lambda: images.publish(EVE, theft))
-    assert images.upload(EVE, upload).received == 0
+    refused(MissingChunks, lambda: repository.publisher.publish(EVE, theft))
+    assert repository.uploads.get(EVE, upload).received == 0
 
 
 def test_who_sends_all_is_told_nothing_and_stores_nothing_twice(repository: Repository) -> None:
-    images = repository.images
-    private = push(images, ADA, DISK, name="secret")
-    before = len(list(images.objects.keys("segments")))
+    private = push(repository, ADA, DISK, name="secret")
+    before = len(list(repository.objects.keys("segments")))
     upload = begin(repository, BOB)
     for digest, piece in pieces(DISK):
-        assert images.put_segment(BOB, upload, digest, packed(piece))
-    assert images.upload(BOB, upload).received == private.stored
-    parts = send(images, BOB, upload, DISK)
-    made = images.publish(BOB, Publication(manifest=manifest_of(parts), upload=upload))
-    assert read(images, BOB, made) == DISK
-    assert len(list(images.objects.keys("segments"))) == before
+        assert repository.segments.put(BOB, upload, digest, packed(piece))
+    assert repository.uploads.get(BOB, upload).received == private.stored
+    parts = send(repository, BOB, upload, DISK)
+    made = repository.publisher.publish(BOB, Publication(manifest=manifest_of(parts), upload=upload))
+    assert read(repository, BOB, made) == DISK
+    assert len(list(repository.objects.keys("segments"))) == before
 
 
 @pytest.mark.both_databases
 def test_what_was_shared_need_not_be_sent(repository: Repository) -> None:
-    images = repository.images
-    push(images, ADA, DISK, name="ours", shares=[{"kind": "user", "name": "bob"}])
+    push(repository, ADA, DISK, name="ours", shares=[{"kind": "user", "name": "bob"}])
     changed = bytearray(DISK)
     changed[CHUNK_BYTES : 2 * CHUNK_BYTES] = noise(CHUNK_BYTES, 9)
     (first, _), (second, _) = pieces(bytes(changed))
     upload = begin(repository, BOB)
-    assert images.missing_segments(BOB, upload, [first, second]) == [True, False]
+    assert repository.uploads.missing_segments(BOB, upload, [first, second]) == [True, False]
     blocks = digest_chunks(memoryview(bytes(changed[:SEGMENT_BYTES])))
-    assert images.missing_chunks(BOB, upload, blocks).count(True) == 1
+    assert repository.uploads.missing_chunks(BOB, upload, blocks).count(True) == 1
 
 
 @pytest.mark.both_databases
 def test_blocks_that_others_have_too_are_found_among_ones_own(repository: Repository) -> None:
     """A second push sends only what changed, even if others uploaded its chunks first."""
-    images = repository.images
-    push(images, EVE, DISK, name="hers")
-    push(images, ADA, DISK[:SEGMENT_BYTES], name="mine")
+    push(repository, EVE, DISK, name="hers")
+    push(repository, ADA, DISK[:SEGMENT_BYTES], name="mine")
     changed = bytearray(DISK[:SEGMENT_BYTES])
     changed[7 * CHUNK_BYTES : 8 * CHUNK_BYTES] = noise(CHUNK_BYTES, 3)
     ((digest, piece),) = pieces(bytes(changed))
     upload = begin(repository, ADA)
-    flags = images.missing_chunks(ADA, upload, digest_chunks(memoryview(piece)))
+    flags = repository.uploads.missing_chunks(ADA, upload, digest_chunks(memoryview(piece)))
     assert [n for n, missing in enumerate(flags) if missing] == [7]
     body = packed(piece, [n for n, missing in enumerate(flags) if not missing])
-    assert images.put_segment(ADA, upload, digest, body)
+    assert repository.segments.put(ADA, upload, digest, body)
 
 
 def test_a_jobs_token_may_use_its_image_alone(repository: Repository) -> None:
-    images = repository.images
-    push(images, ADA, DISK, name="secret")
-    booted = push(images, ADA, noise(SEGMENT_BYTES, 5), name="booted")
+    push(repository, ADA, DISK, name="secret")
+    booted = push(repository, ADA, noise(SEGMENT_BYTES, 5), name="booted")
     job = Viewer("ada", image=booted.digest, job="c" * 32)
     upload = begin(repository, job)
     (secret, _), *_ = pieces(DISK)
     ((own, _),) = pieces(noise(SEGMENT_BYTES, 5))
-    assert images.missing_segments(job, upload, [secret, own]) == [True, False]
+    assert repository.uploads.missing_segments(job, upload, [secret, own]) == [True, False]
 
 
 def test_images_that_may_be_read(repository: Repository) -> None:
-    images = repository.images
-    private = push(images, ADA, DISK, name="secret").digest
-    public = images.resolve(EVE, "hep")
+    private = push(repository, ADA, DISK, name="secret").digest
+    public = repository.catalog.resolve(EVE, "hep")
     asked = [private, public, "sha256:" + "0" * 64]
-    assert images.readable(EVE, asked) == {public}
-    assert images.readable(ADA, asked) == {private, public}
-    refused(NotFound, lambda: images.detail(EVE, private))
+    assert repository.catalog.readable(EVE, asked) == {public}
+    assert repository.catalog.readable(ADA, asked) == {private, public}
+    refused(NotFound, lambda: repository.catalog.detail(EVE, private))

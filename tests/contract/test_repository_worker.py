@@ -57,7 +57,7 @@ def worker(config: Config, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def placed(repository: Repository, job_id: str) -> Callable[[], bool]:
-    return lambda: repository.job(job_id).condor is not None
+    return lambda: repository.jobs.get(job_id).condor is not None
 
 
 RABBITMQ = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
@@ -150,28 +150,30 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
     url = f"amqps://guest:guest@127.0.0.1:{rabbit.port}//"
     config = Config(data_dir=tmp_path, broker_url=url, broker_ca=rabbit.root / "server.pem")
     repository = open_repository(config)
-    push_library(repository.images)
+    push_library(repository)
     publisher = TaskPublisher(config)
     publisher.ping()
     with pytest.raises(Unavailable):  # the system does not trust its certificate
         TaskPublisher(config.model_copy(update={"broker_ca": None})).ping()
     with worker(config, tmp_path) as process:
-        first = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
+        first = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[
+            0
+        ]
         eventually(placed(repository, first.id))
         rabbit.kill()
         began = time.monotonic()
         with pytest.raises(Unavailable) as caught:
-            repository.submit("ada", submission(), "key", publisher.submit_array)
+            repository.submissions.submit("ada", submission(), "key", publisher.submit_array)
         assert caught.value.service == "broker"
         assert time.monotonic() - began < 10
-        assert len(repository.jobs("ada").jobs) == 1
+        assert len(repository.jobs.page("ada").jobs) == 1
         rabbit.start()
-        second = repository.submit("ada", submission(), "key", publisher.submit_array)
+        second = repository.submissions.submit("ada", submission(), "key", publisher.submit_array)
         assert second.created
         eventually(placed(repository, second.jobs[0].id))
-        repository.cancel(second.jobs[0].id, "ada", publisher.change_jobs)
+        repository.job_actions.cancel(second.jobs[0].id, "ada", publisher.change_jobs)
         # CANCELED needs beat's `track`, so beat survives, too.
-        eventually(lambda: repository.job(second.jobs[0].id).state is JobState.CANCELED)
+        eventually(lambda: repository.jobs.get(second.jobs[0].id).state is JobState.CANCELED)
         assert process.poll() is None
     publisher.close()
     repository.close()
@@ -181,7 +183,7 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
 def embedded(tmp_path: Path) -> Iterator[tuple[Config, Repository]]:
     config = Config(data_dir=tmp_path)
     repository = open_repository(config)
-    push_library(repository.images)
+    push_library(repository)
     yield config, repository
     repository.close()
 
@@ -193,17 +195,19 @@ def test_a_worker_without_a_broker_service(embedded: tuple[Config, Repository], 
     publisher.submit_array(early.array)
     with worker(config, tmp_path) as process:
         eventually(placed(repository, early.id))
-        late = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
+        late = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[
+            0
+        ]
         began = time.monotonic()
         eventually(placed(repository, late.id))
         assert time.monotonic() - began < 5
         os.killpg(process.pid, signal.SIGKILL)
-    lost = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
+    lost = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
     with worker(config, tmp_path):
         eventually(placed(repository, lost.id))
-        canceled = repository.cancel(lost.id, "ada", publisher.change_jobs)
+        canceled = repository.job_actions.cancel(lost.id, "ada", publisher.change_jobs)
         assert canceled.state is JobState.CANCELING
-        eventually(lambda: repository.job(lost.id).state is JobState.CANCELED)
+        eventually(lambda: repository.jobs.get(lost.id).state is JobState.CANCELED)
     assert list((tmp_path / "broker").glob("*.taken")) == []
 
 

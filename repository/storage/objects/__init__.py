@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repository.storage.objects.base import ObjectInfo, ObjectReader, ObjectStore
+from repository.storage.objects.base import ORPHAN_SECONDS, ObjectInfo, ObjectReader, ObjectStore
 from repository.storage.objects.factory import open_objects
 
-__all__ = ["ObjectInfo", "ObjectReader", "ObjectStore", "open_objects"]
+__all__ = ["ORPHAN_SECONDS", "ObjectInfo", "ObjectReader", "ObjectStore", "open_objects"]

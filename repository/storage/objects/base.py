@@ -16,6 +16,9 @@ from vmjobs.errors import InvalidRequest
 
 CHUNK: Final = 256 * 1024
 MAX_KEY: Final = 200
+#: Objects that no row names are removed at this age (seconds). A writer has half of this time to
+#: insert the row of an object.
+ORPHAN_SECONDS: Final = 3600.0
 #: Parts start with a letter or digit, so that no part is ``.``, ``..``, hidden or an option.
 _KEY: Final = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*")
 _PREFIX: Final = re.compile(rf"({_KEY.pattern}/?)?")

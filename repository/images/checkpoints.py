@@ -5,17 +5,19 @@ A checkpoint is kept until the job ends or has a newer one. Only the job's own t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from images.content import ContentLayout
+from repository.db.database import Database
 from repository.db.models import CondorJobRow
-from repository.images.garbage_collection import DELETE_BATCH
-from repository.images.serving import SegmentServing
-from repository.images.sql import add_missing
+from repository.db.sql import add_missing
+from repository.images.quota import check_quota, stored_size
+from repository.images.segments import SegmentStore
 from repository.images.tables import (
     CheckpointContentRow,
     CheckpointRow,
@@ -26,65 +28,25 @@ from repository.images.tables import (
     UploadRow,
 )
 from repository.storage.objects import ObjectReader
+from vmjobs.config import Config
 from vmjobs.errors import InvalidRequest, MissingChunks, NotFound
 from vmjobs.model import Checkpoint
 from vmjobs.model import now as utc_now
-from vmjobs.wire import GcReport
 
+#: Rows deleted in one transaction: few enough not to delay others.
+DELETE_BATCH: Final = 200
 #: Runs that fail to resume from a checkpoint before the job starts over.
 MAX_FAILURES: Final = 2
 
 
-class CheckpointRetention(SegmentServing):
-    """The part for checkpoints."""
+@dataclass(frozen=True)
+class Checkpoints:
+    """Reads checkpoints of jobs."""
 
-    def collect(self, dry_run: bool = False) -> GcReport:
-        """Collect garbage, after deleting transparent jobs that no node has reported for too long."""
-        if not dry_run:
-            self._delete_silent_jobs()
-        return super().collect(dry_run)
+    database: Database
+    segments: SegmentStore
 
-    def _delete_silent_jobs(self) -> None:
-        before = utc_now() - timedelta(seconds=self.config.checkpoint_seconds)
-        silent = select(CondorJobRow.id).where(CondorJobRow.heard < before).limit(DELETE_BATCH)
-        while True:
-            with self.database.write() as session:
-                gone = list(session.scalars(silent.with_for_update(skip_locked=True)))
-                for job in gone:
-                    delete_checkpoint(session, job)
-                session.execute(delete(CondorJobRow).where(CondorJobRow.id.in_(gone)))
-            if not gone:
-                return
-
-    def keep_checkpoint(
-        self, session: Session, job: str, owner: str, upload: str, checkpoint: Checkpoint
-    ) -> None:
-        """Store a checkpoint from an upload of the job, in place of the previous one.
-
-        Raises:
-            MissingChunks: a file was not uploaded, or is deleted. InvalidRequest: a size is wrong.
-            QuotaExceeded: beyond the owner's quota.
-        """
-        contents = _lock_contents(session, job, upload, checkpoint)
-        needs = select(ContentSegmentRow.segment).where(ContentSegmentRow.content.in_(contents))
-        stored = select(func.coalesce(func.sum(SegmentRow.stored), 0)).where(SegmentRow.id.in_(needs))
-        delete_checkpoint(session, job)
-        session.add(
-            CheckpointRow(
-                job_id=job,
-                owner=owner,
-                created=utc_now(),
-                stored=int(session.scalar(stored) or 0),
-                document=checkpoint.model_dump(mode="json"),
-            )
-        )
-        session.flush()
-        rows = [{"job_id": job, "content": content} for content in sorted(contents)]
-        add_missing(session, CheckpointContentRow, rows)
-        session.execute(delete(UploadRow).where(UploadRow.job_id == job))
-        self.check_quota(session, owner)
-
-    def checkpoint_layout(self, job: str, content: str) -> bytes:
+    def layout(self, job: str, content: str) -> bytes:
         """Return the layout of a file of a job's checkpoint.  Raises NotFound, DigestMismatch."""
         query = (
             select(ContentRow.layout)
@@ -98,7 +60,7 @@ class CheckpointRetention(SegmentServing):
         ContentLayout.parse(data, content)
         return data
 
-    def open_checkpoint_segment(self, job: str, segment: bytes) -> ObjectReader:
+    def open_segment(self, job: str, segment: bytes) -> ObjectReader:
         """Open a segment of a job's checkpoint, as it is stored; the reader has to verify it."""
         wanted = (
             select(ContentSegmentRow.segment)
@@ -110,7 +72,49 @@ class CheckpointRetention(SegmentServing):
             found = session.scalars(wanted.limit(1)).one_or_none()
         if found is None:
             raise NotFound(f"the checkpoint of job {job} has no segment {segment.hex()[:80]}")
-        return self.open_stored_segment(segment)
+        return self.segments.open(segment)
+
+
+def keep_checkpoint(
+    session: Session, config: Config, job: str, owner: str, upload: str, checkpoint: Checkpoint
+) -> None:
+    """Store a checkpoint from an upload of the job, in place of the previous one.
+
+    Raises:
+        MissingChunks: a file was not uploaded, or is deleted. InvalidRequest: a size is wrong.
+        QuotaExceeded: beyond the owner's quota.
+    """
+    contents = _lock_contents(session, job, upload, checkpoint)
+    stored = stored_size(session, contents)
+    delete_checkpoint(session, job)
+    session.add(
+        CheckpointRow(
+            job_id=job,
+            owner=owner,
+            created=utc_now(),
+            stored=stored,
+            document=checkpoint.model_dump(mode="json"),
+        )
+    )
+    session.flush()
+    rows = [{"job_id": job, "content": content} for content in sorted(contents)]
+    add_missing(session, CheckpointContentRow, rows)
+    session.execute(delete(UploadRow).where(UploadRow.job_id == job))
+    check_quota(session, config, owner)
+
+
+def delete_silent_jobs(database: Database, config: Config) -> None:
+    """Delete transparent jobs that no node has reported for too long, with their checkpoints."""
+    before = utc_now() - timedelta(seconds=config.checkpoint_seconds)
+    silent = select(CondorJobRow.id).where(CondorJobRow.heard < before).limit(DELETE_BATCH)
+    while True:
+        with database.write() as session:
+            gone = list(session.scalars(silent.with_for_update(skip_locked=True)))
+            for job in gone:
+                delete_checkpoint(session, job)
+            session.execute(delete(CondorJobRow).where(CondorJobRow.id.in_(gone)))
+        if not gone:
+            return
 
 
 def checkpoint_of(session: Session, job: str) -> Checkpoint | None:

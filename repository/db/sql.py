@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import Row, Table, text
@@ -18,10 +19,11 @@ MAX_IN_VALUES: Final = 4096
 T = TypeVar("T")
 
 
-def batches(items: Sequence[T], count: int = MAX_IN_VALUES) -> Iterator[Sequence[T]]:
+def batches(items: Iterable[T], count: int = MAX_IN_VALUES) -> Iterator[list[T]]:
     """Yield the items, ``count`` at a time."""
-    for begin in range(0, len(items), count):
-        yield items[begin : begin + count]
+    rest = iter(items)
+    while some := list(islice(rest, count)):
+        yield some
 
 
 def add_missing(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -32,9 +34,7 @@ def add_missing(session: Session, table: type[Base], rows: Sequence[Mapping[str,
     """
     if not rows:
         return
-    make = postgresql.insert if _is_postgresql(session) else sqlite.insert
-    # Into the table, not the class: the ORM's overhead for bulk inserts exceeds their own cost.
-    session.execute(make(cast(Table, table.__table__)).on_conflict_do_nothing(), list(rows))
+    session.execute(_insert(session, table).on_conflict_do_nothing(), list(rows))
 
 
 def upsert(
@@ -50,14 +50,21 @@ def upsert(
 
     The row is locked until the transaction ends. returning: columns; none: the key.
     """
-    make = postgresql.insert if _is_postgresql(session) else sqlite.insert
-    into = cast(Table, table.__table__)
-    insert: Any = make(into).values(**row)
+    insert = _insert(session, table).values(**row)
     wanted = {name: insert.excluded[name] for name in change}
     statement = insert.on_conflict_do_update(index_elements=list(key), set_=wanted)
-    columns: Sequence[Any] = returning if returning else [into.c[name] for name in key]
+    columns: Sequence[Any] = returning if returning else [table.__table__.c[name] for name in key]
     found: Row[Any] = session.execute(statement.returning(*columns)).one()
     return found
+
+
+def _insert(session: Session, table: type[Base]) -> Any:
+    """Return an INSERT with ON CONFLICT, which each database has in a dialect of its own.
+
+    Into the table, not the class: the ORM's overhead for bulk inserts exceeds their own cost.
+    """
+    make = postgresql.insert if _is_postgresql(session) else sqlite.insert
+    return make(cast(Table, table.__table__))
 
 
 def take_transaction_lock(session: Session, name: str) -> None:
