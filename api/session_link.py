@@ -115,7 +115,10 @@ class SessionClient:
         wait: float = 0.0,
         may_start_hub: bool = True,
     ) -> Any:
-        """Call a method of the hub, which waits up to ``wait`` seconds; return its result as JSON."""
+        """Call a method of the hub; return its result, parsed from JSON, and the bytes of ``receive``.
+
+        data: the bytes of ``send``. wait: seconds that the method may wait.
+        """
         try:
             with self._connect(may_start_hub) as connection:
                 connection.settimeout(wait + ANSWER_MARGIN_SECONDS)
