@@ -25,15 +25,17 @@ from images.store.files import write_all
 DIGEST_BYTES: Final = 32
 #: The most chunks in an index, 16 GiB of content: the index is in memory during a fetch.
 MAX_CHUNKS: Final = 256 * 1024
-_UNKNOWN: Final = bytes(DIGEST_BYTES)
-_RECORD_BYTES: Final = CHUNKS_PER_SEGMENT * DIGEST_BYTES
+#: In place of the digest of a chunk without one.
+UNKNOWN: Final = bytes(DIGEST_BYTES)
+#: Bytes for the digests of one segment.
+RECORD_BYTES: Final = CHUNKS_PER_SEGMENT * DIGEST_BYTES
 _MAX_CHUNKS_PER_CONTENT: Final = MAX_CONTENT_BYTES // CHUNK_BYTES
 
 
 def write_chunk_digests(descriptor: int, number: int, digests: Sequence[bytes]) -> None:
     """Write the chunk digests of segment ``number`` into the file beside a content."""
-    record = b"".join(_UNKNOWN if digest == zero_chunk_digest() else digest for digest in digests)
-    write_all(descriptor, record, number * _RECORD_BYTES)
+    record = b"".join(UNKNOWN if digest == zero_chunk_digest() else digest for digest in digests)
+    write_all(descriptor, record, number * RECORD_BYTES)
 
 
 class ChunkIndex:
@@ -71,10 +73,10 @@ class ChunkIndex:
         self._files.append(content)
         with digest_file.open("rb") as file:
             number = 0
-            while (record := file.read(_RECORD_BYTES)) and len(self._locations) < MAX_CHUNKS:
+            while (record := file.read(RECORD_BYTES)) and len(self._locations) < MAX_CHUNKS:
                 for begin in range(0, len(record), DIGEST_BYTES):
                     digest = record[begin : begin + DIGEST_BYTES]
-                    if digest != _UNKNOWN:
+                    if digest != UNKNOWN:
                         self._locations.setdefault(
                             digest, file_number * _MAX_CHUNKS_PER_CONTENT + number
                         )

@@ -79,11 +79,14 @@ class _Segments:
 
     def chunk_digests(self, number: int) -> list[bytes]:
         """The digests of a segment's chunks; none for a hole. Not thread-safe."""
-        known = self._digest_cache.chunk_digests(number) if self._digest_cache else None
+        count = len(chunk_lengths(self.length(number)))
+        known = self._digest_cache.chunk_digests(number, count) if self._digest_cache else None
         if known is not None:
             return known
         data = read_segment(self.file, number, self.size, self._buffer)
-        found = [] if data is None else digest_chunks(data)
+        if data is None:
+            return []
+        found = digest_chunks(data)
         if self._digest_cache:
             self._digest_cache.save(number, found)
         return found

@@ -10,19 +10,17 @@ import fcntl
 import hashlib
 import json
 import os
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
-from images.content import CHUNKS_PER_SEGMENT
-from images.store.files import mark_of
+from images.chunk_index import DIGEST_BYTES, RECORD_BYTES, UNKNOWN
+from images.store.files import mark_of, write_all
 
-_RECORD: Final = struct.Struct(">II")
-_DIGEST_BYTES: Final = 32
-_MAX_HEADER_BYTES: Final = 4096
+#: Most bytes of an upload's identifier.
+_MAX_ID_BYTES: Final = 4096
 #: Age of the last use after which a cache file is removed.
 MAX_AGE_SECONDS: Final = 30 * 86400
 
@@ -30,9 +28,10 @@ MAX_AGE_SECONDS: Final = 30 * 86400
 class FileDigestCache:
     """Chunk digests of a file's segments from an earlier attempt, on disk; empty if unusable."""
 
-    def __init__(self, file: BinaryIO | None, offsets: dict[int, tuple[int, int]]) -> None:
+    def __init__(self, file: BinaryIO | None, start: int = 0) -> None:
         self._file = file
-        self._offsets = offsets
+        #: Offset of the first record; each segment's is at a fixed place, and zeros if unknown.
+        self._start = start
 
     @classmethod
     def open(cls, folder: Path, path: Path) -> Self:
@@ -48,71 +47,48 @@ class FileDigestCache:
             with suppress(BlockingIOError):  # another push of the same file has it
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.utime(file.fileno())
-                return cls(file, _read(file, header))
+                if os.pread(file.fileno(), len(header), 0) != header:
+                    file.truncate(0)
+                    write_all(file.fileno(), header, 0)
+                return cls(file, len(header))
             file.close()
-        return cls(None, {})
+        return cls(None)
 
     def close(self) -> None:
         """Close the file and release its lock."""
         if self._file is not None:
             self._file.close()
 
-    def chunk_digests(self, number: int) -> list[bytes] | None:
-        """The digests of a segment's chunks (none: a hole); ``None``: unknown."""
-        if self._file is None or number not in self._offsets:
+    def chunk_digests(self, number: int, count: int) -> list[bytes] | None:
+        """The digests of a segment's ``count`` chunks; ``None``: unknown."""
+        if self._file is None:
             return None
-        offset, count = self._offsets[number]
         try:
-            data = os.pread(self._file.fileno(), count * _DIGEST_BYTES, offset)
+            data = os.pread(self._file.fileno(), count * DIGEST_BYTES, self._offset(number))
         except OSError:
             return None
-        if len(data) != count * _DIGEST_BYTES:
-            return None
-        return [data[i : i + _DIGEST_BYTES] for i in range(0, len(data), _DIGEST_BYTES)]
+        found = [data[i : i + DIGEST_BYTES] for i in range(0, len(data), DIGEST_BYTES)]
+        return found if len(data) == count * DIGEST_BYTES and UNKNOWN not in found else None
 
     def save(self, number: int, chunk_digests: Sequence[bytes]) -> None:
         """Store the digests of a segment's chunks."""
-        if self._file is None:
-            return
-        with suppress(OSError):
-            end = self._file.seek(0, os.SEEK_END)
-            record = _RECORD.pack(number, len(chunk_digests)) + b"".join(chunk_digests)
-            if self._file.write(record) == len(record):
-                self._offsets[number] = (end + _RECORD.size, len(chunk_digests))
-            else:
-                self._file.truncate(end)
+        if self._file is not None:
+            with suppress(OSError):
+                write_all(self._file.fileno(), b"".join(chunk_digests), self._offset(number))
 
     def clear(self) -> None:
         """Discard all digests."""
-        self._offsets.clear()
         if self._file is not None:
             with suppress(OSError):
                 self._file.truncate(0)
 
+    def _offset(self, number: int) -> int:
+        return self._start + number * RECORD_BYTES
+
 
 def _header(path: Path, status: os.stat_result) -> bytes:
-    fields = {"version": 1, "path": str(path), "device": status.st_dev, **mark_of(status)}
+    fields = {"version": 2, "path": str(path), "device": status.st_dev, **mark_of(status)}
     return json.dumps(fields).encode() + b"\n"
-
-
-def _read(file: BinaryIO, header: bytes) -> dict[int, tuple[int, int]]:
-    """Offsets of the records; empties a cache file with another header."""
-    if os.pread(file.fileno(), _MAX_HEADER_BYTES, 0)[: len(header)] != header:
-        file.truncate(0)
-        file.seek(0)
-        file.write(header)
-        return {}
-    offsets: dict[int, tuple[int, int]] = {}
-    end, offset = file.seek(0, os.SEEK_END), len(header)
-    while offset + _RECORD.size <= end:
-        number, count = _RECORD.unpack(os.pread(file.fileno(), _RECORD.size, offset))
-        after = offset + _RECORD.size + count * _DIGEST_BYTES
-        if count > CHUNKS_PER_SEGMENT or after > end:
-            break
-        offsets[number] = (offset + _RECORD.size, count)
-        offset = after
-    file.truncate(offset)  # an incomplete record
-    return offsets
 
 
 def _remove_old_files(folder: Path) -> None:
@@ -143,7 +119,7 @@ class UploadState:
         if self._file is None:
             return ""
         self._file.seek(0)
-        return self._file.read(_MAX_HEADER_BYTES).decode("ascii", "replace").strip()
+        return self._file.read(_MAX_ID_BYTES).decode("ascii", "replace").strip()
 
     def save(self, upload: str) -> None:
         """Store the upload's identifier."""

@@ -172,15 +172,15 @@ def test_a_file_that_changes(images: Repository, tmp_path: Path, what: str) -> N
 def test_notes_save_reading_until_the_file_changes(images: Repository, tmp_path: Path) -> None:
     file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT_BYTES))
     with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
-        assert notes.chunk_digests(0) is None
+        assert notes.chunk_digests(0, 128) is None
         layout = send_content(file, receiver(images), digest_cache=notes)
     with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
-        assert len(notes.chunk_digests(1) or ()) == SEGMENT_BYTES // CHUNK_BYTES
+        assert len(notes.chunk_digests(1, 128) or ()) == SEGMENT_BYTES // CHUNK_BYTES
         assert send_content(file, receiver(images), digest_cache=notes) == layout
     with file.open("r+b") as sink:
         sink.write(b"x")
     with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
-        assert notes.chunk_digests(1) is None
+        assert notes.chunk_digests(1, 128) is None
 
 
 def test_broken_notes_are_none(images: Repository, tmp_path: Path) -> None:
@@ -213,14 +213,14 @@ def test_notes_are_for_one_at_a_time_and_for_oneself(tmp_path: Path) -> None:
         closing(FileDigestCache.open(folder, file)) as second,
     ):
         first.save(0, [b"\1" * 32])
-        assert first.chunk_digests(0) == [b"\1" * 32]
-        second.save(1, [])
-        assert second.chunk_digests(1) is None
+        assert first.chunk_digests(0, 1) == [b"\1" * 32]
+        second.save(1, [b"\1" * 32])
+        assert second.chunk_digests(1, 1) is None
     assert folder.stat().st_mode & 0o777 == 0o700
     no_folder = file_of(tmp_path / "file", b"")
     with closing(FileDigestCache.open(no_folder, file)) as notes:
-        notes.save(0, [])
-        assert notes.chunk_digests(0) is None
+        notes.save(0, [b"\1" * 32])
+        assert notes.chunk_digests(0, 1) is None
     note = UploadState(folder, "http://a", "disk")
     assert note.load() == ""
     note.save("abc")
