@@ -10,17 +10,8 @@ from werkzeug.wrappers import Response
 
 from api.images import CREATE, current_viewer
 from api.jobs import IDEMPOTENCY_KEY, idempotency_key
-from api.operation import (
-    Operation,
-    Reply,
-    access_for,
-    backend,
-    caller,
-    json_reply,
-    read_body,
-    read_query,
-)
-from api.services import repository
+from api.operation import Operation, Reply, access_for, caller, json_reply, read_body, read_query
+from api.services import repository, services
 from api.tokens import Scope
 from repository.builds.requests import MAX_LIST
 from vmjobs.model import FrozenModel
@@ -52,7 +43,7 @@ def create() -> Response:
     The image is published, and named, only after it has booted and passed its recipe's probes.
     """
     key = idempotency_key()
-    parts = backend()
+    parts = services()
     found = parts.repository.builds.create(
         current_viewer(), read_body(BuildRequest), key, parts.dispatcher.build_image
     )

@@ -14,7 +14,6 @@ from api.operation import (
     Operation,
     Reply,
     access_for,
-    backend,
     caller,
     describe_fault_count,
     empty_reply,
@@ -26,7 +25,7 @@ from api.operation import (
 )
 from api.paging import EventQuery, PageQuery, requested_window
 from api.ranges import STREAM_BYTES, STREAM_BYTES_HEADERS, send
-from api.services import repository
+from api.services import repository, services
 from api.tokens import Scope
 from condor.pool.cluster_ads import faults as advertised_faults
 from vmjobs.cluster.spec import ClusterSpec
@@ -262,7 +261,7 @@ def _reply_changed(cluster: Cluster, status: int = 200) -> Response:
 def _trigger_reconciler() -> None:
     """Trigger the reconciler; without a broker, it runs by itself within seconds."""
     try:
-        backend().dispatcher.clusters()
+        services().dispatcher.clusters()
     except Unavailable as error:
         log.warning("a change of a cluster waits for the next run of the reconciler: %s", error.message)
 

@@ -13,14 +13,13 @@ from api.operation import (
     Operation,
     Reply,
     access_for,
-    backend,
     empty_reply,
     json_reply,
     read_body,
     read_query,
 )
 from api.ranges import BYTES, BYTES_HEADERS
-from api.services import repository
+from api.services import repository, services
 from api.tokens import Scope
 from repository.jobs.condor_jobs import OWNER_PREFIX
 from vmjobs.model import Checkpoint
@@ -46,7 +45,7 @@ def claim(job: str) -> Response:
     """
     wish = read_body(CondorJobClaim)
     found = repository().condor_jobs.claim(job, wish)
-    token = backend().issuer.job_token(job, f"{OWNER_PREFIX}{wish.owner}")
+    token = services().issuer.job_token(job, f"{OWNER_PREFIX}{wish.owner}")
     return json_reply(CondorJobTicket(token=token, checkpoint=found), 201)
 
 

@@ -14,7 +14,6 @@ from api.operation import (
     Reply,
     RequestHeader,
     access_for,
-    backend,
     caller,
     describe_fault_count,
     json_reply,
@@ -33,7 +32,7 @@ from api.ranges import (
     send,
     send_blob,
 )
-from api.services import repository
+from api.services import repository, services
 from api.submission import prefix_faults, repository_faults
 from api.tokens import Scope
 from repository.images import Viewer
@@ -91,7 +90,7 @@ def submit() -> Response:
     now; the digest is what runs.
     """
     key = idempotency_key()
-    parts, who = backend(), caller()
+    parts, who = services(), caller()
     submission = _submission(read_json(), parts.repository.submissions, Viewer(who.subject, who.groups))
     try:
         done = parts.repository.submissions.submit(
@@ -235,7 +234,7 @@ def cancel(job: str) -> Response:
 
     It is CANCELING until its virtual machine is known to be gone. Repeating the call is no error.
     """
-    parts = backend()
+    parts = services()
     return json_reply(
         parts.repository.job_actions.cancel(job, caller().subject, parts.dispatcher.change_jobs), 202
     )
@@ -255,7 +254,7 @@ def change(action: str) -> Response:
     Jobs that have ended, and others that cannot be held or released, stay as they are: that is no
     error. If one does not exist, nothing is done.
     """
-    parts, selection = backend(), read_body(JobSelection)
+    parts, selection = services(), read_body(JobSelection)
     found = parts.repository.job_actions.change(
         JobAction(action), selection, caller().subject, parts.dispatcher.change_jobs
     )

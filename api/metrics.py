@@ -11,8 +11,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from werkzeug.wrappers import Response
 
-from api.operation import BinaryBody, Operation, Reply, access_for, backend
-from api.services import repository
+from api.operation import BinaryBody, Operation, Reply, access_for
+from api.services import repository, services
 from api.tokens import Scope
 from repository.clusters.core import node_lease
 from repository.metrics import read_metrics
@@ -49,5 +49,5 @@ class ServiceMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read the metrics."""
-        lease = node_lease(backend().config)
+        lease = node_lease(services().config)
         return read_metrics(repository().database, lease, now())

@@ -17,7 +17,6 @@ from api.operation import (
     Operation,
     Reply,
     access_for,
-    backend,
     caller,
     empty_reply,
     json_reply,
@@ -27,7 +26,7 @@ from api.operation import (
     require_own_node,
 )
 from api.paging import PageQuery, requested_window
-from api.services import repository
+from api.services import repository, services
 from api.tokens import Scope
 from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.wire import Assignment, ClusterVmReports, PoolToken, TokenRequest
@@ -122,7 +121,7 @@ def put(name: str) -> Response:
     repository().nodes.put(node)
     prefetch_requests = repository().prefetcher.wishes(node)
     if read_query(AnnouncementQuery).renew:
-        token = backend().issuer.renewed_node_token(caller())
+        token = services().issuer.renewed_node_token(caller())
         prefetch_requests = prefetch_requests.model_copy(update={"token": token})
     return json_reply(prefetch_requests)
 
@@ -147,9 +146,9 @@ def share(name: str) -> Response:
     query = read_query(AssignmentQuery)
     found = repository().assignments.get(name)
     if found.revision == query.seen and query.wait:
-        backend().assignments.wait(name, query.seen, min(query.wait, MAX_WAIT))
+        services().assignments.wait(name, query.seen, min(query.wait, MAX_WAIT))
         found = repository().assignments.get(name)
-    calls = tuple(backend().sessions.calls(name))
+    calls = tuple(services().sessions.calls(name))
     return json_reply(found.model_copy(update={"sessions": calls}))
 
 
@@ -179,7 +178,7 @@ def token(name: str, member_id: str) -> Response:
 
     403 if the VM is not this node's, shall stop, or has another number.
     """
-    parts = backend()
+    parts = services()
     incarnation = read_body(TokenRequest).incarnation
     try:
         require_own_node(name)

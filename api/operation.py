@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import IO, Any, BinaryIO, Final, TypeVar, cast
 
-from flask import current_app, g, request
+from flask import g, request
 from pydantic import BaseModel, ValidationError
 from werkzeug.wrappers import Response
 
 from api.problems import BrokenBody, MalformedBody, UnsupportedMediaType
-from api.services import Services, services
+from api.services import services
 from api.tokens import InsufficientScope, Principal, Scope
 from vmjobs.errors import Fault, Forbidden, InvalidRequest, PayloadTooLarge
 from vmjobs.model import faults_of
@@ -172,11 +172,6 @@ def require_own_node(node: str) -> None:
     """Raise Forbidden unless the token is of this node."""
     if caller().subject != node:
         raise Forbidden("this token belongs to another node")
-
-
-def backend() -> Services:
-    """Return the services of the application."""
-    return services(current_app)
 
 
 # --------------------------------------------------------------------------- what they say

@@ -9,8 +9,8 @@ from flask import Blueprint, current_app
 from pydantic import RootModel
 from werkzeug.wrappers import Response
 
-from api.operation import PUBLIC, Operation, Reply, backend, json_reply
-from api.services import HealthCheck
+from api.operation import PUBLIC, Operation, Reply, json_reply
+from api.services import HealthCheck, services
 from vmjobs import __version__
 from vmjobs.errors import VMJobsError
 from vmjobs.model import MAX_ARRAY, MAX_SCRIPT_BYTES, HypervisorKind, NetworkMode, Strategy
@@ -31,7 +31,7 @@ class Document(RootModel[dict[str, Any]]):
 @Operation("getServiceInfo", access=PUBLIC, replies={200: Reply("the service", ServiceInfo)})
 def info() -> Response:
     """Show versions, limits and choices."""
-    config = backend().config
+    config = services().config
     return json_reply(
         ServiceInfo(
             version=__version__,
@@ -66,7 +66,7 @@ def info() -> Response:
 )
 def health() -> Response:
     """Show whether the service and the services it needs work. Needs no token."""
-    states = {name: _state(name, check) for name, check in backend().checks.items()}
+    states = {name: _state(name, check) for name, check in services().checks.items()}
     good = all(state == "ok" for state in states.values())
     body = Health(status="ok" if good else "unavailable", services=states)
     return json_reply(body, 200 if good else 503, {} if good else {"Retry-After": "5"})

@@ -14,7 +14,6 @@ from api.operation import (
     Operation,
     Reply,
     access_for,
-    backend,
     caller,
     empty_reply,
     json_reply,
@@ -23,7 +22,7 @@ from api.operation import (
     read_query,
     require_own_node,
 )
-from api.services import repository
+from api.services import repository, services
 from api.session_hub import Side
 from api.tokens import Scope
 from vmjobs.cluster.ssh_session import (
@@ -82,7 +81,7 @@ def begin(name: str, member: str) -> Response:
     The answer comes when the VM's node has accepted the session. The SSH client and the VM's server
     then communicate through the session's bytes. The cluster's history records the login.
     """
-    key, who, parts = read_body(SessionRequest).key, caller().subject, backend()
+    key, who, parts = read_body(SessionRequest).key, caller().subject, services()
     logins = parts.repository.cluster_logins
     target = logins.target(name, member)
     session = parts.sessions.open(who, target.node, target.member, target.incarnation, key)
@@ -142,7 +141,7 @@ def receive(session: str) -> Response:
 @Operation("leaveSession", access=OPERATORS, replies={204: Reply("ended")}, errors=(422,))
 def leave(session: str) -> Response:
     """Log out of a worker VM. Repeating the call is no error."""
-    backend().sessions.close(Side.OPERATOR, caller().subject, session)
+    services().sessions.close(Side.OPERATOR, caller().subject, session)
     return empty_reply()
 
 
@@ -160,7 +159,7 @@ def leave(session: str) -> Response:
 def answer(name: str, session: str) -> Response:
     """Report whether a VM accepts a login. Waiting logins are in the assignment."""
     require_own_node(name)
-    backend().sessions.answer(name, session, read_body(SessionAnswer))
+    services().sessions.answer(name, session, read_body(SessionAnswer))
     return empty_reply()
 
 
@@ -198,7 +197,7 @@ def node_receive(name: str, session: str) -> Response:
 def node_leave(name: str, session: str) -> Response:
     """End a session on behalf of its VM. Repeating the call is no error."""
     require_own_node(name)
-    backend().sessions.close(Side.NODE, name, session)
+    services().sessions.close(Side.NODE, name, session)
     return empty_reply()
 
 
@@ -208,14 +207,14 @@ def node_leave(name: str, session: str) -> Response:
 def _send(side: Side, session: str) -> Response:
     query, who = read_query(SendQuery), caller().subject
     data = read_limited(MAX_PIECE_BYTES)
-    reached = backend().sessions.send(side, who, session, query.offset, data, query.end)
+    reached = services().sessions.send(side, who, session, query.offset, data, query.end)
     return json_reply(AppendResult(offset=reached))
 
 
 def _receive(side: Side, session: str) -> Response:
     query, who = read_query(ReceiveQuery), caller().subject
     wait = min(query.wait, MAX_WAIT_SECONDS)
-    data, ended = backend().sessions.receive(side, who, session, query.offset, wait)
+    data, ended = services().sessions.receive(side, who, session, query.offset, wait)
     response = Response(data, content_type="application/octet-stream")
     response.headers["Cache-Control"] = "no-store"
     response.headers[STREAM_HEADER] = STREAM_ENDED if ended else STREAM_OPEN

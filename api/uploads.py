@@ -15,13 +15,12 @@ from api.operation import (
     Operation,
     Reply,
     access_for,
-    backend,
     empty_reply,
     json_reply,
     read_body,
     read_limited,
 )
-from api.services import repository
+from api.services import repository, services
 from api.tokens import Scope
 from images.content import layout_size
 from images.segment import MAX_STORED_BYTES
@@ -140,7 +139,7 @@ def put_segment(upload: str, segment: str) -> Response:
 )
 def put_content(upload: str, content: str) -> Response:
     """Declare the segments of a content. MISSING_BLOCKS: some are not stored."""
-    parts = backend()
+    parts = services()
     body = read_limited(layout_size(parts.config.max_image_size * MIB))
     with digest_errors():
         parts.repository.uploads.put_content(current_viewer(), upload, content, body)
