@@ -78,7 +78,7 @@ lint: setup
 	@shellcheck images/uml/build.sh deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/project deploy/debian/*.postinst deploy/libexec/agent-start \
 	    deploy/libexec/token-approve deploy/libexec/token-renew \
-	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root tests/bench/vm-universe-xml condor/worker/*.sh vmjobs/agent/condor_job/inside/*.sh
+	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root bench/vm-universe-xml condor/worker/*.sh vmjobs/agent/condor_job/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
 check: lint

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Benchmarks on a grid of this host: bench.sh [ARGUMENT of tests/bench/main.py...]
+# Benchmarks on a grid of this host: bench.sh [ARGUMENT of bench/main.py...]
 # A running grid is used and left running; otherwise one is started, and removed afterwards.
 set -eu
 cd "$(dirname "$0")/.."
@@ -12,4 +12,4 @@ fi
 deploy/grid.sh up
 # shellcheck source=/dev/null
 . build/grid/env
-PYTHONPATH=tests:tests/integration:tests/contract .venv/bin/python tests/bench/main.py "$@"
+.venv/bin/python -m bench.main "$@"

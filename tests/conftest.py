@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from formats_kit import lab, reads, samples
-from s3_kit import _s3_process, own_s3_server, s3_keys, s3_server, s3_url
 
 #: Fixtures of several suites.
-__all__ = ["_s3_process", "lab", "own_s3_server", "reads", "s3_keys", "s3_server", "s3_url", "samples"]
+pytest_plugins = ["tests.kit.disk_formats", "tests.kit.s3_server"]
+pytest.register_assert_rewrite("tests.kit")
 
 _skipped: list[str] = []
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
-import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from api_support import Site, make_site, serving
-from clusters_kit import World
-from objects_kit import Store
-from repository_kit import Clock, migrated_sqlite, prepare_library, push_library
-from run_kit import after_run, once
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as SQLite
 from werkzeug.routing import Rule
 
 from repository.db import database as databases
-from repository.migrations import upgrade
 from repository.service import Repository, open_repository
 from repository.storage.objects import ObjectStore, open_objects
+from tests.kit.api_site import Site, make_site, serving
+from tests.kit.cluster_nodes import World
+from tests.kit.object_store import Store
+from tests.kit.once_per_run import after_run, once
+from tests.kit.postgres import PostgresCluster
+from tests.kit.repository_jobs import migrated_sqlite, prepare_library, push_library
+from tests.kit.waiting import Clock
 from vmjobs.config import Config
 
 #: Parameters and fixtures that start a server.
@@ -104,73 +101,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
-POSTGRESQL_HOMES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-
-
-class Cluster:
-    """A PostgreSQL cluster for tests, on a Unix socket in ``root``."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    @classmethod
-    def make(cls) -> Cluster:
-        """Start a cluster with a migrated database ``prepared``."""
-        assert POSTGRESQL_HOMES, "PostgreSQL is not installed: these tests must run, not be skipped"
-        made = cls(Path(tempfile.mkdtemp(prefix="vmjobs-pg-")))
-        if os.geteuid() == 0:
-            user = pwd.getpwnam("postgres")
-            os.chown(made.root, user.pw_uid, user.pw_gid)
-        made._run("initdb", "-U", "vmjobs", "-A", "trust", "--no-sync")
-        made.start()
-        upgrade(made.create("prepared"))
-        return made
-
-    def start(self) -> None:
-        options = f"-k {self.root} -c listen_addresses= -c fsync=off -c max_connections=200"
-        self._run("pg_ctl", "-w", "-l", str(self.root / "log"), "-o", options, "start")
-
-    def stop(self) -> None:
-        """Stop the cluster, as a power cut would."""
-        self._run(*self.STOP)
-
-    STOP = ("pg_ctl", "-w", "-m", "immediate", "stop")
-
-    def create(self, name: str, template: str = "template1") -> str:
-        """Create a database; returns its URL."""
-        with psycopg.connect(
-            host=str(self.root), user="vmjobs", dbname="postgres", autocommit=True
-        ) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
-        return f"postgresql://vmjobs@/{name}?host={self.root}"
-
-    def command(self, program: str, *arguments: str) -> list[str]:
-        """Run as another user, because PostgreSQL refuses to run as root."""
-        user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]
-        words = [str(POSTGRESQL_HOMES[0] / program), "-D", str(self.root / "data"), *arguments]
-        return [*user, *words] if os.geteuid() == 0 else words
-
-    def _run(self, *words: str) -> None:
-        subprocess.run(self.command(*words), check=True, capture_output=True, cwd=self.root)
-
-
 @pytest.fixture(scope="session")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> PostgresCluster:
     """The cluster that all tests of this run share."""
 
     def start() -> list[str]:
-        made = Cluster.make()
+        made = PostgresCluster.make()
         script = 'root=$1; shift; cd "$root"; "$@"; rm -rf "$root"'
         after_run(script, made.root, *made.command(*made.STOP))
         return [str(made.root)]
 
-    return Cluster(Path(*once(tmp_path_factory, "postgresql", start)))
+    return PostgresCluster(Path(*once(tmp_path_factory, "postgresql", start)))
 
 
 @pytest.fixture
-def own_postgresql() -> Iterator[Cluster]:
+def own_postgresql() -> Iterator[PostgresCluster]:
     """A cluster that a test may stop."""
-    made = Cluster.make()
+    made = PostgresCluster.make()
     yield made
     made.stop()
     shutil.rmtree(made.root)

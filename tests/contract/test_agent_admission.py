@@ -18,9 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from api_support import serving
 from werkzeug.wrappers import Response
 
+from tests.kit.api_site import serving
 from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.condor_job.starter import find_starter
 from vmjobs.agent.job_runner import JobRunner

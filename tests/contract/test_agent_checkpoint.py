@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agent_kit import Images, Lease
-from api_support import Site, make_site, serving
-from hypervisor_host import wait_until
 
 from images.store.image_store import ImageStore
 from images.transfer.file_transfer import ChunkedFileTransfer
 from repository.images.checkpoints import Checkpoint, checkpoint_of
+from tests.kit import ROOT
+from tests.kit.agent_runs import Images, Lease
+from tests.kit.api_site import Site, make_site, serving
+from tests.kit.waiting import wait_until
 from vmjobs.agent.guest import endpoint
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run.job_run import execute
@@ -37,7 +38,6 @@ from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
 from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, StreamName
 
 S, C = JobState, ReasonCode
-ROOT = Path(__file__).parents[2]
 BOOT = 120.0
 LAST = 40
 #: Time for five retries of a guest's request; only a guest that may have been saved retries more often.

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from api_support import Site, make_site, serving
-from hypervisor_host import wait_until
-from test_agent_metrics_served import NODE, VMJOBS, Node, scrape, started
+
+from tests.kit.agent_process import NODE, Node, scrape, started
+from tests.kit.api_site import Site, make_site, serving
+from tests.kit.processes import VMJOBS
+from tests.kit.waiting import wait_until
 
 #: A corrected token takes effect within a minute; HTCondor queries the agent more often than that.
 SECONDS = 60.0
@@ -18,7 +20,7 @@ CAUSES = {"account", "disk", "image_cache", "token", "jobs"}
 
 def ad_of(node: Node) -> dict[str, str]:
     """The machine ad's attributes, as HTCondor's startd gets them."""
-    argv = [*VMJOBS, "node", "ad"]
+    argv = [VMJOBS, "node", "ad"]
     said = subprocess.run(
         argv, env=node.environ, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=True
     )

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from agent_kit import SETTINGS, Images, Lease, executed, job_that
-from firmware_guest import bios_disk
-from hypervisor_guest import BEGIN, root_disk_guest
-from hypervisor_host import kill_all, wait_until
-from waiting_kit import wait_for
 
 from images.cloudinit import write_seed
+from tests.kit.agent_runs import SETTINGS, Images, Lease, executed, job_that
+from tests.kit.firmware_guests import bios_disk
+from tests.kit.guests import BEGIN, root_disk_guest
+from tests.kit.hypervisors import kill_all
+from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import job_run
 from vmjobs.agent.run.job_run import ReportUndelivered, execute
@@ -349,7 +349,7 @@ def test_a_machine_that_is_killed_is_no_success(node: Node) -> None:
 def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node) -> None:
     def kill(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.BOOTING)
-        wait_for(lambda: this_run.console.exists() and b"half of it" in this_run.console.read_bytes())
+        wait_until(lambda: this_run.console.exists() and b"half of it" in this_run.console.read_bytes())
         kill_all(this_run.choice.machine)
 
     half = "echo '{\"code\": 0}' > exit.json; tar cf /dev/ubdd exit.json; sync; echo half of it"

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import requests
-from api_process import free_port
-from api_support import Site, make_site, serving
-from cluster_vm_node_kit import Service, assert_forgotten, kept, machine_pid, member_guest, order
-from hypervisor_host import wait_until
-from prometheus_client.parser import text_string_to_metric_families
-from repository_kit import ADMIN, push
 
 from repository.images import LIBRARY
+from tests.kit.agent_process import Node, scrape, started
+from tests.kit.api_site import Site, make_site, serving
+from tests.kit.cluster_vm_node import Service, assert_forgotten, kept, machine_pid, member_guest, order
+from tests.kit.processes import VMJOBS
+from tests.kit.repository_jobs import ADMIN, push
+from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.run.steps import STEPS
 from vmjobs.cluster.vm_state import Goal
 
-pytest_plugins = ["cluster_vm_node_kit"]
+pytest_plugins = ["tests.kit.cluster_vm_node"]
 SECONDS = 90.0
-NODE = "wn1.grid"
-VMJOBS = [sys.executable, "-c", "from vmjobs.cli.main import main; main()"]
-
-Samples = dict[tuple[str, ...], float]
-
-
-def scrape(listen: str) -> Samples:
-    """Every sample, by its name and its label values in the order of the label names."""
-    answer = requests.get(f"http://{listen}/metrics", timeout=10)
-    assert answer.status_code == 200
-    return {
-        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
-        for family in text_string_to_metric_families(answer.text)
-        for sample in family.samples
-    }
 
 
 @pytest.fixture
@@ -57,62 +38,10 @@ def site(tmp_path: Path) -> Site:
     return made
 
 
-@dataclass
-class Node:
-    """An execute node with a running agent."""
-
-    site: Site
-    folder: Path
-    environ: dict[str, str]
-    listen: str
-    agent: subprocess.Popen[bytes]
-
-    def start(self, script: str) -> tuple[str, subprocess.Popen[bytes]]:
-        """Start a new job as HTCondor's starter does; return its id and its process."""
-        (job,) = self.site.user().submit(image="generic", script=script, disk=16, memory=128)
-        token = self.folder / f"{job}.token"
-        token.write_text(self.site.issuer.job_token(job, "ada"))
-        argv = [*VMJOBS, "exec", "--job", job, "--token-file", str(token)]
-        with (self.folder / "exec.log").open("ab") as log:
-            return job, subprocess.Popen(argv, env=self.environ, stderr=log)
-
-    def log(self) -> list[dict[str, str]]:
-        lines = (self.folder / "agent.log").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-
 @pytest.fixture
 def node(site: Site, tmp_path: Path) -> Iterator[Node]:
     with serving(site.app) as url, started(site, url, tmp_path / "node") as running:
         yield running
-
-
-@contextmanager
-def started(site: Site, url: str, folder: Path) -> Iterator[Node]:
-    folder.mkdir()
-    listen = f"127.0.0.1:{free_port()}"
-    (folder / "token").write_text(site.issuer.node_token(NODE))
-    environ = {
-        **os.environ,
-        "VMJOBS_CONFIG": "/dev/null",
-        "VMJOBS_API_URL": url,
-        "VMJOBS_AGENT_TOKEN_FILE": str(folder / "token"),
-        "VMJOBS_NODE_NAME": NODE,
-        "VMJOBS_STATE_DIR": str(folder / "state"),
-        "VMJOBS_SOCKET": str(folder / "s"),
-        "VMJOBS_HYPERVISORS": "uml",
-        "VMJOBS_METRICS_LISTEN": listen,
-        "VMJOBS_LOG_FORMAT": "json",
-    }
-    with (folder / "agent.log").open("wb") as log:
-        agent = subprocess.Popen([*VMJOBS, "agent"], env=environ, stderr=log)
-    try:
-        wait_until(lambda: (folder / "s").exists() or agent.poll() is not None, SECONDS, "ready")
-        assert agent.poll() is None, (folder / "agent.log").read_text()
-        yield Node(site, folder, environ, listen, agent)
-    finally:
-        agent.send_signal(signal.SIGTERM)
-        assert agent.wait(60) == 0
 
 
 def test_an_agent_shows_what_it_does(node: Node) -> None:
@@ -155,7 +84,7 @@ def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, t
         "VMJOBS_SOCKET": str(tmp_path / "other.s"),
     }
     done = subprocess.run(
-        [*VMJOBS, "agent"], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
+        [VMJOBS, "agent"], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode != 0
     assert f"metrics_listen: cannot listen at {node.listen}" in done.stderr

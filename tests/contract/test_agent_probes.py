@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypervisor_host import wait_until
-from unit.cluster_vms_kit import member_order, member_record
 
+from tests.kit.cluster_vm_orders import member_order, member_record
+from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.node import cluster_vm_directory
 from vmjobs.config import Config

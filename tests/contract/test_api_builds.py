@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_support import Site
 from click.testing import CliRunner
 from sqlalchemy import select
 
 from images import recipe as recipes
 from repository.db.models import BuildRow
+from tests.kit.api_site import Site
 from vmjobs.cli import common
 from vmjobs.cli.main import cli
 from vmjobs.client.images import Images

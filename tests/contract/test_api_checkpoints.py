@@ -6,12 +6,12 @@ import secrets
 from typing import Any
 
 import pytest
-from api_images_kit import DISK, open_upload, publication, put_content
-from api_support import Caller, Site, report_of
 from werkzeug.test import TestResponse
 
 from images.content import ContentLayout
 from images.segment import decode_segment
+from tests.kit.api_images import DISK, checkpoint_document, open_upload, publication, put_content
+from tests.kit.api_site import Caller, Site, report_of
 from vmjobs.model import JobState
 
 pytestmark = pytest.mark.in_process
@@ -30,18 +30,6 @@ def claimed(site: Site, who: Caller, job: str) -> str:
     return attempt
 
 
-def document(attempt: str, layout: ContentLayout) -> dict[str, Any]:
-    return {
-        "machine": f"vmjobs-0123abcd-{attempt}",
-        "hypervisor": "qemu",
-        "platform": "qemu 7.2.22, q35, tcg",
-        "sentinel": "5" * 32,
-        "guest": "6" * 64,
-        "ran": 12.5,
-        "files": [{"name": "machine.memory", "size": layout.size, "digest": layout.digest}],
-    }
-
-
 def keep(site: Site, **change: Any) -> tuple[str, Caller, ContentLayout, TestResponse]:
     """Save a job's VM; return the job, a caller with its token, the VM's layout, the answer."""
     (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
@@ -50,7 +38,7 @@ def keep(site: Site, **change: Any) -> tuple[str, Caller, ContentLayout, TestRes
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/jobs/{job}/attempts/{attempt}/checkpoint?upload={upload}"
-    return job, who, layout, who("PUT", path, json=document(attempt, layout) | change)
+    return job, who, layout, who("PUT", path, json=checkpoint_document(attempt, layout) | change)
 
 
 def test_a_jobs_token_keeps_its_machine_and_fetches_it(site: Site) -> None:

@@ -7,18 +7,18 @@ import io
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from api_support import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Site, report_of, serving
-from repository_kit import refused
 
 from images.content import ContentLayout
 from images.segment import decode_segment
+from tests.kit.api_site import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Site, report_of, serving
+from tests.kit.processes import VMJOBS
+from tests.kit.repository_jobs import refused
 from vmjobs.agent.job_source import JobSource
 from vmjobs.client import Client, ImageClient, JobAgentClient, NodeClient, Retries
 from vmjobs.errors import (
@@ -49,7 +49,6 @@ from vmjobs.model import (
 
 pytestmark = [pytest.mark.in_process, pytest.mark.settings(max_disk=64)]
 
-VMJOBS = "from vmjobs.cli.main import main; main()"
 QUICK = Retries(deadline=5.0, first=0.05)
 SPEC = JobSpec(image="tiny", script="#!/bin/sh\necho hello\n", outputs=("*",), disk=64)
 
@@ -263,7 +262,7 @@ def test_outputs_that_cannot_be_written_keep_no_other_back(
     tell(agent, JobState.COMPLETED, **GOOD)
     (tmp_path / "token").write_text(site.issuer.user_token("ada"))
     settings = {"VMJOBS_API_URL": url, "VMJOBS_TOKEN_FILE": str(tmp_path / "token")}
-    argv = (sys.executable, "-c", VMJOBS, "job", "outputs", job.id, "--fetch", tmp_path / "results")
+    argv = (VMJOBS, "job", "outputs", job.id, "--fetch", tmp_path / "results")
     done = subprocess.run(
         argv, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )

@@ -13,9 +13,6 @@ from unittest.mock import patch
 
 import pytest
 import requests
-from api_process import free_port, running
-from api_support import Caller, Site, make_site
-from clusters_kit import POOLS, Mint, World
 
 from api.serve import make_app
 from api.tokens import make_issuer
@@ -23,6 +20,10 @@ from repository.clusters.assignments import ClusterAssignments
 from repository.clusters.core import node_lease
 from repository.db.models import NodeRow
 from repository.service import open_repository
+from tests.kit.api_site import Caller, Site, make_site
+from tests.kit.cluster_nodes import POOLS, Mint, World
+from tests.kit.processes import running
+from tests.kit.sockets import free_port
 from vmjobs.client import AssignmentClient, Client
 from vmjobs.client import agent as agent_client
 from vmjobs.cluster.spec import ClusterSpec

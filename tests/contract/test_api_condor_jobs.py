@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_images_kit import DISK, open_upload, publication, put_content
-from api_support import Caller, Site
-from test_api_checkpoints import document
 
 from images.content import ContentLayout
 from images.segment import decode_segment
+from tests.kit.api_images import DISK, checkpoint_document, open_upload, publication, put_content
+from tests.kit.api_site import Caller, Site
 
 pytestmark = pytest.mark.in_process
 
@@ -43,7 +42,7 @@ def kept(site: Site, status: int = 204, **change: Any) -> tuple[Caller, ContentL
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/condor-jobs/{JOB}/attempts/{FIRST}/checkpoint?upload={upload}"
-    answer = who("PUT", path, json=document(FIRST, layout) | {"making": MAKING, **change})
+    answer = who("PUT", path, json=checkpoint_document(FIRST, layout) | {"making": MAKING, **change})
     assert answer.status_code == status, answer.text
     return who, layout
 
@@ -66,7 +65,7 @@ def test_a_node_that_was_replaced_is_told_so(site: Site) -> None:
     mine = f"/v1/condor-jobs/{JOB}/attempts/{FIRST}"
     upload = open_upload(who)
     put_content(who, upload, DISK)
-    late = document(FIRST, layout) | {"making": MAKING, "ran": 99.0}
+    late = checkpoint_document(FIRST, layout) | {"making": MAKING, "ran": 99.0}
     for method, path, more in (
         ("PUT", f"{mine}/checkpoint?upload={upload}", {"json": late}),
         ("POST", f"{mine}/not-resumed", {}),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from api_support import ATTEMPT, Caller, Site, report_of
-from repository_kit import digest_of
 
+from tests.kit.api_site import ATTEMPT, Caller, Site, report_of
+from tests.kit.repository_jobs import digest_of
 from vmjobs.model import MIB, JobState
 
 pytestmark = [

@@ -6,12 +6,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from api_images_kit import DISK, OCTETS, pieces, publication, push, put_content
-from api_support import Site
-from repository_kit import images_of
 
 from api.tokens import Scope
 from repository.images import Viewer
+from tests.kit.api_images import DISK, OCTETS, pieces, publication, push, put_content
+from tests.kit.api_site import Site
+from tests.kit.repository_jobs import images_of
 from vmjobs.model import JobState
 
 pytestmark = pytest.mark.in_process

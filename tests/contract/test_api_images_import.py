@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_process import running
-from containers_kit import Layer, write_layout
-from counting_proxy import proxy_to
-from test_api_images_push import PROGRAM, Desk, alone, make_desk
 
+from tests.kit.container_images import Layer, write_layout
+from tests.kit.counting_proxy import proxy_to
+from tests.kit.processes import VMJOBS, running
+from tests.kit.workstation import Workstation, alone, make_workstation
 from vmjobs.model import MIB
 
 #: Kernel and tools, made by `make images` or the first import.
@@ -24,20 +23,20 @@ WORK = Path(__file__).parents[2] / "build" / "work"
 
 
 @contextmanager
-def desk_of(folder: Path) -> Iterator[tuple[Desk, Any]]:
+def desk_of(folder: Path) -> Iterator[tuple[Workstation, Any]]:
     """A user, the service, and a proxy between them."""
     config = alone(folder)
     with running(config, folder / "log"), proxy_to(config.listen) as proxy:
-        desk = make_desk(config, proxy.url, folder / "home", "ada")
+        desk = make_workstation(config, proxy.url, folder / "home", "ada")
         WORK.mkdir(parents=True, exist_ok=True)
         (desk.home / "data").mkdir()
         (desk.home / "data" / "work").symlink_to(WORK)
         yield desk, proxy
 
 
-def job_submit(desk: Desk, *words: str) -> dict[str, Any]:
+def job_submit(desk: Workstation, *words: str) -> dict[str, Any]:
     """Run ``vmjobs job submit``."""
-    command = [sys.executable, "-c", PROGRAM, "job", "submit", "--json", *words]
+    command = [VMJOBS, "job", "submit", "--json", *words]
     done = subprocess.run(
         command, env=desk.environ(), capture_output=True, text=True, timeout=120, check=False
     )

@@ -10,63 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from api_process import children, free_port, running
-from counting_proxy import Proxy, proxy_to
 
-from api.tokens import USER_SCOPES, Scope, make_issuer
+from api.tokens import USER_SCOPES, Scope
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
+from tests.kit.counting_proxy import Proxy, proxy_to
+from tests.kit.processes import children, running
+from tests.kit.workstation import Workstation, alone, make_workstation
 from vmjobs.config import Config
 from vmjobs.model import MIB
-
-PROGRAM = "from vmjobs.cli.main import main; main()"
-
-
-@dataclass
-class Desk:
-    """A user's computer: its own home, cache and image store, and a token."""
-
-    home: Path
-    url: str
-    token: Path
-    more: dict[str, str] = field(default_factory=dict)
-
-    def environ(self) -> dict[str, str]:
-        own = {
-            "VMJOBS_CONFIG": "/dev/null",
-            "VMJOBS_API_URL": self.url,
-            "VMJOBS_TOKEN_FILE": str(self.token),
-            "VMJOBS_DATA_DIR": str(self.home / "data"),
-            "XDG_CACHE_HOME": str(self.home / "cache"),
-        }
-        return {**os.environ, **own, **self.more}
-
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        """Start ``vmjobs image …``."""
-        command = [sys.executable, "-c", PROGRAM, "image", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=self.environ(), text=True, **pipes)
-
-    def run(self, *arguments: str | Path, code: int = 0) -> str:
-        """Run ``vmjobs image …`` to its end; return its output, or its errors if it should fail."""
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == code, f"{arguments}: {process.returncode}: {out}{err}"
-        return err if code else out
-
-    def json(self, *arguments: str | Path) -> Any:
-        """Run the same with ``--json``; return the parsed output."""
-        return json.loads(self.run(*arguments, "--json"))
-
-
-def alone(folder: Path, **settings: Any) -> Config:
-    """Settings of a service of its own."""
-    values = {"listen": f"127.0.0.1:{free_port()}", "api_workers": 1, **settings}
-    return Config(data_dir=folder / "data", **values)
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +41,9 @@ def proxy(config: Config, service: None) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def desk(config: Config, proxy: Proxy, tmp_path: Path) -> Desk:
+def desk(config: Config, proxy: Proxy, tmp_path: Path) -> Workstation:
     """A new user behind the proxy."""
-    return make_desk(config, proxy.url, tmp_path)
-
-
-def make_desk(config: Config, url: str, home: Path, user: str = "", **how: Any) -> Desk:
-    token = home / "token"
-    token.parent.mkdir(parents=True, exist_ok=True)
-    name = user or f"u{abs(hash(str(home))) % 10**9}"
-    token.write_text(make_issuer(config).user_token(name, **how))
-    return Desk(home, url, token)
+    return make_workstation(config, proxy.url, tmp_path)
 
 
 def disk(path: Path, size: int, seed: int = 1) -> Path:
@@ -114,7 +60,7 @@ RAW = ("--format", "raw", "--boot", "kernel")
 # ----------------------------------------------------------------- there and back
 
 
-def test_there_and_back(desk: Desk, tmp_path: Path, proxy: Proxy) -> None:
+def test_there_and_back(desk: Workstation, tmp_path: Path, proxy: Proxy) -> None:
     file = disk(tmp_path / "muons.img", 20 * MIB + 12345)
     with file.open("r+b") as sink:
         sink.truncate(200 * MIB)  # most of it is a hole
@@ -136,7 +82,7 @@ def test_there_and_back(desk: Desk, tmp_path: Path, proxy: Proxy) -> None:
     assert desk.json("verify", "muons")[0]["damaged"] == []
 
 
-def test_another_format_is_the_same_image(desk: Desk, tmp_path: Path) -> None:
+def test_another_format_is_the_same_image(desk: Workstation, tmp_path: Path) -> None:
     file = disk(tmp_path / "a.img", 9 * MIB)
     raw = desk.json("push", file, "x:raw", *RAW)["image"]["digest"]
     other = tmp_path / "a.qcow2"
@@ -148,7 +94,7 @@ def test_another_format_is_the_same_image(desk: Desk, tmp_path: Path) -> None:
     assert subprocess.run(compare, check=False, stdout=subprocess.DEVNULL).returncode == 0
 
 
-def test_kernel_and_initrd_go_along(desk: Desk, tmp_path: Path) -> None:
+def test_kernel_and_initrd_go_along(desk: Workstation, tmp_path: Path) -> None:
     file = disk(tmp_path / "root.img", 2 * MIB)
     (tmp_path / "vmlinuz").write_bytes(b"kernel" * 1000)
     (tmp_path / "initrd").write_bytes(b"initrd" * 1000)
@@ -163,13 +109,13 @@ def test_kernel_and_initrd_go_along(desk: Desk, tmp_path: Path) -> None:
     assert "kernel" in desk.run("push", file, "k", "--format", "raw", "--boot", "bios", *how, code=64)
 
 
-def test_names_on_the_command_line(desk: Desk, config: Config, tmp_path: Path) -> None:
+def test_names_on_the_command_line(desk: Workstation, config: Config, tmp_path: Path) -> None:
     file = disk(tmp_path / "a.img", 2 * MIB)
     digest = desk.json("push", file, "a", *RAW)["image"]["digest"]
     desk.run("tag", "a", "b:v1")
     assert not desk.json("rm", "a")[0]["removed"]
     assert desk.json("show", "b:v1")["digest"] == digest
-    friend = make_desk(config, desk.url, tmp_path / "friend", groups=["/atlas"])
+    friend = make_workstation(config, desk.url, tmp_path / "friend", groups=["/atlas"])
     friend.run("show", digest, code=66)
     desk.run("share", "b:v1", "group:/atlas")
     assert friend.json("show", digest)["digest"] == digest
@@ -181,7 +127,9 @@ def test_names_on_the_command_line(desk: Desk, config: Config, tmp_path: Path) -
     desk.run("push", file, "x", "--namespace", "library", *RAW, code=77)
     desk.run("push", file, "../x", *RAW, code=64)
     desk.run("gc", code=77)
-    root = make_desk(config, desk.url, tmp_path / "root", "root", scopes=USER_SCOPES | {Scope.ADMIN})
+    root = make_workstation(
+        config, desk.url, tmp_path / "root", "root", scopes=USER_SCOPES | {Scope.ADMIN}
+    )
     assert root.json("gc", "--dry-run")["segments"] >= 0
     root.run("push", file, "x", "--namespace", "library", "--public", *RAW)
     assert desk.json("show", "library/x")["owner"] == "library"
@@ -189,7 +137,7 @@ def test_names_on_the_command_line(desk: Desk, config: Config, tmp_path: Path) -
     root.run("gc")
 
 
-def test_names_are_completed(desk: Desk, tmp_path: Path) -> None:
+def test_names_are_completed(desk: Workstation, tmp_path: Path) -> None:
     desk.run("push", disk(tmp_path / "a.img", 2 * MIB), "muons:v1", *RAW)
     words = {"COMP_WORDS": "vmjobs image show muo", "COMP_CWORD": "3"}
     environ = {**desk.environ(), **words, "_VMJOBS_COMPLETE": "bash_complete"}
@@ -207,7 +155,7 @@ def test_a_service_that_takes_signed_images_only(tmp_path: Path) -> None:
     config = alone(tmp_path, image_trust_dir=trusted)
     file = disk(tmp_path / "a.img", 2 * MIB)
     with running(config, tmp_path / "log"):
-        desk = make_desk(config, f"http://{config.listen}", tmp_path)
+        desk = make_workstation(config, f"http://{config.listen}", tmp_path)
         assert "IMAGE_REJECTED" in desk.run("push", file, "a", *RAW, code=65)
         desk.run("push", file, "a", "--sign", key, *RAW)
         assert desk.json("show", "a")["signers"] == ["release"]
@@ -217,7 +165,7 @@ def test_a_service_that_takes_signed_images_only(tmp_path: Path) -> None:
 def test_a_quota_is_told_on_the_command_line(tmp_path: Path) -> None:
     config = alone(tmp_path, image_quota=16)
     with running(config, tmp_path / "log"):
-        desk = make_desk(config, f"http://{config.listen}", tmp_path)
+        desk = make_workstation(config, f"http://{config.listen}", tmp_path)
         said = desk.run("push", disk(tmp_path / "a.img", 40 * MIB), "a", *RAW, code=65)
         assert "QUOTA_EXCEEDED" in said
         assert "16 MiB" in said
@@ -228,7 +176,7 @@ def test_a_quota_is_told_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_refused_before_anything_is_sent(
-    desk: Desk, proxy: Proxy, tmp_path: Path
+    desk: Workstation, proxy: Proxy, tmp_path: Path
 ) -> None:
     for name, data, word in (
         ("empty", b"", "empty"),
@@ -244,7 +192,7 @@ def test_bad_files_are_refused_before_anything_is_sent(
     assert proxy.up == 0
 
 
-def test_files_that_are_none(desk: Desk, tmp_path: Path) -> None:
+def test_files_that_are_none(desk: Workstation, tmp_path: Path) -> None:
     desk.run("push", tmp_path, "x", code=64)
     desk.run("push", tmp_path / "nothing", "x", code=64)
     desk.run("push", "nothing-of-that-name", code=66)
@@ -255,7 +203,7 @@ def test_files_that_are_none(desk: Desk, tmp_path: Path) -> None:
 # ----------------------------------------------------------------- broken off
 
 
-def test_a_killed_push_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_killed_push_goes_on(desk: Workstation, proxy: Proxy, tmp_path: Path) -> None:
     size = 96 * MIB
     file = disk(tmp_path / "big.img", size)
     proxy.hold_after(64 * MIB)
@@ -278,7 +226,7 @@ def test_a_killed_push_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None
     assert pushed["image"]["size"] == size
 
 
-def test_a_killed_pull_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_killed_pull_goes_on(desk: Workstation, proxy: Proxy, tmp_path: Path) -> None:
     size = 96 * MIB
     file, target = disk(tmp_path / "big.img", size), tmp_path / "back.img"
     desk.run("push", file, "big", *RAW)
@@ -297,7 +245,7 @@ def test_a_killed_pull_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None
     assert not list(tmp_path.glob(".back.img*"))
 
 
-def test_a_changed_disk_sends_its_changes(desk: Desk, tmp_path: Path) -> None:
+def test_a_changed_disk_sends_its_changes(desk: Workstation, tmp_path: Path) -> None:
     file = disk(tmp_path / "big.img", 40 * MIB)
     desk.run("push", file, "big:1", *RAW)
     with file.open("r+b") as sink:
@@ -307,7 +255,9 @@ def test_a_changed_disk_sends_its_changes(desk: Desk, tmp_path: Path) -> None:
     assert desk.json("push", file, "big:2", *RAW)["sent"] < 3 * CHUNK_BYTES + 64 * 1024
 
 
-def test_a_file_that_changes_meanwhile_is_refused(desk: Desk, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_file_that_changes_meanwhile_is_refused(
+    desk: Workstation, proxy: Proxy, tmp_path: Path
+) -> None:
     file = disk(tmp_path / "big.img", 32 * MIB)
     proxy.hold_after(4 * MIB)
     process = desk.start("push", file, "big", *RAW)
@@ -327,7 +277,7 @@ def test_a_push_outlives_the_service(tmp_path: Path) -> None:
     config = alone(tmp_path, api_workers=2)
     file = disk(tmp_path / "big.img", 32 * MIB)
     with proxy_to(config.listen) as proxy:
-        desk = make_desk(config, proxy.url, tmp_path)
+        desk = make_workstation(config, proxy.url, tmp_path)
         with running(config, tmp_path / "log") as process:
             proxy.hold_after(12 * MIB)
             push = desk.start("push", file, "big", "--json", *RAW)
@@ -350,7 +300,7 @@ def _kill_all(process: subprocess.Popen[bytes]) -> None:
 
 def test_many_push_the_same_at_once(config: Config, proxy: Proxy, tmp_path: Path) -> None:
     file = disk(tmp_path / "same.img", 24 * MIB)
-    desks = [make_desk(config, proxy.url, tmp_path / str(n)) for n in range(4)]
+    desks = [make_workstation(config, proxy.url, tmp_path / str(n)) for n in range(4)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda desk: desk.json("push", file, "same", *RAW), desks))
     assert len({one["image"]["digest"] for one in found}) == 1

@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 import requests
-from api_process import free_port, running, until
-from counting_proxy import Proxy, proxy_to
-from repository_kit import ADMIN, push
-from segments_kit import compute_layout_of_bytes
 
 from api.tokens import make_issuer
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from repository.images import LIBRARY, Viewer
 from repository.service import open_repository
+from tests.kit.counting_proxy import Proxy, proxy_to
+from tests.kit.processes import running
+from tests.kit.repository_jobs import ADMIN, push
+from tests.kit.segments import compute_layout_of_bytes
+from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
 from vmjobs.client import ImageClient, Retries
 from vmjobs.config import Config
 
@@ -103,7 +105,7 @@ def squid(peer: str) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
-        until(lambda: answers(url) or process.poll() is not None, 40)
+        wait_until(lambda: answers(url) or process.poll() is not None, 40)
         assert process.poll() is None, (folder / "cache.log").read_text()
         yield url
     finally:

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import zstandard
-from api_images_kit import (
+
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, zero_chunk_digest, zero_segment_digest
+from images.segment import MAX_STORED_BYTES
+from tests.kit.api_images import (
     DISK,
     OCTETS,
     ask,
@@ -17,12 +20,9 @@ from api_images_kit import (
     put_content,
     put_segment,
 )
-from api_support import Site
-from repository_images_kit import noise
-from segments_kit import compute_layout_of_bytes, encode_segment
-
-from images.content import CHUNK_BYTES, SEGMENT_BYTES, zero_chunk_digest, zero_segment_digest
-from images.segment import MAX_STORED_BYTES
+from tests.kit.api_site import Site
+from tests.kit.noise import noise
+from tests.kit.segments import compute_layout_of_bytes, encode_segment
 from vmjobs.model import MIB
 
 

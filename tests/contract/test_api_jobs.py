@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_support import Site, good_spec, make_site
 
 from api.tokens import Scope
+from tests.kit.api_site import Site, good_spec, make_site
 
 pytestmark = [
     pytest.mark.in_process,

@@ -14,12 +14,8 @@ from pathlib import Path
 
 import pytest
 import requests
-from api_process import children, free_port, running, until
-from api_support import Caller, Queue, Site
-from clusters_kit import POOLS, Mint, World, node_of
 from prometheus_client.parser import text_string_to_metric_families
 from pytest import approx
-from repository_kit import ADMIN, claim, one, push, push_library, statements, told
 
 from api.app import create_app
 from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope, make_issuer
@@ -29,6 +25,12 @@ from repository.clusters.tables import AssignmentRow
 from repository.db.models import NodeRow
 from repository.images import Viewer
 from repository.service import Repository, open_repository
+from tests.kit.api_site import Caller, Queue, Site
+from tests.kit.cluster_nodes import POOLS, Mint, World, node_of
+from tests.kit.processes import children, running
+from tests.kit.repository_jobs import ADMIN, claim, one, push, push_library, statements, told
+from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
 from vmjobs import __version__
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
 from vmjobs.config import Config
@@ -297,7 +299,7 @@ def test_every_line_of_the_service_s_log_is_json_where_that_is_wanted(
     with running(settings, tmp_path / "log", SERVE_COMMAND) as process:
         (worker,) = children(process)
         os.kill(worker, signal.SIGKILL)  # gunicorn logs this as JSON, too
-        until(lambda: len(children(process)) == 1 and children(process) != [worker])
+        wait_until(lambda: len(children(process)) == 1 and children(process) != [worker])
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     assert {"api.serve", "gunicorn.error"} <= {line["logger"] for line in lines}

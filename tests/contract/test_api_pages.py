@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from api_support import Caller, Site
-from clusters_kit import OPERATOR, POOLS, declared, node_of
-from repository_kit import images_of, push, push_library
 from sqlalchemy import insert, select
 
 from repository.db.models import NodeRow
@@ -16,6 +13,9 @@ from repository.db.paging import MAX_PAGE, PageRequest
 from repository.images import Viewer
 from repository.images.tables import HoldingRow, TagRow
 from repository.service import Repository
+from tests.kit.api_site import Caller, Site
+from tests.kit.cluster_nodes import OPERATOR, POOLS, declared, node_of
+from tests.kit.repository_jobs import images_of, push, push_library
 from vmjobs.client import Client
 
 pytestmark = [pytest.mark.in_process, pytest.mark.settings(pools=POOLS)]

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from api_support import Site, make_site
 from click.testing import CliRunner, Result
 
 import repository.tokens
 from api.cli import token as command
 from api.tokens import USER_SCOPES, Scope, make_issuer
 from repository.tokens import TokenRegister
+from tests.kit.api_site import Site, make_site
 from vmjobs.errors import AmbiguousId, InvalidRequest, NotFound, Unavailable
 
 pytestmark = pytest.mark.in_process

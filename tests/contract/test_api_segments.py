@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_images_kit import DISK, pieces, push
-from api_support import Caller, Site, make_site
 from gunicorn.http.wsgi import FileWrapper
-from repository_kit import Clock, statements
 from werkzeug.test import TestResponse
 
 from api.app import create_app
 from api.tokens import ApiTokenIssuer, Scope
 from repository.storage.objects.s3 import S3Objects
+from tests.kit.api_images import DISK, pieces, push
+from tests.kit.api_site import Caller, Site, make_site
+from tests.kit.repository_jobs import statements
+from tests.kit.waiting import Clock
 
 pytestmark = pytest.mark.in_process
 

@@ -15,15 +15,17 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from api_process import SERVE, children, free_port, running, until
-from repository_kit import push_library
-from segments_kit import compute_layout_of_bytes
 
 from api.tokens import make_issuer
 from api.worker import MAX_INCOMPLETE_CONNECTIONS
 from images.content import SEGMENT_BYTES
 from images.segment import decode_segment
 from repository.service import open_repository
+from tests.kit.processes import SERVE, children, running
+from tests.kit.repository_jobs import push_library
+from tests.kit.segments import compute_layout_of_bytes
+from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
 from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
 from vmjobs.model import AttemptClaim, JobSpec
@@ -96,7 +98,7 @@ def test_many_clients_many_processes_one_database(
 def test_a_killed_process_is_replaced(settings: Config, service: subprocess.Popen[bytes]) -> None:
     before = children(service)
     os.kill(before[0], signal.SIGKILL)
-    until(lambda: len(children(service)) == 3 and children(service) != before)
+    wait_until(lambda: len(children(service)) == 3 and children(service) != before)
     answers_within(settings, 15)
 
 
@@ -109,9 +111,9 @@ def test_what_is_under_way_is_finished_before_the_end(
         head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
         slow.sendall(f"{head}Authorization: Bearer {token}\r\n\r\nf".encode())
         spool = settings.data_dir / "spool"
-        until(lambda: spool.is_dir() and any(spool.iterdir()))
+        wait_until(lambda: spool.is_dir() and any(spool.iterdir()))
         service.send_signal(signal.SIGTERM)
-        until(lambda: len(children(service)) == 1)  # the idle workers have exited
+        wait_until(lambda: len(children(service)) == 1)  # the idle workers have exited
         slow.sendall(b"oo")
         assert slow.recv(100).startswith(b"HTTP/1.1 201")
     assert service.wait(40) == 0

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 import pytest
-from api_support import Site
 from openapi_spec_validator import validate
 
 from api.app import create_app
 from api.openapi import declared, url_template
 from api.operation import operation_of
+from tests.kit.api_site import Site
 from vmjobs import __version__
 from vmjobs.errors import Unavailable
 

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from api_support import Site
-from clusters_kit import POOLS, World
 
 from api import sessions
+from tests.kit.api_site import Site
+from tests.kit.cluster_nodes import POOLS, World
 from vmjobs.cluster.ssh_session import MAX_PIECE_BYTES
 from vmjobs.cluster.vm_state import Phase
 

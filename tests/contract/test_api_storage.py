@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from api_support import ROOT_DISK, make_site
-from objects_kit import small_disk
-from repository_kit import digest_of
-from s3_kit import S3Server
 
+from tests.kit.api_site import ROOT_DISK, make_site
+from tests.kit.object_store import small_disk
+from tests.kit.repository_jobs import digest_of
+from tests.kit.s3_server import S3Server
 from vmjobs.model import MIB
 
 

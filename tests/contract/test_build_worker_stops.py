@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypervisor_host import wait_until
-from test_repository_builds import ADA, create
 
 from images.build.scratch_dir import BUILDS_FOLDER, ScratchDir
 from images.recipe import Recipe
 from images.store.image_store import ImageStore
 from repository.builds.build_worker import BuildContext, build_image
 from repository.service import Repository
+from tests.kit.builds import ADA, create
+from tests.kit.waiting import wait_until
 from vmjobs.wire import Build, BuildState
 
 #: Leaves a directory in TMPDIR, starts a program of its own, and never ends.

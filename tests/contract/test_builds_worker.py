@@ -19,20 +19,21 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from api_process import free_port
-from images_kit import ROOT, WORK, need
 from sqlalchemy import select
 
 from images.store.image_store import ImageStore
 from repository.builds.requests import BUILDER_LOST
 from repository.db.database import Database
 from repository.db.models import BuildRow
+from tests.kit.image_builds import WORK, need
+from tests.kit.processes import VMJOBS
+from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
 from vmjobs.client.images import Images
 from vmjobs.wire import Build, BuildState
 
 T = TypeVar("T")
 
-VMJOBS = ROOT / ".venv" / "bin" / "vmjobs"
 #: For a build from a local package archive, its boot and its publishing, on a busy host.
 SECONDS = 400.0
 #: For a builder to learn that a build is canceled, and to end what it has started.
@@ -148,7 +149,7 @@ class Service:
     def packages_root(self) -> Path:
         """The directory into which packages are being installed, once it has some."""
         pattern = "builder/work/builds/*/mmdebstrap.*/var/lib/dpkg/info"
-        return soon(lambda: [*self.folder.glob(pattern)])[0]
+        return wait_until(lambda: [*self.folder.glob(pattern)], SECONDS)[0]
 
     def workplaces(self) -> list[Path]:
         """Directories of builds and of their boot tests, without what is kept on purpose."""
@@ -171,7 +172,7 @@ class Service:
 
     def nothing_is_left(self) -> None:
         """Wait until the builder has ended all that it started, and removed all that it made."""
-        soon(lambda: not self.programs() and not self.workplaces(), STOP_SECONDS, self.programs)
+        wait_until(lambda: not self.programs() and not self.workplaces(), STOP_SECONDS, self.programs)
 
     def attempts(self, build: str) -> int:
         """How often a builder has started the build."""
@@ -182,15 +183,6 @@ class Service:
                 return int(session.scalars(query).one())
         finally:
             database.close()
-
-
-def soon(look: Callable[[], T], seconds: float = SECONDS, why: Callable[[], object] = lambda: "") -> T:
-    """Wait for something to be so; what ``look`` gives then."""
-    end = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < end, why()
-        time.sleep(0.05)
-    return found
 
 
 @contextmanager
@@ -302,7 +294,7 @@ def test_a_builder_that_is_killed_while_packages_are_installed(service: Service,
     assert root.is_dir()
     assert any("mmdebstrap" in words for words in service.programs())
     service.start_builder()
-    soon(lambda: not root.exists(), STOP_SECONDS)
+    wait_until(lambda: not root.exists(), STOP_SECONDS)
     done = service.until(build, lambda b: b.state.final)
     assert done.state is BuildState.DONE, done
     service.nothing_is_left()
@@ -323,7 +315,7 @@ def test_a_build_is_canceled_while_its_image_boots(service: Service, folder: Pat
     mine, _ = recipe(folder, 'probe = "sleep 900"')
     build = service.build(mine)
     service.until(build, lambda b: b.state is BuildState.TESTING)
-    soon(lambda: any("linux" in words for words in service.programs()))
+    wait_until(lambda: any("linux" in words for words in service.programs()), SECONDS)
     check_canceling(service, build)
 
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.kit import KIT, ROOT
+
 SECONDS = 60.0
 _INIT = """#!/bin/sh
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={root}
@@ -31,8 +32,7 @@ def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
     with disk.open("wb") as file:
         file.truncate(32 << 20)
     subprocess.run(["mke2fs", "-q", "-t", "ext4", disk], check=True)
-    body = Path(__file__).with_name("cgroup_body.py")
-    init.write_text(_INIT.format(root=ROOT, python=sys.executable, body=body))
+    init.write_text(_INIT.format(root=ROOT, python=sys.executable, body=KIT / "cgroup_body.py"))
     init.chmod(0o755)
     program = shutil.which("linux.uml")
     assert program is not None, "user-mode-linux is not installed: this must run, not be skipped"

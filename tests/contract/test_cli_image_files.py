@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from formats_kit import SIZE, Lab, disk, qemu_img
-from segments_kit import compute_layout_of_bytes
 
 from images.commands import image
+from tests.kit.disk_formats import SIZE, Lab, disk, qemu_img
+from tests.kit.segments import compute_layout_of_bytes
 from vmjobs.cli.common import config
 from vmjobs.errors import VMJobsError
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from socket_kit import guest_network
 
 from images.guest import cloud_kit
+from tests.kit.sockets import guest_network
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.run.outputs import DiskContents, OutputCollector, read_output_disk

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from api_support import Site, make_site, serving
-from clusters_kit import POOLS, World, node_of
-from repository_kit import clusters_of
 
+from tests.kit.api_site import Site, make_site, serving
+from tests.kit.cluster_nodes import POOLS, World, node_of
+from tests.kit.repository_jobs import clusters_of
 from vmjobs.cli.common import config
 from vmjobs.cli.main import main
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase

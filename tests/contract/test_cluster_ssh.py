@@ -1,8 +1,4 @@
-"""SSH to a cluster VM, for real: service, node, UML, OpenSSH.
-
-As a program, this file is the node, to be killed: arguments are its folder, the service's URL
-and its token.
-"""
+"""SSH to a cluster VM, for real: service, node, UML, OpenSSH."""
 
 from __future__ import annotations
 
@@ -12,59 +8,33 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agent_kit import Images
-from api_process import children, free_port, running
-from cluster_vm_node_kit import Kit, clear, kept, member_parts
-from clusters_kit import POOLS, World
-from hypervisor_host import wait_until
-from repository_kit import push_library
 
 from api.tokens import USER_SCOPES, Scope, make_issuer
-from images.build import build
-from images.store.image_store import ImageStore
 from repository.service import open_repository
+from tests.kit import KIT, ROOT
+from tests.kit.cluster_nodes import POOLS, World
+from tests.kit.cluster_vm_node import clear
+from tests.kit.processes import VMJOBS, children, running
+from tests.kit.repository_jobs import push_library
+from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
-from vmjobs.agent.cluster_vms.services import ClusterVmServices
-from vmjobs.client import AssignmentClient, Client
-from vmjobs.cluster.wire import ClusterVmOrder
+from vmjobs.client import Client
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, NotFound, SessionEnded, Unauthenticated
-from vmjobs.hypervisor.base import BootImage
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 90.0
 #: From a keystroke to the VM's answer on the screen, on a busy host.
 KEYSTROKE_SECONDS = 0.5
 SECRETS = ("/run/vmjobs/job/job.env", "/run/vmjobs-door/key", "/run/vmjobs-door/config")
 KEY = "ssh-ed25519 " + "A" * 68
-#: A job's account as in condor/worker/run.sh; starts the script ``door`` in the background.
-MORE = """
-echo 'slot1-1:x:64101:64101::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
-cp ./door /run/door
-setsid bash /run/door &
-"""
-
-
-def worker_guest() -> BootImage:
-    """The product's worker image; builds it if it is missing."""
-    store = ImageStore(ROOT / "build" / "images")
-    return store.prepare(build("worker", store, ROOT / "build" / "work").digest)
-
-
-class DoorKit(Kit):
-    """A script that keeps running, and the product's ``door.sh`` beside it."""
-
-    def files(self, order: ClusterVmOrder, incarnation: int) -> dict[str, bytes]:
-        door = (ROOT / "condor" / "worker" / "door.sh").read_bytes()
-        return {**super().files(order, incarnation), "door": door}
 
 
 @dataclass
@@ -82,8 +52,14 @@ class Grid:
 
     def start_node(self) -> None:
         token = make_issuer(self.config).node_token("n1")
-        argv = [sys.executable, __file__, str(self.folder / "members"), self.url, token]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        argv = [
+            sys.executable,
+            str(KIT / "cluster_ssh_node.py"),
+            str(self.folder / "members"),
+            self.url,
+            token,
+        ]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
         with (self.folder / "node.log").open("ab") as sink:
             self.node = subprocess.Popen(argv, stdout=sink, stderr=sink, env=env)
 
@@ -101,7 +77,7 @@ class Grid:
         return {**os.environ, **own}
 
     def vmjobs(self, *words: str) -> list[str]:
-        return [sys.executable, "-c", "from vmjobs.cli.main import main; main()", "cluster", *words]
+        return [VMJOBS, "cluster", *words]
 
     def ssh(self, *words: str, **more: object) -> subprocess.CompletedProcess[bytes]:
         """Run `vmjobs cluster ssh`."""
@@ -113,12 +89,6 @@ class Grid:
             check=False,
             **{"stdin": subprocess.DEVNULL, **({} if "input" not in more else {"stdin": None}), **more},
         )
-
-
-def parts_of(folder: Path, url: str, token: str) -> ClusterVmServices:
-    share = AssignmentClient(url, token, "n1")
-    made = member_parts(folder, share, Images(worker_guest()))
-    return replace(made, kit=DoorKit(MORE), sessions=share)
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +276,3 @@ def test_killing_the_client_leaves_nothing(grid: Grid) -> None:
     assert session.stdin is not None
     session.stdin.close()
     wait_until(lambda: is_as_before(grid), SECONDS, "nothing is left of the session")
-
-
-if __name__ == "__main__":
-    with kept(parts_of(Path(sys.argv[1]), *sys.argv[2:])):
-        threading.Event().wait()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from cluster_vm_node_kit import Service, kept, order, remains
-from full_kit import nothing_fits
-
+from tests.kit.cluster_vm_node import Service, kept, order, remains
+from tests.kit.full_disk import nothing_fits
 from vmjobs.agent.cluster_vms.reconciler import RETRY_SECONDS, Reconciler
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import Assignment
 
-pytest_plugins = ["cluster_vm_node_kit"]
+pytest_plugins = ["tests.kit.cluster_vm_node"]
 NOW = 1_800_000_000.0
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-import cluster_vm_node_kit
 import pytest
-from agent_kit import Images
-from cluster_vm_node_kit import (
+
+from tests.kit import ROOT, cluster_vm_node
+from tests.kit.agent_runs import Images
+from tests.kit.cluster_vm_node import (
     SECONDS,
     UML,
     Service,
@@ -26,8 +27,7 @@ from cluster_vm_node_kit import (
     member_guest,
     order,
 )
-from hypervisor_host import wait_until
-
+from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms import plan, pool_tokens
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
@@ -37,7 +37,7 @@ from vmjobs.errors import Forbidden
 from vmjobs.hypervisor.base import VmConfig, VmState
 from vmjobs.model import HypervisorKind
 
-pytest_plugins = ["cluster_vm_node_kit"]
+pytest_plugins = ["tests.kit.cluster_vm_node"]
 NewParts = Callable[..., ClusterVmServices]
 
 
@@ -94,8 +94,10 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
     parts: ClusterVmServices, service: Service
 ) -> None:
     service.wants(1, order())
-    argv = [sys.executable, cluster_vm_node_kit.__file__, str(parts.journal.root), str(service.folder)]
-    agent = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": _path()})
+    argv = [sys.executable, cluster_vm_node.__file__, str(parts.journal.root), str(service.folder)]
+    agent = subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     try:
         service.wait_running(1)
         wait_out(parts, "I am tiny-0 (1)")
@@ -119,10 +121,6 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
         service.wait_phase(Phase.GONE)
         assert service.last().code is ClusterVmCode.STOPPED
         assert_forgotten(parts, service, 4)
-
-
-def _path() -> str:
-    return os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cluster_vm_node_kit import UML, Service, assert_forgotten, kept, kernel_pid, order
 
+from tests.kit.cluster_vm_node import UML, Service, assert_forgotten, kept, kernel_pid, order
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.cluster.spec import ClusterVmLimits
 from vmjobs.cluster.vm_state import ClusterVmCode
@@ -18,7 +18,7 @@ from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.sandbox import helper_processes
 from vmjobs.hypervisor.sandbox.cpu_throttle import processor_seconds
 
-pytest_plugins = ["cluster_vm_node_kit"]
+pytest_plugins = ["tests.kit.cluster_vm_node"]
 BUSY = "(while :; do :; done) &"
 
 

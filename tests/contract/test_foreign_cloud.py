@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from foreign_kit import LocalRun, imported, run
 
+from tests.kit.foreign_images import LocalRun, imported, run
 from vmjobs.model import ExitChannel, JobState, ReasonCode
 
 pytestmark = pytest.mark.soak

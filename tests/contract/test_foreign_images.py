@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from foreign_kit import FIT, LIFETIME, run
 
+from tests.kit.foreign_images import FIT, LIFETIME, run
 from vmjobs.model import ExitChannel, HypervisorKind, JobState
 
 

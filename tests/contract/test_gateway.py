@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_vm_node_kit import ROOT, UML, clear, member_guest
-from hypervisor_host import wait_until
 
 from images.build import build
 from images.store.image_store import ImageStore
+from tests.kit import KIT, ROOT
+from tests.kit.cluster_vm_node import UML, clear, member_guest
+from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.errors import Unavailable
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import GatewayDirectory
 
-PROGRAM = [sys.executable, str(Path(__file__).with_name("gateway_node.py")), "gateway"]
+PROGRAM = [sys.executable, str(KIT / "gateway_node.py"), "gateway"]
 TWO = """\
 gateway: {name}
 domain: test.example
@@ -48,10 +49,9 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
         return {
             **os.environ,
-            "PYTHONPATH": paths,
+            "PYTHONPATH": str(ROOT),
             "VMJOBS_IMAGE_DIR": str(self.images),
             "VMJOBS_STATE_DIR": str(self.folder / "state"),
         }

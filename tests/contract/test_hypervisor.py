@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import hypervisor_host
 import pytest
-from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
-from hypervisor_host import (
+
+from tests.kit import hypervisors
+from tests.kit.guests import direct_boot_guest, kernel_tree, root_disk_guest
+from tests.kit.hypervisors import (
     BOOT,
     Bench,
     Endpoint,
@@ -30,9 +31,8 @@ from hypervisor_host import (
     kill_all,
     mentioning,
     said,
-    wait_until,
 )
-
+from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.vm_instance import CONSOLE_TICK_SECONDS
 from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
@@ -97,7 +97,7 @@ def image(driver: Hypervisor, tmp_path_factory: pytest.TempPathFactory) -> BootI
 
 @pytest.fixture
 def bench(driver: Hypervisor, image: BootImage, tmp_path: Path) -> Iterator[Bench]:
-    with hypervisor_host.bench(driver, image, tmp_path) as made:
+    with hypervisors.bench(driver, image, tmp_path) as made:
         yield made
 
 

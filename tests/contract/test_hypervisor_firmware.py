@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import hypervisor_host
 import pytest
-from firmware_guest import bios_disk, uefi_disk
-from hypervisor_guest import kernel_tree
-from hypervisor_host import Bench
 
+from tests.kit import hypervisors
+from tests.kit.firmware_guests import bios_disk, uefi_disk
+from tests.kit.guests import kernel_tree
+from tests.kit.hypervisors import Bench
 from vmjobs.errors import HypervisorError, NoHypervisor
 from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmConfig, VmState
 from vmjobs.hypervisor.libvirt import firmware
@@ -39,7 +39,7 @@ def bench(driver: Hypervisor, tmp_path: Path) -> Iterator[Bench]:
     data.write_bytes(b"\0" * (1 << 20))
     disks = (DataDisk(data, read_only=True), DataDisk(data, read_only=True))
     nothing = BootImage("", data)
-    with hypervisor_host.bench(driver, nothing, tmp_path, disks=disks, memory=256, cmdline=()) as made:
+    with hypervisors.bench(driver, nothing, tmp_path, disks=disks, memory=256, cmdline=()) as made:
         yield made
 
 

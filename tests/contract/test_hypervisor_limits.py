@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import hypervisor_host
 import pytest
-from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
-from hypervisor_host import BOOT, Bench, endpoint, said, wait_until
 
+from tests.kit import hypervisors
+from tests.kit.guests import direct_boot_guest, kernel_tree, root_disk_guest
+from tests.kit.hypervisors import BOOT, Bench, endpoint, said
+from tests.kit.waiting import wait_until
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
     BootImage,
@@ -48,7 +49,7 @@ def uml_guest(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
 
 @contextmanager
 def _bench(driver: Hypervisor, image: BootImage, directory: Path) -> Iterator[Bench]:
-    with hypervisor_host.bench(driver, image, directory) as made:
+    with hypervisors.bench(driver, image, directory) as made:
         yield made
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from images_kit import STORE, WORK, debugfs, fsck, need
 
 from images import recipe
 from images.build import bootstrap, build, builder, ext4, kernel, process, wheels
 from images.build.tree import FileContent, FileNode, FileTree, in_memory
 from images.store.image_store import ImageStore
+from tests.kit.image_builds import STORE, WORK, debugfs, fsck, need
 from vmjobs.errors import BuildError
 from vmjobs.model import MIB
 

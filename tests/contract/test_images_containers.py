@@ -9,13 +9,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from containers_kit import (
+
+from images.content import CHUNK_BYTES, iter_segments, zero_chunk_digest
+from images.oci.fetch import RegistryAccess
+from images.oci.importer import ImportedImage, import_reference
+from images.store.image_store import ImageStore
+from tests.kit.container_images import (
     PASSWORD,
     USER,
     Layer,
@@ -26,12 +30,8 @@ from containers_kit import (
     write_layout,
     zstded,
 )
-from images_kit import WORK, Bench, Guest, fsck, need
-
-from images.content import CHUNK_BYTES, iter_segments, zero_chunk_digest
-from images.oci.fetch import RegistryAccess
-from images.oci.importer import ImportedImage, import_reference
-from images.store.image_store import ImageStore
+from tests.kit.image_builds import WORK, Bench, Guest, fsck, need
+from tests.kit.processes import VMJOBS
 from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,
@@ -42,9 +42,8 @@ from vmjobs.errors import (
 )
 from vmjobs.model import HypervisorKind, NetworkMode, ReasonCode
 
-pytest_plugins = ["images_kit"]
+pytest_plugins = ["tests.kit.image_builds"]
 Made = Callable[..., ImportedImage]
-VMJOBS = Path(sys.executable).parent / "vmjobs"
 OPEN = RegistryAccess(insecure=True)
 
 
@@ -278,7 +277,7 @@ def test_the_command_line_imports_and_runs(
 
     def vmjobs(*arguments: str, data: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(VMJOBS), *arguments],
+            [VMJOBS, *arguments],
             input=data,
             capture_output=True,
             text=True,

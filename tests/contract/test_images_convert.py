@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from formats_kit import MADE, SIZE, Lab, disk, qemu_img, stream_with_footer
-from segments_kit import compute_layout_of_bytes
 
 from images.content import compute_layout
 from images.formats import Format
@@ -17,6 +15,8 @@ from images.inspect import convert
 from images.inspect.convert import from_raw, read_head, to_raw
 from images.inspect.inspection import inspect_image
 from images.inspect.sandbox import SandboxLimits
+from tests.kit.disk_formats import MADE, SIZE, Lab, disk, qemu_img, stream_with_footer
+from tests.kit.segments import compute_layout_of_bytes
 from vmjobs.errors import ImageRejected, StorageFull
 
 MIB = 1024 * 1024

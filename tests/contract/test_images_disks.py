@@ -6,12 +6,12 @@ import os
 import stat
 from pathlib import Path
 
-import images_kit
 import pytest
-from images_kit import fsck
 
 from images.build import ext4
 from images.build.tree import FileNode, FileTree, in_memory
+from tests.kit import image_builds
+from tests.kit.image_builds import fsck
 from vmjobs.errors import BuildError
 from vmjobs.model import MIB
 
@@ -26,7 +26,7 @@ def write(tree: FileTree, disk: Path) -> bytes:
 
 
 def debugfs(disk: Path, command: str) -> str:
-    return images_kit.debugfs(disk, command).decode("utf-8", "replace")
+    return image_builds.debugfs(disk, command).decode("utf-8", "replace")
 
 
 def file(data: bytes = b"", **fields: object) -> FileNode:

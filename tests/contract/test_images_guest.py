@@ -10,14 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from images_kit import ROOT, STORE, WORK, Bench, Guest, exit_json, need, spoil_job_disk
 
 from images import recipe
 from images.build import build
 from images.store.image_store import ImageStore
+from tests.kit import ROOT
+from tests.kit.image_builds import STORE, WORK, Bench, Guest, exit_json, need, spoil_job_disk
 from vmjobs.model import HypervisorKind, JobState, NetworkMode, ReasonCode
 
-pytest_plugins = ["images_kit"]
+pytest_plugins = ["tests.kit.image_builds"]
 
 
 @pytest.fixture(scope="module")

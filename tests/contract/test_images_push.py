@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from segments_kit import compute_layout_of_bytes
 
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, ContentLayout, layout_size
 from images.manifest import ImageManifest, Part
@@ -21,6 +20,7 @@ from images.transfer.push import send_content
 from images.transfer.upload_state import FileDigestCache, UploadState
 from repository.images import Viewer
 from repository.service import Repository, open_repository
+from tests.kit.segments import compute_layout_of_bytes
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, InvalidRequest, MissingChunks
 

@@ -7,12 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
-from formats_kit import MADE, Lab, damage
 
 from images.formats import Format, ImageDescription, inspect
 from images.inspect import sandbox
 from images.inspect.convert import to_raw
 from images.inspect.sandbox import SandboxLimits
+from tests.kit.disk_formats import MADE, Lab, damage
 from vmjobs.errors import ImageRejected
 
 ROUNDS = 40

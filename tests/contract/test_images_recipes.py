@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from images_kit import STORE, need
 
 from images.store.image_store import ImageStore
+from tests.kit.image_builds import STORE, need
+from tests.kit.processes import VMJOBS
 from vmjobs.errors import NotFound
 
-VMJOBS = Path(__file__).parents[2] / ".venv" / "bin" / "vmjobs"
 BUILD_SECONDS = 900
 REALM = "VMJOBS.TEST"
 

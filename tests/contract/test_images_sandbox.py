@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from formats_kit import Lab, disk, qemu_img
-from hypervisor_host import mentioning, wait_until
 
 from images.inspect import sandbox
 from images.inspect.sandbox import OUTPUT, SOURCE, SandboxLimits
+from tests.kit.disk_formats import Lab, disk, qemu_img
+from tests.kit.hypervisors import mentioning
+from tests.kit.waiting import wait_until
 from vmjobs.errors import ImageRejected, Unavailable
 from vmjobs.seccomp import CLONE_THREAD, build_filter
 

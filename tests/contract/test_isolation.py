@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypervisor_guest import BEGIN, root_disk_guest
-from hypervisor_host import BOOT, Bench, bench, host_addresses, mentioning, said, wait_until
 
+from tests.kit import KIT
+from tests.kit.guests import BEGIN, root_disk_guest
+from tests.kit.hypervisors import BOOT, Bench, bench, host_addresses, mentioning, said
+from tests.kit.waiting import wait_until
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
@@ -131,7 +133,7 @@ class Node:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One hostile program for all tests: libvirt probes each new one for seconds."""
     path = tmp_path_factory.mktemp("broken") / "broken-kernel"
-    shutil.copy(Path(__file__).with_name("broken_kernel.py"), path)
+    shutil.copy(KIT / "broken_kernel.py", path)
     path.chmod(0o755)
     return path
 
@@ -174,7 +176,7 @@ def test_users_of_one_guest_are_kept_apart_if_there_are_several(tmp_path: Path, 
     """By ptrace. With seccomp, for one user, a process can take over the guest's kernel."""
     program = tmp_path / "stub_calls"
     compiler = ["musl-gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o", program]
-    run([*compiler, Path(__file__).with_name("stub_calls.c")], timeout=60)
+    run([*compiler, KIT / "stub_calls.c"], timeout=60)
     guest = root_disk_guest(tmp_path, f"{BEGIN}stub_calls\npoweroff -f\n", program)
     with bench(UserModeLinux(), guest, tmp_path, shared=shared) as made:
         told = made.run("")

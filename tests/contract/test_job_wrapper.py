@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from wrapper_kit import SOURCES, build_evil, build_wrapper
+
+from tests.kit.wrapper import SOURCES, build_evil, build_wrapper
 
 #: Variables that a shell, or Python itself, would alter.
 ODD = {"odd.name": "1", "BASH_FUNC_x%%": "() { :; }", "EMPTY": "", "LINES": "a\nb", "PYTHONHOME": "/x"}

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lazy_kit import Place, machine, noise, place_at, wait_for
 
 from images.cache import lazy_fetch
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
 from node.cli import agent
+from tests.kit.lazy_images import Place, machine, place_at
+from tests.kit.noise import noise
+from tests.kit.waiting import wait_until
 from vmjobs.agent.image_source import LazyStart
 from vmjobs.config import Config
 from vmjobs.errors import (
@@ -68,9 +70,9 @@ def test_nbdkit_serves_what_is_not_here_yet(place: Place, tmp_path: Path) -> Non
         finally:
             process.kill()
             process.wait()
-        wait_for(lambda: bool(errors))
+        wait_until(lambda: bool(errors))
         assert isinstance(errors[0], HypervisorError)
-    wait_for(lambda: cache.cached() == [digest])
+    wait_until(lambda: cache.cached() == [digest])
     assert set(place.gate.ranges.values()) == {1}
     image = place.plain().prepare(digest)
     assert image.live is None
@@ -93,7 +95,7 @@ def test_a_little_is_read_and_little_moves(place: Place, tmp_path: Path) -> None
         # Nothing else is fetched before the guest is ready; then everything is.
         assert place.gate.bytes < 4 * WINDOW
         got.live.fetch_rest()
-        wait_for(lambda: place.plain().cached() == [digest])
+        wait_until(lambda: place.plain().cached() == [digest])
         assert got.read_all() == DISK
 
 
@@ -115,7 +117,7 @@ def test_machines_share_what_comes(place: Place, tmp_path: Path) -> None:
             thread.join(60)
     assert [found[n] == DISK for n in range(4)] == [True] * 4
     assert set(place.gate.ranges.values()) == {1}
-    wait_for(lambda: cache.cached() == [digest])
+    wait_until(lambda: cache.cached() == [digest])
     with cache.lease(digest, lazy=LazyStart(tmp_path / "s3", lambda _error: None)) as image:
         assert image.live is None
 
@@ -132,7 +134,7 @@ def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
         assert [type(error) for error in got.errors] == [DigestMismatch]
         assert good == DISK[:10]
     place.gate.spoil = lambda data: data
-    wait_for(lambda: not cache._fetches)
+    wait_until(lambda: not cache._fetches)
     assert place.plain().prepare(digest).root.read_bytes() == DISK
 
 
@@ -143,7 +145,7 @@ def test_a_read_waits_for_a_repository_that_comes_back(place: Place, tmp_path: P
         found: list[bytes] = []
         reader = threading.Thread(target=lambda: found.append(got.read(SEGMENT_BYTES, 10)))
         reader.start()
-        wait_for(got.live.is_waiting)
+        wait_until(got.live.is_waiting)
         reader.join(2)
         assert reader.is_alive()
         place.gate.away = False
@@ -162,7 +164,7 @@ def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="is unavailable"):
             got.read(SEGMENT_BYTES, 10)
         assert [type(error) for error in got.errors] == [Unavailable]
-    wait_for(lambda: not cache._fetches)
+    wait_until(lambda: not cache._fetches)
     with (
         pytest.raises(Unavailable),
         cache.lease(digest, lazy=LazyStart(tmp_path / "s2", lambda _error: None)),
@@ -198,7 +200,7 @@ def test_a_live_fetch_goes_on_where_another_was_killed(place: Place, tmp_path: P
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
         assert got.read_all() == DISK
-    wait_for(lambda: cache.cached() == [digest])
+    wait_until(lambda: cache.cached() == [digest])
     assert place.plain().prepare(digest).root.read_bytes() == DISK
     sent = sum(place.gate.ranges.values()) * WINDOW
     assert sent < 3 * SEGMENT_BYTES
@@ -221,7 +223,7 @@ def test_who_reads_no_more_leaves_a_complete_image(place: Place, tmp_path: Path)
     began = time.monotonic()
     with machine(cache, digest, tmp_path / "s") as got:
         got.read(0, 1)
-    wait_for(lambda: cache.cached() == [digest])
+    wait_until(lambda: cache.cached() == [digest])
     assert time.monotonic() - began < lazy_fetch.HOLD_SECONDS
     assert not (tmp_path / "s").exists()
 
@@ -232,7 +234,7 @@ def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
     with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="is unavailable"):
         got.read_all()
     assert [type(error) for error in got.errors] == [StorageFull]
-    wait_for(lambda: not cache._fetches)
+    wait_until(lambda: not cache._fetches)
     assert list((place.root / "partial").iterdir()) == []
 
 

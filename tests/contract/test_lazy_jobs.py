@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import lazy_node
 import pytest
-from agent_kit import Lease
-from hypervisor_guest import direct_boot_guest, kernel_tree
-from lazy_kit import Place, noise, place_at, wait_for
-from lazy_node import INIT, Node, qemu
-from repository_kit import ADMIN, send
-from segments_kit import compute_layout_of_bytes
 
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest, Part
+from tests.kit import lazy_node
+from tests.kit.agent_runs import Lease
+from tests.kit.guests import direct_boot_guest, kernel_tree
+from tests.kit.lazy_images import Place, place_at
+from tests.kit.lazy_node import INIT, Node, qemu
+from tests.kit.noise import noise
+from tests.kit.repository_jobs import ADMIN, send
+from tests.kit.segments import compute_layout_of_bytes
+from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
@@ -112,7 +114,7 @@ def test_the_same_job_with_and_without(place: Place, driver: Libvirt, node: Node
     with ThreadPoolExecutor(2) as pool:  # concurrent runs share what arrives
         for ended in pool.map(lambda _: node.run(LOOK, outputs=("sum",)), range(2)):
             assert_looked(*ended)
-    wait_for(lambda: node.cache.cached() == [node.image])
+    wait_until(lambda: node.cache.cached() == [node.image])
     assert set(place.gate.ranges.values()) == {1}
     assert place.plain().prepare(node.image).root.read_bytes() == DISK
     place.gate.away = True
@@ -128,7 +130,7 @@ def test_a_job_of_a_damaged_image_is_rejected(place: Place, node: Node) -> None:
 
     def meddle(_run: Run, lease: Lease) -> None:
         lease.wait_for(JobState.BOOTING)
-        wait_for(lambda: bool(place.gate.bytes))
+        wait_until(lambda: bool(place.gate.bytes))
         place.gate.spoil = spoil
 
     do = f"{READ.format(0, 1)} | md5sum; sleep 3; {READ.format(300, 2)} | md5sum"
@@ -148,7 +150,7 @@ def test_the_repository_goes_away_while_a_guest_boots(
     def cut(run: Run, lease: Lease) -> None:
         lease.wait_for(JobState.BOOTING)
         place.gate.away = True
-        wait_for(lambda: run.waited_for_image > 2)
+        wait_until(lambda: run.waited_for_image > 2)
         assert not lease.reached(JobState.COLLECTING)
         if back:
             place.gate.away = False
@@ -182,7 +184,7 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     def release(run: Run, lease: Lease) -> None:
         try:
             lease.wait_for(JobState.BOOTING)
-            wait_for(lambda: run.waited_for_image > boot + 1, 120)
+            wait_until(lambda: run.waited_for_image > boot + 1, 120)
         finally:
             place.gate.withheld = frozenset()
 
@@ -214,7 +216,7 @@ def test_the_agent_is_killed(place: Place, driver: Libvirt, image: str) -> None:
                 break
         assert len(servers(place.folder)) == 1
         child.kill()
-    wait_for(lambda: servers(place.folder) == [])  # before any cleanup
+    wait_until(lambda: servers(place.folder) == [])  # before any cleanup
     journal = Journal(place.folder / "runs")
     drivers = {HypervisorKind.QEMU: driver}
     (left,) = journal.recover(drivers)

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from wrapper_kit import install_program
 
+from tests.kit.wrapper import install_program
 from vmjobs.agent import protocol
 from vmjobs.agent.listener import listening
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node

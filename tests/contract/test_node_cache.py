@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_support import make_site, serving
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from lazy_kit import DEADLINE, QUICK, Gate, Place, noise, place_at, wait_for
-from repository_kit import ADMIN
 
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.signature import require_signed, sign
+from tests.kit import KIT, ROOT
+from tests.kit.api_site import make_site, serving
+from tests.kit.lazy_images import DEADLINE, QUICK, Gate, Place, place_at
+from tests.kit.noise import noise
+from tests.kit.repository_jobs import ADMIN
+from tests.kit.waiting import wait_until
 from vmjobs.agent.node import NodeAnnouncer, describe
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.client import ImageClient, NodeClient, Retries
@@ -28,18 +31,23 @@ from vmjobs.config import Config
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable
 from vmjobs.wire import PrefetchRequest
 
-CHILD = Path(__file__).with_name("node_cache_child.py")
-
 
 def child(place: Place, *images: str, tmpfs: str = "") -> subprocess.Popen[str]:
     """Start a process that fetches these images. tmpfs: mount options of its cache."""
-    command = [sys.executable, str(CHILD), str(place.root), place.url, place.token, *images]
+    command = [
+        sys.executable,
+        str(KIT / "node_cache_child.py"),
+        str(place.root),
+        place.url,
+        place.token,
+        *images,
+    ]
     if tmpfs:
         place.root.mkdir(exist_ok=True)
         mount = f'mount -t tmpfs -o {tmpfs} tmpfs "$0" && exec "$@"'
         flags = [] if os.geteuid() == 0 else ["--map-root-user"]
         command = ["unshare", "--mount", *flags, "sh", "-c", mount, str(place.root), *command]
-    environment = {**os.environ, "PYTHONPATH": str(CHILD.parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -102,7 +110,7 @@ def test_two_processes_at_once_fetch_once(place: Place) -> None:
     place.gate.let = 2
     nodes = [child(place, digest) for _ in range(3)]
     place.gate.wait_until(lambda: place.gate.let == 0)
-    wait_for(lambda: all(has_open(node.pid, place.root) for node in nodes))
+    wait_until(lambda: all(has_open(node.pid, place.root) for node in nodes))
     place.gate.open()
     for node in nodes:
         assert said(node)[0]["size"] == len(disk)
@@ -119,7 +127,7 @@ def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
     digest = place.push(disk)
     place.gate.let = 7
     node = child(place, digest)
-    wait_for(lambda: kept(place.root) >= 7 * SEGMENT_BYTES)
+    wait_until(lambda: kept(place.root) >= 7 * SEGMENT_BYTES)
     node.kill()
     assert node.wait(DEADLINE) == -signal.SIGKILL
     assert place.plain().cached() == []
@@ -143,7 +151,7 @@ def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
         # The killed process's requests, at most four, are still waiting.
         place.gate.let = 3 + 4
         node = child(place, digest)
-        wait_for(lambda least=3 * number * SEGMENT_BYTES: kept(place.root) >= least)  # type: ignore[misc]
+        wait_until(lambda least=3 * number * SEGMENT_BYTES: kept(place.root) >= least)  # type: ignore[misc]
         node.kill()
         assert node.wait(DEADLINE) == -signal.SIGKILL
     there = kept(place.root) // SEGMENT_BYTES
@@ -160,7 +168,7 @@ def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place:
     digest = place.push(noise(6 * SEGMENT_BYTES))
     place.gate.let = 2
     node = child(place, digest)
-    wait_for(lambda: kept(place.root) >= 2 * SEGMENT_BYTES)
+    wait_until(lambda: kept(place.root) >= 2 * SEGMENT_BYTES)
     node.send_signal(signal.SIGINT)
     assert node.wait(DEADLINE / 4) != 0  # far below the timeout for a silent peer
     place.gate.open()
@@ -188,7 +196,7 @@ def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=fetch)
         thread.start()
-        wait_for(lambda: kept(place.root) >= 5 * SEGMENT_BYTES)
+        wait_until(lambda: kept(place.root) >= 5 * SEGMENT_BYTES)
         gate.away = True  # current and later requests fail
         gate.open()
         thread.join(DEADLINE)
@@ -320,7 +328,7 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
         thread.start()
     try:
         repository = place.site.repository
-        wait_for(lambda: any(digest in node.images for node in repository.nodes.live()))
+        wait_until(lambda: any(digest in node.images for node in repository.nodes.live()))
     finally:
         announcer.stop()
         prefetcher.stop()

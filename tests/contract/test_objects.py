@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from objects_kit import LARGE, Store, held
-from repository_kit import refused
 
 from repository.storage.objects import ObjectStore
 from repository.storage.objects.base import CHUNK, MAX_KEY
 from repository.storage.objects.s3 import PART_BYTES
+from tests.kit.object_store import LARGE, Store, held
+from tests.kit.repository_jobs import refused
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable
 
 BAD_KEYS = [

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from objects_kit import LARGE, Store, held, small_disk
 
 from repository.storage.objects.base import CHUNK
 from repository.storage.objects.local import LocalObjects
+from tests.kit.object_store import LARGE, Store, held, small_disk
 from vmjobs.errors import InvalidRequest, StorageFull, Unavailable
 
 

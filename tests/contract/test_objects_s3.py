@@ -11,12 +11,12 @@ from pathlib import Path
 
 import boto3
 import pytest
-from objects_kit import LARGE, held, small_disk
-from s3_kit import S3Server
 
 from repository.storage.objects import ObjectStore, open_objects
 from repository.storage.objects.base import CHUNK
 from repository.storage.objects.s3 import PART_BYTES
+from tests.kit.object_store import LARGE, held, small_disk
+from tests.kit.s3_server import S3Server
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NotFound, StorageFull, Unavailable
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-import hypervisor_host
 import pytest
-from hypervisor_guest import root_disk_guest
-from hypervisor_host import Bench, wait_until
 
+from tests.kit import hypervisors
+from tests.kit.guests import root_disk_guest
+from tests.kit.hypervisors import Bench
+from tests.kit.waiting import wait_until
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import (
     BootImage,
@@ -140,7 +141,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
 
 @pytest.fixture
 def lan(image: BootImage, tmp_path: Path) -> Iterator[Bench]:
-    with hypervisor_host.bench(UserModeLinux(), image, tmp_path, memory=64) as made:
+    with hypervisors.bench(UserModeLinux(), image, tmp_path, memory=64) as made:
         yield made
 
 

@@ -6,9 +6,9 @@ import io
 import secrets
 
 import pytest
-from repository_kit import bring, claim, one, refused, states, told
 
 from repository.service import Repository
+from tests.kit.repository_jobs import bring, claim, one, refused, states, told
 from vmjobs.errors import (
     AttemptSuperseded,
     Conflict,

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from objects_kit import Store, held, small_disk
-from repository_kit import digest_of, refused
 
 from repository.storage.blobs import BlobStore
 from repository.storage.objects import ObjectStore
 from repository.storage.objects.base import CHUNK
+from tests.kit.object_store import Store, held, small_disk
+from tests.kit.repository_jobs import digest_of, refused
 from vmjobs.errors import (
     DigestMismatch,
     InvalidRequest,

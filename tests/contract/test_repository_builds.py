@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from repository_kit import Ledger, dispatch_context, refused
 from sqlalchemy import update
 
 from images import recipe as recipes
@@ -26,6 +25,8 @@ from repository.db.models import BuildRow
 from repository.images import LIBRARY, Viewer
 from repository.service import Repository
 from repository.tasks import make_celery
+from tests.kit.builds import ADA, create, wish
+from tests.kit.repository_jobs import Ledger, dispatch_context, refused
 from vmjobs.config import Config
 from vmjobs.errors import (
     BuildError,
@@ -38,21 +39,11 @@ from vmjobs.errors import (
     Unavailable,
 )
 from vmjobs.model import now
-from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
+from vmjobs.wire import Build, BuildState, Visibility
 
 pytestmark = pytest.mark.in_process
 
-ADA = Viewer("ada")
 DIGEST = "sha256:" + "1" * 64
-RECIPE = recipes.load("generic").model_dump(mode="json")
-
-
-def wish(recipe: dict[str, Any] | None = None, **changes: Any) -> BuildRequest:
-    return BuildRequest.model_validate({"recipe": {**RECIPE, **(recipe or {})}, **changes})
-
-
-def create(repository: Repository, viewer: Viewer = ADA, **changes: Any) -> Build:
-    return repository.builds.create(viewer, wish(**changes))
 
 
 def begun(repository: Repository, made: Build | None = None, **changes: Any) -> BuildTask:

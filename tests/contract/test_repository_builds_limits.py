@@ -6,13 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from repository_kit import statements
-from test_repository_builds import ADA, create, wish
 
 from images.store.image_store import ImageStore
 from repository.builds import build_worker
 from repository.builds.requests import MAX_ACTIVE
 from repository.service import Repository
+from tests.kit.builds import ADA, create, wish
+from tests.kit.repository_jobs import statements
 from vmjobs.errors import Conflict
 
 pytestmark = pytest.mark.in_process

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from repository_images_kit import MIB, noise, send, stored, sweeper
-from repository_kit import bring, claim, one, push, refused, told, with_settings
 
 from images.content import ContentLayout
 from images.segment import decode_segment
 from repository.images import LIBRARY, Viewer
 from repository.service import Repository
+from tests.kit.checkpoints import MEMORY, saved
+from tests.kit.noise import noise
+from tests.kit.repository_images import MIB, stored, sweeper
+from tests.kit.repository_jobs import bring, claim, one, push, refused, send, told, with_settings
 from vmjobs.errors import (
     AttemptSuperseded,
     Conflict,
@@ -22,30 +24,12 @@ from vmjobs.errors import (
     NotFound,
     QuotaExceeded,
 )
-from vmjobs.model import AttemptClaim, Checkpoint, HypervisorKind, Job, JobState, ReasonCode, SavedFile
+from vmjobs.model import AttemptClaim, Checkpoint, Job, JobState, ReasonCode, SavedFile
 
 pytestmark = pytest.mark.in_process
 
 S = JobState
 ADA = Viewer("ada")
-MEMORY = noise(3 * MIB, seed=7)
-
-
-def saved(attempt: str, layout: ContentLayout, **changes: object) -> Checkpoint:
-    values: dict[str, object] = {
-        "machine": f"vmjobs-0123abcd-{attempt}",
-        "hypervisor": HypervisorKind.QEMU,
-        "platform": "qemu 7.2.22, q35, tcg",
-        "sentinel": "5" * 32,
-        "guest": "6" * 64,
-        "ran": 12.5,
-        "files": (
-            SavedFile(name="machine.memory", size=layout.size, digest=layout.digest),
-            SavedFile(name="stream-out", size=0),
-        ),
-        **changes,
-    }
-    return Checkpoint.model_validate(values)
 
 
 def running(repository: Repository, **changes: object) -> tuple[Job, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from clusters_kit import OPERATOR, POOLS, World, declared, node_of
-from repository_kit import clusters_of, push, push_library, refused
 
 from repository.clusters import history, queries
 from repository.clusters.core import node_lease
@@ -14,6 +12,8 @@ from repository.db.models import NodeRow
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.service import Repository, open_repository
+from tests.kit.cluster_nodes import OPERATOR, POOLS, World, declared, node_of
+from tests.kit.repository_jobs import clusters_of, push, push_library, refused
 from vmjobs.cluster.pool import ProbeState
 from vmjobs.cluster.spec import SizeRange
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase

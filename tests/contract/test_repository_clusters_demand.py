@@ -7,11 +7,11 @@ from itertools import count
 from typing import Any
 
 import pytest
-from clusters_kit import POOLS, ROOMY, World
-from repository_kit import clusters_of, refused
 
 from repository.clusters import autoscaling
 from repository.service import Repository
+from tests.kit.cluster_nodes import POOLS, ROOMY, World
+from tests.kit.repository_jobs import clusters_of, refused
 from vmjobs.cluster.vm_state import ClusterVmState, Goal
 from vmjobs.errors import NotFound
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from clusters_kit import OPERATOR, POOLS, World, declared, node_of
-from repository_kit import clusters_of, push_library, refused
 from sqlalchemy import select
 
 from repository.clusters import reconciler
 from repository.clusters.tables import BackoffRow
 from repository.service import Repository
+from tests.kit.cluster_nodes import OPERATOR, POOLS, World, declared, node_of
+from tests.kit.repository_jobs import clusters_of, push_library, refused
 from vmjobs.cluster.failure_backoff import BackoffState
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 from vmjobs.cluster.wire import ApplyOutcome, Cluster

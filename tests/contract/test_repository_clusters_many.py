@@ -8,8 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from clusters_kit import POOLS, World
-from repository_kit import clusters_of, statements
 from sqlalchemy import Table, insert, text
 from sqlalchemy.orm import Session
 
@@ -17,6 +15,8 @@ from repository.clusters.history import MAX_EVENTS
 from repository.clusters.tables import ClusterEventRow, ClusterRow, ClusterVmRow
 from repository.metrics import read_metrics
 from repository.service import Repository
+from tests.kit.cluster_nodes import POOLS, World
+from tests.kit.repository_jobs import clusters_of, statements
 from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import ClusterVmReports
 from vmjobs.model import now

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from clusters_kit import POOLS, ROOMY, World
 
 from repository.clusters import pools as polling
 from repository.service import Repository
+from tests.kit.cluster_nodes import POOLS, ROOMY, World
 from vmjobs.cluster.pool import PoolVm, ProbeState
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
 from vmjobs.errors import Unavailable
@@ -26,7 +26,7 @@ def world(repository: Repository) -> World:
     return World(repository, "n1", **ROOMY)
 
 
-class Clock:
+class SlowPool:
     """A pool that answers slowly, and the clock that measures it."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_all_are_asked_about_at_once(world: World) -> None:
 def test_time_that_a_slow_pool_takes_is_not_the_machines(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(world, monkeypatch)
+    clock = SlowPool(world, monkeypatch)
     world.apply()
     world.step()
     world.pool.probing = ProbeState.WAITING

@@ -10,12 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from clusters_kit import OPERATOR, POOLS, World, declared
-from repository_kit import clusters_of, push_library
-from test_repository_worker import eventually, worker
 
 from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
+from tests.kit.cluster_nodes import OPERATOR, POOLS, World, declared
+from tests.kit.repository_jobs import clusters_of, push_library
+from tests.kit.waiting import wait_until
+from tests.kit.workers import worker
 from vmjobs.cluster.vm_state import ClusterVmState, Goal, Phase
 from vmjobs.cluster.wire import ApplyOutcome, ClusterVmReport, ClusterVmReports
 from vmjobs.config import Config
@@ -79,10 +80,10 @@ def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None
                     publisher.clusters()
                     time.sleep(chance.uniform(1, 4))
             with worker(config, tmp_path):
-                eventually(lambda: world.repository.clusters.get("vc").up == 6)
+                wait_until(lambda: world.repository.clusters.get("vc").up == 6)
                 world.repository.cluster_actions.delete("vc", Goal.DRAIN, "root")
                 publisher.clusters()
-                eventually(lambda: clusters_of(world.repository) == [])
+                wait_until(lambda: clusters_of(world.repository) == [])
         publisher.close()
     assert agents.faults == []
 
@@ -115,7 +116,7 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, other: 
         for operator in operators:
             operator.result(120)
         world.apply(size=3, memory=220)
-        eventually(lambda: _is_as_declared(world, 3), 60)
+        wait_until(lambda: _is_as_declared(world, 3), 60)
         over.set()
         worker_thread.result(30)
     assert (faults, agents.faults) == ([], [])

@@ -6,15 +6,15 @@ import threading
 from typing import Any
 
 import pytest
-from repository_kit import Ledger, claim, dispatch_context, one, states, submission, told
-from repository_race import cancel as cancel_job
-from repository_race import claim as claim_job
-from repository_race import race
-from repository_race import stage as stage_job
-from repository_race import submit as submit_jobs
 
 from repository.jobs import dispatcher
 from repository.service import Repository
+from tests.kit.repository_jobs import Ledger, claim, dispatch_context, one, states, submission, told
+from tests.kit.repository_race import cancel as cancel_job
+from tests.kit.repository_race import claim as claim_job
+from tests.kit.repository_race import race
+from tests.kit.repository_race import stage as stage_job
+from tests.kit.repository_race import submit as submit_jobs
 from vmjobs.batch import BatchStatus
 from vmjobs.config import Config
 from vmjobs.errors import AttemptSuperseded, NotFound, Unavailable

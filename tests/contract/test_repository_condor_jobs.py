@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from repository_images_kit import MIB, noise, send, stored, sweeper
-from repository_kit import refused, with_settings
-from test_repository_checkpoints import MEMORY, saved
 
 from images.content import ContentLayout
 from repository.images import Viewer
 from repository.jobs.condor_jobs import OWNER_PREFIX
 from repository.service import Repository
+from tests.kit.checkpoints import MEMORY, saved
+from tests.kit.noise import noise
+from tests.kit.repository_images import MIB, stored, sweeper
+from tests.kit.repository_jobs import refused, send, with_settings
 from vmjobs.errors import (
     AttemptSuperseded,
     Forbidden,

@@ -8,7 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from repository_kit import (
+
+from repository.jobs import condor_sync, dispatcher, state_policy
+from repository.service import Repository
+from tests.kit.repository_jobs import (
     Ledger,
     bring,
     claim,
@@ -19,9 +22,6 @@ from repository_kit import (
     submission,
     told,
 )
-
-from repository.jobs import condor_sync, dispatcher, state_policy
-from repository.service import Repository
 from vmjobs.batch import BatchStatus
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.job_sets import JobSelection

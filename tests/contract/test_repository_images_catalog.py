@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from repository_images_kit import ADA, BOB, EVE, layout, manifest_of, noise, push, read, send, sweeper
-from repository_kit import ADMIN, images_of, refused, with_settings
 from sqlalchemy import update
 
 from images.signature import sign
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.service import Repository
+from tests.kit.noise import noise
+from tests.kit.repository_images import ADA, BOB, EVE, layout, manifest_of, read, sweeper
+from tests.kit.repository_jobs import ADMIN, images_of, push, refused, send, with_settings
 from vmjobs.errors import Forbidden, ImageRejected, InvalidRequest, NotFound
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
 from vmjobs.wire import (

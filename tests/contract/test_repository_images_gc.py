@@ -7,12 +7,8 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from repository_images_kit import ADA, BOB, noise, packed, pieces, push, read, send, stored, sweeper
-from repository_images_load import DISKS, disk, load, manifest
-from repository_kit import ADMIN, images_of, statements
 from sqlalchemy import func, select
 
 from images.content import CHUNK_BYTES, ContentLayout
@@ -28,6 +24,11 @@ from repository.images.tables import (
 )
 from repository.images.usage import is_needed
 from repository.service import Repository
+from tests.kit import ROOT
+from tests.kit.noise import noise
+from tests.kit.repository_images import ADA, BOB, packed, pieces, read, stored, sweeper
+from tests.kit.repository_images_load import DISKS, disk, load, manifest
+from tests.kit.repository_jobs import ADMIN, images_of, push, send, statements
 from vmjobs.config import Config
 from vmjobs.errors import NotFound
 from vmjobs.model import now
@@ -160,7 +161,8 @@ def test_objects_that_no_row_names(images: Repository) -> None:
 
 KILLED = """
 import sys
-from repository_images_kit import ADA, noise, pieces, packed
+from tests.kit.noise import noise
+from tests.kit.repository_images import ADA, pieces, packed
 from repository.service import open_repository
 from vmjobs.config import Config
 
@@ -182,9 +184,8 @@ sys.stdin.read()
 def test_a_killed_upload_leaves_no_row_without_object(images: Repository, place: str) -> None:
     config = images.config
     command = [sys.executable, "-c", KILLED, str(config.data_dir), config.database_url, place]
-    here = ":".join(map(str, Path(__file__).parents[:2]))
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": here}, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"

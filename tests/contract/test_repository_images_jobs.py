@@ -7,8 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from repository_images_kit import ADA, BOB, EVE, noise, push, read, sweeper
-from repository_kit import (
+from sqlalchemy import update
+
+from repository.images import Viewer
+from repository.images.tables import HoldingRow
+from repository.jobs import dispatcher
+from repository.service import Repository
+from tests.kit.noise import noise
+from tests.kit.repository_images import ADA, BOB, EVE, read, sweeper
+from tests.kit.repository_jobs import (
     ADMIN,
     Ledger,
     bring,
@@ -16,16 +23,11 @@ from repository_kit import (
     dispatch_context,
     images_of,
     one,
+    push,
     refused,
     submission,
     told,
 )
-from sqlalchemy import update
-
-from repository.images import Viewer
-from repository.images.tables import HoldingRow
-from repository.jobs import dispatcher
-from repository.service import Repository
 from vmjobs.errors import ImageInUse, InvalidSpec, NotFound
 from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, Node, now
 from vmjobs.wire import ImageChange

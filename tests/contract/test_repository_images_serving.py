@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from repository_images_kit import ADA, BOB, EVE, noise, packed, pieces, push, stored, sweeper
-from repository_kit import Clock, refused, statements
 
 from images.content import SEGMENT_BYTES
 from images.segment import decode_segment
 from repository.images import Viewer
 from repository.images.serving import CACHE_SECONDS
 from repository.service import Repository
+from tests.kit.noise import noise
+from tests.kit.repository_images import ADA, BOB, EVE, packed, pieces, stored, sweeper
+from tests.kit.repository_jobs import push, refused, statements
+from tests.kit.waiting import Clock
 from vmjobs.errors import NotFound
 from vmjobs.wire import ImageChange, ImageDetail, Share, Visibility
 

@@ -6,25 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from objects_kit import small_disk
-from repository_images_kit import (
-    ADA,
-    BOB,
-    EVE,
-    MIB,
-    layout,
-    manifest_of,
-    noise,
-    packed,
-    pieces,
-    push,
-    read,
-    send,
-    stored,
-    sweeper,
-)
-from repository_kit import images_of, refused, with_settings
-from s3_kit import S3Server
 from sqlalchemy import select
 
 from images.content import (
@@ -41,6 +22,23 @@ from repository.images import Viewer
 from repository.images.tables import ChunkRow, SegmentRow
 from repository.service import Repository
 from repository.storage.objects import open_objects
+from tests.kit.noise import noise
+from tests.kit.object_store import small_disk
+from tests.kit.repository_images import (
+    ADA,
+    BOB,
+    EVE,
+    MIB,
+    layout,
+    manifest_of,
+    packed,
+    pieces,
+    read,
+    stored,
+    sweeper,
+)
+from tests.kit.repository_jobs import images_of, push, refused, send, with_settings
+from tests.kit.s3_server import S3Server
 from vmjobs.config import Config
 from vmjobs.errors import (
     Conflict,

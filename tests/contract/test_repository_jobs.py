@@ -6,10 +6,20 @@ import io
 from datetime import UTC
 
 import pytest
-from repository_kit import ADMIN, bring, claim, digest_of, one, refused, states, submission, told
 
 from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
+from tests.kit.repository_jobs import (
+    ADMIN,
+    bring,
+    claim,
+    digest_of,
+    one,
+    refused,
+    states,
+    submission,
+    told,
+)
 from vmjobs.config import Config
 from vmjobs.errors import (
     DigestMismatch,

@@ -6,27 +6,15 @@ import io
 from datetime import datetime
 
 import pytest
-from repository_images_kit import (
-    ADA,
-    BOB,
-    EVE,
-    MIB,
-    layout,
-    manifest_of,
-    noise,
-    packed,
-    pieces,
-    push,
-    read,
-    send,
-)
-from repository_kit import bring, claim, digest_of, one, refused
 from sqlalchemy import delete
 
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, digest_chunks
 from repository.db.models import BlobOwnerRow
 from repository.images import Viewer
 from repository.service import Repository
+from tests.kit.noise import noise
+from tests.kit.repository_images import ADA, BOB, EVE, MIB, layout, manifest_of, packed, pieces, read
+from tests.kit.repository_jobs import bring, claim, digest_of, one, push, refused, send
 from vmjobs.errors import InvalidSpec, MissingChunks, NotFound, QuotaExceeded
 from vmjobs.model import JobState, now
 from vmjobs.wire import Publication

@@ -7,53 +7,21 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from repository_kit import one, push_library, submission
 
 from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
+from tests.kit.repository_jobs import one, push_library, submission
+from tests.kit.sockets import free_ports
+from tests.kit.waiting import wait_until
+from tests.kit.workers import worker
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import JobState
-
-HERE = Path(__file__).parent
-DEADLINE = 60.0
-
-
-def eventually(what: Callable[[], bool], seconds: float = DEADLINE) -> None:
-    """Poll until a condition in another process holds."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "the deadline passed"
-        time.sleep(0.05)
-
-
-@contextmanager
-def worker(config: Config, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker with Celery beat; killed with its children at the end."""
-    file = tmp_path / "config.json"
-    file.write_text(config.model_dump_json())
-    queue = tmp_path / "queue"
-    queue.mkdir(exist_ok=True)
-    with (tmp_path / "worker.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "repository_worker.py"), str(file), str(queue)],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": f"{HERE.parent.parent}:{HERE}"},
-        )
-        try:
-            yield process
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def placed(repository: Repository, job_id: str) -> Callable[[], bool]:
@@ -105,13 +73,13 @@ class Rabbit:
             self._process = subprocess.Popen(
                 [str(RABBITMQ[-1])], stdout=out, stderr=out, env=environment, start_new_session=True
             )
-        eventually(lambda: listens(self.port))
+        wait_until(lambda: listens(self.port))
 
     def kill(self) -> None:
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            eventually(lambda: not listens(self.port))
+            wait_until(lambda: not listens(self.port))
             self._process = None
 
     def close(self) -> None:
@@ -120,14 +88,6 @@ class Rabbit:
         assert mapper is not None
         environment = {**os.environ, "ERL_EPMD_PORT": str(self._names)}
         subprocess.run([mapper, "-kill"], env=environment, check=False, capture_output=True)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def listens(port: int) -> bool:
@@ -159,7 +119,7 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
         first = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[
             0
         ]
-        eventually(placed(repository, first.id))
+        wait_until(placed(repository, first.id))
         rabbit.kill()
         began = time.monotonic()
         with pytest.raises(Unavailable) as caught:
@@ -170,10 +130,10 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
         rabbit.start()
         second = repository.submissions.submit("ada", submission(), "key", publisher.submit_array)
         assert second.created
-        eventually(placed(repository, second.jobs[0].id))
+        wait_until(placed(repository, second.jobs[0].id))
         repository.job_actions.cancel(second.jobs[0].id, "ada", publisher.change_jobs)
         # CANCELED needs beat's `track`, so beat survives, too.
-        eventually(lambda: repository.jobs.get(second.jobs[0].id).state is JobState.CANCELED)
+        wait_until(lambda: repository.jobs.get(second.jobs[0].id).state is JobState.CANCELED)
         assert process.poll() is None
     publisher.close()
     repository.close()
@@ -194,20 +154,20 @@ def test_a_worker_without_a_broker_service(embedded: tuple[Config, Repository], 
     early = one(repository)
     publisher.submit_array(early.array)
     with worker(config, tmp_path) as process:
-        eventually(placed(repository, early.id))
+        wait_until(placed(repository, early.id))
         late = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[
             0
         ]
         began = time.monotonic()
-        eventually(placed(repository, late.id))
+        wait_until(placed(repository, late.id))
         assert time.monotonic() - began < 5
         os.killpg(process.pid, signal.SIGKILL)
     lost = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
     with worker(config, tmp_path):
-        eventually(placed(repository, lost.id))
+        wait_until(placed(repository, lost.id))
         canceled = repository.job_actions.cancel(lost.id, "ada", publisher.change_jobs)
         assert canceled.state is JobState.CANCELING
-        eventually(lambda: repository.jobs.get(lost.id).state is JobState.CANCELED)
+        wait_until(lambda: repository.jobs.get(lost.id).state is JobState.CANCELED)
     assert list((tmp_path / "broker").glob("*.taken")) == []
 
 

@@ -8,25 +8,23 @@ import secrets
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import IO
 
 import pytest
-from chirp_service import ChirpService
-from hypervisor_host import wait_until
-from transparent_kit import GID, UID, AgentNode, Job
 
+from tests.kit.agent_node import GID, UID, AgentNode, Job
+from tests.kit.chirp_service import ChirpService
+from tests.kit.processes import VMJOBS
+from tests.kit.waiting import wait_until
 from vmjobs.agent.condor_job.job_access import MAX_SESSIONS
 
 AD = 'VMJobImage = "generic"\n'
-pytest_plugins = ["transparent_kit"]
-PROGRAM = str(Path(sys.executable).with_name("vmjobs"))
+pytest_plugins = ["tests.kit.agent_node"]
 
 
 def chirping(node: AgentNode, chirp: ChirpService, script: str, ad: str = AD) -> Job:
@@ -128,7 +126,7 @@ def entering(
     """Open a session in the job of a slot. command: empty for a shell in a terminal."""
     asked = {"SSH_ORIGINAL_COMMAND": command} if command else {"TERM": "vt100"}
     return subprocess.Popen(
-        [PROGRAM, "enter"],
+        [VMJOBS, "enter"],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from chirp_service import IDLE, ChirpService
-from hypervisor_host import kill_all, wait_until
-from transparent_kit import BOOT, GID, UID, AgentNode
-from wrapper_kit import build_evil
 
 from condor.events import outcomes
+from tests.kit.agent_node import BOOT, GID, UID, AgentNode
+from tests.kit.chirp_service import IDLE, ChirpService
+from tests.kit.hypervisors import kill_all
+from tests.kit.waiting import wait_until
+from tests.kit.wrapper import build_evil
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.node_health import NodeHealth
 from vmjobs.errors import Unauthenticated
@@ -30,7 +31,7 @@ from vmjobs.hypervisor.base import BootImage, Hypervisor, ProbeResult, VmState
 from vmjobs.hypervisor.select import choose
 from vmjobs.model import CHECKPOINTABLE_KINDS, MIB, HypervisorKind
 
-pytest_plugins = ["transparent_kit"]
+pytest_plugins = ["tests.kit.agent_node"]
 
 
 def test_it_is_the_same_job_in_there(node: AgentNode) -> None:
@@ -215,7 +216,7 @@ def test_what_a_job_leaves_running_ends_with_it(node: AgentNode) -> None:
 
 
 def test_what_stands_for_a_job_is_small(node: AgentNode) -> None:
-    """At most 40 ms on an idle node: tests/bench/beside.py."""
+    """At most 40 ms on an idle node: bench/beside.py."""
     compileall.compile_dir(node.folder / "modules" / "condor", quiet=2)
     assert min(node.cost("/bin/true") for _ in range(3)) < 0.08
     job = node.resident("echo up; sleep 1000")

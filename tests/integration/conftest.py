@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grid_kit import NODES, ROOT, Grid, wait_for
 
 from images.store.image_store import ImageStore
+from tests.kit import ROOT
+from tests.kit.grid import NODES, PATIENCE, Grid, wait_for
+from tests.kit.grid_clusters import delete
 from vmjobs.client import Client
+from vmjobs.client.transport import Retries
 
 #: Tests that inject a fault and have a line in the report.
 FAULTS = re.compile("test_cluster_faults|test_every_step|test_crash|test_vacate|test_node_health")
@@ -38,6 +42,21 @@ def grid() -> Iterator[Grid]:
             lambda: len(api.nodes()) >= len(NODES) or None, "both nodes to announce themselves", 120
         )
         yield up
+
+
+@pytest.fixture(scope="session")
+def operator(grid: Grid) -> Iterator[Client]:
+    token = grid.admin_token.read_text("ascii").strip()
+    with Client(grid.url, token, retries=Retries(deadline=15.0 * PATIENCE)) as api:
+        yield api
+
+
+@pytest.fixture
+def name(grid: Grid, operator: Client) -> Iterator[str]:
+    """A cluster name; the cluster is deleted afterwards if it exists."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    yield name
+    delete(operator, name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-from grid_kit import Grid
+
+from tests.kit.grid import Grid
 
 #: More connections than the API has threads.
 CLIENTS = 300

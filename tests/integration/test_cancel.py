@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from grid_kit import Grid, odd_images, wait_for
 
+from tests.kit.grid import Grid, odd_images, wait_for
 from vmjobs.errors import Conflict
 from vmjobs.model import Job, JobState
 

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from faults_kit import cut_off, fill, lost, small_disk
-from grid_kit import NODES, Grid, wait_for
-from steps_kit import closed
-from transparent_kit import LOG
 
+from tests.kit.faults import cut_off, fill, lost, small_disk
+from tests.kit.grid import NODES, Grid, wait_for
+from tests.kit.steps import closed
+from tests.kit.submit_host import LOG
 from vmjobs.model import Job, JobEvent, JobState, ReasonCode
 
 pytestmark = pytest.mark.disruptive

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from grid_kit import Grid, wait_for
-from test_cluster_grid import UP_SECONDS, Submitter, name, operator  # noqa: F401  fixtures
 
+from tests.kit.grid import Grid, wait_for
+from tests.kit.grid_clusters import UP_SECONDS, Submitter
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec, SizeRange
 
@@ -21,8 +21,8 @@ def shown(grid: Grid, cluster: str) -> str:
 
 def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
     grid: Grid,
-    operator: Client,  # noqa: F811
-    name: str,  # noqa: F811
+    operator: Client,
+    name: str,
 ) -> None:
     spec = ClusterSpec(
         name=name, image="worker", size=SizeRange(min=0, max=2), memory=512, disk=512, idle_seconds=20
@@ -48,8 +48,8 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
 
 def test_a_job_that_a_node_has_room_for_waits_for_no_cluster_and_wakes_none(
     grid: Grid,
-    operator: Client,  # noqa: F811
-    name: str,  # noqa: F811
+    operator: Client,
+    name: str,
 ) -> None:
     """This holds although the cluster's VM is the smallest slot that the job fits into."""
     operator.clusters.put(
@@ -92,8 +92,8 @@ def full(user: Submitter, node: str) -> Iterator[None]:
 @pytest.mark.disruptive  # it takes a whole node, for which jobs of other tests would wait
 def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for(
     grid: Grid,
-    operator: Client,  # noqa: F811
-    name: str,  # noqa: F811
+    operator: Client,
+    name: str,
 ) -> None:
     """The service leaves such a job to the node; the negotiator has only the cluster for it."""
     spec = ClusterSpec(name=name, image="worker", size=SizeRange(min=0, max=2), memory=512, disk=512)

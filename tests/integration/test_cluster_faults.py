@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-import test_cluster_grid
-from faults_kit import (
+
+from tests.kit.faults import (
     Running,
     Tell,
     Volley,
@@ -21,18 +21,14 @@ from faults_kit import (
     started_again,
     without_objects,
 )
-from grid_kit import NODES, Grid, healthy, run, wait_for
-from test_cluster_grid import UP_SECONDS, delete, machines, up
-
+from tests.kit.grid import NODES, Grid, healthy, run, wait_for
+from tests.kit.grid_clusters import UP_SECONDS, delete, machines, up
 from vmjobs.client import Client
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
 from vmjobs.cluster.wire import Cluster, ClusterVm
 
 #: Tests that take less than a minute run every time, the others only in `make soak`.
 pytestmark = pytest.mark.disruptive
-
-#: Fixtures.
-operator, name = test_cluster_grid.operator, test_cluster_grid.name
 
 #: Seconds within which condor_master has scanned its daemons' processes; it does so each minute.
 SNAPSHOT = 75

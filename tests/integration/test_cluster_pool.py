@@ -17,9 +17,10 @@ from signal import SIGTERM
 from typing import Any, Final
 
 import pytest
-from grid_kit import PHYSICIST, ROOT, Grid, run, wait_for
 
 from condor.worker import WorkerKit
+from tests.kit import ROOT
+from tests.kit.grid import PHYSICIST, Grid, run, wait_for
 from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.vm_state import Goal
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grid_kit import NODES, ROOT, Grid
-from test_cluster_grid import Submitter, delete, operator, up  # noqa: F401  a fixture
 
+from tests.kit import ROOT
+from tests.kit.grid import NODES, Grid
+from tests.kit.grid_clusters import Submitter, delete, up
+from tests.kit.processes import VMJOBS
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
 
@@ -30,9 +31,8 @@ def vmjobs(*words: str, grid: Grid, state: Path, columns: int = 0) -> str:
         "VMJOBS_TOKEN_FILE": str(grid.admin_token),
         **({"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {}),
     }
-    program = str(Path(sys.executable).with_name("vmjobs"))
     done = subprocess.run(
-        [program, *words],
+        [VMJOBS, *words],
         env=environment,
         capture_output=True,
         text=True,
@@ -55,7 +55,7 @@ def images(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
 
 
 @pytest.fixture
-def clusters(images: dict[str, str], operator: Client) -> Iterator[dict[str, str]]:  # noqa: F811
+def clusters(images: dict[str, str], operator: Client) -> Iterator[dict[str, str]]:
     """Cluster by release, each with a VM on each node."""
     farm = f"r{os.urandom(4).hex()}"
     made = {release: f"{farm}-{release}" for release in images}
@@ -86,7 +86,7 @@ def ads(grid: Grid, cluster: str) -> set[tuple[str, ...]]:
 @pytest.mark.soak
 def test_each_release_advertises_itself_and_runs_the_jobs_that_ask_for_it(
     grid: Grid,
-    operator: Client,  # noqa: F811
+    operator: Client,
     clusters: dict[str, str],
     tmp_path: Path,
 ) -> None:

@@ -11,14 +11,15 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.kit import ROOT
+from tests.kit.waiting import wait_until
+
 IMAGE = "sha256:" + "5" * 64
 SPEC = {"image": IMAGE, "script": "#!/bin/sh\n", "memory": 64, "disk": 8, "route": "site"}
 CHIRP = (
@@ -107,11 +108,11 @@ def grid() -> Iterator[Grid]:
     nodes = os.environ.get("VMJOBS_TEST_NODES", "").split() or [container(f"node{i}") for i in (1, 2)]
     found = Grid(container("submit"), container("site"), nodes, f"/tmp/vmjobs-{uuid.uuid4().hex[:8]}")  # noqa: S108
     offers = ("condor_status", "-constraint", "HasVMJobs", "-af", "Name")
-    eventually(lambda: found.run(found.site, *offers).strip(), 120)
+    wait_until(lambda: found.run(found.site, *offers).strip(), 120)
     places = dict.fromkeys([found.submit, found.site, *found.nodes])
     for place in places:
         docker("exec", place, "mkdir", found.code)
-        for part in ("vmjobs", "condor", "tests/integration/condor_driver.py"):
+        for part in ("vmjobs", "condor", "tests/kit/condor_driver.py"):
             docker("cp", str(ROOT / part), f"{place}:{found.code}/")
         docker("exec", place, "chmod", "-R", "a+rX", found.code)
     yield found
@@ -120,16 +121,6 @@ def grid() -> Iterator[Grid]:
         found.call("forget", array=array, where=place)
     for place in places:
         docker("exec", place, "rm", "-rf", found.code)
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
 
 
 def statuses(history: list[dict[str, Any]]) -> list[str]:
@@ -152,7 +143,7 @@ def test_a_job_goes_to_the_site_and_its_exit_code_comes_back(grid: Grid) -> None
         rows = grid.queue(grid.submit, constraint, *attributes)
         return rows[0] if rows and "undefined" not in rows[0] else None
 
-    assert eventually(mirrored) == ["BOOTING", 'a "b" /  $ $(X) é" + X + "', "1.5"]
+    assert wait_until(mirrored) == ["BOOTING", 'a "b" /  $ $(X) é" + X + "', "1.5"]
     history = grid.call("watch", array=array, until=["completed"], seconds=60)
     assert set(history) == set(refs)
     # This watch began when the job ran; it learns the earlier states from the log.
@@ -163,7 +154,7 @@ def test_a_job_goes_to_the_site_and_its_exit_code_comes_back(grid: Grid) -> None
     assert again[-1]["ref"]["cluster"] == refs[job]["cluster"]
     assert grid.call("read", path=f"{array}/{job}/exec.out") == "token-0"
 
-    asked = eventually(lambda: _all(grid, [job], "completed"))
+    asked = wait_until(lambda: _all(grid, [job], "completed"))
     assert asked[0]["exit_code"] == 7
 
 
@@ -220,11 +211,11 @@ def test_a_removed_job_is_gone_at_both_schedds(grid: Grid) -> None:
     history = grid.call("watch", array=array, until=["removed"], seconds=60)[job]
     assert history[-1]["status"] == "removed"
     assert history[-1]["reason"].startswith("no longer")
-    eventually(lambda: not grid.queue(grid.site, constraint, "JobStatus"))
+    wait_until(lambda: not grid.queue(grid.site, constraint, "JobStatus"))
     print(  # noqa: T201
         f"removed at both schedds after {time.monotonic() - started:.1f} s"
     )
-    assert eventually(lambda: _all(grid, [job], "removed"))
+    assert wait_until(lambda: _all(grid, [job], "removed"))
     grid.call("remove", refs=list(refs.values()), why="again")
 
 
@@ -260,7 +251,7 @@ def test_a_hold_at_the_site_shows_here_with_its_reason(grid: Grid) -> None:
     history = grid.call("watch", array=array, until=["held"], seconds=60)[job]
     assert history[-1]["status"] == "held"
     assert "the disk is full" in history[-1]["reason"]
-    assert eventually(lambda: _all(grid, [job], "held"))[0]["reason"] == history[-1]["reason"]
+    assert wait_until(lambda: _all(grid, [job], "held"))[0]["reason"] == history[-1]["reason"]
     grid.run(grid.submit, "condor_release", "-constraint", constraint)
     history = grid.call("watch", array=array, until=["completed"], seconds=90)[job]
     assert history[-1]["exit_code"] == 5

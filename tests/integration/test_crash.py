@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from grid_kit import Grid, healthy, run, wait_for
-from transparent_kit import PATIENT, Desk
 
+from tests.kit.grid import Grid, healthy, run, wait_for
+from tests.kit.submit_host import PATIENT, Desk
 from vmjobs.model import Job, JobState, ReasonCode
 
 pytestmark = pytest.mark.disruptive

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from grid_kit import Grid
+
+from tests.kit.grid import Grid
 
 
 def examined(grid: Grid, host: str, role: str, *environment: str) -> tuple[bool, dict[str, str]]:

@@ -15,9 +15,10 @@ from functools import partial
 from operator import gt
 
 import pytest
-from faults_kit import AGENT, Tell, cut_off, fill, lost, small_disk
-from grid_kit import Grid, wait_for
-from steps_kit import (
+
+from tests.kit.faults import AGENT, Tell, cut_off, fill, lost, small_disk
+from tests.kit.grid import Grid, wait_for
+from tests.kit.steps import (
     FEW,
     JOBS,
     LONGER_LEASE,
@@ -29,8 +30,7 @@ from steps_kit import (
     longer_leases,
     stage,
 )
-from transparent_kit import LOG
-
+from tests.kit.submit_host import LOG
 from vmjobs.agent.run.steps import STEPS
 from vmjobs.errors import Conflict
 from vmjobs.model import JobState, ReasonCode

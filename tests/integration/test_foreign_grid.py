@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import requests
-from foreign_kit import (
+
+from tests.kit.foreign_images import (
     FIT,
     LIFETIME,
     as_format,
@@ -22,9 +23,8 @@ from foreign_kit import (
     vmjobs,
     wait,
 )
-from grid_kit import NODES, Grid, healthy, run, wait_for
-from test_cluster_grid import Submitter
-
+from tests.kit.grid import NODES, Grid, healthy, run, wait_for
+from tests.kit.grid_clusters import Submitter
 from vmjobs.model import ExitChannel, HypervisorKind, Job, JobState, ReasonCode
 
 UML = ("--hypervisor", "uml")

@@ -9,13 +9,15 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from grid_kit import ROOT, wait_for
+
+from tests.kit import ROOT
+from tests.kit.grid import wait_for
+from tests.kit.processes import VMJOBS
 
 #: It takes five virtual machines and their images.
 pytestmark = pytest.mark.soak
@@ -42,7 +44,7 @@ class Gateway:
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ``vmjobs gateway ...`` and assert its exit status."""
         first, *more = map(str, words)
-        argv = [str(Path(sys.executable).with_name("vmjobs")), "gateway", first]
+        argv = [VMJOBS, "gateway", first]
         argv += ["--state-dir", str(self.place), *more]
         ended = subprocess.run(
             argv, cwd=ROOT, input=stdin, capture_output=True, timeout=COMMAND, check=False

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from grid_kit import Grid, blank_disk, publish, wait_for
-from steps_kit import closed
-from test_transparent_outcomes import without_agent
-from test_why import why
-from transparent_kit import PATIENT, Desk
+
+from tests.kit.faults import without_agent
+from tests.kit.grid import Grid, blank_disk, publish, wait_for
+from tests.kit.steps import closed
+from tests.kit.submit_host import PATIENT, Desk, why
 
 pytestmark = pytest.mark.disruptive
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from containers_kit import Registry, registry
-from images_kit import WORK, Bench, Drivers, bench, drivers, need
 
 from images.oci.fetch import RegistryAccess
 from images.oci.importer import import_reference
 from images.store.image_store import ImageStore
+from tests.kit.container_images import Registry, registry
+from tests.kit.image_builds import WORK, Bench, Drivers, bench, drivers, need
 from vmjobs.model import HypervisorKind, NetworkMode
 
 BASE = "debian:trixie-slim"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from grid_kit import PATIENCE, Grid, wait_for
 
+from tests.kit.grid import PATIENCE, Grid, wait_for
 from vmjobs.model import MAX_ARRAY, Job, JobAction, JobState
 
 #: A thousand jobs keep the schedd from answering other tests in time.

@@ -10,17 +10,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from grid_kit import ROOT, Grid, wait_for
-
+from tests.kit import ROOT
+from tests.kit.grid import Grid, wait_for
+from tests.kit.processes import VMJOBS
 from vmjobs.model import BYTE_COUNTERS, MIB, JobState
-
-VMJOBS = Path(sys.executable).parent / "vmjobs"
 
 
 def vmjobs(*arguments: str) -> str:
     """Run the vmjobs command as a user."""
     done = subprocess.run(
-        [str(VMJOBS), *arguments],
+        [VMJOBS, *arguments],
         capture_output=True,
         text=True,
         env=os.environ,

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from faults_kit import fill, small_disk
-from grid_kit import NODES, Grid, wait_for
-from steps_kit import closed
-from transparent_kit import PATIENT, Desk
 
+from tests.kit.faults import fill, small_disk
+from tests.kit.grid import NODES, Grid, wait_for
+from tests.kit.steps import closed
+from tests.kit.submit_host import PATIENT, Desk
 from vmjobs.model import JobState, ReasonCode
 
 pytestmark = pytest.mark.disruptive

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 import requests
-from grid_kit import NODES, PHYSICIST, Grid, wait_for
-from secrets_kit import STRANGER, feed
-from transparent_kit import Desk, where
-from wrapper_kit import build_evil
 
+from tests.kit import KIT
+from tests.kit.grid import NODES, PHYSICIST, Grid, wait_for
+from tests.kit.secret_search import STRANGER, feed
+from tests.kit.submit_host import Desk, where
+from tests.kit.wrapper import build_evil
 from vmjobs.client import Client
 from vmjobs.model import Job, JobSpec, JobState, StreamName
 
-TRIES = Path(__file__).with_name("node_tries.py").read_text("utf-8")
+TRIES = (KIT / "node_tries.py").read_text("utf-8")
 STATE = "/var/lib/vmjobs/agent"
 AGENT = "vmjobs-agent"
 #: The account of the service's jobs on a node. Its own tries are the control.

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from grid_kit import ROOT, Grid, run, wait_for
-from transparent_kit import Desk
 
+from tests.kit import ROOT
+from tests.kit.grid import Grid, run, wait_for
+from tests.kit.submit_host import Desk
 from vmjobs.model import ExitChannel, JobState
 
 pytestmark = [pytest.mark.soak, pytest.mark.disruptive, pytest.mark.timeout(1800)]

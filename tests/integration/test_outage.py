@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 import requests
-from grid_kit import Grid, healthy, run, wait_for
 
+from tests.kit.grid import Grid, healthy, run, wait_for
 from vmjobs.client import Client, Retries
 from vmjobs.errors import DigestMismatch, Unavailable
 from vmjobs.model import JobSpec, JobState

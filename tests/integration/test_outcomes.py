@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from grid_kit import Grid, odd_images
 
+from tests.kit.grid import Grid, odd_images
 from vmjobs.model import ExitChannel, Job, JobState, ReasonCode, StreamName
 
 HOSTILE = """#!/usr/bin/env python3

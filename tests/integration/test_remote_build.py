@@ -6,14 +6,12 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 from pathlib import Path
 
-from grid_kit import Grid
-
+from tests.kit.grid import Grid
+from tests.kit.processes import VMJOBS
 from vmjobs.model import JobState
 
-VMJOBS = Path(sys.executable).parent / "vmjobs"
 #: Packages come from Debian's servers, and two hypervisors boot the result.
 BUILD_SECONDS = 900
 

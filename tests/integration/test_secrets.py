@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import requests
-from faults_kit import AGENT
-from grid_kit import NODES, PATIENCE, PHYSICIST, Grid, wait_for
-from secrets_kit import (
+
+from tests.kit.faults import AGENT
+from tests.kit.grid import NODES, PATIENCE, PHYSICIST, Grid, wait_for
+from tests.kit.secret_search import (
     HOSTS,
     STRANGER,
     TMP,
@@ -24,8 +25,7 @@ from secrets_kit import (
     planted,
     watching_processes,
 )
-from transparent_kit import BY_CONDOR_C, Desk
-
+from tests.kit.submit_host import BY_CONDOR_C, Desk
 from vmjobs.client import Client
 from vmjobs.errors import VMJobsError
 from vmjobs.model import HypervisorKind, Job, JobSpec, JobState, StreamName

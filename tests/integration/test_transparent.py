@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from grid_kit import NODES, wait_for
-from transparent_kit import ON_A_NODE, PATIENT, Desk, desk, run_dag, site
-
+from tests.kit.grid import NODES, wait_for
+from tests.kit.submit_host import ON_A_NODE, PATIENT, Desk, desk, run_dag, site
 from vmjobs.model import MIB
 
 __all__ = ["desk", "site"]

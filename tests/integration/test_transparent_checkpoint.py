@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from grid_kit import NODES, Grid, wait_for
-from steps_kit import closed
-from transparent_kit import BY_CONDOR_C, PATIENT, Desk
+
+from tests.kit.grid import NODES, Grid, wait_for
+from tests.kit.steps import closed
+from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk
 
 pytestmark = pytest.mark.disruptive
 

@@ -21,14 +21,15 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from faults_kit import AGENT, fill, small_disk, without_objects
-from grid_kit import NODES, ROOT, Grid, blank_disk, odd_images, publish, wait_for
-from steps_kit import PACKAGES
-from transparent_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
 from condor.events import outcomes
 from condor.events.outcomes import OUTCOMES
 from images.manifest import ImageManifest
+from tests.kit import ROOT
+from tests.kit.faults import AGENT, fill, small_disk, without_agent, without_objects
+from tests.kit.grid import NODES, Grid, blank_disk, odd_images, publish, wait_for
+from tests.kit.steps import PACKAGES
+from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 from vmjobs.model import BootMethod
 
 #: HoldReasonCode of transparent jobs: JobPolicy, as the job's own expression was true.
@@ -334,19 +335,6 @@ def test_a_job_that_was_stopped_says_so(
 
 
 # --------------------------------------------------------------------------- faults of a node
-
-
-@contextmanager
-def without_agent(grid: Grid, node: str) -> Iterator[None]:
-    """Stop the agent of a node while the context lasts."""
-    socket = "/run/vmjobs/agent.sock"
-    grid.on(node, "condor_off", "-daemon", "VMJOBS_AGENT")
-    try:
-        wait_for(lambda: not grid.on(node, "find", socket, check=False) or None, "the agent to end", 60)
-        yield
-    finally:
-        grid.on(node, "condor_on", "-daemon", "VMJOBS_AGENT")
-        wait_for(lambda: grid.on(node, "find", socket, check=False), "the agent to be there", 60)
 
 
 @contextmanager

@@ -12,10 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from grid_kit import Grid, wait_for
-from test_transparent_submit import RUNNING, rescue_dag
-from test_why import why
-from transparent_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, run_dag, where
+
+from tests.kit.grid import Grid, wait_for
+from tests.kit.submit_host import (
+    BY_CONDOR_C,
+    PATIENT,
+    RUNNING,
+    Desk,
+    kill_machine,
+    rescue_dag,
+    run_dag,
+    where,
+    why,
+)
 
 #: A job of the submit host's own schedd: the job router finds it without any extra lines.
 BY_ROUTER = ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from grid_kit import NODES, wait_for
-from transparent_kit import LOG, ON_A_NODE, PATIENT, Desk, desk, kill_machine, site, where
+
+from tests.kit.grid import NODES, wait_for
+from tests.kit.submit_host import LOG, ON_A_NODE, PATIENT, Desk, desk, kill_machine, site, where
 
 __all__ = ["desk", "site"]
 

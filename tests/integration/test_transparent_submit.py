@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
-from grid_kit import Grid, wait_for
-from transparent_kit import PATIENT, Desk
 
-#: True only once the VM reports that it is running.
-RUNNING = 'ChirpVMState =?= "RUNNING"'
+from tests.kit.grid import Grid, wait_for
+from tests.kit.submit_host import PATIENT, RUNNING, Desk, rescue_dag
+
 FILES = """
     cat flat deep/one sub/two debian_version; ls -d deep/sub 2>/dev/null
     echo made >made; mkdir -p left/within; echo left >left/within/file
@@ -208,37 +207,3 @@ def test_an_image_by_its_tag_and_by_its_digest(site: Desk) -> None:
 @pytest.mark.soak
 def test_the_rescue_of_a_dag_begins_where_it_failed(site: Desk) -> None:
     rescue_dag(site)
-
-
-def rescue_dag(desk: Desk) -> None:
-    """Let the second of two jobs fail, repair it, and run the rescue DAG."""
-    desk.describe('echo "$1" >>ran; [ "$1" = A ] || [ -e mended ]', arguments="$(node)")
-    text = desk.read("job.sub").replace(
-        "transfer_input_files = data", "transfer_input_files = $(files)"
-    )
-    desk.write("job.sub", text.replace("output = out", "output = out.$(node)"))
-    graph = """
-JOB A job.sub
-JOB B job.sub
-VARS A node="A" files="data"
-VARS B node="B" files="{files}"
-PARENT A CHILD B
-"""
-    desk.write("graph", graph.format(files="data"))
-    ad = desk.ended(_dag(desk))
-    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 1), desk.read("graph.dagman.out")[-3000:]
-    assert "DONE A" in desk.read("graph.rescue001")
-    desk.write("mended", "")
-    desk.write("graph", graph.format(files="data,mended"))
-    ad = desk.ended(_dag(desk))
-    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), desk.read("graph.dagman.out")[-3000:]
-    submitted = re.findall(r"DAG Node: (\w)", desk.read("log"))
-    assert sorted(submitted) == ["A", "B", "B"], "what had succeeded is not run again"
-
-
-def _dag(desk: Desk) -> str:
-    """Submit the DAG; return the cluster of DAGMan's own job."""
-    told = desk.tool("condor_submit_dag", "graph")
-    found = re.search(r"to cluster (\d+)", told)
-    assert found is not None, told
-    return found[1]

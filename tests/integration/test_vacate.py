@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from faults_kit import AGENT, silent
-from grid_kit import Grid, wait_for
-from steps_kit import closed, configured, short_leases
-from transparent_kit import PATIENT, Desk
 
+from tests.kit.faults import AGENT, silent
+from tests.kit.grid import Grid, wait_for
+from tests.kit.steps import closed, configured, short_leases
+from tests.kit.submit_host import PATIENT, Desk
 from vmjobs.model import JobState
 
 pytestmark = [pytest.mark.disruptive, pytest.mark.soak]

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grid_kit import NODES, Grid, wait_for
-from steps_kit import configured
-from transparent_kit import BY_CONDOR_C, Desk
+
+from tests.kit.grid import NODES, Grid, wait_for
+from tests.kit.steps import configured
+from tests.kit.submit_host import BY_CONDOR_C, Desk, why
 
 SECONDS = 120.0
 
@@ -28,11 +29,6 @@ def _desk(made: Desk) -> Iterator[Desk]:
     for cluster in made.clusters:
         made("condor_rm", "-forcex", cluster, check=False)
         made("condor_rm", cluster, check=False)
-
-
-def why(desk: Desk, job: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(desk("vmjobs", "job", "why", job, "--json"))
-    return found
 
 
 def until(desk: Desk, job: str, code: str) -> dict[str, Any]:

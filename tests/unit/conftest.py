@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_kit import typed
-from http_kit import Scripted, scripted
-from images_cache_kit import Remote
-from waiting_kit import Clock
 
 from images.cache.node_cache import ImageCache
 from images.store.image_store import ImageStore
+from tests.kit.cli import typed
+from tests.kit.http_server import Scripted, scripted
+from tests.kit.image_cache import Remote
+from tests.kit.waiting import Clock
 from vmjobs.cli.common import config
 
 __all__ = ["typed"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from reports_kit import report
 
+from tests.kit.reports import report
 from vmjobs.agent.condor_job import checkpoints
 from vmjobs.agent.condor_job.starter import StarterProcess
 from vmjobs.agent.protocol import SubmitMessage

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting_kit import wait_for
 
+from tests.kit.waiting import wait_until
 from vmjobs.agent.vm import console as console_module
 from vmjobs.agent.vm.console import ConsoleReader
 from vmjobs.agent.vm.console_rules import (
@@ -138,7 +138,7 @@ def test_a_prompt_counts_for_readiness_alone(path: Path, monkeypatch: pytest.Mon
     seen = reader(path, b"Debian GNU/Linux\n\nguest login: ", ready="login:", exit="login:")
     assert seen.read() == []
     told: list[RunEvent] = []
-    wait_for(lambda: told.extend(seen.read()) or told)
+    wait_until(lambda: told.extend(seen.read()) or told)
     assert told == [ConsoleLineMatched("ready", "guest login: ")]
     assert seen.read() == []
 

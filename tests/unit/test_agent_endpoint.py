@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from full_kit import nothing_fits
-from socket_kit import guest_network
-from waiting_kit import wait_for
 
+from tests.kit.full_disk import nothing_fits
+from tests.kit.sockets import guest_network
+from tests.kit.waiting import wait_until
 from vmjobs.agent.guest import endpoint as endpoints
 from vmjobs.agent.guest.endpoint import MAX_CONNECTIONS, MAX_HEADER, MAX_LOG_CHUNK, serving
 from vmjobs.agent.guest.guest_session import GuestSession
@@ -99,7 +99,7 @@ def test_an_endpoint_is_hushed_once_who_waited_for_orders_has_his_answer(guest: 
 
     waiting = threading.Thread(target=control)
     waiting.start()
-    wait_for(lambda: guest.link.has_heartbeat)
+    wait_until(lambda: guest.link.has_heartbeat)
     assert guest.link.quiesce(5.0)
     assert [status for status, _ in answers][:1] == [200], "its answer was still on its way"
     waiting.join()
@@ -289,7 +289,7 @@ def test_what_is_printed_is_on_no_disk_but_in_its_log(guest: Guest) -> None:
     with ExitStack() as stack:
         peer = begin(stack, guest.address, "/v1/log/out?offset=0", framing)
         peer.sendall(b"x" * (MAX_LOG_CHUNK - 1))
-        wait_for(lambda: fcntl.ioctl(peer, termios.TIOCOUTQ, b"0000") == bytes(4))
+        wait_until(lambda: fcntl.ioctl(peer, termios.TIOCOUTQ, b"0000") == bytes(4))
         assert guest.ask("GET", "/v1/control?wait=0")[0] == 200  # answered by the same thread
         assert set(unnamed(Path(tempfile.gettempdir()))) <= before
         peer.sendall(b"x")
@@ -347,7 +347,7 @@ def _ask_and_hang_up(guest: Guest, path: str) -> None:
     with connect(guest.address) as peer:
         request = f"GET {path} HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
         peer.sendall(request.encode())
-        wait_for(lambda: guest.link.heard != before)
+        wait_until(lambda: guest.link.heard != before)
 
 
 def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
         heard = guest.link.heard
         asking = threading.Thread(target=guest.ask, args=("GET", "/v1/control?wait=20"))
         asking.start()
-        wait_for(lambda: guest.link.heard != heard)
+        wait_until(lambda: guest.link.heard != heard)
     asking.join(5)
     assert not asking.is_alive()
     assert time.monotonic() - begun < 8
@@ -464,7 +464,7 @@ def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(
     )
     waiting.start()
     silent = connect(member.address)
-    wait_for(lambda: hung_up(silent), 10)
+    wait_until(lambda: hung_up(silent), 10)
     silent.close()
     assert not answers
     waiting.join(20)

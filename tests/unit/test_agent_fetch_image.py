@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from images_cache_kit import Remote, noise, put
 
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.signature import require_signed
+from tests.kit.image_cache import Remote, put
+from tests.kit.noise import noise
 from vmjobs.agent.run.outcome import RunEnded, run_stopped
 from vmjobs.agent.run.state import VmChoice
 from vmjobs.agent.run.steps import choose_hypervisor, fetch_image

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from full_kit import nothing_fits
 
+from tests.kit.full_disk import nothing_fits
 from vmjobs.agent.journal import RECORD_FILE, Journal, RunRecord, sweep, write_durably
 from vmjobs.errors import HypervisorError
 from vmjobs.model import HypervisorKind

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import pytest
 import requests
-from cluster_vms_kit import member_order, member_record
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.kit.cluster_vm_orders import member_order, member_record
+from tests.kit.sockets import free_port
 from vmjobs import __version__
 from vmjobs.agent.cluster_vms.status_reporter import StatusReporter
 from vmjobs.agent.metrics import AgentMetrics, serving
@@ -23,12 +24,6 @@ from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import HypervisorKind, JobState
 
 Samples = dict[tuple[str, ...], float]
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

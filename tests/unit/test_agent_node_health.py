@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from reports_kit import ended
-from waiting_kit import Clock
 
+from tests.kit.reports import ended
+from tests.kit.waiting import Clock
 from vmjobs.agent.node_health import (
     FAILURE_LIMIT,
     FIRST_REST_SECONDS,

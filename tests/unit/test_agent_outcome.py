@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reports_kit import ended
 
+from tests.kit.reports import ended
 from vmjobs.agent.run.outcome import (
     NO_EXIT_STATUS,
     RunOutcome,

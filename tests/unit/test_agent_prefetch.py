@@ -10,10 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from images_cache_kit import Remote, noise, put
 
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
+from tests.kit.image_cache import Remote, put
+from tests.kit.noise import noise
 from vmjobs.agent import node
 from vmjobs.agent.node import NodeAnnouncer, describe
 from vmjobs.agent.prefetch import FIRST_PAUSE_SECONDS, Prefetcher

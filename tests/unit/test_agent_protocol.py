@@ -7,8 +7,8 @@ import json
 import socket
 
 import pytest
-from reports_kit import report
 
+from tests.kit.reports import report
 from vmjobs.agent import framing, protocol
 from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.errors import InvalidRequest

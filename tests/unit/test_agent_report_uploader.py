@@ -6,8 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from reports_kit import report
-
+from tests.kit.reports import report
 from vmjobs.agent.run.report_uploader import ReportUploader
 from vmjobs.agent.vm.events import EventQueue, RunSuperseded
 from vmjobs.errors import AttemptSuperseded, Unavailable

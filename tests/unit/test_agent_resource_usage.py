@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from test_agent_vm_watch import watch_of
-from waiting_kit import wait_for
 
+from tests.kit.vm_watch import watch_of
+from tests.kit.waiting import wait_until
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm
 from vmjobs.agent.vm.vm_watch import watching
 from vmjobs.errors import HypervisorError
@@ -84,6 +84,6 @@ def test_a_watch_says_from_time_to_time_that_it_is_time(tmp_path: Path) -> None:
     watch = watch_of(tmp_path, Driver(), on_time=lambda: times.append(time.monotonic()))
     began = time.monotonic()
     with watching(watch):
-        wait_for(lambda: len(times) >= 2, 30)
+        wait_until(lambda: len(times) >= 2, 30)
     assert times[0] - began >= 1
     assert times[1] - times[0] >= 2

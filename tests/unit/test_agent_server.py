@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from reports_kit import ended, report
-from waiting_kit import wait_for
 
+from tests.kit.reports import ended, report
+from tests.kit.waiting import wait_until
 from vmjobs import errors
 from vmjobs.agent import job_runner, protocol, server
 from vmjobs.agent.checks import MIN_FREE_BYTES
@@ -171,7 +171,7 @@ def test_whatever_a_client_does_its_going_is_noticed(
         client.sendall(last_words)
         if not last_words:
             client.close()
-        wait_for(lambda: script.seen)
+        wait_until(lambda: script.seen)
     assert script.seen == [LeaseLost()]
 
 
@@ -297,7 +297,7 @@ def test_a_hypervisor_by_which_nothing_boots_is_looked_at(agent: Served, script:
     for _ in range(3):
         assert not script.rechecked
         agent.run()
-    wait_for(lambda: script.rechecked)
+    wait_until(lambda: script.rechecked)
     assert script.rechecked == [HypervisorKind.UML]
     assert agent.agent.node().fault == ""
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from socket_kit import listener
 
+from tests.kit.sockets import listener
 from vmjobs.agent.guest import ssh_relay
 from vmjobs.agent.guest.ssh_relay import SshRelay, listening
 from vmjobs.errors import LoginUnavailable

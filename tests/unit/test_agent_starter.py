@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from full_kit import files_left
 
+from tests.kit.full_disk import files_left
 from vmjobs.agent.condor_job.starter import effective_uid, find_starter, read_starter
 from vmjobs.errors import Forbidden, Unavailable
 

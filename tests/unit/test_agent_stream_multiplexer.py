@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from socket_kit import listener
 
+from tests.kit.sockets import listener
 from vmjobs.agent.condor_job.stream_multiplexer import (
     MAX_CONNECTIONS,
     MAX_PENDING_BYTES,

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
+from tests.kit.vm_watch import watch_of
 from vmjobs.agent.vm import vm_watch
 from vmjobs.agent.vm.console import ConsoleReader
 from vmjobs.agent.vm.events import EventQueue, ExitReported, GuestSilent, RunEvent, VmEnded
 from vmjobs.agent.vm.vm_watch import MAX_FAILED_READS, watching
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import Hypervisor, VmState
+from vmjobs.hypervisor.base import VmState
 
 SILENCE = 0.6
 
@@ -33,14 +33,6 @@ class Sleepy:
         time.sleep(seconds)
         procs.readable(list(beside), timeout)
         return VmState.RUNNING
-
-
-def watch_of(folder: Path, driver: object, **fields: Any) -> vm_watch.VmWatch:
-    """A watch for a VM with its console in ``folder``."""
-    reader = ConsoleReader(folder / "console", "sentinel")
-    plain = {"event_queue": EventQueue(), "max_console": 1000, "silence": 60, "heard": lambda: 0.0}
-    told = {"reader": reader, "on_console": lambda: None, **plain, **fields}
-    return vm_watch.VmWatch(driver=cast(Hypervisor, driver), machine="it", **told)
 
 
 def silent_after(folder: Path, asleep: float) -> float:

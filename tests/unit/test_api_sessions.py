@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting_kit import Clock
 
 from api import session_hub
 from api.session_hub import (
@@ -19,6 +18,7 @@ from api.session_hub import (
     Side,
 )
 from api.session_link import SessionClient
+from tests.kit.waiting import Clock
 from vmjobs.cluster.ssh_session import MAX_PENDING_BYTES, SessionAnswer
 from vmjobs.errors import Conflict, SessionEnded, Unavailable
 

@@ -14,7 +14,6 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from waiting_kit import Clock
 
 from api.tokens import (
     USER_SCOPES,
@@ -26,6 +25,7 @@ from api.tokens import (
     challenge,
     load_or_create_key,
 )
+from tests.kit.waiting import Clock
 from vmjobs.errors import ConfigError, Forbidden, Unauthenticated
 
 ISSUER = "https://vmjobs.example.org"

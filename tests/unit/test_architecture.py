@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+from tests.kit import ROOT
+
 MAY_IMPORT = {
     "vmjobs": {"vmjobs"},
     "images": {"vmjobs", "images"},
@@ -73,3 +75,14 @@ def test_no_shell_is_ever_started() -> None:
             if isinstance(node, ast.keyword) and node.arg == "shell":
                 assert isinstance(node.value, ast.Constant), module
                 assert node.value.value is False, module
+
+
+@pytest.mark.parametrize("folder", ["tests", "bench"])
+def test_what_tests_share_is_in_their_kit(folder: str) -> None:
+    """A test module is imported by no other module."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            parts = {part for name in names for part in name.split(".")}
+            assert not [part for part in parts if part.startswith("test_")], path

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import click
 import pytest
-from cli_kit import Done, Run
-from http_kit import Handler, Scripted
 
+from tests.kit.cli import Done, Run
+from tests.kit.http_server import Handler, Scripted
 from vmjobs.cli.cluster import wait, watch
 from vmjobs.cli.cluster.common import changed_fields, complete_cluster, complete_vm_name
 from vmjobs.cli.cluster.wait import has_settled

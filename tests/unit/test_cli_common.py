@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_kit import Run
 
+from tests.kit.cli import Run
 from vmjobs.cli.common import print_table, shorten_ids
 from vmjobs.errors import Fault, InvalidRequest
 

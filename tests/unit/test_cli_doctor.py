@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from http_kit import Handler, Scripted
 
 from condor.names import POLICY_VERSION
 from node.cli.doctor import doctor
 from node.cli.doctor_condor import check_condor
+from tests.kit.http_server import Handler, Scripted
 
 TOKEN = {"agent_token_file": "/nowhere"}
 POOLS = {"pools": '{ site = "cm sched grid" }'}

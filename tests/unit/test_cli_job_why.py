@@ -11,12 +11,12 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from http_kit import Handler, Scripted
 from pydantic import BaseModel
-from why_kit import Daemons, Schedd, daemons, node, queued
 
 from condor.cli import why as job_why
 from condor.diagnose.explainer import JobExplainer
+from tests.kit.condor_daemons import Daemons, Schedd, daemons, node, queued
+from tests.kit.http_server import Handler, Scripted
 from vmjobs.errors import ConfigError, NotFound, Unavailable
 from vmjobs.model import CondorRef, Job, JobEvent, JobSpec, JobState, ReasonCode, now, reason
 from vmjobs.wire import EventList, ImageDetail, JobPage, Visibility

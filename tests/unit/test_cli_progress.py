@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import click
 import pytest
 from rich.progress import Progress
 
+from tests.kit.waiting import wait_until
 from vmjobs.cli import progress
 from vmjobs.cli.common import json_option
 from vmjobs.cli.progress import byte_bars, step_bars
@@ -31,10 +31,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def wait_for(word: str, said: Read) -> None:
-    deadline = time.monotonic() + 10
-    while word not in said():
-        assert time.monotonic() < deadline, said()
-        time.sleep(0.005)
+    wait_until(lambda: word in said(), 10, said)
 
 
 def test_a_long_transfer_says_how_far_it_is_again_and_again(said: Read) -> None:

@@ -12,8 +12,8 @@ from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
-from http_kit import Handler, Scripted
 
+from tests.kit.http_server import Handler, Scripted
 from vmjobs import errors
 from vmjobs.client import ApiTransport, Client, JobAgentClient, Retries
 from vmjobs.client.transport import FileBody, retry_after

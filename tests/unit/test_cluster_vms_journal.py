@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from cluster_vms_kit import NOW, member_order, member_record
 
+from tests.kit.cluster_vm_orders import NOW, member_order, member_record
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.journal import Journal
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase

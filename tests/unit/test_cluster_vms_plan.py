@@ -6,9 +6,9 @@ import json
 import math
 
 import pytest
-from cluster_vms_kit import NOW, member_order, member_record
 from pydantic import ValidationError
 
+from tests.kit.cluster_vm_orders import NOW, member_order, member_record
 from vmjobs.agent.cluster_vms.plan import (
     DESTROY_AGAIN_SECONDS,
     POWER_OFF_SECONDS,

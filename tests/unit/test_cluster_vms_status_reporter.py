@@ -12,9 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cluster_vms_kit import member_order, member_record
-from waiting_kit import wait_for
 
+from tests.kit.cluster_vm_orders import member_order, member_record
+from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms import pool_tokens
 from vmjobs.agent.cluster_vms.pool_tokens import PoolTokenCache
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile, ConsoleUploader, StatusReporter
@@ -91,7 +91,7 @@ def test_a_token_is_replaced_when_half_of_its_life_is_over(
     monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 0.0)
     service.life = 0.2
     box.get()
-    wait_for(lambda: time.time() > told[0])
+    wait_until(lambda: time.time() > told[0])
     assert box.get() == "token 2"
 
 
@@ -102,11 +102,11 @@ def test_the_last_token_does_while_the_service_is_away_and_no_longer(
     service.life = 1.0
     box.get()
     service.fault = AWAY
-    wait_for(lambda: time.time() > told[0])
+    wait_until(lambda: time.time() > told[0])
     assert box.get() == "token 1"
     with pytest.raises(Unavailable):
         box.renew()
-    wait_for(lambda: time.time() > told[0] + 0.6)
+    wait_until(lambda: time.time() > told[0] + 0.6)
     with pytest.raises(Unavailable):
         box.get()
 
@@ -267,7 +267,7 @@ def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path, servi
         reporter.tell(member_record(incarnation=3).report())
         with at_work(reporter):
             assert reporter.is_reported(MEMBER, 3, timeout=5)
-            wait_for(lambda: len(service.consoles) == 2)
+            wait_until(lambda: len(service.consoles) == 2)
     assert service.consoles == {2: b"words of 2", 3: b"words of 3"}
     reporter.forget(MEMBER)
     assert not reporter.is_reported(MEMBER, 1)
@@ -277,21 +277,21 @@ def test_reports_newest_only_and_all_of_them_as_a_heartbeat(service: Service) ->
     service.fault = AWAY
     reporter = StatusReporter(service, heartbeat=0.2)
     with at_work(reporter):
-        wait_for(lambda: service.calls > 0)
+        wait_until(lambda: service.calls > 0)
         one, two = member_record(), member_record(member_order(1))
         reporter.tell(one.report())
         reporter.tell(two.report())
         reporter.tell(one.with_changes(phase=Phase.RUNNING).report())
         service.fault = None
-        wait_for(lambda: len(service.reports) >= 2)
+        wait_until(lambda: len(service.reports) >= 2)
         back = service.reports[0]
         assert back.complete
         assert {report.phase for report in back.reports} == {Phase.RUNNING, Phase.WAITING}
         reporter.forget(two.order.id)
         reporter.tell(one.with_changes(phase=Phase.DRAINING).report())
-        wait_for(lambda: any(not told.complete for told in service.reports))
+        wait_until(lambda: any(not told.complete for told in service.reports))
         news = next(told for told in service.reports if not told.complete)
         assert [report.phase for report in news.reports] == [Phase.DRAINING]
         seen = len(service.reports)
-        wait_for(lambda: len(service.reports) > seen)
+        wait_until(lambda: len(service.reports) > seen)
         assert [report.id for report in service.reports[-1].reports] == [one.order.id]

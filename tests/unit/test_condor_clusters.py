@@ -15,7 +15,6 @@ from typing import Any
 import classad2
 import htcondor2
 import pytest
-from cluster_vms_kit import member_order
 
 from condor import names
 from condor.pool.cluster_ads import faults
@@ -29,6 +28,7 @@ from condor.pool.condor_pool import (
 )
 from condor.pool.tokens import CondorTokenIssuer, expiry
 from condor.worker import WorkerKit, machine_attributes, worker_config
+from tests.kit.cluster_vm_orders import member_order
 from vmjobs.cluster.pool import PoolVm, ProbeState, WorkerVmProfile
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress

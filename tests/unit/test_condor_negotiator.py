@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import classad2
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.kit import ROOT
+
 #: HTCondor's default NEGOTIATOR_PRE_JOB_RANK.
 DEFAULT = "(10000000 * My.Rank) + (1000000 * (RemoteOwner =?= UNDEFINED)) - (100000 * Cpus) - Memory"
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import classad2
 import pytest
 from pydantic import BaseModel
-from reports_kit import ended, report
-from test_condor_submit import HOSTILE
 
 from condor import names
 from condor.events import progress
 from condor.node import chirp
 from condor.node.chirp import ChirpReporter
 from condor.pool import machine_ad
+from tests.kit.hostile_strings import HOSTILE
+from tests.kit.reports import ended, report
 from vmjobs.agent.protocol import EndMessage, ImageRequirements, ProgressMessage
 from vmjobs.model import BYTE_COUNTERS, HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, now
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import classad2
 import pytest
-from reports_kit import ended
 
 from condor import names
 from condor.events import outcomes
 from condor.node.chirp import VALUE_MAX, ClassAdExpression
+from tests.kit import ROOT
+from tests.kit.reports import ended
 from vmjobs.errors import NotFound
 from vmjobs.model import ExitStatus, ReasonCode
 from vmjobs.transparent_job import RunResult
@@ -21,7 +21,6 @@ from vmjobs.transparent_job import RunResult
 if TYPE_CHECKING:
     from condor.node.chirp import AttributeValue
 
-ROOT = Path(__file__).parents[2]
 NOW = 1795228200.7
 #: Reason codes that are not ends of a VM, or are states of the service's own jobs.
 ELSEWHERE = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import classad2
 import htcondor2  # registers its functions on string lists
@@ -12,9 +11,7 @@ import pytest
 
 from condor.node.scratch import MIN_DISK
 from condor.submit import description
-
-ROOT = Path(__file__).parents[2]
-
+from tests.kit import ROOT
 
 #: What a node has just found out about an image that it cannot boot.
 FOUND = {

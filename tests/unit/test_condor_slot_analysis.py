@@ -7,9 +7,9 @@ from typing import Any
 
 import classad2
 import pytest
-from why_kit import job, node
 
 from condor.diagnose.slot_analysis import analyse, format_value, requirement_clauses
+from tests.kit.condor_daemons import job, node
 
 
 @pytest.mark.parametrize(

@@ -22,33 +22,13 @@ from condor.submit.description import (
     rank,
     requirements,
 )
+from tests.kit.hostile_strings import HOSTILE
 from vmjobs.batch import BatchJob
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, InvalidSpec
 from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
 
 DIGEST = "sha256:" + "ab" * 32
-HOSTILE = [
-    "$(HOME)",
-    "$$(Machine)",
-    "$$([ 1 + 1 ])",
-    "$ENV(PATH)",
-    "$F(vmjobs_id)",
-    "$RANDOM_CHOICE(1,2)",
-    'a" + Owner + "b',
-    "a\\",
-    'a\\" || true || \\"',
-    "a\nqueue 1000\n",
-    "a\r\n+VMJobsOwner = root",
-    "@=end",
-    "a\x00b",
-    "a\x1fb",
-    "; rm -rf /",
-    'it\'s "quoted"',
-    "ünïcödé \u2028 line",
-    "\ud800",
-    "x" * 5000,
-]
 
 
 def config(**settings: Any) -> Config:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from why_kit import Collector, Daemons, Schedd, ad, daemons, node, queued
 
 from condor.diagnose import daemon_queries
 from condor.diagnose.explainer import JobExplainer, JobExplanation, JobLocation
 from condor.events.outcomes import AGAIN, OUTCOMES
+from tests.kit.condor_daemons import Collector, Daemons, Schedd, ad, daemons, node, queued
 from vmjobs.errors import NotFound, Unavailable
 
 HERE = JobLocation("", "", 3, 0)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.kit import ROOT
 from vmjobs.cli.manifests import read_clusters
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
 from vmjobs.commands import cluster as cluster_commands
 from vmjobs.config import Config
 
-ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "clusters.md").read_text("utf-8")
 WHY_GUIDE = (ROOT / "docs" / "htcondor-jobs.md").read_text("utf-8")
 SOURCES = (

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gateway_spec import plain
 
+from tests.kit.gateway_specs import gateway_spec
 from vmjobs.cluster.vm_state import Goal, Phase
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports, PoolToken
 from vmjobs.errors import Conflict, Forbidden, NotFound
@@ -20,7 +20,7 @@ from vmjobs.model import HypervisorKind
 
 @pytest.fixture
 def place(tmp_path: Path) -> GatewayDirectory:
-    gateway = parse_gateway(plain())
+    gateway = parse_gateway(gateway_spec())
     digests = {machine.name: "sha256:" + "1" * 64 for machine in gateway.machines}
     installed = InstalledGateway(schema=1, gateway=gateway, images=digests, kind=HypervisorKind.UML)
     made = GatewayDirectory(tmp_path)

@@ -7,24 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.kit.gateway_specs import gateway_spec
 from vmjobs.errors import InvalidSpec
 from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
 
 
-def plain(**changes: Any) -> dict[str, Any]:
-    ce = {"role": "computing-element", "image": "gateway-ce", "address": "10.77.0.10", "memory": 512}
-    wn = {"role": "worker", "recipe": "mine.toml", "address": "10.77.0.20"}
-    return {
-        "gateway": "tier3",
-        "domain": "tier3.example",
-        "network": "10.77.0.0/24",
-        "machines": {"ce": ce, "wn": wn},
-        **changes,
-    }
-
-
 def machine(**changes: Any) -> dict[str, Any]:
-    found = plain()
+    found = gateway_spec()
     found["machines"]["ce"].update(changes)
     return found
 
@@ -36,7 +25,7 @@ def faults(data: Any) -> dict[str, str]:
 
 
 def test_a_declaration_becomes_a_gateway() -> None:
-    gateway = parse_gateway(plain())
+    gateway = parse_gateway(gateway_spec())
     assert isinstance(gateway, Gateway)
     assert (gateway.name, gateway.domain, str(gateway.network)) == (
         "tier3",
@@ -59,23 +48,27 @@ def test_a_declaration_becomes_a_gateway() -> None:
 @pytest.mark.parametrize(
     ("data", "field", "words"),
     [
-        (plain(gateway="Tier3"), "gateway", "has an invalid format"),
-        (plain(name="x"), "name", "is an unknown field"),
-        (plain(domain="tier3"), "domain", "has an invalid format"),
-        (plain(domain=f"{'a' * 64}.org"), "domain", "has an invalid format"),
-        (plain(network="10.77.0.1/24"), "network", "network"),
-        (plain(network="172.16.0.0/12"), "network", "between 16 and 29 bits"),
-        (plain(network="10.0.2.0/24"), "network", "must not overlap 10.0.2.0/24"),
-        (plain(network="8.8.8.0/24"), "network", "private"),
-        (plain(network="fd00::/64"), "network", "network"),
-        (plain(machines={}), "machines", "at least 1"),
-        (plain(machines=["ce"]), "machines.0", "dictionary"),
-        (plain(machines={"ce": 1}), "machines.ce", "dictionary"),
-        (plain(machines={"Ce": plain()["machines"]["ce"]}), "machines.Ce", "has an invalid format"),
+        (gateway_spec(gateway="Tier3"), "gateway", "has an invalid format"),
+        (gateway_spec(name="x"), "name", "is an unknown field"),
+        (gateway_spec(domain="tier3"), "domain", "has an invalid format"),
+        (gateway_spec(domain=f"{'a' * 64}.org"), "domain", "has an invalid format"),
+        (gateway_spec(network="10.77.0.1/24"), "network", "network"),
+        (gateway_spec(network="172.16.0.0/12"), "network", "between 16 and 29 bits"),
+        (gateway_spec(network="10.0.2.0/24"), "network", "must not overlap 10.0.2.0/24"),
+        (gateway_spec(network="8.8.8.0/24"), "network", "private"),
+        (gateway_spec(network="fd00::/64"), "network", "network"),
+        (gateway_spec(machines={}), "machines", "at least 1"),
+        (gateway_spec(machines=["ce"]), "machines.0", "dictionary"),
+        (gateway_spec(machines={"ce": 1}), "machines.ce", "dictionary"),
+        (
+            gateway_spec(machines={"Ce": gateway_spec()["machines"]["ce"]}),
+            "machines.Ce",
+            "has an invalid format",
+        ),
         (machine(role="proxy"), "machines.ce.role", "'computing-element'"),
         (machine(image=""), "machines.ce.image", "has an invalid format"),
         (
-            plain(machines={"a": {"role": "worker", "address": "10.77.0.9"}}),
+            gateway_spec(machines={"a": {"role": "worker", "address": "10.77.0.9"}}),
             "machines.a.image",
             "is missing",
         ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from waiting_kit import Clock
 
+from tests.kit.waiting import Clock
 from vmjobs.hypervisor.base import VmLimits
 from vmjobs.hypervisor.sandbox.bubblewrap import ResourceLimits
 from vmjobs.hypervisor.sandbox.cgroup import Delegation, find_delegation

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting_kit import wait_for
 
+from tests.kit.waiting import wait_until
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.sandbox.process_launcher import LaunchedProcess, Launcher
@@ -182,11 +182,11 @@ def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_i
     assert procs.read(pid) is not None
     assert parent(pid) == launcher
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: procs.read(launcher) is None, 20)
+    wait_until(lambda: procs.read(launcher) is None, 20)
 
 
 def test_it_ends_with_its_user_where_nothing_was_started_that_goes_on() -> None:
     command = asker(["sh", "-c", "echo $PPID"])
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     launcher = int(done.stdout)
-    wait_for(lambda: procs.read(launcher) is None, 20)
+    wait_until(lambda: procs.read(launcher) is None, 20)

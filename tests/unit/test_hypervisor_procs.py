@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from full_kit import files_left
 
+from tests.kit.full_disk import files_left
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from images_cache_kit import DISK, Remote, cut_off, damage, files, noise, put, used
 
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.signature import require_signed, sign
+from tests.kit.image_cache import DISK, Remote, cut_off, damage, files, put, used
+from tests.kit.noise import noise
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound
 
 

@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from segments_kit import compute_layout_of_bytes
 
 from images.content import (
     CHUNK_BYTES,
@@ -19,6 +18,7 @@ from images.content import (
     iter_segments,
     zero_segment_digest,
 )
+from tests.kit.segments import compute_layout_of_bytes
 from vmjobs.errors import DigestMismatch
 
 

@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from images_cache_kit import Remote, cut_off, files, noise, put, used
 
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.store.image_store import ImageStore
+from tests.kit import KIT, ROOT
+from tests.kit.image_cache import Remote, cut_off, files, put, used
+from tests.kit.noise import noise
 from vmjobs.errors import StorageFull
 from vmjobs.model import MIB
 
@@ -108,14 +110,12 @@ def user(
     node: Path, remote: Remote, limit: int, rounds: int, images: list[str]
 ) -> subprocess.Popen[str]:
     """Start a process that uses these images repeatedly."""
-    child = Path(__file__).with_name("images_cache_child.py")
-    path = os.pathsep.join(map(str, child.parents[:3]))
     arguments = [str(node), str(remote.store.root), str(limit), str(time.monotonic_ns()), str(rounds)]
     return subprocess.Popen(
-        [sys.executable, str(child), *arguments, *images],
+        [sys.executable, str(KIT / "image_cache_child.py"), *arguments, *images],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from formats_kit import MADE, SIZE, Lab, qemu_img, refused
 
 from images.formats import Format, ImageLimits, detect, inspect
 from images.inspect.inspection import inspect_image, limits_from_config
+from tests.kit.disk_formats import MADE, SIZE, Lab, qemu_img, refused
 from vmjobs.config import Config
 from vmjobs.errors import ImageRejected
 

@@ -10,7 +10,11 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from formats_kit import (
+
+from images.formats import ImageLimits
+from images.formats.vhdx import crc32c
+from images.inspect.inspection import inspect_image
+from tests.kit.disk_formats import (
     HUGE32,
     KIB64,
     Attack,
@@ -24,10 +28,6 @@ from formats_kit import (
     qemu_img,
     refused,
 )
-
-from images.formats import ImageLimits
-from images.formats.vhdx import crc32c
-from images.inspect.inspection import inspect_image
 
 MIB = 1024 * 1024
 UUID_BYTES = bytes(range(16))

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from formats_kit import MADE, Lab, damage
 
 from images.formats import Format, ImageLimits, inspect
 from images.inspect import bootinfo
 from images.inspect.inspection import inspect_image
+from tests.kit.disk_formats import MADE, Lab, damage
 from vmjobs.errors import ImageRejected
 
 ROUNDS = 100

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 
 import pytest
-from formats_kit import MADE, SIZE, Lab, disk, refused
 
 from images.formats import Format, refusal_of_raw
 from images.formats.signatures import signatures
 from images.inspect.inspection import inspect_image
+from tests.kit.disk_formats import MADE, SIZE, Lab, disk, refused
 
 MIB = 1024 * 1024
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from formats_kit import (
+
+from images.formats import ImageLimits
+from images.inspect.inspection import inspect_image
+from tests.kit.disk_formats import (
     HUGE32,
     SIZE,
     Attack,
@@ -23,9 +26,6 @@ from formats_kit import (
     refused,
     stream_with_footer,
 )
-
-from images.formats import ImageLimits
-from images.inspect.inspection import inspect_image
 
 
 def vmdk_header(data: bytearray) -> Iterator[Attack]:

@@ -8,7 +8,6 @@ import tracemalloc
 
 import pytest
 import zstandard
-from segments_kit import compute_layout_of_bytes, encode_segment
 
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, chunk_digest
 from images.segment import (
@@ -21,6 +20,7 @@ from images.segment import (
     parse_header,
     read_chunk,
 )
+from tests.kit.segments import compute_layout_of_bytes, encode_segment
 from vmjobs.errors import DigestMismatch
 
 RANDOM = random.Random(1).randbytes(CHUNK_BYTES)

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from images_cache_kit import damage
-from segments_kit import compute_layout_of_bytes
 
 from images.content import SEGMENT_BYTES
 from images.manifest import ImageManifest, Part
 from images.store.image_store import ImageStore
+from tests.kit.image_cache import damage
+from tests.kit.segments import compute_layout_of_bytes
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import BootMethod, HypervisorKind

@@ -8,13 +8,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from containers_kit import FromTar, Layer, Pack, gzipped, plain, zstded
 
 from images.build.tree import FileNode, FileTree
 from images.manifest import sha256_digest
 from images.oci.changeset import apply_layer
 from images.oci.container import Descriptor
 from images.oci.layers import UnpackBudget, unpack
+from tests.kit.container_images import FromTar, Layer, Pack, gzipped, plain, zstded
 from vmjobs.errors import DigestMismatch, ImageRejected
 
 

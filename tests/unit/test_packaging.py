@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from setuptools import Distribution
 
-ROOT = Path(__file__).parents[2]
+from tests.kit import ROOT
+
 PACKAGES = ("vmjobs", "images", "repository", "condor", "node", "api")
 
 

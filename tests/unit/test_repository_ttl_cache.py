@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from waiting_kit import Clock
-
 from repository.images.ttl_cache import TtlCache
+from tests.kit.waiting import Clock
 
 
 def test_an_answer_holds_from_the_moment_of_the_question(clock: Clock) -> None:

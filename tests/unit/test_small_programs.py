@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit import ROOT
 from vmjobs.agent_socket import agent_socket
 from vmjobs.config import load
 
-ROOT = Path(__file__).parents[2]
 #: Each takes longer to import than a tenth of such a program's work may take, or imports much.
 LARGE = ("argparse", "dataclasses", "inspect", "logging", "pathlib", "pydantic", "subprocess", "typing")
 

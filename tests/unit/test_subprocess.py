@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from waiting_kit import wait_for
 
+from tests.kit.waiting import wait_until
 from vmjobs.errors import HypervisorError, VMJobsError
 from vmjobs.subprocess import command_line, run
 
@@ -47,7 +47,7 @@ def test_a_deadline_ends_what_was_started_too(
 def until_gone(pid: str) -> None:
     """Wait until a process has ended."""
     status = Path("/proc") / pid / "stat"
-    wait_for(lambda: not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_until(lambda: not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 def test_a_program_that_is_not_wanted_any_more(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_pat
 
     with pytest.raises(Unwanted):
         run(["sh", "-c", script], timeout=50, check_cancelled=check_cancelled)
-    wait_for((tmp_path / "told").exists)
+    wait_until((tmp_path / "told").exists)
 
 
 @pytest.mark.slow

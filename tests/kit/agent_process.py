@@ -1,0 +1,88 @@
+"""An agent in a process of its own, on a node with a REST interface, and what its metrics say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.kit.api_site import Site
+from tests.kit.processes import VMJOBS
+from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
+
+#: Seconds until an agent is ready.
+SECONDS = 90.0
+NODE = "wn1.grid"
+Samples = dict[tuple[str, ...], float]
+
+
+def scrape(listen: str) -> Samples:
+    """Every sample, by its name and its label values in the order of the label names."""
+    answer = requests.get(f"http://{listen}/metrics", timeout=10)
+    assert answer.status_code == 200
+    return {
+        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+@dataclass
+class Node:
+    """An execute node with a running agent."""
+
+    site: Site
+    folder: Path
+    environ: dict[str, str]
+    listen: str
+    agent: subprocess.Popen[bytes]
+
+    def start(self, script: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """Start a new job as HTCondor's starter does; return its id and its process."""
+        (job,) = self.site.user().submit(image="generic", script=script, disk=16, memory=128)
+        token = self.folder / f"{job}.token"
+        token.write_text(self.site.issuer.job_token(job, "ada"))
+        argv = [VMJOBS, "exec", "--job", job, "--token-file", str(token)]
+        with (self.folder / "exec.log").open("ab") as log:
+            return job, subprocess.Popen(argv, env=self.environ, stderr=log)
+
+    def log(self) -> list[dict[str, str]]:
+        lines = (self.folder / "agent.log").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def started(site: Site, url: str, folder: Path) -> Iterator[Node]:
+    folder.mkdir()
+    listen = f"127.0.0.1:{free_port()}"
+    (folder / "token").write_text(site.issuer.node_token(NODE))
+    environ = {
+        **os.environ,
+        "VMJOBS_CONFIG": "/dev/null",
+        "VMJOBS_API_URL": url,
+        "VMJOBS_AGENT_TOKEN_FILE": str(folder / "token"),
+        "VMJOBS_NODE_NAME": NODE,
+        "VMJOBS_STATE_DIR": str(folder / "state"),
+        "VMJOBS_SOCKET": str(folder / "s"),
+        "VMJOBS_HYPERVISORS": "uml",
+        "VMJOBS_METRICS_LISTEN": listen,
+        "VMJOBS_LOG_FORMAT": "json",
+    }
+    with (folder / "agent.log").open("wb") as log:
+        agent = subprocess.Popen([VMJOBS, "agent"], env=environ, stderr=log)
+    try:
+        wait_until(lambda: (folder / "s").exists() or agent.poll() is not None, SECONDS, "ready")
+        assert agent.poll() is None, (folder / "agent.log").read_text()
+        yield Node(site, folder, environ, listen, agent)
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(60) == 0

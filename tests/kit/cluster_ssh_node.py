@@ -1,0 +1,53 @@
+"""A node with a cluster VM that runs the product's SSH server, to be killed.
+
+As a program: arguments are its folder, the service's URL and its token.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from images.build import build
+from images.store.image_store import ImageStore
+from tests.kit import ROOT
+from tests.kit.agent_runs import Images
+from tests.kit.cluster_vm_node import Kit, kept, member_parts
+from vmjobs.agent.cluster_vms.services import ClusterVmServices
+from vmjobs.client import AssignmentClient
+from vmjobs.cluster.wire import ClusterVmOrder
+from vmjobs.hypervisor.base import BootImage
+
+#: A job's account as in condor/worker/run.sh; starts the script ``door`` in the background.
+MORE = """
+echo 'slot1-1:x:64101:64101::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
+cp ./door /run/door
+setsid bash /run/door &
+"""
+
+
+def worker_guest() -> BootImage:
+    """The product's worker image; builds it if it is missing."""
+    store = ImageStore(ROOT / "build" / "images")
+    return store.prepare(build("worker", store, ROOT / "build" / "work").digest)
+
+
+class DoorKit(Kit):
+    """A script that keeps running, and the product's ``door.sh`` beside it."""
+
+    def files(self, order: ClusterVmOrder, incarnation: int) -> dict[str, bytes]:
+        door = (ROOT / "condor" / "worker" / "door.sh").read_bytes()
+        return {**super().files(order, incarnation), "door": door}
+
+
+def parts_of(folder: Path, url: str, token: str) -> ClusterVmServices:
+    share = AssignmentClient(url, token, "n1")
+    made = member_parts(folder, share, Images(worker_guest()))
+    return replace(made, kit=DoorKit(MORE), sessions=share)
+
+
+if __name__ == "__main__":
+    with kept(parts_of(Path(sys.argv[1]), *sys.argv[2:])):
+        threading.Event().wait()

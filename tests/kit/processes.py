@@ -1,0 +1,52 @@
+"""``vmjobs serve`` as a separate process that tests talk to and kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.kit.waiting import wait_until
+from vmjobs.client import Client, Retries
+from vmjobs.config import Config
+
+#: The program that a user runs.
+VMJOBS = str(Path(sys.executable).with_name("vmjobs"))
+SERVE = "from api.serve import serve; from vmjobs.config import load; serve(load())"
+
+
+@contextmanager
+def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the service as a process; yields it when it is ready."""
+    environ = {
+        **os.environ,
+        "VMJOBS_DATA_DIR": str(config.data_dir),
+        "VMJOBS_LISTEN": config.listen,
+        "VMJOBS_API_WORKERS": str(config.api_workers),
+        "VMJOBS_STORAGE_URL": config.storage_url,
+        "VMJOBS_IMAGE_QUOTA": str(config.image_quota),
+        "VMJOBS_CONFIG": "/dev/null",
+    }
+    if config.image_trust_dir is not None:
+        environ["VMJOBS_IMAGE_TRUST_DIR"] = str(config.image_trust_dir)
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], env=environ, stderr=sink, stdout=sink
+        )
+    try:
+        with Client(f"http://{config.listen}", retries=Retries(deadline=20, ceiling=0.2)) as client:
+            wait_until(lambda: client.health().status == "ok")
+        wait_until(lambda: len(children(process)) == config.api_workers)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(40)
+
+
+def children(process: subprocess.Popen[bytes]) -> list[int]:
+    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
