@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from vmjobs import job_shell
 from vmjobs.cli.common import config
 
 
@@ -18,8 +19,6 @@ def enter() -> None:
     server has set SSH_ORIGINAL_COMMAND, that command runs instead, and its status is the exit status.
     `vmjobs-console [--offset N] [-f]` does not run in the VM: it prints the VM's console.
     """
-    from vmjobs import job_shell  # noqa: PLC0415
-
     command, socket = os.environ.get("SSH_ORIGINAL_COMMAND", ""), config().socket
     if found := job_shell.CONSOLE_COMMAND.fullmatch(command.strip()):
         sys.exit(job_shell.print_console(socket, int(found[1] or 0), follow=bool(found[2])))
