@@ -11,9 +11,7 @@ from vmjobs.cluster.failure_backoff import (
     BackoffState,
     FailureBackoff,
     FailureBackoffs,
-    FaultSource,
     VmFailures,
-    fault_source,
 )
 from vmjobs.cluster.vm_state import ClusterVmCode
 
@@ -46,11 +44,6 @@ TABLE: dict[str, tuple[FailureBackoff, list[VmFailures], BackoffState]] = {
     "an image on one node": (WIDE, [failed(count=4)], OPEN),
     "an image five times": (WIDE, [failed(count=4), failed()], CLOSED),
     "an image on two nodes": (WIDE, [failed("n1"), failed("n2")], CLOSED),
-    "an image that is rejected by two": (
-        WIDE,
-        [failed("n1", REJECTED), failed("n2", REJECTED)],
-        CLOSED,
-    ),
     "two nodes that are not able to": (
         WIDE,
         [failed("n1", NO_NODE_DISK, 9), failed("n2", ClusterVmCode.NO_HYPERVISOR, 9)],
@@ -94,21 +87,6 @@ def test_failures_meanwhile_do_not_lengthen_a_pause() -> None:
     guard = after(PAIR, failed(count=3))
     later = guard.after_failure(failed(code=ClusterVmCode.KERNEL_PANIC), NOW + timedelta(seconds=30))
     assert (later.until, later.failures, later.code) == (guard.until, 4, ClusterVmCode.KERNEL_PANIC)
-
-
-def test_every_reason_is_somebodys_or_nobodys() -> None:
-    nobodys = {code for code in ClusterVmCode if fault_source(code) is FaultSource.UNKNOWN}
-    assert nobodys == {
-        ClusterVmCode.PROGRESS,
-        ClusterVmCode.NO_NODE,
-        ClusterVmCode.NO_ROOM,
-        ClusterVmCode.GUARDED,
-        ClusterVmCode.NODE_LOST,
-        ClusterVmCode.TOKEN_REFUSED,
-        ClusterVmCode.DRAINED,
-        ClusterVmCode.DRAIN_TIMED_OUT,
-        ClusterVmCode.STOPPED,
-    }
 
 
 def test_who_may_come() -> None:

@@ -181,7 +181,6 @@ def test_what_each_event_means(kind: int, event: dict[str, Any], status: str, re
 @pytest.mark.parametrize(
     ("ad", "in_queue", "status", "reason", "code", "signal"),
     [
-        ({"JobStatus": 1}, True, "idle", "", None, None),
         ({"JobStatus": 2}, True, "running", "", None, None),
         ({"JobStatus": 6}, True, "running", "", None, None),
         ({"JobStatus": 7}, True, "suspended", "", None, None),
@@ -192,7 +191,6 @@ def test_what_each_event_means(kind: int, event: dict[str, Any], status: str, re
         ({"JobStatus": 4, "ExitBySignal": True, "ExitSignal": 9}, True, "completed", "", None, 9),
         ({"JobStatus": 4}, True, "completed", "", None, None),
         ({"JobStatus": 1}, False, "removed", "", None, None),
-        ({"JobStatus": 99}, False, "removed", "", None, None),
     ],
 )
 def test_what_a_job_ad_means(

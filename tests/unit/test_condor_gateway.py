@@ -161,11 +161,6 @@ def test_each_machine_knows_the_computing_element_and_itself(
     assert "\ngrid_resource = condor ce.tier3.example ce.tier3.example\n" in example
 
 
-def test_a_storage_element_may_be_alone(kit: GatewayKit) -> None:
-    alone = gateway("se")
-    assert "script" in kit.files(alone, alone.machines[0], kit.secrets(alone))
-
-
 def test_there_is_one_computing_element_and_what_needs_it_says_so(kit: GatewayKit) -> None:
     two = gateway(other=(str(GatewayRole.COMPUTING_ELEMENT), "10.77.0.30"))
     for made, names in ((gateway("ui", "wn"), ["ui", "wn"]), (two, ["other"])):

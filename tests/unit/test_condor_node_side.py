@@ -1,8 +1,9 @@
-"""What runs on the execute node: chirp, progress, machine ad."""
+"""What runs on the execute node: chirp, progress, machine ad, and the job of a slot."""
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Mapping
@@ -17,10 +18,13 @@ from condor import names
 from condor.events import progress
 from condor.node import chirp
 from condor.node.chirp import ChirpReporter
+from condor.node.slot import SlotJob, job_of_starter, slot_name
 from condor.pool import machine_ad
 from tests.kit.hostile_strings import HOSTILE
 from tests.kit.reports import ended, report
+from vmjobs.agent.condor_job.starter import StarterProcess
 from vmjobs.agent.protocol import EndMessage, ImageRequirements, ProgressMessage
+from vmjobs.errors import Unavailable
 from vmjobs.model import BYTE_COUNTERS, HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, now
 
 if TYPE_CHECKING:
@@ -60,25 +64,19 @@ class Starter:
         self.thread.join(10)
 
 
-def test_attributes_are_sent_one_a_line(tmp_path: Path) -> None:
+def test_attributes_are_sent_one_a_line_and_again_when_they_change(tmp_path: Path) -> None:
     starter = Starter(tmp_path, [b"0\n"] * 3)
-    ChirpReporter(starter.config).publish({names.VM_STATE: "a b", names.VM_BOOT_SECONDS: 1.5})
+    reporter = ChirpReporter(starter.config)
+    reporter.publish({names.VM_STATE: "a b", names.VM_BOOT_SECONDS: 1.5})
     starter.close()
     assert starter.lines == [
         b"cookie secret\n",
         b'set_job_attr ChirpVMState "a\\ b"\n',
         b"set_job_attr ChirpVMBootSeconds 1.5\n",
     ]
-
-
-def test_only_what_changed_is_sent_again(tmp_path: Path) -> None:
-    starter = Starter(tmp_path, [b"0\n"] * 3)
-    reporter = ChirpReporter(starter.config)
-    reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
-    starter.close()
     starter = Starter(tmp_path, [b"0\n"] * 2)
-    reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
-    reporter.publish({names.VM_STATE: "b", names.VM_NODE: "n"})
+    reporter.publish({names.VM_STATE: "a b", names.VM_BOOT_SECONDS: 1.5})
+    reporter.publish({names.VM_STATE: "b", names.VM_BOOT_SECONDS: 1.5})
     starter.close()
     assert starter.lines[1:] == [b'set_job_attr ChirpVMState "b"\n']
 
@@ -145,15 +143,8 @@ def test_only_attributes_that_travel_back_are_set(name: str) -> None:
 
 def test_literals_of_other_types() -> None:
     values = [True, False, 7, -1.5, 1e300, float("nan"), float("inf")]
-    assert [chirp.literal(v) for v in values] == [
-        "true",
-        "false",
-        "7",
-        "-1.5",
-        "1e+300",
-        "undefined",
-        "undefined",
-    ]
+    literals = ["true", "false", "7", "-1.5", "1e+300", "undefined", "undefined"]
+    assert [chirp.literal(value) for value in values] == literals
 
 
 def test_progress_says_what_is_known() -> None:
@@ -293,3 +284,83 @@ def test_a_node_that_boots_nothing_or_rests_or_has_no_agent_takes_no_jobs() -> N
     for text in (machine_ad.lines(a_node()), rests, machine_ad.lines_without_agent()):
         assert "HasVMJobs = false\n" in text
         assert text.endswith("- update:true\n")
+
+
+STARTER = StarterProcess(42, 22)
+#: As condor_status of HTCondor 23.9.6 prints it.
+ANSWER = """[
+{
+  "Name": "slot1@node2.grid"
+}
+,
+{
+  "GlobalJobId": "site.grid#29.0#1795314046",
+  "Name": "slot1_1@node2.grid",
+  "RemoteUser": "ada@grid"
+}
+]
+"""
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A starter of slot1_1 with PID 42, and a fake of HTCondor's tools."""
+    (tmp_path / "42").mkdir()
+    words = ("condor_starter", "-f", "-local-name", "slot_type_1", "-a", "slot1_1", "172.18.0.2")
+    (tmp_path / "42/cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+    (tmp_path / "42/stat").write_text(f"42 (condor_starter) S {' '.join(map(str, range(4, 30)))}\n")
+    tool(tmp_path, "condor_config_val", '[ "$1" = FULL_HOSTNAME ] && echo node2.grid')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_the_job_of_the_starters_slot(proc: Path) -> None:
+    (proc / "answer").write_text(ANSWER)
+    tool(proc, "condor_status", f'[ "$1 $2" = "-direct node2.grid" ] && cat {proc}/answer')
+    found = job_of_starter(STARTER, proc)
+    assert found == SlotJob("site.grid#29.0#1795314046", "ada@grid")
+    assert re.fullmatch("htc[0-9a-f]{29}", found.key)
+
+
+def test_no_two_jobs_are_called_the_same(proc: Path) -> None:
+    """Two users' jobs differ too: users cannot change their identity in a job's ad."""
+    found = SlotJob("site.grid#29.0#1795314046", "ada@grid")
+    assert found.key != SlotJob("site.grid#29.1#1795314046", "ada@grid").key
+    assert found.key != SlotJob("site.grid#29.0#1795314046", "bob@grid").key
+
+
+def test_a_starter_that_has_gone_meanwhile(proc: Path) -> None:
+    """Its PID and its slot may belong to another user by now."""
+    (proc / "answer").write_text(ANSWER)
+    tool(proc, "condor_status", f"cat {proc}/answer")
+    with pytest.raises(Unavailable, match="has gone"):
+        job_of_starter(StarterProcess(42, STARTER.birth - 1), proc)
+    with pytest.raises(Unavailable, match="has gone"):
+        job_of_starter(StarterProcess(43, 1), proc)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 1", "does not answer"),
+        ("true", "has no job in slot1_1"),
+        ('echo \'[{"Name": "slot1_1@node2.grid"}]\'', "has no job in slot1_1"),
+        ("echo oops", "no list of ads"),
+    ],
+)
+def test_a_startd_that_does_not_say(proc: Path, script: str, why: str) -> None:
+    tool(proc, "condor_status", script)
+    with pytest.raises(Unavailable, match=why):
+        job_of_starter(STARTER, proc)
+
+
+def test_a_starter_that_names_no_slot() -> None:
+    assert slot_name(b"condor_starter\0-a\0slot2@node\0host\0") == "slot2"
+    for words in (b"condor_starter\0-f\0", b"condor_starter\0-a\0"):
+        with pytest.raises(Unavailable, match="no slot name"):
+            slot_name(words)

@@ -1,10 +1,9 @@
-"""The operators' guide to metrics and logs matches the code."""
+"""The guides in docs/ match the code."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,16 +11,63 @@ from prometheus_client.core import InfoMetricFamily, Metric
 
 from api.tokens import Scope
 from repository.metrics import METRICS, metric_family
+from tests.kit import ROOT
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.cli.logs import SUBJECTS
-from vmjobs.cluster.vm_state import ClusterVmCode, Phase
+from vmjobs.cli.manifests import read_clusters
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
 from vmjobs.cluster.wire import ClusterVmReport
+from vmjobs.commands import cluster as cluster_commands
 from vmjobs.config import Config
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import HypervisorKind, now
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text("utf-8")
-SECTION = GUIDE.partition("\n## Metrics and logs\n")[2].partition("\n## ")[0]
+GUIDE = (ROOT / "docs" / "clusters.md").read_text("utf-8")
+WHY_GUIDE = (ROOT / "docs" / "htcondor-jobs.md").read_text("utf-8")
+SOURCES = (
+    "condor/diagnose/findings.py",
+    "condor/diagnose/pool_findings.py",
+    "condor/diagnose/explainer.py",
+    "condor/cli/why_service.py",
+)
+EXAMPLE = ROOT / "examples" / "worker-cluster.yaml"
+
+
+def test_the_example_is_valid_and_says_the_defaults() -> None:
+    (cluster,) = read_clusters([str(EXAMPLE)]).require_valid()
+    spec = cluster.spec.model_dump(exclude={"name", "image", "size", "attributes"})
+    default = ClusterSpec(name="x", image="x", size=1).model_dump(
+        exclude={"name", "image", "size", "attributes"}
+    )
+    assert spec == default
+
+
+def test_every_state_and_reason_is_in_the_tables() -> None:
+    rows = "".join(line for line in GUIDE.splitlines() if line.startswith("| `"))
+    assert [word for word in (*ClusterVmState, *ClusterVmCode) if f"`{word}`" not in rows] == []
+
+
+def test_every_command_is_shown() -> None:
+    shown = re.findall(r"vmjobs cluster (\w+)[ \n]", GUIDE)
+    assert {verb for verb, row in cluster_commands.table().items() if row.help} <= set(shown)
+
+
+def test_settings_that_it_names_exist() -> None:
+    for name in ("cluster_cpus", "cluster_memory", "cluster_disk", "pools", "pool_key_dir"):
+        assert f"`{name}`" in GUIDE
+        assert name in Config.model_fields
+
+
+def test_every_code_of_why_is_in_the_guide() -> None:
+    text = "".join((ROOT / source).read_text("utf-8") for source in SOURCES)
+    codes = set(re.findall(r'"([A-Z]+_[A-Z_]+|[A-Z]{4,})"', text)) - {"TARGET"}
+    assert codes
+    assert [code for code in codes if f"`{code}`" not in WHY_GUIDE] == []
+
+
+OPERATORS_GUIDE = (ROOT / "docs" / "operators.md").read_text("utf-8")
+SECTION = OPERATORS_GUIDE.partition("\n## Metrics and logs\n")[2].partition("\n## ")[0]
 ROW = re.compile(r"^\| `(vmjobs_\w+)` \|([^|]*)\|", re.MULTILINE)
 
 Labels = frozenset[str]
