@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -113,14 +112,6 @@ def test_foreign_issuers_and_foreign_keys_with_our_name(
     ):
         with pytest.raises(Unauthenticated, match=why):
             issuer.verify(other.user_token("ada"))
-
-
-def test_tampered_claims(issuer: ApiTokenIssuer) -> None:
-    head, body, tail = issuer.user_token("ada").split(".")
-    claims = json.loads(base64.urlsafe_b64decode(body + "=="))
-    forged = base64.urlsafe_b64encode(json.dumps(claims | {"sub": "eve"}).encode()).decode()
-    with pytest.raises(Unauthenticated, match="signature"):
-        issuer.verify(".".join([head, forged.rstrip("="), tail]))
 
 
 def test_unsigned_and_symmetric_tokens(key_file: Path, issuer: ApiTokenIssuer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-import pytest
 import yaml
 from prometheus_client.core import InfoMetricFamily, Metric
 
@@ -115,23 +114,6 @@ def test_the_tables_have_every_metric_with_its_labels_and_no_other() -> None:
     rows = {name: frozenset(re.findall(r"`(\w+)`", labels)) for name, labels in ROW.findall(SECTION)}
     assert rows == of_code(service()) | of_code(agent())
     assert all(name.startswith("vmjobs_agent_") for name in of_code(agent()))
-
-
-@pytest.mark.parametrize("metric", [*service(), *agent()], ids=lambda metric: metric.name)
-def test_names_follow_the_rules(metric: Metric) -> None:
-    assert re.fullmatch(r"(vmjobs|process)(_[a-z]+)*", metric.name)
-    assert metric.documentation
-    for word in ("_ms", "_mib", "_mb", "_kib", "_minutes", "_percent"):
-        assert not metric.name.endswith(word)
-    assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_info"))
-    if metric.type == "counter":
-        names = {sample.name.removeprefix(metric.name) for sample in metric.samples}
-        assert {"_total"} <= names <= {"_total", "_created"}
-    for word in ("seconds", "bytes"):  # a unit is the last word of a name
-        assert word not in metric.name.split("_")[:-1]
-    for sample in metric.samples:
-        assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in sample.labels)
-        assert not {"job", "instance", "quantile"} & set(sample.labels)  # reserved by Prometheus
 
 
 def test_the_example_can_be_read_by_a_program() -> None:

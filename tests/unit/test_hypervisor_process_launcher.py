@@ -90,13 +90,6 @@ def test_what_it_has_used_is_told_with_its_end(shells: Shells) -> None:
     assert goes_on.used(0.05) is None
 
 
-def test_one_that_goes_on_has_no_status_yet(shells: Shells) -> None:
-    process = shells("exec sleep 60")
-    assert process.status(0.05) is None
-    process.kill()
-    assert process.status(20) == -signal.SIGKILL
-
-
 def test_one_that_has_ended_is_not_killed_by_its_number(
     shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,12 +37,6 @@ def test_nobody_has_ended_since_there_is_no_file_to_look_by(other: procs.Process
         assert other.pid in [process.pid for process in procs.scan()]
 
 
-def test_who_has_ended_is_not_found(other: procs.Process) -> None:
-    procs.kill_all(lambda: [other] if procs.read(other.pid) else [], 10, "it")
-    assert procs.read(other.pid) is None
-    assert procs.children(other.pid) == []
-
-
 def test_what_is_to_end_ends_once_it_can_be_looked_at(other: procs.Process) -> None:
     asked = 0
 

@@ -38,16 +38,13 @@ def test_the_first_that_works(
 DISK = (KVM, QEMU)
 
 
-def test_cloud_init_data_go_where_they_can_be_read() -> None:
+def test_what_an_image_needs_decides() -> None:
     fallback = replace(probed(uml=True)[0], abilities=Capabilities(cloud_init=False))
     found = [fallback, *probed(qemu=True)]
     assert choose(ALL, None, found) is UML
     assert choose(ALL, None, found, cloud_init=True) is QEMU
     with pytest.raises(NoHypervisor, match="uml: its kernel here cannot read cloud-init data"):
         choose(ALL, UML, found, cloud_init=True)
-
-
-def test_an_image_that_not_all_can_boot() -> None:
     assert choose(ALL, None, probed(kvm=False, uml=True, qemu=True), DISK) is QEMU
 
 

@@ -37,18 +37,6 @@ def fill(store: ImageStore) -> tuple[str, ImageManifest]:
     return store.put_manifest(manifest), manifest
 
 
-def test_contents_come_back_as_they_were_and_zeros_take_no_room(
-    store: ImageStore, tmp_path: Path
-) -> None:
-    part = store.folder.put(DISK)
-    path = store.folder.verify(part.digest)
-    assert path.read_bytes() == DISK
-    assert part.size == len(DISK)
-    assert part.digest == compute_layout_of_bytes(DISK).digest
-    assert path.stat().st_blocks * 512 < len(DISK) / 4
-    assert path == tmp_path / "contents" / part.digest[5:7] / part.digest[5:]
-
-
 @pytest.mark.parametrize(
     "size", [1, 65535, 65536, 65537, SEGMENT_BYTES - 1, SEGMENT_BYTES, SEGMENT_BYTES + 1, 3_000_001]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import socket
 import tarfile
 from contextlib import suppress
@@ -94,14 +93,6 @@ def test_special_files_and_bits_do_not_come(place: Path) -> None:
     job_directory.unpack(stream((device, b""), (entry("suid", mode=0o6755), b"")), place)
     assert not (place / "null").exists()
     assert (place / "suid").stat().st_mode & 0o7777 == 0o755
-
-
-def test_directories_of_which_nobody_may_write(place: Path) -> None:
-    entries = [(entry("ro", tarfile.DIRTYPE, mode=0o555), b""), (entry("ro/file", mode=0o444), b"x")]
-    job_directory.unpack(stream(*entries), place)
-    assert (place / "ro/file").read_text() == "x"
-    assert (place / "ro").stat().st_mode & 0o777 == 0o555
-    assert (place / "ro/file").stat().st_mode & 0o777 == 0o444
 
 
 def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path) -> None:
@@ -236,13 +227,6 @@ WHOLE = stream((entry("large"), b"x" * 100_000)).getvalue()
 def test_garbage(place: Path, data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         job_directory.unpack(io.BytesIO(data), place)
-
-
-@pytest.mark.slow
-def test_more_files_than_an_output_disk_may_have(place: Path) -> None:
-    entries = [(entry(f"{n:06d}"), b"") for n in range(70_000)]
-    job_directory.unpack(stream(*entries), place)
-    assert len(os.listdir(place)) == 70_000  # noqa: PTH208
 
 
 def test_what_is_gone_is_removed_and_links_are_not_followed(place: Path) -> None:
