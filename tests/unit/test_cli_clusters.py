@@ -470,6 +470,7 @@ JOB = {
     ("noun", "words"),
     [
         *(("job", [verb, JOB["id"]]) for verb in ("status", "wait", "outputs", "log", "why")),
+        ("job", ["list"]),
         ("node", ["list"]),
         ("image", ["builds", "--wait", "3" * 32]),
         ("cluster", ["scale", "workers", "2", "--wait", "--timeout", "0.1"]),
@@ -486,6 +487,7 @@ def test_what_others_say_is_shown_and_not_obeyed(
     }
     service.says(f"GET {job}", JOB)
     service.says(f"GET {job}/events?after=0", {"events": [event]})
+    service.says("GET /v1/jobs?limit=256", {"jobs": [JOB], "next": ""})
     service.says("GET /v1/nodes", {"detail": ESCAPE, "title": "", "status": 403}, status=403)
     service.says(f"GET /v1/builds/{'3' * 32}", build)
     up = member(0, ClusterVmState.BACKOFF, message=ESCAPE, system=ESCAPE, node=ESCAPE)
