@@ -11,9 +11,9 @@ from collections.abc import Callable
 from repository.builds.requests import Builds
 from repository.clusters.actions import ClusterActions
 from repository.clusters.assignments import ClusterAssignments
+from repository.clusters.logins import ClusterLogins
 from repository.clusters.queries import ClusterQueries
 from repository.clusters.reconciler import ClusterReconciler
-from repository.clusters.sessions import ClusterLogins
 from repository.clusters.specs import ClusterSpecs
 from repository.db.database import Database
 from repository.images.catalog import Catalog
@@ -64,7 +64,7 @@ class Repository:
         self.uploads = Uploads(database, config)
         self.segments = SegmentStore(database, objects, self.uploads, config, orphan_seconds)
         self.contents = ContentReader(database, self.catalog, self.segments)
-        self.segment_server = SegmentServer(self.contents, clock)
+        self.segment_server = SegmentServer(database, objects, self.contents, clock)
         self.publisher = Publisher(database, self.contents, config)
         self.prefetcher = Prefetcher(database)
         self.builds = Builds(database)

@@ -162,10 +162,10 @@ def _add_tasks(app: Celery, parts: _PerProcess[DispatchContext], config: Config)
 
     for name, work in (
         ("vmjobs.track", dispatcher.track),
-        (CLUSTERS, dispatcher.reconcile_clusters),
+        (CLUSTERS, lambda parts: parts.repository.reconciler.reconcile(parts.pools)),
         ("vmjobs.reconcile", dispatcher.reconcile),
         ("vmjobs.sweep", sweep),
-        ("vmjobs.collect", dispatcher.collect),
+        ("vmjobs.collect", lambda parts: parts.repository.garbage_collector.collect()),
     ):
         app.task(_periodic(name, work, parts), name=name, shared=False)
 

@@ -43,10 +43,9 @@ class ClusterQueries:
             rows, cursor = page.cut(session.scalars(query.limit(page.rows)).all(), lambda row: row.name)
             kept = generations(session)
             failed = {name: failed_view(kept.get((name, GenerationStatus.FAILED))) for name, _ in kept}
-            views = (
+            return [
                 cluster_view(row, up.get(row.name, 0), failed=failed.get(row.name)) for row in rows
-            )
-            return list(views), cursor
+            ], cursor
 
     def get(self, name: str) -> Cluster:
         """One cluster with its VMs."""

@@ -14,12 +14,13 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, Executable, and_, bindparam, select, true
 
+from repository.db.database import Database
 from repository.images.access import is_unexpired, may_read
 from repository.images.content_reader import ContentReader
 from repository.images.permissions import Viewer
 from repository.images.tables import ContentSegmentRow, HoldingRow, ImageContentRow, SegmentRow
 from repository.images.ttl_cache import TtlCache
-from repository.storage.objects import ObjectReader
+from repository.storage.objects import ObjectReader, ObjectStore
 from vmjobs.errors import NotFound
 from vmjobs.model import now as utc_now
 from vmjobs.wire import Visibility
@@ -74,7 +75,15 @@ def _segment_query(viewer: Viewer) -> Executable:
 class SegmentServer:
     """Serves segments of images fast."""
 
-    def __init__(self, contents: ContentReader, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        database: Database,
+        objects: ObjectStore,
+        contents: ContentReader,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._objects = objects
         self._contents = contents
         self._readers: TtlCache[tuple[Viewer, str], Visibility]
         self._readers = TtlCache(CACHE_SECONDS, MAX_READERS, clock)
@@ -91,7 +100,7 @@ class SegmentServer:
         if seen_by is None or key is None:
             return None
         try:
-            return self._contents.segments.objects.open(key), seen_by
+            return self._objects.open(key), seen_by
         except NotFound:
             return None  # replaced or deleted
 
@@ -114,7 +123,7 @@ class SegmentServer:
         """Cache the keys of the segment and those after it, if the viewer may read the image."""
         values = {"image": digest, "segment": segment, "present": utc_now()}
         asked = self._readers.clock()
-        with self._contents.database.read() as session:
+        with self._database.read() as session:
             question = _segment_query(_EVERY_NODE if viewer.sees_all else viewer)
             rows = session.connection().execute(question, values).all()
         if rows:

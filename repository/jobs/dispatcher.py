@@ -206,13 +206,3 @@ def _clean(remove_leftovers: Callable[[], int]) -> None:
         remove_leftovers()
     except VMJobsError as error:
         logger.warning("cannot remove leftovers of killed writers now: %s", error.message)
-
-
-def collect(parts: DispatchContext) -> None:
-    """Remove expired images, abandoned uploads, and unreferenced data."""
-    parts.repository.garbage_collector.collect()
-
-
-def reconcile_clusters(parts: DispatchContext) -> None:
-    """Reconcile the virtual clusters."""
-    parts.repository.reconciler.reconcile(parts.pools)

@@ -40,10 +40,6 @@ class StreamReader:
                 left -= len(chunk)
                 yield chunk
 
-    def read_all(self) -> bytes:
-        """All bytes."""
-        return b"".join(self.chunks())
-
 
 class StreamStore:
     """Streams below one directory: ``<job's last 2>/<job>/<attempt>/<name>``.

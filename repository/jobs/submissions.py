@@ -12,11 +12,12 @@ from sqlalchemy.exc import IntegrityError
 
 from repository.db.database import Database
 from repository.db.ids import new_ids
-from repository.db.models import EventRow, JobRow, SubmissionRow
+from repository.db.models import JobRow, SubmissionRow
 from repository.images import Viewer
 from repository.images.catalog import Catalog
 from repository.images.holdings import pin_image
-from repository.jobs.validation import ChosenImage, missing_inputs, unknown_image, validate_job
+from repository.jobs.transitions import new_event
+from repository.jobs.validation import missing_inputs, unknown_image, validate_job
 from repository.jobs.views import PublishArray, SubmissionResult, job_views
 from repository.nodes import Nodes
 from repository.storage.blob_owners import BlobOwners, mark_blobs_used
@@ -76,15 +77,15 @@ class Submissions:
         viewer, spec = Viewer(owner, groups), submission.spec
         image = self.validate(spec, viewer)
         try:
-            parent = _new_submission(owner, submission, key, image.digest)
+            parent = _new_submission(owner, submission, key, image)
             return self._store(parent, spec, viewer, publish)
         except IntegrityError as error:  # a concurrent request with the same key was first
             if seen := self._find_earlier(owner, key, body):
                 return seen
             raise Unavailable("database", f"the submission was not stored: {error.orig}") from error
 
-    def validate(self, spec: JobSpec, viewer: Viewer) -> ChosenImage:
-        """Validate a job that the viewer would submit; return the image that would run.
+    def validate(self, spec: JobSpec, viewer: Viewer) -> str:
+        """Validate a job that the viewer would submit; return the digest of its image.
 
         Raises InvalidSpec with every fault.
         """
@@ -130,7 +131,7 @@ class Submissions:
             rows = [_new_job(parent, job, number, notice) for number, job in enumerate(ids)]
             session.add_all(rows)
             session.flush()
-            session.add_all(_new_event(row) for row in rows)
+            session.add_all(new_event(row, row.created) for row in rows)
             result = SubmissionResult(parent.id, job_views(session, rows), True)
             if publish is not None:
                 publish(parent.id)
@@ -172,16 +173,4 @@ def _new_job(parent: SubmissionRow, job_id: str, index: int, notice: str) -> Job
         created=parent.created,
         updated=parent.created,
         events_count=1,
-    )
-
-
-def _new_event(row: JobRow) -> EventRow:
-    return EventRow(
-        job_id=row.id,
-        seq=1,
-        time=row.created,
-        state=row.state,
-        reason_code=row.reason_code,
-        reason_message=row.reason_message,
-        reason_actor=row.reason_actor,
     )

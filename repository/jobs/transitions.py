@@ -80,17 +80,20 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
     moment = present if at is None else max(row.updated, min(at, present))
     set_reason(row, why, moment)
     row.events_count += 1
-    session.add(
-        EventRow(
-            job_id=row.id,
-            seq=row.events_count,
-            time=moment,
-            state=row.state,
-            reason_code=why.code.value,
-            reason_message=row.reason_message,
-            reason_actor=why.actor.value,
-            attempt=row.attempt,
-        )
+    session.add(new_event(row, moment))
+
+
+def new_event(row: JobRow, moment: datetime) -> EventRow:
+    """Return an event with the job's present state and reason."""
+    return EventRow(
+        job_id=row.id,
+        seq=row.events_count,
+        time=moment,
+        state=row.state,
+        reason_code=row.reason_code,
+        reason_message=row.reason_message,
+        reason_actor=row.reason_actor,
+        attempt=row.attempt,
     )
 
 

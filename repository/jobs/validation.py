@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from repository.images import Viewer
 from repository.images.catalog import Catalog
@@ -25,13 +24,6 @@ from vmjobs.model import (
 BlobSize = Callable[[str, str], int | None]
 
 
-class ChosenImage(NamedTuple):
-    """The image that will run, and the hypervisor kinds that can boot it, best first."""
-
-    digest: str
-    kinds: tuple[HypervisorKind, ...]
-
-
 def validate_job(
     spec: JobSpec,
     config: Config,
@@ -39,32 +31,32 @@ def validate_job(
     catalog: Catalog,
     viewer: Viewer,
     blob_size: BlobSize,
-) -> ChosenImage:
-    """Validate a job; return the image that will run.
+) -> str:
+    """Validate a job; return the digest of the image that will run.
 
     nodes: the live nodes; if there are none, their resources are not checked.
     viewer: the submitting user; images that he may not see do not exist. blob_size: returns the size
     of an owner's blob, ``None`` if the owner does not have it.
     Raises InvalidSpec with every fault, not only the first.
     """
-    chosen = ChosenImage("", tuple(HypervisorKind))
+    digest, kinds = "", tuple(HypervisorKind)
     faults: list[Fault] = []
     try:
         digest = catalog.resolve(viewer, spec.image)
         manifest = catalog.parsed_manifest(viewer, digest)
-        chosen = ChosenImage(digest, manifest.hypervisors)
+        kinds = manifest.hypervisors
         if spec.checkpoint and spec.network is not NetworkMode.NONE:
             faults += _not_checkpointable(manifest.renews)
     except (NotFound, InvalidRequest) as error:
         faults.append(unknown_image(error))
-    faults += _not_bootable(spec, chosen.kinds)
+    faults += _not_bootable(spec, kinds)
     faults += _beyond_limits(spec, config)
-    faults += _beyond_nodes(spec, nodes, chosen.kinds)
+    faults += _beyond_nodes(spec, nodes, kinds)
     faults += _wrong_inputs(spec, viewer.user, blob_size)
     faults += _conflicting_inputs(spec)
     if faults:
         raise InvalidSpec("the job cannot run here", faults=faults)
-    return chosen
+    return digest
 
 
 def unknown_image(error: NotFound | InvalidRequest) -> Fault:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from repository.jobs.spool import Spool, translated
 from repository.storage.objects.base import CHUNK, ObjectInfo, ObjectReader, ObjectStore
+from repository.storage.spool import Spool, translated
 from vmjobs.closeable import Closeable
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge
 
@@ -58,10 +58,6 @@ class BlobReader(Closeable):
             )
         if held:
             yield held
-
-    def read_all(self) -> bytes:
-        """All bytes, verified; for small blobs."""
-        return b"".join(self)
 
     def close(self) -> None:
         """Close the object."""

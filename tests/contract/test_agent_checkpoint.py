@@ -175,7 +175,7 @@ class Place:
     def out(self) -> list[int]:
         """The numbers counted so far, from the service's copy of the output."""
         stream = self.site.repository.jobs.open_stream(self.job, StreamName.OUT)
-        return [int(line) for line in stream.read_all().splitlines()]
+        return [int(line) for line in b"".join(stream.chunks()).splitlines()]
 
     def completes(self, driver: Hypervisor | None = None) -> Node:
         """Run the job to its end on a new node; check that it counts each number exactly once."""

@@ -118,7 +118,7 @@ def test_a_wrong_size_leaves_what_was_there(objects: ObjectStore, announced: int
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have unfinished writes count as abandoned at once."""
-    monkeypatch.setattr("repository.jobs.spool.SETTLE_SECONDS", -1.0)
+    monkeypatch.setattr("repository.storage.spool.SETTLE_SECONDS", -1.0)
     monkeypatch.setattr("repository.storage.objects.s3.STALE_AFTER", timedelta(seconds=-60))
 
 

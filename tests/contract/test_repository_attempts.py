@@ -172,9 +172,10 @@ def test_streams_grow_by_offset(repository: Repository) -> None:
         repository.attempts.append_stream(job.id, attempt, OUT, offset, data)
     refused(Conflict, lambda: repository.attempts.append_stream(job.id, attempt, OUT, 100, b"hole"))
     stream = repository.jobs.open_stream(job.id, OUT)
-    assert stream.read_all() == b"hello world"
+    assert b"".join(stream.chunks()) == b"hello world"
     assert b"".join(stream.chunks(6, 8)) == b"wo"
-    assert repository.jobs.open_stream(job.id, StreamName.CONSOLE).read_all() == b""
+    console = repository.jobs.open_stream(job.id, StreamName.CONSOLE)
+    assert b"".join(console.chunks()) == b""
     repository.attempts.append_stream(job.id, attempt, OUT, 11, b"y" * 2000)
     assert repository.jobs.open_stream(job.id, OUT).size == 1000
     repository.attempts.append_stream(job.id, attempt, OUT, 2011, b"z")  # beyond the limit: dropped
@@ -194,7 +195,7 @@ def test_outputs(repository: Repository) -> None:
     assert repository.jobs.get(job.id).outputs == (second,)
     assert repository.jobs.outputs(job.id).outputs == (second,)
     with repository.jobs.open_output(job.id, "d/f") as reader:
-        assert reader.read_all() == b"two2"
+        assert b"".join(reader) == b"two2"
     for path in ("../f", "/f", "a//b", "", "a\0", "\ud800", "x" * 256):
         refused(InvalidRequest, lambda path=path: put(path, b"x", 1))
     refused(InvalidRequest, lambda: put("g", b"abc", 2), lambda: put("g", b"abc", 4))

@@ -589,7 +589,8 @@ def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
     node = member.node
 
     def console(incarnation: int = 0) -> bytes:
-        return world.repository.clusters.open_console("vc", "vc-0", incarnation).read_all()
+        reader = world.repository.clusters.open_console("vc", "vc-0", incarnation)
+        return b"".join(reader.chunks())
 
     assert console() == b""
     for incarnation in (1, 2, 3):

@@ -140,7 +140,7 @@ def test_inputs_are_checked_and_read_back(repository: Repository) -> None:
         assert [fault.code for fault in caught.value.faults] == ["in_the_way"]
     job = one(repository, inputs=[{"name": "d/a", "digest": digest, "size": len(data)}])
     with repository.jobs.open_input(job.id, "d/a") as reader:
-        assert reader.read_all() == data
+        assert b"".join(reader) == data
     refused(NotFound, lambda: repository.jobs.open_input(job.id, "d/b"))
     wrong = digest_of(b"other")
     refused(DigestMismatch, lambda: repository.blob_owners.put("ada", wrong, io.BytesIO(data)))

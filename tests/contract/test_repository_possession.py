@@ -69,7 +69,7 @@ def test_who_sends_the_bytes_has_them(repository: Repository) -> None:
     assert not put(repository, "bob", SECRET)
     job = with_input(repository, "bob", SECRET)
     with repository.jobs.open_input(job, "in", "bob") as reader:
-        assert reader.read_all() == SECRET
+        assert b"".join(reader) == SECRET
     assert len([found for found, _ in repository.blobs.stored() if found == digest_of(SECRET)]) == 1
 
 
@@ -98,7 +98,7 @@ def test_what_no_job_uses_goes(repository: Repository) -> None:
     assert repository.blobs.size(digest_of(b"never used")) is None
     assert not repository.blob_owners.has("bob", digest_of(SECRET))
     with repository.jobs.open_input(job, "in") as reader:
-        assert reader.read_all() == SECRET
+        assert b"".join(reader) == SECRET
     assert put(repository, "ada", b"never used")
 
 

@@ -24,7 +24,7 @@ def test_any_order_of_repeats_gives_the_same_bytes(tmp_path: Path) -> None:
         start = chance.randint(0, end)
         stop = min(len(data), start + chance.randint(1, 500))
         end = store.append(JOB, ATTEMPT, OUT, start, data[start:stop])
-    assert store.open(JOB, ATTEMPT, OUT).read_all() == data
+    assert b"".join(store.open(JOB, ATTEMPT, OUT).chunks()) == data
 
 
 def test_writers_at_once(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_writers_at_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
-    assert store.open(JOB, ATTEMPT, OUT).read_all() == data
+    assert b"".join(store.open(JOB, ATTEMPT, OUT).chunks()) == data
 
 
 def test_a_reader_sees_the_stream_as_it_was(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_reader_sees_the_stream_as_it_was(tmp_path: Path) -> None:
     store.append(JOB, ATTEMPT, OUT, 0, b"0123456789")
     reader = store.open(JOB, ATTEMPT, OUT)
     store.append(JOB, ATTEMPT, OUT, 10, b"later")
-    assert reader.read_all() == b"0123456789"
+    assert b"".join(reader.chunks()) == b"0123456789"
     assert b"".join(reader.chunks(3, 6)) == b"345"
     assert b"".join(reader.chunks(8, 1000)) == b"89"
     assert b"".join(reader.chunks(10)) == b""

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from repository.jobs.spool import Spool, make_directories, translated
 from repository.storage.objects.base import (
     ObjectInfo,
     ObjectReader,
@@ -22,6 +21,7 @@ from repository.storage.objects.base import (
     checked_prefix,
     read_exactly,
 )
+from repository.storage.spool import Spool, make_directories, translated
 from vmjobs.errors import NotFound
 from vmjobs.fsync import sync_directory
 
