@@ -76,13 +76,13 @@ def _images(store: ImageStore, digest: str) -> Iterator[tuple[ImageCache, str, s
         for size in (LARGE, SMALL):
             disk = Path(directory) / "disk"
             _enlarge(image.root, disk, size)
-            parts = {"root": own.folder.add_file(disk)}
-            if image.kernel is not None:
-                parts["kernel"] = own.folder.add_file(image.kernel)
-            if image.initrd is not None:
-                parts["initrd"] = own.folder.add_file(image.initrd)
+            manifest = ImageManifest(
+                root=own.folder.add_file(disk),
+                kernel=own.folder.add_file(image.kernel) if image.kernel else None,
+                initrd=own.folder.add_file(image.initrd) if image.initrd else None,
+                cmdline=image.cmdline,
+            )
             disk.unlink()
-            manifest = ImageManifest(**parts, cmdline=image.cmdline)
             found.append(own.put_manifest(manifest))
         yield ImageCache(own.root, _Nowhere()), found[0], found[1]
 

@@ -80,7 +80,8 @@ class Finding:
         ]
 
 
-Ours, Theirs = TypeVar("Ours"), TypeVar("Theirs")
+Ours = TypeVar("Ours")
+Theirs = TypeVar("Theirs")
 
 
 def in_turns(

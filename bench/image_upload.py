@@ -101,7 +101,7 @@ def make_disk(path: Path, mib: int) -> None:
             left -= source.stat().st_size
     with path.open("wb") as file:
         file.truncate(mib * MIB)
-    command = ["/usr/sbin/mke2fs", "-q", "-t", "ext4", "-d", tree, path]
+    command = ["/usr/sbin/mke2fs", "-q", "-t", "ext4", "-d", str(tree), str(path)]
     subprocess.run(command, check=True)
     shutil.rmtree(tree)
 
@@ -116,7 +116,7 @@ def add_files(disk: Path, home: Path, seed: int) -> None:
         orders.append(f"write {file} new{seed}/file{number}")
     script = home / "orders"
     script.write_text("\n".join(orders) + "\n")
-    debugfs = ["/usr/sbin/debugfs", "-w", "-f", script, disk]
+    debugfs = ["/usr/sbin/debugfs", "-w", "-f", str(script), str(disk)]
     subprocess.run(debugfs, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -98,7 +98,7 @@ class Start:
 class _Watch:
     """A lease that notes when the run's guest becomes ready."""
 
-    def __init__(self, line: Line, start: Start) -> None:
+    def __init__(self, line: Proxy, start: Start) -> None:
         self._line, self._start = line, start
         self._began, self._before = time.monotonic(), line.down
 
@@ -123,10 +123,10 @@ def lazy_start(
         with service(home / "service") as api:
             for what in (ref, f"{ref}-and-data"):
                 digest, size = _published(api, own, what)
-                for kind in LINES:
-                    with proxy_to(api.config.listen, partial(Line, kind=kind)) as line:
+                for way in LINES:
+                    with proxy_to(api.config.listen, partial(Line, kind=way)) as line:
                         client = ImageClient(line.url, make_issuer(api.config).node_token("bench"))
-                        name = f"lazy start, {spec.hypervisor}, {what}, {kind.name}"
+                        name = f"lazy start, {spec.hypervisor}, {what}, {way.name}"
                         yield from _compare(made, client, digest, spec, line, home, pairs, name, size)
 
 
@@ -136,12 +136,14 @@ def _images(root: Path, store: ImageStore, ref: str) -> ImageStore:
     image = store.prepare(store.resolve(ref))
     if image.kernel is None or image.initrd is None:
         raise RuntimeError(f"{ref} has no kernel of its own")
-    common = {"kernel": own.folder.add_file(image.kernel), "initrd": own.folder.add_file(image.initrd)}
+    kernel, initrd = own.folder.add_file(image.kernel), own.folder.add_file(image.initrd)
     disk = root / "disk"
     shutil.copy(image.root, disk)
     noise = random.Random(0)
     for name in (ref, f"{ref}-and-data"):
-        manifest = ImageManifest(root=own.folder.add_file(disk), cmdline=image.cmdline, **common)
+        manifest = ImageManifest(
+            root=own.folder.add_file(disk), kernel=kernel, initrd=initrd, cmdline=image.cmdline
+        )
         own.tag(name, "latest", own.put_manifest(manifest))
         with disk.open("ab") as file:
             for _ in range(DATA // SEGMENT_BYTES if name == ref else 0):
@@ -167,7 +169,7 @@ def _compare(
     client: ImageClient,
     digest: str,
     spec: JobSpec,
-    line: Line,
+    line: Proxy,
     home: Path,
     pairs: int,
     name: str,
@@ -208,7 +210,7 @@ def start_once(
     client: ImageClient,
     digest: str,
     spec: JobSpec,
-    line: Line,
+    line: Proxy,
     home: Path,
     *,
     lazy: bool,

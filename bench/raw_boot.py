@@ -235,8 +235,14 @@ def prepared(digest: str, where: str, script: str, memory: str) -> str:
     directory = Path(where)
     directory.mkdir(parents=True)
     image = ImageStore(Path("/var/lib/vmjobs/agent/images")).prepare(digest)
-    values = {"network": NetworkMode.NONE, "disk": 64, "run_seconds": 60}
-    spec = JobSpec(image=digest, script=script, memory=int(memory), **values)
+    spec = JobSpec(
+        image=digest,
+        script=script,
+        memory=int(memory),
+        network=NetworkMode.NONE,
+        disk=64,
+        run_seconds=60,
+    )
     lay_disks(directory, spec, digest)
     subprocess.run(["cp", "--sparse=always", str(image.root), str(directory / "root.disk")], check=True)
     for name, part in (("kernel", image.kernel), ("initrd", image.initrd)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from bench.figures import Finding, compare, in_turns
 from bench.pool import condor_job
@@ -31,5 +32,5 @@ def short_jobs(grid: Grid, pairs: int) -> Iterator[Finding]:
     run(2, _IN_A_MACHINE)  # brings the image to the nodes; not counted
     for count in COUNTS:
         times = max(1, pairs * COUNTS[0] // count)
-        seen = in_turns(times, lambda n=count: run(n, _IN_A_MACHINE), lambda n=count: run(n, ""))
+        seen = in_turns(times, partial(run, count, _IN_A_MACHINE), partial(run, count, ""))
         yield compare(17, f"{count} x /bin/true", seen, 2.0, measure="with +VMJobImage / plain")

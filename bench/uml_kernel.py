@@ -45,7 +45,7 @@ def uml_kernel(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
     """
     with tempfile.TemporaryDirectory(prefix="kernel-costs-") as directory:
         program = Path(directory) / "kernel_costs"
-        build = ["gcc", "-O2", "-static", "-o", program, HERE / "kernel_costs.c", "-lm"]
+        build = ["gcc", "-O2", "-static", "-o", str(program), str(HERE / "kernel_costs.c"), "-lm"]
         subprocess.run(build, check=True)
 
         inside = partial(_inside, made, digest, program)

@@ -18,7 +18,7 @@ import pytest
 
 from images.store.image_store import ImageStore
 from images.transfer.file_transfer import ChunkedFileTransfer
-from repository.images.checkpoints import Checkpoint, checkpoint_of
+from repository.images.checkpoints import checkpoint_of
 from tests.kit import ROOT
 from tests.kit.agent_runs import Images, Lease
 from tests.kit.api_site import Site, make_site, serving
@@ -35,7 +35,7 @@ from vmjobs.errors import HypervisorError, QuotaExceeded, Unavailable
 from vmjobs.file_transfer import ContentReceiver
 from vmjobs.hypervisor.base import Hypervisor, VmConfig, VmState
 from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
-from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, StreamName
+from vmjobs.model import MIB, Checkpoint, HypervisorKind, JobState, ReasonCode, StreamName
 
 S, C = JobState, ReasonCode
 BOOT = 120.0

@@ -201,7 +201,7 @@ def test_another_nodes_token_is_refused(
     site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
     world.step()
     member = world.members()["vc-0"].id
-    paths = (
+    paths: tuple[tuple[str, str, Any], ...] = (
         ("GET", "/v1/nodes/n1/members", None),
         ("POST", "/v1/nodes/n1/members", {"reports": []}),
         ("POST", f"/v1/nodes/n1/members/{member}/token", {"incarnation": 1}),

@@ -98,7 +98,15 @@ def test_faults_of_both_kinds_come_in_one_answer(site: Site) -> None:
 
 
 def test_hardly_a_submission(site: Site) -> None:
-    for body in ([], {}, {"spec": None}, {"spec": []}, {"spec": {}}, {"spec": {"image": []}}):
+    bodies: tuple[Any, ...] = (
+        [],
+        {},
+        {"spec": None},
+        {"spec": []},
+        {"spec": {}},
+        {"spec": {"image": []}},
+    )
+    for body in bodies:
         problem = site.user().problem(422, "POST", "/v1/jobs", json=body)
         fields = [fault["field"] for fault in problem["errors"]]
         assert fields

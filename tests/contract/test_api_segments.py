@@ -52,7 +52,7 @@ def get(who: Caller, path: str, **headers: str) -> TestResponse:
 
 def sent(answer: TestResponse) -> bytes:
     """The body as the server sends it: of a file, as many bytes as were announced."""
-    return answer.data[: answer.content_length]
+    return bytes(answer.data[: answer.content_length])
 
 
 def plainly(who: Caller, path: str, **headers: str) -> TestResponse:

@@ -88,8 +88,14 @@ class Service:
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Start a process group of the service."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            where = {"env": self.environment, "cwd": self.folder, "start_new_session": True}
-            return subprocess.Popen([*self.command, *words], stdout=log, stderr=log, **where)
+            return subprocess.Popen(
+                [*self.command, *words],
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
 
     def start_builder(self) -> None:
         self.builder = self.start("builder", "worker", "--builds")

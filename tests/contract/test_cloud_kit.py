@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
 import socket
 import threading
@@ -80,6 +81,7 @@ class Guest:
         return read_output_disk(self.place / "output.disk", self.output_collector, streams, 16 * MIB)
 
     def seen(self) -> RunEvent | None:
+        assert isinstance(self.link.event_queue, EventQueue)
         return self.link.event_queue.next(time.monotonic() + 10)
 
 
@@ -107,10 +109,10 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
     network = guest_network()
     address = network.listening[ENDPOINT_PORT].getsockname()
 
-    def connect(self: cloud_kit.http.client.HTTPConnection) -> None:
+    def connect(self: http.client.HTTPConnection) -> None:
         self.sock = socket.create_connection(address)
 
-    monkeypatch.setattr(cloud_kit.http.client.HTTPConnection, "connect", connect)
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
     with serving(link, network):
         yield Guest(tmp_path, link, OutputCollector(["sub/*.csv"], MIB), said)
     signal.signal(signal.SIGTERM, before)

@@ -81,6 +81,7 @@ def test_a_life(parts: ClusterVmServices, service: Service, monkeypatch: pytest.
         service.wait_phase(Phase.GONE)
         assert (service.last().code, service.last().incarnation) == (ClusterVmCode.DRAINED, 2)
         assert machine_pid(parts) is None
+        assert isinstance(parts.images, Images)
         assert parts.images.held == 0
         assert_forgotten(parts, service, 4)
     seen = [phase for phase, _ in groupby(r.phase for r in service.reports if r.incarnation == 1)]

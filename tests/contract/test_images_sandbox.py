@@ -30,7 +30,7 @@ LIMITS = SandboxLimits(seconds=60, cpu_seconds=30, file_size=64 * MIB, written=6
 SECRET = b"a secret of the host" * 100
 
 
-def python(program: str, source: Path | None = None, output: Path | None = None) -> object:
+def python(program: str, source: Path | None = None, output: Path | None = None) -> Any:
     """Run some Python in the sandbox and return what it prints, which is JSON."""
     on_output = bytearray()
     argv = ("python3", "-c", f"import os, json, socket, ctypes\n{program}")
@@ -198,7 +198,7 @@ for path in ('/in/disk', '/in/new', '/new', '/tmp/new', '/usr/new', '/out/new'):
         r.append(os.strerror(e.errno))
 print(json.dumps(r))
 """
-    *others, last = python(program, secret, output)  # type: ignore[misc]
+    *others, last = python(program, secret, output)
     assert last == "done"
     assert set(others) == {"Read-only file system"}
     assert secret.read_bytes().startswith(SECRET)

@@ -74,9 +74,9 @@ def test_nbdkit_serves_what_is_not_here_yet(place: Place, tmp_path: Path) -> Non
         assert isinstance(errors[0], HypervisorError)
     wait_until(lambda: cache.cached() == [digest])
     assert set(place.gate.ranges.values()) == {1}
-    image = place.plain().prepare(digest)
-    assert image.live is None
-    assert image.root.read_bytes() == DISK
+    whole = place.plain().prepare(digest)
+    assert whole.live is None
+    assert whole.root.read_bytes() == DISK
     assert sum(place.gate.ranges.values()) == len(place.gate.ranges)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -221,7 +222,11 @@ def test_canceling_too_late(repository: Repository) -> None:
     builds.finish(work, DIGEST)
     refused(Conflict, lambda: builds.cancel(work.id, ADA), match="DONE")
     # If a builder dies there, or postpones the build, the build starts again.
-    for leave in (lambda _work: None, lambda work: builds.postpone(work, "no storage")):
+    leaving: list[Callable[[BuildTask], object]] = [
+        lambda _work: None,
+        lambda work: builds.postpone(work, "no storage"),
+    ]
+    for leave in leaving:
         again = begun(repository)
         builds.name(again)
         leave(again)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from repository.clusters import history, queries
@@ -602,8 +604,13 @@ def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
     append = world.repository.assignments.append_console
     refused(NotFound, lambda: console(1), match="is not kept")
     refused(Conflict, lambda: append(node, member.id, 3, 100, b"later"))
-    for who in ((node, member.id, 1), (node, member.id, 5), (node, "0" * 32, 3), ("n9", member.id, 3)):
-        refused(Forbidden, lambda who=who: append(*who, 0, b"x"))
+    for host, of, number in (
+        (node, member.id, 1),
+        (node, member.id, 5),
+        (node, "0" * 32, 3),
+        ("n9", member.id, 3),
+    ):
+        refused(Forbidden, partial(append, host, of, number, 0, b"x"))
     folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
     assert sorted(int(path.name, 16) for path in folder.iterdir()) == [2, 3]
     world.repository.cluster_actions.delete("vc", Goal.STOP, "root")

@@ -22,7 +22,7 @@ from tests.kit.repository_jobs import (
     submission,
     told,
 )
-from vmjobs.batch import BatchStatus
+from vmjobs.batch import BatchJob, BatchStatus
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.job_sets import JobSelection
 from vmjobs.model import Job, JobAction, JobState, ReasonCode, now
@@ -59,7 +59,12 @@ class Grid:
         dispatcher.cancel_jobs(self.parts, [job.id])
 
     def report(
-        self, job: Job, attempt: str, state: S, code: ReasonCode = ReasonCode.PROGRESS, *exit_code: int
+        self,
+        job: Job,
+        attempt: str,
+        state: JobState,
+        code: ReasonCode = ReasonCode.PROGRESS,
+        *exit_code: int,
     ) -> None:
         self.repository.attempts.report(job.id, attempt, told(state, code, *exit_code))
 
@@ -170,7 +175,7 @@ def test_killed_between_submission_and_record(grid: Grid) -> None:
 def test_killed_between_submission_and_record_then_canceled(grid: Grid) -> None:
     job = one(grid.repository)
     (ready,) = grid.repository.condor_sync.begin_dispatch(1)
-    grid.schedd.submit([dispatcher.BatchJob(ready.id, ready.array, 0, "ada", ready.spec, "t")])
+    grid.schedd.submit([BatchJob(ready.id, ready.array, 0, "ada", ready.spec, "t")])
     grid.cancel(job)
     assert grid.schedd.removed == [grid.schedd.queue[job.id].ref]
     assert grid.track(job) is S.CANCELED
@@ -204,7 +209,7 @@ def test_a_set_is_changed_by_one_call(grid: Grid) -> None:
     unsent = one(grid.repository)
     selection = JobSelection(jobs=(array, unsent.id, late.id))
 
-    def change(action: JobAction) -> set[S]:
+    def change(action: JobAction) -> set[JobState]:
         grid.repository.job_actions.change(
             action, selection, "ada", lambda *what: dispatcher.change_jobs(grid.parts, *what)
         )
@@ -267,7 +272,7 @@ def test_a_node_that_never_confirms(grid: Grid) -> None:
     ],
 )
 def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
-    grid: Grid, state: S, code: ReasonCode
+    grid: Grid, state: JobState, code: ReasonCode
 ) -> None:
     job, attempt = grid.submit(S.COLLECTING)
     grid.repository.job_actions.cancel(job.id)
@@ -283,11 +288,11 @@ def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
     [(S.COMPLETED, ReasonCode.SUCCEEDED), (S.FAILED, ReasonCode.SCRIPT_FAILED)],
 )
 def test_a_job_that_ended_by_itself_for_the_scheduler_too_is_not_canceled(
-    grid: Grid, state: S, code: ReasonCode, first: str
+    grid: Grid, state: JobState, code: ReasonCode, first: str
 ) -> None:
     job, attempt = grid.submit(S.COLLECTING)
     grid.repository.job_actions.cancel(job.id)
-    steps = [
+    steps: list[Callable[[], object]] = [
         lambda: grid.report(job, attempt, state, code),
         lambda: (grid.schedd.say(job.id, B.COMPLETED), grid.track(job)),
     ]
@@ -429,7 +434,7 @@ def test_the_sweep_tidies_up_after_the_end(grid: Grid) -> None:
     ],
 )
 def test_jobs_wait_for_settings_and_fail_where_nothing_will_do(
-    grid: Grid, error: Exception, state: S
+    grid: Grid, error: Exception, state: JobState
 ) -> None:
     job = one(grid.repository)
 

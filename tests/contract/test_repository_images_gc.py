@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 
 from images.content import CHUNK_BYTES, ContentLayout
 from images.manifest import sha256_digest
+from repository.db.models import Base
 from repository.images import Viewer, tables
 from repository.images.tables import (
     ContentRow,
@@ -42,7 +43,7 @@ STEPS = 300
 ROWS = [
     table
     for table in vars(tables).values()
-    if isinstance(table, type) and issubclass(table, tables.Base) and table is not tables.Base
+    if isinstance(table, type) and issubclass(table, Base) and table is not Base
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.kit.grid import Grid, odd_images, wait_for
@@ -11,13 +13,17 @@ from vmjobs.model import Job, JobState
 SLEEP = "#!/bin/sh\nsleep 300\n"
 
 
+def has_left(grid: Grid, service: str, job: Job) -> bool:
+    return not queued(grid, service, job)
+
+
 def assert_gone(grid: Grid, job: Job) -> None:
     """Assert that the job ends CANCELED and is gone from both schedds and all nodes."""
     (ended,) = grid.wait(job, timeout=120)
     assert ended.state is JobState.CANCELED, ended.reason
     for service in ("submit", "site"):
         wait_for(
-            lambda service=service: not queued(grid, service, job),
+            partial(has_left, grid, service, job),
             f"job {job.id} to leave the queue of {service}",
             60,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.kit.grid import Grid, healthy, run, wait_for
@@ -23,6 +25,11 @@ def assert_ended_right(grid: Grid, job: Job) -> None:
     assert [o.path for o in ended.outputs] == ["out.txt"]
     assert ended.attempts == 1
     grid.assert_clean(job)
+
+
+def was_found(desk: Desk, times: int) -> bool:
+    """Whether the schedd has found the job again as often."""
+    return desk.read("log").count("\n023 (") == times
 
 
 def service_of(job: Job) -> str:
@@ -65,7 +72,7 @@ def test_a_schedd_finds_its_jobs_again(grid: Grid) -> None:
         for found, deed in enumerate((RESTART, KILL), 1):
             grid.on("site", *deed)
             wait_for(
-                lambda number=found: desk.read("log").count("\n023 (") == number or None,
+                partial(was_found, desk, found),
                 f"the job to be found again after {deed}",
                 PATIENT,
             )

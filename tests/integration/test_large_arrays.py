@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from vmjobs.model import MAX_ARRAY, Job, JobAction, JobState
 #: A thousand jobs keep the schedd from answering other tests in time.
 pytestmark = pytest.mark.disruptive
 #: The submit host's own pool, which has no nodes: its jobs stay in the queue.
-NOWHERE = {"route": "local"}
+NOWHERE: dict[str, Any] = {"route": "local"}
 #: Seconds: a few times the measured values, far below those of one submission per job.
 QUEUED_SECONDS, CHANGED_SECONDS, ANSWER_SECONDS = 15, 30, 5
 

@@ -83,7 +83,7 @@ def test_what_a_job_used_is_known_to_the_api_and_to_htcondor(grid: Grid) -> None
     assert ended.bytes["disk"] > 40 * MIB
     assert ended.bytes["output"] == 100_000
     assert set(ended.bytes) == set(BYTE_COUNTERS) - {"checkpoint"}
-    asked = ("-constraint", f'VMJobsId == "{job.id}"', "-af")
+    asked = ["-constraint", f'VMJobsId == "{job.id}"', "-af"]
     asked += ("ChirpVMCpuSeconds", "ChirpVMMemoryBytes", "ChirpVMOutputBytes", "MemoryUsage")
     for host in ("site", "submit"):
         shown = wait_for(

@@ -198,7 +198,7 @@ def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -
             return folder
 
         run = holding(f'"{name}"', f"{STATE}/runs")
-        agents = {
+        agents: dict[str, list[Any]] = {
             "folders": [STATE, f"{STATE}/handed", holding(mark, f"{STATE}/handed"), run],
             "files": [],
             "pids": list(processes(grid, node, Path(run).name, "uml")),
@@ -348,7 +348,7 @@ def test_a_library_of_a_jobs_is_loaded_on_no_node(
     """HTCondor starts the wrapper in the job's environment."""
     mark = Path(f"/run/lock/loaded-{uuid.uuid4().hex}")
     evil = base64.b64encode(build_evil(tmp_path, mark).read_bytes()).decode()
-    more = {
+    more: dict[str, Any] = {
         "environment": f'"{variable}=./evil.so MINE=1"',
         "transfer_input_files": "data, evil.so",
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -117,7 +118,7 @@ def tour(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]
                     desk("condor_rm", cluster, check=False)
 
 
-def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
+def _go(tour: Tour, owner: Client, desks: Sequence[Desk], folder: Path) -> None:
     """Run jobs that succeed, jobs that fail, and jobs that cannot run at all."""
     grid, secrets = tour.grid, tour.findings.secrets
     (folder / "input").write_text(secrets["rest-input"])
@@ -148,7 +149,7 @@ def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
 
 
 def _unchanged(desk: Desk, secrets: dict[str, str]) -> Iterator[str]:
-    fields = {
+    fields: dict[str, Any] = {
         "environment": f'"SECRET={secrets["unchanged-environment"]}"',
         "input": "stdin",
     }

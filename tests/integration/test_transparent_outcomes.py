@@ -441,7 +441,7 @@ LATER = f"""from vmjobs.agent.condor_job.services import CondorJobServices
 class Fault:
     """A fault of a node or of the service, and the job that it hits."""
 
-    context: Callable[[Grid, str], AbstractContextManager[None]]
+    context: Callable[[Grid, str], AbstractContextManager[object]]
     way: Way
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO
 
@@ -64,7 +65,7 @@ class ChirpService:
                 stream.write(answer)
                 stream.flush()
 
-    def _answer(self, words: list[str], stream: IO[bytes], files: dict[int, IO[bytes]]) -> bytes:
+    def _answer(self, words: list[str], stream: BufferedIOBase, files: dict[int, IO[bytes]]) -> bytes:
         if words[0] in ("read", "write", "close"):
             return self._of_open_file(files[int(words[1])], words, stream)
         if words[0] == "open":
@@ -76,7 +77,7 @@ class ChirpService:
             return b"7\n41 1482952 33188 1 6400 6400 0 12 4096 8 1795230748 1795230748 1795230748\n"
         return self._of_the_job(words)
 
-    def _of_open_file(self, file: IO[bytes], words: list[str], stream: IO[bytes]) -> bytes:
+    def _of_open_file(self, file: IO[bytes], words: list[str], stream: BufferedIOBase) -> bytes:
         if words[0] == "read":
             data = file.read(int(words[2]))
             return b"%d\n%s" % (len(data), data)

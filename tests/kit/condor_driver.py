@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _die(when: str) -> None:
             real(self, submission, held)
         os._exit(9)
 
-    Schedd.submit = dying  # type: ignore[method-assign]
+    Schedd.submit = dying  # type: ignore[assignment,method-assign]
 
 
 def watch(scheduler: CondorScheduler, array: str, until: list[str], seconds: float) -> Any:
@@ -104,7 +105,7 @@ def _plain(observation: Observation) -> dict[str, Any]:
     return {**dataclasses.asdict(observation), "ref": observation.ref.model_dump()}
 
 
-VERBS = {
+VERBS: dict[str, Callable[..., Any]] = {
     "submit": submit,
     "watch": watch,
     "query": query,

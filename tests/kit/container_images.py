@@ -38,7 +38,7 @@ def zstded(data: bytes) -> bytes:
     return zstandard.compress(data, 3)
 
 
-_TYPES = {plain: "", gzipped: "+gzip", zstded: "+zstd"}
+_TYPES: dict[Callable[[bytes], bytes], str] = {plain: "", gzipped: "+gzip", zstded: "+zstd"}
 
 
 @dataclass

@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
 PIECE = 64 * 1024
 
@@ -74,11 +73,8 @@ class Proxy:
         self.hold_after(None)
 
 
-_Proxy = TypeVar("_Proxy", bound=Proxy)
-
-
 @contextmanager
-def proxy_to(listen: str, kind: Callable[[tuple[str, int]], _Proxy] = Proxy) -> Iterator[_Proxy]:
+def proxy_to(listen: str, kind: Callable[[tuple[str, int]], Proxy] = Proxy) -> Iterator[Proxy]:
     """Run a proxy in front of the service that listens at ``HOST:PORT``."""
     host, _, port = listen.rpartition(":")
     made = kind((host, int(port)))

@@ -9,6 +9,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -113,7 +114,8 @@ def damage(data: bytearray, chance: random.Random) -> bytes:
         if kind == 0:
             data[place] = chance.randrange(256)
         elif kind == 1:
-            width, order = chance.choice((2, 4, 8)), chance.choice(("little", "big"))
+            width = chance.choice((2, 4, 8))
+            order: Literal["little", "big"] = "little" if chance.random() < 0.5 else "big"
             value = chance.choice(INTERESTING) + chance.randint(-1, 1)
             data[place : place + width] = (value % (1 << 8 * width)).to_bytes(width, order)
         elif kind == 2:

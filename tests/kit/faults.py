@@ -84,7 +84,7 @@ class Volley(Submitter):
         """Submit one more job."""
         self.jobs.append(self.submit(cluster, "sleep 1; echo done", lease=LEASE))
 
-    def starts(self) -> list[int]:
+    def all_starts(self) -> list[int]:
         """Assert that each job ended well and once; return how often the site started each."""
         wait_for(
             lambda: not self("condor_q", *self.jobs, "-af", "ClusterId") or None, "all to end", LATE

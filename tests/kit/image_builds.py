@@ -275,8 +275,8 @@ class Bench:
             sinks=sinks,
         )
         run = Run(RunRequest(job, _NoLease(), self._parts, job.job_id, uuid.uuid4().hex, EventQueue()))
-        streams = (sinks[name] for name in (StreamName.OUT, StreamName.ERR, StreamName.CONSOLE))
-        guest = Guest(run, job, *streams)
+        out, err, console = (sinks[n] for n in (StreamName.OUT, StreamName.ERR, StreamName.CONSOLE))
+        guest = Guest(run, job, out, err, console)
         guest.start()
         self._guests.append(guest)
         return guest

@@ -28,6 +28,10 @@ QUICK = Retries(deadline=0.5, first=0.05)
 SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
 
 
+#: The type; a gate counts bytes in an attribute of that name.
+Bytes = bytes
+
+
 @dataclass
 class Gate:
     """Between the API and a node: counts requests, and can hold, refuse or falsify answers.
@@ -44,11 +48,11 @@ class Gate:
     let: float = float("inf")
     away: bool = False
     withheld: frozenset[str] = frozenset()
-    spoil: Callable[[bytes], bytes] = lambda data: data
+    spoil: Callable[[Bytes], Bytes] = lambda data: data
     cut: Callable[[], bool] = lambda: False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[Bytes]:
         found = SEGMENT_PATH.fullmatch(environ["PATH_INFO"])
         wanted = environ.get("HTTP_RANGE", "")
         head = wanted.startswith("bytes=0-") and int(wanted.rpartition("-")[2]) < header_size(128)
@@ -79,7 +83,7 @@ class Gate:
         with self.changed:
             assert self.changed.wait_for(what, DEADLINE)
 
-    def _counted(self, body: Any, connection: socket.socket, head: bool) -> Iterator[bytes]:
+    def _counted(self, body: Any, connection: socket.socket, head: bool) -> Iterator[Bytes]:
         try:
             for piece in body:
                 if self.cut():

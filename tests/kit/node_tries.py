@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,13 @@ def main() -> None:
     for pid in wish.get("pids", ()):
         tries |= {f"process {pid} {name}": act for name, act in of_process(pid).items()}
     for path in wish["folders"]:
-        tries[f"folder {path}"] = lambda path=path: listed(path)
+        tries[f"folder {path}"] = partial(listed, path)
     for path in wish["files"]:
-        tries[f"file {path}"] = lambda path=path: opened(path)
+        tries[f"file {path}"] = partial(opened, path)
     for path in wish.get("sockets", ()):
-        tries[f"socket {path}"] = lambda path=path: connected(path)
+        tries[f"socket {path}"] = partial(connected, path)
     for uri in wish.get("libvirt", ()):
-        tries[f"libvirt {uri}"] = lambda uri=uri: virsh(uri, wish["domain"])
+        tries[f"libvirt {uri}"] = partial(virsh, uri, wish["domain"])
     said = {}
     for name, act in tries.items():
         try:

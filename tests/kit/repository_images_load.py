@@ -26,7 +26,7 @@ from tests.kit.repository_jobs import images_of, submission
 from tests.kit.segments import compute_layout_of_bytes, encode_segment
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, ImageInUse, InvalidSpec, MissingChunks, NotFound, VMJobsError
-from vmjobs.wire import Publication
+from vmjobs.wire import Publication, Visibility
 
 USERS: Final = ("ada", "bob", "eve")
 DISKS: Final = 10
@@ -101,7 +101,7 @@ class Worker:
             manifest=manifest(seed).model_dump(mode="json", by_alias=True),
             upload=upload,
             name=self._name(),
-            visibility=self.random.choice(["public", "private"]),
+            visibility=self.random.choice([Visibility.PUBLIC, Visibility.PRIVATE]),
         )
         self.repository.publisher.publish(viewer, wish)
 
@@ -195,7 +195,9 @@ def collect(config: Config, seed: int, start: Any, board: Any, results: Any) -> 
     start.wait(DEADLINE)
     while not board[STOP]:
         report = images.garbage_collector.collect()
-        done += Counter({f"collected {k}": v for k, v in report.model_dump().items()}, collections=1)
+        done += Counter(
+            {f"collected {k}": v for k, v in report.model_dump().items()} | {"collections": 1}
+        )
         images.garbage_collector.collect(dry_run=True)
     results.put(done)
     repository.close()

@@ -31,6 +31,7 @@ from vmjobs.errors import Unavailable
 from vmjobs.model import (
     AttemptClaim,
     CondorRef,
+    ExitChannel,
     ExitStatus,
     Job,
     JobAction,
@@ -241,7 +242,7 @@ def submission(count: int = 1, **changes: object) -> Submission:
     return Submission(spec=JobSpec.model_validate(values), count=count)
 
 
-def one(repository: Repository, owner: str = "ada", **changes: object) -> Job:
+def one(repository: Repository, owner: str = "ada", **changes: Any) -> Job:
     """Submit a job."""
     return repository.submissions.submit(owner, submission(**changes)).jobs[0]
 
@@ -257,7 +258,7 @@ def told(
     state: JobState, code: ReasonCode = ReasonCode.PROGRESS, exit_code: int | None = None
 ) -> Report:
     """Make a report."""
-    status = None if exit_code is None else ExitStatus(code=exit_code, channel="endpoint")
+    status = None if exit_code is None else ExitStatus(code=exit_code, channel=ExitChannel.ENDPOINT)
     return Report(state=state, reason=reason(code), time=now(), exit=status)
 
 

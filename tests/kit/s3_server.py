@@ -57,9 +57,9 @@ class S3Server:
         for folder in (self._data, self._meta):
             folder.mkdir(parents=True, exist_ok=True)
         address = f"127.0.0.1:{self._port}"
-        options = ["--quiet", "--keep-alive", "--port", address, "posix", "--sidecar", self._meta]
+        options = ["--quiet", "--keep-alive", "--port", address, "posix", "--sidecar", str(self._meta)]
         self._process = subprocess.Popen(
-            [*(bound or DIES_WITH_US), made.stdout.strip(), *options, self._data],
+            [*(bound or DIES_WITH_US), made.stdout.strip(), *options, str(self._data)],
             env={
                 "ROOT_ACCESS_KEY": ENVIRONMENT["AWS_ACCESS_KEY_ID"],
                 "ROOT_SECRET_KEY": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],

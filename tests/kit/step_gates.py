@@ -99,7 +99,8 @@ def plant() -> None:
     def job_of(run: Any, *_: object) -> str:
         return str(run.request.job_id)
 
-    steps.STEPS = tuple(replace(s, action=before(s.title, job_of)(s.action)) for s in steps.STEPS)
+    gated = tuple(replace(s, action=before(s.title, job_of)(s.action)) for s in steps.STEPS)
+    steps.STEPS = gated  # type: ignore[assignment]
     from vmjobs.agent.run import job_run  # imports STEPS, so it must follow the patch
 
     deliver = before("deliver", job_of)(job_run._deliver)
@@ -109,7 +110,7 @@ def plant() -> None:
         stop(run.request.job_id, "clear away")
         return outcome
 
-    job_run._deliver = deliver_and_stop
+    job_run._deliver = deliver_and_stop  # type: ignore[assignment]
     condor_job.CondorJob.receive = before("take over", name_of)(CondorJob.receive)  # type: ignore[method-assign]
     condor_job.CondorJob.send_outputs = before("give back", name_of)(CondorJob.send_outputs)  # type: ignore[method-assign]
 

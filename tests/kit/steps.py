@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -242,7 +243,7 @@ class Volley:
             assert len(ends) == 1, events
             (state,) = ends
             wait_for(
-                lambda job=job: not self._at_schedd("condor_q", job, "JobStatus") or None,
+                partial(self._left_queue, job),
                 "the queue",
                 60,
             )

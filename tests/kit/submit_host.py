@@ -58,7 +58,7 @@ class Desk:
     def write(self, name: str, text: str) -> None:
         self("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, f"{self.folder}/{name}")
 
-    def submit(self, script: str, image: str = "generic", arguments: str = "", **more: str) -> str:
+    def submit(self, script: str, image: str = "generic", arguments: str = "", **more: Any) -> str:
         """Submit a shell script as a job; return its cluster. more: lines of the submit file."""
         self.describe(script, image, arguments, **more)
         return self.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()

@@ -37,8 +37,13 @@ class Workstation:
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """Start ``vmjobs image …``."""
         command = [VMJOBS, "image", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=self.environ(), text=True, **pipes)
+        return subprocess.Popen(
+            command,
+            env=self.environ(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def run(self, *arguments: str | Path, code: int = 0) -> str:
         """Run ``vmjobs image …`` to its end; return its output, or its errors if it should fail."""

@@ -50,6 +50,7 @@ class Guest:
         return found
 
     def seen(self) -> RunEvent | None:
+        assert isinstance(self.link.event_queue, EventQueue)
         return self.link.event_queue.next(time.monotonic() + 5)
 
 

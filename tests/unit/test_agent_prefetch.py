@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -15,7 +16,6 @@ from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from tests.kit.image_cache import Remote, put
 from tests.kit.noise import noise
-from vmjobs.agent import node
 from vmjobs.agent.node import NodeAnnouncer, describe
 from vmjobs.agent.prefetch import FIRST_PAUSE_SECONDS, Prefetcher
 from vmjobs.config import Config
@@ -167,7 +167,7 @@ def test_disks_of_machines_do_not_lessen_twice_what_a_node_offers_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Config(state_dir=tmp_path)
-    monkeypatch.setattr(node.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000 * MIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000 * MIB))
 
     def offered(settings: Config) -> int:
         return describe("n", settings, (), [], ()).cluster_disk

@@ -58,7 +58,7 @@ def signed(key_file: Path, algorithm: str = "ES256", **changes: Any) -> str:
         "scope": "compute.read",
     }
     claims = {k: v for k, v in {**claims, **changes}.items() if v is not None}
-    return jwt.encode(claims, load_or_create_key(key_file), algorithm)  # type: ignore[arg-type]
+    return jwt.encode(claims, load_or_create_key(key_file), algorithm)
 
 
 def test_what_tokens_are_good_for(issuer: ApiTokenIssuer) -> None:

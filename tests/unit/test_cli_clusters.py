@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import tty
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -256,7 +257,7 @@ def test_nobody_is_waited_for_for_ever_unasked(
     for verb in ("scale", "retry", "drain"):
         service.says(f"POST /v1/clusters/workers/{verb}", there)
     clock = iter(range(0, 10_000, 100))
-    monkeypatch.setattr(wait.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     done = vmjobs(*words, "--wait")
     assert done.code == 124
     assert "after 1800 s: workers: " in done.err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -562,7 +562,12 @@ def test_where_there_is_no_room_each_node_is_looked_at_once(
     nodes["m"] = node("m", 500)
     closed = FailureBackoff(IMAGE, "m", failures=3, until=at(-600), nodes=("m",))
     open_guards = FailureBackoffs([closed, replace(closed, node="")], NOW)
-    made = {"pending": member, "missing": up, "failing": lambda n: failing(n, "m")}[crowd]
+    kinds: dict[str, Callable[[int], Any]] = {
+        "pending": member,
+        "missing": up,
+        "failing": lambda n: failing(n, "m"),
+    }
+    made = kinds[crowd]
     members = [] if crowd == "missing" else [made(n) for n in range(500)]
     there = [replace(up(1000 + n, f"n{n}"), name=f"vc-{1000 + n}") for n in range(20)]
     wanted = cluster(*members, *there, target=520)

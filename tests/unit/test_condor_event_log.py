@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import htcondor2
 import pytest
 from htcondor2 import JobEventType
 
-from condor.events import event_log
 from condor.events.event_log import EventLogs, apply_event
 from condor.events.job_status import observe
 from vmjobs.batch import BatchStatus, Observation
@@ -124,7 +124,7 @@ def test_an_unchanged_log_is_not_opened(logs: Logs, monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> None:
         raise AssertionError("opened")
 
-    monkeypatch.setattr(event_log.htcondor2, "JobEventLog", refuse)
+    monkeypatch.setattr(htcondor2, "JobEventLog", refuse)
     assert logs.one() == before
 
 

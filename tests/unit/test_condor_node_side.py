@@ -211,15 +211,15 @@ def test_what_an_image_demands_of_nodes_is_told_where_this_one_does_not_have_it(
     needs = ImageRequirements(named="disk:1", kinds=(HypervisorKind.KVM, HypervisorKind.QEMU))
     end = EndMessage(node="n1", report=told, exit_code=71)
     assert progress.image_requirement_attributes(sent(end).get("needs")) == {}
-    told = progress.image_requirement_attributes(sent(needs))
-    assert list(told.items()) == [
+    attributes = progress.image_requirement_attributes(sent(needs))
+    assert list(attributes.items()) == [
         ("ChirpVMImageKinds", "kvm,qemu"),
         ("ChirpVMImageArch", ""),
         ("ChirpVMImageNamed", "disk:1"),
     ]
     elsewhere = needs.model_copy(update={"architecture": "aarch64"})
-    told = progress.image_requirement_attributes(sent(elsewhere))
-    assert told["ChirpVMImageArch"] == "aarch64"
+    attributes = progress.image_requirement_attributes(sent(elsewhere))
+    assert attributes["ChirpVMImageArch"] == "aarch64"
 
 
 def test_every_amount_has_an_attribute() -> None:

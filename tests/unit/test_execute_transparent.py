@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
 ) -> None:
     """The error names the attribute that the job's user set."""
     Path(job.directory, "large").write_bytes(bytes(8 * 1024 * 1024))
-    job.message["boot_seconds"] = 0
+    cast("dict[str, Any]", job.message)["boot_seconds"] = 0
 
     def serve(connection: socket.socket) -> None:
         lease = SocketLease(connection, "here")

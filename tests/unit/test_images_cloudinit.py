@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import signal
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -29,7 +30,7 @@ def ticket(**fields: object) -> JobTicket:
 def contents(path: Path) -> dict[str, str]:
     iso = pycdlib.PyCdlib()
     iso.open(str(path))
-    found = {}
+    found: dict[str, str] = {}
     for kind in ("rr_path", "joliet_path"):  # Linux reads either one
         for name in ("meta-data", "user-data", "network-config"):
             sink = io.BytesIO()
@@ -121,7 +122,7 @@ def test_the_kit_runs_scripts_and_writes_the_output_disk(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(job)
-    monkeypatch.setattr(cloud_kit.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     (job / "script").write_text('echo "$1 $WHO $VMJOBS_ARRAY_INDEX"; echo no >&2; echo x > x; exit 3\n')
     (job / "script").chmod(0o755)
     described = {

@@ -84,7 +84,7 @@ def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
         os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as file,
         pytest.raises(InvalidRequest, match="regular file"),
     ):
-        store.folder.add_file(file)  # type: ignore[arg-type]
+        store.folder.add_file(file)
     assert list(store.folder.list()) == []
     assert list((tmp_path / "store" / "tmp").iterdir()) == []
 
