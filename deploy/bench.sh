@@ -8,6 +8,8 @@ cd "$(dirname "$0")/.."
 
 if [ -z "$(docker ps -q --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null)" ]; then
     trap 'deploy/grid.sh remove' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
 fi
 deploy/grid.sh up
 # shellcheck source=/dev/null
