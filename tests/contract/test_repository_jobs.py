@@ -277,8 +277,8 @@ def test_too_many_jobs_for_one_request(repository: Repository, monkeypatch: pyte
     monkeypatch.setattr("repository.jobs.selection.MAX_SELECTED_JOBS", 2)
     array = repository.submissions.submit("ada", submission(3)).array
     selection = JobSelection(jobs=(array,))
-    hold = lambda: repository.job_actions.change(JobAction.HOLD, selection, "ada")  # noqa: E731
-    refused(InvalidRequest, hold, match="more than 2 jobs")
+    change = repository.job_actions.change
+    refused(InvalidRequest, lambda: change(JobAction.HOLD, selection, "ada"), match="more than 2 jobs")
     refused(NotFound, lambda: repository.job_actions.cancel(array))
 
 

@@ -260,7 +260,7 @@ def preferred(machine: dict[str, object], **job: object) -> float:
     return float(found)
 
 
-TAKEN = {"RemoteOwner": "somebody@grid"}
+TAKEN = {"RemoteOwner": "other@grid"}
 FULLER = {"Memory": 128}
 
 
