@@ -7,7 +7,6 @@ is called, so ``--help`` is quick, and a client needs none of the libraries of a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from importlib import import_module
 from typing import Final, NamedTuple
 
@@ -75,8 +74,12 @@ class LazyGroup(click.Group):
 def _tables() -> Iterator[CommandTable]:
     """Yield the tables of the packages that are installed."""
     for package in PACKAGES:
-        with suppress(ModuleNotFoundError):
-            yield import_module(f"{package}.commands").COMMANDS
+        name = f"{package}.commands"
+        try:
+            yield import_module(name).COMMANDS
+        except ModuleNotFoundError as error:
+            if error.name not in (package, name):  # a module that the table itself lacks
+                raise
 
 
 def _not_installed(words: str, text: str, module: str) -> click.Command:
