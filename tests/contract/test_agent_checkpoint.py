@@ -23,7 +23,6 @@ from tests.kit import ROOT
 from tests.kit.agent_runs import Images, Lease
 from tests.kit.api_site import Site, make_site, serving
 from tests.kit.waiting import wait_until
-from vmjobs.agent.guest import endpoint
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
@@ -297,22 +296,19 @@ def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(
 
 
 @pytest.mark.soak
-def test_a_machine_that_could_not_send_all_is_not_saved(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_could_not_send_all_is_not_saved(place: Place) -> None:
     """The lost data would be missing wherever the VM resumed."""
     place.submit()
     first = place.node()
     place.counts()
 
-    def full(*_: object) -> None:
+    def full(_data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(endpoint, "_append", full)
-        wait_until(lambda: bool(first.run.guest_session.lost), 20, "something is lost")
-        first.signal(15)
-        left = first.ended()
+    first.run.guest_session.on_output = full
+    wait_until(lambda: bool(first.run.guest_session.lost), 20, "something is lost")
+    first.signal(15)
+    left = first.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     place.completes()
 

@@ -23,11 +23,11 @@ import pytest
 from images.cloudinit import write_seed
 from tests.kit.agent_runs import SETTINGS, Images, Lease, executed, job_that
 from tests.kit.firmware_guests import bios_disk
+from tests.kit.full_disk import small_disk
 from tests.kit.guests import BEGIN, root_disk_guest
 from tests.kit.hypervisors import kill_all
 from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.run import job_run
 from vmjobs.agent.run.job_run import ReportUndelivered, execute
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.services import RunServices, RunSettings
@@ -460,14 +460,9 @@ def test_a_job_is_no_success_without_what_it_printed(node: Node) -> None:
     assert not lease.reached(S.COMPLETED)
 
 
-def test_a_node_that_cannot_begin_a_job_gives_it_back(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_run: Run) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(job_run, "_prepare_outputs", full)
-    for node.tries_left, state in ((1, S.PREEMPTED), (0, S.FAILED)):
-        ended = node.run()
-        assert (ended.outcome.reason.code, ended.outcome.node_at_fault) == (C.NODE_FAILED, True)
-        assert ended.states == [S.STAGING, state]
+def test_a_node_that_cannot_begin_a_job_gives_it_back(node: Node) -> None:
+    with small_disk(node.folder / "runs", 1, inodes=1):
+        for node.tries_left, state in ((1, S.PREEMPTED), (0, S.FAILED)):
+            ended = node.run()
+            assert (ended.outcome.reason.code, ended.outcome.node_at_fault) == (C.NODE_FAILED, True)
+            assert ended.states == [S.STAGING, state]

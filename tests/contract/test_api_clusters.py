@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 import time
@@ -195,9 +194,7 @@ def test_a_service_without_pools(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- agents
 
 
-def test_another_nodes_token_is_refused(
-    site: Site, world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_nodes_token_is_refused(site: Site, world: World) -> None:
     site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
     world.step()
     member = world.members()["vc-0"].id
@@ -211,16 +208,11 @@ def test_another_nodes_token_is_refused(
         for method, path, data in paths:
             who.problem(403, method, path, json=data)
         who.problem(403, "POST", console, data=b"x")
-    with caplog.at_level(logging.WARNING, "api.nodes"):
-        caplog.clear()
-        # A node that asks under its own name for the token of another node's VM.
-        problem = site.node("n2").problem(
-            403, "POST", f"/v1/nodes/n2/members/{member}/token", json={"incarnation": 1}
-        )
+    # A node that asks under its own name for the token of another node's VM.
+    problem = site.node("n2").problem(
+        403, "POST", f"/v1/nodes/n2/members/{member}/token", json={"incarnation": 1}
+    )
     assert problem["code"] == "FORBIDDEN"
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "n2" in line
-    assert member in line
     site.node("n2").problem(403, "POST", console.replace("/n1/", "/n2/"), data=b"x")
     made = site.node("n1")("POST", paths[2][1], json={"incarnation": 1})
     assert made.get_json()["token"] == "site vc-0 1 700"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.api_site import ROOT_DISK, make_site
-from tests.kit.object_store import small_disk
+from tests.kit.full_disk import small_disk
 from tests.kit.repository_jobs import digest_of
 from tests.kit.s3_server import S3Server
 from vmjobs.model import MIB

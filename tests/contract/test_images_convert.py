@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import pytest
 
 from images.content import compute_layout
 from images.formats import Format
-from images.inspect import convert
 from images.inspect.convert import from_raw, read_head, to_raw
 from images.inspect.inspection import inspect_image
-from images.inspect.sandbox import SandboxLimits
 from tests.kit.disk_formats import MADE, SIZE, Lab, disk, qemu_img, stream_with_footer
+from tests.kit.full_disk import small_disk
 from tests.kit.segments import compute_layout_of_bytes
 from vmjobs.errors import ImageRejected, StorageFull
 
@@ -140,22 +138,6 @@ def test_names_of_files_have_no_meaning(
         source.unlink()
 
 
-def test_a_conversion_is_stopped_at_its_limits(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = lab.samples["qcow2-v3"]
-    for limits, code in (
-        (SandboxLimits(file_size=MIB), "too_much_output"),
-        (SandboxLimits(file_size=1 << 40, seconds=0.0), "too_long"),
-        (SandboxLimits(file_size=1 << 40, written=1 << 40, memory=32 * MIB), "conversion_failed"),
-    ):
-        monkeypatch.setattr(convert, "_limits", lambda *_, limits=limits: limits)
-        with pytest.raises(ImageRejected) as caught:
-            to_raw(source, inspect_image(source), tmp_path / "sink")
-        assert caught.value.faults[0].code == code, caught.value.message
-    assert not (tmp_path / "sink").exists()
-
-
 def test_a_place_that_cannot_be_written_is_said(lab: Lab, tmp_path: Path) -> None:
     source = lab.samples["qcow2-v3"]
     with pytest.raises(ImageRejected) as caught:
@@ -168,10 +150,7 @@ def test_a_place_that_cannot_be_written_is_said(lab: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_full_disk_is_said_to_be_full(lab: Lab, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", small], check=True)
-    try:
+    with small_disk(tmp_path / "small", 0.5) as small:
         for name in ("qcow2-v3", "raw"):
             source = lab.samples[name]
             with pytest.raises(StorageFull):
@@ -180,5 +159,3 @@ def test_a_full_disk_is_said_to_be_full(lab: Lab, tmp_path: Path) -> None:
         with pytest.raises(StorageFull):
             from_raw(lab.samples["raw"], Format.QCOW2, small / "sink")
         assert list(small.iterdir()) == []
-    finally:
-        subprocess.run(["umount", small], check=True)

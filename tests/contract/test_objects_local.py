@@ -10,7 +10,8 @@ import pytest
 
 from repository.storage.objects.base import CHUNK
 from repository.storage.objects.local import LocalObjects
-from tests.kit.object_store import LARGE, Store, held, small_disk
+from tests.kit.full_disk import small_disk
+from tests.kit.object_store import LARGE, Store, held
 from vmjobs.errors import InvalidRequest, StorageFull, Unavailable
 
 

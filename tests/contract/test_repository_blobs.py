@@ -15,7 +15,8 @@ import pytest
 from repository.storage.blobs import BlobStore
 from repository.storage.objects import ObjectStore
 from repository.storage.objects.base import CHUNK
-from tests.kit.object_store import Store, held, small_disk
+from tests.kit.full_disk import small_disk
+from tests.kit.object_store import Store, held
 from tests.kit.repository_jobs import digest_of, refused
 from vmjobs.errors import (
     DigestMismatch,

@@ -22,8 +22,8 @@ from repository.images import Viewer
 from repository.images.tables import ChunkRow, SegmentRow
 from repository.service import Repository
 from repository.storage.objects import open_objects
+from tests.kit.full_disk import small_disk
 from tests.kit.noise import noise
-from tests.kit.object_store import small_disk
 from tests.kit.repository_images import (
     ADA,
     BOB,

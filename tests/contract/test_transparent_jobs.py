@@ -21,6 +21,7 @@ import pytest
 from condor.events import outcomes
 from tests.kit.agent_node import BOOT, GID, UID, AgentNode
 from tests.kit.chirp_service import IDLE, ChirpService
+from tests.kit.full_disk import small_disk
 from tests.kit.hypervisors import kill_all
 from tests.kit.waiting import wait_until
 from tests.kit.wrapper import build_evil
@@ -405,17 +406,6 @@ def test_root_has_no_jobs(node: AgentNode) -> None:
         (answer,) = protocol.receive(client)
     assert isinstance(answer, protocol.ErrorMessage)
     assert "root" in answer.message
-
-
-@contextmanager
-def small_disk(place: Path, mib: int) -> Iterator[None]:
-    """Mount an empty file system of this size on a directory of the agent."""
-    place.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", place], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 def test_a_node_whose_disk_is_full_says_so(node: AgentNode, chirp: ChirpService) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,6 +89,12 @@ class Site:
     def node(self, name: str) -> Caller:
         """The agent of an execute node."""
         return self.caller(self.issuer.node_token(name))
+
+    def node_token(self, name: str, age: float, lifetime: float) -> str:
+        """A node's token that was issued ``age`` seconds ago."""
+        key = self.config.data_dir / "keys" / "issuer.pem"
+        issuer = ApiTokenIssuer(key, self.config.issuer, lambda: time.time() - age)
+        return issuer.node_token(name, lifetime)
 
     def agent(self, job_id: str, owner: str = "ada") -> Caller:
         """The agent that runs a job."""

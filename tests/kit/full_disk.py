@@ -1,12 +1,26 @@
-"""Simulates a full disk, and a lack of file descriptors, for this process."""
+"""Small disks; a full disk, or a lack of file descriptors, for this process."""
 
 from __future__ import annotations
 
 import gc
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def small_disk(place: Path, mib: float, inodes: int = 0) -> Iterator[Path]:
+    """Mount an empty file system of this size on a directory. inodes: 0 for any number."""
+    place.mkdir(exist_ok=True)
+    options = f"size={int(mib * 1024)}k,nr_inodes={inodes}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 @contextmanager

@@ -64,14 +64,3 @@ class Store:
 def held(objects: ObjectStore) -> list[tuple[str, int]]:
     """Keys and sizes of all objects."""
     return [(o.key, o.size) for o in objects.keys("")]
-
-
-@contextmanager
-def small_disk(where: Path, mebibytes: int) -> Iterator[Path]:
-    """Mount a separate file system of this size at ``where``."""
-    where.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", where], check=True)
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "--lazy", where], check=True)

@@ -53,7 +53,7 @@ def test_what_is_wished_for_is_fetched_once_and_told(
 
 
 def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
-    remote: Remote, cache: ImageCache, prefetcher: Prefetcher, caplog: pytest.LogCaptureFixture
+    remote: Remote, cache: ImageCache, prefetcher: Prefetcher
 ) -> None:
     good, _ = put(remote.store, noise(SEGMENT_BYTES))
     nowhere = "sha256:" + "0" * 64
@@ -63,7 +63,6 @@ def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
         assert prefetcher.step(0.0, lambda: came.append("an image")) == 0
     assert cache.cached() == [good]
     assert came == ["an image"]
-    assert nowhere in caplog.text
     wait = prefetcher.step(0.0, lambda: None)
     assert wait is not None
     assert wait > FIRST_PAUSE_SECONDS / 2
@@ -71,9 +70,7 @@ def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
     assert prefetcher.step(0.0, lambda: None) is None
 
 
-def test_it_never_pushes_out_what_is_in_use(
-    tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_never_pushes_out_what_is_in_use(tmp_path: Path, remote: Remote) -> None:
     used, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 0), b"0")
     idle, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 1), b"1")
     wished, _ = put(remote.store, noise(4 * SEGMENT_BYTES, 2), b"2")
@@ -85,7 +82,6 @@ def test_it_never_pushes_out_what_is_in_use(
         assert prefetcher.step(0.0, lambda: None) == 0
         assert cache.cached() == [used]
         assert image.root.read_bytes() == noise(2 * SEGMENT_BYTES, 0)
-        assert "does not fit onto this node" in caplog.text
 
 
 def test_an_agent_that_ends_does_not_wait_for_a_fetch(remote: Remote, prefetcher: Prefetcher) -> None:
@@ -148,16 +144,14 @@ def test_a_prefetched_image_is_announced_at_once(
     assert registry.nodes[0].updated <= datetime.now(UTC)
 
 
-def test_an_api_that_does_not_answer_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_api_that_does_not_answer_stops_nothing(tmp_path: Path) -> None:
     registry = Registry(NodeWishes())
     registry.broken = True
     settings = Config(state_dir=tmp_path)
     granted: list[NodeWishes] = []
     announcer = NodeAnnouncer(registry, lambda: describe("n", settings, (), [], ()), granted.append)
     announcer.step()
-    assert "nobody is there" in caplog.text
+    assert (len(registry.nodes), granted) == (1, [])
     registry.broken = False
     announcer.step()
     assert granted == [NodeWishes()]

@@ -22,9 +22,13 @@ from vmjobs.transparent_job import TransparentJob
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TransparentJob:
-    # Standard output belongs to the tests.
-    monkeypatch.setattr(execute_transparent, "_truncate", lambda _stream: None)
+def job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> TransparentJob:
+    for name in ("OUT", "ERR"):  # those of this process belong to the tests
+        stream = (tmp_path / name).open("w+b", buffering=0)
+        request.addfinalizer(stream.close)
+        monkeypatch.setattr(execute_transparent, name, stream.fileno())
     place = tmp_path / "job"
     place.mkdir()
     size = {"cpus": 1, "memory": 128, "disk": 64}

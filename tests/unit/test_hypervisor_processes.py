@@ -80,14 +80,14 @@ def test_a_slow_search_is_no_reason_to_take_what_has_ended_for_living(other: pro
 def test_many_who_look_at_the_same_time_share_what_is_seen(
     other: procs.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, look = [], procs._scan
+    looks, look = [], os.listdir
 
-    def slow() -> Iterator[procs.Process]:
-        looks.append(1)
+    def slow(folder: str) -> list[str]:
+        looks.append(folder)
         time.sleep(0.1)
-        yield from look()
+        return look(folder)
 
-    monkeypatch.setattr(procs, "_scan", slow)
+    monkeypatch.setattr(os, "listdir", slow)
     with ThreadPoolExecutor(20) as pool:
         seen = list(pool.map(lambda _: other.pid in {p.pid for p in procs.scan()}, range(20)))
     assert (seen, len(looks) < 5) == ([True] * 20, True)
