@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,26 +14,21 @@ from pathlib import Path
 import pytest
 
 from images.cache import lazy_fetch
-from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.manifest import ImageManifest
-from node.cli import agent
 from tests.kit.lazy_images import Place, machine, place_at
 from tests.kit.noise import noise
 from tests.kit.waiting import wait_until
 from vmjobs.agent.image_source import LazyStart
-from vmjobs.config import Config
 from vmjobs.errors import (
-    ConfigError,
     DigestMismatch,
     HypervisorError,
-    InvalidRequest,
     StorageFull,
     Unavailable,
     VMJobsError,
 )
 from vmjobs.hypervisor.base import LazyDisk
-from vmjobs.hypervisor.libvirt import nbd_server
+from vmjobs.hypervisor.libvirt import nbd_plugin, nbd_server
 from vmjobs.model import MIB
 from vmjobs.subprocess import run
 
@@ -134,7 +131,6 @@ def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
         assert [type(error) for error in got.errors] == [DigestMismatch]
         assert good == DISK[:10]
     place.gate.spoil = lambda data: data
-    wait_until(lambda: not cache._fetches)
     assert place.plain().prepare(digest).root.read_bytes() == DISK
 
 
@@ -164,7 +160,6 @@ def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="is unavailable"):
             got.read(SEGMENT_BYTES, 10)
         assert [type(error) for error in got.errors] == [Unavailable]
-    wait_until(lambda: not cache._fetches)
     with (
         pytest.raises(Unavailable),
         cache.lease(digest, lazy=LazyStart(tmp_path / "s2", lambda _error: None)),
@@ -234,18 +229,19 @@ def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
     with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="is unavailable"):
         got.read_all()
     assert [type(error) for error in got.errors] == [StorageFull]
-    wait_until(lambda: not cache._fetches)
-    assert list((place.root / "partial").iterdir()) == []
+    wait_until(lambda: not list((place.root / "partial").iterdir()))
 
 
 def test_questions_that_make_no_sense(place: Place, tmp_path: Path) -> None:
     digest = place.push(DISK)
     cache = place.cache()
-    with machine(cache, digest, tmp_path / "s") as got:
-        fetch = next(iter(cache._fetches.values()))
-        for offset, length in ((len(DISK), 1), (0, len(DISK) + 1), (-1, 4), (2**63, 2**31)):
-            with pytest.raises(InvalidRequest):
-                fetch.ensure(offset, length)
+    with machine(cache, digest, tmp_path / "s") as got, socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(got.live.socket))
+        _, (file,), *_ = socket.recv_fds(asking, nbd_plugin.HEADER.size, 1)
+        os.close(file)
+        for offset, length in ((len(DISK), 1), (0, len(DISK) + 1), (2**64 - 1, 4), (2**63, 2**31)):
+            asking.sendall(nbd_plugin.REQUEST.pack(offset, length))
+            assert asking.recv(1) == nbd_plugin.UNAVAILABLE
         assert got.errors == []
         assert got.read(0, 10) == DISK[:10]
 
@@ -274,18 +270,3 @@ def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "no such plugin" in nbd_server.unavailable_reason()
     poor.unlink()
     assert nbd_server.unavailable_reason() == "nbdkit is not installed"
-
-
-def test_a_node_starts_lazily_only_if_it_is_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = tmp_path / "token"
-    token.write_text("token")
-    told = Config(state_dir=tmp_path, agent_token_file=token, lazy_start=True)
-    for settings in (told, told.model_copy(update={"lazy_start": False})):
-        images = agent._image_source(settings)
-        assert isinstance(images, ImageCache)
-        assert images._lazy_start == settings.lazy_start
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="nbdkit is not installed"):
-        agent._image_source(told)

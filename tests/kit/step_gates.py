@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,8 @@ def plant() -> None:
     """Patch the agent in this process."""
     from dataclasses import replace
 
-    from vmjobs.agent.condor_job import condor_job
     from vmjobs.agent.condor_job.condor_job import CondorJob
+    from vmjobs.agent.journal import Journal
     from vmjobs.agent.run import steps
 
     def name_of(job: CondorJob, *_: object) -> str:
@@ -99,20 +99,26 @@ def plant() -> None:
     def job_of(run: Any, *_: object) -> str:
         return str(run.request.job_id)
 
-    gated = tuple(replace(s, action=before(s.title, job_of)(s.action)) for s in steps.STEPS)
-    steps.STEPS = gated  # type: ignore[assignment]
-    from vmjobs.agent.run import job_run  # imports STEPS, so it must follow the patch
+    def fetch_image(run: Any) -> Any:
+        run.resources.callback(stop, job_of(run), "deliver")  # the last of the calls after the steps
+        return steps.fetch_image(run)
 
-    deliver = before("deliver", job_of)(job_run._deliver)
+    journaled = Journal.run
 
-    def deliver_and_stop(run: Any, *arguments: Any) -> Any:
-        outcome = deliver(run, *arguments)
-        stop(run.request.job_id, "clear away")
-        return outcome
+    @contextmanager
+    def journaled_until_stop(journal: Journal, record: Any, driver: Any) -> Iterator[Path]:
+        with journaled(journal, record, driver) as directory:
+            yield directory
+            stop(record.job, "clear away")
 
-    job_run._deliver = deliver_and_stop  # type: ignore[assignment]
-    condor_job.CondorJob.receive = before("take over", name_of)(CondorJob.receive)  # type: ignore[method-assign]
-    condor_job.CondorJob.send_outputs = before("give back", name_of)(CondorJob.send_outputs)  # type: ignore[method-assign]
+    Journal.run = journaled_until_stop  # type: ignore[assignment, method-assign]
+    actions = [fetch_image, *(step.action for step in steps.STEPS[1:])]
+    steps.STEPS = tuple(  # type: ignore[assignment]
+        replace(step, action=before(step.title, job_of)(action))
+        for step, action in zip(steps.STEPS, actions, strict=True)
+    )
+    CondorJob.receive = before("take over", name_of)(CondorJob.receive)  # type: ignore[method-assign]
+    CondorJob.send_outputs = before("give back", name_of)(CondorJob.send_outputs)  # type: ignore[method-assign]
 
 
 if "agent" in sys.argv[1:2] and Path(sys.argv[0]).name == "vmjobs":

@@ -37,6 +37,18 @@ def test_a_second_agent_leaves_alone_what_the_first_one_has(
     assert (state / "runs" / "ab").exists()
 
 
+def test_an_agent_without_nbdkit_starts_nothing_lazily(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"STATE_DIR": "state", "AGENT_TOKEN_FILE": "token", "LAZY_START": "true"}
+    monkeypatch.chdir(tmp_path)
+    Path("token").touch()
+    for name, value in settings.items():
+        monkeypatch.setenv(f"VMJOBS_{name}", value)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refused("agent").message == "lazy_start: nbdkit is not installed"
+
+
 def test_a_builder_does_not_run_as_root(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMJOBS_CONFIG", "/dev/null")
     monkeypatch.setenv("VMJOBS_DATA_DIR", str(path))

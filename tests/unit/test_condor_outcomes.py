@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import classad2
 import pytest
 
@@ -15,9 +13,6 @@ from tests.kit.reports import ended
 from vmjobs.errors import NotFound
 from vmjobs.model import ExitStatus, ReasonCode
 from vmjobs.transparent_job import RunResult
-
-if TYPE_CHECKING:
-    pass
 
 NOW = 1795228200.7
 #: Reason codes that are not ends of a VM, or are states of the service's own jobs.
@@ -44,7 +39,9 @@ ELSEWHERE = {
 def test_every_failure_of_a_run_has_an_outcome_with_a_sub_code_of_its_own() -> None:
     assert set(ReasonCode) - ELSEWHERE <= outcomes.OUTCOMES.keys()
     assert len({outcome.subcode for outcome in outcomes.OUTCOMES.values()}) == len(outcomes.OUTCOMES)
-    assert outcomes.outcome_of("WHAT_NOBODY_THOUGHT_OF").action == outcomes.AGAIN
+    told = outcomes.failure_attributes("OF_A_LATER_RELEASE", "why", NOW)
+    assert (told[names.VM_OUTCOME], told[names.VM_SUBCODE]) == (outcomes.AGAIN, 199)
+    assert told[names.VM_REASON] == "OF_A_LATER_RELEASE: why"
 
 
 def test_nobody_acts_before_all_is_told() -> None:
