@@ -1,14 +1,12 @@
-"""The kit of cloud images with the agent's own endpoint and disks; only the VM is missing."""
+"""The kit of cloud images with the agent's own endpoint and disks, in namespaces in place of a VM."""
 
 from __future__ import annotations
 
-import http.client
-import signal
-import socket
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,11 +33,14 @@ mkdir sub; echo 1 > 'sub/a b%.csv'; echo 2 > other.txt
     truncate -s 2T sub/large.csv; touch 'sub/new
 line.csv'
     ln -s none.csv sub/link.csv; mkfifo 'sub/a fifo.csv'; mkdir sub/directory.csv
-    touch "$(printf 'sub/\\377.csv')"
+    touch "$(printf 'sub/\\377.csv')" sub/.hidden.csv
+    mkdir ../beside; echo secret >../beside/secret.csv; ln -s ../../beside sub/out
 }
 [ "$1" != wait ] || sleep 1000
 exit 7
 """
+OUTPUTS = ("sub/*.csv", "sub/out/*.csv", "none")
+DISKS = {"job": "vda", "scratch": "vdb", "output": "vdc"}
 
 
 @dataclass
@@ -48,37 +49,65 @@ class Guest:
 
     place: Path
     link: GuestSession
+    endpoint: str
     output_collector: OutputCollector
-    said: list[str]
 
-    def job_description(self, argument: str, *, online: bool) -> JobDescription:
+    def job_description(self, argument: str, script: str, *, online: bool) -> JobDescription:
         files = {"data/in.txt": self.place / "in.txt"}
         spec = JobSpec.model_validate(
             {
                 "strategy": "image",
                 "image": "cloud",
-                "script": SCRIPT,
+                "script": script,
                 "arguments": (argument,),
                 "environment": {"WHO": "ada"},
                 "inputs": describe_inputs(files),
-                "outputs": ("sub/*.csv", "none"),
+                "outputs": OUTPUTS,
             }
         )
         ticket = JobTicket(
             job_id="j", attempt="a" * 32, index=0, count=1, image_digest="sha256:" + "0" * 64, spec=spec
         )
-        endpoint = "http://127.0.0.1" if online else ""
-        return JobDescription(ticket, endpoint, TOKEN if online else "", "abc")
+        endpoint, token = (self.endpoint, TOKEN) if online else ("", "")
+        return JobDescription(ticket, endpoint, token, "abc")
 
-    def give(self, argument: str, *, online: bool, keep: bool = False) -> None:
+    def give(self, argument: str, *, online: bool, keep: bool = False, script: str = SCRIPT) -> None:
         """Create the disks, with the script's argument on the job disk."""
-        job_description = replace(self.job_description(argument, online=online), keep=keep)
+        job_description = replace(self.job_description(argument, script, online=online), keep=keep)
         write_job_disk(self.place / "job.disk", job_description, lambda _, disk: disk.write(b"input\n"))
         create_blank_disk(self.place / "output.disk", 4 * MIB)
+
+    def run(self, *settings: str, fails: str = "") -> list[str]:
+        """Run the kit; return the lines of the console. fails: with these words."""
+        console = self.place / "console"
+        console.unlink(missing_ok=True)
+        os.mkfifo(console)
+        devices = {console: "console"} | {self.place / f"{n}.disk": dev for n, dev in DISKS.items()}
+        argv = ["bwrap", "--unshare-user", "--unshare-pid", "--die-with-parent"]
+        argv += ["--clearenv", "--setenv", "PATH", "/usr/sbin:/usr/bin:/sbin:/bin"]
+        argv += ["--setenv", "PYTHONPATH", str(Path(cloud_kit.__file__).parent), "--ro-bind", "/", "/"]
+        argv += ["--dev", "/dev", "--tmpfs", "/var/lib", "--bind", str(self.home), str(cloud_kit.HOME)]
+        for path, device in devices.items():
+            argv += ["--bind-try", str(path), f"/dev/{device}"]
+        program = "; ".join(("import cloud_kit", *settings, "cloud_kit.main()"))
+        with open(os.open(console, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as told:  # noqa: PTH123
+            done = subprocess.run(
+                [*argv, "python3", "-c", program], stderr=subprocess.PIPE, text=True, check=False
+            )
+            lines = (told.read(65536) or b"").decode().split("\r\n")
+        assert (done.returncode, fails in done.stderr) == (bool(fails), True), done.stderr
+        return [line for line in lines if line]
 
     def disk(self, **streams: Path) -> DiskContents:
         """Read the output disk; outputs go to the collector."""
         return read_output_disk(self.place / "output.disk", self.output_collector, streams, 16 * MIB)
+
+    @property
+    def home(self) -> Path:
+        """The guest's ``/var/lib/vmjobs``."""
+        home = self.place / "home"
+        home.mkdir(exist_ok=True)
+        return home
 
     def seen(self) -> RunEvent | None:
         assert isinstance(self.link.event_queue, EventQueue)
@@ -86,8 +115,7 @@ class Guest:
 
 
 @pytest.fixture
-def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
-    home = tmp_path / "home"
+def guest(tmp_path: Path) -> Iterator[Guest]:
     (tmp_path / "in.txt").write_text("input\n")
     link = GuestSession(
         token=TOKEN,
@@ -96,32 +124,15 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
         max_log=16 * MIB,
         on_log=lambda: None,
     )
-    said: list[str] = []
-    disks = tuple(tmp_path / f"{name}.disk" for name in ("job", "scratch", "output"))
-    for name, value in {"HOME": home, "WORK": home / "work", "SCRIPT": home / "script"}.items():
-        monkeypatch.setattr(cloud_kit, name, value)
-    monkeypatch.setattr(cloud_kit, "say", said.append)
-    monkeypatch.setattr(cloud_kit, "run_program", lambda *_: False)  # creates no file system
-    monkeypatch.setattr(cloud_kit, "find_disks", lambda: disks)
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
-
     network = guest_network()
-    address = network.listening[ENDPOINT_PORT].getsockname()
-
-    def connect(self: http.client.HTTPConnection) -> None:
-        self.sock = socket.create_connection(address)
-
-    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    host, port = network.listening[ENDPOINT_PORT].getsockname()
     with serving(link, network):
-        yield Guest(tmp_path, link, OutputCollector(["sub/*.csv"], MIB), said)
-    signal.signal(signal.SIGTERM, before)
+        yield Guest(tmp_path, link, f"http://{host}:{port}", OutputCollector(OUTPUTS, MIB))
 
 
 def test_with_a_network(guest: Guest) -> None:
     guest.give("go", online=True)
-    assert cloud_kit.is_job_disk(guest.place / "job.disk")
-    cloud_kit.main()
+    said = guest.run()
     ended = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
     assert [guest.seen() for _ in range(3)] == [GuestReady(), ScriptEnded(ended), ExitReported(ended)]
     out = (guest.place / "out").read_text().splitlines()
@@ -131,63 +142,51 @@ def test_with_a_network(guest: Guest) -> None:
     (collected,) = guest.output_collector.collected.values()
     with collected.open() as content:
         assert (collected.path, content.read(collected.size)) == ("sub/a b%.csv", b"1\n")
-    assert guest.said == [
-        f"vmjobs:abc:{word}" for word in ("ready", "collecting code=7", "exit code=7")
-    ]
+    assert said == [f"vmjobs:abc:{word}" for word in ("ready", "collecting code=7", "exit code=7")]
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_kept_disk_is_never_formatted(
-    guest: Guest, monkeypatch: pytest.MonkeyPatch, keep: bool
-) -> None:
+def test_a_kept_disk_is_never_formatted(guest: Guest, keep: bool) -> None:
     guest.give("go", online=True, keep=keep)
-    scratch = guest.place / "scratch.disk"
-    scratch.write_bytes(b"no file system at all" * 1000)
-    ran: list[str] = []
-    monkeypatch.setattr(cloud_kit, "run_program", lambda *argv: bool(ran.append(argv[0])))
-    with pytest.raises(cloud_kit.GuestFailure, match="is left unchanged") if keep else nullcontext():
-        cloud_kit.main()
-    assert ("mkfs.ext4" in ran) is not keep
-    assert scratch.read_bytes() == b"no file system at all" * 1000
+    scratch, before = guest.place / "scratch.disk", b"no file system at all".ljust(4 * MIB)
+    scratch.write_bytes(before)
+    guest.run(fails="is left unchanged" if keep else "")
+    assert (scratch.read_bytes() == before) is keep
 
 
-def test_what_is_neither_taken_nor_refused_is_told(
-    guest: Guest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_neither_taken_nor_refused_is_told(guest: Guest) -> None:
     guest.give("go", online=True)
-    monkeypatch.setattr(cloud_kit, "RETRY_PAUSES", (0, 0))
     guest.link.logs["out"] = guest.place / "none" / "out"
-    cloud_kit.main()
+    said = guest.run("cloud_kit.RETRY_PAUSES = 0, 0")
     ended = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
     told = [guest.seen() for _ in range(3)]
     assert told == [GuestReady(), ScriptEnded(ended), ExitReported(ended, undelivered=True)]
-    assert guest.said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
+    assert said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
 
 
 @pytest.mark.soak
-def test_what_is_not_sent_in_time_is_told(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_sent_in_time_is_told(guest: Guest) -> None:
     guest.give("go", online=True)
-    monkeypatch.setattr(cloud_kit, "FLUSH_SECONDS", 1.0)
     over = threading.Event()
-    monkeypatch.setattr(guest.link, "on_log", lambda: over.wait(30))
+    guest.link.on_log = lambda: over.wait(30)
     try:
-        cloud_kit.main()
+        said = guest.run("cloud_kit.FLUSH_SECONDS = 1.0")
     finally:
         over.set()
-    assert guest.said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
+    assert said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
 
 
 def test_signals_reach_the_script(guest: Guest) -> None:
     guest.give("wait", online=True)
     guest.link.send_signal(15)
-    cloud_kit.main()
+    guest.run()
     assert guest.seen() == GuestReady()
     assert guest.seen() == ScriptEnded(ExitStatus(signal=15, channel=ExitChannel.ENDPOINT))
 
 
 def test_without_a_network(guest: Guest) -> None:
     guest.give("go", online=False)
-    cloud_kit.main()
+    guest.run()
     streams = {name: guest.place / f"from-{name}" for name in ("stdout", "stderr")}
     found = guest.disk(**streams)
     assert found.complete
@@ -198,7 +197,7 @@ def test_without_a_network(guest: Guest) -> None:
 
 def test_what_cannot_be_taken_is_named_and_the_rest_is(guest: Guest) -> None:
     guest.give("odd", online=True)
-    cloud_kit.main()
+    said = guest.run()
     assert guest.disk().complete
     output_collector = guest.output_collector
     assert list(output_collector.collected) == ["sub/a b%.csv"]
@@ -208,21 +207,32 @@ def test_what_cannot_be_taken_is_named_and_the_rest_is(guest: Guest) -> None:
         "sub/large.csv",
         "sub/new\nline.csv",
         "sub/\\udcff.csv",
+        "sub/out/secret.csv",
         *other,
     }
+    assert "outside" in output_collector.lacking["sub/out/secret.csv"]
     assert all(f"but a {what}" in output_collector.lacking[name] for name, what in other.items())
-    assert not any("error" in line for line in guest.said)
+    assert not any("error" in line for line in said)
 
 
 def test_an_output_disk_that_cannot_be_written_is_told(guest: Guest) -> None:
     guest.give("go", online=False)
     (guest.place / "output.disk").unlink()
-    cloud_kit.main()
-    assert any("the output disk" in line for line in guest.said)
-    assert guest.said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
+    said = guest.run()
+    assert any("the output disk" in line for line in said)
+    assert said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
+
+
+def test_a_script_without_a_line_that_names_its_program(guest: Guest) -> None:
+    guest.give("hello world", online=False, script='echo "$1 $WHO $VMJOBS_ARRAY_INDEX"; exit 3')
+    guest.run()
+    assert guest.disk(stdout=guest.place / "out").exit == ExitStatus(
+        code=3, channel=ExitChannel.OUTPUT_DISK
+    )
+    assert (guest.place / "out").read_text() == "hello world ada 0\n"
 
 
 def test_a_job_disk_that_is_none(guest: Guest) -> None:
+    guest.run(fails="there is no job disk")
     (guest.place / "job.disk").write_bytes(b"\0" * MIB)
-    assert not cloud_kit.is_job_disk(guest.place / "job.disk")
-    assert not cloud_kit.is_job_disk(guest.place / "none")
+    guest.run(fails="there is no job disk")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import json
-import signal
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 import yaml
 
 from images.cloudinit import network_config, user_data, write_seed
-from images.guest import cloud_kit
 from vmjobs.errors import HypervisorError
 from vmjobs.model import JobSpec, JobTicket, NetworkMode, Strategy
 
@@ -82,63 +79,3 @@ def test_the_kit_is_python_of_old() -> None:
     kit = resources.files("images.guest").joinpath("cloud_kit.py").read_text()
     ast.parse(kit, feature_version=(3, 6))
     assert kit.isascii()
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cloud_kit, "HOME", tmp_path)
-    monkeypatch.setattr(cloud_kit, "WORK", tmp_path / "work")
-    monkeypatch.setattr(cloud_kit, "SCRIPT", tmp_path / "script")
-    for name in ("work", "home", "tmp"):
-        (tmp_path / name).mkdir()
-    return tmp_path
-
-
-def test_the_kit_offers_what_lies_in_the_work_directory(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(job)
-    work = job / "work"
-    (job / "secret.txt").write_text("outside")
-    (work / "a.txt").write_text("a")
-    (work / ".hidden.txt").write_text("h")
-    (work / "b c.txt").write_text("b")
-    (work / "link.txt").symlink_to(job / "secret.txt")
-    (work / "sub").mkdir()
-    (work / "sub" / "d.txt").write_text("d")
-    (work / "out").symlink_to(job)
-    globs = ["*.txt", "a.*", "sub/*", "out/*.txt", "../*.txt", "none"]
-    found = dict(cloud_kit.find_outputs(globs))
-    assert [name for name, left_out in found.items() if not left_out] == [
-        "a.txt",
-        "b c.txt",
-        "sub/d.txt",
-    ]
-    outside = dict.fromkeys(("out/secret.txt", "../secret.txt"), "outside")
-    assert {n: why for n, why in found.items() if why} == {"link.txt": "link"} | outside
-
-
-def test_the_kit_runs_scripts_and_writes_the_output_disk(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(job)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (job / "script").write_text('echo "$1 $WHO $VMJOBS_ARRAY_INDEX"; echo no >&2; echo x > x; exit 3\n')
-    (job / "script").chmod(0o755)
-    described = {
-        "job_id": "j",
-        "index": 3,
-        "count": 5,
-        "environment": {"WHO": "ada"},
-        "arguments": ["hello world"],
-    }
-    assert cloud_kit.run_offline(described) == 3  # the script has no #! line
-    disk = job / "disk"
-    disk.write_bytes(b"\0" * (1 << 20))
-    assert cloud_kit.write_output_disk(disk, "code=3", ["x", "y"], cloud_kit.STREAMS)
-    listed = subprocess.run(["tar", "tf", disk], capture_output=True, check=True).stdout.split()
-    assert listed == [b"exit.json", b"stdout", b"stderr", b"outputs/x"]
-    out = subprocess.run(["tar", "xOf", disk, "stdout"], capture_output=True, check=True).stdout
-    assert out == b"hello world ada 3\n"
-    report = subprocess.run(["tar", "xOf", disk, "exit.json"], capture_output=True, check=True).stdout
-    assert json.loads(report) == {"code": 3}
