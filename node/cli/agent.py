@@ -232,7 +232,7 @@ def _announce_node(
         registry, describe, prefetcher.set_wanted, checks.note_token_fault
     )
     start_thread("announce", announcer.run)
-    start_thread("prefetch", prefetcher.run, announcer.announce_soon)
+    start_thread("prefetch", prefetcher.run, announcer.wake)
     try:
         yield
     finally:

@@ -322,7 +322,7 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
     repository.prefetcher.request(ADMIN, digest, PrefetchRequest(site="here"))
     threads = [
         threading.Thread(target=announcer.run),
-        threading.Thread(target=prefetcher.run, args=(announcer.announce_soon,)),
+        threading.Thread(target=prefetcher.run, args=(announcer.wake,)),
     ]
     for thread in threads:
         thread.start()

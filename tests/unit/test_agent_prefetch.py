@@ -132,7 +132,7 @@ def test_a_prefetched_image_is_announced_at_once(
         registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.set_wanted
     )
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(announcer.run), pool.submit(prefetcher.run, announcer.announce_soon)]
+        running = [pool.submit(announcer.run), pool.submit(prefetcher.run, announcer.wake)]
         with registry.changed:
             # Far sooner than the next regular announcement would be.
             assert registry.changed.wait_for(lambda: any(n.images for n in registry.nodes), 10)

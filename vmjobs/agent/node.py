@@ -83,7 +83,7 @@ def _has_isolation(isolation: str) -> bool:
 
 
 class NodeAnnouncer(StoppableLoop):
-    """Registers the node at once, every few seconds, and on request.
+    """Registers the node at once, every few seconds, and on :meth:`wake`, after a change.
 
     on_wishes: called with the service's requests to the node, after each registration.
     on_token_fault: called with why the service rejects the node's token, or with "" if it accepts it.
@@ -99,15 +99,12 @@ class NodeAnnouncer(StoppableLoop):
         super().__init__()
         self._registry, self._describe, self._on_wishes = registry, describe_now, on_wishes
         self._on_token_fault = on_token_fault
-        self._due = False
 
     def run(self) -> None:
         """Register repeatedly until :meth:`stop` is called."""
         while not self._stopped:
             self.step()
-            with self._changed:
-                self._changed.wait_for(lambda: self._due or self._stopped, ANNOUNCE_SECONDS)
-                self._due = False
+            self._await_wake(ANNOUNCE_SECONDS)
 
     def step(self) -> None:
         """Register once; log a failure."""
@@ -120,12 +117,6 @@ class NodeAnnouncer(StoppableLoop):
         else:
             self._on_token_fault("")
             self._on_wishes(wishes)
-
-    def announce_soon(self) -> None:
-        """Have :meth:`run` register the node now, after a change."""
-        with self._changed:
-            self._due = True
-            self._changed.notify_all()
 
 
 def cluster_vm_directory(settings: Config) -> Path:

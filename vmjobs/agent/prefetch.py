@@ -41,7 +41,7 @@ class Prefetcher(StoppableLoop):
         with self._changed:
             self._wanted = node_wishes.prefetch
             self._retries = {d: when for d, when in self._retries.items() if d in node_wishes.prefetch}
-            self._changed.notify_all()
+        self.wake()
 
     def run(self, fetched: Callable[[], object]) -> None:
         """Fetch wanted images until :meth:`stop` is called; call ``fetched`` after each one.
@@ -49,10 +49,7 @@ class Prefetcher(StoppableLoop):
         The next agent resumes a fetch that is under way then.
         """
         while not self._stopped:
-            wait = self.step(time.monotonic(), fetched)
-            with self._changed:
-                if not self._stopped and wait != 0:
-                    self._changed.wait(wait)
+            self._await_wake(self.step(time.monotonic(), fetched))
 
     def step(self, now: float, fetched: Callable[[], object]) -> float | None:
         """Fetch the next due image. Return seconds until the next one, ``None`` without one."""

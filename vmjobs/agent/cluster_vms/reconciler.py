@@ -108,7 +108,6 @@ class Reconciler(StoppableLoop):
         self._confirmed = False
         self._events: queue.SimpleQueue[tuple[str, int, _Event]] = queue.SimpleQueue()
         self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
-        self._due = False
 
     # ------------------------------------------------------------------ from outside
 
@@ -120,12 +119,12 @@ class Reconciler(StoppableLoop):
     def accept(self, assignment: Assignment) -> None:
         """Accept an assignment of the service."""
         self._assignments.put(assignment)
-        self._wake()
+        self.wake()
 
     def put_event(self, member: str, incarnation: int, event: _Event) -> None:
         """Accept an event of a cluster VM."""
         self._events.put((member, incarnation, event))
-        self._wake()
+        self.wake()
 
     def open_session(self, member: str, incarnation: int, key: str, seconds: float) -> SshSession:
         """Open an SSH session in a cluster VM for the holder of ``key``, an OpenSSH public key.
@@ -142,11 +141,6 @@ class Reconciler(StoppableLoop):
         """Return a cluster VM's present instance; None: it has none, or is unknown here."""
         found = self._members.get(member)
         return found.machine if found is not None and found.record.phase in _VM_PHASES else None
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._due = True
-            self._changed.notify_all()
 
     # ------------------------------------------------------------------ the loop
 
@@ -168,10 +162,7 @@ class Reconciler(StoppableLoop):
         """Step until :meth:`stop` is called. The VMs run on."""
         while not self._stopped:
             until = self.step(self._clock())
-            with self._changed:
-                left = None if until == math.inf else max(0.0, until - self._clock())
-                self._changed.wait_for(lambda: self._due or self._stopped, left)
-                self._due = False
+            self._await_wake(None if until == math.inf else max(0.0, until - self._clock()))
         machines = [m.machine for m in self._members.values() if m.machine is not None]
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
             list(pool.map(VmInstance.stop_serving, machines))

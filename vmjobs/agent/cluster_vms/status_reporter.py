@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmjobs.agent.background import StoppableLoop
+from vmjobs.agent.background import RetryingLoop
 from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
-from vmjobs.agent.run.report_uploader import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, read_piece
+from vmjobs.agent.run.report_uploader import read_piece
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports
 from vmjobs.errors import Unavailable, VMJobsError
 
@@ -29,11 +29,13 @@ HEARTBEAT_SECONDS = 15.0
 REPORT_SECONDS = 2.0
 
 
-class StatusReporter(StoppableLoop):
-    """Sends each changed report at once, and all reports at every heartbeat.
+class StatusReporter(RetryingLoop):
+    """Sends each changed report at once; all reports first, at every heartbeat, and after a failure.
 
     on_change: called with a cluster VM's previous report (None: there was none) and its new one.
     """
+
+    purpose = "report cluster VMs"
 
     def __init__(self, source: AssignmentSource, heartbeat: float = HEARTBEAT_SECONDS) -> None:
         super().__init__()
@@ -43,6 +45,7 @@ class StatusReporter(StoppableLoop):
         self._reports: dict[str, ClusterVmReport] = {}
         self._changed_ids: set[str] = set()
         self._reported: dict[str, int] = {}
+        self._complete = True
 
     def tell(self, report: ClusterVmReport) -> None:
         """Accept the present report of a cluster VM."""
@@ -75,22 +78,13 @@ class StatusReporter(StoppableLoop):
         with self._changed:
             return self._changed.wait_for(is_known, timeout)
 
-    def run(self) -> None:
-        """Send reports until :meth:`stop` is called. The first request has those of all VMs."""
-        pause, complete = 0.0, True
-        while not self._stopped:
-            reports = self._take(complete=complete)
-            try:
-                self._source.report(reports)
-            except VMJobsError as error:
-                pause = min(MAX_PAUSE_SECONDS, 2 * pause or FIRST_PAUSE_SECONDS)
-                log.warning("cluster VMs not reported, next attempt in %.1f s: %s", pause, error)
-                complete = True
-                self._pause(pause)
-            else:
-                pause = 0.0
-                self._note_reported(reports)
-                complete = not self._wait()
+    def step(self) -> None:
+        """Send reports, then wait for changes."""
+        reports = self._take(complete=self._complete)
+        self._complete = True
+        self._source.report(reports)
+        self._note_reported(reports)
+        self._complete = not self._wait()
 
     def _take(self, *, complete: bool) -> ClusterVmReports:
         with self._changed:
@@ -174,8 +168,10 @@ class ConsoleFile:
         return b"" if self._refused or room <= 0 else read_piece(self.path, self._sent, room)
 
 
-class ConsoleUploader(StoppableLoop):
+class ConsoleUploader(RetryingLoop):
     """Sends consoles to the service as they grow."""
+
+    purpose = "send a console"
 
     def __init__(self, source: AssignmentSource, reporter: StatusReporter) -> None:
         super().__init__()
@@ -214,19 +210,17 @@ class ConsoleUploader(StoppableLoop):
             for machine in [machine for machine in self._consoles if machine[0] == member]:
                 del self._consoles[machine]
 
-    def run(self) -> None:
-        """Send until :meth:`stop` is called."""
-        pause = 0.0
-        while (machine := self._next()) is not None:
-            try:
-                self._upload(machine)
-                pause = 0.0
-            except (VMJobsError, OSError) as error:
-                pause = min(MAX_PAUSE_SECONDS, 2 * pause or FIRST_PAUSE_SECONDS)
-                log.warning("console not sent, next attempt in %.1f s: %s", pause, error)
-                with self._changed:
+    def step(self) -> None:
+        """Send the next piece of the console that is due."""
+        if (machine := self._next()) is None:
+            return
+        again = True
+        try:
+            again = self._upload(machine)
+        finally:
+            if again:
+                with self._changed:  # after the other consoles
                     self._grown[machine] = None
-                    self._changed.wait_for(lambda: self._stopped, pause)
 
     def _next(self) -> _Incarnation | None:
         with self._changed:
@@ -237,13 +231,11 @@ class ConsoleUploader(StoppableLoop):
             del self._grown[machine]
             return machine
 
-    def _upload(self, machine: _Incarnation) -> None:
+    def _upload(self, machine: _Incarnation) -> bool:
         with self._changed:
             console = self._consoles.get(machine)
         if console is None:
-            return
+            return False
         if not self._reporter.is_reported(*machine, timeout=REPORT_SECONDS):
             raise Unavailable("api", "the service has no report of the VM yet")
-        if console.upload_next(self._source):
-            with self._changed:  # after the other consoles
-                self._grown[machine] = None
+        return console.upload_next(self._source)

@@ -27,7 +27,7 @@ from vmjobs.agent.run.outcome import (
     run_failed,
 )
 from vmjobs.agent.run.outputs import CollectedFile, OutputCollector
-from vmjobs.agent.run.report_uploader import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, ReportUploader
+from vmjobs.agent.run.report_uploader import ReportUploader
 from vmjobs.agent.run.reports import RunReports
 from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.agent.run.steps import STEPS, Made, Step
@@ -267,7 +267,7 @@ def _deliver_outputs(run: Run, outcome: RunOutcome) -> RunOutcome:
 
 
 def _deliver_output(run: Run, collected: CollectedFile, deadline: float) -> None:
-    pause = FIRST_PAUSE_SECONDS
+    pause = ReportUploader.first_pause
     while True:
         try:
             with collected.open() as source:
@@ -278,4 +278,4 @@ def _deliver_output(run: Run, collected: CollectedFile, deadline: float) -> None
             if time.monotonic() + pause > deadline:
                 raise
             time.sleep(pause)  # no event signals that the repository is back
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+            pause = min(2 * pause, ReportUploader.max_pause)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.agent.background import StoppableLoop, start_thread
+from vmjobs.agent.background import RetryingLoop, start_thread
 from vmjobs.agent.vm.events import EventQueue, RunSuperseded
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -32,8 +32,6 @@ from vmjobs.model import Report, StreamName
 log = logging.getLogger(__name__)
 
 MAX_PIECE_BYTES = 512 * 1024
-FIRST_PAUSE_SECONDS = 0.5
-MAX_PAUSE_SECONDS = 15.0
 
 
 @contextmanager
@@ -76,8 +74,10 @@ class _Stream:
         return read_piece(self.path, self.sent)
 
 
-class ReportUploader(StoppableLoop):
+class ReportUploader(RetryingLoop):
     """Delivers the reports and streams of one attempt, in a thread of its own."""
+
+    purpose = "deliver to the job's repository"
 
     def __init__(
         self, source: ReportSink, event_queue: EventQueue, streams: Mapping[StreamName, Path]
@@ -90,7 +90,7 @@ class ReportUploader(StoppableLoop):
         self._dirty = False
         self._idle = True
         self.superseded = ""
-        start_thread("uploader", self._work)
+        start_thread("uploader", self.run)
 
     def report(self, report: Report) -> None:
         """Deliver a report, after all earlier ones."""
@@ -118,27 +118,17 @@ class ReportUploader(StoppableLoop):
         """Whether the streams have undelivered bytes."""
         return any(stream.next() for stream in self._streams.values())
 
-    def _work(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
-        while self._wait_for_work():
-            try:
-                self._deliver()
-                pause = FIRST_PAUSE_SECONDS
-            except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
-                self._give_up(error.message)
-            except (VMJobsError, OSError) as error:
-                # The repository, the network or this node failed: retry, nothing is lost.
-                log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
-                self._pause(pause)
-                pause = min(2 * pause, MAX_PAUSE_SECONDS)
-
-    def _wait_for_work(self) -> bool:
+    def step(self) -> None:
+        """Wait until there is something to deliver, and deliver it."""
         with self._changed:
             self._idle = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._stopped or self._reports or self._dirty)
             self._idle = False
-            return not self._stopped and not self.superseded
+        try:
+            self._deliver()
+        except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
+            self._give_up(error.message)
 
     def _deliver(self) -> None:
         while self._reports and not self._stopped:
@@ -165,7 +155,7 @@ class ReportUploader(StoppableLoop):
 
     def _give_up(self, why: str) -> None:
         with self._changed:
-            self.superseded = why
+            self.superseded, self._stopped = why, True
             self._reports.clear()
             self._changed.notify_all()
         self._event_queue.put(RunSuperseded(why))
