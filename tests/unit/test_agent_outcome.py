@@ -13,8 +13,6 @@ from vmjobs.agent.run.outcome import (
     NO_EXIT_STATUS,
     RunOutcome,
     blame_full_disk,
-    is_node_fault,
-    outcome_of_early_end,
     outcome_of_error,
     outcome_of_exit,
     requeue_if_retryable,
@@ -23,8 +21,9 @@ from vmjobs.agent.run.outcome import (
     success_by_rule,
     timeout_message,
 )
-from vmjobs.agent.vm.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.vm.console import ConsoleReader, panic_text, with_last_lines
 from vmjobs.agent.vm.events import ExitReported, GuestReady, ScriptEnded
+from vmjobs.agent.vm.vm_failures import early_end, is_node_fault
 from vmjobs.errors import HypervisorError, StorageFull
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import RETRYABLE, ExitChannel, ExitStatus, JobState, ReasonCode
@@ -98,15 +97,10 @@ E, C = ShutdownCause, ReasonCode
 def test_an_end_without_a_word_is_never_a_success(
     rule: str, shutdown_cause: ShutdownCause | None, panic: str | None, ready: bool, code: ReasonCode
 ) -> None:
-    outcome = outcome_of_early_end(
-        panic=panic, ready=ready, last_lines="line 1\nline 2", rule=rule, shutdown_cause=shutdown_cause
-    )
-    assert (outcome.state, outcome.reason.code) == (JobState.FAILED, code)
-    assert outcome.exit is None
-    assert outcome.exit_code == NO_EXIT_STATUS
-    assert "line 2" in outcome.reason.message
+    failure = early_end(panic=panic, ready=ready, rule=rule, shutdown_cause=shutdown_cause)
+    assert failure.code is code
     if rule == L and code is C.NO_EXIT_REPORT:
-        assert "all done" in outcome.reason.message, "it says what never came"
+        assert "all done" in failure.message, "it says what never came"
 
 
 @pytest.mark.parametrize("shutdown_cause", [None, *ShutdownCause])
@@ -178,9 +172,11 @@ def test_a_panic_is_told_with_its_cause(path: Path, tmp_path: Path) -> None:
 
 
 def test_last_lines_show_nothing_unprintable(path: Path) -> None:
+    assert with_last_lines("it ended", path) == "it ended"
     path.write_bytes(b"\n".join(b"%d \x1b[31m\xff" % n for n in range(100)))
-    shown = last_lines(path, 2)
-    assert shown.splitlines()[0].startswith("98 ?[31m")
+    shown = with_last_lines("it ended", path, 2)
+    assert shown.splitlines()[0] == "it ended; the console's last lines:"
+    assert shown.splitlines()[1].startswith("98 ?[31m")
     assert "\x1b" not in shown
 
 

@@ -22,13 +22,7 @@ from vmjobs.agent.cluster_vms.services import ClusterVmServices, script_ticket, 
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile
 from vmjobs.agent.guest import ssh_relay
 from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.run.outcome import (
-    guest_failure,
-    image_failed,
-    outcome_of_early_end,
-    with_console_lines,
-)
-from vmjobs.agent.vm.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.vm.console import ConsoleReader, panic_text, with_last_lines
 from vmjobs.agent.vm.events import (
     ExitReported,
     GuestReady,
@@ -43,6 +37,7 @@ from vmjobs.agent.vm.job_disk import (
     write_job_disk,
 )
 from vmjobs.agent.vm.running_vm import RunningVm, serve_guest
+from vmjobs.agent.vm.vm_failures import VmFailure, early_end, guest_failure, image_failure
 from vmjobs.agent.vm.vm_watch import VmWatch, watching
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
@@ -389,41 +384,31 @@ class VmInstance:
         if isinstance(seen, ExitReported):
             self._exit = self._exit or seen.exit
         if isinstance(seen, VmEnded):
-            self.tell(InstanceEnded(self._early_end()))
+            self.tell(InstanceEnded(self._with_console(self._early_end())))
         elif (failure := guest_failure(seen)) is not None:
-            code, message = failure
-            self.tell(InstanceEnded(self._end_with_console(_CODES[code], message)))
+            self.tell(InstanceEnded(self._with_console(_end_by(failure))))
         else:
             self.tell(seen)
 
     def _early_end(self) -> VmEnd:
         if self._exit is not None:
-            return self._end_with_console(ClusterVmCode.GUEST_ENDED, describe_exit(self._exit))
+            return VmEnd(ClusterVmCode.GUEST_ENDED, describe_exit(self._exit))
         cause = self._vm.shutdown_cause() if self._vm is not None else ShutdownCause.UNKNOWN
         panic = panic_text(self._console)
         if cause is ShutdownCause.UNKNOWN and panic is None:
             message = "the VM is gone, and it is unknown how it ended"
-            return self._end_with_console(ClusterVmCode.GUEST_LOST, message)
-        shown = last_lines(self._console)
-        outcome = outcome_of_early_end(
-            panic=panic, ready=self.ready, last_lines=shown, shutdown_cause=cause
-        )
-        code = _CODES.get(outcome.reason.code, ClusterVmCode.GUEST_ENDED)
-        return VmEnd(code, outcome.reason.message)
+            return VmEnd(ClusterVmCode.GUEST_LOST, message)
+        return _end_by(early_end(panic=panic, ready=self.ready, shutdown_cause=cause))
 
-    def _end_with_console(self, code: ClusterVmCode, message: str) -> VmEnd:
-        return VmEnd(code, with_console_lines(message, last_lines(self._console)))
+    def _with_console(self, end: VmEnd) -> VmEnd:
+        return VmEnd(end.code, with_last_lines(end.message, self._console))
 
 
-#: Reason codes of jobs with equal codes of cluster VMs.
-_CODES = {
-    ReasonCode.KERNEL_PANIC: ClusterVmCode.KERNEL_PANIC,
-    ReasonCode.GUEST_LOST: ClusterVmCode.GUEST_LOST,
-    ReasonCode.BOOT_FAILED: ClusterVmCode.BOOT_FAILED,
-    ReasonCode.IMAGE_REJECTED: ClusterVmCode.IMAGE_REJECTED,
-    ReasonCode.IMAGE_UNAVAILABLE: ClusterVmCode.IMAGE_UNAVAILABLE,
-    ReasonCode.NODE_FAILED: ClusterVmCode.NODE_FAILED,
-}
+def _end_by(failure: VmFailure) -> VmEnd:
+    # Both enumerations have the code of a failure, except of a script's end without exit status.
+    ended = failure.code is ReasonCode.NO_EXIT_REPORT
+    code = ClusterVmCode.GUEST_ENDED if ended else ClusterVmCode(failure.code)
+    return VmEnd(code, failure.message)
 
 
 def end_after_error(error: Exception) -> VmEnd:
@@ -436,5 +421,4 @@ def end_after_error(error: Exception) -> VmEnd:
         return VmEnd(ClusterVmCode.BOOT_FAILED, error.message)
     if not isinstance(error, VMJobsError | OSError):
         return VmEnd(ClusterVmCode.INTERNAL, f"the agent failed: {type(error).__name__}")
-    reason = image_failed(error).outcome.reason
-    return VmEnd(_CODES.get(reason.code, ClusterVmCode.NODE_FAILED), reason.message)
+    return _end_by(image_failure(error))

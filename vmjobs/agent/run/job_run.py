@@ -20,7 +20,6 @@ from vmjobs.agent.run.outcome import (
     RunEnded,
     RunOutcome,
     blame_full_disk,
-    is_node_fault,
     outcome_of_error,
     outcome_of_node_error,
     requeue_if_retryable,
@@ -32,6 +31,7 @@ from vmjobs.agent.run.reports import RunReports
 from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.agent.run.steps import STEPS, Made, Step
 from vmjobs.agent.vm.running_vm import RunningVm
+from vmjobs.agent.vm.vm_failures import is_node_fault
 from vmjobs.errors import (
     Conflict,
     HypervisorError,

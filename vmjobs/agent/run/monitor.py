@@ -16,20 +16,17 @@ from vmjobs.agent.run.outcome import (
     RunEnded,
     RunOutcome,
     Success,
-    guest_failure,
     image_failed,
-    outcome_of_early_end,
     outcome_of_exit,
     run_failed,
     run_stopped,
     run_unwanted,
     success_by_rule,
     timeout_message,
-    with_console_lines,
 )
 from vmjobs.agent.run.outputs import DiskContents, read_output_disk
 from vmjobs.agent.run.state import Run
-from vmjobs.agent.vm.console import last_lines, panic_text
+from vmjobs.agent.vm.console import panic_text, with_last_lines
 from vmjobs.agent.vm.events import (
     ConsoleFlooded,
     ConsoleLineMatched,
@@ -42,6 +39,7 @@ from vmjobs.agent.vm.events import (
     SignalSent,
     VmEnded,
 )
+from vmjobs.agent.vm.vm_failures import early_end, guest_failure
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import (
     CONSOLE_RULE,
@@ -82,7 +80,7 @@ def await_ready(run: Run) -> str:
             return f"the console showed the line {seen.line.strip()[:200]!r}"
         if seen is None and run.waited_for_image <= deadline - run.clock.boot_begun - spec.boot_seconds:
             message = f"the guest was not ready within {spec.boot_seconds} s"
-            raise run_failed(ReasonCode.BOOT_TIMED_OUT, with_console_lines(message, _last_lines(run)))
+            raise _failed(run, ReasonCode.BOOT_TIMED_OUT, message)
     # A guest that left a result was ready; a VM that ended without one was not.
     ended = run.observed.shutdown_cause is not None
     if ended and (outcome := _final_outcome(run, ready=False)).exit is None:
@@ -131,13 +129,13 @@ def collect(run: Run) -> None:
 
 def _timed_out(run: Run) -> RunEnded:
     spec = run.spec
-    text = timeout_message(spec.exit, spec.run_seconds, script=bool(spec.script))
-    message = with_console_lines(text, _last_lines(run))
+    message = timeout_message(spec.exit, spec.run_seconds, script=bool(spec.script))
+    ended = _failed(run, ReasonCode.TIMED_OUT, message)
     if spec.strategy is not Strategy.SCRIPT:
         # The outputs so far show how far the job came.
         run.destroy_vm(run.vm)
         _read_output_disk(run)
-    return run_failed(ReasonCode.TIMED_OUT, message)
+    return ended
 
 
 def _is_over(run: Run) -> bool:
@@ -219,17 +217,18 @@ def _read_output_disk(run: Run) -> DiskContents:
 
 
 def _outcome_of_early_end(run: Run, *, ready: bool) -> RunOutcome:
-    return outcome_of_early_end(
-        panic=panic_text(run.stream(StreamName.CONSOLE)),
+    failure = early_end(
+        panic=panic_text(run.console),
         ready=ready,
-        last_lines=_last_lines(run),
         rule=run.spec.exit,
         shutdown_cause=run.observed.shutdown_cause or ShutdownCause.UNKNOWN,
     )
+    return _failed(run, failure.code, failure.message).outcome
 
 
-def _last_lines(run: Run) -> str:
-    return last_lines(run.stream(StreamName.CONSOLE))
+def _failed(run: Run, code: ReasonCode, message: str) -> RunEnded:
+    """Return the end of a run that failed; the message shows the console's last lines."""
+    return run_failed(code, with_last_lines(message, run.console))
 
 
 # --------------------------------------------------------------------------- events
@@ -341,11 +340,10 @@ def _raise_if_fatal(run: Run, seen: RunEvent | None) -> None:
         raise end
     if isinstance(seen, ConsoleFlooded):
         message = f"the console grew beyond {run.settings.max_console} bytes"
-        raise run_failed(ReasonCode.CONSOLE_FLOODED, with_console_lines(message, _last_lines(run)))
+        raise _failed(run, ReasonCode.CONSOLE_FLOODED, message)
     if isinstance(seen, ImageLost):
         raise image_failed(seen.error)
     if isinstance(seen, RuleFailed):
         raise run_failed(ReasonCode.NO_EXIT_REPORT, seen.why)
     if (failure := guest_failure(seen)) is not None:
-        code, message = failure
-        raise run_failed(code, with_console_lines(message, _last_lines(run)))
+        raise _failed(run, failure.code, failure.message)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 
-from vmjobs.agent.vm.events import GuestSilent, KernelPanicked, LeaseLost, RunEvent, RunSuperseded
+from vmjobs.agent.vm.events import LeaseLost, RunEvent, RunSuperseded
+from vmjobs.agent.vm.vm_failures import VmFailure, has_errno, image_failure, node_failure
 from vmjobs.errors import (
     DISK_FULL_ERRNOS,
     Conflict,
     DigestMismatch,
     HypervisorError,
-    ImageRejected,
     NoHypervisor,
     NotFound,
-    Unauthenticated,
     Unavailable,
     VMJobsError,
-    reason_of,
 )
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import (
@@ -46,8 +43,6 @@ STOP_SIGNALS = frozenset({2, 3, VACATE_SIGNAL})
 NO_EXIT_STATUS = 125
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
-#: Panic message of an x86 kernel that gets no timer interrupt (arch/x86/kernel/apic/io_apic.c).
-NO_TIMER_PANIC = "IO-APIC + timer doesn't work"
 
 
 @dataclass(frozen=True)
@@ -94,40 +89,13 @@ def run_unbootable(message: str) -> RunEnded:
     return RunEnded(RunOutcome(JobState.FAILED, why, image_unbootable=True))
 
 
-#: Error numbers that mean a faulty node: full or bad disk, no memory, no rights. (EMFILE is not among
-#: them: any user who can connect to the agent can make it run out of file descriptors.)
-_NODE_FAULT_ERRNOS = DISK_FULL_ERRNOS | {errno.EIO, errno.EROFS, errno.ENOMEM, errno.EACCES}
-
-
-def is_node_fault(error: BaseException | None) -> bool:
-    """Whether an error or one of its causes shows a faulty node."""
-    return has_errno(error, _NODE_FAULT_ERRNOS)
-
-
-def has_errno(error: BaseException | None, numbers: frozenset[int]) -> bool:
-    """Whether an error or one of its causes is an ``OSError`` with one of these error numbers."""
-    if error is None:
-        return False
-    told = isinstance(error, OSError) and error.errno in numbers
-    return told or has_errno(error.__cause__, numbers)
-
-
 def image_failed(error: Exception) -> RunEnded:
     """Return the end of a run whose image, or a part of it, could not be fetched."""
-    message = (
-        error.message if isinstance(error, VMJobsError) else f"the node failed: {reason_of(error)}"
-    )
-    if isinstance(error, DigestMismatch | ImageRejected):
-        return run_failed(ReasonCode.IMAGE_REJECTED, message)
-    if isinstance(error, NotFound | Unavailable):
-        return run_failed(ReasonCode.IMAGE_UNAVAILABLE, message)
-    node_at_fault = isinstance(error, OSError) and is_node_fault(error)
-    # The node fetches images with its own token.
-    return run_failed(
-        ReasonCode.NODE_FAILED,
-        message,
-        node_at_fault=node_at_fault or isinstance(error, Unauthenticated),
-    )
+    return _ended_by(image_failure(error))
+
+
+def _ended_by(failure: VmFailure) -> RunEnded:
+    return run_failed(failure.code, failure.message, node_at_fault=failure.node_at_fault)
 
 
 def run_stopped(message: str, exit: ExitStatus | None = None) -> RunEnded:
@@ -152,8 +120,7 @@ def outcome_of_error(error: VMJobsError) -> RunOutcome:
 
 def outcome_of_node_error(error: OSError) -> RunOutcome:
     """Return the job's outcome after an error of this node."""
-    message, at_fault = f"the node failed: {reason_of(error)}", is_node_fault(error)
-    return run_failed(ReasonCode.NODE_FAILED, message, node_at_fault=at_fault).outcome
+    return _ended_by(node_failure(error)).outcome
 
 
 def run_unwanted(seen: RunEvent | None) -> RunEnded | None:
@@ -230,76 +197,6 @@ def outcome_of_exit(
     )
 
 
-def outcome_of_early_end(
-    *,
-    panic: str | None,
-    ready: bool,
-    last_lines: str,
-    rule: str = REPORT,
-    shutdown_cause: ShutdownCause = ShutdownCause.UNKNOWN,
-) -> RunOutcome:
-    """Return the outcome of a VM that ended without a report and without meeting its rule.
-
-    panic: the kernel's panic message on the console, if any. rule: the job's ``exit``.
-    """
-    code, message = _early_end(panic, ready, rule, shutdown_cause)
-    return RunOutcome(JobState.FAILED, reason(code, with_console_lines(message, last_lines)))
-
-
-def panic_reason(cause: str | None) -> tuple[ReasonCode, str]:
-    """Return reason code and message for a kernel panic, from the panic message.
-
-    A kernel that misses its timer waited too long for a processor of the node: a transient condition,
-    and not the image's fault.
-    """
-    if cause is not None and cause.startswith(NO_TIMER_PANIC):
-        return ReasonCode.GUEST_LOST, f"the node was too busy for the guest's kernel to boot: {cause}"
-    return ReasonCode.KERNEL_PANIC, f"the guest's kernel panicked: {cause or 'no cause given'}"
-
-
-def guest_failure(seen: RunEvent | None) -> tuple[ReasonCode, str] | None:
-    """Return reason code and message if the event shows that the guest has failed."""
-    if isinstance(seen, KernelPanicked):
-        return panic_reason(seen.cause)
-    if isinstance(seen, GuestSilent):
-        return ReasonCode.GUEST_LOST, f"the guest sent no heartbeat for {seen.seconds:.0f} s"
-    return None
-
-
-def _early_end(
-    panic: str | None, ready: bool, rule: str, shutdown_cause: ShutdownCause
-) -> tuple[ReasonCode, str]:
-    if panic is not None or shutdown_cause is ShutdownCause.PANICKED:
-        return panic_reason(panic)
-    if shutdown_cause in _LOST_MESSAGES:
-        return ReasonCode.GUEST_LOST, _LOST_MESSAGES[shutdown_cause]
-    if rule == POWEROFF:
-        return _no_power_off(shutdown_cause)
-    did = _ENDING_VERBS.get(shutdown_cause, "ended")
-    if rule != REPORT:
-        wanted = rule.removeprefix(CONSOLE_RULE)
-        return ReasonCode.NO_EXIT_REPORT, (
-            f"the VM {did} before its console had shown a line that matches /{wanted}/"
-        )
-    if not ready:
-        return ReasonCode.BOOT_FAILED, f"the VM {did} before the guest was ready"
-    did = _ENDING_VERBS.get(shutdown_cause, "powered off")
-    return ReasonCode.NO_EXIT_REPORT, f"the guest {did} without reporting an exit status"
-
-
-def _no_power_off(shutdown_cause: ShutdownCause) -> tuple[ReasonCode, str]:
-    if shutdown_cause is ShutdownCause.RESET:
-        return ReasonCode.NO_EXIT_REPORT, "the guest restarted its VM instead of powering off"
-    return ReasonCode.GUEST_LOST, "the VM is gone, and it is unknown whether it powered off"
-
-
-_ENDING_VERBS = {ShutdownCause.POWEROFF: "powered off", ShutdownCause.RESET: "restarted"}
-_LOST_MESSAGES = {
-    ShutdownCause.KILLED: "the VM was killed from outside",
-    ShutdownCause.CRASHED: "the VM crashed: its hypervisor ended with an error",
-}
-
-
 #: Reasons that a full disk of the node can cause, too.
 _DISK_FULL_REASONS = {
     ReasonCode.BOOT_FAILED,
@@ -341,8 +238,3 @@ def timeout_message(rule: str, seconds: int, *, script: bool) -> str:
         return f"the console had not shown a line that matches /{wanted}/ after {seconds} s"
     subject = "the script was still running" if script else "the guest had not reported"
     return f"{subject} after {seconds} s"
-
-
-def with_console_lines(message: str, last_lines: str) -> str:
-    """Return a message with the console's last lines below it."""
-    return f"{message}; the console's last lines:\n{last_lines}" if last_lines else message

@@ -159,10 +159,11 @@ def panic_text(path: Path) -> str | None:
     return _printable(found.group(1).decode("utf-8", "replace").strip()) if found else None
 
 
-def last_lines(path: Path, count: int = LAST_LINES) -> str:
-    """Return the console's last lines, with unprintable characters replaced by ``?``."""
+def with_last_lines(message: str, path: Path, count: int = LAST_LINES) -> str:
+    """Return a message with the console's last lines; ``?`` stands for unprintable characters."""
     lines = _tail(path, TAIL_BYTES).decode("utf-8", "replace").splitlines()[-count:]
-    return "\n".join(map(_printable, lines))
+    shown = "\n".join(map(_printable, lines))
+    return f"{message}; the console's last lines:\n{shown}" if shown else message
 
 
 def _printable(line: str) -> str:
