@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.kit.cluster_vm_orders import NOW, member_order, member_record
+from vmjobs.agent.cluster_vms.observations import ObservedState
 from vmjobs.agent.cluster_vms.plan import (
     DESTROY_AGAIN_SECONDS,
     POWER_OFF_SECONDS,
@@ -18,7 +19,7 @@ from vmjobs.agent.cluster_vms.plan import (
     pause_after,
     plan_vm,
 )
-from vmjobs.agent.cluster_vms.record import ObservedState, VmEnd
+from vmjobs.agent.cluster_vms.vm_end import VmEnd
 from vmjobs.cluster.spec import ClusterVmLimits
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.cluster.wire import ClusterVmOrder

@@ -16,7 +16,8 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from vmjobs.agent.cluster_vms.reconciler import Reconciler, RestartRequested, running_reconciler
+from vmjobs.agent.cluster_vms.observations import RestartRequested
+from vmjobs.agent.cluster_vms.reconciler import Reconciler, running_reconciler
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.agent.cluster_vms.vm_instance import VmInstance
 from vmjobs.cluster.ssh_session import PublicKey

@@ -22,15 +22,11 @@ import signal
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from vmjobs.agent.cluster_vms.record import (
-    MAX_MESSAGE_CHARACTERS,
-    ClusterVmRecord,
-    ObservedState,
-    VmEnd,
-)
+from vmjobs.agent.cluster_vms.observations import ObservedState
+from vmjobs.agent.cluster_vms.record import MAX_MESSAGE_CHARACTERS, ClusterVmRecord
+from vmjobs.agent.cluster_vms.vm_end import VmEnd, end_by_exit
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.cluster.wire import ClusterVmOrder
-from vmjobs.model import ExitStatus
 
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 300.0
@@ -211,7 +207,7 @@ def _end_by_observation(record: ClusterVmRecord, observed: ObservedState, now: f
     if observed.end is not None:
         return _end_after_drain(record, observed) or _end_without_token(observed) or observed.end
     if observed.exit is not None and now >= observed.exit_at + POWER_OFF_SECONDS:
-        last = VmEnd(ClusterVmCode.GUEST_ENDED, describe_exit(observed.exit))
+        last = end_by_exit(observed.exit)
         return _end_after_drain(record, observed) or _end_without_token(observed) or last
     if record.deadline == 0.0 or now < record.deadline:
         return None
@@ -232,13 +228,6 @@ def _end_without_token(observed: ObservedState) -> VmEnd | None:
 def _token_refused(observed: ObservedState) -> VmEnd:
     message = f"it got no token for the pool: {observed.refused}"
     return VmEnd(ClusterVmCode.TOKEN_REFUSED, message)
-
-
-def describe_exit(exit: ExitStatus) -> str:
-    """Return a sentence that says how the guest's script ended."""
-    if exit.signal is not None:
-        return f"the guest's script was killed by signal {exit.signal}"
-    return f"the guest's script ended with status {exit.code}"
 
 
 def _end_by_deadline(record: ClusterVmRecord) -> VmEnd | None:

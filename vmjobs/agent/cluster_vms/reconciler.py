@@ -21,24 +21,23 @@ from functools import partial
 
 from vmjobs.agent.background import StoppableLoop, start_thread
 from vmjobs.agent.cluster_vms.assignment_poller import AssignmentPoller
+from vmjobs.agent.cluster_vms.observations import (
+    ActionFinished,
+    ClusterVmEvent,
+    ImageStaged,
+    ObservedState,
+    VmDestroyed,
+)
 from vmjobs.agent.cluster_vms.plan import DRAIN_SIGNAL, NEW_TOKEN_SIGNAL, VmAction, plan_vm
-from vmjobs.agent.cluster_vms.record import ClusterVmRecord, ObservedState, VmEnd
+from vmjobs.agent.cluster_vms.record import ClusterVmRecord
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.agent.cluster_vms.ssh_sessions import SshSessionHandler
-from vmjobs.agent.cluster_vms.vm_instance import (
-    InstanceEnded,
-    TokenRefused,
-    TokenRenewed,
-    VmEvent,
-    VmInstance,
-    end_after_error,
-)
+from vmjobs.agent.cluster_vms.vm_end import VmEnd, end_by_error
+from vmjobs.agent.cluster_vms.vm_instance import VmInstance
 from vmjobs.agent.guest.ssh_relay import SshSession
-from vmjobs.agent.vm.events import ExitReported, GuestReady
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import Assignment, ClusterVmOrder
 from vmjobs.errors import LoginUnavailable, VMJobsError
-from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
 
@@ -46,33 +45,6 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
 #: Phases in which a VM may exist.
 _VM_PHASES = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING})
-
-
-@dataclass(frozen=True)
-class ImageStaged:
-    """The image is on this node. kind: the chosen hypervisor; unenforced: limits it ignores."""
-
-    kind: HypervisorKind
-    unenforced: str = ""
-
-
-@dataclass(frozen=True)
-class ActionFinished:
-    """A thread has finished its action. failed: why it failed."""
-
-    failed: VmEnd | None = None
-
-
-@dataclass(frozen=True)
-class VmDestroyed:
-    """The VM is verified gone. failed: why it could not be verified."""
-
-    failed: VmEnd | None = None
-
-
-@dataclass(frozen=True)
-class RestartRequested:
-    """Starts a cluster VM that is GONE again, with its persistent disks."""
 
 
 @dataclass
@@ -85,8 +57,7 @@ class ManagedVm:
     blocked: bool = False
 
 
-_Event = VmEvent | ImageStaged | ActionFinished | VmDestroyed | RestartRequested
-_ThreadAction = Callable[[], _Event | None]
+_ThreadAction = Callable[[], ClusterVmEvent | None]
 
 
 class Reconciler(StoppableLoop):
@@ -106,7 +77,7 @@ class Reconciler(StoppableLoop):
         self._assignment: Assignment | None = None
         #: Whether the assignment came from the service since the start, not only from disk.
         self._confirmed = False
-        self._events: queue.SimpleQueue[tuple[str, int, _Event]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[str, int, ClusterVmEvent]] = queue.SimpleQueue()
         self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
 
     # ------------------------------------------------------------------ from outside
@@ -121,7 +92,7 @@ class Reconciler(StoppableLoop):
         self._assignments.put(assignment)
         self.wake()
 
-    def put_event(self, member: str, incarnation: int, event: _Event) -> None:
+    def put_event(self, member: str, incarnation: int, event: ClusterVmEvent) -> None:
         """Accept an event of a cluster VM."""
         self._events.put((member, incarnation, event))
         self.wake()
@@ -187,7 +158,7 @@ class Reconciler(StoppableLoop):
 
     def _report_error(self, member: ManagedVm, error: Exception) -> None:
         """Report an error that blocks a cluster VM; its record cannot contain it."""
-        end = end_after_error(error)
+        end = end_by_error(error)
         if isinstance(error, OSError):
             end = VmEnd(ClusterVmCode.NODE_FAILED, f"its record cannot be stored: {error}")
         self._reporter.tell(member.record.blocked(end))
@@ -219,7 +190,7 @@ class Reconciler(StoppableLoop):
                 name, incarnation, event = self._events.get_nowait()
                 member = self._members.get(name)
                 if member is not None and member.record.incarnation == incarnation:
-                    member.observed = _with_event(member.observed, event, self._clock())
+                    member.observed = member.observed.with_event(event, self._clock())
 
     def _orders(self, now: float) -> dict[str, ClusterVmOrder]:
         """Return the order of each cluster VM, and add new ones to the reconciler."""
@@ -318,13 +289,13 @@ class Reconciler(StoppableLoop):
         record = member.record
 
         def work() -> None:
-            event: _Event
+            event: ClusterVmEvent
             try:
                 event = action() or finished()
             except Exception as error:  # of any kind: the cluster VM is tried again
                 known = isinstance(error, VMJobsError | OSError)
                 log.warning("member %s: %s: %s", record.order.name, what, error, exc_info=not known)
-                event = finished(end_after_error(error))
+                event = finished(end_by_error(error))
             self.put_event(record.order.id, record.incarnation, event)
 
         start_thread(f"{what}-{record.order.name}", work)
@@ -355,7 +326,7 @@ class Reconciler(StoppableLoop):
             machine.adopt(record, driver)
         except (VMJobsError, OSError) as error:
             log.error("member %s cannot be adopted: %s", record.order.name, error)
-            member.observed = ObservedState(end=end_after_error(error))
+            member.observed = ObservedState(end=end_by_error(error))
             return member
         start_thread(f"hold-{record.order.name}", machine.lease_image)
         self._repeat_signals(machine, record)
@@ -369,30 +340,6 @@ class Reconciler(StoppableLoop):
             machine.signal(self._services.settings.admit_signal)
         if record.phase is Phase.DRAINING:
             machine.signal(DRAIN_SIGNAL)
-
-
-def _with_event(observed: ObservedState, event: _Event, now: float) -> ObservedState:
-    """Return the observed state, updated with an event."""
-    if isinstance(event, ImageStaged):
-        observed = observed.with_changes(working=False, staged=event.kind, unenforced=event.unenforced)
-    elif isinstance(event, ActionFinished):
-        observed = observed.with_changes(working=False, end=observed.end or event.failed)
-    elif isinstance(event, VmDestroyed):
-        why = event.failed.message if event.failed else ""
-        observed = observed.with_changes(working=False, destroyed=event.failed is None, undestroyed=why)
-    elif isinstance(event, GuestReady):
-        observed = observed.with_changes(ready=True)
-    elif isinstance(event, ExitReported) and observed.exit is None:
-        observed = observed.with_changes(exit=event.exit, exit_at=now)
-    elif isinstance(event, InstanceEnded) and observed.end is None:
-        observed = observed.with_changes(end=event.end)
-    elif isinstance(event, TokenRenewed):
-        observed = observed.with_changes(renewed=event.due, refused="")
-    elif isinstance(event, RestartRequested):
-        observed = observed.with_changes(again=True)
-    elif isinstance(event, TokenRefused):
-        observed = observed.with_changes(refused=event.why)
-    return observed
 
 
 def _renew_token(machine: VmInstance) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +13,10 @@ from pydantic import (
     WrapValidator,
 )
 
+from vmjobs.agent.cluster_vms.vm_end import VmEnd
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import ClusterVmOrder, ClusterVmReport
-from vmjobs.model import ExitStatus, FrozenModel, HypervisorKind, LenientModel
+from vmjobs.model import FrozenModel, HypervisorKind, LenientModel
 
 MAX_MESSAGE_CHARACTERS = 8192
 
@@ -124,44 +124,6 @@ class IncompatibleRecord(LenientModel):
             since=_utc(now),
             hypervisor=self.hypervisor,
         )
-
-
-@dataclass(frozen=True)
-class VmEnd:
-    """Why a VM ends."""
-
-    code: ClusterVmCode
-    message: str
-
-
-class ObservedState(FrozenModel):
-    """The observed state of a cluster VM's present incarnation, in memory only.
-
-    working: a thread fetches its image, boots it or destroys it. staged: its hypervisor;
-    unenforced: the limits that this hypervisor cannot enforce, in sentences.
-    ready: its guest reported so. exit: exit status of the guest's script, reported at ``exit_at``.
-    end: it has ended, or could not be started. destroyed: it is verified gone.
-    renewed: its pool token was replaced, and must be again at this time.
-    refused: why the service refused it its first token. undestroyed: why it could not be destroyed.
-    again: start it again although it was GONE.
-    """
-
-    working: bool = False
-    staged: HypervisorKind | None = None
-    unenforced: str = ""
-    ready: bool = False
-    exit: ExitStatus | None = None
-    exit_at: float = 0.0
-    end: VmEnd | None = None
-    destroyed: bool = False
-    renewed: float = 0.0
-    refused: str = ""
-    undestroyed: str = ""
-    again: bool = False
-
-    def with_changes(self, **changes: object) -> ObservedState:
-        """Return this state with some fields changed."""
-        return self.model_copy(update=changes)
 
 
 def _utc(seconds: float) -> datetime:

@@ -15,11 +15,17 @@ from typing import BinaryIO
 
 from vmjobs.agent.cluster_vms import persistent_disks
 from vmjobs.agent.cluster_vms.journal import ClusterVmPaths
-from vmjobs.agent.cluster_vms.plan import describe_exit
+from vmjobs.agent.cluster_vms.observations import (
+    ClusterVmEvent,
+    InstanceEnded,
+    TokenRefused,
+    TokenRenewed,
+)
 from vmjobs.agent.cluster_vms.pool_tokens import PoolTokenCache
-from vmjobs.agent.cluster_vms.record import ClusterVmRecord, VmEnd
+from vmjobs.agent.cluster_vms.record import ClusterVmRecord
 from vmjobs.agent.cluster_vms.services import ClusterVmServices, script_ticket, vm_limits
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleFile
+from vmjobs.agent.cluster_vms.vm_end import VmEnd, VmUnwanted, end_by_exit, end_by_failure
 from vmjobs.agent.guest import ssh_relay
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.vm.console import ConsoleReader, panic_text, with_last_lines
@@ -37,7 +43,7 @@ from vmjobs.agent.vm.job_disk import (
     write_job_disk,
 )
 from vmjobs.agent.vm.running_vm import RunningVm, serve_guest
-from vmjobs.agent.vm.vm_failures import VmFailure, early_end, guest_failure, image_failure
+from vmjobs.agent.vm.vm_failures import early_end, guest_failure
 from vmjobs.agent.vm.vm_watch import VmWatch, watching
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
@@ -66,7 +72,6 @@ from vmjobs.model import (
     HypervisorKind,
     InputFile,
     NetworkMode,
-    ReasonCode,
     check_cpus,
     kinds_with_cpus,
 )
@@ -79,35 +84,6 @@ CONSOLE_TICK_SECONDS = 1.0
 REPORT_SECONDS = 10.0
 
 
-class VmUnwanted(VMJobsError):
-    """The VM's end was requested before it was started."""
-
-
-@dataclass(frozen=True)
-class TokenRenewed:
-    """A guest's token was replaced; the next one is due then (seconds since 1970)."""
-
-    due: float
-
-
-@dataclass(frozen=True)
-class TokenRefused:
-    """The service refused the guest its first token."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class InstanceEnded:
-    """The VM has ended, or its guest is lost."""
-
-    end: VmEnd
-
-
-#: The events of a running VM.
-VmEvent = RunEvent | TokenRenewed | TokenRefused | InstanceEnded
-
-
 @dataclass
 class VmInstance:
     """The VM of a record. Slow methods are called from separate threads.
@@ -118,7 +94,7 @@ class VmInstance:
     services: ClusterVmServices
     order: ClusterVmOrder
     incarnation: int
-    tell: Callable[[VmEvent], object]
+    tell: Callable[[ClusterVmEvent], object]
     end_requested: threading.Event = field(default_factory=threading.Event)
     driver: Hypervisor | None = None
     name: str = ""
@@ -386,39 +362,19 @@ class VmInstance:
         if isinstance(seen, VmEnded):
             self.tell(InstanceEnded(self._with_console(self._early_end())))
         elif (failure := guest_failure(seen)) is not None:
-            self.tell(InstanceEnded(self._with_console(_end_by(failure))))
+            self.tell(InstanceEnded(self._with_console(end_by_failure(failure))))
         else:
             self.tell(seen)
 
     def _early_end(self) -> VmEnd:
         if self._exit is not None:
-            return VmEnd(ClusterVmCode.GUEST_ENDED, describe_exit(self._exit))
+            return end_by_exit(self._exit)
         cause = self._vm.shutdown_cause() if self._vm is not None else ShutdownCause.UNKNOWN
         panic = panic_text(self._console)
         if cause is ShutdownCause.UNKNOWN and panic is None:
             message = "the VM is gone, and it is unknown how it ended"
             return VmEnd(ClusterVmCode.GUEST_LOST, message)
-        return _end_by(early_end(panic=panic, ready=self.ready, shutdown_cause=cause))
+        return end_by_failure(early_end(panic=panic, ready=self.ready, shutdown_cause=cause))
 
     def _with_console(self, end: VmEnd) -> VmEnd:
         return VmEnd(end.code, with_last_lines(end.message, self._console))
-
-
-def _end_by(failure: VmFailure) -> VmEnd:
-    # Both enumerations have the code of a failure, except of a script's end without exit status.
-    ended = failure.code is ReasonCode.NO_EXIT_REPORT
-    code = ClusterVmCode.GUEST_ENDED if ended else ClusterVmCode(failure.code)
-    return VmEnd(code, failure.message)
-
-
-def end_after_error(error: Exception) -> VmEnd:
-    """Return why a VM ends after an error of staging or booting."""
-    if isinstance(error, VmUnwanted):
-        return VmEnd(ClusterVmCode.STOPPED, error.message)
-    if isinstance(error, NoHypervisor):
-        return VmEnd(ClusterVmCode.NO_HYPERVISOR, error.message)
-    if isinstance(error, HypervisorError):
-        return VmEnd(ClusterVmCode.BOOT_FAILED, error.message)
-    if not isinstance(error, VMJobsError | OSError):
-        return VmEnd(ClusterVmCode.INTERNAL, f"the agent failed: {type(error).__name__}")
-    return _end_by(image_failure(error))
