@@ -163,9 +163,7 @@ def test_what_is_done(
     also: dict[str, object],
 ) -> None:
     wanted = member_order(**order) if order is not None else None
-    decision = plan_vm(
-        wanted, member_record(wanted, **record), ObservedState.model_validate(facts), NOW
-    )
+    decision = plan_vm(wanted, member_record(wanted, **record), ObservedState(**facts), NOW)
     assert (decision.record.phase, decision.record.code, decision.effects) == (phase, code, effects)
     for name, value in also.items():
         found = decision.until if name == "until" else getattr(decision.record, name)

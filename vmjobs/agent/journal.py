@@ -24,11 +24,11 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from vmjobs.errors import HypervisorError
 from vmjobs.fsync import sync_directory
@@ -37,6 +37,8 @@ from vmjobs.hypervisor.base import NAME_PREFIX, Hypervisor
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RECORD_FILE = "run.json"
 OUTCOME_FILE = "verdict.json"
@@ -67,13 +69,35 @@ def vm_name_prefix(root: Path) -> str:
     return f"{NAME_PREFIX}{hashlib.sha256(bytes(root.resolve())).hexdigest()[:8]}-"
 
 
-class Journal:
-    """Run directories below one root, each with its record."""
+class VmJournal:
+    """Directories of VMs below one root, each with a record that is durable before the VM exists.
+
+    prefix: of the names of its VMs.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.prefix = vm_name_prefix(root)
+
+    def directories(self) -> list[Path]:
+        """Return the directories of the VMs, with and without record."""
+        return sorted(path for path in self.root.iterdir() if path.is_dir())
+
+    def _load(self, read: Callable[[Path], T | None]) -> Iterator[tuple[Path, T]]:
+        """Yield each directory with its record; remove those without one."""
+        for directory in self.directories():
+            if (record := read(directory)) is not None:
+                yield directory, record
+            else:
+                shutil.rmtree(directory)
+
+
+class Journal(VmJournal):
+    """The journal of runs."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
         self._reassigned: dict[str, tuple[str, Hypervisor]] = {}
 
     def vm_name(self, attempt: str) -> str:
@@ -114,17 +138,12 @@ class Journal:
 
     def recover(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[InterruptedRun]:
         """Undo and return the runs of dead processes; runs of live processes stay."""
-        cleaned = []
         with self._exclusive():
-            for directory in sorted(p for p in self.root.iterdir() if p.is_dir()):
-                record = _read_record(directory)
-                if record is None:
-                    shutil.rmtree(directory)
-                elif not _is_locked(directory / RECORD_FILE) and (
-                    left := self._undo(directory, record, drivers)
-                ):
-                    cleaned.append(left)
-        return cleaned
+            dead = [
+                found for found in self._load(_read_record) if not _is_locked(found[0] / RECORD_FILE)
+            ]
+            undone = [self._undo(directory, record, drivers) for directory, record in dead]
+        return [left for left in undone if left is not None]
 
     def _undo(
         self, directory: Path, record: RunRecord, drivers: Mapping[HypervisorKind, Hypervisor]
@@ -151,7 +170,7 @@ class Journal:
 
 def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
     """Destroy VMs of this journal without a record. Returns their names."""
-    directories = [p for p in journal.root.iterdir() if p.is_dir()]
+    directories = journal.directories()
     known = {journal.vm_name(p.name) for p in directories}
     # A resumed VM keeps the name that it had in an earlier run.
     known |= {record.machine for p in directories if (record := _read_record(p)) is not None}

@@ -33,7 +33,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord, IncompatibleRecord
-from vmjobs.agent.journal import remove_directory, sweep_unknown, vm_name_prefix, write_durably
+from vmjobs.agent.journal import VmJournal, remove_directory, sweep_unknown, write_durably
 from vmjobs.cluster.wire import Assignment
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.model import HypervisorKind
@@ -76,13 +76,8 @@ class ClusterVmPaths:
         self.machine.mkdir(mode=0o700)
 
 
-class ClusterVmJournal:
-    """The cluster VMs below one root directory."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.prefix = vm_name_prefix(root)
+class ClusterVmJournal(VmJournal):
+    """The journal of a node's cluster VMs."""
 
     def vm_name(self, member: str, incarnation: int) -> str:
         """Return the hypervisor's name for an incarnation: at most 63 characters."""
@@ -110,24 +105,17 @@ class ClusterVmJournal:
 
     def load(self) -> list[ClusterVmRecord]:
         """Return the readable records. Remove directories without one."""
-        found = []
-        for directory in sorted(path for path in self.root.iterdir() if path.is_dir()):
-            record = _read(directory / RECORD)
-            if record is None:
-                shutil.rmtree(directory)
-            elif isinstance(record, ClusterVmRecord):
-                found.append(record)
-        return found
+        return [record for _, record in self._load(_read) if isinstance(record, ClusterVmRecord)]
 
     def incompatible(self) -> list[IncompatibleRecord]:
         """Return the known fields of records written by other releases."""
-        paths = sorted(self.root.glob(f"*/{RECORD}"))
-        return [record for path in paths if isinstance(record := _read(path), IncompatibleRecord)]
+        found = [_read(directory) for directory in self.directories()]
+        return [record for record in found if isinstance(record, IncompatibleRecord)]
 
     def clear(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> int:
         """Remove all cluster VMs and their files; return how many there were."""
         sweep_unknown(self.prefix, (), drivers)
-        directories = [path for path in self.root.iterdir() if path.is_dir()]
+        directories = self.directories()
         for directory in directories:
             self.forget(directory.name)
         (self.root / ASSIGNMENT).unlink(missing_ok=True)
@@ -168,7 +156,8 @@ class _KnownNames:
         return name in self.names or (isinstance(name, str) and name.startswith(self.prefixes))
 
 
-def _read(path: Path) -> ClusterVmRecord | IncompatibleRecord | None:
+def _read(directory: Path) -> ClusterVmRecord | IncompatibleRecord | None:
+    path = directory / RECORD
     try:
         content = path.read_bytes()
         return ClusterVmRecord.model_validate_json(content)
@@ -185,4 +174,4 @@ def _read(path: Path) -> ClusterVmRecord | IncompatibleRecord | None:
         log.error("%s cannot be read and is removed: %s", path, fault)
         return None
     log.error("%s has another release's format; it and its VM are left alone: %s", path, fault)
-    return IncompatibleRecord.model_validate({**data, "id": path.parent.name})
+    return IncompatibleRecord.model_validate({**data, "id": directory.name})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vmjobs.agent.cluster_vms.vm_end import VmEnd
 from vmjobs.agent.vm.events import ExitReported, GuestReady, RunEvent
-from vmjobs.model import ExitStatus, FrozenModel, HypervisorKind
+from vmjobs.model import ExitStatus, HypervisorKind
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ ClusterVmEvent = (
 )
 
 
-class ObservedState(FrozenModel):
+@dataclass(frozen=True)
+class ObservedState:
     """The observed state of a cluster VM's present incarnation, in memory only.
 
     working: a thread fetches its image, boots it or destroys it. staged: its hypervisor;
@@ -94,31 +95,27 @@ class ObservedState(FrozenModel):
     undestroyed: str = ""
     again: bool = False
 
-    def with_changes(self, **changes: object) -> ObservedState:
-        """Return this state with some fields changed."""
-        return self.model_copy(update=changes)
-
     def with_event(self, event: ClusterVmEvent, now: float) -> ObservedState:
         """Return this state, updated with an event."""
-        changes: dict[str, object] = {}
+        state = self
         match event:
             case ImageStaged():
-                changes = {"working": False, "staged": event.kind, "unenforced": event.unenforced}
+                state = replace(self, working=False, staged=event.kind, unenforced=event.unenforced)
             case ActionFinished():
-                changes = {"working": False, "end": self.end or event.failed}
+                state = replace(self, working=False, end=self.end or event.failed)
             case VmDestroyed():
                 why = event.failed.message if event.failed else ""
-                changes = {"working": False, "destroyed": event.failed is None, "undestroyed": why}
+                state = replace(self, working=False, destroyed=event.failed is None, undestroyed=why)
             case GuestReady():
-                changes = {"ready": True}
+                state = replace(self, ready=True)
             case ExitReported() if self.exit is None:
-                changes = {"exit": event.exit, "exit_at": now}
+                state = replace(self, exit=event.exit, exit_at=now)
             case InstanceEnded():
-                changes = {"end": self.end or event.end}
+                state = replace(self, end=self.end or event.end)
             case TokenRenewed():
-                changes = {"renewed": event.due, "refused": ""}
+                state = replace(self, renewed=event.due, refused="")
             case TokenRefused():
-                changes = {"refused": event.why}
+                state = replace(self, refused=event.why)
             case RestartRequested():
-                changes = {"again": True}
-        return self.model_copy(update=changes)
+                state = replace(self, again=True)
+        return state

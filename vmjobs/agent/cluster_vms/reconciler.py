@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from vmjobs.agent.background import StoppableLoop, start_thread
@@ -217,7 +217,7 @@ class Reconciler(StoppableLoop):
             return math.inf
         if record != member.record:
             self._store_record(member, record)
-        member.observed = member.observed.with_changes(renewed=0.0)  # only after it was stored
+        member.observed = replace(member.observed, renewed=0.0)  # only after it was stored
         if member.observed.destroyed:
             member.observed, member.machine = ObservedState(), None
         for action in vm_plan.effects:
@@ -300,7 +300,7 @@ class Reconciler(StoppableLoop):
 
         start_thread(f"{what}-{record.order.name}", work)
         # Its event is processed only in a later step.
-        member.observed = member.observed.with_changes(working=True)
+        member.observed = replace(member.observed, working=True)
 
     # ------------------------------------------------------------------ after a restart
 
