@@ -48,7 +48,7 @@ def test_reports_keep_their_order_and_streams_every_byte(tmp_path: Path) -> None
     for number, state in enumerate(states):
         with path.open("ab") as file:
             file.write(bytes([number]) * 700_000)
-        uploader.notify_streams()
+        uploader.wake()
         uploader.report(report(state))
     assert uploader.flush(10)
     assert ledger.states == states

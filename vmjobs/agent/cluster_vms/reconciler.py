@@ -28,7 +28,7 @@ from vmjobs.agent.cluster_vms.observations import (
     ObservedState,
     VmDestroyed,
 )
-from vmjobs.agent.cluster_vms.plan import DRAIN_SIGNAL, NEW_TOKEN_SIGNAL, VmAction, plan_vm
+from vmjobs.agent.cluster_vms.plan import DRAIN_SIGNAL, VmAction, plan_vm
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.agent.cluster_vms.ssh_sessions import SshSessionHandler
@@ -263,7 +263,7 @@ class Reconciler(StoppableLoop):
         elif action is VmAction.DESTROY:
             self._run_in_thread(member, "destroy", machine.destroy, VmDestroyed)
         elif action is VmAction.RENEW:
-            start_thread(f"renew-{member.record.order.name}", _renew_token, machine)
+            start_thread(f"renew-{member.record.order.name}", machine.renew)
         elif action is VmAction.ABORT:
             machine.end_requested.set()
         elif action is VmAction.TELL_ADMITTED:
@@ -340,15 +340,6 @@ class Reconciler(StoppableLoop):
             machine.signal(self._services.settings.admit_signal)
         if record.phase is Phase.DRAINING:
             machine.signal(DRAIN_SIGNAL)
-
-
-def _renew_token(machine: VmInstance) -> None:
-    try:
-        machine.renew()
-    except (VMJobsError, OSError) as error:
-        log.warning("the token of %s could not be renewed: %s", machine.name, error)
-    else:
-        machine.signal(NEW_TOKEN_SIGNAL)
 
 
 def steady_clock() -> Callable[[], float]:

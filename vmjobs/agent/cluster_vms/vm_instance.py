@@ -21,6 +21,7 @@ from vmjobs.agent.cluster_vms.observations import (
     TokenRefused,
     TokenRenewed,
 )
+from vmjobs.agent.cluster_vms.plan import NEW_TOKEN_SIGNAL
 from vmjobs.agent.cluster_vms.pool_tokens import PoolTokenCache
 from vmjobs.agent.cluster_vms.record import ClusterVmRecord
 from vmjobs.agent.cluster_vms.services import ClusterVmServices, script_ticket, vm_limits
@@ -206,9 +207,14 @@ class VmInstance:
                 self.expect_heartbeats()
 
     def renew(self) -> None:
-        """Replace the guest's token. Raises as ``AssignmentSource.token``."""
-        if self._tokens is not None:
-            self._tokens.renew()
+        """Replace the guest's token, and signal that to the guest; log a failure."""
+        try:
+            if self._tokens is not None:
+                self._tokens.renew()
+        except (VMJobsError, OSError) as error:
+            log.warning("the token of %s could not be renewed: %s", self.name, error)
+        else:
+            self.signal(NEW_TOKEN_SIGNAL)
 
     def open_session(self, key: str, seconds: float) -> ssh_relay.SshSession:
         """Open an SSH session for the holder of ``key``. Raises LoginUnavailable."""

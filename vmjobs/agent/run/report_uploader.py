@@ -75,7 +75,10 @@ class _Stream:
 
 
 class ReportUploader(RetryingLoop):
-    """Delivers the reports and streams of one attempt, in a thread of its own."""
+    """Delivers the reports and streams of one attempt, in a thread of its own.
+
+    :meth:`wake` has it read the stream files again.
+    """
 
     purpose = "deliver to the job's repository"
 
@@ -87,30 +90,21 @@ class ReportUploader(RetryingLoop):
         self._event_queue = event_queue
         self._streams = {name: _Stream(path) for name, path in streams.items()}
         self._reports: deque[Report] = deque()
-        self._dirty = False
         self._idle = True
         self.superseded = ""
         start_thread("uploader", self.run)
 
     def report(self, report: Report) -> None:
         """Deliver a report, after all earlier ones."""
-        with self._changed:
-            self._reports.append(report)
-            self._changed.notify_all()
-
-    def notify_streams(self) -> None:
-        """Read the stream files again."""
-        with self._changed:
-            self._dirty = True
-            self._changed.notify_all()
+        self._reports.append(report)
+        self.wake()
 
     def flush(self, timeout: float) -> bool:
         """Wait until all is delivered. False after ``timeout`` seconds, or if superseded."""
-        self.notify_streams()
+        self.wake()
         with self._changed:
             done = self._changed.wait_for(
-                lambda: self.superseded or (self._idle and not self._reports and not self._dirty),
-                timeout,
+                lambda: self.superseded or (self._idle and not self._due), timeout
             )
         return bool(done) and not self.superseded
 
@@ -123,12 +117,15 @@ class ReportUploader(RetryingLoop):
         with self._changed:
             self._idle = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stopped or self._reports or self._dirty)
-            self._idle = False
+            self._changed.wait_for(lambda: self._due or self._stopped)
+            self._idle = self._due = False
         try:
             self._deliver()
         except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
             self._give_up(error.message)
+        except (VMJobsError, OSError):
+            self.wake()
+            raise
 
     def _deliver(self) -> None:
         while self._reports and not self._stopped:
@@ -140,18 +137,11 @@ class ReportUploader(RetryingLoop):
         self._deliver_streams()
 
     def _deliver_streams(self) -> None:
-        with self._changed:
-            self._dirty = False
-        try:
-            for name, stream in self._streams.items():
-                while (data := stream.next()) and not self._stopped:
-                    with _drop_if_rejected(f"a part of {name}"):
-                        self._source.append(name, stream.sent, data)
-                    stream.sent += len(data)
-        except (VMJobsError, OSError):
-            with self._changed:
-                self._dirty = True
-            raise
+        for name, stream in self._streams.items():
+            while not self._stopped and (data := stream.next()):
+                with _drop_if_rejected(f"a part of {name}"):
+                    self._source.append(name, stream.sent, data)
+                stream.sent += len(data)
 
     def _give_up(self, why: str) -> None:
         with self._changed:

@@ -165,7 +165,7 @@ def fetch_inputs(run: Run) -> GuestSession:
         event_queue=run.request.event_queue,
         logs={name.value: run.stream(name) for name in (StreamName.OUT, StreamName.ERR)},
         max_log=run.settings.max_log,
-        on_log=run.reports.uploader.notify_streams,
+        on_log=run.reports.uploader.wake,
         former=resumed.guest if resumed and online else "",
     )
     if resumed is not None:
@@ -256,7 +256,7 @@ def _running_vm(run: Run, config: VmConfig) -> Iterator[RunningVm]:
         max_console=settings.max_console,
         silence=settings.silence_seconds,
         heard=lambda: _last_heartbeat(run),
-        on_console=run.reports.uploader.notify_streams,
+        on_console=run.reports.uploader.wake,
         on_time=run.reports.report_usage,
         disk=run.directory,
     )
