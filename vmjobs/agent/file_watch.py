@@ -1,4 +1,4 @@
-"""Notices changes of a file by any process (inotify(7))."""
+"""Reads files that other processes append to, and notices their changes (inotify(7))."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _IN_MODIFY = 0x2
 #: Watch, mask, cookie, length of a name, which events of watched files do not have.
 _EVENT = struct.Struct("iIII")
+MAX_PIECE_BYTES = 512 * 1024
+
+
+def read_piece(path: Path, offset: int, limit: int = MAX_PIECE_BYTES) -> bytes:
+    """Return the next bytes of a growing file; ``b""`` at its end, or if it does not exist."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(min(MAX_PIECE_BYTES, limit))
+    except FileNotFoundError:
+        return b""
 
 
 class _InotifyReader:

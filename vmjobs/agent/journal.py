@@ -24,7 +24,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -174,24 +174,24 @@ def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> lis
     known = {journal.vm_name(p.name) for p in directories}
     # A resumed VM keeps the name that it had in an earlier run.
     known |= {record.machine for p in directories if (record := _read_record(p)) is not None}
-    return sweep_unknown(journal.prefix, known, drivers)
+    return sweep_unknown(journal.prefix, known.__contains__, drivers)
 
 
 def sweep_probes(drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
     """Destroy VMs of probes whose process was killed. Returns their names."""
-    swept = sweep_unknown(probe.PROBE_PREFIX, probe.RunningProbes(), drivers)
+    swept = sweep_unknown(probe.PROBE_PREFIX, probe.is_running, drivers)
     probe.remove_stale_folders(Path(tempfile.gettempdir()))
     return swept
 
 
 def sweep_unknown(
-    prefix: str, known: Container[str], drivers: Mapping[HypervisorKind, Hypervisor]
+    prefix: str, is_known: Callable[[str], bool], drivers: Mapping[HypervisorKind, Hypervisor]
 ) -> list[str]:
     """Destroy unknown VMs whose names begin with ``prefix``. Returns their names."""
     swept = []
     for driver in drivers.values():
         for name in _vm_names(driver):
-            if name.startswith(prefix) and name not in known:
+            if name.startswith(prefix) and not is_known(name):
                 driver.destroy(name)
                 swept.append(name)
     return swept

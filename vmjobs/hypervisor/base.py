@@ -322,3 +322,25 @@ class Hypervisor(Protocol):
 
     def list(self) -> list[str]:
         """Names of this user's running and paused VMs, also of other processes."""
+
+
+class DriverChooser(Protocol):
+    """Chooses the driver for a job."""
+
+    def __call__(
+        self,
+        demanded: HypervisorKind | None,
+        able: Sequence[HypervisorKind] = ...,
+        cpus: int = ...,
+        /,
+        *,
+        cloud_init: bool = ...,
+    ) -> Hypervisor:
+        """Return the driver for a job that demands a hypervisor or leaves it open (None).
+
+        able: those that can boot its image; all while the image is unknown. cpus: of its VM.
+        cloud_init: its guest looks for NoCloud data.
+
+        Raises:
+            NoHypervisor: no driver fits.
+        """

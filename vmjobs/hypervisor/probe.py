@@ -45,12 +45,10 @@ def _own_prefix() -> str:
     return f"{PROBE_PREFIX}{os.getpid()}-{procs.start_ticks(os.getpid())}-"
 
 
-class RunningProbes:
-    """Names of VMs and folders of probes whose process still runs."""
-
-    def __contains__(self, name: object) -> bool:
-        found = _PROBE_NAME.fullmatch(str(name))
-        return found is None or procs.start_ticks(int(found[1])) == int(found[2])
+def is_running(name: str) -> bool:
+    """Whether the process of a probe still runs. name: of the probe's VM or folder."""
+    found = _PROBE_NAME.fullmatch(name)
+    return found is None or procs.start_ticks(int(found[1])) == int(found[2])
 
 
 def remove_stale_folders(directory: Path) -> None:
@@ -59,7 +57,7 @@ def remove_stale_folders(directory: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             found = folder.lstat()
             ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-            if ours and folder.name not in RunningProbes():
+            if ours and not is_running(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

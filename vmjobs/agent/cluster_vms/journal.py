@@ -27,7 +27,6 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -114,7 +113,7 @@ class ClusterVmJournal(VmJournal):
 
     def clear(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> int:
         """Remove all cluster VMs and their files; return how many there were."""
-        sweep_unknown(self.prefix, (), drivers)
+        sweep_unknown(self.prefix, lambda _name: False, drivers)
         directories = self.directories()
         for directory in directories:
             self.forget(directory.name)
@@ -139,21 +138,11 @@ class ClusterVmJournal(VmJournal):
         self, records: list[ClusterVmRecord], drivers: Mapping[HypervisorKind, Hypervisor]
     ) -> list[str]:
         """Destroy VMs that no record names. Return their names."""
+        known = {record.machine for record in records}
         left_alone = tuple(f"{self.prefix}{record.id}-" for record in self.incompatible())
         return sweep_unknown(
-            self.prefix, _KnownNames({record.machine for record in records}, left_alone), drivers
+            self.prefix, lambda name: name in known or name.startswith(left_alone), drivers
         )
-
-
-@dataclass(frozen=True)
-class _KnownNames:
-    """A set of VM names: these names, and all names with these prefixes."""
-
-    names: set[str]
-    prefixes: tuple[str, ...]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names or (isinstance(name, str) and name.startswith(self.prefixes))
 
 
 def _read(directory: Path) -> ClusterVmRecord | IncompatibleRecord | None:

@@ -24,7 +24,6 @@ from vmjobs.agent.cluster_vms.assignment_poller import AssignmentPoller
 from vmjobs.agent.cluster_vms.observations import (
     ActionFinished,
     ClusterVmEvent,
-    ImageStaged,
     ObservedState,
     VmDestroyed,
 )
@@ -254,9 +253,7 @@ class Reconciler(StoppableLoop):
     def _act(self, member: ManagedVm, action: VmAction) -> None:
         machine = member.machine = member.machine or self._new_instance(member.record)
         if action is VmAction.STAGE:
-            self._run_in_thread(
-                member, "stage", lambda: ImageStaged(machine.stage(), machine.unenforced)
-            )
+            self._run_in_thread(member, "stage", machine.stage)
         elif action is VmAction.BOOT:
             record = member.record
             self._run_in_thread(member, "boot", lambda: machine.boot(record))

@@ -13,9 +13,8 @@ from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.cluster_vms.ssh_sessions import SessionSource
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
 from vmjobs.agent.image_source import ImageSource
-from vmjobs.agent.run.services import DriverChooser
 from vmjobs.cluster.wire import ClusterVmOrder
-from vmjobs.hypervisor.base import Hypervisor, PrivateCard, VmLimits
+from vmjobs.hypervisor.base import DriverChooser, Hypervisor, PrivateCard, VmLimits
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket
 from vmjobs.paths import safe_join

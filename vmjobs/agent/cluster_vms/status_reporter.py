@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vmjobs.agent.background import RetryingLoop
 from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
-from vmjobs.agent.run.report_uploader import read_piece
+from vmjobs.agent.file_watch import read_piece
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports
 from vmjobs.errors import Unavailable, VMJobsError
 

@@ -17,6 +17,7 @@ from vmjobs.agent.cluster_vms import persistent_disks
 from vmjobs.agent.cluster_vms.journal import ClusterVmPaths
 from vmjobs.agent.cluster_vms.observations import (
     ClusterVmEvent,
+    ImageStaged,
     InstanceEnded,
     TokenRefused,
     TokenRenewed,
@@ -70,7 +71,6 @@ from vmjobs.hypervisor.base import (
 from vmjobs.model import (
     MIB,
     ExitStatus,
-    HypervisorKind,
     InputFile,
     NetworkMode,
     check_cpus,
@@ -89,7 +89,7 @@ REPORT_SECONDS = 10.0
 class VmInstance:
     """The VM of a record. Slow methods are called from separate threads.
 
-    tell: receives events, from any thread. unenforced: the limits that its hypervisor cannot enforce.
+    tell: receives events, from any thread.
     """
 
     services: ClusterVmServices
@@ -99,7 +99,6 @@ class VmInstance:
     end_requested: threading.Event = field(default_factory=threading.Event)
     driver: Hypervisor | None = None
     name: str = ""
-    unenforced: str = ""
     ready: bool = False
     _exit: ExitStatus | None = None
     _image: BootImage | None = None
@@ -113,7 +112,7 @@ class VmInstance:
 
     # ------------------------------------------------------------------ starting
 
-    def stage(self) -> HypervisorKind:
+    def stage(self) -> ImageStaged:
         """Fetch the image and choose the hypervisor."""
         if self.order.network is NetworkMode.NONE:
             raise HypervisorError('a cluster VM needs a network: found mode "none"')
@@ -126,8 +125,7 @@ class VmInstance:
         seeded = self._image.cloud_init
         self.driver = self.services.choose(self.order.hypervisor, kinds, cloud_init=seeded)
         unenforced = self.driver.unenforced(vm_limits(self.order), self._paths.directory)
-        self.unenforced = "; ".join(unenforced)
-        return self.driver.kind
+        return ImageStaged(self.driver.kind, "; ".join(unenforced))
 
     def boot(self, record: ClusterVmRecord) -> None:
         """Make the disks, serve the endpoint and start the VM. The journal already names it."""

@@ -11,11 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from vmjobs.agent.background import RetryingLoop, start_thread
+from vmjobs.agent.file_watch import read_piece
 from vmjobs.agent.vm.events import EventQueue, RunSuperseded
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -30,8 +30,6 @@ from vmjobs.errors import (
 from vmjobs.model import Report, StreamName
 
 log = logging.getLogger(__name__)
-
-MAX_PIECE_BYTES = 512 * 1024
 
 
 @contextmanager
@@ -55,25 +53,6 @@ class ReportSink(Protocol):
         """Add to a stream."""
 
 
-def read_piece(path: Path, offset: int, limit: int = MAX_PIECE_BYTES) -> bytes:
-    """Return the next bytes of a growing file; ``b""`` at its end, or if it does not exist."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(min(MAX_PIECE_BYTES, limit))
-    except FileNotFoundError:
-        return b""
-
-
-@dataclass
-class _Stream:
-    path: Path
-    sent: int = 0
-
-    def next(self) -> bytes:
-        return read_piece(self.path, self.sent)
-
-
 class ReportUploader(RetryingLoop):
     """Delivers the reports and streams of one attempt, in a thread of its own.
 
@@ -88,7 +67,7 @@ class ReportUploader(RetryingLoop):
         super().__init__()
         self._source = source
         self._event_queue = event_queue
-        self._streams = {name: _Stream(path) for name, path in streams.items()}
+        self._streams, self._sent = streams, dict.fromkeys(streams, 0)
         self._reports: deque[Report] = deque()
         self._idle = True
         self.superseded = ""
@@ -110,7 +89,7 @@ class ReportUploader(RetryingLoop):
 
     def has_undelivered(self) -> bool:
         """Whether the streams have undelivered bytes."""
-        return any(stream.next() for stream in self._streams.values())
+        return any(read_piece(path, self._sent[name]) for name, path in self._streams.items())
 
     def step(self) -> None:
         """Wait until there is something to deliver, and deliver it."""
@@ -137,11 +116,11 @@ class ReportUploader(RetryingLoop):
         self._deliver_streams()
 
     def _deliver_streams(self) -> None:
-        for name, stream in self._streams.items():
-            while not self._stopped and (data := stream.next()):
+        for name, path in self._streams.items():
+            while not self._stopped and (data := read_piece(path, self._sent[name])):
                 with _drop_if_rejected(f"a part of {name}"):
-                    self._source.append(name, stream.sent, data)
-                stream.sent += len(data)
+                    self._source.append(name, self._sent[name], data)
+                self._sent[name] += len(data)
 
     def _give_up(self, why: str) -> None:
         with self._changed:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
 from vmjobs.file_transfer import FileTransfer
-from vmjobs.hypervisor.base import Hypervisor, ProbeResult
+from vmjobs.hypervisor.base import DriverChooser, ProbeResult
 from vmjobs.model import HypervisorKind, JobTicket
 
 
@@ -33,28 +32,6 @@ class RunSettings:
     stop_seconds: float = 60.0
     silence_seconds: float = 120.0
     script_handles_stop: bool = False
-
-
-class DriverChooser(Protocol):
-    """Chooses the driver for a job."""
-
-    def __call__(
-        self,
-        demanded: HypervisorKind | None,
-        able: Sequence[HypervisorKind] = ...,
-        cpus: int = ...,
-        /,
-        *,
-        cloud_init: bool = ...,
-    ) -> Hypervisor:
-        """Return the driver for a job that demands a hypervisor or leaves it open (None).
-
-        able: those that can boot its image; all while the image is unknown. cpus: of its VM.
-        cloud_init: its guest looks for NoCloud data.
-
-        Raises:
-            NoHypervisor: no driver fits.
-        """
 
 
 @dataclass(frozen=True)
