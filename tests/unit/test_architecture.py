@@ -62,6 +62,14 @@ def test_no_module_imports_itself_through_others() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, with the modules of a cycle
 
 
+@pytest.mark.parametrize("folder", ["run", "cluster_vms", "vm"])
+def test_neither_runs_nor_cluster_vms_import_the_other(folder: str) -> None:
+    others = tuple(f"vmjobs.agent.{other}." for other in {"run", "cluster_vms"} - {folder})
+    for module, tree in modules().items():
+        if module.startswith(f"vmjobs.agent.{folder}."):
+            assert not [name for name in imported(tree) if name.startswith(others)], module
+
+
 def test_one_module_imports_libvirt_and_one_package_the_htcondor_bindings() -> None:
     tops = {module: {top(name) for name in imported(tree)} for module, tree in modules().items()}
     bindings = {"htcondor", "htcondor2", "classad", "classad2"}

@@ -94,9 +94,8 @@ def await_end(run: Run) -> None:
     if run.image.live is not None:
         run.image.live.fetch_rest()
     run.clock.begin_run()
-    # Heartbeats are expected only in this step: the steps before and after have deadlines.
-    run.guest_session.heard = time.monotonic()
-    vm.watch.listening = spec.network is not NetworkMode.NONE
+    if spec.network is not NetworkMode.NONE:
+        vm.expect_heartbeats()  # only in this step: the steps before and after have deadlines
     run.control.checkpointable, run.control.suspendable = bool(run.choice.platform), True
     while not _is_over(run):
         left = spec.run_seconds - run.clock.ran()  # excludes time while the job is suspended
@@ -104,7 +103,7 @@ def await_end(run: Run) -> None:
         if seen is None and run.clock.ran() >= spec.run_seconds:
             raise _timed_out(run)
     run.control.checkpointable = run.control.suspendable = False
-    vm.watch.listening = False
+    vm.ignore_silence()
 
 
 def collect(run: Run) -> None:
