@@ -7,7 +7,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vmjobs.agent import console_stream, protocol
@@ -17,6 +17,7 @@ from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.lease import SocketLease
 from vmjobs.errors import Unavailable, VMJobsError
 from vmjobs.model import Node
+from vmjobs.relay import shutdown_socket
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,7 @@ class Agent:
             log.info("connection of uid %d: %s", peer.uid, error)
         finally:
             self._subscribers.pop(lease, None)
-            with suppress(OSError):  # the client may have disconnected
-                connection.shutdown(socket.SHUT_RDWR)
+            shutdown_socket(connection)  # the client may have disconnected
             connection.close()
 
     def _serve_requests(self, lease: SocketLease, peer: protocol.PeerCredentials) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.guest.ssh_relay import SshSession
 from vmjobs.cluster.ssh_session import PendingSession, SessionAnswer
 from vmjobs.errors import VMJobsError
-from vmjobs.relay import ByteStream, relay
+from vmjobs.relay import ByteStream, relay, shutdown_socket
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +84,8 @@ class SshSessionHandler:
         return ssh_session
 
     def _relay(self, call: PendingSession, ssh_session: SshSession) -> None:
-        connection = ssh_session.connection
-
-        def hang_up() -> None:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
+        connection, handle = ssh_session.connection, ssh_session.connection.fileno()
         log.info("session %s: logged in to VM %d of %s", call.id[:8], call.incarnation, call.member)
         with connection, suppress(OSError):
-            relay(self._source.stream(call.id), connection.fileno(), connection.fileno(), hang_up)
+            relay(self._source.stream(call.id), handle, handle, partial(shutdown_socket, connection))
         log.info("session %s: over", call.id[:8])

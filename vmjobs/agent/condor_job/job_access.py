@@ -24,6 +24,7 @@ from vmjobs.agent.protocol import EnterMessage, SubmitMessage
 from vmjobs.errors import LoginUnavailable, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import CHIRP_PORT, ENDPOINT_ADDRESS, SSH_PORT
 from vmjobs.model import NetworkMode
+from vmjobs.relay import shutdown_socket
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +116,11 @@ class JobAccess:
             with self._lock:
                 self._sessions.add(guest)
                 if self._is_shut:
-                    stream_multiplexer.shutdown_socket(guest)
+                    shutdown_socket(guest)
             protocol.wait_for_hang_up(connection)
             with self._lock:
                 self._sessions.discard(guest)
-            stream_multiplexer.shutdown_socket(guest)
+            shutdown_socket(guest)
             for thread in threads:
                 thread.join()
 
@@ -141,7 +142,7 @@ class JobAccess:
         with self._lock:
             self._is_shut = shut
             for guest in self._sessions if shut else ():
-                stream_multiplexer.shutdown_socket(guest)
+                shutdown_socket(guest)
 
     @contextmanager
     def counted_session(self) -> Iterator[None]:
@@ -175,7 +176,7 @@ def _forward_input(messages: Iterator[protocol.Message], guest: socket.socket) -
                     guest.shutdown(socket.SHUT_WR)
     except (OSError, VMJobsError) as error:
         log.info("an interactive session is closed: %s", error)
-        stream_multiplexer.shutdown_socket(guest)
+        shutdown_socket(guest)
 
 
 def _forward_output(guest: socket.socket, send: Send) -> None:

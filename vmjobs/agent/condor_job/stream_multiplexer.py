@@ -19,6 +19,7 @@ from typing import Final
 
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
+from vmjobs.relay import shutdown_socket
 
 log = logging.getLogger(__name__)
 
@@ -169,12 +170,6 @@ class StreamMultiplexer:
 
     def _message(self, number: int, data: bytes = b"", *, last: bool = False) -> DataMessage:
         return DataMessage(self.channel, data, stream=number, last=last)
-
-
-def shutdown_socket(connection: socket.socket) -> None:
-    """End all reads and writes on a socket. The caller still closes it."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
