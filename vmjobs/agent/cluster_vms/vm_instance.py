@@ -102,7 +102,6 @@ class VmInstance:
     ready: bool = False
     _exit: ExitStatus | None = None
     _image: BootImage | None = None
-    _guest_session: GuestSession | None = None
     _vm: RunningVm | None = None
     _tokens: PoolTokenCache | None = None
     _relay: ssh_relay.SshRelay | None = None
@@ -136,7 +135,7 @@ class VmInstance:
         self.name = record.machine
         self._write_disks(record, self._image)
         self._check()
-        network = self._serve(record, self.driver)
+        network, watch = self._serve(record, self.driver)
         (paths.machine / "vm").mkdir(mode=0o700)
         self.driver.start(
             VmConfig(
@@ -155,7 +154,7 @@ class VmInstance:
             )
         )
         self._record_root()
-        self._start_watch(record)
+        self._resources.enter_context(watching(watch))
 
     # ------------------------------------------------------------------ adopting
 
@@ -164,10 +163,10 @@ class VmInstance:
         self.driver, self.name = driver, record.machine
         self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
         self._record_root()
-        self._serve(record, driver, running=self.name)
+        _, watch = self._serve(record, driver, running=self.name)
         if driver.state(self.name) is VmState.PAUSED:  # by the earlier agent
             driver.resume(self.name)
-        self._start_watch(record)
+        self._resources.enter_context(watching(watch))
 
     def lease_image(self) -> None:
         """Lease the image of an adopted VM. Takes time; logs a failure."""
@@ -187,8 +186,8 @@ class VmInstance:
 
     def signal(self, number: int) -> None:
         """Deliver a signal to the guest's script."""
-        if self._guest_session is not None:
-            self._guest_session.send_signal(number)
+        if self._vm is not None:
+            self._vm.guest_session.send_signal(number)
 
     def pause(self) -> None:
         """Suspend the VM, and expect no heartbeats while it is. Raises as the driver."""
@@ -304,28 +303,45 @@ class VmInstance:
             except OSError as error:  # retried before the next boot
                 log.warning("cannot record the root disk of %s: %s", self.name, reason_of(error))
 
-    def _serve(self, record: ClusterVmRecord, driver: Hypervisor, running: str = "") -> Network:
+    def _serve(
+        self, record: ClusterVmRecord, driver: Hypervisor, running: str = ""
+    ) -> tuple[Network, VmWatch]:
+        """Serve the endpoint of the VM; return its network, and its watch, which is not started."""
+        settings = self.services.settings
         self._tokens = PoolTokenCache(
             fetch=self._fetch_token,
             on_renewed=lambda due: self.tell(TokenRenewed(due)),
             had=record.renew > 0,
             on_refused=lambda why: self.tell(TokenRefused(why)),
         )
-        self._guest_session = GuestSession(
+        session = GuestSession(
             token=record.token,
             event_queue=self,
             logs={},
             max_log=0,
             on_output=self._take_output,
             pool_token=self._tokens.get,
-            longest_wait=self.services.settings.silence_seconds / 4,
+            longest_wait=settings.silence_seconds / 4,
         )
         relay = ssh_relay.SshRelay(record.token)
         handlers = {SSH_PORT: partial(ssh_relay.listening, relay)}
-        session, mode = self._guest_session, self.order.network
+        mode = self.order.network
         network = serve_guest(self._resources, driver, session, mode, handlers, running)
         self._relay = relay
-        return network
+        console_file = ConsoleFile(self.order.id, self.incarnation, self._console, settings.max_console)
+        watch = VmWatch(
+            driver=driver,
+            machine=self.name,
+            event_queue=self,
+            reader=ConsoleReader(self._console, record.sentinel),
+            max_console=sys.maxsize,  # unreachable: the uploader truncates the file before
+            silence=settings.silence_seconds,
+            heard=lambda: session.heard,
+            on_console=self.services.console_uploader.follow(console_file),
+            tick=CONSOLE_TICK_SECONDS,
+        )
+        self._vm = RunningVm(driver, self.name, session, watch)
+        return network, watch
 
     def _take_output(self, words: bytes) -> None:
         with self._console.open("ab") as file:
@@ -336,25 +352,6 @@ class VmInstance:
         if not self.services.reporter.is_reported(self.order.id, self.incarnation, REPORT_SECONDS):
             raise Unavailable("api", "the service has no report of the VM yet")
         return self.services.source.token(self.order.id, self.incarnation)
-
-    def _start_watch(self, record: ClusterVmRecord) -> None:
-        if self.driver is None or self._guest_session is None:
-            raise HypervisorError(f"{self.name} cannot be watched")
-        link, settings = self._guest_session, self.services.settings
-        console_file = ConsoleFile(self.order.id, self.incarnation, self._console, settings.max_console)
-        watch = VmWatch(
-            driver=self.driver,
-            machine=self.name,
-            event_queue=self,
-            reader=ConsoleReader(self._console, record.sentinel),
-            max_console=sys.maxsize,  # unreachable: the uploader truncates the file before
-            silence=settings.silence_seconds,
-            heard=lambda: link.heard,
-            on_console=self.services.console_uploader.follow(console_file),
-            tick=CONSOLE_TICK_SECONDS,
-        )
-        self._vm = RunningVm(self.driver, self.name, link, watch)
-        self._resources.enter_context(watching(watch))
 
     def put(self, seen: RunEvent) -> None:
         """Forward an event of endpoint or watch; one that ends the VM becomes ``InstanceEnded``."""
