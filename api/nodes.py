@@ -200,8 +200,8 @@ def token(name: str, member_id: str) -> Response:
             "this service issues no tokens for worker VMs",
             hint="set pool_key_dir to the directory with the pools' signing keys",
         )
-    machine = PoolVm(order.name, incarnation, order.id)
-    made = parts.token_issuer.mint(order.pool.name, machine, parts.config.pool_token_seconds)
+    vm = PoolVm(order.name, incarnation, order.id)
+    made = parts.token_issuer.mint(order.pool.name, vm, parts.config.pool_token_seconds)
     parts.repository.assignments.count_token(name, given=True)
     return json_reply(made, headers={"Cache-Control": "no-store"})
 

@@ -27,7 +27,7 @@ HealthCheck = Callable[[], None]
 class TokenIssuer(Protocol):
     """Issues pool tokens for VMs."""
 
-    def mint(self, pool: str, machine: PoolVm, seconds: int) -> PoolToken:
+    def mint(self, pool: str, vm: PoolVm, seconds: int) -> PoolToken:
         """An IDTOKEN that lets exactly this VM join the pool, and allows nothing else.
 
         Raises:

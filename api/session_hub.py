@@ -83,7 +83,7 @@ class SessionHub:
 
     # ------------------------------------------------------------------ beginning and end
 
-    def open(self, operator: str, node: str, member: str, incarnation: int, key: str) -> str:
+    def open(self, operator: str, node: str, vm: str, incarnation: int, key: str) -> str:
         """Open a session, which waits for its node; return its id.
 
         Raises:
@@ -96,9 +96,7 @@ class SessionHub:
                     f"{MAX_SESSIONS} users are logged in to VMs already",
                     hint="try again after one of them has logged out",
                 )
-            call = PendingSession(
-                id=secrets.token_hex(16), member=member, incarnation=incarnation, key=key
-            )
+            call = PendingSession(id=secrets.token_hex(16), member=vm, incarnation=incarnation, key=key)
             session = _Session(call, {Side.OPERATOR: operator, Side.NODE: node})
             session.last_contact = dict.fromkeys(Side, self._clock())
             self._sessions[call.id] = session

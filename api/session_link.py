@@ -54,9 +54,9 @@ class SessionClient:
         self._election_lock = threading.Lock()
         self._hub_lock: IO[bytes] | None = None
 
-    def open(self, operator: str, node: str, member: str, incarnation: int, key: str) -> str:
+    def open(self, operator: str, node: str, vm: str, incarnation: int, key: str) -> str:
         """See :meth:`SessionHub.open`."""
-        return str(self._ask("open", operator, node, member, incarnation, key))
+        return str(self._ask("open", operator, node, vm, incarnation, key))
 
     def calls(self, node: str) -> list[PendingSession]:
         """See :meth:`SessionHub.calls`. Without a hub no session waits."""

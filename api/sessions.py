@@ -84,7 +84,7 @@ def begin(name: str, member: str) -> Response:
     key, who, parts = read_body(SessionRequest).key, caller().subject, services()
     logins = parts.repository.cluster_logins
     target = logins.target(name, member)
-    session = parts.sessions.open(who, target.node, target.member, target.incarnation, key)
+    session = parts.sessions.open(who, target.node, target.vm_id, target.incarnation, key)
     try:
         logins.notify_node(target.node)
         answer = parts.sessions.await_answer(who, session, ANSWER_SECONDS)

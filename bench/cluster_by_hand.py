@@ -1,6 +1,6 @@
 """Starts workers of a pool in VMs by hand: what they cost without vmjobs.
 
-It runs on an execute node: ``cluster_by_hand.py STORE DIGEST MEMORY DISK COLLECTOR DOMAIN MACHINE...``,
+It runs on an execute node: ``cluster_by_hand.py STORE DIGEST MEMORY DISK COLLECTOR DOMAIN VM...``,
 each ``NAME=TOKEN=ID``. Image, guest program and its script are those of a virtual cluster. Disks,
 endpoint, network and token exist before the clock starts. The program prints ``prepared``, starts
 all VMs at once when it reads a line from stdin, and ends them when stdin ends.
@@ -94,13 +94,13 @@ def _end_helpers(name: str) -> None:
 
 def main() -> None:
     """Prepare the VMs, start them after a line on stdin, and end them when stdin ends."""
-    store, digest, memory, disk, collector, domain, *machines = sys.argv[1:]
+    store, digest, memory, disk, collector, domain, *vms = sys.argv[1:]
     image = ImageStore(Path(store)).prepare(digest)
     with ExitStack() as stack:
         starts = []
-        for name, token, member in (machine.split("=") for machine in machines):
+        for name, token, vm in (vm.split("=") for vm in vms):
             order = ClusterVmOrder(
-                id=member,
+                id=vm,
                 cluster="byhand",
                 name=name,
                 goal=Goal.RUN,

@@ -17,7 +17,7 @@ from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.procs import Process
 from vmjobs.hypervisor.sandbox import helper_processes
 
-MACHINES = 32
+VMS = 32
 #: For each VM, in MiB: as much as a node of the grid has room for.
 MEMORY, DISK = 128, 64
 #: Memory that the hypervisor needs in addition, in MiB: UML's own kernel.
@@ -55,7 +55,7 @@ def cluster_idle(grid: Grid, minutes: int) -> Iterator[Finding]:
         spec = ClusterSpec(
             name=fresh("i"),
             image=IMAGE,
-            size=MACHINES,
+            size=VMS,
             memory=MEMORY,
             disk=DISK,
             nodes=(f"{NODE}.*",),
@@ -64,8 +64,8 @@ def cluster_idle(grid: Grid, minutes: int) -> Iterator[Finding]:
         )
         with cluster(api, spec):
             wait_for(
-                lambda: api.clusters.get(spec.name).up == MACHINES or None,
-                f"{MACHINES} machines to be UP",
+                lambda: api.clusters.get(spec.name).up == VMS or None,
+                f"{VMS} VMs to be UP",
                 UP_SECONDS,
             )
             time.sleep(SETTLE_SECONDS)
@@ -75,11 +75,11 @@ def cluster_idle(grid: Grid, minutes: int) -> Iterator[Finding]:
     none = {who: [*before[who], *after[who]] for who in before}
     for who, kind, target in (
         ("agent", "CPU", CPU_TARGET),
-        ("ways outside", "CPU", CPU_TARGET),
-        ("machines", "CPU", 60.0),
+        ("network helpers", "CPU", CPU_TARGET),
+        ("VMs", "CPU", 60.0),
         ("agent", "memory", MEMORY_TARGET),
-        ("ways outside", "memory", MACHINES * 16.0),
-        ("machines", "memory", MACHINES * (MEMORY + KERNEL)),
+        ("network helpers", "memory", VMS * 16.0),
+        ("VMs", "memory", VMS * (MEMORY + KERNEL)),
     ):
         yield _finding(who, kind, with_them, none, target)
 
@@ -94,14 +94,14 @@ def _finding(who: str, kind: str, those: _Minutes, none: _Minutes, target: float
     more = spread(ours).median - spread(theirs).median
     return Finding(
         0,
-        f"{kind} of the {who}, {MACHINES} idle machines",
+        f"{kind} of the {who}, {VMS} idle VMs",
         ours,
         theirs,
         f"more than for none, {'s a minute' if column == 0 else 'MiB'}",
         more,
         None,
         target,
-        details={"for each machine": more / MACHINES, "load average": os.getloadavg()},
+        details={"for each VM": more / VMS, "load average": os.getloadavg()},
         unit="s" if column == 0 else "MiB",
     )
 
@@ -120,12 +120,12 @@ def _minutes(grid: Grid, count: int) -> _Minutes:
 
 
 def _costs(grid: Grid) -> dict[str, Cost]:
-    groups: dict[str, list[int]] = {"agent": [], "ways outside": [], "machines": []}
+    groups: dict[str, list[int]] = {"agent": [], "network helpers": [], "VMs": []}
     for process in _inside(grid.container(NODE)):
         if helper_processes.vm_of(process):
-            groups["ways outside"].append(process.pid)
+            groups["network helpers"].append(process.pid)
         elif any(word.startswith("umid=") for word in process.argv):
-            groups["machines"].append(process.pid)
+            groups["VMs"].append(process.pid)
         elif process.argv[-1] == "agent" or any(word.endswith(STARTER) for word in process.argv):
             groups["agent"].append(process.pid)
     return {who: _cost(pids) for who, pids in groups.items()}

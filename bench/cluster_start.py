@@ -8,11 +8,11 @@ from bench.clusters import (
     IMAGE,
     bring_image,
     cluster,
+    cluster_spec,
     fresh,
     hosts,
     join_by_hand,
     operator,
-    shares,
     since,
     watching,
 )
@@ -41,7 +41,7 @@ def _compare(grid: Grid, api: Client, digest: str, size: int, pairs: int) -> Fin
     seen = [(ours, theirs) for (ours, _), theirs in found]
     parts = [told for (_, told), _ in found]
     details = {
-        "seconds until the last machine is": {
+        "seconds until the last VM is": {
             state: spread([told[state] for told in parts if state in told]) for state in parts[0]
         }
     }
@@ -54,7 +54,7 @@ def _ours(grid: Grid, api: Client, size: int) -> tuple[float, dict[str, float]]:
     name = fresh("b")
     with watching(grid, hosts(name, size)) as watched:
         declared = now()
-        with cluster(api, shares(IMAGE, name, size)) as began:
+        with cluster(api, cluster_spec(IMAGE, name, size)) as began:
             seconds = watched.all_in_the_pool(hosts(name, size)) - began
             wait_for(lambda: api.clusters.get(name).up == size or None, f"{size} to be UP", UP_SECONDS)
             return seconds, since(list(api.clusters.events(name)), declared)

@@ -9,11 +9,11 @@ from bench.clusters import (
     IMAGE,
     bring_image,
     cluster,
+    cluster_spec,
     fresh,
     hosts,
     join_by_hand,
     operator,
-    shares,
     since,
     watching,
 )
@@ -62,14 +62,14 @@ def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
         found = in_turns(pairs, lambda: _wake(grid, api), lambda: join_by_hand(grid, digest, 1))
     seen = [(told["the job runs"], theirs) for told, theirs in found]
     details = {"seconds until": {part: spread([told[part] for told, _ in found]) for part, _ in PARTS}}
-    what = "idle job to its begin on a woken machine"
+    what = "idle job to its begin on a woken VM"
     yield compare(0, what, seen, TARGET, measure="job / by hand, in the pool", details=details)
 
 
 def _wake(grid: Grid, api: Client) -> dict[str, float]:
     """Seconds from an idle job until the end of each part."""
     name = fresh("w")
-    with cluster(api, shares(IMAGE, name, SizeRange(min=0, max=1))):
+    with cluster(api, cluster_spec(IMAGE, name, SizeRange(min=0, max=1))):
         shown = f'VMJobsCluster == "{name}" && Offline =?= true'
         wait_for(
             lambda: grid.on("site", "condor_status", "-constraint", shown, "-af", "Name").strip(),

@@ -1,6 +1,6 @@
 """Watches a pool from its central manager; sent to its host's Python by stdin.
 
-It runs where HTCondor and its bindings are: ``cluster_watch.py SECONDS MACHINE...`` reports when the
+It runs where HTCondor and its bindings are: ``cluster_watch.py SECONDS VM...`` reports when the
 collector first has an ad of each of these VMs. With a submit description in the environment's
 ``JOB`` it first submits that, and reports when the job is in the queue and when it starts. Each report
 is a line of JSON with the seconds of CLOCK_MONOTONIC, which all containers of a host share.

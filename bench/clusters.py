@@ -73,7 +73,7 @@ def _gone(api: Client, name: str) -> bool:
 def bring_image(grid: Grid, api: Client) -> None:
     """Bring the image to all nodes, so that no measurement includes a download."""
     name, size = fresh("c"), len(NODES)
-    with watching(grid, hosts(name, size)) as watched, cluster(api, shares(IMAGE, name, size)):
+    with watching(grid, hosts(name, size)) as watched, cluster(api, cluster_spec(IMAGE, name, size)):
         watched.all_in_the_pool(hosts(name, size))
 
 
@@ -111,9 +111,9 @@ class Watched:
                 raise RuntimeError(f"{what}: {self._over}")
             return self.seen[what]
 
-    def all_in_the_pool(self, machines: Sequence[str]) -> float:
+    def all_in_the_pool(self, vms: Sequence[str]) -> float:
         """Wait until all these VMs are in the pool; return when the last one joined."""
-        return max(self.until(f"in the pool: {name}") for name in machines)
+        return max(self.until(f"in the pool: {name}") for name in vms)
 
 
 def hosts(cluster: str, size: int) -> list[str]:
@@ -122,11 +122,11 @@ def hosts(cluster: str, size: int) -> list[str]:
 
 
 @contextmanager
-def watching(grid: Grid, machines: Sequence[str], job: str = "") -> Iterator[Watched]:
+def watching(grid: Grid, vms: Sequence[str], job: str = "") -> Iterator[Watched]:
     """Submit the job, if there is one, and watch for its start and for these VMs in the pool."""
     argv = ["docker", "exec", "-i", "-u", "vmjobs", "-e", f"JOB={job}", grid.container("site")]
     process = subprocess.Popen(
-        [*argv, "python3", "-", str(PATIENCE), *machines],
+        [*argv, "python3", "-", str(PATIENCE), *vms],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -174,8 +174,8 @@ def _prepared(
     for file in ("raw_boot.py", "cluster_by_hand.py"):
         copy = ["docker", "cp", str(HERE / file), f"{container}:{_BY_HAND}/bench"]
         subprocess.run(copy, check=True, capture_output=True)
-    machines = [PoolVm(name, 1, uuid.uuid4().hex) for name in names]
-    tokens = [f"{machine.name}={_token(grid, machine)}={machine.id}" for machine in machines]
+    vms = [PoolVm(name, 1, uuid.uuid4().hex) for name in names]
+    tokens = [f"{vm.name}={_token(grid, vm)}={vm.id}" for vm in vms]
     program = ["python3", "-m", "bench.cluster_by_hand", "/var/lib/vmjobs/agent/images", digest]
     program += [str(MEMORY), str(DISK), "site.grid", "grid", *tokens]
     process = subprocess.Popen(
@@ -188,7 +188,7 @@ def _prepared(
     assert process.stdout is not None
     with process:
         if process.stdout.readline() != "prepared\n":
-            raise RuntimeError(f"machines could not be prepared by hand on {node}")
+            raise RuntimeError(f"VMs could not be prepared by hand on {node}")
         try:
             yield process
         finally:
@@ -196,8 +196,8 @@ def _prepared(
             process.wait(PATIENCE)
 
 
-def _token(grid: Grid, machine: PoolVm) -> str:
-    words = ["-key", "site", "-identity", f"{user_name_of(machine)}@grid", "-lifetime", "3600"]
+def _token(grid: Grid, vm: PoolVm) -> str:
+    words = ["-key", "site", "-identity", f"{user_name_of(vm)}@grid", "-lifetime", "3600"]
     return grid.on("site", "condor_token_create", *words).strip()
 
 
@@ -234,6 +234,6 @@ def since(events: Sequence[ClusterEvent], began: datetime) -> dict[str, float]:
     return found
 
 
-def shares(image: str, name: str, size: Any, **more: Any) -> ClusterSpec:
+def cluster_spec(image: str, name: str, size: Any, **more: Any) -> ClusterSpec:
     """The specification of a cluster."""
     return ClusterSpec(name=name, image=image, size=size, memory=MEMORY, disk=DISK, **more)

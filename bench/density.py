@@ -46,18 +46,18 @@ def density(grid: Grid, jobs: int) -> Iterator[Finding]:
         took = time.monotonic() - began
         after = _agent(grid)
         lost = jobs - _ended_well(grid, folder, jobs)
-        left = _machines(grid)
+        left = _vms(grid)
         grid.on("site", "rm", "-rf", folder)
     details: dict[str, Any] = {
-        "machines at once, at most": most,
-        "machines left": left,
+        "VMs at once, at most": most,
+        "VMs left": left,
         "agent's processor time, s": after["seconds"] - before["seconds"],
         "agent's memory, KiB: before, at most": [before["memory"], after["most memory"]],
         "job lasts, s": seconds,
     }
     if left or most < jobs:
         raise RuntimeError(f"this was no measurement: {details}")
-    what = f"{jobs} unchanged jobs in machines at once on one node"
+    what = f"{jobs} transparent jobs in VMs at once on one node"
     yield Finding(
         12, what, [took], [], "jobs lost", lost, None, 0, details=details, shown=list(details)
     )
@@ -77,14 +77,14 @@ def _follow(grid: Grid, folder: str, jobs: int, began: float) -> int:
     most = 0
     while time.monotonic() < began + PATIENCE:
         ended = len(re.findall(r"(?m)^(?:005|009|012) \(", grid.on("site", "cat", f"{folder}/job.log")))
-        most = max(most, _machines(grid))
+        most = max(most, _vms(grid))
         if ended >= jobs:
             return most
         time.sleep(10)  # each look scans thousands of processes
-    raise RuntimeError(f"not all had ended after {PATIENCE} s; {most} machines at once at most")
+    raise RuntimeError(f"not all had ended after {PATIENCE} s; {most} VMs at once at most")
 
 
-def _machines(grid: Grid) -> int:
+def _vms(grid: Grid) -> int:
     """Count running VMs: a sandbox's first process has its name and its kernel's arguments."""
     return int(grid.on(NODE, "pgrep", "-fc", "vmjobs-sandbox.*umid=vmjobs-", check=False))
 

@@ -61,7 +61,7 @@ ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] 
     "unchanged": lambda grid, options: unchanged(grid, options.pairs),
     "short": lambda grid, options: short_jobs(grid, options.pairs),
     "output": lambda grid, options: much_output(grid, options.pairs),
-    "density": lambda grid, options: density(grid, options.machines),
+    "density": lambda grid, options: density(grid, options.vms),
     "crash": lambda grid, _: crash(grid),
     "peer": lambda grid, options: vm_universe(grid, options.peer_pairs),
     "cluster-start": lambda grid, options: cluster_start(grid, options.pairs),
@@ -129,8 +129,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Benchmarks; see docs/benchmarks.md.")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of each comparison")
     parser.add_argument("--peer-pairs", type=int, default=3, help="pairs with the VM universe")
-    parser.add_argument("--machines", type=int, default=128, help="at once on one node, for density")
-    parser.add_argument("--minutes", type=int, default=5, help="that idle machines are measured")
+    parser.add_argument("--vms", type=int, default=128, help="at once on one node, for density")
+    parser.add_argument("--minutes", type=int, default=5, help="that idle VMs are measured")
     parser.add_argument("--only", nargs="*", choices=(*ALONE, *ON_THE_GRID), help="not all")
     return parser.parse_args()
 

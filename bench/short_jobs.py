@@ -20,7 +20,7 @@ request_disk = 65536
 {line}
 queue {count}
 """
-_IN_A_MACHINE = '+VMJobImage = "generic"'
+_IN_A_VM = '+VMJobImage = "generic"'
 
 
 def short_jobs(grid: Grid, pairs: int) -> Iterator[Finding]:
@@ -29,8 +29,8 @@ def short_jobs(grid: Grid, pairs: int) -> Iterator[Finding]:
     def run(count: int, line: str) -> float:
         return condor_job(grid, "site", {"job.sub": _SUBMIT.format(line=line, count=count)}).seconds
 
-    run(2, _IN_A_MACHINE)  # brings the image to the nodes; not counted
+    run(2, _IN_A_VM)  # brings the image to the nodes; not counted
     for count in COUNTS:
         times = max(1, pairs * COUNTS[0] // count)
-        seen = in_turns(times, partial(run, count, _IN_A_MACHINE), partial(run, count, ""))
+        seen = in_turns(times, partial(run, count, _IN_A_VM), partial(run, count, ""))
         yield compare(17, f"{count} x /bin/true", seen, 2.0, measure="with +VMJobImage / plain")

@@ -75,7 +75,7 @@ def _array(grid: Grid, count: int) -> list[Timed]:
 def _noticed(how: str, timed: list[Timed]) -> Finding:
     seconds = [job.notice for job in timed if job.notice is not None]
     if not seconds:
-        raise RuntimeError("no machine's process was seen: run the benchmarks on the grid's own host")
+        raise RuntimeError("no VM's process was seen: run the benchmarks on the grid's own host")
     value = percentile(seconds, 95)
     worst = max((job for job in timed if job.notice is not None), key=lambda job: job.notice or 0.0)
     details = {
@@ -84,5 +84,5 @@ def _noticed(how: str, timed: list[Timed]) -> Finding:
         "jobs": len(timed),
         "seen": len(seconds),
     }
-    what = f"machine's end to final state, {how}"
+    what = f"VM's end to final state, {how}"
     return Finding(7, what, seconds, (), "p95, s", value, None, 1.0, details=details)

@@ -61,7 +61,7 @@ class GatewayKit:
         }
 
     def files(
-        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them. A VM gets only the keys that it needs.
 
@@ -74,15 +74,15 @@ class GatewayKit:
             GatewayRole.STORAGE_ELEMENT: _storage_element,
             GatewayRole.USER_INTERFACE: self._user_interface,
             GatewayRole.WORKER: self._worker,
-        }[machine.role]
+        }[vm.role]
         return {
-            "script": packaged_file("gateway", f"{machine.role}.sh"),
+            "script": packaged_file("gateway", f"{vm.role}.sh"),
             "common.sh": packaged_file("gateway", "common.sh"),
-            "door": packaged_file("worker", "door.sh"),
-            **own(gateway, machine, secrets),
+            "ssh_relay": packaged_file("worker", "ssh_relay.sh"),
+            **own(gateway, vm, secrets),
         }
 
-    def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
+    def token(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
         """A new token for a VM, to replace the one among its files.
 
         Raises:
@@ -91,11 +91,11 @@ class GatewayKit:
         users: Mapping[GatewayRole, tuple[str, ...]] = {
             GatewayRole.COMPUTING_ELEMENT: ("condor",),
             GatewayRole.USER_INTERFACE: (USER_ACCOUNT, "READ", "WRITE"),
-            GatewayRole.WORKER: (WORKER_USER_PREFIX + machine.name, "ADVERTISE_STARTD", "READ"),
+            GatewayRole.WORKER: (WORKER_USER_PREFIX + vm.name, "ADVERTISE_STARTD", "READ"),
         }
-        if machine.role not in users:
-            raise Forbidden(f"a {machine.role} needs no token")
-        user, *authorizations = users[machine.role]
+        if vm.role not in users:
+            raise Forbidden(f"a {vm.role} needs no token")
+        user, *authorizations = users[vm.role]
         begin, identity = self._clock() - CLOCK_SLACK, f"{user}@{gateway.domain}"
         token = create_token(
             secrets[POOL_KEY],
@@ -110,40 +110,38 @@ class GatewayKit:
     # ----------------------------------------------------------------- roles
 
     def _computing_element(
-        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]
     ) -> _Files:
         return {
-            **_condor(gateway, machine, "90-gateway-condor.conf", "92-gateway-ce.conf"),
+            **_condor(gateway, vm, "90-gateway-condor.conf", "92-gateway-ce.conf"),
             "91-gateway-site.conf": packaged_file("config", "site.conf"),
             "person": _lines(USER_ACCOUNT),
             "pool-key": secrets[POOL_KEY],
-            "token": self._token(gateway, machine, secrets),
+            "token": self._token(gateway, vm, secrets),
         }
 
-    def _user_interface(
-        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
-    ) -> _Files:
+    def _user_interface(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
         return {
-            **_condor(gateway, machine, "90-gateway-condor.conf", "93-gateway-ui.conf"),
+            **_condor(gateway, vm, "90-gateway-condor.conf", "93-gateway-ui.conf"),
             "91-gateway-submit.conf": packaged_file("config", "submit.conf"),
             "person": _lines(USER_ACCOUNT),
-            "token": self._token(gateway, machine, secrets),
+            "token": self._token(gateway, vm, secrets),
             "storage-keytab": _keytab(USER_ACCOUNT, secrets[STORAGE_KEY]),
             "example.sub": _example(gateway),
         }
 
-    def _worker(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
+    def _worker(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
         # Its own domain: its accounts have no meaning on other hosts.
-        here = {"UID_DOMAIN": gateway.fqdn(machine), **slot_users(machine.cpus)}
+        here = {"UID_DOMAIN": gateway.fqdn(vm), **slot_users(vm.cpus)}
         return {
-            **_condor(gateway, machine, "98-gateway-worker.conf", **here),
+            **_condor(gateway, vm, "98-gateway-worker.conf", **here),
             names.STARTD_CONFIG: packaged_file("worker", "startd.conf"),
-            "accounts": _lines(*accounts(machine.cpus)),
-            "token": self._token(gateway, machine, secrets),
+            "accounts": _lines(*accounts(vm.cpus)),
+            "token": self._token(gateway, vm, secrets),
         }
 
-    def _token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> bytes:
-        return _lines(self.token(gateway, machine, secrets).token)
+    def _token(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> bytes:
+        return _lines(self.token(gateway, vm, secrets).token)
 
 
 def check_roles(gateway: Gateway) -> None:
@@ -172,7 +170,7 @@ def check_roles(gateway: Gateway) -> None:
 # --------------------------------------------------------------------------- parts of them
 
 
-def _condor(gateway: Gateway, machine: GatewayVm, *shipped: str, **settings: str) -> _Files:
+def _condor(gateway: Gateway, vm: GatewayVm, *shipped: str, **settings: str) -> _Files:
     """HTCondor's configuration: the files that such VMs share, and the one of this VM."""
     element = gateway.fqdn(gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0])
     own = {
@@ -180,9 +178,9 @@ def _condor(gateway: Gateway, machine: GatewayVm, *shipped: str, **settings: str
         "COLLECTOR_HOST": element,
         "TRUST_DOMAIN": gateway.domain,
         "UID_DOMAIN": gateway.domain,
-        "FILESYSTEM_DOMAIN": gateway.fqdn(machine),
-        "NETWORK_HOSTNAME": gateway.fqdn(machine),
-        "NETWORK_INTERFACE": str(machine.address),
+        "FILESYSTEM_DOMAIN": gateway.fqdn(vm),
+        "NETWORK_HOSTNAME": gateway.fqdn(vm),
+        "NETWORK_INTERFACE": str(vm.address),
         "GATEWAY_PEOPLE": f"{USER_ACCOUNT}@{gateway.domain}",
         **settings,
     }
@@ -193,7 +191,7 @@ def _condor(gateway: Gateway, machine: GatewayVm, *shipped: str, **settings: str
     }
 
 
-def _storage_element(_gateway: Gateway, _machine: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
+def _storage_element(_gateway: Gateway, _vm: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
     person, own = (
         _keytab(USER_ACCOUNT, secrets[STORAGE_KEY]),
         _keytab(CHECK_ACCOUNT, secrets[CHECK_KEY]),

@@ -27,7 +27,7 @@ class WorkerKit:
         return {
             "script": packaged_file("worker", "run.sh"),
             "probe": packaged_file("worker", "probe.sh"),
-            "door": packaged_file("worker", "door.sh"),
+            "ssh_relay": packaged_file("worker", "ssh_relay.sh"),
             "host": f"{host_name(order.name)}\n".encode(),
             "accounts": "".join(f"{account}\n" for account in accounts(order.cpus)).encode(),
             names.STARTD_CONFIG: packaged_file("worker", "startd.conf"),
@@ -35,9 +35,9 @@ class WorkerKit:
         }
 
 
-def host_name(member: str) -> str:
+def host_name(vm: str) -> str:
     """A cluster VM's fully qualified host name."""
-    return f"{member}.{names.CLUSTER_VM_DOMAIN}"
+    return f"{vm}.{names.CLUSTER_VM_DOMAIN}"
 
 
 def accounts(cpus: int) -> list[str]:

@@ -13,8 +13,8 @@ from vmjobs.cli.lazy_commands import Command, CommandTable, LazyGroup
 def gateway() -> None:
     """Run a grid gateway: a small site's servers as VMs on a private network.
 
-    It needs no service, no scheduler and no root rights. Its machines are VMs of this host: they keep
-    running when these commands end, and keep their data over restarts.
+    It needs no service, no scheduler and no root rights. Its VMs keep running when these commands
+    end, and keep their data over restarts.
     """
 
 
@@ -35,15 +35,13 @@ COMMANDS: Final[CommandTable] = {
         "install": Command(
             "node.cli.gateway.install:install", "Make a gateway's images, disks and keys."
         ),
-        "boot": Command(
-            "node.cli.gateway.lifecycle:boot", "Start machines, and wait until they are up."
-        ),
-        "stop": Command("node.cli.gateway.lifecycle:stop", "Shut machines down."),
-        "show": Command("node.cli.gateway.show:show", "Show a gateway and its machines."),
-        "console": Command("node.cli.gateway.show:console", "Print the console of a machine."),
-        "ssh": Command("node.cli.gateway.ssh:ssh", "Log in to a machine, or run a command in it."),
+        "boot": Command("node.cli.gateway.lifecycle:boot", "Start VMs, and wait until they are up."),
+        "stop": Command("node.cli.gateway.lifecycle:stop", "Shut VMs down."),
+        "show": Command("node.cli.gateway.show:show", "Show a gateway and its VMs."),
+        "console": Command("node.cli.gateway.show:console", "Print the console of a VM."),
+        "ssh": Command("node.cli.gateway.ssh:ssh", "Log in to a VM, or run a command in it."),
         "connect": Command("node.cli.gateway.ssh:connect", ""),
-        "run": Command("node.cli.gateway.lifecycle:run", "Supervise the machines in the foreground."),
+        "run": Command("node.cli.gateway.lifecycle:run", "Supervise the VMs in the foreground."),
         "backup": Command("node.cli.gateway.backup:backup", "Copy a whole gateway into one file."),
         "restore": Command("node.cli.gateway.backup:restore", "Restore a gateway from a backup."),
         "delete": Command(

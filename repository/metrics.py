@@ -148,7 +148,7 @@ def _measure_clusters(snapshot: Snapshot, values: _Values) -> None:
             values["vmjobs_cluster_members"][name, state] = 0
             count = state_entry_count(cluster, state)
             values["vmjobs_cluster_member_changes_total"][name, state] = count
-    for row in snapshot.members.values():
+    for row in snapshot.vms.values():
         name = row.cluster
         state = present_state(row, snapshot.heard(row))
         values["vmjobs_cluster_members"][name, state] += 1
@@ -194,9 +194,9 @@ def _measure_sites(session: Session, snapshot: Snapshot, values: _Values) -> Non
         if node.alive:
             values["vmjobs_cluster_offered_cpus"][node.site,] += node.cpus
             values["vmjobs_cluster_offered_memory_bytes"][node.site,] += node.memory * MIB
-    for member in snapshot.members.values():
+    for vm in snapshot.vms.values():
         # In phase GONE a VM has ended and uses no resources of its node.
-        if member.phase != Phase.GONE.value and snapshot.heard(member):
-            site = site_by_node[member.node]
-            values["vmjobs_cluster_taken_cpus"][site,] += member.cpus
-            values["vmjobs_cluster_taken_memory_bytes"][site,] += member.memory * MIB
+        if vm.phase != Phase.GONE.value and snapshot.heard(vm):
+            site = site_by_node[vm.node]
+            values["vmjobs_cluster_taken_cpus"][site,] += vm.cpus
+            values["vmjobs_cluster_taken_memory_bytes"][site,] += vm.memory * MIB

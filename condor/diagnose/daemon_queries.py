@@ -78,7 +78,7 @@ _GROUP: Final = ("Name", "EffectiveQuota", "WeightedResourcesUsed")
 def find(schedd: Any, cluster: int, proc: int | None) -> dict[str, Any]:
     """One job of a schedd; of a cluster, the first by order of preference (idle jobs first).
 
-    ``ad``: its text, ``""`` if it is longer than :data:`MAX_AD_LENGTH`; ``told``: those of
+    ``ad``: its text, ``""`` if it is longer than :data:`MAX_AD_LENGTH`; ``attributes``: those of
     :data:`RETURNED_ATTRIBUTES` that it has; ``queued``: whether it is in the queue and not in the
     history; ``jobs``: number of the cluster's jobs in the queue, by ``JobStatus``. All are empty if
     there is no such job.
@@ -100,11 +100,11 @@ def find(schedd: Any, cluster: int, proc: int | None) -> dict[str, Any]:
     if not ads:
         ads = list(schedd.history(wanted, [], 1))
     if not ads:
-        return {"ad": "", "told": {}, "queued": False, "jobs": {}}
+        return {"ad": "", "attributes": {}, "queued": False, "jobs": {}}
     text = str(ads[0])
     return {
         "ad": text if len(text) <= MAX_AD_LENGTH else "",
-        "told": evaluate_attributes(ads[0], RETURNED_ATTRIBUTES),
+        "attributes": evaluate_attributes(ads[0], RETURNED_ATTRIBUTES),
         "queued": queued,
         "jobs": dict(counted),
     }

@@ -105,14 +105,14 @@ class JobExplainer:
             Unavailable: its schedd does not answer.
         """
         answer = self._call("find", "schedd", **asdict(place))
-        if not answer["told"]:
+        if not answer["attributes"]:
             wanted = f"{place.cluster}" if place.proc is None else f"{place.cluster}.{place.proc}"
             where = f"the schedd {place.schedd}" if place.schedd else "this host's schedd"
             raise NotFound(
                 f"{where} has no job {wanted}, in its queue or its history",
                 hint="--schedd NAME and --pool COLLECTOR ask another one",
             )
-        return JobFacts(answer["told"], answer["queued"], answer["ad"], answer["jobs"])
+        return JobFacts(answer["attributes"], answer["queued"], answer["ad"], answer["jobs"])
 
     def _waiting(self, job: JobFacts, place: JobLocation) -> tuple[list[JobFinding], PoolFacts | None]:
         universe = job.count("JobUniverse")

@@ -111,9 +111,9 @@ def status_findings(job: JobFacts) -> list[JobFinding]:
         return []
     reason = job.text(names.REMOVE_REASON)
     where = job.text("RemoteHost") or job.text(names.VM_NODE)
-    machine = f"; its VM is {state}" if (state := job.text(names.VM_STATE)) else ""
+    vm = f"; its VM is {state}" if (state := job.text(names.VM_STATE)) else ""
     words = {
-        RUNNING: ("RUNNING", f"it runs{f' on {where}' if where else ''}{machine}"),
+        RUNNING: ("RUNNING", f"it runs{f' on {where}' if where else ''}{vm}"),
         TRANSFERRING: ("TRANSFERRING", "it has ended, and its output is transferred"),
         SUSPENDED: ("SUSPENDED", "it is suspended until condor_continue"),
         COMPLETED: ("COMPLETED", f"it has ended, {_ended(job)}"),

@@ -132,15 +132,19 @@ def _waiting_finding(job: JobFacts, pool: PoolFacts) -> JobFinding:
             f"{could}, but the collector knows no negotiator",
             "condor_status -negotiator; is condor_negotiator in the central manager's DAEMON_LIST?",
         )
-    said = job.text("LastRejMatchReason")
-    is_recent = job.count("LastRejMatchTime") > job.count("LastMatchTime")
-    if is_recent and said:
+    if said := _rejection(job):
         could += f"; the negotiator's last answer was '{said}'{_ago(job, 'LastRejMatchTime')}"
     return JobFinding(
         "WAITING",
         f"it waits for the negotiator: {could}{_cycle(job, pool)}",
         "wait a minute, ask again",
     )
+
+
+def _rejection(job: JobFacts) -> str:
+    """Why the negotiator last did not match the job; empty if it has matched it since."""
+    is_recent = job.count("LastRejMatchTime") > job.count("LastMatchTime")
+    return job.text("LastRejMatchReason") if is_recent else ""
 
 
 def _cycle(job: JobFacts, pool: PoolFacts) -> str:
@@ -163,8 +167,7 @@ def _busy_finding(pool: PoolFacts) -> JobFinding:
 
 def _limit_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
     """Limits that keep a job from nodes that it fits."""
-    said = job.text("LastRejMatchReason")
-    is_recent = job.count("LastRejMatchTime") > job.count("LastMatchTime")
+    said = _rejection(job)
     quota = _number(pool.group, "EffectiveQuota")
     used = _number(pool.group, "WeightedResourcesUsed")
     if 0 < quota < used + 1:
@@ -174,13 +177,13 @@ def _limit_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
             f"its accounting group {group} may use {quota:g}, and uses {used:g}",
             "wait, or ask the pool's operators about GROUP_QUOTA; condor_userprio -quotas",
         )
-    elif is_recent and _LIMIT.search(said):
+    elif _LIMIT.search(said):
         yield JobFinding(
             "LIMIT",
             f"the negotiator gave it no node because of a limit: {said}{_ago(job, 'LastRejMatchTime')}",
             "wait; condor_userprio shows shares, condor_userprio -quotas those of groups",
         )
-    elif is_recent and _PRIORITY.search(said):
+    elif _PRIORITY.search(said):
         yield JobFinding(
             "PRIORITY",
             f"other jobs go first: {said}{_ago(job, 'LastRejMatchTime')}",
@@ -225,10 +228,11 @@ def _mismatch_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
     for clause in pool.clauses:
         if clause["nodes"]["count"] < pool.total or _mentions(clause, mentioned):
             continue
-        values = format_values(clause)
-        yield (_requirement_finding if clause["side"] == "job" else _refusal_finding)(
-            job, clause, f" ({values})" if values else ""
-        )
+        values = f" ({listed})" if (listed := format_values(clause)) else ""
+        if clause["side"] == "job":
+            yield _requirement_finding(job, clause, values)
+        else:
+            yield _refusal_finding(clause, values)
     if not any(clause["nodes"]["count"] == pool.total for clause in pool.clauses):
         yield JobFinding(
             "NO_NODE",
@@ -269,7 +273,7 @@ def _requirement_finding(job: JobFacts, clause: Mapping[str, Any], values: str) 
     )
 
 
-def _refusal_finding(_: JobFacts, clause: Mapping[str, Any], values: str) -> JobFinding:
+def _refusal_finding(clause: Mapping[str, Any], values: str) -> JobFinding:
     return JobFinding(
         "REFUSED",
         f"every node refuses it: {clause['text']} is not true{values}",

@@ -48,16 +48,16 @@ def publish_progress(
     unchanged: a transparent job, whose own end is reported separately from the run's.
     """
     report = message["report"]
-    told: dict[str, AttributeValue] = {
+    published: dict[str, AttributeValue] = {
         **attributes(message["node"], report),
         **usage_attributes(report),
     }
     if report["state"] in _UNDER_WAY:
-        told |= outcomes.progress_attributes(report["state"], _sentence(report))
+        published |= outcomes.progress_attributes(report["state"], _sentence(report))
     elif unchanged:
-        del told[names.VM_STATE], told[names.VM_REASON]
-    told |= image_requirement_attributes(message.get("needs"))
-    reporter.publish_state(told, last=message["type"] == "end")
+        del published[names.VM_STATE], published[names.VM_REASON]
+    published |= image_requirement_attributes(message.get("needs"))
+    reporter.publish_state(published, last=message["type"] == "end")
 
 
 def image_requirement_attributes(image: Mapping[str, Any] | None) -> dict[str, ClassAdValue]:

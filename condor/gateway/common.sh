@@ -78,10 +78,10 @@ put_secret() {
     rm -f "$here/$1"
 }
 
-# start_door: start the SSH relay, for log-ins of root.
-start_door() {
-    setsid bash "$here/door" &
-    door=$!
+# start_ssh_relay: start the SSH relay, for log-ins of root.
+start_ssh_relay() {
+    setsid bash "$here/ssh_relay" &
+    ssh_relay=$!
 }
 
 # add_account NAME NUMBER HOME SHELL: without a password.
@@ -212,7 +212,7 @@ run_role() {
     stopping='' thaw_timer=''
     set_address
     set_names
-    start_door
+    start_ssh_relay
     prepare
     trap '' USR1 USR2
     service &
@@ -229,7 +229,7 @@ run_role() {
     done
     trap '' TERM INT USR1 USR2
     stop_watch
-    kill -s TERM -- "-$door" 2>/dev/null
+    kill -s TERM -- "-$ssh_relay" 2>/dev/null
     if [ -n "$stopping" ]; then
         sync
         exit 0

@@ -93,7 +93,7 @@ class CondorPool:
         self._timeout = timeout
         self._token_seconds = token_seconds
 
-    def machines(self) -> list[PoolVm]:
+    def vms(self) -> list[PoolVm]:
         """The cluster VMs whose ads are in the collector now: one query."""
         with self._translated():
             answer = call(
@@ -103,11 +103,11 @@ class CondorPool:
                 constraint=_CLUSTER_VM_SLOT,
                 projection=list(_MACHINE_AD),
             )
-        return [machine(ad) for ad in answer["ads"] if is_machine(ad)]
+        return [vm_from_ad(ad) for ad in answer["ads"] if is_vm_ad(ad)]
 
-    def probes(self, machines: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
+    def probes(self, vms: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
         """The states of these VMs' probe jobs; submit those that are missing. At most three calls."""
-        asked = {vm_key(each): each for each in machines}
+        asked = {vm_key(each): each for each in vms}
         if not asked:
             return {}
         constraint = f"{self._ours} && {names.PROBE} =!= undefined"
@@ -124,23 +124,23 @@ class CondorPool:
             for target, each in asked.items()
         }
 
-    def withdraw(self, machines: Sequence[PoolVm]) -> None:
+    def withdraw(self, vms: Sequence[PoolVm]) -> None:
         """Revoke the tokens of these VMs, invalidate their ads, and remove their probe jobs.
 
         A pool that is not configured for it (condor/config/site-revocation.conf) lets tokens expire.
         """
-        if not machines:
+        if not vms:
             return
         # Root in a VM can advertise another VM's id, but not another VM's name.
         named = f'strcat({names.MEMBER}, "/", {names.MACHINE})'
-        constraint = membership_expression(named, [f"{each.name}/{vm_key(each)}" for each in machines])
-        users = [user_name_of(each) for each in machines]
+        constraint = membership_expression(named, [f"{each.name}/{vm_key(each)}" for each in vms])
+        users = [user_name_of(each) for each in vms]
         until = self._token_seconds + _MAX_CLOCK_SKEW_SECONDS
         with self._translated():
             # The tokens first: otherwise a running VM could advertise itself again with its token.
             call("revoke", self._timeout, pool=self._collector, users=users, seconds=until)
             call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
-            probing = membership_expression(names.PROBE, [vm_key(each) for each in machines])
+            probing = membership_expression(names.PROBE, [vm_key(each) for each in vms])
             probes = self._schedd.query(f"{self._ours} && {probing}", _PROBE_AD)
             if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
                 self._schedd.act(JobAction.CANCEL, ids, "the VM that this job was to test is gone")
@@ -186,20 +186,20 @@ class CondorPool:
 _HINT: Final = "condor_ping -type collector -table READ ADVERTISE_STARTD shows what it permits"
 
 
-def is_machine(ad: Ad) -> bool:
+def is_vm_ad(ad: Ad) -> bool:
     """Whether an ad is a valid ad of a cluster VM."""
-    member, target = ad.get(names.MEMBER), ad.get(names.MACHINE)
+    vm, target = ad.get(names.MEMBER), ad.get(names.MACHINE)
     incarnation = _number(ad, names.INCARNATION)
     return (
-        isinstance(member, str)
+        isinstance(vm, str)
         and isinstance(target, str)
-        and bool(_VM_NAME.fullmatch(member) and _VM_KEY.fullmatch(target))
+        and bool(_VM_NAME.fullmatch(vm) and _VM_KEY.fullmatch(target))
         and 0 < incarnation < _MAX_INTEGER
         and target.endswith(f".{incarnation}")
     )
 
 
-def machine(ad: Ad) -> PoolVm:
+def vm_from_ad(ad: Ad) -> PoolVm:
     """A VM as its ad describes it, without the probe among its jobs."""
     starts = _number(ad, names.JOB_STARTS)
     system, target = ad.get(names.SYSTEM, ""), ad.get(names.MACHINE, "")
@@ -233,7 +233,7 @@ def membership_expression(expression: str, values: Sequence[str]) -> str:
     return f"(stringListMember({expression}, {literal(','.join(values), limit=0)}) =?= true)"
 
 
-def probe_jobs(machines: Sequence[PoolVm]) -> Submission:
+def probe_jobs(vms: Sequence[PoolVm]) -> Submission:
     """One probe job for each VM; it runs only a program that is in the VM already."""
     description: Mapping[str, str] = {
         "universe": "vanilla",
@@ -253,9 +253,9 @@ def probe_jobs(machines: Sequence[PoolVm]) -> Submission:
         "periodic_remove": f"JobStatus == 5 || time() - QDate > {PROBE_SECONDS}",
         # The service needs the result soon; other checks detect a VM that dies during its probe.
         "job_lease_duration": "60",
-        f"+{names.PROBE}": '"$(vmjobs_machine)"',
+        f"+{names.PROBE}": '"$(vmjobs_vm)"',
     }
-    items = [{"vmjobs_machine": vm_key(each)} for each in machines]
+    items = [{"vmjobs_vm": vm_key(each)} for each in vms]
     return Submission(dict(description), items)
 
 

@@ -60,48 +60,48 @@ def idle_job_groups(schedd: Any) -> Iterator[JobGroup]:
         yield JobGroup(ad, one_each[ad["ClusterId"], ad["ProcId"]])
 
 
-def with_full_capacity(machine: Any) -> Any:
+def with_full_capacity(slot: Any) -> Any:
     """Change a slot's ad as if no job ran there, since it can run others later; return it."""
     for name in _RESOURCES:
-        if machine.get("PartitionableSlot") is True and f"TotalSlot{name}" in machine:
-            machine[name] = machine[f"TotalSlot{name}"]
-    return machine
+        if slot.get("PartitionableSlot") is True and f"TotalSlot{name}" in slot:
+            slot[name] = slot[f"TotalSlot{name}"]
+    return slot
 
 
 def count_idle_jobs(
-    groups: Iterable[JobGroup], kinds: Sequence[ClusterAd], machines: Sequence[Any]
+    groups: Iterable[JobGroup], kinds: Sequence[ClusterAd], slots: Sequence[Any]
 ) -> dict[str, dict[str, int]]:
     """For each cluster, the number of jobs that only it can run, and of VMs that they fill."""
     jobs = dict.fromkeys((kind.cluster for kind in kinds), 0)
     filled = dict.fromkeys(jobs, 0.0)
     for group in groups:
         able = {kind.cluster: kind.ad for kind in kinds if kind.ad.symmetricMatch(group.job)}
-        cluster = _responsible_cluster(group.job, able, machines)
+        cluster = _responsible_cluster(group.job, able, slots)
         if cluster is not None:
             jobs[cluster] += group.jobs
             filled[cluster] += group.jobs / _jobs_per_vm(group.job, able[cluster])
-    return {c: {"jobs": jobs[c], "machines": math.ceil(filled[c] - 1e-6)} for c in jobs}
+    return {c: {"jobs": jobs[c], "vms": math.ceil(filled[c] - 1e-6)} for c in jobs}
 
 
-def _responsible_cluster(job: Any, able: Mapping[str, Any], machines: Sequence[Any]) -> str | None:
+def _responsible_cluster(job: Any, able: Mapping[str, Any], slots: Sequence[Any]) -> str | None:
     """The cluster that must run a job; None if another slot of the pool can run it."""
     if not able:
         return None
     present = set()
-    for machine in machines:
-        if machine.symmetricMatch(job):
-            cluster = machine.get("VMJobsCluster")
+    for slot in slots:
+        if slot.symmetricMatch(job):
+            cluster = slot.get("VMJobsCluster")
             if cluster not in able:
                 return None
             present.add(cluster)
     return next((cluster for cluster in able if cluster in present), next(iter(able)))
 
 
-def _jobs_per_vm(job: Any, machine: Any) -> int:
+def _jobs_per_vm(job: Any, vm: Any) -> int:
     """How many such jobs one VM runs at a time."""
     fit = []
     for name in _RESOURCES:
         asked = job.eval(f"Request{name}") if f"Request{name}" in job else 0
         if isinstance(asked, int | float) and asked >= 1:
-            fit.append(int(machine.eval(name) // asked))
+            fit.append(int(vm.eval(name) // asked))
     return max(1, min(fit, default=1))

@@ -43,7 +43,7 @@ class CondorTokenIssuer:
         self._key_dir = key_dir
         self._domains = domains
 
-    def mint(self, pool: str, machine: PoolVm, seconds: int) -> PoolToken:
+    def mint(self, pool: str, vm: PoolVm, seconds: int) -> PoolToken:
         """An IDTOKEN with which only this VM can join the pool, and do nothing else.
 
         Raises:
@@ -51,7 +51,7 @@ class CondorTokenIssuer:
             ValueError: the VM's name, id or incarnation is invalid.
         """
         domain = self._domain(pool)
-        identity = f"{user_name_of(machine)}@{domain}"
+        identity = f"{user_name_of(vm)}@{domain}"
         arguments = ["-key", pool, "-identity", identity]
         arguments += ["-authz", AUTHORIZATION, "-lifetime", str(int(seconds))]
         settings = {
@@ -84,13 +84,13 @@ class CondorTokenIssuer:
         return Unavailable("pool", f"pool {pool}: cannot make tokens for its VMs: {what}", hint=_HINT)
 
 
-def user_name_of(machine: PoolVm) -> str:
+def user_name_of(vm: PoolVm) -> str:
     """The user name in a VM's tokens, which no other VM has.
 
     Raises:
         ValueError: the VM's name, id or incarnation is invalid.
     """
-    user = f"{names.CLUSTER_VM_USER_PREFIX}{machine.name}.{machine.id}.{machine.incarnation}"
+    user = f"{names.CLUSTER_VM_USER_PREFIX}{vm.name}.{vm.id}.{vm.incarnation}"
     if not USER_NAME.fullmatch(user):
         raise ValueError(f"{user!r} is not a valid user name of a cluster VM")
     return user

@@ -154,10 +154,10 @@ for order in $orders; do $order; done
 say "$host: startd started"
 setsid sh "$0" watch-log &
 watcher=$!
-door=
+ssh_relay=
 if command -v bash >/dev/null; then
-    setsid bash "$here/door" &
-    door=-$!
+    setsid bash "$here/ssh_relay" &
+    ssh_relay=-$!
 else
     say 'log-in is not possible: bash is missing'
 fi
@@ -169,8 +169,8 @@ while kill -0 "$startd" 2>/dev/null; do
     status=$?
 done
 trap '' TERM INT USR1 USR2
-# shellcheck disable=SC2086 # $door may be empty
-kill -s TERM -- "-$watcher" $door 2>/dev/null
+# shellcheck disable=SC2086 # $ssh_relay may be empty
+kill -s TERM -- "-$watcher" $ssh_relay 2>/dev/null
 rm -f "$token"
 # 99: it has shut itself down, as DAEMON_SHUTDOWN requires.
 if [ -n "$draining" ] && { [ "$status" = 0 ] || [ "$status" = 99 ]; }; then

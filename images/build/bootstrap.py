@@ -17,7 +17,7 @@ from typing import Final
 
 from images.build.process import run
 from images.build.scratch_dir import ScratchDir
-from images.build.tree import FileNode, FileTree, from_tar, in_memory
+from images.build.tree import FileNode, FileTree, in_memory
 from images.recipe import Recipe
 from vmjobs.errors import BuildError, InvalidRequest
 
@@ -151,11 +151,6 @@ def sources(recipe: Recipe, repository: SiteRepository | None = None) -> list[st
 
 def _source(options: Sequence[str], rest: str) -> str:
     return f"deb [{' '.join(options)}] {rest}" if options else f"deb {rest}"
-
-
-def load_packages(archive: Path) -> FileTree:
-    """The whole archive as a tree."""
-    return from_tar(archive)
 
 
 def package_versions(tree: FileTree) -> dict[str, str]:

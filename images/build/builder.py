@@ -19,7 +19,7 @@ from images import recipe as recipes
 from images.build import bootstrap, ext4, kernel, wheels
 from images.build.bootstrap import SiteRepository
 from images.build.scratch_dir import CancelCheck, ScratchDir, never_cancelled, scratch_dir
-from images.build.tree import FileTree, check_destination
+from images.build.tree import FileTree, check_destination, from_tar
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
 from images.store.files import exclusive_lock
@@ -153,7 +153,7 @@ def _build(
     packages_dir = workdir / "packages"
     archive = bootstrap.bootstrap(recipe, packages_dir, place, force=force, repository=repository)
     report_step("read packages", 0.6)
-    tree = bootstrap.load_packages(archive)
+    tree = from_tar(archive)
     packages = bootstrap.package_versions(tree)
     boot_files = _kernel_files(recipe, tree, place, report_step)
     bootstrap.clean(tree, recipe)

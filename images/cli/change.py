@@ -28,7 +28,7 @@ def parse_share(text: str) -> Share:
 
 @click.command()
 @image_argument
-@click.argument("whom", metavar="[user:NAME|group:NAME]...", nargs=-1)
+@click.argument("names", metavar="[user:NAME|group:NAME]...", nargs=-1)
 @click.option("--remove", is_flag=True, help="Stop sharing it with these.")
 @click.option("--public", "visibility", flag_value="public", help="All users may see and boot it.")
 @click.option(
@@ -36,10 +36,10 @@ def parse_share(text: str) -> Share:
 )
 @json_option
 def share(
-    image: str, whom: tuple[str, ...], remove: bool, visibility: str | None, as_json: bool
+    image: str, names: tuple[str, ...], remove: bool, visibility: str | None, as_json: bool
 ) -> None:
     """Set who may see and boot IMAGE. Only its owner can change it."""
-    named = [parse_share(text) for text in whom]
+    named = [parse_share(text) for text in names]
     if not named and visibility is None:
         raise click.UsageError("give user:NAME, group:NAME, --public or --private")
     with repository() as images:

@@ -17,7 +17,7 @@ from images import recipe as recipes
 from images.build import bootstrap, kernel
 from images.build.builder import StepProgress, add_dev_entries, guest_program
 from images.build.scratch_dir import ScratchDir, scratch_dir
-from images.build.tree import FileTree
+from images.build.tree import FileTree, from_tar
 from images.store.files import exclusive_lock
 from vmjobs.errors import BuildError
 
@@ -111,7 +111,7 @@ def prepare(workdir: Path, report_step: StepProgress) -> GuestTools:
             return kit
         report_step("fetch kernel and tools", 0.0)
         with scratch_dir(workdir) as place:
-            tree = bootstrap.load_packages(bootstrap.bootstrap(recipe, workdir / "packages", place))
+            tree = from_tar(bootstrap.bootstrap(recipe, workdir / "packages", place))
             made = place.folder / "kit"
             _write_tools(made, tree, recipe.kernel.modules, recipe.epoch, place)
             made.rename(folder)

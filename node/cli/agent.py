@@ -100,7 +100,9 @@ def _serve(settings: Config) -> None:
     hypervisors = make_hypervisors(settings, images)
     metrics = _make_metrics(images, hypervisors)
     components = make_run_parts(settings, images, hypervisors, settings.state_dir / "runs")
-    components = replace(components, on_step_timed=metrics.job_step, carrier=ChunkedFileTransfer())
+    components = replace(
+        components, on_step_timed=metrics.job_step, file_transfer=ChunkedFileTransfer()
+    )
     leftovers = components.journal.recover(hypervisors.drivers)
     swept = sweep(components.journal, hypervisors.drivers) + sweep_probes(hypervisors.drivers)
     log.info("removed %d interrupted runs and %d unknown VMs", len(leftovers), len(swept))

@@ -69,7 +69,7 @@ class ClusterActions:
         """Start VMs again.  Raises Conflict: the cluster is being deleted."""
         return self._set_draining(name, False, HistoryEntry("RESUMED", message=f"by {who}"))
 
-    def _set_draining(self, name: str, draining: bool, told: HistoryEntry) -> Cluster:
+    def _set_draining(self, name: str, draining: bool, entry: HistoryEntry) -> Cluster:
         present = utc_now()
         with self.database.write() as session:
             row = find_cluster(session, name, lock=True)
@@ -77,7 +77,7 @@ class ClusterActions:
                 refuse_if_deleting(row)
             if row.draining != draining:
                 row.draining, row.updated = draining, present
-                record(session, row, told, present)
+                record(session, row, entry, present)
                 session.flush()
             return load_cluster(session, self.config, row)
 
@@ -93,27 +93,27 @@ class ClusterActions:
         with self.database.write() as session:
             row = find_cluster(session, name, lock=True)
             refuse_if_deleting(row)
-            told = f"asked for by {who}"
+            message = f"asked for by {who}"
             failed = last_declared(session, row)
             images = {row.image, failed.image}
             if isinstance(failed, GenerationRow):
                 spec = ClusterSpec.model_validate(failed.spec)
-                told += f": generation {failed.generation} is declared again"
+                message += f": generation {failed.generation} is declared again"
                 new_generation(session, row, spec, failed.image, present)
                 row.kinds = failed.kinds
                 session.delete(failed)
             mine = select(ClusterVmRow).where(ClusterVmRow.cluster == name).order_by(ClusterVmRow.id)
             nodes = set()
-            for member in session.scalars(mine.with_for_update()):
-                images.add(member.image)
-                if member.phase == Phase.WAITING.value and member.goal == Goal.RUN.value:
-                    member.goal = Goal.DRAIN.value
-                    nodes.add(member.node)
+            for vm in session.scalars(mine.with_for_update()):
+                images.add(vm.image)
+                if vm.phase == Phase.WAITING.value and vm.goal == Goal.RUN.value:
+                    vm.goal = Goal.DRAIN.value
+                    nodes.add(vm.node)
             for node in sorted(nodes):  # in the order in which all transactions lock them
                 bump_revision(session, node)
             clear(session, images)
             row.stalled, row.updated = 0, present
-            record(session, row, HistoryEntry("RETRIED", message=told), present)
+            record(session, row, HistoryEntry("RETRIED", message=message), present)
             session.flush()
             return load_cluster(session, self.config, row)
 

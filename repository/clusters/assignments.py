@@ -86,18 +86,18 @@ class ClusterAssignments:
             if failed:
                 record_failures(session, failed, present)
 
-    def order_for(self, node: str, member: str, incarnation: int) -> ClusterVmOrder:
+    def order_for(self, node: str, vm: str, incarnation: int) -> ClusterVmOrder:
         """Return the order of a cluster VM whose incarnation may have a token.
 
         Raises Forbidden: the VM is not on this node, has to stop, or is not at that incarnation.
         """
-        row = self._require_vm(node, member)
+        row = self._require_vm(node, vm)
         if row.goal == Goal.STOP.value or row.phase == Phase.GONE.value:
-            raise Forbidden(f"the VM {member} has to stop")
+            raise Forbidden(f"the VM {vm} has to stop")
         if not max(1, row.incarnation) <= incarnation <= row.incarnation + 1:
-            raise Forbidden(f"the VM {member} is at incarnation {row.incarnation}, not {incarnation}")
+            raise Forbidden(f"the VM {vm} is at incarnation {row.incarnation}, not {incarnation}")
         if incarnation <= row.condemned:
-            raise Forbidden(f"incarnation {incarnation} of the VM {member} has to end")
+            raise Forbidden(f"incarnation {incarnation} of the VM {vm} has to end")
         return order_of(row)
 
     def count_token(self, node: str, *, given: bool) -> None:
@@ -109,26 +109,24 @@ class ClusterAssignments:
             add_missing(session, AssignmentRow, [{"node": node}])
             session.execute(update(AssignmentRow).where(AssignmentRow.node == node).values(add))
 
-    def append_console(
-        self, node: str, member: str, incarnation: int, offset: int, data: bytes
-    ) -> None:
+    def append_console(self, node: str, vm: str, incarnation: int, offset: int, data: bytes) -> None:
         """Append to the console of a VM; the consoles of its last two incarnations are kept.
 
         Raises Forbidden, Conflict: ``offset`` is beyond the end.
         """
-        row = self._require_vm(node, member)
+        row = self._require_vm(node, vm)
         if not max(1, row.incarnation - 1) <= incarnation <= row.incarnation + 1:
-            raise Forbidden(f"the VM {member} is at incarnation {row.incarnation}, not {incarnation}")
+            raise Forbidden(f"the VM {vm} is at incarnation {row.incarnation}, not {incarnation}")
         if offset == 0 and incarnation > 2:
             self.streams.drop(row.id, console_of(incarnation - 2))
         self.streams.append(row.id, console_of(incarnation), StreamName.CONSOLE, offset, data)
 
-    def _require_vm(self, node: str, member: str) -> ClusterVmRow:
+    def _require_vm(self, node: str, vm: str) -> ClusterVmRow:
         with self.database.read() as session:
             options = [undefer(ClusterVmRow.orders)]
-            row = session.get(ClusterVmRow, member, options=options) if is_id(member) else None
+            row = session.get(ClusterVmRow, vm, options=options) if is_id(vm) else None
         if row is None or row.node != node:
-            raise Forbidden(f"the node {node} has no VM {member[:64]}")
+            raise Forbidden(f"the node {node} has no VM {vm[:64]}")
         return row
 
     def _record_contact(self, node: str) -> None:

@@ -93,7 +93,7 @@ def _query_pool(
     if pool is None:
         found.problem = f"the pool {name} is not in this service's setting pools any more"
         return found
-    kinds = {row.name: _machine_kind(row, snapshot) for row in rows}
+    kinds = {row.name: _vm_profile(row, snapshot) for row in rows}
     try:
         found.idle = dict(pool.idle(list(kinds.values()))) if kinds else {}
     except Unavailable as error:
@@ -110,13 +110,13 @@ def _query_pool(
     return found
 
 
-def _machine_kind(row: ClusterRow, snapshot: Snapshot) -> WorkerVmProfile:
+def _vm_profile(row: ClusterRow, snapshot: Snapshot) -> WorkerVmProfile:
     spec, demand, up = _spec(row), snapshot.demands.get(row.name), ClusterVmState.UP.value
     known = demand.known if demand is not None and demand.kind == _settings_digest(row) else {}
     sources = [
-        member.name
-        for member in snapshot.members.values()
-        if member.cluster == row.name and member.generation == row.generation and member.state == up
+        vm.name
+        for vm in snapshot.vms.values()
+        if vm.cluster == row.name and vm.generation == row.generation and vm.state == up
     ]
     return WorkerVmProfile(
         cluster=row.name,
@@ -127,7 +127,7 @@ def _machine_kind(row: ClusterRow, snapshot: Snapshot) -> WorkerVmProfile:
         start=spec.start,
         known=known,
         learn="" if known else min(sources, default=""),
-        up=sum(m.cluster == row.name and m.state == up for m in snapshot.members.values()),
+        up=sum(m.cluster == row.name and m.state == up for m in snapshot.vms.values()),
     )
 
 
@@ -200,12 +200,8 @@ def _resize(
         kept.kind, kept.known = _settings_digest(row), dict(idle.known)
     demand = None
     if idle is not None:
-        busy = sum(
-            _is_busy(member, snapshot)
-            for member in snapshot.members.values()
-            if member.cluster == row.name
-        )
-        demand = Demand(idle.jobs, idle.machines, busy)
+        busy = sum(_is_busy(vm, snapshot) for vm in snapshot.vms.values() if vm.cluster == row.name)
+        demand = Demand(idle.jobs, idle.vms, busy)
     scale_down_delay = ScaleDownDelay(kept.since, kept.most) if kept.since is not None else None
     kept.woken = still_woken(kept.woken, demand, present)
     sizing = decide_size(
@@ -239,7 +235,7 @@ def _new_demand(session: Session, row: ClusterRow) -> DemandRow:
     return made
 
 
-def _is_busy(member: ClusterVmRow, snapshot: Snapshot) -> bool:
+def _is_busy(vm: ClusterVmRow, snapshot: Snapshot) -> bool:
     """Whether the VM runs a job other than our probe job."""
-    wanted = member.goal == Goal.RUN.value and snapshot.heard(member)
-    return wanted and member.busy and member.jobs > 0
+    wanted = vm.goal == Goal.RUN.value and snapshot.heard(vm)
+    return wanted and vm.busy and vm.jobs > 0

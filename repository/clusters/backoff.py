@@ -84,9 +84,9 @@ def record_changes(
         if row.told == row.until:
             continue
         state = "GUARD_CLOSED" if row.until else "GUARD_OPEN"
-        told = HistoryEntry(state, ClusterVmCode.GUARDED.value, backoff_of(row).describe(present))
+        entry = HistoryEntry(state, ClusterVmCode.GUARDED.value, backoff_of(row).describe(present))
         for cluster in concerned.get(row.image, ()):
-            record(session, cluster, told, present)
+            record(session, cluster, entry, present)
         row.told = row.until
 
 

@@ -25,7 +25,7 @@ class GenerationStatus(StrEnum):
     FAILED = "failed"
 
 
-#: Generations by cluster and standing.
+#: Generations by cluster and status.
 Generations = dict[tuple[str, str], GenerationRow]
 
 
@@ -126,13 +126,13 @@ def _store(
     session: Session,
     known: Generations,
     row: ClusterRow,
-    standing: GenerationStatus,
+    status: GenerationStatus,
     why: str,
     present: datetime,
 ) -> None:
-    kept = known.get((row.name, standing))
+    kept = known.get((row.name, status))
     if kept is None:
-        kept = known[row.name, standing] = GenerationRow(cluster=row.name, standing=standing.value)
+        kept = known[row.name, status] = GenerationRow(cluster=row.name, standing=status.value)
         session.add(kept)
     kept.generation, kept.spec, kept.image, kept.kinds = row.generation, row.spec, row.image, row.kinds
     flag_modified(kept, "spec")

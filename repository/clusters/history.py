@@ -54,19 +54,19 @@ def record(
     cluster: ClusterRow,
     entry: HistoryEntry,
     present: datetime,
-    member: ClusterVmRow | None = None,
+    vm: ClusterVmRow | None = None,
 ) -> None:
     """Add a line to the history of a locked cluster, and prune lines beyond ``MAX_EVENTS``."""
     cluster.events_count += 1
-    if member is None:
+    if vm is None:
         _count(cluster, f"cluster.{entry.state}")
     session.add(
         ClusterEventRow(
             cluster=cluster.name,
             seq=cluster.events_count,
             time=present,
-            member=member.name if member else "",
-            node=member.node if member else "",
+            member=vm.name if vm else "",
+            node=vm.node if vm else "",
             state=entry.state,
             code=entry.code,
             message=entry.message[:MAX_MESSAGE],
@@ -91,11 +91,11 @@ def state_entry_count(cluster: ClusterRow, state: ClusterVmState) -> int:
 
 
 def record_state_entry(
-    session: Session, cluster: ClusterRow, member: ClusterVmRow, entry: HistoryEntry, present: datetime
+    session: Session, cluster: ClusterRow, vm: ClusterVmRow, entry: HistoryEntry, present: datetime
 ) -> None:
     """Count and record that a VM of a locked cluster enters a state."""
     _count(cluster, f"member.{entry.state}")
-    record(session, cluster, entry, present, member)
+    record(session, cluster, entry, present, vm)
 
 
 def _count(cluster: ClusterRow, key: str) -> None:

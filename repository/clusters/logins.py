@@ -23,11 +23,11 @@ _LOGIN_PHASES: Final = frozenset({Phase.RUNNING.value, Phase.DRAINING.value})
 
 @dataclass(frozen=True)
 class LoginTarget:
-    """The target of a login. member: id of the cluster VM; name: its name."""
+    """The target of a login. vm_id: of the cluster VM; name: its name."""
 
     cluster: str
     name: str
-    member: str
+    vm_id: str
     node: str
     incarnation: int
 
@@ -69,6 +69,6 @@ class ClusterLogins:
         """Add a line for a login to the cluster's history."""
         with self.database.write() as session:
             cluster = find_cluster(session, target.cluster, lock=True)
-            row = session.get(ClusterVmRow, target.member)
+            row = session.get(ClusterVmRow, target.vm_id)
             entry = HistoryEntry("LOGIN", "LOGIN", f"{who} logs in as root")
             history.record(session, cluster, entry, utc_now(), row)

@@ -29,16 +29,16 @@ SLOW_AFTER: Final = timedelta(seconds=2)
 class Pool(Protocol):
     """An HTCondor pool. Every method raises ``Unavailable("pool", …)``."""
 
-    def machines(self) -> list[PoolVm]:
+    def vms(self) -> list[PoolVm]:
         """The cluster VMs whose ads are in the collector now, by one query."""
 
-    def probes(self, machines: Sequence[PoolVm]) -> Mapping[tuple[str, int], ProbeState]:
+    def probes(self, vms: Sequence[PoolVm]) -> Mapping[tuple[str, int], ProbeState]:
         """The states of the probe jobs of exactly these VMs, by id and incarnation.
 
         Submits missing probe jobs. The number of calls does not depend on the number of VMs.
         """
 
-    def withdraw(self, machines: Sequence[PoolVm]) -> None:
+    def withdraw(self, vms: Sequence[PoolVm]) -> None:
         """Revoke exactly these VMs, and no others of the same names.
 
         The collector rejects their tokens and drops their ads, and their probe jobs are removed.
@@ -61,11 +61,11 @@ class Pool(Protocol):
 class PoolPoll:
     """The result of querying one pool.
 
-    machines: by name and id of the cluster VM; None: unknown. problem: why a query failed; empty: none
+    vms: by name and id of the cluster VM; None: unknown. problem: why a query failed; empty: none
     failed.
     """
 
-    machines: dict[tuple[str, str], PoolVm] | None = None
+    vms: dict[tuple[str, str], PoolVm] | None = None
     problem: str = ""
 
 
@@ -90,7 +90,7 @@ class PoolPolls:
 def poll_pools(snapshot: Snapshot, pools: Mapping[str, Pool], present: datetime) -> PoolPolls:
     """Query the pools that are due, and then the probe jobs of their VMs."""
     polls = PoolPolls(monotonic())
-    begun = [row for row in snapshot.members.values() if row.incarnation or row.advertised]
+    begun = [row for row in snapshot.vms.values() if row.incarnation or row.advertised]
     for name in sorted({row.pool for row in begun}):
         mine = [row for row in begun if row.pool == name]
         if _is_due(snapshot.pools.get(name), mine, present):
@@ -98,16 +98,16 @@ def poll_pools(snapshot: Snapshot, pools: Mapping[str, Pool], present: datetime)
     return polls
 
 
-def _is_due(pool: PoolRow | None, members: Iterable[ClusterVmRow], present: datetime) -> bool:
+def _is_due(pool: PoolRow | None, rows: Iterable[ClusterVmRow], present: datetime) -> bool:
     if pool is None or present - pool.asked >= POLL_EVERY:
         return True
     # A pool that does not answer costs a time-out each time, for which other pools wait.
-    return not pool.problem and any(_is_awaited(row) for row in members)
+    return not pool.problem and any(_is_awaited(row) for row in rows)
 
 
 def _poll_pool(
     name: str,
-    members: Sequence[ClusterVmRow],
+    rows: Sequence[ClusterVmRow],
     pools: Mapping[str, Pool],
     probes: dict[tuple[str, int], ProbeState],
 ) -> PoolPoll:
@@ -116,28 +116,28 @@ def _poll_pool(
         poll.problem = f"the pool {name} is not in this service's setting pools any more"
         return poll
     try:
-        machines = pool.machines()
-        poll.machines = _newest(machines)
-        here = [(row, poll.machines.get((row.name, row.id))) for row in members if _is_awaited(row)]
+        vms = pool.vms()
+        poll.vms = _newest(vms)
+        here = [(row, poll.vms.get((row.name, row.id))) for row in rows if _is_awaited(row)]
         if new := [each for row, each in here if each and each.incarnation == row.incarnation]:
             probes.update(pool.probes(new))
     except Unavailable as error:
         poll.problem = error.message
     else:
-        _withdraw(name, pool, machines, {row.name: row.id for row in members})
+        _withdraw(name, pool, vms, {row.name: row.id for row in rows})
     return poll
 
 
-def _newest(machines: Iterable[PoolVm]) -> dict[tuple[str, str], PoolVm]:
+def _newest(vms: Iterable[PoolVm]) -> dict[tuple[str, str], PoolVm]:
     found: dict[tuple[str, str], PoolVm] = {}
-    for machine in sorted(machines, key=lambda machine: machine.incarnation):
-        found[machine.name, machine.id] = machine
+    for vm in sorted(vms, key=lambda vm: vm.incarnation):
+        found[vm.name, vm.id] = vm
     return found
 
 
-def _withdraw(name: str, pool: Pool, machines: Iterable[PoolVm], members: Mapping[str, str]) -> None:
+def _withdraw(name: str, pool: Pool, vms: Iterable[PoolVm], present_ids: Mapping[str, str]) -> None:
     """Withdraw the ads of earlier VMs whose names other VMs have now."""
-    stale = [each for each in machines if members.get(each.name, each.id) != each.id]
+    stale = [each for each in vms if present_ids.get(each.name, each.id) != each.id]
     try:
         if stale:
             pool.withdraw(stale)
@@ -158,12 +158,10 @@ def has_changes(snapshot: Snapshot, polls: PoolPolls) -> bool:
         row = snapshot.pools.get(name)
         if row is None or row.problem != poll.problem:
             return True
-        for member in snapshot.members.values():
-            if member.pool != name:
+        for vm in snapshot.vms.values():
+            if vm.pool != name:
                 continue
-            if _polled_values(member, poll) != _stored_values(member) or (
-                slow and member.waiting is not None
-            ):
+            if _polled_values(vm, poll) != _stored_values(vm) or (slow and vm.waiting is not None):
                 return True
     return False
 
@@ -173,12 +171,12 @@ def _stored_values(row: ClusterVmRow) -> tuple[int, bool, int, str]:
 
 
 def _polled_values(row: ClusterVmRow, poll: PoolPoll) -> tuple[int, bool, int, str]:
-    if poll.machines is None:
+    if poll.vms is None:
         return _stored_values(row)
-    machine = poll.machines.get((row.name, row.id))
-    if machine is None:
+    vm = poll.vms.get((row.name, row.id))
+    if vm is None:
         return 0, False, row.jobs, row.system
-    return machine.incarnation, machine.busy, machine.jobs, machine.system[:MAX_SYSTEM]
+    return vm.incarnation, vm.busy, vm.jobs, vm.system[:MAX_SYSTEM]
 
 
 def record_poll_times(session: Session, polls: PoolPolls, present: datetime) -> None:
@@ -199,15 +197,15 @@ def apply_polls(snapshot: Snapshot, polls: PoolPolls, present: datetime) -> list
         before, row.asked, row.problem = row.problem, present, poll.problem
         if bool(before) != bool(poll.problem):
             turned.append(name)
-        for member in snapshot.members.values():
-            if member.pool != name:
+        for vm in snapshot.vms.values():
+            if vm.pool != name:
                 continue
-            if before and not poll.problem and member.waiting is not None:
-                member.waiting = present  # time in which the pool did not answer does not count
-            _update(member, poll, present)
-            if member.waiting is not None and delay:
+            if before and not poll.problem and vm.waiting is not None:
+                vm.waiting = present  # time in which the pool did not answer does not count
+            _update(vm, poll, present)
+            if vm.waiting is not None and delay:
                 # A VM that began to wait during the queries gets no more than it has waited.
-                member.waiting = min(member.waiting, present) + delay
+                vm.waiting = min(vm.waiting, present) + delay
     return turned
 
 
@@ -233,5 +231,5 @@ def _record_answer(
     if poll.problem:
         entry = HistoryEntry("POOL", "POOL_UNAVAILABLE", poll.problem)
     logger.warning("%s", entry.message)
-    for cluster in sorted({row.cluster for row in snapshot.members.values() if row.pool == name}):
+    for cluster in sorted({row.cluster for row in snapshot.vms.values() if row.pool == name}):
         record(session, snapshot.clusters[cluster], entry, present)

@@ -64,19 +64,19 @@ class ClusterQueries:
                 for row in session.scalars(query.order_by(ClusterEventRow.seq))
             ]
 
-    def open_console(self, name: str, member: str, incarnation: int = 0) -> StreamReader:
+    def open_console(self, name: str, vm: str, incarnation: int = 0) -> StreamReader:
         """Open the console of a cluster VM. incarnation: the latest (0), or the one before it."""
-        query = select(ClusterVmRow).where(ClusterVmRow.cluster == name, ClusterVmRow.name == member)
+        query = select(ClusterVmRow).where(ClusterVmRow.cluster == name, ClusterVmRow.name == vm)
         with self.database.read() as session:
             find_cluster(session, name)
             row = session.scalars(query).one_or_none()
         if row is None:
-            raise NotFound(f"the cluster {name} has no VM {member[:64]}")
+            raise NotFound(f"the cluster {name} has no VM {vm[:64]}")
         wanted = incarnation or max(1, row.incarnation)
         # The agent may send a console before its report.
         if not max(1, row.incarnation - 1) <= wanted <= row.incarnation + 1:
             raise NotFound(
-                f"the console of incarnation {wanted} of {member} is not kept",
+                f"the console of incarnation {wanted} of {vm} is not kept",
                 hint=f"the present incarnation is {row.incarnation}; that before it is kept, too",
             )
         return self.streams.open(row.id, console_of(wanted), StreamName.CONSOLE)
@@ -88,11 +88,11 @@ def load_cluster(session: Session, config: Config, row: ClusterRow) -> Cluster:
     nodes = nodes_now(session, node_lease(config), present)
     alive = {name for name, node in nodes.items() if node.alive}
     rows = session.scalars(select(ClusterVmRow).where(ClusterVmRow.cluster == row.name))
-    members = [vm_view(member, member.node in alive) for member in rows]
-    members.sort(key=lambda member: int(member.name.rpartition("-")[2]))
+    vms = [vm_view(vm, vm.node in alive) for vm in rows]
+    vms.sort(key=lambda vm: int(vm.name.rpartition("-")[2]))
     failed = generations(session, row.name).get((row.name, GenerationStatus.FAILED))
-    images = {row.image, *(m.image for m in members), *([failed.image] if failed else [])}
+    images = {row.image, *(m.image for m in vms), *([failed.image] if failed else [])}
     known = session.scalars(select(BackoffRow).where(BackoffRow.image.in_(sorted(images))))
     guards = backoff_views(known, images, present)
-    up = sum(m.state is ClusterVmState.UP for m in members)
-    return cluster_view(row, up, members, guards, failed_view(failed))
+    up = sum(m.state is ClusterVmState.UP for m in vms)
+    return cluster_view(row, up, vms, guards, failed_view(failed))

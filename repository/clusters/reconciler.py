@@ -88,8 +88,8 @@ class ClusterReconciler:
         )
         withdrawn = _withdraw_ads(actions, snapshot, pools)
         if actions or news or pool_demands or snapshot.has_unrecorded_changes():
-            for member in self._write(polls, pool_demands, withdrawn, present):
-                self._drop_consoles(member)  # an agent may have sent more meanwhile
+            for vm in self._write(polls, pool_demands, withdrawn, present):
+                self._drop_consoles(vm)  # an agent may have sent more meanwhile
         elif polls.pools:
             with self.database.write() as session:
                 polling.record_poll_times(session, polls, present)
@@ -119,15 +119,15 @@ class ClusterReconciler:
                 bump_revision(session, node)
             session.flush()
             # Before the commit: a process killed after it leaves no consoles without a row.
-            for member in executor.forgotten:
-                self._drop_consoles(member)
+            for vm in executor.forgotten:
+                self._drop_consoles(vm)
             return executor.forgotten
 
-    def _drop_consoles(self, member: str) -> None:
+    def _drop_consoles(self, vm: str) -> None:
         try:
-            self.streams.drop(member)
+            self.streams.drop(vm)
         except VMJobsError as error:
-            logger.warning("cannot remove the consoles of the VM %s: %s", member, error.message)
+            logger.warning("cannot remove the consoles of the VM %s: %s", vm, error.message)
 
 
 class _ActionExecutor:
@@ -157,36 +157,36 @@ class _ActionExecutor:
         match action:
             case CreateVm():
                 self._create(action)
-            case AssignNode(member, node):
-                row = self._snapshot.members[member]
+            case AssignNode(vm, node):
+                row = self._snapshot.vms[vm]
                 row.node, row.code, row.message = node, ClusterVmCode.PROGRESS.value, ""
                 self.nodes.add(node)
-            case SetPending(member, code, why):
-                row = self._snapshot.members[member]
+            case SetPending(vm, code, why):
+                row = self._snapshot.vms[vm]
                 changed, row.code, row.message = row.code != code.value, code.value, why
                 if changed:
                     self._record(row, HistoryEntry(row.state, code.value, why))
-            case SetGoal(member, goal):
-                row = self._snapshot.members[member]
+            case SetGoal(vm, goal):
+                row = self._snapshot.vms[vm]
                 row.goal = goal.value
                 self.nodes.add(row.node)
-            case AllowJobs(member, incarnation):
-                row = self._snapshot.members[member]
+            case AllowJobs(vm, incarnation):
+                row = self._snapshot.vms[vm]
                 row.admitted, row.waiting = incarnation, None
                 backoff.record_success(self._session, self._snapshot.guards, row.image, row.node)
                 self.nodes.add(row.node)
             case ReplaceVm():
                 self._replace(action)
-            case RemoveAd(member):
-                if (machines := self._withdrawn.get(member)) is not None:
-                    row = self._snapshot.members[member]
+            case RemoveAd(vm):
+                if (vms := self._withdrawn.get(vm)) is not None:
+                    row = self._snapshot.vms[vm]
                     # If the first plan was to delete the VM, its next incarnation was withdrawn, too.
-                    known = [machine for machine in machines if machine <= row.incarnation]
+                    known = [vm for vm in vms if vm <= row.incarnation]
                     row.withdrawn = max([row.withdrawn, *known])
-                    if row.advertised in machines:
+                    if row.advertised in vms:
                         row.advertised = 0
-            case DeleteVm(member):
-                self._forget(member)
+            case DeleteVm(vm):
+                self._forget(vm)
             case PauseRollout() | CompleteRollout() | RollBack() | DeleteCluster():
                 self._change_generation(action)
 
@@ -217,7 +217,7 @@ class _ActionExecutor:
             return
         row = _new_vm(cluster, address, action.name, action.place, self._present)
         self._session.add(row)
-        self._snapshot.members[row.id] = row
+        self._snapshot.vms[row.id] = row
         self._enter_state(row, ClusterVmState(row.state))
         if row.node:
             self.nodes.add(row.node)
@@ -230,23 +230,23 @@ class _ActionExecutor:
             self._session.flush()
 
     def _replace(self, action: ReplaceVm) -> None:
-        row = self._snapshot.members[action.member]
+        row = self._snapshot.vms[action.vm]
         row.condemned = action.incarnation
         row.why, row.why_message = action.code.value, action.why
         self.nodes.add(row.node)
         self._record(row, HistoryEntry(row.state, action.code.value, action.why))
 
-    def _forget(self, member: str) -> None:
-        row = self._snapshot.members[member]
-        if _may_have_ads(row) and row.incarnation + 1 not in self._withdrawn.get(member, ()):
+    def _forget(self, vm: str) -> None:
+        row = self._snapshot.vms[vm]
+        if _may_have_ads(row) and row.incarnation + 1 not in self._withdrawn.get(vm, ()):
             return  # the pool does not answer now, and would go on to match jobs to its ad
         if row.state != ClusterVmState.GONE.value:
             self._enter_state(row, ClusterVmState.GONE)
         if row.node:
             self.nodes.add(row.node)
         self._session.delete(row)
-        self.forgotten.append(member)
-        del self._snapshot.members[member]
+        self.forgotten.append(vm)
+        del self._snapshot.vms[vm]
 
     def _enter_state(self, row: ClusterVmRow, state: ClusterVmState) -> None:
         entry = HistoryEntry(state.value, row.code, row.message)
@@ -259,7 +259,7 @@ class _ActionExecutor:
 
 
 def _update_states(session: Session, snapshot: Snapshot, present: datetime) -> None:
-    for row in snapshot.members.values():
+    for row in snapshot.vms.values():
         update_state(session, snapshot.clusters[row.cluster], row, snapshot.heard(row), present)
 
 
@@ -280,11 +280,9 @@ def _withdraw_ads(
 ) -> WithdrawnAds:
     """Withdraw ads of VMs that ended from the pools; return what was withdrawn."""
     ended = {
-        a.member: _ended_incarnations(snapshot, a)
-        for a in actions
-        if isinstance(a, RemoveAd | DeleteVm)
+        a.vm: _ended_incarnations(snapshot, a) for a in actions if isinstance(a, RemoveAd | DeleteVm)
     }
-    rows = [snapshot.members[member] for member in ended if _may_have_ads(snapshot.members[member])]
+    rows = [snapshot.vms[vm] for vm in ended if _may_have_ads(snapshot.vms[vm])]
     done: dict[str, Collection[int]] = {}
     for name in sorted({row.pool for row in rows}):
         mine = [row for row in rows if row.pool == name]
@@ -303,9 +301,9 @@ def _withdraw_ads(
 
 def _ended_incarnations(snapshot: Snapshot, action: RemoveAd | DeleteVm) -> set[int]:
     """Return the incarnations that have ended and whose ads the pool may still have."""
-    row = snapshot.members[action.member]
+    row = snapshot.vms[action.vm]
     # An agent may have got a token for an incarnation that it never reported.
-    last = row.incarnation + 1 if isinstance(action, DeleteVm) else snapshot.member(row, {}).ended
+    last = row.incarnation + 1 if isinstance(action, DeleteVm) else snapshot.vm_snapshot(row, {}).ended
     ended = set(range(max(1, row.withdrawn + 1, last - MAX_WITHDRAWN + 1), last + 1))
     return ended | {row.advertised} if 0 < row.advertised <= last else ended
 

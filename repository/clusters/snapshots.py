@@ -46,7 +46,7 @@ class Snapshot:
     """
 
     clusters: dict[str, ClusterRow]
-    members: dict[str, ClusterVmRow]
+    vms: dict[str, ClusterVmRow]
     nodes: dict[str, NodeSnapshot]
     pools: dict[str, PoolRow]
     guards: dict[tuple[str, str], BackoffRow] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Snapshot:
     def has_unrecorded_changes(self) -> bool:
         """Whether the history lacks a state change of a VM or a backoff."""
         return any(
-            row.state != present_state(row, self.heard(row)).value for row in self.members.values()
+            row.state != present_state(row, self.heard(row)).value for row in self.vms.values()
         ) or any(row.told != row.until for row in self.guards.values())
 
     def backoffs(self, present: datetime) -> FailureBackoffs:
@@ -72,8 +72,8 @@ class Snapshot:
     def images(self) -> dict[str, set[str]]:
         """Return the images of each cluster: of its spec, its VMs and its stored generations."""
         found = {name: {row.image} for name, row in self.clusters.items()}
-        for member in self.members.values():
-            found[member.cluster].add(member.image)
+        for vm in self.vms.values():
+            found[vm.cluster].add(vm.image)
         for (name, _), kept in self.generations.items():
             if name in found:
                 found[name].add(kept.image)
@@ -82,14 +82,14 @@ class Snapshot:
     def planner_view(self, probes: Probes) -> list[ClusterSnapshot]:
         """Convert the clusters for the planner."""
         of: dict[str, list[ClusterVmSnapshot]] = defaultdict(list)
-        for row in self.members.values():
-            of[row.cluster].append(self.member(row, probes))
+        for row in self.vms.values():
+            of[row.cluster].append(self.vm_snapshot(row, probes))
         return [
             _cluster(row, self.generations.get((name, GenerationStatus.GOOD)), of[name])
             for name, row in self.clusters.items()
         ]
 
-    def member(self, row: ClusterVmRow, probes: Probes) -> ClusterVmSnapshot:
+    def vm_snapshot(self, row: ClusterVmRow, probes: Probes) -> ClusterVmSnapshot:
         """Convert a cluster VM for the planner."""
         pool = self.pools.get(row.pool)
         answers = pool is not None and not pool.problem
@@ -130,15 +130,15 @@ def load_snapshot(
     planning: load backoffs, generations and demand, too.
     """
     clusters = select(ClusterRow).order_by(ClusterRow.name)
-    members = select(ClusterVmRow).order_by(ClusterVmRow.id)
+    vms = select(ClusterVmRow).order_by(ClusterVmRow.id)
     guards = select(BackoffRow).order_by(BackoffRow.image, BackoffRow.node)
     if lock:
-        clusters, members = clusters.with_for_update(), members.with_for_update()
+        clusters, vms = clusters.with_for_update(), vms.with_for_update()
         guards = guards.with_for_update()
     known = {row.name: row for row in session.scalars(clusters)}
     snapshot = Snapshot(
         known,
-        {row.id: row for row in session.scalars(members) if row.cluster in known},
+        {row.id: row for row in session.scalars(vms) if row.cluster in known},
         nodes_now(session, lease, present),
         {row.name: row for row in session.scalars(select(PoolRow))},
     )
@@ -181,7 +181,7 @@ def kinds_of(row: ClusterRow) -> frozenset[HypervisorKind]:
 
 
 def _cluster(
-    row: ClusterRow, good: GenerationRow | None, members: Iterable[ClusterVmSnapshot]
+    row: ClusterRow, good: GenerationRow | None, vms: Iterable[ClusterVmSnapshot]
 ) -> ClusterSnapshot:
     return ClusterSnapshot(
         name=row.name,
@@ -194,7 +194,7 @@ def _cluster(
         stalled=row.stalled,
         image=row.image,
         good=good.generation if good else 0,
-        members=tuple(members),
+        vms=tuple(vms),
     )
 
 

@@ -25,10 +25,10 @@ def is_needed() -> ColumnElement[bool]:
     jobs = _jobs(ImageRow.digest)
     clusters = select(ClusterRow.name).where(ClusterRow.image == ImageRow.digest)
     # VMs of earlier generations, until the last one has ended.
-    members = select(ClusterVmRow.id).where(ClusterVmRow.image == ImageRow.digest)
+    vms = select(ClusterVmRow.id).where(ClusterVmRow.image == ImageRow.digest)
     # Generations for a rollback, or for a retry.
     kept = select(GenerationRow.cluster).where(GenerationRow.image == ImageRow.digest)
-    return or_(jobs.exists(), clusters.exists(), members.exists(), kept.exists())
+    return or_(jobs.exists(), clusters.exists(), vms.exists(), kept.exists())
 
 
 def is_unheld() -> ColumnElement[bool]:

@@ -83,7 +83,7 @@ class Node:
     folder: Path
     job: str
     driver: Hypervisor
-    carrier: ChunkedFileTransfer = field(default_factory=ChunkedFileTransfer)
+    file_transfer: ChunkedFileTransfer = field(default_factory=ChunkedFileTransfer)
     lease: Lease = field(default_factory=Lease)
     outcome: RunOutcome | None = None
 
@@ -92,7 +92,9 @@ class Node:
         image = store.prepare(store.resolve("generic"))
         journal = Journal(self.folder / "runs")
         settings = RunSettings("here", 16 * MIB, 16 * MIB, grace_seconds=3)
-        services = RunServices(Images(image), self._choose, journal, settings, carrier=self.carrier)
+        services = RunServices(
+            Images(image), self._choose, journal, settings, file_transfer=self.file_transfer
+        )
         token = self.site.issuer.job_token(self.job, "ada")
         source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=2.0))
         self.run = Run(
@@ -132,7 +134,7 @@ class Node:
         journal = self.run.request.services.journal
         assert list(journal.root.iterdir()) == []
         assert sweep(journal, {self.driver.kind: self.driver}) == []
-        assert self.run.choice.machine not in self.driver.list()
+        assert self.run.choice.vm_name not in self.driver.list()
         return self.outcome
 
 
@@ -153,20 +155,22 @@ class Place:
         )
 
     def node(
-        self, driver: Hypervisor | None = None, carrier: ChunkedFileTransfer | None = None
+        self, driver: Hypervisor | None = None, file_transfer: ChunkedFileTransfer | None = None
     ) -> Node:
         """Have a new node run the job."""
         folder = self.folder / f"node{len(self.nodes)}"
         driver = driver or Qemu()
-        made = Node(self.site, self.url, folder, self.job, driver, carrier or ChunkedFileTransfer())
+        made = Node(
+            self.site, self.url, folder, self.job, driver, file_transfer or ChunkedFileTransfer()
+        )
         self.nodes.append(made)
         return self.nodes[-1]
 
     def leaves(
-        self, driver: Hypervisor | None = None, carrier: ChunkedFileTransfer | None = None
+        self, driver: Hypervisor | None = None, file_transfer: ChunkedFileTransfer | None = None
     ) -> RunOutcome:
         """Run the job on a new node, evict it once it counts, and return the outcome."""
-        node = self.node(driver, carrier)
+        node = self.node(driver, file_transfer)
         self.counts()
         node.signal(15)
         return node.ended()
@@ -328,7 +332,7 @@ def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> No
     assert len(place.output("numbers").splitlines()) == LAST
 
 
-class Carrying(ChunkedFileTransfer):
+class WatchedTransfer(ChunkedFileTransfer):
     """Calls ``before`` before it sends a file."""
 
     def __init__(self, before: Callable[[Callable[[], None]], None]) -> None:
@@ -351,16 +355,14 @@ def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place
             raise Unavailable("api", "it does not answer")
 
     place.submit()
-    assert place.leaves(carrier=Carrying(away)).reason.code is C.CHECKPOINTED
+    assert place.leaves(file_transfer=WatchedTransfer(away)).reason.code is C.CHECKPOINTED
     assert len(missed) > 3
     assert place.completes().run.choice.resumed is not None
 
 
 @pytest.mark.soak_for("why1")
 @pytest.mark.parametrize("why", [SignalSent(2), LeaseLost()])
-def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
-    place: Place, why: RunEvent
-) -> None:
+def test_whoever_is_told_to_end_while_its_vm_is_sent_sends_no_more(place: Place, why: RunEvent) -> None:
     sending = threading.Event()
 
     def wait(check_cancelled: Callable[[], None]) -> None:
@@ -368,7 +370,7 @@ def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
         wait_until(lambda: check_cancelled() is not None, 60, "the upload to be given up")
 
     place.submit()
-    node = place.node(carrier=Carrying(wait))
+    node = place.node(file_transfer=WatchedTransfer(wait))
     place.counts()
     node.signal(15)
     assert sending.wait(60)
@@ -383,11 +385,11 @@ class Late(Qemu):
 
     def save(self, name: str, path: Path) -> None:
         self.saves.set()
-        wait_until(lambda: self.state(name) is VmState.GONE, 60, "the machine to be gone")
+        wait_until(lambda: self.state(name) is VmState.GONE, 60, "the VM to be gone")
         raise HypervisorError("it is gone")
 
 
-def test_whoever_is_gone_while_its_machine_is_saved_has_none_left(place: Place) -> None:
+def test_whoever_is_gone_while_its_vm_is_saved_has_none_left(place: Place) -> None:
     place.submit()
     driver = Late()
     node = place.node(driver)
@@ -421,7 +423,7 @@ class Dying(Qemu):
         super().save(name, path)
 
 
-def test_a_machine_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None:
+def test_a_vm_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None:
     """The job was being evicted: it is tried again, from its beginning."""
     place.submit(COUNTS)
     left = place.leaves(Dying())
@@ -468,7 +470,7 @@ def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
 
 
 @pytest.mark.soak
-def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place) -> None:
+def test_a_vm_without_a_network_is_saved_as_often_as_it_takes(place: Place) -> None:
     place.submit(COUNTS.replace("echo $n\n", "echo $n; echo n=$n >/dev/console\n"), network="none")
     for so_far in (5, 10):
         node = place.node()
@@ -485,14 +487,14 @@ def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place)
 class Broken(Qemu):
     """Resumes nothing."""
 
-    def start(self, machine: VmConfig) -> None:
-        if machine.saved is not None:
+    def start(self, vm: VmConfig) -> None:
+        if vm.saved is not None:
             raise HypervisorError("it is of no use")
-        super().start(machine)
+        super().start(vm)
 
 
 @pytest.mark.soak
-def test_a_job_whose_saved_machine_is_of_no_use_begins_anew_in_the_end(place: Place) -> None:
+def test_a_job_whose_saved_vm_is_of_no_use_begins_anew_in_the_end(place: Place) -> None:
     place.submit()
     place.leaves()
     for _ in range(2):

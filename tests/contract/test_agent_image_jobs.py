@@ -151,7 +151,7 @@ class Node:
         this_run, job, lease = self.start(do, **fields)
         outcome = executed(this_run, lease, meddle)
         for driver in self.drivers.values():
-            assert this_run.choice.machine not in driver.list()
+            assert this_run.choice.vm_name not in driver.list()
         assert list((self.folder / "runs").iterdir()) == []
         console, out = (_text(job, name) for name in (StreamName.CONSOLE, StreamName.OUT))
         return Outcome(outcome, lease.reports, console, out, job.output_directory)
@@ -262,7 +262,7 @@ def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code:
                 asking.send_signal(signal.SIGSTOP)
                 since = time.monotonic()
                 wait_until(
-                    lambda: driver.state(this_run.choice.machine) is VmState.PAUSED, 10, "it to stand"
+                    lambda: driver.state(this_run.choice.vm_name) is VmState.PAUSED, 10, "it to stand"
                 )
                 wait_until(
                     lambda: time.monotonic() > since + seconds + 1, 2 * seconds, "its time to pass"
@@ -337,10 +337,10 @@ def test_a_job_without_a_script_has_none_on_its_disk(node: Node) -> None:
     assert b"from the script" in with_script.console
 
 
-def test_a_machine_that_is_killed_is_no_success(node: Node) -> None:
+def test_a_vm_that_is_killed_is_no_success(node: Node) -> None:
     def kill(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.RUNNING)
-        kill_all(this_run.choice.machine)
+        kill_all(this_run.choice.vm_name)
 
     ended = node.run("sleep 1000", kill, exit="poweroff")
     assert ended.outcome.reason.code is C.GUEST_LOST
@@ -350,7 +350,7 @@ def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node
     def kill(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.BOOTING)
         wait_until(lambda: this_run.console.exists() and b"half of it" in this_run.console.read_bytes())
-        kill_all(this_run.choice.machine)
+        kill_all(this_run.choice.vm_name)
 
     half = "echo '{\"code\": 0}' > exit.json; tar cf /dev/ubdd exit.json; sync; echo half of it"
     ended = node.run(f"{half}; sleep 1000", kill)
@@ -359,7 +359,7 @@ def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node
 
 
 @pytest.mark.parametrize("do", ["sleep 1000", "trap 'poweroff -f' INT; sleep 1000 & wait"])
-def test_a_machine_that_is_told_to_stop_did_not_finish(node: Node, do: str) -> None:
+def test_a_vm_that_is_told_to_stop_did_not_finish(node: Node, do: str) -> None:
     """Even if it powers off in time: the signal made it do so, not its work."""
 
     def stop(this_run: Run, lease: Lease) -> None:

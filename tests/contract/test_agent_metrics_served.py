@@ -13,7 +13,14 @@ import pytest
 from repository.images import LIBRARY
 from tests.kit.agent_process import Node, scrape, started
 from tests.kit.api_site import Site, make_site, serving
-from tests.kit.cluster_vm_node import Service, assert_forgotten, kept, machine_pid, member_guest, order
+from tests.kit.cluster_vm_node import (
+    Service,
+    assert_forgotten,
+    cluster_vm_guest,
+    kept,
+    machine_pid,
+    order,
+)
 from tests.kit.processes import VMJOBS
 from tests.kit.repository_jobs import ADMIN, push
 from tests.kit.sockets import free_port
@@ -30,7 +37,7 @@ SECONDS = 90.0
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    image = member_guest()
+    image = cluster_vm_guest()
     made = make_site(tmp_path / "service")
     told = {"guest": {"contract": 1}, "cmdline": list(image.cmdline)}
     wish = {"namespace": LIBRARY, "name": "generic", "visibility": "public"}
@@ -91,7 +98,7 @@ def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, t
     assert "Traceback" not in done.stderr
 
 
-def test_machines_of_clusters(parts: ClusterVmServices, service: Service) -> None:
+def test_vms_of_clusters(parts: ClusterVmServices, service: Service) -> None:
     metrics, listen = AgentMetrics(), f"127.0.0.1:{free_port()}"
     parts.reporter.on_change, metrics.members = metrics.member, parts.reporter.known
 

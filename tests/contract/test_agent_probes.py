@@ -43,7 +43,7 @@ def agent(settings: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen([program, "agent"], env=settings, stderr=subprocess.PIPE, text=True)
 
 
-def test_one_without_machines_ends(settings: dict[str, str]) -> None:
+def test_one_without_vms_ends(settings: dict[str, str]) -> None:
     with agent(settings) as running:
         _, said = running.communicate(timeout=SECONDS)
     assert running.returncode != 0
@@ -51,7 +51,7 @@ def test_one_without_machines_ends(settings: dict[str, str]) -> None:
     assert not Path(settings["VMJOBS_SOCKET"]).exists()
 
 
-def test_one_with_machines_looks_after_them(settings: dict[str, str], tmp_path: Path) -> None:
+def test_one_with_vms_looks_after_them(settings: dict[str, str], tmp_path: Path) -> None:
     order = member_order()
     journal = ClusterVmJournal(cluster_vm_directory(Config(state_dir=tmp_path / "state")))
     journal.write(member_record(order))

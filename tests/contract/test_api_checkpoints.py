@@ -41,7 +41,7 @@ def keep(site: Site, **change: Any) -> tuple[str, Caller, ContentLayout, TestRes
     return job, who, layout, who("PUT", path, json=checkpoint_document(attempt, layout) | change)
 
 
-def test_a_jobs_token_keeps_its_machine_and_fetches_it(site: Site) -> None:
+def test_a_jobs_token_keeps_its_vm_and_fetches_it(site: Site) -> None:
     job, who, layout, answer = keep(site)
     assert answer.status_code == 204, answer.text
     body = {"attempt": "c" * 32, "node": "node2"}

@@ -84,7 +84,7 @@ def test_guards_and_what_failed_are_shown(site: Site, world: World) -> None:
     root("PUT", "/v1/clusters/vc", json=body(memory=300))
     world.step()
     world.obey("n1", "n2")
-    (new,) = world.members().values()
+    (new,) = world.vms().values()
     more = {"failures": 3, "code": ClusterVmCode.BOOT_FAILED, "message": "no kernel"}
     world.report(new, Phase.WAITING, 3, **more)
     world.step()
@@ -197,7 +197,7 @@ def test_a_service_without_pools(tmp_path: Path) -> None:
 def test_another_nodes_token_is_refused(site: Site, world: World) -> None:
     site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
     world.step()
-    member = world.members()["vc-0"].id
+    member = world.vms()["vc-0"].id
     paths: tuple[tuple[str, str, Any], ...] = (
         ("GET", "/v1/nodes/n1/members", None),
         ("POST", "/v1/nodes/n1/members", {"reports": []}),
@@ -227,7 +227,7 @@ def test_a_service_that_makes_no_tokens(tmp_path: Path) -> None:
     world = World(site.repository, "n1")
     site.admin()("PUT", "/v1/clusters/vc", json=body())
     world.step()
-    path = f"/v1/nodes/n1/members/{world.members()['vc-0'].id}/token"
+    path = f"/v1/nodes/n1/members/{world.vms()['vc-0'].id}/token"
     problem = site.node("n1").problem(503, "POST", path, json={"incarnation": 1})
     assert "pool_key_dir" in problem["hint"]
 
@@ -240,12 +240,12 @@ def test_a_service_whose_keys_are_no_good(tmp_path: Path) -> None:
     world = World(site.repository, "n1")
     site.admin()("PUT", "/v1/clusters/vc", json=body())
     world.step()
-    path = f"/v1/nodes/n1/members/{world.members()['vc-0'].id}/token"
+    path = f"/v1/nodes/n1/members/{world.vms()['vc-0'].id}/token"
     agent = Caller(app.test_client(), site.node("n1").token)
     assert agent.problem(503, "POST", path, json={"incarnation": 1})["code"] == "UNAVAILABLE"
 
 
-def test_the_share_and_reports(site: Site, world: World) -> None:
+def test_the_assignment_and_reports(site: Site, world: World) -> None:
     agent = site.node("n1")
     nothing = agent("GET", "/v1/nodes/n1/members").get_json()
     assert nothing == {"revision": 0, "members": [], "sessions": []}
@@ -257,8 +257,8 @@ def test_the_share_and_reports(site: Site, world: World) -> None:
     report = {"id": order["id"], "incarnation": 1, "phase": "running", "since": "2026-01-01T00:00:00Z"}
     told = {**report, "message": "a\0b", "retry": "2026-01-01T00:00:00"}
     assert agent("POST", "/v1/nodes/n1/members", json={"reports": [told]}).status_code == 204
-    (member,) = site.user()("GET", "/v1/clusters/vc").get_json()["members"]
-    assert (member["state"], member["incarnation"]) == ("JOINING", 1)
+    (vm,) = site.user()("GET", "/v1/clusters/vc").get_json()["members"]
+    assert (vm["state"], vm["incarnation"]) == ("JOINING", 1)
     agent.problem(422, "POST", "/v1/nodes/n1/members", json={"reports": [{**report, "phase": "x"}]})
     # The node may read its image, even a private one.
     assert agent("GET", f"/v1/images/{order['image']}/manifest").status_code == 200
@@ -267,7 +267,7 @@ def test_the_share_and_reports(site: Site, world: World) -> None:
 def test_consoles_have_ranges(site: Site, world: World) -> None:
     site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
     world.step()
-    path = f"/v1/nodes/n1/members/{world.members()['vc-0'].id}/console"
+    path = f"/v1/nodes/n1/members/{world.vms()['vc-0'].id}/console"
     agent, ada = site.node("n1"), site.user()
     for _ in range(2):
         assert agent("POST", f"{path}?incarnation=1&offset=0", data=b"hello").status_code == 204
@@ -304,10 +304,10 @@ def test_the_operators_client(site: Site, world: World, url: str) -> None:
         assert clusters.retry("vc").failed is None
         events = clusters.events("vc")
         assert clusters.events("vc", events[-2].seq) == events[-1:]
-        member = found.members[0]
-        world.repository.assignments.append_console(member.node, member.id, 1, 0, b"hello")
-        assert b"".join(clusters.console("vc", member.name, 2)) == b"llo"
-        assert b"".join(clusters.console("vc", member.name, 5)) == b""
+        vm = found.members[0]
+        world.repository.assignments.append_console(vm.node, vm.id, 1, 0, b"hello")
+        assert b"".join(clusters.console("vc", vm.name, 2)) == b"llo"
+        assert b"".join(clusters.console("vc", vm.name, 5)) == b""
         assert clusters.delete("vc").deleting
         with pytest.raises(Conflict):
             clusters.put(spec(size=3))
@@ -419,7 +419,7 @@ def test_who_waits_does_not_hold_up_the_end_of_the_service(tmp_path: Path) -> No
     assert time.monotonic() - begun < 15
 
 
-def test_asking_for_its_share_shows_that_a_node_is_there(site: Site, world: World) -> None:
+def test_asking_for_its_assignment_shows_that_a_node_is_there(site: Site, world: World) -> None:
     world.apply(spec(nodes=["n1"]))
     world.step()
     long_ago = now() - 2 * node_lease(world.repository.config)

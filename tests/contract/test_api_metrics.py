@@ -126,13 +126,13 @@ def test_a_cluster_comes_up_and_fails(world: World, scraper: Caller) -> None:
     assert found["vmjobs_cluster_members", "vc", "ASSIGNED"] == 3
     world.bring_up()
     found = scrape(scraper)
-    members = of(found, "vmjobs_cluster_members")
-    assert set(members) == {("vc", state) for state in ClusterVmState}
-    assert members["vc", "UP"] == 3 == sum(members.values())
+    vms = of(found, "vmjobs_cluster_members")
+    assert set(vms) == {("vc", state) for state in ClusterVmState}
+    assert vms["vc", "UP"] == 3 == sum(vms.values())
     assert found["vmjobs_pool_up", "site"] == 1
     world.pool.join("vc-1", busy=True)
     world.step(60)
-    world.report(world.members()["vc-2"], Phase.WAITING, failures=4)
+    world.report(world.vms()["vc-2"], Phase.WAITING, failures=4)
     found = scrape(scraper)
     assert found["vmjobs_cluster_busy_members", "vc"] == 1
     assert found["vmjobs_cluster_member_failures", "vc"] == 4
@@ -176,11 +176,11 @@ def test_guards_are_shown_while_they_are_not_open(world: World, scraper: Caller)
     found = scrape(scraper)
     assert of(found, "vmjobs_cluster_guards") == {("closed",): 0, ("half-open",): 0}
     assert of(found, "vmjobs_cluster_guard_failures") == {}
-    (member,) = world.members().values()
-    world.report(member, Phase.WAITING, 3, failures=3, code=ClusterVmCode.BOOT_FAILED)
+    (vm,) = world.vms().values()
+    world.report(vm, Phase.WAITING, 3, failures=3, code=ClusterVmCode.BOOT_FAILED)
     world.step()
     found = scrape(scraper)
-    key = (member.image, member.node, "closed")
+    key = (vm.image, vm.node, "closed")
     assert of(found, "vmjobs_cluster_guard_failures") == {key: 3}
     assert found["vmjobs_cluster_guards", "closed"] == 1
     assert found["vmjobs_cluster_changes_total", "guard_closed", "vc"] == 1
@@ -190,14 +190,14 @@ def test_guards_are_shown_while_they_are_not_open(world: World, scraper: Caller)
 def test_tokens_are_counted_whatever_became_of_the_request(site: Site, world: World) -> None:
     world.apply(size=1, image="tiny")
     world.step()
-    (member,) = world.members().values()
-    other = "n2" if member.node == "n1" else "n1"
-    url = f"/v1/nodes/{{}}/members/{member.id}/token"
+    (vm,) = world.vms().values()
+    other = "n2" if vm.node == "n1" else "n1"
+    url = f"/v1/nodes/{{}}/members/{vm.id}/token"
     asked = {"json": {"incarnation": 1}}
-    assert site.node(member.node)("POST", url.format(member.node), **asked).status_code == 200
+    assert site.node(vm.node)("POST", url.format(vm.node), **asked).status_code == 200
     for _ in range(2):  # for a VM that it does not run, and under another node's name
         site.node(other).problem(403, "POST", url.format(other), **asked)
-        site.node(other).problem(403, "POST", url.format(member.node), **asked)
+        site.node(other).problem(403, "POST", url.format(vm.node), **asked)
     found = parsed(site.user()("GET", "/metrics").text)
     assert of(found, "vmjobs_cluster_tokens_total") == {("given", "here"): 1, ("refused", "here"): 4}
 

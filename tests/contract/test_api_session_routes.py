@@ -78,7 +78,7 @@ def test_bytes_pass_and_the_login_is_in_the_history(
     assert line.message == "root logs in as root"
 
 
-def test_a_machine_that_lets_nobody_in(site: Site, world: World, pool: ThreadPoolExecutor) -> None:
+def test_a_vm_that_lets_nobody_in(site: Site, world: World, pool: ThreadPoolExecutor) -> None:
     world.run("vc-0")
     made, _ = answered(site, pool, refused="the machine's image has no SSH server")
     assert (made.status_code, made.get_json(force=True)["code"]) == (409, "NO_LOGIN")
@@ -96,8 +96,8 @@ def test_a_node_that_says_nothing(site: Site, world: World, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("phase", [Phase.BOOTING, Phase.WAITING, Phase.STOPPING, Phase.GONE])
-def test_a_machine_that_does_not_run(site: Site, world: World, phase: Phase) -> None:
-    world.report(world.members()["vc-0"], phase)
+def test_a_vm_that_does_not_run(site: Site, world: World, phase: Phase) -> None:
+    world.report(world.vms()["vc-0"], phase)
     problem = site.admin().problem(409, "POST", URL, json={"key": KEY})
     assert problem["code"] == "MACHINE_NOT_RUNNING"
     assert "vc-0: it is" in problem["detail"]

@@ -27,7 +27,7 @@ while :; do wait; done
 """
 
 
-def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
+def test_a_delegated_group_holds_vms(tmp_path: Path) -> None:
     disk, init = tmp_path / "disk", tmp_path / "init"
     with disk.open("wb") as file:
         file.truncate(32 << 20)

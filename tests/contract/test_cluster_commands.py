@@ -102,7 +102,7 @@ def test_a_cluster_from_its_declaration_to_its_end(world: World, shell: Shell) -
     with at_work(world):
         said = shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
         assert "vc changed\n  disk: 100 -> 120\n" in said
-        assert {m.generation for m in world.members().values() if m.goal is Goal.RUN} == {2}
+        assert {m.generation for m in world.vms().values() if m.goal is Goal.RUN} == {2}
         assert "vc: 2 -> 3 VMs" in shell("cluster", "scale", "vc", "3", "--wait", "--timeout", "60")
     assert "size: 3 -> 2" in shell("cluster", "diff", "vc.yaml", status=1)
     assert "3 VMs up, 0 of them with jobs" in shell("cluster", "drain", "vc")
@@ -137,7 +137,7 @@ def test_faults_that_the_service_finds_have_lines(world: World, shell: Shell) ->
     assert clusters_of(world.repository) == []
 
 
-def test_machines_without_room_are_said_to_be(world: World, shell: Shell) -> None:
+def test_vms_without_room_are_said_to_be(world: World, shell: Shell) -> None:
     Path("vc.yaml").write_text(DECLARED.replace("256", "700"))
     assert "room for 2 VMs" in shell("cluster", "validate", "--capacity", "vc.yaml")
     Path("vc.yaml").write_text(DECLARED.replace("256", "700").replace("size: 2", "size: 3"))
@@ -160,7 +160,7 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
     shell("cluster", "apply", "vc.yaml")
     world.step()
     world.obey("n1", "n2")
-    (new,) = [m for m in world.members().values() if m.generation == 2]
+    (new,) = [m for m in world.vms().values() if m.generation == 2]
     more = {"failures": 3, "code": ClusterVmCode.KERNEL_PANIC, "message": "no root"}
     world.report(new, Phase.WAITING, 3, **more)
     world.step()
@@ -182,5 +182,5 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
         shell("cluster", "scale", "vc", "2", "--wait", "--timeout", "60")  # scales generation 1
         said = shell("cluster", "retry", "vc", "--wait", "--timeout", "60")
     assert said.startswith("vc is retried: generation 2 is declared again\n")
-    assert {m.generation for m in world.members().values() if m.goal is Goal.RUN} == {3}
+    assert {m.generation for m in world.vms().values() if m.goal is Goal.RUN} == {3}
     assert "guard" not in shell("cluster", "show", "vc")

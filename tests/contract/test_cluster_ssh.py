@@ -33,7 +33,7 @@ from vmjobs.errors import Forbidden, NotFound, SessionEnded, Unauthenticated
 SECONDS = 90.0
 #: From a keystroke to the VM's answer on the screen, on a busy host.
 KEYSTROKE_SECONDS = 0.5
-SECRETS = ("/run/vmjobs/job/job.env", "/run/vmjobs-door/key", "/run/vmjobs-door/config")
+SECRETS = ("/run/vmjobs/job/job.env", "/run/vmjobs-ssh/key", "/run/vmjobs-ssh/config")
 KEY = "ssh-ed25519 " + "A" * 68
 
 
@@ -144,7 +144,7 @@ def test_bytes_arrive_as_they_were_sent(grid: Grid, tmp_path: Path) -> None:
 def test_a_jobs_account_can_neither_pose_as_the_guest_nor_read_keys(grid: Grid) -> None:
     """Only root can read the keys, and no server listens that a job could ask."""
     job = "setpriv --reuid 64101 --regid 64101 --clear-groups"
-    done = grid.ssh("vc-0", "--", f"{job} sh -c 'id -u; cat {' '.join(SECRETS)}; ls /run/vmjobs-door'")
+    done = grid.ssh("vc-0", "--", f"{job} sh -c 'id -u; cat {' '.join(SECRETS)}; ls /run/vmjobs-ssh'")
     assert done.stdout == b"64101\n"
     assert done.stderr.count(b"Permission denied") == len(SECRETS) + 1
     assert grid.ssh("vc-0", "--", f"wc -c {' '.join(SECRETS)}").returncode == 0  # they exist
@@ -155,7 +155,7 @@ def test_a_jobs_account_can_neither_pose_as_the_guest_nor_read_keys(grid: Grid) 
     listening = grid.ssh("vc-0", "--", "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\"'")
     assert (listening.stdout, listening.returncode) == (b"", 0)
     assert grid.ssh("vc-0", "--", "ls /etc/ssh/ | grep -c ssh_host").stdout == b"0\n"
-    assert grid.ssh("vc-0", "--", "ls /run/vmjobs-door").stdout.split()[:3] == [
+    assert grid.ssh("vc-0", "--", "ls /run/vmjobs-ssh").stdout.split()[:3] == [
         b"config",
         b"key",
         b"key.pub",
@@ -168,9 +168,9 @@ def test_who_may_not_log_in_is_told_why(grid: Grid) -> None:
     with Client(grid.url) as nobody, pytest.raises(Unauthenticated):
         nobody.clusters.open_session("vc", "vc-0", KEY)
     with grid.client() as root:
-        for cluster, machine in (("vc", "vc-9"), ("none", "none-0"), ("none", "vc-0")):
+        for cluster, vm in (("vc", "vc-9"), ("none", "none-0"), ("none", "vc-0")):
             with pytest.raises(NotFound):
-                root.clusters.open_session(cluster, machine, KEY)
+                root.clusters.open_session(cluster, vm, KEY)
         session = root.clusters.open_session("vc", "vc-0", KEY)
         with grid.client(user="eve") as eve, pytest.raises(SessionEnded):
             eve.clusters.session(session.id).receive(0, 0)
@@ -246,7 +246,7 @@ def begun(grid: Grid) -> subprocess.Popen[bytes]:
 
 def is_as_before(grid: Grid) -> bool:
     """Whether a login works, and finds no other session and no leftovers."""
-    done = grid.ssh("vc-0", "--", "ls /run/vmjobs-door | grep -c keys; pgrep -c '^cat$'")
+    done = grid.ssh("vc-0", "--", "ls /run/vmjobs-ssh | grep -c keys; pgrep -c '^cat$'")
     return done.stdout == b"1\n0\n"
 
 

@@ -13,7 +13,7 @@ pytest_plugins = ["tests.kit.cluster_vm_node"]
 NOW = 1_800_000_000.0
 
 
-def test_a_member_of_which_nothing_can_be_kept_says_so_and_mends(
+def test_a_vm_of_which_nothing_can_be_kept_says_so_and_mends(
     parts: ClusterVmServices, service: Service
 ) -> None:
     keeper = Reconciler(parts, lambda: NOW)

@@ -20,11 +20,11 @@ from tests.kit.cluster_vm_node import (
     UML,
     Service,
     assert_forgotten,
+    cluster_vm_guest,
     kept,
     kernel_pid,
     machine_pid,
     machine_pids,
-    member_guest,
     order,
 )
 from tests.kit.waiting import wait_until
@@ -148,7 +148,7 @@ def test_what_a_killed_agent_leaves_is_mended(
         assert_forgotten(parts, service, 2)
 
 
-def test_why_a_machine_cannot_be_destroyed_is_told(parts: ClusterVmServices, service: Service) -> None:
+def test_why_a_vm_cannot_be_destroyed_is_told(parts: ClusterVmServices, service: Service) -> None:
     service.wants(1, order())
     name = parts.journal.vm_name(order().id, 1)
     left = {"incarnation": 1, "machine": name, "token": "t", "sentinel": "s", "message": "it ended"}
@@ -164,13 +164,13 @@ def test_why_a_machine_cannot_be_destroyed_is_told(parts: ClusterVmServices, ser
     assert service.last().message == f"it cannot be destroyed: {why}; it ended"
 
 
-def test_a_machine_that_no_record_names_is_removed(
+def test_a_vm_that_no_record_names_is_removed(
     tmp_path: Path, parts: ClusterVmServices, service: Service
 ) -> None:
     service.wants(1)
     (tmp_path / "vm").mkdir()
     name = parts.journal.vm_name(order(9).id, 1)
-    UML.start(VmConfig(name, 1, 128, member_guest(), (), tmp_path / "console", tmp_path / "vm"))
+    UML.start(VmConfig(name, 1, 128, cluster_vm_guest(), (), tmp_path / "console", tmp_path / "vm"))
     with kept(parts):
         assert UML.state(name) is VmState.GONE
 
@@ -190,7 +190,7 @@ def test_a_guest_that_ends_by_itself_says_why(service: Service, new_parts: NewPa
         assert_forgotten(ending, service, 2)
 
 
-def test_a_machine_that_gets_no_token_is_not_at_fault(
+def test_a_vm_that_gets_no_token_is_not_at_fault(
     service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is retried after a pause, until the service has a token for it."""
@@ -211,7 +211,7 @@ def test_a_machine_that_gets_no_token_is_not_at_fault(
         assert_forgotten(needy, service, 2)
 
 
-def test_disks_of_a_persistent_machine_outlive_it(service: Service, new_parts: NewParts) -> None:
+def test_disks_of_a_persistent_vm_outlive_it(service: Service, new_parts: NewParts) -> None:
     looks = "echo root:$(cat /etc/mark) scratch:$(cat /job/mark) mine:$(cat mark)."
     marks = "for place in /etc /job .; do echo here >$place/mark; done; sync; echo marked"
     lasting = new_parts(more=f"{looks}; {marks}")
@@ -283,8 +283,8 @@ def test_a_kept_disk_is_mended_or_left_as_it_is(
         assert_forgotten(lasting, service, 2)
 
 
-def test_a_machine_that_cannot_be_had_holds_up_no_other(service: Service, new_parts: NewParts) -> None:
-    slow = Images(member_guest(), stuck="sha256:" + "f" * 64)
+def test_a_vm_that_cannot_be_had_holds_up_no_other(service: Service, new_parts: NewParts) -> None:
+    slow = Images(cluster_vm_guest(), stuck="sha256:" + "f" * 64)
     waiting = new_parts(slow)
     service.wants(1, order(0, image=slow.stuck), order(1))
     with kept(waiting):
@@ -321,7 +321,7 @@ def test_an_order_reaches_the_script_though_the_answer_is_lost(
         assert_forgotten(parts, service, 4)
 
 
-def test_a_record_of_another_release_is_left_alone_with_its_machine(
+def test_a_record_of_another_release_is_left_alone_with_its_vm(
     parts: ClusterVmServices, service: Service, new_parts: NewParts
 ) -> None:
     service.wants(1, order())
@@ -346,7 +346,7 @@ def test_a_record_of_another_release_is_left_alone_with_its_machine(
         assert_forgotten(parts, service, 4)
 
 
-def test_a_frozen_machine_is_replaced(
+def test_a_frozen_vm_is_replaced(
     service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_tokens, "MIN_LIFE_SECONDS", 1.0)
@@ -365,7 +365,7 @@ def test_a_frozen_machine_is_replaced(
         assert_forgotten(impatient, service, 2)
 
 
-def test_a_condemned_machine_is_replaced_and_a_guest_that_hangs_is_given_up(
+def test_a_condemned_vm_is_replaced_and_a_guest_that_hangs_is_given_up(
     service: Service, new_parts: NewParts
 ) -> None:
     hanging = new_parts(more="trap '' TERM")

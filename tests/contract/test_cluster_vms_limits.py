@@ -30,7 +30,7 @@ def share(parts: ClusterVmServices) -> float:
     return (processor_seconds(pid) - before) / (time.monotonic() - began)
 
 
-def test_a_limited_machine_of_a_cluster(
+def test_a_limited_vm_of_a_cluster(
     service: Service, new_parts: Callable[..., ClusterVmServices]
 ) -> None:
     parts = new_parts(silence=6.0, more=BUSY)
@@ -54,7 +54,7 @@ def test_a_limited_machine_of_a_cluster(
 
 
 @pytest.mark.soak
-def test_a_limited_machine_that_somebody_froze_is_replaced(
+def test_a_limited_vm_that_somebody_froze_is_replaced(
     service: Service, new_parts: Callable[..., ClusterVmServices]
 ) -> None:
     parts = new_parts(silence=6.0, more=BUSY)

@@ -19,7 +19,7 @@ import pytest
 from images.build import build
 from images.store.image_store import ImageStore
 from tests.kit import KIT, ROOT
-from tests.kit.cluster_vm_node import UML, clear, member_guest
+from tests.kit.cluster_vm_node import UML, clear, cluster_vm_guest
 from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.errors import Unavailable
@@ -112,10 +112,10 @@ class Site:
 
     def shown(self, name: str) -> dict[str, Any]:
         found = json.loads(self.do("show", "--json", "--gateway", name))
-        return {machine["name"]: machine for machine in found["machines"]}
+        return {vm["name"]: vm for vm in found["machines"]}
 
     def states(self, name: str) -> list[str]:
-        return [machine["state"] for machine in self.shown(name).values()]
+        return [vm["state"] for vm in self.shown(name).values()]
 
     def image_tags(self, name: str) -> list[str]:
         """Return the tags by which the gateway keeps its VMs' images."""
@@ -123,20 +123,20 @@ class Site:
             entry.tag for entry in ImageStore(self.images).list() if entry.name == f"gateway-{name}"
         )
 
-    def said(self, name: str, machine: str) -> str:
-        return self.do("console", machine, "--gateway", name)
+    def said(self, name: str, vm: str) -> str:
+        return self.do("console", vm, "--gateway", name)
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    member_guest()
+    cluster_vm_guest()
     made = Site(tmp_path, [])
     yield made
     for process in made.supervisors:
         process.kill()
         process.wait()
     for place in tmp_path.glob("**/state/gateways/*"):
-        clear(vm_name_prefix(GatewayDirectory(place).members))
+        clear(vm_name_prefix(GatewayDirectory(place).vms))
 
 
 def test_a_gateway_lives(site: Site) -> None:
@@ -173,11 +173,11 @@ def test_a_gateway_lives(site: Site) -> None:
     site.do("delete", "--yes")
     assert not site.place("one").directory.exists()
     assert not site.image_tags("one"), "its images need not stay"
-    prefix = vm_name_prefix(site.place("one").members)
+    prefix = vm_name_prefix(site.place("one").vms)
     assert not [name for name in UML.list() if name.startswith(prefix)]
 
 
-def test_a_machine_that_is_declared_no_more_goes_only_where_that_is_said(site: Site) -> None:
+def test_a_vm_that_is_declared_no_more_goes_only_where_that_is_said(site: Site) -> None:
     site.install("one")
     disks = {name: site.place("one").disks(name) / "scratch.disk" for name in ("ce", "wn")}
     both = (site.folder / "one.yaml").read_text()

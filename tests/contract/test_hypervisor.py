@@ -107,17 +107,17 @@ def digest(path: Path) -> str:
 
 def test_boots_speaks_and_powers_off(bench: Bench) -> None:
     """No console output is lost."""
-    machine = bench.machine("hello")
-    machine.console.write_text("kept from before\n")
-    bench.driver.start(machine)
-    assert machine.name in bench.driver.list()
-    text = bench.end(machine)
-    assert bench.driver.state(machine.name) is VmState.GONE
-    assert machine.name not in bench.driver.list()
+    vm = bench.vm("hello")
+    vm.console.write_text("kept from before\n")
+    bench.driver.start(vm)
+    assert vm.name in bench.driver.list()
+    text = bench.end(vm)
+    assert bench.driver.state(vm.name) is VmState.GONE
+    assert vm.name not in bench.driver.list()
     assert text.startswith("kept from before\n")
     assert "guest: up" in text
     assert "guest: done" in text
-    check_ending(bench.driver, machine.name, {ShutdownCause.POWEROFF})
+    check_ending(bench.driver, vm.name, {ShutdownCause.POWEROFF})
 
 
 def check_ending(driver: Hypervisor, name: str, expected: set[ShutdownCause]) -> None:
@@ -139,46 +139,46 @@ def check_ending(driver: Hypervisor, name: str, expected: set[ShutdownCause]) ->
         ),
     ],
 )
-def test_a_machine_that_does_not_power_off_is_told_from_one_that_does(
+def test_a_vm_that_does_not_power_off_is_told_from_one_that_does(
     bench: Bench, do: str, expected: set[ShutdownCause], words: str
 ) -> None:
-    machine = bench.machine(do)
-    bench.driver.start(machine)
-    text = bench.end(machine)
+    vm = bench.vm(do)
+    bench.driver.start(vm)
+    text = bench.end(vm)
     assert words in text
     assert text.count("guest: up") == 1, "it booted again"
-    check_ending(bench.driver, machine.name, expected)
+    check_ending(bench.driver, vm.name, expected)
 
 
 def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
-    machine = bench.start("spin", "spinning")
-    bench.driver.stop(machine.name)  # the guest may ignore it
+    vm = bench.start("spin", "spinning")
+    bench.driver.stop(vm.name)  # the guest may ignore it
     began = time.monotonic()
-    bench.driver.destroy(machine.name)
+    bench.driver.destroy(vm.name)
     assert time.monotonic() - began < DESTROY
-    assert bench.driver.state(machine.name) is VmState.GONE
-    assert mentioning(machine.name) == []
-    assert files_of_libvirt(machine.name) == []
-    bench.driver.destroy(machine.name)
+    assert bench.driver.state(vm.name) is VmState.GONE
+    assert mentioning(vm.name) == []
+    assert files_of_libvirt(vm.name) == []
+    bench.driver.destroy(vm.name)
 
 
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
-def test_a_machine_that_lost_the_process_for_its_disks_has_ended(bench: Bench) -> None:
+def test_a_vm_that_lost_the_process_for_its_disks_has_ended(bench: Bench) -> None:
     """Debian's kernel, used where vmjobs' own is missing, has such a process."""
     bench.driver = UserModeLinux(kernel_boot.DEBIAN_KERNEL)
-    machine = bench.start("count", "count=1")
-    listed = subprocess.check_output(["pgrep", "-f", f"umid={machine.name} "], text=True).split()
+    vm = bench.start("count", "count=1")
+    listed = subprocess.check_output(["pgrep", "-f", f"umid={vm.name} "], text=True).split()
     os.kill(max(int(pid) for pid in listed if procs.is_traced(int(pid)) is False), signal.SIGKILL)
-    ends_soon(bench, machine)
+    ends_soon(bench, vm)
 
 
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_guest_that_several_users_share_is_traced(bench: Bench, shared: bool) -> None:
     """A single job's guest is not: it runs faster, on vmjobs' own kernel."""
-    machine = bench.start("count", "count=1", shared=shared)
-    assert "Linux version 7" in said(machine.console), "make kernel"
-    listed = subprocess.check_output(["pgrep", "-f", f"umid={machine.name} "], text=True).split()
+    vm = bench.start("count", "count=1", shared=shared)
+    assert "Linux version 7" in said(vm.console), "make kernel"
+    listed = subprocess.check_output(["pgrep", "-f", f"umid={vm.name} "], text=True).split()
     kernel = max(int(pid) for pid in listed)
     children = procs.children(kernel)
     assert children
@@ -193,37 +193,37 @@ def test_a_job_has_several_processors_of_uml_and_a_shared_guest_one(bench: Bench
         (UserModeLinux(kernel_boot.DEBIAN_KERNEL), {}),
     ):
         with pytest.raises(HypervisorError, match="needs 2 processors, and UML has 1"):
-            driver.start(bench.machine("processors", cpus=2, **fields))
+            driver.start(bench.vm("processors", cpus=2, **fields))
 
 
 @pytest.mark.soak_for("qemu")
-def test_a_machine_that_lost_its_way_outside_has_ended(bench: Bench) -> None:
-    machine = bench.start("count", "count=1", network=bench.network(NetworkMode.OUTBOUND))
-    assert bench.driver.wait(machine.name, 1.0) is VmState.RUNNING
-    _, carries = helper_processes.find(machine.name)
+def test_a_vm_that_lost_its_way_outside_has_ended(bench: Bench) -> None:
+    vm = bench.start("count", "count=1", network=bench.network(NetworkMode.OUTBOUND))
+    assert bench.driver.wait(vm.name, 1.0) is VmState.RUNNING
+    _, carries = helper_processes.find(vm.name)
     os.kill(carries.pid, signal.SIGKILL)
-    ends_soon(bench, machine)
+    ends_soon(bench, vm)
 
 
-def ends_soon(bench: Bench, machine: VmConfig) -> None:
+def ends_soon(bench: Bench, vm: VmConfig) -> None:
     """Check that a VM that lost a process ends: an idle host notices within a second."""
     began = time.monotonic()
     wait_until(
-        lambda: bench.driver.wait(machine.name, CONSOLE_TICK_SECONDS) is VmState.GONE, BOOT, "it ends"
+        lambda: bench.driver.wait(vm.name, CONSOLE_TICK_SECONDS) is VmState.GONE, BOOT, "it ends"
     )
     assert time.monotonic() - began < 3
-    assert bench.driver.shutdown_cause(machine.name) is ShutdownCause.KILLED
+    assert bench.driver.shutdown_cause(vm.name) is ShutdownCause.KILLED
 
 
 @pytest.mark.soak_for("qemu")
-def test_a_machine_whose_guest_leaves_its_network_goes_on(bench: Bench) -> None:
+def test_a_vm_whose_guest_leaves_its_network_goes_on(bench: Bench) -> None:
     network = bench.network()
     with endpoint(network):
-        machine = bench.machine("unplugged", network=network)
-        bench.driver.start(machine)
-        assert bench.driver.wait(machine.name, BOOT) is VmState.GONE
-        assert "guest: done" in said(machine.console)
-        assert bench.driver.shutdown_cause(machine.name) is ShutdownCause.POWEROFF
+        vm = bench.vm("unplugged", network=network)
+        bench.driver.start(vm)
+        assert bench.driver.wait(vm.name, BOOT) is VmState.GONE
+        assert "guest: done" in said(vm.console)
+        assert bench.driver.shutdown_cause(vm.name) is ShutdownCause.POWEROFF
 
 
 def test_what_never_was_is_gone(bench: Bench) -> None:
@@ -237,30 +237,30 @@ def test_what_never_was_is_gone(bench: Bench) -> None:
 
 
 def test_pause_and_resume(bench: Bench) -> None:
-    machine = bench.start("count", "count=3")
+    vm = bench.start("count", "count=3")
     began = time.monotonic()
-    assert bench.driver.wait(machine.name, 0.5) is VmState.RUNNING
+    assert bench.driver.wait(vm.name, 0.5) is VmState.RUNNING
     assert 0.4 < time.monotonic() - began < 5
-    bench.driver.pause(machine.name)
-    assert bench.driver.state(machine.name) is VmState.PAUSED
-    assert machine.name in bench.driver.list()
-    before = said(machine.console)
-    assert bench.driver.wait(machine.name, 1.0) is VmState.PAUSED
-    assert said(machine.console) == before
-    bench.driver.pause(machine.name)
+    bench.driver.pause(vm.name)
+    assert bench.driver.state(vm.name) is VmState.PAUSED
+    assert vm.name in bench.driver.list()
+    before = said(vm.console)
+    assert bench.driver.wait(vm.name, 1.0) is VmState.PAUSED
+    assert said(vm.console) == before
+    bench.driver.pause(vm.name)
     for _ in range(2):
-        bench.driver.resume(machine.name)
-        assert bench.driver.state(machine.name) is VmState.RUNNING
-    wait_until(lambda: len(said(machine.console)) > len(before), 20, "the guest goes on")
-    bench.driver.pause(machine.name)
-    bench.driver.destroy(machine.name)
-    assert bench.driver.state(machine.name) is VmState.GONE
+        bench.driver.resume(vm.name)
+        assert bench.driver.state(vm.name) is VmState.RUNNING
+    wait_until(lambda: len(said(vm.console)) > len(before), 20, "the guest goes on")
+    bench.driver.pause(vm.name)
+    bench.driver.destroy(vm.name)
+    assert bench.driver.state(vm.name) is VmState.GONE
 
 
 @pytest.mark.soak_for("False")
 @SAVES
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: bool) -> None:
+def test_a_vm_that_was_saved_goes_on_where_it_was(bench: Bench, paused: bool) -> None:
     """Its files have other paths then; the data on its disks is kept, too."""
     driver, first = bench.driver, bench.start("count", "count=5")
     assert driver.platform
@@ -298,71 +298,71 @@ def counted(console: Path) -> list[int]:
 
 @pytest.mark.soak_for("qemu")
 def test_saving_what_cannot_be_saved_leaves_it_running(bench: Bench) -> None:
-    machine = bench.start("count", "count=3")
+    vm = bench.start("count", "count=3")
     with pytest.raises(HypervisorError):
-        bench.driver.save(machine.name, bench.directory / "no-such-directory" / "memory")
-    before = counted(machine.console)
-    wait_until(lambda: len(counted(machine.console)) > len(before) + 2, 20, "the guest goes on")
+        bench.driver.save(vm.name, bench.directory / "no-such-directory" / "memory")
+    before = counted(vm.console)
+    wait_until(lambda: len(counted(vm.console)) > len(before) + 2, 20, "the guest goes on")
     with pytest.raises(HypervisorError):
         bench.driver.save("vmjobs-test-never-was", bench.directory / "memory")
 
 
 @SAVES
-def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -> None:
+def test_a_saved_vm_does_not_open_files_that_its_disk_names(bench: Bench) -> None:
     """Its overlay comes from another node, and may be forged."""
-    driver, machine = bench.driver, bench.start("count", "count=1")
-    memory, overlay = bench.directory / "memory", machine.workdir / "overlay.qcow2"
-    driver.save(machine.name, memory)
-    driver.destroy(machine.name)
+    driver, vm = bench.driver, bench.start("count", "count=1")
+    memory, overlay = bench.directory / "memory", vm.workdir / "overlay.qcow2"
+    driver.save(vm.name, memory)
+    driver.destroy(vm.name)
     overlay.unlink()
     make = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", f"data_file={bench.directory}/secret"]
     subprocess.run([*make, overlay, "64M"], check=True)
     with pytest.raises(HypervisorError, match="which VM overlays never have"):
-        driver.start(replace(machine, saved=memory))
-    assert driver.state(machine.name) is VmState.GONE
+        driver.start(replace(vm, saved=memory))
+    assert driver.state(vm.name) is VmState.GONE
 
 
 @pytest.mark.soak_for("15")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_machine_that_is_killed_did_not_power_off(bench: Bench, number: signal.Signals) -> None:
-    machine = bench.start("spin", "spinning")
-    kill_all(machine.name, number)
-    assert bench.driver.wait(machine.name, BOOT) is VmState.GONE
-    assert bench.driver.shutdown_cause(machine.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
+def test_a_vm_that_is_killed_did_not_power_off(bench: Bench, number: signal.Signals) -> None:
+    vm = bench.start("spin", "spinning")
+    kill_all(vm.name, number)
+    assert bench.driver.wait(vm.name, BOOT) is VmState.GONE
+    assert bench.driver.shutdown_cause(vm.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
 
 
 @pytest.mark.soak_for("qemu")
-def test_what_a_machine_has_used_is_seen_while_it_runs(bench: Bench) -> None:
-    machine = bench.machine("work", "lines=-1")
-    assert bench.driver.usage(machine.name) == VmUsage()
+def test_what_a_vm_has_used_is_seen_while_it_runs(bench: Bench) -> None:
+    vm = bench.vm("work", "lines=-1")
+    assert bench.driver.usage(vm.name) == VmUsage()
     began = time.monotonic()
-    bench.driver.start(machine)
-    bench.until(machine, "filled")
-    enough = bench.driver.usage(machine.name).cpu_seconds + WORK
-    wait_until(lambda: bench.driver.usage(machine.name).cpu_seconds > enough, BOOT, "it has worked")
-    then = bench.driver.usage(machine.name)
+    bench.driver.start(vm)
+    bench.until(vm, "filled")
+    enough = bench.driver.usage(vm.name).cpu_seconds + WORK
+    wait_until(lambda: bench.driver.usage(vm.name).cpu_seconds > enough, BOOT, "it has worked")
+    then = bench.driver.usage(vm.name)
     assert then.cpu_seconds < (os.cpu_count() or 1) * (time.monotonic() - began)
-    assert MIB * 64 <= then.memory < MIB * (machine.memory + 256)
-    bench.driver.destroy(machine.name)
-    assert bench.driver.usage(machine.name) == VmUsage(), "it is forgotten"
+    assert MIB * 64 <= then.memory < MIB * (vm.memory + 256)
+    bench.driver.destroy(vm.name)
+    assert bench.driver.usage(vm.name) == VmUsage(), "it is forgotten"
 
 
-def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
+def test_what_a_vm_has_used_is_known_after_its_end(bench: Bench) -> None:
     """In full where the kernel counts it; of QEMU, as much as was observed."""
     network = bench.network()
     with endpoint(network):
         native = bench.driver.kind is not HypervisorKind.QEMU
-        machine = bench.machine("work", f"lines={60 if native else 10}", network=network)
-        bench.driver.start(machine)
+        vm = bench.vm("work", f"lines={60 if native else 10}", network=network)
+        bench.driver.start(vm)
         if bench.driver.kind is not HypervisorKind.UML:
-            bench.until(machine, "filled")
+            bench.until(vm, "filled")
             seen = bench.driver.usage
-            wait_until(lambda: seen(machine.name).cpu_seconds > WORK, BOOT, "it has worked")
-        bench.end(machine)
-        used = bench.driver.usage(machine.name)
+            wait_until(lambda: seen(vm.name).cpu_seconds > WORK, BOOT, "it has worked")
+        bench.end(vm)
+        used = bench.driver.usage(vm.name)
     assert used.cpu_seconds > WORK
-    assert MIB * 64 <= used.memory < MIB * (machine.memory + 256)
-    assert bench.driver.usage(machine.name) == used, "it is remembered"
+    assert MIB * 64 <= used.memory < MIB * (vm.memory + 256)
+    assert bench.driver.usage(vm.name) == used, "it is remembered"
 
 
 @pytest.mark.soak_for("qemu")
@@ -394,7 +394,7 @@ def test_disks(bench: Bench) -> None:
 
 
 @pytest.mark.soak_for("qemu")
-def test_an_overlay_that_is_to_be_kept_outlives_its_machine(bench: Bench) -> None:
+def test_an_overlay_that_is_to_be_kept_outlives_its_vm(bench: Bench) -> None:
     before = digest(bench.image.root)
     kept, workdir = bench.directory / "kept, a:b", bench.directory / "same"
     disks = []
@@ -421,11 +421,11 @@ def test_guest_reaches_its_endpoint(bench: Bench) -> None:
     workdir.mkdir(parents=True)
     network = bench.network()
     with endpoint(network) as server:
-        machine = bench.machine("network", network=network, workdir=workdir)
-        bench.driver.start(machine)
-        assert mentioning(machine.name)
-        text = bench.end(machine)
-        wait_until(lambda: not mentioning(machine.name), 10, "all its processes are gone")
+        vm = bench.vm("network", network=network, workdir=workdir)
+        bench.driver.start(vm)
+        assert mentioning(vm.name)
+        text = bench.end(vm)
+        wait_until(lambda: not mentioning(vm.name), 10, "all its processes are gone")
     assert "small=hello" in text
     assert f"sum={hashlib.md5(Endpoint.large).hexdigest()}" in text  # noqa: S324
     assert "uploaded=1048576" in text
@@ -437,12 +437,12 @@ def test_guest_reaches_its_endpoint(bench: Bench) -> None:
 def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
     """The listener may close, and open again for a running VM."""
     network = bench.network(mode, SSH_PORT)
-    machine = bench.start("door", "guest: up", network=network)
+    vm = bench.start("door", "guest: up", network=network)
     answer(network.listening[SSH_PORT], b"")
-    again = bench.driver.open_network(mode, [SSH_PORT], running=machine.name)
+    again = bench.driver.open_network(mode, [SSH_PORT], running=vm.name)
     again.close()
     answer(again.listening[SSH_PORT], b"come in")
-    assert "door=come in" in bench.end(machine)
+    assert "door=come in" in bench.end(vm)
 
 
 def answer(server: socket.socket, word: bytes) -> None:
@@ -523,20 +523,20 @@ def test_guest_does_not_mount_the_host(bench: Bench) -> None:
 
 def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
     """Cases: a name in use, a missing disk, and a file that is no saved VM."""
-    driver, machine = bench.driver, bench.machine("count")
-    driver.start(machine)
+    driver, vm = bench.driver, bench.vm("count")
+    driver.start(vm)
     again = bench.directory / "again"
     again.mkdir()
     with pytest.raises(HypervisorError):
-        driver.start(replace(machine, workdir=again))
-    assert driver.state(machine.name) is VmState.RUNNING
-    driver.destroy(machine.name)  # its disks remain
+        driver.start(replace(vm, workdir=again))
+    assert driver.state(vm.name) is VmState.RUNNING
+    driver.destroy(vm.name)  # its disks remain
     saved = bench.directory / "memory"
     saved.write_bytes(bytes(4096))
     with pytest.raises(HypervisorError):
-        driver.start(replace(machine, saved=saved))
-    assert driver.state(machine.name) is VmState.GONE
-    other = bench.machine("hello", image=replace(bench.image, root=bench.directory / "no such file"))
+        driver.start(replace(vm, saved=saved))
+    assert driver.state(vm.name) is VmState.GONE
+    other = bench.vm("hello", image=replace(bench.image, root=bench.directory / "no such file"))
     with pytest.raises(HypervisorError):
         driver.start(other)
         # A kernel may notice only after its start.
@@ -562,30 +562,30 @@ driver.wait(machine.name, 600)
 """
 
 
-def test_machine_of_a_killed_starter_is_found(bench: Bench) -> None:
-    machine = bench.machine("count")
+def test_vm_of_a_killed_starter_is_found(bench: Bench) -> None:
+    vm = bench.vm("count")
     starter = subprocess.Popen(
         [sys.executable, "-c", _STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert starter.stdin
     assert starter.stdout
     with starter.stdin as data:
-        pickle.dump((machine, bench.driver.kind), data)
+        pickle.dump((vm, bench.driver.kind), data)
     with starter.stdout as words:
         assert words.readline() == b"started\n"
     # An agent's supervisor ends all of its descendants.
-    family = {p.pid: ancestors(p.pid) for p in procs.scan() if machine.name in " ".join(p.argv)}
+    family = {p.pid: ancestors(p.pid) for p in procs.scan() if vm.name in " ".join(p.argv)}
     assert family
     assert [pid for pid, above in family.items() if starter.pid in above] == []
     starter.send_signal(signal.SIGKILL)
     starter.wait()
-    bench.until(machine, "count=3")
-    assert machine.name in bench.driver.list()
-    assert bench.driver.state(machine.name) is VmState.RUNNING
-    assert bench.driver.wait(machine.name, 0.2) is VmState.RUNNING
-    bench.driver.destroy(machine.name)
-    assert bench.driver.state(machine.name) is VmState.GONE
-    assert mentioning(machine.name) == []
+    bench.until(vm, "count=3")
+    assert vm.name in bench.driver.list()
+    assert bench.driver.state(vm.name) is VmState.RUNNING
+    assert bench.driver.wait(vm.name, 0.2) is VmState.RUNNING
+    bench.driver.destroy(vm.name)
+    assert bench.driver.state(vm.name) is VmState.GONE
+    assert mentioning(vm.name) == []
 
 
 def ancestors(pid: int) -> list[int]:

@@ -52,36 +52,36 @@ def test_a_disk_boots_by_itself(
 ) -> None:
     image = disk(bench.directory / "disk", "the disk speaks", do)
     digest = hashlib.sha256(image.root.read_bytes()).hexdigest()
-    machine = bench.machine(image=image)
-    bench.driver.start(machine)
-    assert bench.end(machine).count("the disk speaks") == 1
-    assert bench.driver.shutdown_cause(machine.name) is shutdown_cause
-    bench.driver.destroy(machine.name)
+    vm = bench.vm(image=image)
+    bench.driver.start(vm)
+    assert bench.end(vm).count("the disk speaks") == 1
+    assert bench.driver.shutdown_cause(vm.name) is shutdown_cause
+    bench.driver.destroy(vm.name)
     assert hashlib.sha256(image.root.read_bytes()).hexdigest() == digest
 
 
 @pytest.mark.parametrize("disk", [bios_disk, uefi_disk])
 def test_a_disk_that_never_ends_is_killed(bench: Bench, disk: Disk) -> None:
     image = disk(bench.directory / "disk", "the disk speaks", "hang")
-    machine = bench.start("", "the disk speaks", image=image)
-    assert bench.driver.state(machine.name) is VmState.RUNNING
-    bench.driver.destroy(machine.name)
-    assert bench.driver.state(machine.name) is VmState.GONE
+    vm = bench.start("", "the disk speaks", image=image)
+    assert bench.driver.state(vm.name) is VmState.RUNNING
+    bench.driver.destroy(vm.name)
+    assert bench.driver.state(vm.name) is VmState.GONE
 
 
 def test_a_node_without_uefi_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firmware, "find", lambda: None)
-    machine = bench.machine(image=uefi_disk(bench.directory / "disk", "never", "poweroff"))
+    vm = bench.vm(image=uefi_disk(bench.directory / "disk", "never", "poweroff"))
     with pytest.raises(NoHypervisor, match="no UEFI firmware on this node"):
-        bench.driver.start(machine)
-    assert bench.driver.state(machine.name) is VmState.GONE
+        bench.driver.start(vm)
+    assert bench.driver.state(vm.name) is VmState.GONE
 
 
 @pytest.mark.parametrize("disk", [bios_disk, uefi_disk])
 def test_uml_boots_no_disk(tmp_path: Path, disk: Disk) -> None:
     image = disk(tmp_path / "disk", "never", "poweroff")
     driver = UserModeLinux()
-    machine = VmConfig("vmjobs-test-uml", 1, 64, image, (), tmp_path / "console", tmp_path)
+    vm = VmConfig("vmjobs-test-uml", 1, 64, image, (), tmp_path / "console", tmp_path)
     with pytest.raises(HypervisorError, match="cannot boot by"):
-        driver.start(machine)
-    assert driver.state(machine.name) is VmState.GONE
+        driver.start(vm)
+    assert driver.state(vm.name) is VmState.GONE

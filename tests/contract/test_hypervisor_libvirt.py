@@ -35,7 +35,7 @@ def driver() -> Iterator[Libvirt]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> VmConfig:
+def vm(tmp_path: Path) -> VmConfig:
     root = tmp_path / "root"
     root.write_bytes(b"\0" * 4096)
     kernel = tmp_path / "kernel"
@@ -44,35 +44,35 @@ def machine(tmp_path: Path) -> VmConfig:
     return VmConfig(NAME, 1, 64, image, (), tmp_path / "console", tmp_path)
 
 
-def test_machines_of_others_are_not_listed(driver: Libvirt, machine: VmConfig) -> None:
+def test_vms_of_others_are_not_listed(driver: Libvirt, vm: VmConfig) -> None:
     """libvirt's test driver comes with a VM called ``test``."""
-    driver.start(machine)
+    driver.start(vm)
     assert driver.list() == [NAME]
     assert driver.state("test") is VmState.RUNNING
 
 
-def test_why_a_machine_cannot_be_started_is_told(driver: Libvirt, machine: VmConfig) -> None:
-    driver.start(machine)
+def test_why_a_vm_cannot_be_started_is_told(driver: Libvirt, vm: VmConfig) -> None:
+    driver.start(vm)
     with pytest.raises(HypervisorError, match="runs already"):
-        driver.start(machine)
+        driver.start(vm)
     driver.destroy(NAME)
-    machine.image.root.unlink()
+    vm.image.root.unlink()
     with pytest.raises(HypervisorError, match=r"the disk .* cannot be used: "):
-        driver.start(machine)
+        driver.start(vm)
     assert driver.state(NAME) is VmState.GONE
 
 
-def test_a_private_network_is_refused(driver: Libvirt, machine: VmConfig) -> None:
+def test_a_private_network_is_refused(driver: Libvirt, vm: VmConfig) -> None:
     card = PrivateCard(PrivateNetwork((-1, -1)), "02:76:00:00:00:01")
     with pytest.raises(HypervisorError, match="private networks run on uml alone, not on qemu"):
-        driver.start(replace(machine, card=card))
+        driver.start(replace(vm, card=card))
     assert driver.list() == []
     with pytest.raises(HypervisorError, match="private networks run on uml alone, not on qemu"):
         driver.open_private_network([])
 
 
-def test_stop_powers_off(driver: Libvirt, machine: VmConfig) -> None:
-    driver.start(machine)
+def test_stop_powers_off(driver: Libvirt, vm: VmConfig) -> None:
+    driver.start(vm)
     driver.stop(NAME)
     assert driver.wait(NAME, 30) is VmState.GONE
     assert driver.shutdown_cause(NAME) is ShutdownCause.POWEROFF
@@ -81,7 +81,7 @@ def test_stop_powers_off(driver: Libvirt, machine: VmConfig) -> None:
     assert driver.shutdown_cause(NAME) is ShutdownCause.UNKNOWN
 
 
-def test_verbs_for_a_machine_that_is_not_there(driver: Libvirt) -> None:
+def test_verbs_for_a_vm_that_is_not_there(driver: Libvirt) -> None:
     for verb in (driver.pause, driver.resume):
         with pytest.raises(HypervisorError, match="does not run"):
             verb(NAME)
@@ -107,7 +107,7 @@ def test_probe_without_a_kernel() -> None:
     assert result.detail.startswith("a boot sector ran and powered off, isolated: ")
 
 
-def test_connections_of_one_process_see_the_same_machines() -> None:
+def test_connections_of_one_process_see_the_same_vms() -> None:
     first, second = (Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list) for _ in range(2))
     assert first.probe(60).works
     assert second.probe(60).works

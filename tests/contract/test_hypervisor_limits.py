@@ -97,12 +97,12 @@ def seconds_of(what: str, console: str) -> float:
     return float(told[2]) - float(told[1])
 
 
-def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> None:
+def test_a_greedy_vm_keeps_to_its_share_without_its_starter(uml: Bench) -> None:
     limits = VmLimits(cpu_percent=30)
     assert uml.driver.unenforced(limits, uml.directory) == ()
     (told,) = uml.driver.unenforced(VmLimits(disk_bytes=1 << 20), uml.directory)
     assert "disks is not limited" in told
-    limited = uml.machine("spin", limits=limits)
+    limited = uml.vm("spin", limits=limits)
     subprocess.run([sys.executable, "-c", _STARTER], input=pickle.dumps(limited), check=True)
     free = uml.start("spin", "spinning")
     uml.until(limited, "spinning")
@@ -112,32 +112,32 @@ def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> 
     assert uml.driver.state(limited.name) is VmState.RUNNING
 
 
-def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
-    machine = uml.start("spin", "spinning", limits=VmLimits(cpu_percent=30))
+def test_a_limited_vm_is_paused_and_goes_on_limited(uml: Bench) -> None:
+    vm = uml.start("spin", "spinning", limits=VmLimits(cpu_percent=30))
     for _ in range(5):  # at any moment of the CPU throttle's
-        uml.driver.pause(machine.name)
-        uml.driver.pause(machine.name)
-        assert uml.driver.state(machine.name) is VmState.PAUSED
-        assert share(machine.name, 0.2) < 0.02
-        uml.driver.resume(machine.name)
-        assert uml.driver.state(machine.name) is VmState.RUNNING
-    share_in_time(machine.name, 2, 0.08, 0.45)  # it may be in debt at first
-    uml.driver.pause(machine.name)  # the fixture destroys it while paused
+        uml.driver.pause(vm.name)
+        uml.driver.pause(vm.name)
+        assert uml.driver.state(vm.name) is VmState.PAUSED
+        assert share(vm.name, 0.2) < 0.02
+        uml.driver.resume(vm.name)
+        assert uml.driver.state(vm.name) is VmState.RUNNING
+    share_in_time(vm.name, 2, 0.08, 0.45)  # it may be in debt at first
+    uml.driver.pause(vm.name)  # the fixture destroys it while paused
 
 
-def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
+def test_a_vm_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
     """On a busy node a kernel may obey after the driver stopped waiting for its answer."""
-    machine = uml.start("count", "count=3")
-    (first,) = processes(machine.name)
+    vm = uml.start("count", "count=3")
+    (first,) = processes(vm.name)
     kernel = bubblewrap.inner_processes(first)[0]
     for paused in (False, True):
-        mconsole.command(kernel.pid, machine.name, "stop", 5.0)
+        mconsole.command(kernel.pid, vm.name, "stop", 5.0)
         if paused:
-            uml.driver.pause(machine.name)
-            assert uml.driver.state(machine.name) is VmState.PAUSED
-        uml.driver.resume(machine.name)
-        before = said(machine.console)
-        wait_until(lambda told=before: said(machine.console) > told, 20, "the guest goes on")  # type: ignore[misc]
+            uml.driver.pause(vm.name)
+            assert uml.driver.state(vm.name) is VmState.PAUSED
+        uml.driver.resume(vm.name)
+        before = said(vm.console)
+        wait_until(lambda told=before: said(vm.console) > told, 20, "the guest goes on")  # type: ignore[misc]
 
 
 def test_a_guest_notices_nothing_but_that_it_is_slow(uml: Bench) -> None:
@@ -161,8 +161,8 @@ def test_the_network_is_as_fast_as_asked_for_each_way(uml: Bench) -> None:
 def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
     if uml.driver.unenforced(VmLimits(cpu_weight=50), uml.directory):
         pytest.fail("this process is at the highest nice level itself")
-    machine = uml.start("spin", "spinning", limits=VmLimits(cpu_weight=50))
-    (main,) = processes(machine.name)
+    vm = uml.start("spin", "spinning", limits=VmLimits(cpu_weight=50))
+    (main,) = processes(vm.name)
     levels = set()
     for pid in {main.pid, *procs.children(main.pid)}:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -172,13 +172,13 @@ def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
 
 
 def test_qemu_keeps_to_its_share(qemu: Bench) -> None:
-    machine = qemu.machine("spin", limits=VmLimits(cpu_percent=30))
-    qemu.driver.start(machine)
-    share_in_time(machine.name, 3, 0.2, 0.4)
-    qemu.driver.pause(machine.name)
-    assert qemu.driver.state(machine.name) is VmState.PAUSED
-    assert share(machine.name, 0.5) < 0.05
-    qemu.driver.resume(machine.name)
+    vm = qemu.vm("spin", limits=VmLimits(cpu_percent=30))
+    qemu.driver.start(vm)
+    share_in_time(vm.name, 3, 0.2, 0.4)
+    qemu.driver.pause(vm.name)
+    assert qemu.driver.state(vm.name) is VmState.PAUSED
+    assert share(vm.name, 0.5) < 0.05
+    qemu.driver.resume(vm.name)
 
 
 def test_qemu_disks_are_as_fast_as_asked_for(qemu: Bench) -> None:
@@ -186,7 +186,7 @@ def test_qemu_disks_are_as_fast_as_asked_for(qemu: Bench) -> None:
     scratch.write_bytes(b"\0" * (8 << 20))
     limits = VmLimits(disk_bytes=2 << 20)
     assert qemu.driver.unenforced(limits, qemu.directory) == ()
-    machine = qemu.start("write", "writing", limits=limits, disks=(DataDisk(scratch),))
+    vm = qemu.start("write", "writing", limits=limits, disks=(DataDisk(scratch),))
     began = time.monotonic()  # the clock of an emulated guest may be wrong by a multiple
-    qemu.until(machine, "written")
+    qemu.until(vm, "written")
     assert 2.5 < time.monotonic() - began < 9

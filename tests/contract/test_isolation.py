@@ -67,8 +67,8 @@ class Node:
     kind: HypervisorKind
     names: list[str] = field(default_factory=list)
 
-    def machine(self, image: BootImage, *words: str) -> VmConfig:
-        made = Bench(UserModeLinux(), image, self.directory, {"memory": 128}, self.names).machine()
+    def vm(self, image: BootImage, *words: str) -> VmConfig:
+        made = Bench(UserModeLinux(), image, self.directory, {"memory": 128}, self.names).vm()
         disk = made.workdir.with_suffix(".disk")
         disk.write_bytes(b"the disk of " + made.name.encode().ljust(1 << 20, b"\0"))
         return replace(made, disks=(DataDisk(disk),), cmdline=words)
@@ -78,7 +78,7 @@ class Node:
         root = self.directory / "root"
         root.write_bytes(bytes(4096))
         image = BootImage("", root, kernel=root)
-        return self.machine(image, *self.told(tries, then, posing))
+        return self.vm(image, *self.told(tries, then, posing))
 
     def told(self, tries: _Tries, then: str = "end", posing: str = "") -> tuple[str, ...]:
         """The command line of such a kernel."""
@@ -92,15 +92,15 @@ class Node:
 
     def begun(self, then: str, posing: str = "") -> tuple[Hypervisor, VmConfig]:
         """Start a hostile VM in isolation; return its driver and the VM."""
-        driver, machine = self.driver(isolated=True), self.broken({}, then, posing)
-        driver.start(machine)
-        wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
-        return driver, machine
+        driver, vm = self.driver(isolated=True), self.broken({}, then, posing)
+        driver.start(vm)
+        wait_until(lambda: "tried all" in said(vm.console), BOOT, "it has begun")
+        return driver, vm
 
-    def start(self, driver: Hypervisor, machine: VmConfig) -> None:
+    def start(self, driver: Hypervisor, vm: VmConfig) -> None:
         """Start a hostile VM. libvirt waits for QEMU's greeting, which this does not send."""
         with nullcontext() if self.kind is HypervisorKind.UML else suppress(HypervisorError):
-            driver.start(machine)
+            driver.start(vm)
 
     def reached(self, tries: _Tries, *, isolated: bool) -> _Found:
         """Return which of the attacks succeeded."""
@@ -108,15 +108,15 @@ class Node:
         assert list(found) == list(tries)
         return found
 
-    def tell(self, machine: VmConfig, *, isolated: bool) -> _Found:
+    def tell(self, vm: VmConfig, *, isolated: bool) -> _Found:
         """Run a hostile VM; return which of its attacks succeeded."""
         driver = self.driver(isolated=isolated)
-        self.start(driver, machine)
+        self.start(driver, vm)
         # A script's process has its interpreter's name: without a sandbox, no driver sees a kernel.
-        wait_until(lambda: "tried all" in said(machine.console).splitlines(), BOOT, "all was tried")
-        assert driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
-        driver.destroy(machine.name)
-        lines = said(machine.console).splitlines()
+        wait_until(lambda: "tried all" in said(vm.console).splitlines(), BOOT, "all was tried")
+        assert driver.wait(vm.name, BOOT) is VmState.GONE, said(vm.console)
+        driver.destroy(vm.name)
+        lines = said(vm.console).splitlines()
         told = [json.loads(line) for line in lines if line.startswith('{"try"')]
         sys.stdout.write("\n".join(map(str, told)))  # shown where a test fails
         return {one["try"]: one["done"] for one in told}
@@ -258,7 +258,7 @@ def test_what_is_its_own_it_has(node: Node) -> None:
 
 
 @each
-def test_sockets_of_the_agent_and_of_other_machines(node: Node, victim: VmConfig) -> None:
+def test_sockets_of_the_agent_and_of_other_vms(node: Node, victim: VmConfig) -> None:
     with ExitStack() as stack:
         abstract = f"vmjobs-test-{secrets.token_hex(6)}"
         for address in (node.directory / "agent.sock", node.directory / "endpoint", f"\0{abstract}"):
@@ -298,7 +298,7 @@ def test_the_hosts_network(node: Node) -> None:
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_its_own_network_leads_nowhere_else(node: Node, mode: NetworkMode) -> None:
     """It sends raw frames; nothing of another VM's network is in its own."""
-    driver, machine = node.driver(isolated=True), node.broken({})
+    driver, vm = node.driver(isolated=True), node.broken({})
     networks = [driver.open_network(mode, [ENDPOINT_PORT]) for _ in range(2)]
     ports = [network.listening[ENDPOINT_PORT].getsockname() for network in networks]
     assert ports == [(ENDPOINT_ADDRESS, ENDPOINT_PORT)] * 2
@@ -313,7 +313,7 @@ def test_its_own_network_leads_nowhere_else(node: Node, mode: NetworkMode) -> No
         "a socket there": ("family", str(socket.AF_INET.value)),
     }
     told = node.told({**own, **tries})
-    found = node.tell(replace(machine, cmdline=told, network=networks[0]), isolated=True)
+    found = node.tell(replace(vm, cmdline=told, network=networks[0]), isolated=True)
     assert found == {**dict.fromkeys(own, True), **dict.fromkeys(tries, False)}
     for network in networks:
         network.listening[ENDPOINT_PORT].setblocking(False)
@@ -382,10 +382,10 @@ def test_what_it_takes_of_memory_and_disk_is_bounded(node: Node) -> None:
     assert node.reached(tries, isolated=True) == {"addresses": False}
     assert node.reached(tries, isolated=False) == {"addresses": True}
     for isolated in (True, False):
-        machine = node.broken({})
-        own = "disk1" if node.kind is HypervisorKind.UML else str(machine.disks[0].path)
-        machine = replace(machine, cmdline=node.told({"disk": ("grow", f"{own}:{3 << 30}")}))
-        assert node.tell(machine, isolated=isolated) == {"disk": not isolated}
+        vm = node.broken({})
+        own = "disk1" if node.kind is HypervisorKind.UML else str(vm.disks[0].path)
+        vm = replace(vm, cmdline=node.told({"disk": ("grow", f"{own}:{3 << 30}")}))
+        assert node.tell(vm, isolated=isolated) == {"disk": not isolated}
 
 
 def test_the_number_of_its_processes_is_bounded() -> None:
@@ -449,23 +449,23 @@ def forks(processes: int) -> int:
 
 
 def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:
-    driver, machine = node.driver(isolated=True), node.broken({}, then="hide")
-    driver.start(machine)
-    assert driver.wait(machine.name, BOOT) is VmState.GONE
-    assert mentioning(machine.name) == []
-    driver.destroy(machine.name)
+    driver, vm = node.driver(isolated=True), node.broken({}, then="hide")
+    driver.start(vm)
+    assert driver.wait(vm.name, BOOT) is VmState.GONE
+    assert mentioning(vm.name) == []
+    driver.destroy(vm.name)
 
 
-def test_it_cannot_pass_for_another_machine(node: Node, victim: VmConfig) -> None:
-    driver, machine = node.begun("pose", victim.name)
+def test_it_cannot_pass_for_another_vm(node: Node, victim: VmConfig) -> None:
+    driver, vm = node.begun("pose", victim.name)
     _, phantom = node.begun("pose", "vmjobs-test-phantom")
     wait_until(lambda: len(mentioning(f"umid={victim.name}")) > 4, 10, "it poses")
     names = driver.list()
-    assert {machine.name, phantom.name, victim.name} <= set(names)
+    assert {vm.name, phantom.name, victim.name} <= set(names)
     assert "vmjobs-test-phantom" not in names
-    driver.destroy(machine.name)
+    driver.destroy(vm.name)
     driver.destroy(phantom.name)
-    assert mentioning(machine.name) == mentioning("vmjobs-test-phantom") == []
+    assert mentioning(vm.name) == mentioning("vmjobs-test-phantom") == []
     assert UserModeLinux().state(victim.name) is VmState.RUNNING
 
 
@@ -483,26 +483,26 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
     node: Node, image: BootImage, which: int, number: signal.Signals
 ) -> None:
     if node.kind is HypervisorKind.UML:
-        driver, machine = node.begun(then="stay")
-        words = f"umid={machine.name}"
+        driver, vm = node.begun(then="stay")
+        words = f"umid={vm.name}"
     else:  # the VM need not boot
         driver = Libvirt(HypervisorKind.QEMU, node_connection())
-        machine = node.machine(BootImage(image.digest, image.root, boot=BootMethod.BIOS), "do=count")
-        driver.start(machine)
-        words = f"guest={machine.name},"
+        vm = node.vm(BootImage(image.digest, image.root, boot=BootMethod.BIOS), "do=count")
+        driver.start(vm)
+        words = f"guest={vm.name},"
     os.kill(chain(words)[which], number)
-    assert driver.wait(machine.name, BOOT) is VmState.GONE
-    wait_until(lambda: mentioning(machine.name) == [], 10, "all are gone")
-    assert driver.shutdown_cause(machine.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
+    assert driver.wait(vm.name, BOOT) is VmState.GONE
+    wait_until(lambda: mentioning(vm.name) == [], 10, "all are gone")
+    assert driver.shutdown_cause(vm.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
 
 
 def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
     """As libvirt ends QEMU, which then writes the state of its disks."""
-    driver, machine = node.begun(then="heed")
-    os.kill(chain(f"umid={machine.name}")[0], signal.SIGTERM)
-    assert driver.wait(machine.name, BOOT) is VmState.GONE
-    assert mentioning(machine.name) == []
-    assert "told to end" in said(machine.console).splitlines()
+    driver, vm = node.begun(then="heed")
+    os.kill(chain(f"umid={vm.name}")[0], signal.SIGTERM)
+    assert driver.wait(vm.name, BOOT) is VmState.GONE
+    assert mentioning(vm.name) == []
+    assert "told to end" in said(vm.console).splitlines()
 
 
 def test_its_management_console_cannot_be_anothers(node: Node, victim: VmConfig) -> None:
@@ -553,36 +553,36 @@ def _break_sandbox(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """If bubblewrap fails, and if it is missing."""
     empty = _break_sandbox(node, monkeypatch)
-    driver, machine = node.driver(isolated=True), node.broken({})
+    driver, vm = node.driver(isolated=True), node.broken({})
     with pytest.raises(
         HypervisorError, match="cannot isolate VMs here: bwrap: No permissions"
     ) as refused:
-        driver.start(machine)
+        driver.start(vm)
     assert "isolation" in refused.value.hint
     assert not UserModeLinux().probe(BOOT).works
-    assert mentioning(machine.name) == []
+    assert mentioning(vm.name) == []
     if node.kind is HypervisorKind.QEMU:
         return  # its driver needs other programs on the path, too
     monkeypatch.setenv("PATH", str(empty))
     (empty / "bwrap").unlink()
     with pytest.raises(HypervisorError, match="bwrap is not installed"):
         node.driver(isolated=True).start(node.broken({}))
-    assert mentioning(machine.name) == []
+    assert mentioning(vm.name) == []
 
 
 def test_a_guest_can_use_all_of_its_memory(node: Node, image: BootImage) -> None:
     """The memory limit of its kernel is not below it."""
-    driver, machine = UserModeLinux(), node.machine(image, "do=fill")
-    driver.start(machine)
-    assert driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
-    told = dict(line.partition("=")[::2] for line in said(machine.console).splitlines())
+    driver, vm = UserModeLinux(), node.vm(image, "do=fill")
+    driver.start(vm)
+    assert driver.wait(vm.name, BOOT) is VmState.GONE, said(vm.console)
+    told = dict(line.partition("=")[::2] for line in said(vm.console).splitlines())
     assert told["sum"] == told["again"]
     assert len(told["sum"].split()[0]) == 32
 
 
 def test_bytes_of_memory_are_bounded(node: Node) -> None:
-    _, machine = node.begun(then="stay")
-    shared = os.statvfs(f"/proc/{kernel_of(machine.name)}/root/dev/shm")
-    home = os.statvfs(f"/proc/{kernel_of(machine.name)}/root/vm")
+    _, vm = node.begun(then="stay")
+    shared = os.statvfs(f"/proc/{kernel_of(vm.name)}/root/dev/shm")
+    home = os.statvfs(f"/proc/{kernel_of(vm.name)}/root/vm")
     assert shared.f_blocks * shared.f_frsize < 140 << 20
     assert home.f_blocks * home.f_frsize <= 1 << 20

@@ -45,7 +45,7 @@ def start(wrapper: Path, *command: str, **variables: str) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("ad", ["", "Cmd = 1\nVMJobImage = undefined\n", "VMJobImages = 1\n"])
-def test_a_job_that_asks_for_no_machine_starts_as_it_is(tmp_path: Path, wrapper: Path, ad: str) -> None:
+def test_a_job_that_asks_for_no_vm_starts_as_it_is(tmp_path: Path, wrapper: Path, ad: str) -> None:
     (tmp_path / "ad").write_text(ad)
     path = str(tmp_path / "ad")
     done = start(wrapper, "/bin/cat", "/proc/self/environ", _CONDOR_JOB_AD=path)
@@ -184,7 +184,7 @@ def test_no_variable_of_a_job_gives_orders_on_the_node(
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT"])
-def test_a_job_that_asks_for_no_machine_has_its_variables_obeyed(
+def test_a_job_that_asks_for_no_vm_has_its_variables_obeyed(
     tmp_path: Path, wrapper: Path, name: str
 ) -> None:
     mark = lay_out(tmp_path)

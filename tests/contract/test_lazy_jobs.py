@@ -86,11 +86,11 @@ def node(place: Place, driver: Libvirt, image: str) -> Iterator[Node]:
     cache = place.cache()
     yield Node(place.folder, cache, driver, image)
     cache.close()
-    assert machines(place.folder, driver) == servers(place.folder) == []
+    assert vms(place.folder, driver) == servers(place.folder) == []
     assert list((place.folder / "runs").iterdir()) == []
 
 
-def machines(folder: Path, driver: Libvirt) -> list[str]:
+def vms(folder: Path, driver: Libvirt) -> list[str]:
     """VMs of a node."""
     prefix = Journal(folder / "runs").prefix
     return [name for name in driver.list() if name.startswith(prefix)]
@@ -160,7 +160,7 @@ def test_the_repository_goes_away_while_a_guest_boots(
         assert_looked(ended, outputs)
     else:
         assert ended.reason.code is ReasonCode.IMAGE_UNAVAILABLE, ended.reason
-    assert machines(place.folder, driver) == servers(place.folder) == []
+    assert vms(place.folder, driver) == servers(place.folder) == []
     cache.close()
 
 
@@ -196,7 +196,7 @@ def test_waiting_for_the_image_is_not_the_guests_time(
 def test_the_block_server_is_killed(node: Node) -> None:
     def kill(run: Run, lease: Lease) -> None:
         lease.wait_for(JobState.RUNNING)
-        (server,) = nbd_server.find(run.choice.machine)
+        (server,) = nbd_server.find(run.choice.vm_name)
         os.kill(server.pid, signal.SIGKILL)
 
     ended, _ = node.run("sleep 1000", kill, run_seconds=60)
@@ -222,7 +222,7 @@ def test_the_agent_is_killed(place: Place, driver: Libvirt, image: str) -> None:
     (left,) = journal.recover(drivers)
     assert left.record.job.startswith("job-")
     assert sweep(journal, drivers) == []
-    assert machines(place.folder, driver) == []
+    assert vms(place.folder, driver) == []
     assert list(journal.root.iterdir()) == []
     # The data that had arrived is not lost.
     node = Node(place.folder, place.plain(), driver, image, RunSettings("here", MIB, MIB))

@@ -150,37 +150,37 @@ def neighbour(
 ) -> VmConfig:
     """Return the configuration of one of the VMs."""
     targets = f"targets={ADDRESSES[number]},{ADDRESSES[1 - number]}"
-    return lan.machine("lan", targets, network=network, card=PrivateCard(private, mac(number)))
+    return lan.vm("lan", targets, network=network, card=PrivateCard(private, mac(number)))
 
 
-def check_met(lan: Bench, number: int, machine: VmConfig, card: str) -> None:
+def check_met(lan: Bench, number: int, vm: VmConfig, card: str) -> None:
     """Wait until a VM has reached the other one through this card and received a MiB."""
     other = ADDRESSES[1 - number]
-    lan.until(machine, f"met={other} through {card} at {mac(number)}")
-    lan.until(machine, f"got={SUM}")
+    lan.until(vm, f"met={other} through {card} at {mac(number)}")
+    lan.until(vm, f"got={SUM}")
 
 
 def test_two_vms_reach_each_other_beside_their_way_out(lan: Bench) -> None:
     with closing(lan.driver.open_private_network([])) as private:
         outs = [lan.network(NetworkMode.OUTBOUND) for _ in ADDRESSES]
         pair = [neighbour(lan, private, number, out) for number, out in enumerate(outs)]
-        for machine in pair:
-            lan.driver.start(machine)
-        for number, machine in enumerate(pair):
-            check_met(lan, number, machine, "vec1")
+        for vm in pair:
+            lan.driver.start(vm)
+        for number, vm in enumerate(pair):
+            check_met(lan, number, vm, "vec1")
 
 
 def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench) -> None:
     """The VMs have no other network. A new driver finds this one by any VM on it."""
     with closing(lan.driver.open_private_network([])) as private:
         pair = [neighbour(lan, private, number) for number in (0, 1)]
-        for machine in pair:
-            lan.driver.start(machine)
-    for number, machine in enumerate(pair):
-        check_met(lan, number, machine, "vec0")
+        for vm in pair:
+            lan.driver.start(vm)
+    for number, vm in enumerate(pair):
+        check_met(lan, number, vm, "vec0")
     lan.driver.destroy(pair[1].name)
     assert lan.driver.state(pair[0].name) is VmState.RUNNING
-    names = ["vmjobs-never-seen", *(machine.name for machine in pair)]
+    names = ["vmjobs-never-seen", *(vm.name for vm in pair)]
     with closing(UserModeLinux().open_private_network(names)) as found:
         newcomer = neighbour(lan, found, 1)
         lan.driver.start(newcomer)
@@ -189,7 +189,7 @@ def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench) -> N
 
 def test_a_card_that_cannot_be_made_starts_no_vm(lan: Bench) -> None:
     with closing(lan.driver.open_private_network([])) as private:
-        machine = lan.machine("lan", card=PrivateCard(private, "no address"))
+        vm = lan.vm("lan", card=PrivateCard(private, "no address"))
         with pytest.raises(HypervisorError, match="cannot set up the network of a VM"):
-            lan.driver.start(machine)
-    assert lan.driver.state(machine.name) is VmState.GONE
+            lan.driver.start(vm)
+    assert lan.driver.state(vm.name) is VmState.GONE

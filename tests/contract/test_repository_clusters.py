@@ -129,7 +129,7 @@ def test_an_assessment_changes_nothing(world: World) -> None:
 
 
 @pytest.mark.both_databases
-def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
+def test_from_a_declaration_to_vms_that_take_jobs(world: World) -> None:
     world.apply(size=2, attributes={"Color": "red"}, start="TARGET.x == 1")
     world.step()
     assert set(world.states().values()) == {ClusterVmState.ASSIGNED}
@@ -138,13 +138,13 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     assert (order.attributes, order.start, order.admitted) == ({"Color": "red"}, "TARGET.x == 1", 0)
     revision = world.repository.assignments.get("n1").revision
 
-    member = world.members()["vc-0"]
+    vm = world.vms()["vc-0"]
     for phase, state in (
         (Phase.STAGING, ClusterVmState.STAGING),
         (Phase.BOOTING, ClusterVmState.BOOTING),
         (Phase.RUNNING, ClusterVmState.JOINING),
     ):
-        world.report(member, phase)
+        world.report(vm, phase)
         assert world.states()["vc-0"] is state
     world.step()
     assert world.pool.probed == []
@@ -154,7 +154,7 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     assert world.states()["vc-0"] is ClusterVmState.PROBING
     world.pool.probing = ProbeState.RAN
     world.step()
-    found = world.members()["vc-0"]
+    found = world.vms()["vc-0"]
     assert (found.state, found.up_since is not None) == (ClusterVmState.UP, True)
     assert world.orders("n1")["vc-0"].admitted == 1
     assert world.repository.assignments.get("n1").revision > revision
@@ -189,36 +189,36 @@ def test_a_step_with_nothing_to_do_writes_nothing(world: World, other: Repositor
 def test_why_there_is_no_room(world: World) -> None:
     world.apply(size=9)
     world.step()
-    pending = [m for m in world.members().values() if m.state is ClusterVmState.PENDING]
-    (member,) = pending
-    assert (member.code, member.node) == (ClusterVmCode.NO_ROOM, "")
-    assert "n1 lacks" in member.message
+    pending = [m for m in world.vms().values() if m.state is ClusterVmState.PENDING]
+    (vm,) = pending
+    assert (vm.code, vm.node) == (ClusterVmCode.NO_ROOM, "")
+    assert "n1 lacks" in vm.message
     for name in ("n1", "n2"):
         world.repository.nodes.put(node_of(name, cluster_memory=0))
     world.step()
-    assert "cluster_memory is 0 on n1, n2" in world.members()[member.name].message
+    assert "cluster_memory is 0 on n1, n2" in world.vms()[vm.name].message
     world.repository.nodes.put(node_of("n3"))
     world.step()
-    assert world.members()[member.name].node == "n3"
+    assert world.vms()[vm.name].node == "n3"
 
 
 def test_one_that_does_not_join_is_condemned_and_tried_again(world: World) -> None:
     world.apply()
     world.step()
-    world.report(world.members()["vc-0"], Phase.RUNNING)
+    world.report(world.vms()["vc-0"], Phase.RUNNING)
     world.step(30)
     assert world.orders("n1")["vc-0"].condemned == 0
     world.step(31)
     order = world.orders("n1")["vc-0"]
     assert (order.condemned, order.why) == (1, ClusterVmCode.JOIN_TIMED_OUT)
     world.report(
-        world.members()["vc-0"],
+        world.vms()["vc-0"],
         Phase.WAITING,
         failures=1,
         code=ClusterVmCode.JOIN_TIMED_OUT,
         retry=now(),
     )
-    found = world.members()["vc-0"]
+    found = world.vms()["vc-0"]
     assert (found.state, found.failures) == (ClusterVmState.BACKOFF, 1)
     assert found.code is ClusterVmCode.JOIN_TIMED_OUT
     world.run("vc-0", 2)
@@ -240,7 +240,7 @@ def test_a_failed_probe_condemns(world: World) -> None:
 def test_a_pool_that_does_not_answer_is_nobodys_fault(world: World) -> None:
     world.apply()
     world.step()
-    world.report(world.members()["vc-0"], Phase.RUNNING)
+    world.report(world.vms()["vc-0"], Phase.RUNNING)
     world.pool.down = True
     for _ in range(5):
         world.step(40)
@@ -278,11 +278,11 @@ def test_a_pool_whose_schedd_alone_is_away(world: World, monkeypatch: pytest.Mon
     assert world.states() == {"vc-0": ClusterVmState.UP}
 
 
-def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:
+def test_a_vm_that_ends_is_withdrawn_at_once(world: World) -> None:
     world.apply()
     world.bring_up()
     calls = world.pool.calls
-    world.report(world.members()["vc-0"], Phase.WAITING, code=ClusterVmCode.GUEST_LOST, failures=0)
+    world.report(world.vms()["vc-0"], Phase.WAITING, code=ClusterVmCode.GUEST_LOST, failures=0)
     assert world.states()["vc-0"] is ClusterVmState.BACKOFF
     world.pool.down = True
     world.step()
@@ -292,7 +292,7 @@ def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:
     assert (world.pool.withdrawn, world.pool.calls) == ([("vc-0", 1)], calls)
     world.step()
     assert world.pool.withdrawn == [("vc-0", 1)]  # once is enough
-    world.report(world.members()["vc-0"], Phase.RUNNING, 2)
+    world.report(world.vms()["vc-0"], Phase.RUNNING, 2)
     world.pool.join("vc-0", 2)
     world.step()
     assert world.pool.withdrawn == [("vc-0", 1)]
@@ -302,15 +302,15 @@ def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:
 def test_what_the_pool_says_of_jobs(world: World) -> None:
     world.apply()
     world.bring_up()
-    assert world.members()["vc-0"].system == ""
+    assert world.vms()["vc-0"].system == ""
     world.pool.join("vc-0", busy=True, jobs=7, system="Debian GNU/Linux 13 (trixie)")
     world.step(20)
-    found = world.members()["vc-0"]
+    found = world.vms()["vc-0"]
     assert (found.busy, found.jobs) == (True, 7)
     assert found.system == "Debian GNU/Linux 13 (trixie)"
     world.pool.there.clear()
     world.step(20)
-    assert world.members()["vc-0"].system == "Debian GNU/Linux 13 (trixie)"  # from its last ad
+    assert world.vms()["vc-0"].system == "Debian GNU/Linux 13 (trixie)"  # from its last ad
 
 
 # ------------------------------------------------------------------------- changing size
@@ -321,7 +321,7 @@ def test_scaling(world: World) -> None:
     world.bring_up()
     assert world.repository.cluster_actions.scale("vc", 3, "root").target == 3
     world.bring_up()
-    assert len(world.members()) == 3
+    assert len(world.vms()) == 3
     cluster = world.repository.clusters.get("vc")
     assert (cluster.spec.size, cluster.generation) == (3, 2)
     assert {m.generation for m in cluster.members} == {2}
@@ -329,7 +329,7 @@ def test_scaling(world: World) -> None:
     world.step()
     assert list(world.states().values()) == [ClusterVmState.UP, *[ClusterVmState.DRAINING] * 2]
     world.obey("n1", "n2")
-    assert list(world.members()) == ["vc-0"]
+    assert list(world.vms()) == ["vc-0"]
     # An incarnation that its agent has not reported may have had a token.
     told = [(name, incarnation) for name in ("vc-1", "vc-2") for incarnation in (1, 2)]
     assert sorted(world.pool.withdrawn) == told
@@ -372,7 +372,7 @@ def test_an_order_counts_until_it_is_gone(world: World) -> None:
 # ------------------------------------------------------------------------- changed declarations
 
 
-def test_machines_are_replaced_one_at_a_time(world: World) -> None:
+def test_vms_are_replaced_one_at_a_time(world: World) -> None:
     world.apply(size=2)
     world.bring_up()
     world.apply(size=2, memory=300)
@@ -384,7 +384,7 @@ def test_machines_are_replaced_one_at_a_time(world: World) -> None:
         assert states.count(ClusterVmState.DRAINING) <= 1
         seen.append(tuple(world.states()))
         world.obey("n1", "n2")
-    assert {m.generation for m in world.members().values()} == {2}
+    assert {m.generation for m in world.vms().values()} == {2}
     assert set(world.states().values()) == {ClusterVmState.UP}
     assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {300}
     assert len(set(seen)) > 2
@@ -397,7 +397,7 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
     world.apply(size=2, memory=300)
     world.step()
     world.step()
-    (new,) = [m for m in world.members().values() if m.generation == 2]
+    (new,) = [m for m in world.vms().values() if m.generation == 2]
     world.obey("n1", "n2")
     world.report(new, Phase.WAITING, 3, failures=3, code=ClusterVmCode.BOOT_FAILED, message="no kernel")
     for _ in range(3):
@@ -405,13 +405,13 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
     stalls = [e for e in world.repository.clusters.events("vc") if e.state == "STALLED"]
     assert [e.code for e in stalls] == ["REPLACEMENT_FAILED"]
     assert "BOOT_FAILED: no kernel" in stalls[0].message
-    assert sorted(m.generation for m in world.members().values()) == [1, 2]
+    assert sorted(m.generation for m in world.vms().values()) == [1, 2]
     assert ClusterVmState.DRAINING not in world.states().values()
     world.apply(size=2)  # the earlier declaration again, as generation 3
     for _ in range(8):
         world.bring_up()
         world.obey("n1", "n2")
-    assert {m.generation for m in world.members().values()} == {3}
+    assert {m.generation for m in world.vms().values()} == {3}
     assert set(world.states().values()) == {ClusterVmState.UP}
 
 
@@ -421,7 +421,7 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
 def test_a_lost_node_and_its_return(world: World) -> None:
     world.apply(nodes=["n1", "n2"])
     world.bring_up()
-    (lost,) = world.members().values()
+    (lost,) = world.vms().values()
     other = {"n1": "n2", "n2": "n1"}[lost.node]
     world.later += node_lease(world.repository.config) * 1.1
 
@@ -436,30 +436,30 @@ def test_a_lost_node_and_its_return(world: World) -> None:
     assert (
         world.codes()[-1][:2] == ("vc-1", "ASSIGNED") or ("vc-0", "LOST", "NODE_LOST") in world.codes()
     )
-    assert world.members()["vc-1"].node == other
+    assert world.vms()["vc-1"].node == other
     world.step()
     assert ("vc-0", "LOST", "NODE_LOST") in world.codes()
     world.run("vc-1")
     world.step()
     hear(lost.node)
     world.step()
-    goals = {m.name: m.goal for m in world.members().values()}
+    goals = {m.name: m.goal for m in world.vms().values()}
     assert goals == {"vc-0": Goal.RUN, "vc-1": Goal.DRAIN}
 
 
-def test_a_node_that_lost_what_it_knew_gets_other_members(world: World) -> None:
+def test_a_node_that_lost_what_it_knew_gets_other_vms(world: World) -> None:
     world.apply()
     world.step()
-    before = world.members()["vc-0"]
+    before = world.vms()["vc-0"]
     nothing = ClusterVmReports(reports=(), complete=True)
     world.repository.assignments.store_reports(before.node, nothing)  # the agent does not know it yet
     assert world.states() == {"vc-0": ClusterVmState.ASSIGNED}
     world.run("vc-0", 5)
     world.step()
     world.repository.assignments.store_reports(before.node, nothing)
-    assert world.members()["vc-0"].code is ClusterVmCode.NODE_FAILED
+    assert world.vms()["vc-0"].code is ClusterVmCode.NODE_FAILED
     world.step()
-    assert list(world.members()) == ["vc-1"]
+    assert list(world.vms()) == ["vc-1"]
     assert world.pool.withdrawn == [("vc-0", incarnation) for incarnation in range(1, 7)]
 
 
@@ -468,17 +468,17 @@ def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
     world.apply()
     world.step()
     world.run("vc-0", 3)
-    world.report(world.members()["vc-0"], Phase.BOOTING, 2)
-    assert world.members()["vc-0"].incarnation == 3
+    world.report(world.vms()["vc-0"], Phase.BOOTING, 2)
+    assert world.vms()["vc-0"].incarnation == 3
     stranger = ClusterVmReport(id="0" * 32, incarnation=1, phase=Phase.RUNNING, since=now())
     world.repository.assignments.store_reports("n1", ClusterVmReports(reports=(stranger,)))
     # Reports of another node are ignored.
-    mine = world.members()["vc-0"]
+    mine = world.vms()["vc-0"]
     told = ClusterVmReport(id=mine.id, incarnation=9, phase=Phase.GONE, since=now())
     world.repository.assignments.store_reports(
         "n2" if mine.node == "n1" else "n1", ClusterVmReports(reports=(told,))
     )
-    assert world.members()["vc-0"].incarnation == 3
+    assert world.vms()["vc-0"].incarnation == 3
 
 
 # ------------------------------------------------------------------------- draining and deleting
@@ -490,12 +490,12 @@ def test_draining_and_resuming(world: World) -> None:
     assert world.repository.cluster_actions.drain("vc", "root").draining
     world.step()
     world.obey("n1", "n2")
-    assert world.members() == {}
+    assert world.vms() == {}
     world.step()
-    assert world.members() == {}
+    assert world.vms() == {}
     assert not world.repository.cluster_actions.resume("vc", "root").draining
     world.bring_up()
-    assert len(world.members()) == 2
+    assert len(world.vms()) == 2
 
 
 @pytest.mark.both_databases
@@ -522,7 +522,7 @@ def test_deleting_lets_jobs_end(world: World) -> None:
     assert world.apply(size=1).outcome is ApplyOutcome.CREATED
 
 
-def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
+def test_a_vm_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
     world.apply()
     world.bring_up()
     world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
@@ -537,18 +537,18 @@ def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
     assert clusters_of(world.repository) == []
 
 
-@pytest.mark.parametrize("asked", ["machines", "probes", "withdraw"])
+@pytest.mark.parametrize("asked", ["vms", "probes", "withdraw"])
 def test_a_worker_that_is_killed_when_it_has_asked_a_pool(world: World, asked: str) -> None:
     world.apply(size=2)
     world.step()
-    for name in world.members():
+    for name in world.vms():
         world.run(name)
     if asked == "withdraw":
         world.step()
         world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
         world.step()
-        for member in world.members().values():
-            world.report(member, Phase.GONE)
+        for vm in world.vms().values():
+            world.report(vm, Phase.GONE)
     before = world.repository.clusters.get("vc")
     world.step_killed_after(world.pool, asked)
     assert world.repository.clusters.get("vc") == before
@@ -567,13 +567,13 @@ def test_a_worker_that_is_killed_when_it_has_asked_a_pool(world: World, asked: s
 def test_who_may_have_a_token(world: World) -> None:
     world.apply()
     world.step()
-    member = world.members()["vc-0"]
-    other = "n2" if member.node == "n1" else "n1"
-    assert world.repository.assignments.order_for(member.node, member.id, 1).name == "vc-0"
-    ask, node, mine = world.repository.assignments.order_for, member.node, member.id
+    vm = world.vms()["vc-0"]
+    other = "n2" if vm.node == "n1" else "n1"
+    assert world.repository.assignments.order_for(vm.node, vm.id, 1).name == "vc-0"
+    ask, node, mine = world.repository.assignments.order_for, vm.node, vm.id
     for asked in ((other, mine, 1), (node, "0" * 32, 1), (node, "no id", 1), (node, mine, 2)):
         refused(Forbidden, lambda asked=asked: ask(*asked))
-    world.report(member, Phase.RUNNING, 3)
+    world.report(vm, Phase.RUNNING, 3)
     for incarnation in (3, 4):
         ask(node, mine, incarnation)
     refused(Forbidden, lambda: ask(node, mine, 2), lambda: ask(node, mine, 5))
@@ -584,11 +584,11 @@ def test_who_may_have_a_token(world: World) -> None:
     refused(Forbidden, lambda: ask(node, mine, 4), match="has to stop")
 
 
-def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
+def test_consoles_of_this_vm_and_the_one_before(world: World) -> None:
     world.apply()
     world.step()
-    member = world.members()["vc-0"]
-    node = member.node
+    vm = world.vms()["vc-0"]
+    node = vm.node
 
     def console(incarnation: int = 0) -> bytes:
         reader = world.repository.clusters.open_console("vc", "vc-0", incarnation)
@@ -597,41 +597,41 @@ def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
     assert console() == b""
     for incarnation in (1, 2, 3):
         text = f"machine {incarnation}".encode()
-        world.repository.assignments.append_console(node, member.id, incarnation, 0, text[:4])
-        world.repository.assignments.append_console(node, member.id, incarnation, 0, text)
-        world.report(member, Phase.RUNNING, incarnation)
+        world.repository.assignments.append_console(node, vm.id, incarnation, 0, text[:4])
+        world.repository.assignments.append_console(node, vm.id, incarnation, 0, text)
+        world.report(vm, Phase.RUNNING, incarnation)
     assert (console(), console(2)) == (b"machine 3", b"machine 2")
     append = world.repository.assignments.append_console
     refused(NotFound, lambda: console(1), match="is not kept")
-    refused(Conflict, lambda: append(node, member.id, 3, 100, b"later"))
+    refused(Conflict, lambda: append(node, vm.id, 3, 100, b"later"))
     for host, of, number in (
-        (node, member.id, 1),
-        (node, member.id, 5),
+        (node, vm.id, 1),
+        (node, vm.id, 5),
         (node, "0" * 32, 3),
-        ("n9", member.id, 3),
+        ("n9", vm.id, 3),
     ):
         refused(Forbidden, partial(append, host, of, number, 0, b"x"))
-    folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
+    folder = world.repository.config.data_dir / "streams" / vm.id[-2:] / vm.id
     assert sorted(int(path.name, 16) for path in folder.iterdir()) == [2, 3]
     world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.step()
-    world.report(member, Phase.GONE, 3)
+    world.report(vm, Phase.GONE, 3)
     world.step()
     assert not folder.exists()
 
 
-def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_forgotten(
+def test_no_console_is_left_of_a_vm_though_the_worker_is_killed_once_it_is_forgotten(
     world: World,
 ) -> None:
     world.apply()
     world.step()
-    member = world.members()["vc-0"]
-    world.repository.assignments.append_console(member.node, member.id, 1, 0, b"machine 1")
+    vm = world.vms()["vc-0"]
+    world.repository.assignments.append_console(vm.node, vm.id, 1, 0, b"machine 1")
     world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
     world.step()
-    world.report(member, Phase.GONE, 1)
+    world.report(vm, Phase.GONE, 1)
     world.step_killed_after(ClusterReconciler, "_write")
-    folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
+    folder = world.repository.config.data_dir / "streams" / vm.id[-2:] / vm.id
     assert not folder.exists()
 
 

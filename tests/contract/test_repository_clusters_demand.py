@@ -33,9 +33,9 @@ def ranged(world: World, least: int, most: int, **more: Any) -> None:
 
 def busy(world: World, *names: str) -> None:
     """Have these VMs run jobs, and no others."""
-    for key, machine in world.pool.there.items():
-        works = machine.name in names
-        world.pool.there[key] = replace(machine, busy=works, jobs=machine.jobs + works)
+    for key, vm in world.pool.there.items():
+        works = vm.name in names
+        world.pool.there[key] = replace(vm, busy=works, jobs=vm.jobs + works)
 
 
 def test_a_probe_that_runs_is_no_job(world: World) -> None:
@@ -81,7 +81,7 @@ def test_a_job_wakes_a_cluster_and_its_end_puts_it_to_sleep(world: World) -> Non
     assert running(world) == []
     assert told(world)[1:] == ["0 VMs: no more were needed for 60 s"]
     world.obey("n1", "n2")
-    assert world.members() == {}
+    assert world.vms() == {}
 
 
 def test_from_many_jobs_to_few(world: World) -> None:
@@ -209,7 +209,7 @@ def test_what_is_drained_or_deleted_is_not_shown(world: World) -> None:
     assert world.pool.weighings == asked
 
 
-def test_what_a_machine_says_is_remembered_for_such_machines(world: World) -> None:
+def test_what_a_vm_says_is_remembered_for_such_vms(world: World) -> None:
     ranged(world, 0, 2)
     world.pool.wait(1)
     world.step()
@@ -230,7 +230,7 @@ def test_what_a_machine_says_is_remembered_for_such_machines(world: World) -> No
     assert world.pool.asked["vc"].known == {}  # another kind of VM
 
 
-def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
+def test_who_is_woken_has_a_vm_until_nobody_needs_it(world: World) -> None:
     ranged(world, 0, 2)
     world.step()
     assert world.repository.cluster_actions.wake("vc", "site")

@@ -32,9 +32,9 @@ def fail(
 ) -> None:
     """Report so many failed incarnations of a VM, one after the other."""
     for number in range(1, times + 1):
-        member = world.members(vc)[name]
+        vm = world.vms(vc)[name]
         more = {"failures": number, "code": code, "message": "no kernel"}
-        world.report(member, Phase.WAITING, member.incarnation + 1, **more)
+        world.report(vm, Phase.WAITING, vm.incarnation + 1, **more)
 
 
 def kept(repository: Repository) -> dict[str, tuple[int, bool]]:
@@ -51,10 +51,10 @@ def seen(world: World) -> Cluster:
 # ------------------------------------------------------------------------- backoff
 
 
-def test_a_machine_that_only_fails_is_moved(world: World, other: Repository) -> None:
+def test_a_vm_that_only_fails_is_moved(world: World, other: Repository) -> None:
     world.apply()
     world.step()
-    first = world.members()["vc-0"]
+    first = world.vms()["vc-0"]
     elsewhere = {"n1": "n2", "n2": "n1"}[first.node]
     fail(world, "vc-0", 2)
     world.step()
@@ -62,8 +62,8 @@ def test_a_machine_that_only_fails_is_moved(world: World, other: Repository) -> 
     assert seen(world).guards == ()
     fail(world, "vc-0", 1)
     world.step()
-    assert world.members()["vc-0"].goal is Goal.DRAIN
-    assert world.members()["vc-1"].node == elsewhere
+    assert world.vms()["vc-0"].goal is Goal.DRAIN
+    assert world.vms()["vc-1"].node == elsewhere
     (guard,) = seen(world).guards
     assert (guard.node, guard.state) == (first.node, BackoffState.CLOSED)
     assert guard.code is ClusterVmCode.BOOT_FAILED
@@ -79,21 +79,21 @@ def test_a_machine_that_only_fails_is_moved(world: World, other: Repository) -> 
 def test_what_is_said_again_counts_once(world: World) -> None:
     world.apply()
     world.step()
-    member = world.members()["vc-0"]
+    vm = world.vms()["vc-0"]
     for _ in range(5):
-        world.report(member, Phase.WAITING, failures=1, code=ClusterVmCode.BOOT_FAILED)
-        world.report(member, Phase.WAITING, failures=1, code=ClusterVmCode.BOOT_FAILED, message="x")
-    assert kept(world.repository) == {"": (1, False), member.node: (1, False)}
-    world.report(member, Phase.WAITING, 4, failures=4, code=ClusterVmCode.NODE_FAILED)
-    assert kept(world.repository) == {"": (1, False), member.node: (4, True)}
-    world.report(member, Phase.WAITING, 5, failures=5, code=ClusterVmCode.TOKEN_REFUSED)
-    assert kept(world.repository) == {"": (1, False), member.node: (4, True)}
+        world.report(vm, Phase.WAITING, failures=1, code=ClusterVmCode.BOOT_FAILED)
+        world.report(vm, Phase.WAITING, failures=1, code=ClusterVmCode.BOOT_FAILED, message="x")
+    assert kept(world.repository) == {"": (1, False), vm.node: (1, False)}
+    world.report(vm, Phase.WAITING, 4, failures=4, code=ClusterVmCode.NODE_FAILED)
+    assert kept(world.repository) == {"": (1, False), vm.node: (4, True)}
+    world.report(vm, Phase.WAITING, 5, failures=5, code=ClusterVmCode.TOKEN_REFUSED)
+    assert kept(world.repository) == {"": (1, False), vm.node: (4, True)}
 
 
 def test_one_that_ended_after_jobs_came_is_no_failure(world: World) -> None:
     world.apply()
     world.bring_up()
-    world.report(world.members()["vc-0"], Phase.WAITING, code=ClusterVmCode.GUEST_LOST)
+    world.report(world.vms()["vc-0"], Phase.WAITING, code=ClusterVmCode.GUEST_LOST)
     assert kept(world.repository) == {"": (0, False)}
 
 
@@ -105,15 +105,15 @@ def test_a_guarded_node_is_told_of_and_tried_again(world: World, repository: Rep
     world.step()
     world.repository.cluster_actions.scale("vc", 2, "root")
     world.step()
-    assert world.members()["vc-0"].goal is Goal.RUN  # there is no other node
-    pending = world.members()["vc-1"]
+    assert world.vms()["vc-0"].goal is Goal.RUN  # there is no other node
+    pending = world.vms()["vc-1"]
     assert (pending.state, pending.code) == (ClusterVmState.PENDING, ClusterVmCode.GUARDED)
     assert "failed there in a row, last: BOOT_FAILED no kernel; next try at " in pending.message
     outlook = world.repository.cluster_specs.assess(OPERATOR, declared("other"))
     assert (outlook.pending, outlook.why.partition(":")[0]) == (1, "n1")
     world.step(61)
-    assert world.members()["vc-1"].state is ClusterVmState.PENDING  # vc-0 is tried first
-    assert "now one is tried at a time" in world.members()["vc-1"].message
+    assert world.vms()["vc-1"].state is ClusterVmState.PENDING  # vc-0 is tried first
+    assert "now one is tried at a time" in world.vms()["vc-1"].message
     world.run("vc-0", 4)
     world.step()
     world.step()
@@ -156,14 +156,14 @@ def test_it_is_half_open_for_one(world: World, repository: Repository) -> None:
     world.step()
     assert set(world.states().values()) == {ClusterVmState.PENDING}
     world.step(61)
-    assert sorted(m.node for m in world.members().values()) == ["", "n1"]
-    (tried,) = [m.name for m in world.members().values() if m.node]
+    assert sorted(m.node for m in world.vms().values()) == ["", "n1"]
+    (tried,) = [m.name for m in world.vms().values() if m.node]
     fail(world, tried, 1)
     world.step()
     (guard,) = seen(world).guards
     assert guard.failures == 4
     world.step(61)
-    assert sorted(m.node for m in world.members().values()) == ["", "n1"]
+    assert sorted(m.node for m in world.vms().values()) == ["", "n1"]
 
 
 def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repository: Repository) -> None:
@@ -176,7 +176,7 @@ def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repositor
     world.step()
     (guard,) = seen(world).guards
     assert (guard.node, guard.failures) == ("", 2)
-    assert "and none ever came up" in world.members()["vc-2"].message
+    assert "and none ever came up" in world.vms()["vc-2"].message
     # Another image is placed there: it has a backoff of its own.
     push_library(repository, "other", b"another disk")
     world.apply(declared("other", image="other"))
@@ -205,14 +205,14 @@ def test_a_retry_forgets_failures(world: World) -> None:
     assert events[1:] == ["GUARD_CLOSED"] * 3 + ["RETRIED"] + ["GUARD_OPEN"] * 3
 
 
-def test_a_retry_lets_running_machines_run(world: World) -> None:
+def test_a_retry_lets_running_vms_run(world: World) -> None:
     world.apply(size=2)
     world.bring_up()
-    before = world.members()
+    before = world.vms()
     world.repository.cluster_actions.retry("vc", "root")
     world.step()
-    after = {name: (member.id, member.goal) for name, member in world.members().items()}
-    assert after == {name: (member.id, Goal.RUN) for name, member in before.items()}
+    after = {name: (vm.id, vm.goal) for name, vm in world.vms().items()}
+    assert after == {name: (vm.id, Goal.RUN) for name, vm in before.items()}
     refused(NotFound, lambda: world.repository.cluster_actions.retry("none", "root"))
     world.repository.cluster_actions.delete("vc", Goal.DRAIN, "root")
     refused(Conflict, lambda: world.repository.cluster_actions.retry("vc", "root"))
@@ -254,7 +254,7 @@ def upgraded(world: World, size: int = 2) -> str:
     world.apply(size=size, memory=300)
     world.step()
     world.obey("n1", "n2")
-    (new,) = [m.name for m in world.members().values() if m.generation == 2]
+    (new,) = [m.name for m in world.vms().values() if m.generation == 2]
     return new
 
 
@@ -262,8 +262,8 @@ def settle(world: World, rounds: int = 6) -> None:
     """Have nodes follow their orders. No VM is ever stopped before its jobs end."""
     for _ in range(rounds):
         world.bring_up()
-        for member in world.members().values():
-            assert member.goal in {Goal.RUN, Goal.DRAIN}
+        for vm in world.vms().values():
+            assert vm.goal in {Goal.RUN, Goal.DRAIN}
         world.obey("n1", "n2")
 
 
@@ -284,12 +284,12 @@ def test_a_failed_upgrade_is_taken_back(world: World, other: Repository) -> None
     )
     assert other.clusters.get("vc") == found
     assert clusters_of(other)[0].failed == found.failed
-    assert world.members()[new].goal is Goal.DRAIN
+    assert world.vms()[new].goal is Goal.DRAIN
     told = [e for e in world.repository.clusters.events("vc") if e.state == "ROLLED_BACK"]
     assert [(e.code, e.message) for e in told] == [("REPLACEMENT_FAILED", found.failed.message)]
     settle(world)
     assert set(world.states().values()) == {ClusterVmState.UP}
-    assert [m.generation for m in world.members().values()] == [1, 1]
+    assert [m.generation for m in world.vms().values()] == [1, 1]
     assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {256}
     applied = world.apply(size=2, memory=300)
     assert (applied.outcome, applied.cluster.failed) == (ApplyOutcome.UNCHANGED, found.failed)
@@ -303,28 +303,28 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
         world.step()
     world.obey("n1", "n2")
     world.step()
-    (new,) = [m.name for m in world.members().values() if m.generation == 2 and m.name != first]
+    (new,) = [m.name for m in world.vms().values() if m.generation == 2 and m.name != first]
     for node in ("n1", "n2"):  # no node has capacity for another try
         world.repository.nodes.put(node_of(node, cluster_memory=256))
     fail(world, new)
     world.pool.join(first, 1, busy=True)
     world.step()
     assert seen(world).generation == 1
-    assert (world.members()[first].goal, world.members()[new].goal) == (Goal.RUN, Goal.DRAIN)
+    assert (world.vms()[first].goal, world.vms()[new].goal) == (Goal.RUN, Goal.DRAIN)
     for node in ("n1", "n2"):
         world.repository.nodes.put(node_of(node))
     for name, order in {**world.orders("n1"), **world.orders("n2")}.items():
         if order.goal is Goal.DRAIN:
-            world.report(world.members()[name], Phase.GONE, 3, code=ClusterVmCode.DRAINED)
+            world.report(world.vms()[name], Phase.GONE, 3, code=ClusterVmCode.DRAINED)
     world.bring_up()
     world.step(20)
-    assert world.members()[first].goal is Goal.DRAIN
-    world.report(world.members()[first], Phase.DRAINING)
+    assert world.vms()[first].goal is Goal.DRAIN
+    world.report(world.vms()[first], Phase.DRAINING)
     for _ in range(5):  # its job still runs
         world.step(20)
     assert world.states()[first] is ClusterVmState.DRAINING
     settle(world)
-    assert [m.generation for m in world.members().values()] == [1, 1, 1]
+    assert [m.generation for m in world.vms().values()] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("done", ["roll_back", "bump_revision"])
@@ -337,7 +337,7 @@ def test_a_worker_that_is_killed_while_it_goes_back(world: World, done: str) -> 
     assert seen(world).generation == 1
     assert world.codes().count(("", "ROLLED_BACK", "REPLACEMENT_FAILED")) == 1
     settle(world)
-    assert [m.generation for m in world.members().values()] == [1, 1]
+    assert [m.generation for m in world.vms().values()] == [1, 1]
 
 
 def taken_back(world: World, size: int = 2) -> None:
@@ -347,7 +347,7 @@ def taken_back(world: World, size: int = 2) -> None:
     settle(world)
 
 
-def test_a_cluster_of_one_machine_goes_back(world: World) -> None:
+def test_a_cluster_of_one_vm_goes_back(world: World) -> None:
     taken_back(world, size=1)
     assert (seen(world).generation, world.states()) == (1, {"vc-0": ClusterVmState.UP})
 
@@ -358,13 +358,13 @@ def test_a_retry_declares_it_again(world: World) -> None:
     assert (done.generation, done.spec.memory, done.failed) == (3, 300, None)
     assert "generation 2 is declared again" in world.repository.clusters.events("vc")[-1].message
     settle(world, 10)
-    assert {m.generation for m in world.members().values()} == {3}
+    assert {m.generation for m in world.vms().values()} == {3}
     assert set(world.states().values()) == {ClusterVmState.UP}
     # From then on, rollbacks return to that generation.
     world.apply(size=2, memory=310)
     world.step()
     world.obey("n1", "n2")
-    (new,) = [m.name for m in world.members().values() if m.generation == 4]
+    (new,) = [m.name for m in world.vms().values() if m.generation == 4]
     fail(world, new)
     world.step()
     assert (seen(world).generation, seen(world).spec.memory) == (3, 300)
@@ -379,7 +379,7 @@ def test_generations_are_never_counted_twice(world: World) -> None:
             assert world.apply(size=2, memory=memory).cluster.generation == generation
             world.step()
             world.obey("n1", "n2")
-            (new,) = [m.name for m in world.members().values() if m.generation == generation]
+            (new,) = [m.name for m in world.vms().values() if m.generation == generation]
         fail(world, new)
         world.step()
         found = seen(world)
@@ -387,7 +387,7 @@ def test_generations_are_never_counted_twice(world: World) -> None:
         assert (found.generation, found.failed.generation) == (1, generation)
 
 
-def test_the_number_of_machines_is_not_taken_back(world: World) -> None:
+def test_the_number_of_vms_is_not_taken_back(world: World) -> None:
     taken_back(world)
     scaled = world.repository.cluster_actions.scale("vc", 3, "root")
     assert (scaled.target, scaled.spec.size, scaled.spec.memory) == (3, 3, 256)
@@ -395,20 +395,20 @@ def test_the_number_of_machines_is_not_taken_back(world: World) -> None:
     assert (scaled.failed.spec.size, scaled.generation) == (3, 3)
     assert world.apply(size=3, memory=300).outcome is ApplyOutcome.UNCHANGED
     settle(world)
-    assert [m.generation for m in world.members().values()] == [3, 3, 3]
-    assert len({m.id for m in world.members().values()}) == 3
+    assert [m.generation for m in world.vms().values()] == [3, 3, 3]
+    assert len({m.id for m in world.vms().values()}) == 3
     done = world.repository.cluster_actions.retry("vc", "root")
     assert (done.target, done.spec.memory, done.generation) == (3, 300, 4)
 
 
 def test_the_earlier_declaration_again_ends_it(world: World) -> None:
     taken_back(world)
-    before = {m.id for m in world.members().values()}
+    before = {m.id for m in world.vms().values()}
     applied = world.apply(size=2)
     assert (applied.outcome, applied.cluster.failed) == (ApplyOutcome.CHANGED, None)
     assert applied.cluster.generation == 3
     settle(world)
-    assert {m.id for m in world.members().values()} == before
+    assert {m.id for m in world.vms().values()} == before
     assert world.apply(size=2).outcome is ApplyOutcome.UNCHANGED
 
 
@@ -422,7 +422,7 @@ def test_images_to_go_back_to_and_to_try_again_stay(world: World) -> None:
     world.apply(image="next")
     world.step()
     world.obey("n1", "n2")
-    assert {m.image for m in world.members().values()} == {new}
+    assert {m.image for m in world.vms().values()} == {new}
     with pytest.raises(ImageInUse, match="vc"):
         repository.catalog.remove(OPERATOR, old)
     fail(world, "vc-1")  # on one node, and its successor on the other
@@ -432,7 +432,7 @@ def test_images_to_go_back_to_and_to_try_again_stay(world: World) -> None:
     fail(world, "vc-0")
     world.step()
     settle(world)
-    assert {m.image for m in world.members().values()} == {seen(world).image} == {old}
+    assert {m.image for m in world.vms().values()} == {seen(world).image} == {old}
     with pytest.raises(ImageInUse, match="vc"):
         repository.catalog.remove(OPERATOR, new)
     world.apply(image="first")

@@ -42,12 +42,12 @@ def world(repository: Repository) -> World:
     world.bring_up()
     with repository.database.write() as session:
         cluster = _row(session, ClusterRow)
-        member = _row(session, ClusterVmRow)
+        vm = _row(session, ClusterVmRow)
         each = MANY // CLUSTERS
         cluster = {**cluster, "events_count": MAX_EVENTS, "target": each}
         session.execute(insert(ClusterRow), [{**cluster, "name": f"c{c}"} for c in range(CLUSTERS)])
-        members = [_member(member, n, each) for n in range(MANY)]
-        session.execute(insert(ClusterVmRow), members)
+        vms = [_member(vm, n, each) for n in range(MANY)]
+        session.execute(insert(ClusterVmRow), vms)
         line = {"time": now(), "node": "", "state": "UP", "code": "PROGRESS", "message": ""}
         lines = [
             {**line, "cluster": f"c{c}", "member": f"c{c}-{seq % each}", "seq": seq}
@@ -58,7 +58,7 @@ def world(repository: Repository) -> World:
     with repository.database.engine.connect() as connection:
         connection.execute(text("ANALYZE"))
         connection.commit()
-    for row in members:
+    for row in vms:
         world.pool.join(row["name"], id=row["id"])
     return world
 
@@ -114,9 +114,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.soak_for("sqlite")
-def test_questions_about_many_machines_take_few_statements(
-    world: World, repository: Repository
-) -> None:
+def test_questions_about_many_vms_take_few_statements(world: World, repository: Repository) -> None:
     for what, (ask, limit, whole) in CASES.items():
         with statements(repository.database) as asked:
             ask(repository)

@@ -31,21 +31,21 @@ class SlowPool:
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slow, self._now = 0.0, 0.0
-        machines = world.pool.machines
+        vms = world.pool.vms
 
         def slowly() -> list[PoolVm]:
             self._now += self.slow
             world.later += timedelta(seconds=self.slow)
-            return machines()
+            return vms()
 
         monkeypatch.setattr(polling, "monotonic", lambda: self._now)
-        monkeypatch.setattr(world.pool, "machines", slowly)
+        monkeypatch.setattr(world.pool, "vms", slowly)
 
 
 def test_an_earlier_members_machine_admits_nobody(world: World) -> None:
     world.apply()
     world.step()
-    world.report(world.members()["vc-0"], Phase.RUNNING)
+    world.report(world.vms()["vc-0"], Phase.RUNNING)
     world.pool.join("vc-0", id=EARLIER)
     world.step()
     assert world.states() == {"vc-0": ClusterVmState.JOINING}
@@ -53,17 +53,17 @@ def test_an_earlier_members_machine_admits_nobody(world: World) -> None:
     assert world.pool.probed == []
 
 
-def test_an_earlier_members_machine_condemns_nobody(world: World) -> None:
+def test_an_earlier_vm_condemns_nobody(world: World) -> None:
     """The old VM's ad has a later incarnation than the new VM; only that ad is withdrawn."""
     world.apply()
     world.step()
     world.pool.join("vc-0", 7, id=EARLIER)
     world.run("vc-0")
     world.step()
-    (member,) = world.members().values()
-    assert member.state is ClusterVmState.UP
-    assert world.pool.probed == [{(member.id, 1)}]
-    assert world.pool.there.keys() == {("vc-0", member.id)}
+    (vm,) = world.vms().values()
+    assert vm.state is ClusterVmState.UP
+    assert world.pool.probed == [{(vm.id, 1)}]
+    assert world.pool.there.keys() == {("vc-0", vm.id)}
     assert world.pool.withdrawn == [("vc-0", 7)]
 
 
@@ -85,14 +85,14 @@ def test_what_cannot_be_withdrawn_holds_up_nobody(
 def test_all_are_asked_about_at_once(world: World) -> None:
     world.apply(size=20)
     world.step()
-    for name in world.members():
+    for name in world.vms():
         world.run(name)
     world.step()
     assert set(world.states().values()) == {ClusterVmState.UP}
-    assert world.pool.probed == [{(member.id, 1) for member in world.members().values()}]
+    assert world.pool.probed == [{(vm.id, 1) for vm in world.vms().values()}]
 
 
-def test_time_that_a_slow_pool_takes_is_not_the_machines(
+def test_time_that_a_slow_pool_takes_is_not_the_vms(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SlowPool(world, monkeypatch)

@@ -91,7 +91,7 @@ def test_a_job_has_one_owner(repository: Repository) -> None:
     assert begin(repository, SECOND) == checkpoint
 
 
-def test_a_machine_keeps_its_name_and_no_other_may_have_it(repository: Repository) -> None:
+def test_a_vm_keeps_its_name_and_no_other_may_have_it(repository: Repository) -> None:
     kept(repository)
     begin(repository, SECOND)
     opened, layout = upload(repository)

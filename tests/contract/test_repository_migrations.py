@@ -67,7 +67,7 @@ def test_a_build_under_way_keeps_its_builder(empty_database: str) -> None:
     database.close()
 
 
-def test_images_whose_machines_came_up_are_known_to(empty_database: str) -> None:
+def test_images_whose_vms_came_up_are_known_to(empty_database: str) -> None:
     """Two broken nodes do not make an image that always worked count as broken."""
     database = Database(empty_database)
     with database.engine.begin() as connection:
@@ -105,7 +105,7 @@ def test_clusters_that_are_there_begin_to_be_counted(empty_database: str) -> Non
     database.close()
 
 
-def test_machines_that_were_saved_stay_saved(empty_database: str) -> None:
+def test_vms_that_were_saved_stay_saved(empty_database: str) -> None:
     """They survive an upgrade and a downgrade, with the rows that refer to them."""
     database = Database(empty_database)
     names = ("submissions", "jobs", "contents", "checkpoints", "checkpoint_contents")

@@ -183,7 +183,7 @@ def test_a_shell_in_a_terminal(node: AgentNode, resident: Job) -> None:
     os.close(screen)
 
 
-def test_the_console_is_shown_without_the_machines_help(node: AgentNode, resident: Job) -> None:
+def test_the_console_is_shown_without_the_vms_help(node: AgentNode, resident: Job) -> None:
     out, err = entering(node, resident.process.pid, "vmjobs-console").communicate(timeout=60)
     assert b"ready" in out, err
     tail = entering(node, resident.process.pid, f"vmjobs-console --offset {len(out) - 5}")
@@ -239,11 +239,11 @@ def test_no_token_is_in_sight_in_there(node: AgentNode, monkeypatch: pytest.Monk
             sleep 0.5
         done
         { cat /run/vmjobs/job/job.env; head -c 4096 /dev/ubdb; } 2>/dev/null
-        find / -xdev -name door 2>/dev/null | xargs -r cat
+        find / -xdev -name ssh_relay 2>/dev/null | xargs -r cat
     """
     job = node.run("/bin/sh", "-c", script)
     assert job.status == 0, job.err
-    assert "visit.sh keep" in job.out
+    assert "ssh_session.sh keep" in job.out
     assert all(made.values()), made
     assert [token for tokens in made.values() for token in tokens if token in job.out] == []
 

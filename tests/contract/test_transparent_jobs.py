@@ -246,7 +246,7 @@ def test_the_ad_of_a_job_that_was_cut_short_does_not_say_that_it_runs(
     node.wait_empty()
 
 
-def test_a_job_whose_starter_died_begins_again_once_its_machine_is_gone(
+def test_a_job_whose_starter_died_begins_again_once_its_vm_is_gone(
     node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, destroy = threading.Event(), node.driver.destroy
@@ -258,13 +258,13 @@ def test_a_job_whose_starter_died_begins_again_once_its_machine_is_gone(
 
     monkeypatch.setattr(node.driver, "destroy", slowly)
     first = node.resident("echo up; sleep 1000")
-    machines = node.machines()
+    vms = node.vms()
     first.process.kill()
     first.process.wait(10)
     second = node.start("/bin/echo", "up")
     with pytest.raises(subprocess.TimeoutExpired):
         second.process.wait(5)
-    assert (node.machines(), second.out) == (machines, "")
+    assert (node.vms(), second.out) == (vms, "")
     may_end.set()
     assert second.process.wait(120) == 0
     assert second.out == "up\n"
@@ -312,19 +312,19 @@ def test_a_job_that_is_suspended_stands_still(node: AgentNode) -> None:
     job = node.start("/bin/sh", "-c", "while :; do echo; sleep 0.1; done")
     wait_until(lambda: len(job.out) > 3, BOOT, "the job")
     job.process.send_signal(signal.SIGSTOP)
-    (name,) = node.machines()
-    wait_until(lambda: node.driver.state(name) is VmState.PAUSED, 10, "the machine to stand still")
+    (name,) = node.vms()
+    wait_until(lambda: node.driver.state(name) is VmState.PAUSED, 10, "the VM to stand still")
     job.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: node.driver.state(name) is VmState.RUNNING, 10, "the machine to go on")
+    wait_until(lambda: node.driver.state(name) is VmState.RUNNING, 10, "the VM to go on")
     before = len(job.out)
     wait_until(lambda: len(job.out) > before + 3, 10, "the job to go on")
     node.end(job)
 
 
-def test_a_machine_that_is_killed_is_no_end_of_the_job(node: AgentNode, chirp: ChirpService) -> None:
+def test_a_vm_that_is_killed_is_no_end_of_the_job(node: AgentNode, chirp: ChirpService) -> None:
     files = {".chirp.config": chirp.config}
     job = node.resident("echo up; sleep 1000", files=files)
-    (name,) = node.machines()
+    (name,) = node.vms()
     kill_all(name)
     assert job.process.wait(60) == -signal.SIGKILL
     state, reason = chirp.shown(status=IDLE)
@@ -420,7 +420,7 @@ def test_a_node_whose_disk_is_full_says_so(node: AgentNode, chirp: ChirpService)
     assert "Errno" not in said
 
 
-def test_a_job_for_which_its_machine_has_not_the_memory(node: AgentNode, chirp: ChirpService) -> None:
+def test_a_job_for_which_its_vm_has_not_the_memory(node: AgentNode, chirp: ChirpService) -> None:
     """It is killed as on any host, and its ad gives the probable cause."""
     job = node.run("/bin/sh", "-c", "exec tail /dev/zero", files={".chirp.config": chirp.config})
     assert job.status == -signal.SIGKILL

@@ -57,7 +57,7 @@ def vacated(grid: Grid, job: Job, after: int) -> str:
     before = len(saved(grid, job))
     with closed(grid, node):
         grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
-        wait_for(lambda: len(saved(grid, job)) > before or None, "its machine to be saved", 120)
+        wait_for(lambda: len(saved(grid, job)) > before or None, "its VM to be saved", 120)
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 180)
     return node
 
@@ -96,7 +96,7 @@ def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
     node = grid.api.job(job.id).node.split(".")[0]
     grid.on("site", "condor_hold", "-constraint", those)
     grid.until(job, JobState.HELD, timeout=60)
-    wait_for(lambda: not runs(grid, node) or None, "its machine to be saved and gone", 120)
+    wait_for(lambda: not runs(grid, node) or None, "its VM to be saved and gone", 120)
     grid.on("site", "condor_release", "-constraint", those)
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason
@@ -125,7 +125,7 @@ def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(
     node = grid.api.job(job.id).node.split(".")[0]
     with closed(grid, node):
         grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
-        wait_for(lambda: saving(grid, node) or None, "its machine to be saved", 60)
+        wait_for(lambda: saving(grid, node) or None, "its VM to be saved", 60)
         grid.on(node, "pkill", "-KILL", "-f", "vmjobs agent")
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
     assert_counted_to_the_end(grid, job)
@@ -170,9 +170,7 @@ LOSSES: dict[str, tuple[Loss, bool]] = {
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", LOSSES)
-def test_what_dies_while_a_machine_is_saved_costs_what_was_done_and_no_more(
-    grid: Grid, what: str
-) -> None:
+def test_what_dies_while_a_vm_is_saved_costs_what_was_done_and_no_more(grid: Grid, what: str) -> None:
     loss, is_saved = LOSSES[what]
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     grid.until(job, JobState.RUNNING, timeout=180)
@@ -180,7 +178,7 @@ def test_what_dies_while_a_machine_is_saved_costs_what_was_done_and_no_more(
     node = grid.api.job(job.id).node.split(".")[0]
     with closed(grid, node):
         grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
-        wait_for(lambda: saving(grid, node) or None, "its machine to be saved", 60)
+        wait_for(lambda: saving(grid, node) or None, "its VM to be saved", 60)
         with loss(grid, node):
             pass
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
@@ -193,7 +191,7 @@ LITTLE = 24 << 20
 
 
 @pytest.mark.soak
-def test_a_disk_without_room_for_a_saved_machine_costs_what_was_done_and_no_more(grid: Grid) -> None:
+def test_a_disk_without_room_for_a_saved_vm_costs_what_was_done_and_no_more(grid: Grid) -> None:
     (first, other) = NODES
     with closed(grid, other), small_disk(grid, first, "runs", 2 * 1024 * 1024) as place:
         (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
@@ -219,7 +217,7 @@ def assert_counted_to_the_end(grid: Grid, job: Job) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", ["vmjobs agent", "vmjobs exec"])
-def test_what_dies_while_a_saved_machine_is_fetched_costs_nothing(grid: Grid, what: str) -> None:
+def test_what_dies_while_a_saved_vm_is_fetched_costs_nothing(grid: Grid, what: str) -> None:
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     grid.until(job, JobState.RUNNING, timeout=180)
     wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
@@ -227,7 +225,7 @@ def test_what_dies_while_a_saved_machine_is_fetched_costs_nothing(grid: Grid, wh
     (other,) = set(NODES) - {node}
     with closed(grid, node):
         grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
-        wait_for(lambda: saving(grid, other) or None, "its machine to come to the other node", 240)
+        wait_for(lambda: saving(grid, other) or None, "its VM to come to the other node", 240)
         grid.on(other, "pkill", "-KILL", "-f", what)
         (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
@@ -237,7 +235,7 @@ def test_what_dies_while_a_saved_machine_is_fetched_costs_nothing(grid: Grid, wh
 
 
 @pytest.mark.soak  # tests/contract/test_agent_checkpoint.py tests the agent's part
-def test_an_agent_that_is_stopped_saves_its_machines_first(grid: Grid) -> None:
+def test_an_agent_that_is_stopped_saves_its_vms_first(grid: Grid) -> None:
     """As in an upgrade: the next agent resumes the VMs, since HTCondor has noticed nothing."""
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     grid.until(job, JobState.RUNNING, timeout=180)

@@ -41,7 +41,7 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
     )
 
     # A pool that takes seconds to answer, as on a busy host, is polled ten times less often.
-    wait_for(lambda: not operator.clusters.get(name).members or None, "the machine to go", 300)
+    wait_for(lambda: not operator.clusters.get(name).members or None, "the VM to go", 300)
     assert operator.clusters.get(name).target == 0
     assert shown(grid, name) == "true"
 
@@ -90,7 +90,7 @@ def full(user: Submitter, node: str) -> Iterator[None]:
 
 @pytest.mark.soak
 @pytest.mark.disruptive  # it takes a whole node, for which jobs of other tests would wait
-def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for(
+def test_htcondor_wakes_a_cluster_for_a_job_that_another_vm_has_no_room_for(
     grid: Grid,
     operator: Client,
     name: str,

@@ -46,7 +46,7 @@ def shared(grid: Grid, operator: Client) -> Iterator[str]:
     name = f"f{random.randrange(16**8):08x}"
     operator.clusters.put(declared(name))
     yield name
-    known = [name, *(member.id for member in operator.clusters.get(name).members)]
+    known = [name, *(vm.id for vm in operator.clusters.get(name).members)]
     delete(operator, name)
 
     def left() -> list[str]:
@@ -71,8 +71,8 @@ def running(grid: Grid, operator: Client, record_property: Tell) -> Run:
 
 def member_of(operator: Client, job: Running) -> ClusterVm | None:
     """The current state of the cluster VM in which a job ran."""
-    members = operator.clusters.get(job.cluster).members
-    return next((m for m in members if m.id == job.member.id), None)
+    vms = operator.clusters.get(job.cluster).members
+    return next((m for m in vms if m.id == job.member.id), None)
 
 
 def wait_state(operator: Client, name: str, *states: ClusterVmState, timeout: float = 60) -> Cluster:
@@ -97,13 +97,13 @@ def test_a_node_whose_disk_is_full(grid: Grid, operator: Client, running: Run, n
         found = [m for m in operator.clusters.get(name).members if m.name == f"{name}-1"]
         return found[0] if found and found[0].code is not ClusterVmCode.PROGRESS else None
 
-    with small_disk(grid, node, "members", 512 * 1024) as members:
+    with small_disk(grid, node, "members", 512 * 1024) as vms:
         operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
         (before,) = up(operator, name, 1).members
         job = running(name)
-        filler = fill(grid, node, members)
+        filler = fill(grid, node, vms)
         operator.clusters.scale(name, 2)
-        failed = wait_for(second, "the other machine to fail", 60)
+        failed = wait_for(second, "the other VM to fail", 60)
         assert (failed.state, failed.code) == (ClusterVmState.BACKOFF, ClusterVmCode.NODE_FAILED)
         assert "No space left on device" in failed.message
         job.assert_ended_once()
@@ -118,7 +118,7 @@ def test_the_agent_is_killed(grid: Grid, operator: Client, running: Run, shared:
     """condor_master, the agent's supervisor, takes no VM for a process of the agent's family."""
     before = up(operator, shared, 2)
     wait_for(
-        lambda: min(age(grid, member) for member in before.members) > SNAPSHOT or None,
+        lambda: min(age(grid, vm) for vm in before.members) > SNAPSHOT or None,
         "the master to have looked",
         2 * SNAPSHOT,
     )
@@ -132,10 +132,10 @@ def test_the_agent_is_killed(grid: Grid, operator: Client, running: Run, shared:
     ]
 
 
-def age(grid: Grid, member: ClusterVm) -> int:
+def age(grid: Grid, vm: ClusterVm) -> int:
     """Seconds since a cluster VM was started."""
-    on = member.node.removesuffix(".grid")
-    kernel = grid.on(on, "pgrep", "-o", "-f", f"umid=vmjobs-[^ ]*{member.id}-{member.incarnation} ")
+    on = vm.node.removesuffix(".grid")
+    kernel = grid.on(on, "pgrep", "-o", "-f", f"umid=vmjobs-[^ ]*{vm.id}-{vm.incarnation} ")
     return int(grid.on(on, "ps", "-o", "etimes=", "-p", kernel.strip()))
 
 
@@ -180,7 +180,7 @@ def test_the_collector_is_killed(grid: Grid, operator: Client, running: Run, sha
 
 
 @pytest.mark.soak
-def test_a_machine_that_is_needed_while_the_service_is_away(
+def test_a_vm_that_is_needed_while_the_service_is_away(
     grid: Grid, operator: Client, shared: str
 ) -> None:
     """The VM's image and token are unavailable at first; it comes up once the API is back."""
@@ -196,7 +196,7 @@ def test_a_machine_that_is_needed_while_the_service_is_away(
         found = next(m for m in operator.clusters.get(shared).members if m.id == before.id)
         return found if found.state is ClusterVmState.UP and found.incarnation > 1 else None
 
-    wait_for(back, "the machine to be up", UP_SECONDS)
+    wait_for(back, "the VM to be up", UP_SECONDS)
 
 
 @pytest.mark.soak
@@ -244,9 +244,7 @@ def test_a_node_dies_and_comes_back(grid: Grid, operator: Client, running: Run, 
 
 
 @pytest.mark.soak
-def test_a_machine_that_is_frozen_is_replaced(
-    grid: Grid, operator: Client, running: Run, name: str
-) -> None:
+def test_a_vm_that_is_frozen_is_replaced(grid: Grid, operator: Client, running: Run, name: str) -> None:
     operator.clusters.put(declared(name))
     up(operator, name, 2)
     job = running(name)
@@ -259,7 +257,7 @@ def test_a_machine_that_is_frozen_is_replaced(
         again = now and now.incarnation > job.member.incarnation and now.state is ClusterVmState.UP
         return now if again else None
 
-    wait_for(back, "the machine to be replaced", 120 + UP_SECONDS)
+    wait_for(back, "the VM to be replaced", 120 + UP_SECONDS)
     told = [e for e in operator.clusters.events(name) if e.member == job.member.name]
     assert ClusterVmCode.GUEST_LOST in {e.code for e in told}
 
@@ -269,14 +267,14 @@ def test_an_image_that_never_joins_is_told_of_and_tried_again(operator: Client, 
     operator.clusters.put(declared(name, 1, image="generic", join_seconds=5))
 
     def pausing() -> ClusterVm | None:
-        (member,) = operator.clusters.get(name).members or [None]
-        again = member and member.state is ClusterVmState.BACKOFF and member.failures > 0
-        return member if again else None
+        (vm,) = operator.clusters.get(name).members or [None]
+        again = vm and vm.state is ClusterVmState.BACKOFF and vm.failures > 0
+        return vm if again else None
 
-    member = wait_for(pausing, "the machine to have failed", 120)
-    assert member.code in {ClusterVmCode.JOIN_TIMED_OUT, ClusterVmCode.GUEST_ENDED}
-    assert member.message
-    assert member.retry is not None
+    vm = wait_for(pausing, "the VM to have failed", 120)
+    assert vm.code in {ClusterVmCode.JOIN_TIMED_OUT, ClusterVmCode.GUEST_ENDED}
+    assert vm.message
+    assert vm.retry is not None
 
 
 @pytest.mark.soak

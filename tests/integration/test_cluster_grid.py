@@ -39,9 +39,9 @@ def test_a_cluster_runs_jobs_of_the_pool_and_leaves_nothing(
     assert operator.clusters.put(spec).outcome == "created"
     assert operator.clusters.put(spec).outcome == "unchanged"
     cluster = up(operator, name, 2)
-    members = {member.name: member for member in cluster.members}
-    assert set(members) == {f"{name}-0", f"{name}-1"}
-    assert {member.node for member in cluster.members} == {f"{node}.grid" for node in NODES}
+    vms = {vm.name: vm for vm in cluster.members}
+    assert set(vms) == {f"{name}-0", f"{name}-1"}
+    assert {vm.node for vm in cluster.members} == {f"{node}.grid" for node in NODES}
 
     user = Submitter(grid)
     jobs = [
@@ -50,7 +50,7 @@ def test_a_cluster_runs_jobs_of_the_pool_and_leaves_nothing(
     ]
     for job in jobs:
         host, system, uid = user.output(job).splitlines()
-        assert host in {f"{member}.vc" for member in members}
+        assert host in {f"{vm}.vc" for vm in vms}
         assert system == "Debian GNU/Linux 13 (trixie)"
         assert int(uid) > 0
 
@@ -60,7 +60,7 @@ def test_a_cluster_runs_jobs_of_the_pool_and_leaves_nothing(
     operator.clusters.drain(name)
     late = user.submit(name, "echo never")
     assert user.output(running) == "to the end\n"
-    wait_for(lambda: not operator.clusters.get(name).members or None, "all machines to go", 120)
+    wait_for(lambda: not operator.clusters.get(name).members or None, "all VMs to go", 120)
     assert user.status(late) in {"1", "2"}  # idle at the site; HTCondor may not have reported it yet
     user("condor_rm", late)
     operator.clusters.delete(name)
@@ -81,9 +81,7 @@ def test_a_dag_runs_in_a_cluster(grid: Grid, operator: Client, name: str) -> Non
     assert user("cat", f"{user.folder}/out.D").splitlines() == [f"{name}-0.vc", "5", "2"]
 
 
-def test_a_machine_that_is_killed_comes_back_under_its_name(
-    grid: Grid, operator: Client, name: str
-) -> None:
+def test_a_vm_that_is_killed_comes_back_under_its_name(grid: Grid, operator: Client, name: str) -> None:
     spec = ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512)
     operator.clusters.put(spec)
     (before,) = up(operator, name, 1).members
@@ -95,11 +93,11 @@ def test_a_machine_that_is_killed_comes_back_under_its_name(
 
     def back() -> Cluster | None:
         found = operator.clusters.get(name)
-        (member,) = found.members
-        again = member.incarnation > before.incarnation and member.state is ClusterVmState.UP
+        (vm,) = found.members
+        again = vm.incarnation > before.incarnation and vm.state is ClusterVmState.UP
         return found if again else None
 
-    (after,) = wait_for(back, "another machine of the same name", UP_SECONDS).members
+    (after,) = wait_for(back, "another VM of the same name", UP_SECONDS).members
     assert (after.name, after.id, after.node) == (before.name, before.id, before.node)
     assert user.output(job).splitlines() == [f"{before.name}.vc", "done"]  # in the new VM
 
@@ -127,8 +125,8 @@ def test_an_operator_logs_in_and_a_job_cannot(grid: Grid, operator: Client, name
     assert ssh("hostname; id -u") == (f"{name}-0.vc\n0\n", 0)
     assert ssh("pgrep -c condor_startd; exit 7") == ("1\n", 7)
     user = Submitter(grid)
-    secrets = "/run/vmjobs/job/job.env /run/vmjobs-door/key"
-    job = user.submit(name, f"cat {secrets} 2>/dev/null; echo $?; ls /run/vmjobs-door; echo $?")
+    secrets = "/run/vmjobs/job/job.env /run/vmjobs-ssh/key"
+    job = user.submit(name, f"cat {secrets} 2>/dev/null; echo $?; ls /run/vmjobs-ssh; echo $?")
     assert user.output(job) == "1\n2\n"
     assert ssh(f"cat {secrets} >/dev/null") == ("", 0)
     told = [e.message for e in operator.clusters.events(name) if e.code == "LOGIN"]

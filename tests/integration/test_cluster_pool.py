@@ -43,13 +43,13 @@ http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
 """
 
 
-def mint(grid: Grid, machine: PoolVm, seconds: int = 600) -> dict[str, Any]:
+def mint(grid: Grid, vm: PoolVm, seconds: int = 600) -> dict[str, Any]:
     """Issue a token as the service does."""
     code = (
         "from vmjobs.config import load; from vmjobs.cluster.pool import PoolVm;"
         "from condor.pool.tokens import CondorTokenIssuer;"
         "c = load(); minter = CondorTokenIssuer(c.pool_key_dir, {'site': c.pool('site').trust_domain});"
-        f"print(minter.mint('site', {machine}, {seconds}).model_dump_json())"
+        f"print(minter.mint('site', {vm}, {seconds}).model_dump_json())"
     )
     answer: dict[str, Any] = json.loads(grid.on("api", "python3", "-c", code, user="vmjobs"))
     return answer
@@ -65,8 +65,8 @@ def pool(grid: Grid, expression: str) -> Any:
     return json.loads(grid.on("worker", "python3", "-c", code, user="vmjobs"))
 
 
-def withdraw(grid: Grid, *machines: PoolVm) -> None:
-    pool(grid, f"pool.withdraw({list(machines)})")
+def withdraw(grid: Grid, *vms: PoolVm) -> None:
+    pool(grid, f"pool.withdraw({list(vms)})")
 
 
 class Machine:
@@ -151,18 +151,18 @@ class Machine:
         run("docker", "rm", "-f", self.container)
 
 
-def probes(grid: Grid, machine: Machine) -> list[str]:
+def probes(grid: Grid, vm: Machine) -> list[str]:
     """States of the probe jobs for a cluster VM in the pool."""
-    mine = f"[m for m in pool.machines() if m.id == '{machine.order.id}']"
+    mine = f"[m for m in pool.vms() if m.id == '{vm.order.id}']"
     states: list[str] = pool(grid, f"list(pool.probes({mine}).values())")
     return states
 
 
-MakeMachine = Callable[..., Machine]
+MakeVm = Callable[..., Machine]
 
 
 @pytest.fixture
-def machine(grid: Grid, tmp_path: Path) -> Iterator[MakeMachine]:
+def vm(grid: Grid, tmp_path: Path) -> Iterator[MakeVm]:
     """A factory for VMs; afterwards they are removed, from the pool too."""
     made: list[Machine] = []
 
@@ -250,8 +250,8 @@ def advertise(grid: Grid, token: str, **attributes: str) -> None:
     as_bearer(grid, token, "sh", "-c", send, "-", text)
 
 
-def advertised(grid: Grid, machine: str) -> str:
-    where = f'Machine == "{machine}"'
+def advertised(grid: Grid, vm: str) -> str:
+    where = f'Machine == "{vm}"'
     return grid.on("site", "condor_status", "-constraint", where, "-af", "MyAddress").strip()
 
 
@@ -261,7 +261,7 @@ def may(grid: Grid, token: str, kind: str, right: str, host: str = "site.grid") 
     return " ALLOW " in as_bearer(grid, token, *ping)
 
 
-def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
+def test_a_token_is_for_one_vm_and_for_nothing_else(grid: Grid) -> None:
     name = f"t{uuid.uuid4().hex[:8]}-0"
     other = name.replace("-0", "-1")
     known = PoolVm(name, 2, uuid.uuid4().hex)
@@ -351,15 +351,13 @@ def refused(grid: Grid) -> list[str]:
     return grid.on("site", *asked, check=False).strip().split(",")
 
 
-def user_of(machine: PoolVm) -> str:
-    return f"vmjobs-{machine.name}.{machine.id}.{machine.incarnation}"
+def user_of(vm: PoolVm) -> str:
+    return f"vmjobs-{vm.name}.{vm.id}.{vm.incarnation}"
 
 
-def test_the_tokens_of_a_machine_that_ended_are_refused(
-    grid: Grid, machine: MakeMachine, queue: Queue
-) -> None:
+def test_the_tokens_of_a_vm_that_ended_are_refused(grid: Grid, vm: MakeVm, queue: Queue) -> None:
     """Copied tokens are refused too, even in an existing session; other VMs' tokens work."""
-    here, other = machine(), machine()
+    here, other = vm(), vm()
     wait_for(lambda: probes(grid, here) == ["ran"] or None, "the probe to run", 90)
     here.signal("USR1")
     job = queue.submit(here.order.cluster, "sleep 40; exit 9")
@@ -402,10 +400,8 @@ def test_a_list_of_tokens_that_are_over_goes_with_them(grid: Grid) -> None:
     wait_for(lambda: user_of(short) not in grid.on("site", *kept) or None, "it to be forgotten", 60)
 
 
-def test_a_probe_that_somebody_else_submits_is_none(
-    grid: Grid, machine: MakeMachine, queue: Queue
-) -> None:
-    here = machine()
+def test_a_probe_that_somebody_else_submits_is_none(grid: Grid, vm: MakeVm, queue: Queue) -> None:
+    here = vm()
     forged = {
         "executable": "/usr/local/libexec/vmjobs-probe",
         "arguments": "",
@@ -419,13 +415,11 @@ def test_a_probe_that_somebody_else_submits_is_none(
     here.signal("TERM")
 
 
-def test_a_machine_joins_is_probed_admitted_and_drained(
-    grid: Grid, machine: MakeMachine, queue: Queue
-) -> None:
-    here = machine(attributes={"Flavour": 'a "b" $(HOME)'}, start="TARGET.Wanted =?= True")
+def test_a_vm_joins_is_probed_admitted_and_drained(grid: Grid, vm: MakeVm, queue: Queue) -> None:
+    here = vm(attributes={"Flavour": 'a "b" $(HOME)'}, start="TARGET.Wanted =?= True")
     cluster = here.order.cluster
     assert here.ad("Flavour") == 'a "b" $(HOME)'
-    (known,) = [m for m in pool(grid, "pool.machines()") if m["name"] == here.name]
+    (known,) = [m for m in pool(grid, "pool.vms()") if m["name"] == here.name]
     assert (known["incarnation"], known["busy"], known["jobs"]) == (1, False, 0)
     assert known["system"].startswith("Debian")
 
@@ -443,7 +437,7 @@ def test_a_machine_joins_is_probed_admitted_and_drained(
     queue.until(running, "2")
 
     def busy() -> bool:
-        (known,) = [m for m in pool(grid, "pool.machines()") if m["name"] == here.name]
+        (known,) = [m for m in pool(grid, "pool.vms()") if m["name"] == here.name]
         return bool(known["busy"] and known["jobs"] >= 1)  # the ad may not include the second job yet
 
     wait_for(busy, "the ad to tell of jobs", 8)
@@ -459,8 +453,8 @@ def test_a_machine_joins_is_probed_admitted_and_drained(
     assert "drained" in here.said()
 
 
-def test_a_new_token_replaces_the_old_one(grid: Grid, machine: MakeMachine) -> None:
-    here = machine()
+def test_a_new_token_replaces_the_old_one(grid: Grid, vm: MakeVm) -> None:
+    here = vm()
     fresh = mint(grid, here.known, 1200)["token"]
     here.put_token(fresh)
     here.signal("USR2")
@@ -471,7 +465,7 @@ def test_a_new_token_replaces_the_old_one(grid: Grid, machine: MakeMachine) -> N
     assert fresh not in here.said()
 
 
-def test_a_drain_before_the_machine_has_joined_is_heeded(grid: Grid, tmp_path: Path) -> None:
+def test_a_drain_before_the_vm_has_joined_is_heeded(grid: Grid, tmp_path: Path) -> None:
     here = Machine(grid, tmp_path, f"t{uuid.uuid4().hex[:8]}-0")
     try:
         here.start("")  # the endpoint has no token: the script retries
@@ -488,8 +482,8 @@ def test_a_drain_before_the_machine_has_joined_is_heeded(grid: Grid, tmp_path: P
         here.remove()
 
 
-def test_the_script_ends_as_its_startd_does(grid: Grid, machine: MakeMachine) -> None:
-    here = machine()
+def test_the_script_ends_as_its_startd_does(grid: Grid, vm: MakeVm) -> None:
+    here = vm()
     here("pkill", "-KILL", "-x", "condor_startd")
     assert (
         wait_for(lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 30)
@@ -500,8 +494,8 @@ def test_the_script_ends_as_its_startd_does(grid: Grid, machine: MakeMachine) ->
     assert here.ad("Name") == ""
 
 
-def test_probes_of_machines_that_are_gone_are_removed(grid: Grid, machine: MakeMachine) -> None:
-    here = machine()
+def test_probes_of_vms_that_are_gone_are_removed(grid: Grid, vm: MakeVm) -> None:
+    here = vm()
     here("pkill", "-STOP", "-x", "condor_startd")
     assert probes(grid, here) == ["waiting"]
     where = f'VMJobsProbe == "{here.order.id}.1"'

@@ -93,10 +93,10 @@ def test_each_release_advertises_itself_and_runs_the_jobs_that_ask_for_it(
     told: dict[str, tuple[str, ...]] = {}
     for release, name in clusters.items():
         cluster = up(operator, name, len(NODES))
-        assert {member.node for member in cluster.members} == {f"{node}.grid" for node in NODES}
+        assert {vm.node for vm in cluster.members} == {f"{node}.grid" for node in NODES}
         (told[release],) = ads(grid, name)
         # The operator sees the system that the VMs report.
-        assert {member.system for member in cluster.members} == {told[release][2]}
+        assert {vm.system for vm in cluster.members} == {told[release][2]}
     assert told["trixie"][0] == "Debian13"
     assert told["trixie"][2].startswith("Debian GNU/Linux 13")
     assert "forky" in told["forky"][2]

@@ -141,9 +141,7 @@ def test_it_dies_alone(volley: Volley, what: str, record_property: Tell) -> None
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", ["the agent", "what waits for the machines", "the starters"])
-def test_it_dies_under_machines_of_qemus(
-    grid: Grid, node: None, what: str, record_property: Tell
-) -> None:
+def test_it_dies_under_vms_of_qemus(grid: Grid, node: None, what: str, record_property: Tell) -> None:
     with fired(grid, "qemu") as volley:
         volley.settle()
         _assert_survived(volley, (what,), record_property)
@@ -179,7 +177,7 @@ def test_the_sites_schedd_dies_with_its_shadows(grid: Grid, node: None, record_p
         record_property("job", (volley.seconds(), volley.starts()))
 
 
-def test_the_machines_die(volley: Volley) -> None:
+def test_the_vms_die(volley: Volley) -> None:
     """A transparent job starts again; a job of the service reports what happened to it."""
     with killed(volley, MACHINES):
         volley.open()
@@ -247,7 +245,7 @@ def test_they_are_suspended(volley: Volley) -> None:
             60,
         )
         volley.open()
-        still = wait_for(lambda: _at_rest(volley) or None, "all machines to stand still", SETTLED)
+        still = wait_for(lambda: _at_rest(volley) or None, "all VMs to stand still", SETTLED)
         # Jobs that had begun to boot or to run have VMs, too, so there are more.
         assert len(still) >= len([step for step in STEPS if step.phase == "staging"]), still
     finally:

@@ -121,7 +121,7 @@ def test_outputs_and_console_are_fetched(ended: dict[str, Job], tmp_path: Path, 
     assert LIFETIME in vmjobs("job", "console", job.id).out
 
 
-def test_a_disk_that_boots_by_itself_needs_a_machine(ended: dict[str, Job]) -> None:
+def test_a_disk_that_boots_by_itself_needs_a_vm(ended: dict[str, Job]) -> None:
     """UML, which the nodes otherwise prefer, cannot boot it."""
     assert ended["bios"].hypervisor in {HypervisorKind.KVM, HypervisorKind.QEMU}
 

@@ -52,9 +52,9 @@ class Gateway:
         assert ended.returncode == status, f"{argv}\n{ended.stdout.decode()}\n{ended.stderr.decode()}"
         return ended
 
-    def run(self, machine: str, script: str, status: int = 0, stdin: bytes = b"") -> str:
+    def run(self, vm: str, script: str, status: int = 0, stdin: bytes = b"") -> str:
         """Run a command as root in a VM; return its output."""
-        ended = self.command("ssh", machine, "--", script, status=status, stdin=stdin)
+        ended = self.command("ssh", vm, "--", script, status=status, stdin=stdin)
         return ended.stdout.decode()
 
     def physicist(self, script: str, status: int = 0) -> str:
@@ -62,14 +62,14 @@ class Gateway:
         told = f"{script}\n".encode()
         return self.run("ui", "exec su - physicist -c 'exec sh -s 2>&1'", status, told)
 
-    def jobs(self, machine: str) -> dict[int, int]:
+    def jobs(self, vm: str) -> dict[int, int]:
         """The jobs in a VM's queue: cluster to JobStatus."""
-        lines = self.run(machine, "condor_q -all -autoformat ClusterId JobStatus").splitlines()
+        lines = self.run(vm, "condor_q -all -autoformat ClusterId JobStatus").splitlines()
         return {int(line.split()[0]): int(line.split()[1]) for line in lines}
 
-    def ended(self, machine: str) -> set[int]:
+    def ended(self, vm: str) -> set[int]:
         """The clusters of the jobs in a VM's history."""
-        return {int(line) for line in self.run(machine, "condor_history -autoformat ClusterId").split()}
+        return {int(line) for line in self.run(vm, "condor_history -autoformat ClusterId").split()}
 
 
 @pytest.fixture(scope="module")

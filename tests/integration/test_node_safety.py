@@ -137,13 +137,13 @@ def _found(victim: Victim) -> Victim:
     """Find the job's node, and what its run has there."""
     grid = victim.grid
     attempt = next(e.attempt for e in reversed(victim.owner.events(victim.job.id)) if e.attempt)
-    machines: list[tuple[int, str]] = []
+    vms: list[tuple[int, str]] = []
     for node in NODES:
         for pid, args in processes(grid, node, attempt, victim.hypervisor).items():
             victim.node, victim.pids = node, [*victim.pids, pid]
             if found := KERNEL[victim.hypervisor].match(args):
-                machines.append((pid, found[1]))
-    ((pid, name),) = machines
+                vms.append((pid, found[1]))
+    ((pid, name),) = vms
     if victim.hypervisor == "uml":
         victim.sockets.append(f"/proc/{pid}/cwd/{name}/mconsole")
     else:
@@ -179,7 +179,7 @@ def domain(victim: Victim) -> Iterator[None]:
     grid.on(victim.node, *virsh, "undefine", DOMAIN, user=AGENT, check=False)
 
 
-def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -> None:
+def test_nothing_of_an_transparent_jobs_vm_is_in_anothers_reach(grid: Grid) -> None:
     """The agent owns the job's data at the agent, its run, sockets and processes.
 
     The job's directory belongs to the job's owner.
@@ -221,7 +221,7 @@ def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -
 
 @pytest.mark.soak_for("qemu")
 @pytest.mark.usefixtures("domain")
-def test_nothing_of_a_machine_is_in_anothers_reach(victim: Victim) -> None:
+def test_nothing_of_a_vm_is_in_anothers_reach(victim: Victim) -> None:
     """Control: the agent's user succeeds in all tries. The job's token is its owner's."""
     control = victim.tries(AGENT)
     tokens = {name for name in control if name.endswith("job.token")}

@@ -342,7 +342,7 @@ def test_kernels_are_told_nothing(tour: Tour) -> None:
     assert seen.unexpected() == []
 
 
-def test_the_tokens_disk_was_that_machines(tour: Tour) -> None:
+def test_the_tokens_disk_was_that_vms(tour: Tour) -> None:
     """The disk has the sentinel of the VM's console, which the owner may read."""
     assert [answer for answer in tour.answers if f"vmjobs:{tour.sentinel}:ready".encode() in answer]
 

@@ -43,7 +43,7 @@ OF_THE_JOB = ("Owner", "Cmd", "Iwd", "RequestMemory", "Environment")
 OF_THE_MACHINE = ("Arch", "OpSysAndVer")
 
 
-def test_it_finds_what_a_job_without_a_machine_finds(site: Desk) -> None:
+def test_it_finds_what_a_job_without_a_vm_finds(site: Desk) -> None:
     """The job sees the same variables, files, user, directory and ads as without a VM.
 
     .update.ad is an exception: a starter writes it when it next updates its shadow.
@@ -70,7 +70,7 @@ def test_it_finds_what_a_job_without_a_machine_finds(site: Desk) -> None:
     assert "\n_CONDOR_SCRATCH_DIR=DIR\n" in found
 
 
-def test_what_the_machine_used_is_in_the_jobs_ad(desk: Desk) -> None:
+def test_what_the_vm_used_is_in_the_jobs_ad(desk: Desk) -> None:
     """Checked at the site, and a hop of Condor-C away."""
     script = """
         dd if=/dev/zero of=filled bs=1M count=40 conv=fsync 2>/dev/null
@@ -96,7 +96,7 @@ def test_what_the_machine_used_is_in_the_jobs_ad(desk: Desk) -> None:
     assert int(shown) == -(-ad["ChirpVMMemoryBytes"] // MIB)
 
 
-def test_what_the_machine_uses_is_seen_while_it_runs(site: Desk) -> None:
+def test_what_the_vm_uses_is_seen_while_it_runs(site: Desk) -> None:
     """Usage updates cause no events in the job's log."""
     cluster = site.submit("while :; do :; done")
     site.running(cluster)

@@ -121,7 +121,7 @@ def held(desk: Desk, grid: Grid, cluster: str, those: str) -> None:
     wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)
     before = queried(grid, SAVED)
     desk("condor_hold", cluster)
-    wait_for(lambda: queried(grid, SAVED) != before or None, "its machine to be saved", PATIENT)
+    wait_for(lambda: queried(grid, SAVED) != before or None, "its VM to be saved", PATIENT)
 
 
 def not_resumed(desk: Desk, cluster: str) -> dict[str, Any] | None:

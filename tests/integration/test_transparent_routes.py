@@ -148,7 +148,7 @@ def held(desk: Desk, cluster: str) -> dict[str, Any]:
 
 
 @both
-def test_a_job_that_is_removed_takes_its_machine_along(jobs: Jobs, way: str) -> None:
+def test_a_job_that_is_removed_takes_its_vm_along(jobs: Jobs, way: str) -> None:
     desk, cluster = jobs[way, "removed"]
     site, there = at_site(desk, cluster)
     node, name = where(site, there)
@@ -158,7 +158,7 @@ def test_a_job_that_is_removed_takes_its_machine_along(jobs: Jobs, way: str) -> 
 
 
 @both
-def test_a_job_whose_machine_dies(jobs: Jobs, way: str) -> None:
+def test_a_job_whose_vm_dies(jobs: Jobs, way: str) -> None:
     desk, cluster = jobs[way, "lost"]
     kill_machine(*at_site(desk, cluster))
     ad = held(desk, cluster)

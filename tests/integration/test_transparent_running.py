@@ -12,7 +12,7 @@ from tests.kit.submit_host import LOG, ON_A_NODE, PATIENT, Desk, desk, kill_mach
 __all__ = ["desk", "site"]
 
 
-def test_a_machine_that_dies_is_no_end_of_the_job(site: Desk) -> None:
+def test_a_vm_that_dies_is_no_end_of_the_job(site: Desk) -> None:
     cluster = site.submit("[ -e data ] && echo begun && sleep 20 && echo ended")
     kill_machine(site, cluster)
     ad = site.ended(cluster)
@@ -21,7 +21,7 @@ def test_a_machine_that_dies_is_no_end_of_the_job(site: Desk) -> None:
     assert site.read("out") == "begun\nended\n"
 
 
-def test_a_machine_that_dies_before_its_output_is_there(site: Desk) -> None:
+def test_a_vm_that_dies_before_its_output_is_there(site: Desk) -> None:
     cluster = site.submit("sleep 15; echo made >made", transfer_output_files="made")
     kill_machine(site, cluster)
     ad = site.ended(cluster)
@@ -29,7 +29,7 @@ def test_a_machine_that_dies_before_its_output_is_there(site: Desk) -> None:
     assert site.read("made") == "made\n"
 
 
-def test_a_job_whose_machines_die_is_not_tried_for_ever(site: Desk) -> None:
+def test_a_job_whose_vms_die_is_not_tried_for_ever(site: Desk) -> None:
     cluster = site.submit("sleep 1000", __VMJobMaxStarts="1")
     kill_machine(site, cluster)
     ad = site.ended(cluster)
@@ -91,7 +91,7 @@ def test_a_job_does_by_chirp_what_it_asked_for(site: Desk, image: str) -> None:
     assert "a note" in site.read("log")
 
 
-def test_condor_ssh_to_job_leads_into_the_machine(site: Desk) -> None:
+def test_condor_ssh_to_job_leads_into_the_vm(site: Desk) -> None:
     cluster = site.submit("echo begun; sleep 1000")
     site.running(cluster)
     command = 'uname -n; cat data; id -un; echo "$GREETING"; exit 5'
@@ -146,7 +146,7 @@ def test_a_vacated_job_goes_on_with_what_it_has_saved(site: Desk) -> None:
     assert last == "to 40"
 
 
-def test_a_removed_job_takes_its_machine_along(site: Desk) -> None:
+def test_a_removed_job_takes_its_vm_along(site: Desk) -> None:
     cluster = site.submit("sleep 1000")
     node, name = where(site, cluster)
     site("condor_rm", cluster)

@@ -140,7 +140,7 @@ def test_directories_and_urls_go_in_and_directories_come_out(jobs: Jobs) -> None
     assert desk.read("left/within/file") == "left\n"
 
 
-def test_a_machine_of_qemus_has_what_was_asked_for(jobs: Jobs) -> None:
+def test_a_vm_of_qemus_has_what_was_asked_for(jobs: Jobs) -> None:
     desk, cluster = jobs["processors"]
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
@@ -150,13 +150,13 @@ def test_a_machine_of_qemus_has_what_was_asked_for(jobs: Jobs) -> None:
     assert ad["ChirpTold"] == 7
 
 
-def test_a_machine_without_a_network_runs_jobs_too(jobs: Jobs) -> None:
+def test_a_vm_without_a_network_runs_jobs_too(jobs: Jobs) -> None:
     desk, cluster = jobs["no network"]
     assert desk.ended(cluster)["ExitCode"] == 5
     assert desk.read("out") == "from a file\nran\n"
 
 
-def test_a_machine_with_a_network_to_the_outside(jobs: Jobs) -> None:
+def test_a_vm_with_a_network_to_the_outside(jobs: Jobs) -> None:
     """The guest reaches only that grid host (all have private addresses) that the nodes allow."""
     desk, cluster = jobs["outbound"]
     assert desk.ended(cluster)["ExitCode"] == 0

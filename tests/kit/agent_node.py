@@ -1,4 +1,4 @@
-"""A node for unchanged jobs: a real agent, and `exec-unchanged` as a starter runs it."""
+"""A node for transparent jobs: a real agent, and `exec-unchanged` as a starter runs it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class AgentNode:
         os.close(variables)
         return Job(place, process)
 
-    def machines(self) -> list[str]:
+    def vms(self) -> list[str]:
         """Machines of this node."""
         return [name for name in self.driver.list() if name.startswith(self.prefix)]
 
@@ -141,7 +141,7 @@ class AgentNode:
 
     def wait_empty(self) -> None:
         """Wait until no machine of this node is left."""
-        wait_until(lambda: not self.machines(), 30, "the machine to be gone")
+        wait_until(lambda: not self.vms(), 30, "the VM to be gone")
 
     def run(self, *command: str, **wish: Any) -> Job:
         """Run a job to its end."""
@@ -194,7 +194,7 @@ def node() -> Iterator[AgentNode]:
 
 @contextmanager
 def agent_node() -> Iterator[AgentNode]:
-    """A node whose agent takes unchanged jobs; nothing is left of them in the end."""
+    """A node whose agent takes transparent jobs; nothing is left of them in the end."""
     with tempfile.TemporaryDirectory(prefix="unchanged-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -223,6 +223,6 @@ def agent_node() -> Iterator[AgentNode]:
             )
             yield node
         agent.stop(20)
-        assert node.machines() == []
+        assert node.vms() == []
         assert list((folder / "runs").iterdir()) == []
         assert list((folder / "handed").glob("*")) == []

@@ -25,7 +25,7 @@ def tell(what: str, value: object) -> None:
     sys.stdout.write(f"{what}: {value}\n")
 
 
-def machine(limits: VmLimits | None) -> VmConfig:
+def vm(limits: VmLimits | None) -> VmConfig:
     image = BootImage("", DISK / "root")
     image.root.touch()
     return VmConfig("vmjobs-1", 1, 64, image, (), DISK / "console", DISK, limits=limits)
@@ -34,7 +34,7 @@ def machine(limits: VmLimits | None) -> VmConfig:
 def processors() -> None:
     limits = VmLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1 << 20)
     tell("unenforced", HOLDER.unenforced(limits, DISK))
-    held = HOLDER.plan_limits(machine(limits))
+    held = HOLDER.plan_limits(vm(limits))
     with subprocess.Popen(["sh", "-c", "(while :; do :; done) & while :; do :; done"]) as busy:
         HOLDER.enforce(held, "vmjobs-1", lambda: [busy.pid, *children(busy.pid)])
         began, before = time.monotonic(), processor_seconds(busy.pid)
@@ -48,7 +48,7 @@ def processors() -> None:
 
 def disks() -> None:
     write = f"read go; exec dd if=/dev/zero of={DISK}/file bs=64k count=64 oflag=direct status=none"
-    held = HOLDER.plan_limits(machine(VmLimits(disk_bytes=2 << 20)))
+    held = HOLDER.plan_limits(vm(VmLimits(disk_bytes=2 << 20)))
     with subprocess.Popen(["sh", "-c", write], stdin=subprocess.PIPE) as writer:
         HOLDER.enforce(held, "vmjobs-1", lambda: [writer.pid])
         began = time.monotonic()
@@ -61,7 +61,7 @@ def disks() -> None:
 def bounds() -> None:
     """Show the limits of a VM that is configured without any."""
     with subprocess.Popen(["sleep", "600"]) as idle:
-        HOLDER.enforce(HOLDER.plan_limits(machine(None)), "vmjobs-1", lambda: [idle.pid])
+        HOLDER.enforce(HOLDER.plan_limits(vm(None)), "vmjobs-1", lambda: [idle.pid])
         for name in ("memory.max", "pids.max", "pids.current", "cpu.max"):
             tell(name, (GROUP / "vmjobs-1" / name).read_text().strip())
         idle.kill()

@@ -65,7 +65,7 @@ class Roll:
         if self.down:
             raise Unavailable("pool", "the collector site.grid does not answer")
 
-    def machines(self) -> list[PoolVm]:
+    def vms(self) -> list[PoolVm]:
         self.calls += 1
         self._check()
         return list(self.there.values())
@@ -96,7 +96,7 @@ class Roll:
 
     def wait(self, jobs: int, cluster: str = "vc", **more: Any) -> None:
         """Make this many jobs idle that only this cluster can run, each on a separate VM."""
-        self.waiting[cluster] = IdleJobs(jobs, **{"machines": jobs, **more})
+        self.waiting[cluster] = IdleJobs(jobs, **{"vms": jobs, **more})
 
     def join(self, name: str, incarnation: int = 1, **more: Any) -> None:
         """Add a VM's ad; by default that of the cluster VM that has this name now."""
@@ -160,41 +160,41 @@ class World:
     def apply(self, spec: ClusterSpec | None = None, **more: Any) -> ApplyResult:
         return self.repository.cluster_specs.apply(OPERATOR, spec or declared(**more))
 
-    def members(self, name: str = "vc") -> dict[str, ClusterVm]:
-        return {member.name: member for member in self.repository.clusters.get(name).members}
+    def vms(self, name: str = "vc") -> dict[str, ClusterVm]:
+        return {vm.name: vm for vm in self.repository.clusters.get(name).members}
 
     def states(self, name: str = "vc") -> dict[str, ClusterVmState]:
-        return {member.name: member.state for member in self.repository.clusters.get(name).members}
+        return {vm.name: vm.state for vm in self.repository.clusters.get(name).members}
 
     def orders(self, node: str) -> dict[str, ClusterVmOrder]:
         return {order.name: order for order in self.repository.assignments.get(node).members}
 
-    def report(self, member: ClusterVm, phase: Phase, incarnation: int = 1, **more: Any) -> None:
+    def report(self, vm: ClusterVm, phase: Phase, incarnation: int = 1, **more: Any) -> None:
         """Report as the agent of the VM's node does."""
         values = {"code": ClusterVmCode.PROGRESS, "since": now(), **more}
-        told = ClusterVmReport(id=member.id, incarnation=incarnation, phase=phase, **values)
-        self.repository.assignments.store_reports(member.node, ClusterVmReports(reports=(told,)))
+        told = ClusterVmReport(id=vm.id, incarnation=incarnation, phase=phase, **values)
+        self.repository.assignments.store_reports(vm.node, ClusterVmReports(reports=(told,)))
 
     def run(self, name: str, incarnation: int = 1, cluster: str = "vc") -> None:
         """Report that a VM runs, and add it to the pool."""
-        self.report(self.members(cluster)[name], Phase.RUNNING, incarnation)
+        self.report(self.vms(cluster)[name], Phase.RUNNING, incarnation)
         self.pool.join(name, incarnation)
 
     def bring_up(self, cluster: str = "vc") -> None:
         """Report that all ordered VMs run, and add them to the pool."""
         self.step()
-        for name, member in self.members(cluster).items():
-            if member.node and member.goal is Goal.RUN and member.state is not ClusterVmState.UP:
-                self.run(name, member.incarnation + 1, cluster)
+        for name, vm in self.vms(cluster).items():
+            if vm.node and vm.goal is Goal.RUN and vm.state is not ClusterVmState.UP:
+                self.run(name, vm.incarnation + 1, cluster)
         self.step()
 
     def obey(self, *nodes: str) -> None:
         """Make the agents of these nodes end at once all VMs that have to end."""
         for node in nodes:
             for name, order in self.orders(node).items():
-                member = self.members(order.cluster)[name]
+                vm = self.vms(order.cluster)[name]
                 if order.goal is not Goal.RUN:
-                    self.report(member, Phase.GONE, member.incarnation, code=ClusterVmCode.DRAINED)
+                    self.report(vm, Phase.GONE, vm.incarnation, code=ClusterVmCode.DRAINED)
         self.step()
 
     def codes(self, name: str = "vc") -> list[tuple[str, str, str]]:

@@ -14,17 +14,17 @@ from images.build import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.agent_runs import Images
-from tests.kit.cluster_vm_node import Kit, kept, member_parts
+from tests.kit.cluster_vm_node import Kit, cluster_vm_services, kept
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.client import AssignmentClient
 from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.hypervisor.base import BootImage
 
-#: A job's account as in condor/worker/run.sh; starts the script ``door`` in the background.
+#: A job's account as in condor/worker/run.sh; starts the script ``ssh_relay`` in the background.
 MORE = """
 echo 'slot1-1:x:64101:64101::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
-cp ./door /run/door
-setsid bash /run/door &
+cp ./ssh_relay /run/ssh_relay
+setsid bash /run/ssh_relay &
 """
 
 
@@ -34,18 +34,18 @@ def worker_guest() -> BootImage:
     return store.prepare(build("worker", store, ROOT / "build" / "work").digest)
 
 
-class DoorKit(Kit):
-    """A script that keeps running, and the product's ``door.sh`` beside it."""
+class SshRelayKit(Kit):
+    """A script that keeps running, and the product's ``ssh_relay.sh`` beside it."""
 
     def files(self, order: ClusterVmOrder, incarnation: int) -> dict[str, bytes]:
-        door = (ROOT / "condor" / "worker" / "door.sh").read_bytes()
-        return {**super().files(order, incarnation), "door": door}
+        script = (ROOT / "condor" / "worker" / "ssh_relay.sh").read_bytes()
+        return {**super().files(order, incarnation), "ssh_relay": script}
 
 
 def parts_of(folder: Path, url: str, token: str) -> ClusterVmServices:
-    share = AssignmentClient(url, token, "n1")
-    made = member_parts(folder, share, Images(worker_guest()))
-    return replace(made, kit=DoorKit(MORE), sessions=share)
+    assignments = AssignmentClient(url, token, "n1")
+    made = cluster_vm_services(folder, assignments, Images(worker_guest()))
+    return replace(made, kit=SshRelayKit(MORE), sessions=assignments)
 
 
 if __name__ == "__main__":

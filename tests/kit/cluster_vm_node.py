@@ -68,7 +68,7 @@ done
 
 
 @cache
-def member_guest() -> BootImage:
+def cluster_vm_guest() -> BootImage:
     """The guest image that comes with the product, built here if it does not exist."""
     store = ImageStore(ROOT / "build" / "images")
     return store.prepare(build("generic", store, ROOT / "build" / "work").digest)
@@ -118,8 +118,8 @@ class Service:
 
     def wants(self, revision: int, *orders: ClusterVmOrder) -> None:
         """Assign these VMs to the node."""
-        share = Assignment(revision=revision, members=orders)
-        (self.folder / "new").write_text(share.model_dump_json())
+        assignment = Assignment(revision=revision, members=orders)
+        (self.folder / "new").write_text(assignment.model_dump_json())
         (self.folder / "new").rename(self.folder / "share")
 
     def go_away(self) -> None:
@@ -172,9 +172,9 @@ class Service:
         deadline = time.monotonic() + min(wait, 2.0)
         while True:
             self._here()
-            share = Assignment.model_validate_json((self.folder / "share").read_bytes())
-            if share.revision != seen or time.monotonic() > deadline:
-                return share
+            assignment = Assignment.model_validate_json((self.folder / "share").read_bytes())
+            if assignment.revision != seen or time.monotonic() > deadline:
+                return assignment
             self._changed.wait(0.05)
 
     def report(self, reports: ClusterVmReports) -> None:
@@ -182,7 +182,7 @@ class Service:
         with (self.folder / "reports").open("a") as file:
             file.write(reports.model_dump_json() + "\n")
 
-    def token(self, member: str, incarnation: int) -> PoolToken:
+    def token(self, vm: str, incarnation: int) -> PoolToken:
         self._here()
         if self.refusal is not None:
             raise self.refusal
@@ -192,9 +192,9 @@ class Service:
         expires = now() + timedelta(seconds=self.token_seconds)
         return PoolToken(token=f"token-{number}", identity="it", expires=expires)
 
-    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+    def append_console(self, vm: str, incarnation: int, offset: int, data: bytes) -> None:
         self._here()
-        path = self.folder / f"console-{member}-{incarnation}"
+        path = self.folder / f"console-{vm}-{incarnation}"
         path.touch()
         with path.open("r+b") as file:
             file.seek(offset)
@@ -205,7 +205,7 @@ class Service:
             raise Unavailable("api", "the service is away")
 
 
-def member_parts(
+def cluster_vm_services(
     folder: Path,
     service: AssignmentSource,
     images: ImageSource | None = None,
@@ -215,7 +215,7 @@ def member_parts(
     """Make a node's services. images: only the guest's by default."""
     reporter = StatusReporter(service, heartbeat=1.0)
     return ClusterVmServices(
-        images=images or Images(member_guest()),
+        images=images or Images(cluster_vm_guest()),
         choose=lambda *_, **__: UML,
         drivers={HypervisorKind.UML: UML},
         journal=ClusterVmJournal(folder),
@@ -243,7 +243,7 @@ def service(tmp_path: Path) -> Service:
 @pytest.fixture
 def new_parts(tmp_path: Path, service: Service) -> Iterator[Callable[..., ClusterVmServices]]:
     """Makes the services of the node, for one agent after the other."""
-    yield partial(member_parts, tmp_path / "members", service)
+    yield partial(cluster_vm_services, tmp_path / "members", service)
     clear(vm_name_prefix(tmp_path / "members"))
 
 
@@ -296,7 +296,7 @@ def assert_forgotten(parts: ClusterVmServices, service: Service, revision: int) 
 def main() -> None:
     """Reconcile a node's assignment until the process is killed."""
     folder, service = map(Path, sys.argv[1:])
-    parts = member_parts(folder, Service(service))
+    parts = cluster_vm_services(folder, Service(service))
     with kept(parts):
         threading.Event().wait()
 

@@ -52,8 +52,8 @@ class Running:
         if found[:1] != ["2"] or found[1] == "undefined":
             return None
         host = found[2].rpartition("@")[2].removesuffix(".vc")
-        members = self.operator.clusters.get(self.cluster).members
-        return next((m for m in members if m.name == host), None)
+        vms = self.operator.clusters.get(self.cluster).members
+        return next((m for m in vms if m.name == host), None)
 
     @property
     def node(self) -> str:

@@ -61,16 +61,16 @@ class CountingKit:
         return {"key": f"the key of {gateway.name}".encode()}
 
     def files(
-        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
         common = (resources.files("condor") / "gateway" / "common.sh").read_bytes()
         return {"script": SCRIPT, "reach": REACH, "secret": secrets["key"], "common.sh": common}
 
-    def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
+    def token(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
         """Make a new token, which is valid for seconds."""
         self.minted += 1
         expires = datetime.now(UTC) + timedelta(seconds=20)
-        return PoolToken(token=f"token {self.minted} of {machine.name}", identity="", expires=expires)
+        return PoolToken(token=f"token {self.minted} of {vm.name}", identity="", expires=expires)
 
 
 def with_kit(arguments: list[str] | None = None) -> None:

@@ -36,11 +36,11 @@ def up(operator: Client, name: str, size: int) -> Cluster:
 
     def look() -> Cluster | None:
         cluster = operator.clusters.get(name)
-        states = [member.state for member in cluster.members]
+        states = [vm.state for vm in cluster.members]
         return cluster if states == [ClusterVmState.UP] * size else None
 
     try:
-        return wait_for(look, f"{size} machines to be up", UP_SECONDS)
+        return wait_for(look, f"{size} VMs to be up", UP_SECONDS)
     except AssertionError as late:
         told = [f"{e.member} {e.state} {e.code} {e.message}" for e in operator.clusters.events(name)]
         raise AssertionError(f"{late}: {told}") from late

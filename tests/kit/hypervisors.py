@@ -52,7 +52,7 @@ class Bench:
         self.networks.append(self.driver.open_network(mode, (ENDPOINT_PORT, *doors)))
         return self.networks[-1]
 
-    def machine(self, do: str = "", *words: str, **fields: Any) -> VmConfig:
+    def vm(self, do: str = "", *words: str, **fields: Any) -> VmConfig:
         """Configure a VM whose guest does ``do``. words: more parameters of its kernel."""
         name = f"vmjobs-test-{secrets.token_hex(6)}"
         self.names.append(name)
@@ -64,26 +64,26 @@ class Bench:
 
     def start(self, do: str, words: str, **fields: Any) -> VmConfig:
         """Start a VM, and wait until its guest prints these words."""
-        machine = self.machine(do, **fields)
-        self.driver.start(machine)
-        self.until(machine, words)
-        return machine
+        vm = self.vm(do, **fields)
+        self.driver.start(vm)
+        self.until(vm, words)
+        return vm
 
-    def until(self, machine: VmConfig, words: str) -> None:
+    def until(self, vm: VmConfig, words: str) -> None:
         """Wait until a guest has printed these words."""
-        wait_until(lambda: words in said(machine.console), BOOT, f"the guest says {words}")
+        wait_until(lambda: words in said(vm.console), BOOT, f"the guest says {words}")
 
-    def end(self, machine: VmConfig) -> str:
+    def end(self, vm: VmConfig) -> str:
         """Wait until a VM has ended by itself; returns its console."""
-        assert self.driver.wait(machine.name, BOOT) is VmState.GONE, said(machine.console)
-        return said(machine.console)
+        assert self.driver.wait(vm.name, BOOT) is VmState.GONE, said(vm.console)
+        return said(vm.console)
 
     def run(self, do: str, *words: str, **fields: Any) -> str:
         """Run a guest to its end; returns its console."""
-        machine = self.machine(do, *words, **fields)
-        self.driver.start(machine)
-        text = self.end(machine)
-        self.driver.destroy(machine.name)
+        vm = self.vm(do, *words, **fields)
+        self.driver.start(vm)
+        text = self.end(vm)
+        self.driver.destroy(vm.name)
         return text
 
 

@@ -58,17 +58,17 @@ class Eager:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
 
-    def machines(self) -> list[PoolVm]:
+    def vms(self) -> list[PoolVm]:
         return [
             PoolVm(member.name, member.incarnation, member.id)
             for cluster in self._repository.clusters.page(PageRequest())[0]
             for member in self._repository.clusters.get(cluster.name).members
         ]
 
-    def probes(self, machines: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
-        return {(machine.id, machine.incarnation): ProbeState.RAN for machine in machines}
+    def probes(self, vms: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
+        return {(vm.id, vm.incarnation): ProbeState.RAN for vm in vms}
 
-    def withdraw(self, machines: Sequence[PoolVm]) -> None:
+    def withdraw(self, vms: Sequence[PoolVm]) -> None:
         """Do nothing: this pool stores nothing."""
 
     def idle(self, kinds: Sequence[WorkerVmProfile]) -> dict[str, IdleJobs]:

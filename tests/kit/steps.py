@@ -162,7 +162,7 @@ class Volley:
 
     def ended(self) -> list[Job]:
         """Wait until all jobs have ended; return those of the service."""
-        wait_for(lambda: not self.queued() or None, "the unchanged jobs to leave the queue", LATE)
+        wait_for(lambda: not self.queued() or None, "the transparent jobs to leave the queue", LATE)
         return self.grid.wait(*self.rest, timeout=LATE)
 
     def queued(self) -> list[dict[str, Any]]:

@@ -95,18 +95,18 @@ def begun(place: Place, message: SubmitMessage = MESSAGE) -> checkpoints.StartPo
 def test_one_that_was_not_saved_begins_at_the_beginning() -> None:
     place = Place()
     found = begun(place)
-    assert (found.image, found.found, found.door, found.remark) == (OTHER, None, "", "")
+    assert (found.image, found.found, found.relay_token, found.remark) == (OTHER, None, "", "")
     assert place.calls == ["open 42", "begin " + "f" * 32, f"unfit {OTHER} repository"]
 
 
-def test_one_that_was_goes_on_with_what_its_machine_was_made_of() -> None:
+def test_one_that_was_goes_on_with_what_its_vm_was_made_of() -> None:
     """Its image's name may mean another image now; a larger slot gives the VM no more."""
     place = Place(checkpoint(MAKING))
     larger = MESSAGE.model_copy(update={"memory": 1024, "cpus": 4, "disk": 4096})
     found = begun(place, larger)
-    assert (found.image, found.found, found.door) == (IMAGE, place.found, "d" * 32)
+    assert (found.image, found.found, found.relay_token) == (IMAGE, place.found, "d" * 32)
     assert found.message == MESSAGE
-    assert found.making("d" * 32) == MAKING
+    assert found.vm_spec("d" * 32) == MAKING
     # HTCondor adds to the requested disk, by the size of the node's disk.
     less = begun(place, MESSAGE.model_copy(update={"disk": 2046}))
     assert (less.found, less.message.disk) == (place.found, 2048)
@@ -130,9 +130,7 @@ def test_one_that_has_ended_meanwhile_begins_anew() -> None:
         ({"cpus": 1}, "has 2 processors, and the slot has 1"),
     ],
 )
-def test_one_whose_machine_does_not_fit_begins_anew_and_says_so(
-    change: dict[str, object], why: str
-) -> None:
+def test_one_whose_vm_does_not_fit_begins_anew_and_says_so(change: dict[str, object], why: str) -> None:
     place = Place(checkpoint(MAKING), gone="" if change else IMAGE)
     found = begun(place, MESSAGE.model_copy(update=change))
     assert (found.image, found.found) == (OTHER, None)
@@ -165,7 +163,7 @@ def test_what_was_saved_is_forgotten_even_where_the_service_is_away() -> None:
     assert place.calls[-2:] == ["over", "close"]
 
 
-def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
+def test_the_store_hears_that_a_vm_did_not_go_on(tmp_path: Path) -> None:
     """If the service does not answer, the job's end does not wait for it."""
     for away in (False, True):
         place, told = Place(checkpoint(MAKING), away=away), list[Report]()
@@ -178,7 +176,7 @@ def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
             on_report=told.append,
             sinks={},
             store=place,
-            making=MAKING,
+            vm_spec=MAKING,
             found=place.found,
         )
         claim = AttemptClaim(attempt="f" * 32, node="n1")

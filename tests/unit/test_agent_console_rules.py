@@ -115,7 +115,7 @@ def test_a_rule_is_told_of_once_and_only_for_complete_lines(path: Path) -> None:
     assert seen.read() == []
 
 
-def test_what_came_last_is_a_line_once_the_machine_is_gone(path: Path) -> None:
+def test_what_came_last_is_a_line_once_the_vm_is_gone(path: Path) -> None:
     seen = reader(path, b"first\nall done", exit="^all done$")
     assert seen.read() == []
     assert seen.finish() == [ConsoleLineMatched("exit", "all done")]

@@ -363,7 +363,7 @@ def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 8
 
 
-def test_only_a_machine_of_a_cluster_has_a_token_for_a_pool(guest: Guest) -> None:
+def test_only_a_vm_of_a_cluster_has_a_token_for_a_pool(guest: Guest) -> None:
     assert guest.ask("GET", "/v1/token")[0] == 404
     guest.link.pool_token = lambda: "the pool's token"
     assert guest.ask("GET", "/v1/token") == (200, b"the pool's token")

@@ -48,7 +48,7 @@ class Job:
             images=self.cache,
             choose=lambda *_, **__: SimpleNamespace(kind=HypervisorKind.UML),
             journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
-            carrier=None,
+            file_transfer=None,
         )
         self.request = SimpleNamespace(services=services, attempt="", event_queue=EventQueue())
 
@@ -72,7 +72,7 @@ def reason_of(job: Job) -> ReasonCode:
     return caught.value.outcome.reason.code
 
 
-def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remote) -> None:
+def test_the_image_stays_until_the_vm_is_gone(tmp_path: Path, remote: Remote) -> None:
     first, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
     second, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 1))
     cache = ImageCache(tmp_path / "node", remote, limit=3 * SEGMENT_BYTES)

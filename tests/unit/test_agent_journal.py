@@ -102,7 +102,7 @@ def test_the_other_driver_is_known_after_a_kill(journal: Journal, tmp_path: Path
     assert second.names == []
 
 
-def test_a_machine_that_cannot_be_removed_keeps_its_record(journal: Journal, tmp_path: Path) -> None:
+def test_a_vm_that_cannot_be_removed_keeps_its_record(journal: Journal, tmp_path: Path) -> None:
     shelf = Shelf(journal.vm_name(ATTEMPT))
     shelf.broken = True
     with pytest.raises(HypervisorError), journal.run(record(journal), shelf):
@@ -120,19 +120,19 @@ def test_what_a_killed_agent_left_is_removed_and_its_verdict_survives(journal: J
     assert (left.outcome, shelf.names) == ('{"state": "COMPLETED"}', [])
 
 
-def test_a_directory_without_record_had_no_machine(journal: Journal, tmp_path: Path) -> None:
+def test_a_directory_without_record_had_no_vm(journal: Journal, tmp_path: Path) -> None:
     (tmp_path / ATTEMPT).mkdir()
     assert journal.recover({}) == []
 
 
-def test_only_machines_of_this_journal_are_swept(tmp_path: Path) -> None:
+def test_only_vms_of_this_journal_are_swept(tmp_path: Path) -> None:
     journal, other = Journal(tmp_path / "a"), Journal(tmp_path / "b")
     shelf = Shelf(journal.vm_name(ATTEMPT), other.vm_name(ATTEMPT))
     assert sweep(journal, {HypervisorKind.UML: shelf}) == [journal.vm_name(ATTEMPT)]
     assert shelf.names == [other.vm_name(ATTEMPT)]
 
 
-def test_a_machine_that_keeps_the_name_of_an_earlier_run_is_not_swept(tmp_path: Path) -> None:
+def test_a_vm_that_keeps_the_name_of_an_earlier_run_is_not_swept(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "runs")
     machine = journal.vm_name("b" * 32)
     shelf = Shelf(machine)
@@ -142,7 +142,7 @@ def test_a_machine_that_keeps_the_name_of_an_earlier_run_is_not_swept(tmp_path: 
     assert shelf.names == []
 
 
-def test_a_machine_with_the_name_of_an_earlier_run_is_removed_after_a_kill(
+def test_a_vm_with_the_name_of_an_earlier_run_is_removed_after_a_kill(
     journal: Journal, tmp_path: Path
 ) -> None:
     killed(journal)

@@ -87,7 +87,7 @@ def test_steps_of_jobs(metrics: AgentMetrics) -> None:
     assert counts == [1, 1, 2, 2]
 
 
-def test_members_by_phase_what_they_took_and_failures(metrics: AgentMetrics) -> None:
+def test_vms_by_phase_what_they_took_and_failures(metrics: AgentMetrics) -> None:
     reporter = StatusReporter(cast(Any, None))  # not running
     reporter.on_change, metrics.members = metrics.member, reporter.known
     one = member_record(incarnation=1, phase=Phase.STAGING)

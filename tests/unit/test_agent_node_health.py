@@ -107,7 +107,7 @@ def test_what_is_not_the_nodes_fault_counts_for_nothing(
     assert health.fault()
 
 
-def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
+def test_a_hypervisor_is_in_doubt_once_three_vms_in_a_row_did_not_boot(
     health: NodeHealth, clock: Clock
 ) -> None:
     """True requests a probe: a probe decides whether the hypervisor works, not the jobs."""

@@ -198,7 +198,7 @@ def test_a_full_disk_is_not_the_jobs_fault(code: ReasonCode, blamed: ReasonCode)
     assert ("disk was full" in after.reason.message) == (blamed is ReasonCode.NODE_FAILED)
 
 
-def test_a_machine_that_finds_no_room_is_not_the_jobs_fault() -> None:
+def test_a_vm_that_finds_no_room_is_not_the_jobs_fault() -> None:
     def outcome(cause: Exception | None) -> ReasonCode:
         error = HypervisorError("cannot lay it out")
         error.__cause__ = cause

@@ -157,7 +157,7 @@ def test_an_api_that_does_not_answer_stops_nothing(tmp_path: Path) -> None:
     assert granted == [NodeWishes()]
 
 
-def test_disks_of_machines_do_not_lessen_twice_what_a_node_offers_them(
+def test_disks_of_vms_do_not_lessen_twice_what_a_node_offers_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Config(state_dir=tmp_path)

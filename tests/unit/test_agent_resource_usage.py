@@ -34,7 +34,7 @@ class Driver:
         return VmState.RUNNING
 
 
-def test_what_a_machine_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
+def test_what_a_vm_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
     usage, driver = ResourceUsage(), Driver()
 
     def count(said: VmUsage | None) -> tuple[float, int]:
@@ -48,7 +48,7 @@ def test_what_a_machine_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
     assert count(None) == (1.5, 60 * MIB)
 
 
-def test_what_its_hypervisor_needs_itself_is_not_the_machines() -> None:
+def test_what_its_hypervisor_needs_itself_is_not_the_vms() -> None:
     usage = ResourceUsage()
     usage.add_vm_usage(VmUsage(1.0, 150 * MIB), 100 * MIB)
     assert usage.bytes == {"memory": 100 * MIB}

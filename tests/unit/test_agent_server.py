@@ -186,9 +186,7 @@ def test_the_same_job_is_not_run_twice_at_once(agent: Served, script: Script) ->
     assert agent.agent.runner.active.states() == {}
 
 
-def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
-    agent: Served, script: Script
-) -> None:
+def test_a_vm_that_can_be_saved_is_saved_before_the_agent_ends(agent: Served, script: Script) -> None:
     script.checkpointable, script.end = True, JobState.PREEMPTED
     agent.begin(script)
     agent.agent.stop(0.0, saving=10)

@@ -23,7 +23,7 @@ from vmjobs.errors import InvalidRequest
         ("-l root w-0 rsync --server . /x", "-l root", "rsync --server . /x"),
     ],
 )
-def test_options_go_before_the_machine(words: str, options: str, command: str) -> None:
+def test_options_go_before_the_vm(words: str, options: str, command: str) -> None:
     assert split_ssh_arguments(words.split()) == (options.split(), "w-0", command.split())
 
 
@@ -34,6 +34,6 @@ def test_what_is_no_login_is_said_at_once(words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["workers", "-1", "workers-", "workers-one", "root@workers-x"])
-def test_a_name_that_no_machine_has(name: str) -> None:
+def test_a_name_that_no_vm_has(name: str) -> None:
     with pytest.raises(InvalidRequest, match="not the name"), open_login(name):
         pass

@@ -56,7 +56,7 @@ FAILED = FailedGeneration(
 )
 
 
-def member(number: int, state: ClusterVmState = ClusterVmState.UP, **fields: Any) -> ClusterVm:
+def vm(number: int, state: ClusterVmState = ClusterVmState.UP, **fields: Any) -> ClusterVm:
     made: dict[str, Any] = {
         "id": f"{number:032x}",
         "name": f"workers-{number}",
@@ -70,7 +70,7 @@ def member(number: int, state: ClusterVmState = ClusterVmState.UP, **fields: Any
     return ClusterVm(**{**made, "state": state, **fields})
 
 
-def cluster(*members: ClusterVm, spec: ClusterSpec = SPEC, **fields: Any) -> Cluster:
+def cluster(*vms: ClusterVm, spec: ClusterSpec = SPEC, **fields: Any) -> Cluster:
     made: dict[str, Any] = {
         "name": spec.name,
         "owner": "root",
@@ -78,8 +78,8 @@ def cluster(*members: ClusterVm, spec: ClusterSpec = SPEC, **fields: Any) -> Clu
         "image": IMAGE,
         "generation": 1,
         "target": spec.range.min,
-        "up": sum(m.state is ClusterVmState.UP for m in members),
-        "members": members,
+        "up": sum(m.state is ClusterVmState.UP for m in vms),
+        "members": vms,
         "created": NOW,
         "updated": NOW,
     }
@@ -212,9 +212,9 @@ def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
     service.applies(ApplyOutcome.CREATED)
     service.has(
         cluster(),
-        cluster(member(0, ClusterVmState.BOOTING), member(1, ClusterVmState.STAGING)),
-        cluster(member(0), member(1, ClusterVmState.PROBING)),
-        cluster(member(0), member(1)),
+        cluster(vm(0, ClusterVmState.BOOTING), vm(1, ClusterVmState.STAGING)),
+        cluster(vm(0), vm(1, ClusterVmState.PROBING)),
+        cluster(vm(0), vm(1)),
     )
     done = vmjobs("apply", "--wait", "c.yaml")
     assert done.code == 0
@@ -224,7 +224,7 @@ def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
 def test_apply_says_why_not_all_are_up_in_time(service: Service, vmjobs: Run) -> None:
     failed = {"code": ClusterVmCode.BOOT_FAILED, "message": "no init found\nmore of it"}
     service.applies(ApplyOutcome.CREATED)
-    waiting = cluster(member(0), member(1, ClusterVmState.BACKOFF, **failed))
+    waiting = cluster(vm(0), vm(1, ClusterVmState.BACKOFF, **failed))
     service.has(waiting)
     done = vmjobs("apply", "--wait", "--timeout", "0.2", "c.yaml")
     assert done.code == 124
@@ -250,7 +250,7 @@ def test_nobody_is_waited_for_for_ever_unasked(
     over = words[0] in {"drain", "delete"}
     state = ClusterVmState.DRAINING if over else ClusterVmState.PENDING
     why = {"code": ClusterVmCode.NO_ROOM, "message": "no node has room", "busy": over}
-    there = cluster(member(0, state, **why), draining=over)
+    there = cluster(vm(0, state, **why), draining=over)
     service.applies(ApplyOutcome.CHANGED)
     for request in ("GET", "DELETE"):
         service.says(f"{request} /v1/clusters/workers{'?mode=now' * (request == 'DELETE')}", there)
@@ -266,33 +266,33 @@ def test_nobody_is_waited_for_for_ever_unasked(
     assert len([request for request in service.asked if request == "GET /v1/clusters/workers"]) > 2
 
 
-def test_drain_and_delete_wait_until_machines_have_ended(service: Service, vmjobs: Run) -> None:
-    draining = cluster(member(0, ClusterVmState.DRAINING, busy=True), draining=True)
+def test_drain_and_delete_wait_until_vms_have_ended(service: Service, vmjobs: Run) -> None:
+    draining = cluster(vm(0, ClusterVmState.DRAINING, busy=True), draining=True)
     service.says("POST /v1/clusters/workers/drain", draining)
-    service.has(draining, cluster(member(0, ClusterVmState.GONE), draining=True))
+    service.has(draining, cluster(vm(0, ClusterVmState.GONE), draining=True))
     done = vmjobs("drain", "workers", "--wait")
     assert (done.code, done.out) == (0, "workers is draining: 1 VM up, 1 of them with jobs\n")
     assert "workers-0 GONE on node1" in done.err
-    service.has(draining, cluster(member(0)))
+    service.has(draining, cluster(vm(0)))
     done = vmjobs("drain", "workers", "--wait")
     assert done.code == Conflict.exit_code
     assert "workers was resumed" in done.err
-    deleting = cluster(member(0, ClusterVmState.STOPPING), deleting=True)
+    deleting = cluster(vm(0, ClusterVmState.STOPPING), deleting=True)
     service.says("DELETE /v1/clusters/workers?mode=now", deleting)
-    another = cluster(member(0), created=NOW + timedelta(seconds=1))
+    another = cluster(vm(0), created=NOW + timedelta(seconds=1))
     service.has(deleting, deleting, another)
     assert vmjobs("delete", "--now", "workers", "--wait", "--timeout", "5").code == 0
 
 
 def test_a_command_waits_for_ever_where_it_is_told_to(service: Service, vmjobs: Run) -> None:
-    service.has(cluster(), cluster(), cluster(member(0), member(1)))
+    service.has(cluster(), cluster(), cluster(vm(0), vm(1)))
     service.says("POST /v1/clusters/workers/retry", cluster())
     assert vmjobs("retry", "workers", "--wait", "--timeout", "inf").code == 0
 
 
 def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -> None:
     service.applies(ApplyOutcome.UNCHANGED, failed=FAILED)
-    service.has(cluster(member(0), member(1), failed=FAILED))
+    service.has(cluster(vm(0), vm(1), failed=FAILED))
     hint = "fix the declaration, or retry it: `vmjobs cluster retry workers`"
     assert vmjobs("apply", "c.yaml").out == f"workers unchanged\n  {FAILED.message}; {hint}\n"
     done = vmjobs("apply", "--wait", "c.yaml")
@@ -311,21 +311,21 @@ def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmj
 
 
 @pytest.mark.parametrize(
-    ("members", "is_settled"),
+    ("vms", "is_settled"),
     [
-        ((member(0), member(1)), True),
-        ((member(0),), False),
-        ((member(0), member(1, generation=2)), False),
-        ((member(0, goal=Goal.DRAIN), member(1)), False),
-        ((member(0), member(1), member(2, ClusterVmState.LOST)), True),
-        ((member(0), member(1), member(2, ClusterVmState.DRAINING, goal=Goal.DRAIN)), True),
-        ((member(0), member(1, ClusterVmState.JOINING)), False),
+        ((vm(0), vm(1)), True),
+        ((vm(0),), False),
+        ((vm(0), vm(1, generation=2)), False),
+        ((vm(0, goal=Goal.DRAIN), vm(1)), False),
+        ((vm(0), vm(1), vm(2, ClusterVmState.LOST)), True),
+        ((vm(0), vm(1), vm(2, ClusterVmState.DRAINING, goal=Goal.DRAIN)), True),
+        ((vm(0), vm(1, ClusterVmState.JOINING)), False),
     ],
 )
 def test_settled_is_as_many_up_as_wanted_as_they_are_declared(
-    members: tuple[ClusterVm, ...], is_settled: bool
+    vms: tuple[ClusterVm, ...], is_settled: bool
 ) -> None:
-    assert has_settled(cluster(*members)) is is_settled
+    assert has_settled(cluster(*vms)) is is_settled
 
 
 def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
@@ -389,13 +389,13 @@ def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch
 
 def running(**fields: Any) -> ClusterVm:
     since = NOW - timedelta(hours=2)
-    return member(0, up_since=since, busy=True, jobs=7, hypervisor="uml", system=TRIXIE, **fields)
+    return vm(0, up_since=since, busy=True, jobs=7, hypervisor="uml", system=TRIXIE, **fields)
 
 
-def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None:
+def test_show_has_a_line_for_each_vm(service: Service, vmjobs: Run) -> None:
     retry = datetime.now(UTC) + timedelta(seconds=99)
     failed = {"code": ClusterVmCode.KERNEL_PANIC, "message": "no root", "retry": retry}
-    old = member(1, ClusterVmState.BACKOFF, **failed)
+    old = vm(1, ClusterVmState.BACKOFF, **failed)
     service.has(cluster(running(), old, generation=2))
     done = vmjobs("show", "workers")
     assert done.code == 0
@@ -441,7 +441,7 @@ def test_show_says_what_failed_and_where_nothing_is_tried(service: Service, vmjo
         message="node1: 3 machines failed there; next try at 12:34:56 UTC",
     )
     failed = FAILED.model_copy(update={"since": datetime.now(UTC) - timedelta(minutes=5)})
-    service.has(cluster(member(0), failed=failed, guards=(guard,)))
+    service.has(cluster(vm(0), failed=failed, guards=(guard,)))
     lines = vmjobs("show", "workers").lines
     assert "cluster workers (generation 4 failed)" in lines
     assert f"failed {FAILED.message}; 5 min ago, broken" in lines
@@ -491,7 +491,7 @@ def test_what_others_say_is_shown_and_not_obeyed(
     service.says("GET /v1/jobs?limit=256", {"jobs": [JOB], "next": ""})
     service.says("GET /v1/nodes", {"detail": ESCAPE, "title": "", "status": 403}, status=403)
     service.says(f"GET /v1/builds/{'3' * 32}", build)
-    up = member(0, ClusterVmState.BACKOFF, message=ESCAPE, system=ESCAPE, node=ESCAPE)
+    up = vm(0, ClusterVmState.BACKOFF, message=ESCAPE, system=ESCAPE, node=ESCAPE)
     service.has(cluster(up))
     service.says("POST /v1/clusters/workers/scale", cluster(up))
     done = vmjobs(*words, noun=noun)
@@ -507,7 +507,7 @@ def test_a_terminal_obeys_nothing_of_what_a_guest_prints_and_a_file_has_all_of_i
     noun, verb = command
     printed = f"50%\r100%\t\N{GREEK SMALL LETTER MU}\r\n{ESCAPE}\n".encode() + b"\xff\n"
     service.says(f"GET /v1/jobs/{JOB['id']}/{verb}", printed)
-    service.has(cluster(member(0)))
+    service.has(cluster(vm(0)))
     service.says("GET /v1/clusters/workers/members/workers-0/console?incarnation=1", printed)
     whose = [str(JOB["id"])] if noun == "job" else ["workers", "workers-0"]
     said = {}
@@ -531,7 +531,7 @@ def test_a_terminal_obeys_nothing_of_what_a_guest_prints_and_a_file_has_all_of_i
 
 def test_list_has_a_line_for_each_cluster(service: Service, vmjobs: Run) -> None:
     other = ClusterSpec(name="other", image="hep", size=SizeRange(min=1, max=4))
-    rows = [cluster(member(0)), cluster(spec=other, draining=True)]
+    rows = [cluster(vm(0)), cluster(spec=other, draining=True)]
     service.says("GET /v1/clusters", {"clusters": rows})
     lines = vmjobs("list").lines
     assert lines[1].startswith("workers worker 2 2 1 root")
@@ -559,12 +559,12 @@ CONSOLE = "GET /v1/clusters/workers/members/workers-0/console?incarnation="
 
 
 def test_console_is_followed_over_a_restart(service: Service, vmjobs: Run) -> None:
-    service.has(cluster(member(0)))
+    service.has(cluster(vm(0)))
     service.says(f"{CONSOLE}1", b"first boot\n")
     assert vmjobs("console", "workers", "0").out == "first boot\n"
     service.has(
-        cluster(member(0)),
-        cluster(member(0, ClusterVmState.BOOTING, incarnation=2)),
+        cluster(vm(0)),
+        cluster(vm(0, ClusterVmState.BOOTING, incarnation=2)),
         cluster(),
     )
     service.says(f"{CONSOLE}1", b"first\n", b"first\npanic\n")
@@ -589,7 +589,7 @@ def test_console_is_followed_over_a_restart(service: Service, vmjobs: Run) -> No
 def test_what_cannot_be_changes_nothing(
     service: Service, vmjobs: Run, words: str, code: int, said: str
 ) -> None:
-    service.has(cluster(member(0)))
+    service.has(cluster(vm(0)))
     done = vmjobs(*words.split())
     assert (done.code, said in done.err) == (code, True), done.err
     assert all(request.startswith("GET") for request in service.asked)
@@ -600,9 +600,9 @@ def test_scale_and_drain_and_resume(service: Service, vmjobs: Run) -> None:
     service.says("POST /v1/clusters/workers/scale", cluster(target=5))
     assert vmjobs("scale", "workers", "5").out == "workers: 2 -> 5 VMs\n"
     assert service.bodies == [{"size": 5}]
-    service.says("POST /v1/clusters/workers/drain", cluster(member(0, busy=True), member(1)))
+    service.says("POST /v1/clusters/workers/drain", cluster(vm(0, busy=True), vm(1)))
     assert vmjobs("drain", "workers").out == "workers is draining: 2 VMs up, 1 of them with jobs\n"
-    service.says("POST /v1/clusters/workers/resume", cluster(member(0)))
+    service.says("POST /v1/clusters/workers/resume", cluster(vm(0)))
     assert vmjobs("resume", "workers").out == "workers is resumed: 2 VMs wanted, 1 UP\n"
 
 
@@ -616,8 +616,8 @@ def test_upgrade_declares_another_image_and_nothing_else(service: Service, vmjob
     assert service.bodies == [new.model_dump(mode="json")]
 
 
-def test_delete_asks_where_machines_are_up(service: Service, vmjobs: Run) -> None:
-    there = cluster(member(0, busy=True), member(1))
+def test_delete_asks_where_vms_are_up(service: Service, vmjobs: Run) -> None:
+    there = cluster(vm(0, busy=True), vm(1))
     service.has(there)
     service.says("DELETE /v1/clusters/workers?mode=drain", there)
     service.says("DELETE /v1/clusters/workers?mode=now", there)
@@ -649,10 +649,10 @@ def test_nodes_show_what_they_have_for_clusters(service: Service, vmjobs: Run) -
     service.says("GET /v1/nodes/node1", OFFER)
     service.says("GET /v1/clusters", {"clusters": [cluster()]})
     there = [
-        member(0),
-        member(1),
-        member(2, ClusterVmState.GONE),
-        member(3, ClusterVmState.PENDING, node=""),
+        vm(0),
+        vm(1),
+        vm(2, ClusterVmState.GONE),
+        vm(3, ClusterVmState.PENDING, node=""),
     ]
     service.has(cluster(*there))
     done = vmjobs("list", noun="node")
@@ -677,7 +677,7 @@ def test_names_are_completed(service: Service) -> None:
     rows = [cluster(), cluster(spec=ClusterSpec(name="other", image="hep", size=1))]
     service.says("GET /v1/clusters", {"clusters": rows})
     assert complete_cluster(context, parameter, "w") == ["workers"]
-    service.has(cluster(member(0), member(1)))
+    service.has(cluster(vm(0), vm(1)))
     context.params["name"] = "workers"
     assert complete_vm_name(context, parameter, "") == ["workers-0", "workers-1"]
     service.answers.clear()

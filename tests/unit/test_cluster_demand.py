@@ -48,7 +48,7 @@ TABLE: dict[str, tuple[int, ScaleDownDelay | None, Demand | None, SizeDecision]]
         jobs(1, busy=2),
         many(3, "1 idle job that only this cluster can run; 2 run jobs already"),
     ),
-    "several jobs in one machine": (1, None, Demand(jobs=7, machines=2), many(2, f"7 {IDLE}")),
+    "several jobs in one machine": (1, None, Demand(jobs=7, vms=2), many(2, f"7 {IDLE}")),
     "never more than max": (7, None, jobs(100), many(8, f"100 {IDLE}")),
     "never fewer than min": (1, None, jobs(0), SizeDecision(1)),
     "a higher min": (0, None, jobs(0), many(1, "0 run jobs, and the declared minimum is kept")),

@@ -58,7 +58,7 @@ def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeS
     return NodeSnapshot(name=name, **{**values, **more})
 
 
-def member(number: int, on: str = "", **more: Any) -> ClusterVmSnapshot:
+def vm(number: int, on: str = "", **more: Any) -> ClusterVmSnapshot:
     """A VM of the cluster ``vc``; its id is its name."""
     values = {"id": f"vc-{number}", "name": f"vc-{number}", "need": SMALL, "generation": 1, "node": on}
     return ClusterVmSnapshot(**{**values, "image": IMAGE, **more})
@@ -66,15 +66,15 @@ def member(number: int, on: str = "", **more: Any) -> ClusterVmSnapshot:
 
 def runs(number: int, on: str = "n1", **more: Any) -> ClusterVmSnapshot:
     values = {"phase": Phase.RUNNING, "incarnation": 1, "waiting": at(10)}
-    return member(number, on, **{**values, **more})
+    return vm(number, on, **{**values, **more})
 
 
 def waits(number: int, **more: Any) -> ClusterVmSnapshot:
-    return member(number, "n1", phase=Phase.WAITING, **more)
+    return vm(number, "n1", phase=Phase.WAITING, **more)
 
 
 def boots(number: int, **more: Any) -> ClusterVmSnapshot:
-    return member(number, "n1", phase=Phase.BOOTING, **more)
+    return vm(number, "n1", phase=Phase.BOOTING, **more)
 
 
 def joined(number: int, probe: ProbeState, **more: Any) -> ClusterVmSnapshot:
@@ -87,12 +87,12 @@ def up(number: int, on: str = "n1", **more: Any) -> ClusterVmSnapshot:
 
 def failing(number: int, on: str = "n1", **more: Any) -> ClusterVmSnapshot:
     values = {"phase": Phase.WAITING, "incarnation": 3, "failures": 3, "withdrawn": 3}
-    return member(number, on, **{**values, "code": ClusterVmCode.BOOT_FAILED, **more})
+    return vm(number, on, **{**values, "code": ClusterVmCode.BOOT_FAILED, **more})
 
 
-def cluster(*members: ClusterVmSnapshot, target: int = 0, **more: Any) -> ClusterSnapshot:
+def cluster(*vms: ClusterVmSnapshot, target: int = 0, **more: Any) -> ClusterSnapshot:
     spec = ClusterSpec.model_validate({"name": "vc", **PLAIN, **more.pop("spec", {})})
-    values = {"kinds": KINDS, "generation": 1, "target": target, "members": members}
+    values = {"kinds": KINDS, "generation": 1, "target": target, "vms": vms}
     values |= {"image": IMAGE, "good": more.get("generation", 1)}
     return ClusterSnapshot(name="vc", spec=spec, **{**values, **more})
 
@@ -131,7 +131,7 @@ TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapsh
     ),
     "the lowest number is used again": (cluster(up(1), target=2), [created(0, "n1")]),
     "a name is free once its machine has gone": (cluster(up(0, **DRAIN), target=1), [created(1, "n1")]),
-    "one that came late gets a node": (cluster(member(0), target=1), [AssignNode("vc-0", "n1")]),
+    "one that came late gets a node": (cluster(vm(0), target=1), [AssignNode("vc-0", "n1")]),
     "smaller: the highest number goes": (cluster(up(0), up(1), target=1), [drained(1)]),
     "smaller: rather one that is not busy": (cluster(up(0), up(1, busy=True), target=1), [drained(0)]),
     "smaller: rather one that is not up": (cluster(runs(0), up(1), target=1), [drained(0)]),
@@ -139,10 +139,10 @@ TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapsh
         cluster(failing(0), runs(1), up(2), target=2),
         [drained(0)],
     ),
-    "smaller: before all one that has no node": (cluster(member(0), failing(1), target=1), [gone(0)]),
+    "smaller: before all one that has no node": (cluster(vm(0), failing(1), target=1), [gone(0)]),
     # -- room
     "what is ending still has its room": (
-        cluster(up(0, **DRAIN), up(1, goal=Goal.STOP, phase=Phase.STOPPING), member(2), target=1),
+        cluster(up(0, **DRAIN), up(1, goal=Goal.STOP, phase=Phase.STOPPING), vm(2), target=1),
         [
             SetPending(
                 "vc-2",
@@ -155,7 +155,7 @@ TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapsh
     ),
     "the same reason is told once": (
         cluster(
-            member(0, code=ClusterVmCode.NO_NODE, why="no node has registered with the service"),
+            vm(0, code=ClusterVmCode.NO_NODE, why="no node has registered with the service"),
             target=1,
         ),
         [],
@@ -245,11 +245,11 @@ TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapsh
     "and then is forgotten": (cluster(up(0, **DRAIN), spec={"drain_seconds": 399}), [gone(0)], LOST),
     # -- drained and deleted
     "one that is gone is forgotten and replaced": (
-        cluster(member(0, "n1", phase=Phase.GONE), target=1),
+        cluster(vm(0, "n1", phase=Phase.GONE), target=1),
         [gone(0), created(1, "n1")],
     ),
     "a draining cluster": (
-        cluster(up(0), member(1), up(2, **DRAIN), target=3, draining=True),
+        cluster(up(0), vm(1), up(2, **DRAIN), target=3, draining=True),
         [drained(0), gone(1)],
     ),
     "a cluster that is deleted now": (
@@ -285,7 +285,7 @@ TABLE: dict[str, tuple[ClusterSnapshot, list[Action], *tuple[Sequence[NodeSnapsh
         [drained(2)],
     ),
     "those without a node are simply made anew": (
-        cluster(up(0), member(1), target=2, generation=2),
+        cluster(up(0), vm(1), target=2, generation=2),
         [gone(1), created(2, "n1")],
     ),
     "a failing successor ends it": (
@@ -508,7 +508,7 @@ GUARDED: dict[
 
 
 @pytest.mark.parametrize("case", GUARDED, ids=list(GUARDED))
-def test_where_machines_only_fail(case: str) -> None:
+def test_where_vms_only_fail(case: str) -> None:
     there, guards, expected, *later = GUARDED[case]
     after = sum(later, timedelta())
     nodes = {name: node(name, silent=-after.total_seconds()) for name in ("n1", "n2")}
@@ -535,7 +535,7 @@ def test_why_a_guarded_node_is_not_chosen() -> None:
     assert wide.place.why.count("next try") == 1
 
 
-def test_clusters_of_the_same_image_try_one_machine_at_a_time() -> None:
+def test_clusters_of_the_same_image_try_one_vm_at_a_time() -> None:
     other = replace(cluster(target=1), name="other")
     for when, nodes in ((NOW - LATER, ["", ""]), (NOW + LATER, ["n1", ""])):
         guards = FailureBackoffs([closed("n1")], when)
@@ -563,20 +563,20 @@ def test_where_there_is_no_room_each_node_is_looked_at_once(
     closed = FailureBackoff(IMAGE, "m", failures=3, until=at(-600), nodes=("m",))
     open_guards = FailureBackoffs([closed, replace(closed, node="")], NOW)
     kinds: dict[str, Callable[[int], Any]] = {
-        "pending": member,
+        "pending": vm,
         "missing": up,
         "failing": lambda n: failing(n, "m"),
     }
     made = kinds[crowd]
-    members = [] if crowd == "missing" else [made(n) for n in range(500)]
+    vms = [] if crowd == "missing" else [made(n) for n in range(500)]
     there = [replace(up(1000 + n, f"n{n}"), name=f"vc-{1000 + n}") for n in range(20)]
-    wanted = cluster(*members, *there, target=520)
+    wanted = cluster(*vms, *there, target=520)
     actions = plan([wanted], nodes, NOW, open_guards)
     assert Looked.times <= 20
     assert len(actions) in {0, 500}
 
 
-def test_a_machine_goes_where_its_processors_are() -> None:
+def test_a_vm_goes_where_its_processors_are() -> None:
     uml, both = frozenset({HypervisorKind.UML}), KINDS | {HypervisorKind.QEMU}
     wanted = placement_request(cluster(spec={"cpus": 2}).spec, both, IMAGE)
     place = FreeCapacity([node("n1", kinds=uml)]).place(wanted)

@@ -18,7 +18,7 @@ from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.uml.kernel_boot import MAX_NAME
 from vmjobs.model import HypervisorKind
 
-MEMBER = member_order().id
+CLUSTER_VM = member_order().id
 
 
 @dataclass
@@ -52,11 +52,11 @@ def test_a_record_comes_back_as_it_was_kept(journal: ClusterVmJournal) -> None:
     assert journal.root.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_share_comes_back(journal: ClusterVmJournal) -> None:
+def test_the_assignment_comes_back(journal: ClusterVmJournal) -> None:
     assert journal.load_assignment() is None
-    share = Assignment(revision=7, members=(member_order(), member_order(1)))
-    journal.store_assignment(share)
-    assert journal.load_assignment() == share
+    assignment = Assignment(revision=7, members=(member_order(), member_order(1)))
+    journal.store_assignment(assignment)
+    assert journal.load_assignment() == assignment
     (journal.root / "share.json").write_text('{"revision": 7')
     assert journal.load_assignment() is None
 
@@ -65,7 +65,7 @@ def test_the_share_comes_back(journal: ClusterVmJournal) -> None:
 def test_a_directory_without_a_good_record_is_removed(
     journal: ClusterVmJournal, content: str | None
 ) -> None:
-    directory = journal.paths(MEMBER).directory
+    directory = journal.paths(CLUSTER_VM).directory
     directory.mkdir()
     (directory / "console-1").write_text("left")
     if content is not None:
@@ -74,21 +74,21 @@ def test_a_directory_without_a_good_record_is_removed(
     assert not directory.exists()
 
 
-def test_a_record_of_a_later_release_is_left_alone_and_so_is_its_machine(
+def test_a_record_of_a_later_release_is_left_alone_and_so_is_its_vm(
     journal: ClusterVmJournal,
 ) -> None:
     later = later_record(journal, phase=Phase.RUNNING, incarnation=3, hypervisor="uml")
-    journal.paths(MEMBER).console(3).write_text("console")
-    name, other = journal.vm_name(MEMBER, 3), journal.vm_name("f" * 32, 1)
+    journal.paths(CLUSTER_VM).console(3).write_text("console")
+    name, other = journal.vm_name(CLUSTER_VM, 3), journal.vm_name("f" * 32, 1)
     machines = Machines([name, other])
     assert journal.load() == []
     assert journal.destroy_unknown([], machines.drivers) == [other]
     assert machines.names == [name]
-    assert journal.paths(MEMBER).record.read_text() == later
-    assert journal.paths(MEMBER).console(3).exists()
+    assert journal.paths(CLUSTER_VM).record.read_text() == later
+    assert journal.paths(CLUSTER_VM).console(3).exists()
     (incompatible,) = journal.incompatible()
-    told = incompatible.report(journal.paths(MEMBER).record, NOW)
-    assert (told.id, told.incarnation, told.phase) == (MEMBER, 3, Phase.RUNNING)
+    told = incompatible.report(journal.paths(CLUSTER_VM).record, NOW)
+    assert (told.id, told.incarnation, told.phase) == (CLUSTER_VM, 3, Phase.RUNNING)
     assert (told.code, told.hypervisor) == (ClusterVmCode.INTERNAL, HypervisorKind.UML)
     assert "left alone" in told.message
     assert journal.clear(machines.drivers) == 1  # an operator removes everything
@@ -99,13 +99,17 @@ def test_a_record_of_a_later_release_is_left_alone_and_so_is_its_machine(
 def test_a_later_release_may_mean_anything(journal: ClusterVmJournal, phase: object) -> None:
     later_record(journal, phase=phase, incarnation="many", hypervisor={})
     (incompatible,) = journal.incompatible()
-    assert (incompatible.id, incompatible.incarnation, incompatible.phase) == (MEMBER, 0, Phase.WAITING)
+    assert (incompatible.id, incompatible.incarnation, incompatible.phase) == (
+        CLUSTER_VM,
+        0,
+        Phase.WAITING,
+    )
 
 
 def later_record(journal: ClusterVmJournal, **fields: object) -> str:
     """Write a record of a later release; return its text."""
     journal.write(member_record())
-    path = journal.paths(MEMBER).record
+    path = journal.paths(CLUSTER_VM).record
     content = json.dumps({**json.loads(path.read_text()), "mood": "good", **fields})
     path.write_text(content)
     return content
@@ -114,28 +118,28 @@ def later_record(journal: ClusterVmJournal, **fields: object) -> str:
 def test_a_half_written_record_counts_as_the_one_before(journal: ClusterVmJournal) -> None:
     record = member_record(phase=Phase.RUNNING)
     journal.write(record)
-    (journal.paths(MEMBER).directory / "record.tmp").write_text('{"order"')
+    (journal.paths(CLUSTER_VM).directory / "record.tmp").write_text('{"order"')
     assert journal.load() == [record]
 
 
 def test_forgetting_may_be_cut_off_anywhere(journal: ClusterVmJournal) -> None:
     journal.write(member_record())
-    paths = journal.paths(MEMBER)
+    paths = journal.paths(CLUSTER_VM)
     paths.begin(1)
     (paths.machine / "scratch.disk").write_text("disk")
     paths.console(1).write_text("console")
-    journal.forget(MEMBER)
+    journal.forget(CLUSTER_VM)
     assert not paths.directory.exists()
-    journal.forget(MEMBER)
+    journal.forget(CLUSTER_VM)
     journal.write(member_record())  # a kill left only the record
     assert len(journal.load()) == 1
-    journal.forget(MEMBER)
+    journal.forget(CLUSTER_VM)
     assert list(journal.root.iterdir()) == []
 
 
-def test_a_new_machine_finds_nothing_of_the_last_but_its_console(journal: ClusterVmJournal) -> None:
+def test_a_new_vm_finds_nothing_of_the_last_but_its_console(journal: ClusterVmJournal) -> None:
     journal.write(member_record())
-    paths = journal.paths(MEMBER)
+    paths = journal.paths(CLUSTER_VM)
     for incarnation in (1, 2, 3):
         paths.begin(incarnation)
         (paths.machine / "vm").mkdir()
@@ -146,22 +150,22 @@ def test_a_new_machine_finds_nothing_of_the_last_but_its_console(journal: Cluste
     assert list(paths.machine.iterdir()) == []
 
 
-def test_sweeps_of_jobs_and_of_members_leave_one_another_alone(tmp_path: Path) -> None:
+def test_sweeps_of_jobs_and_of_vms_leave_one_another_alone(tmp_path: Path) -> None:
     from vmjobs.agent.journal import sweep
 
-    jobs, members = Journal(tmp_path / "runs"), ClusterVmJournal(tmp_path / "members")
-    ours = members.vm_name(MEMBER, 2)
-    unknown = members.vm_name(MEMBER, 1)
+    jobs, vms = Journal(tmp_path / "runs"), ClusterVmJournal(tmp_path / "members")
+    ours = vms.vm_name(CLUSTER_VM, 2)
+    unknown = vms.vm_name(CLUSTER_VM, 1)
     job = jobs.vm_name("a" * 32)
     machines = Machines([ours, unknown, job, "vmjobs-of-others"])
-    assert members.destroy_unknown([member_record(machine=ours)], machines.drivers) == [unknown]
+    assert vms.destroy_unknown([member_record(machine=ours)], machines.drivers) == [unknown]
     assert machines.names == [ours, job, "vmjobs-of-others"]
     assert sweep(jobs, machines.drivers) == [job]
     assert machines.names == [ours, "vmjobs-of-others"]
 
 
-def test_all_members_can_be_removed_at_once(journal: ClusterVmJournal) -> None:
-    machines = Machines([journal.vm_name(MEMBER, 2), "vmjobs-of-others"])
+def test_all_vms_can_be_removed_at_once(journal: ClusterVmJournal) -> None:
+    machines = Machines([journal.vm_name(CLUSTER_VM, 2), "vmjobs-of-others"])
     journal.write(member_record(machine=machines.names[0]))
     journal.store_assignment(Assignment(revision=1))
     assert journal.clear(machines.drivers) == 1
@@ -169,5 +173,5 @@ def test_all_members_can_be_removed_at_once(journal: ClusterVmJournal) -> None:
     assert list(journal.root.iterdir()) == []
 
 
-def test_names_of_machines_are_short_enough_for_uml(journal: ClusterVmJournal) -> None:
+def test_names_of_vms_are_short_enough_for_uml(journal: ClusterVmJournal) -> None:
     assert len(journal.vm_name("f" * 32, 10**12)) <= MAX_NAME

@@ -192,7 +192,7 @@ def test_what_the_service_is_told() -> None:
     assert member_record(phase=P.STOPPING, retry=NOW).report().retry is None
 
 
-def test_why_a_machine_cannot_be_destroyed_is_told_until_it_is() -> None:
+def test_why_a_vm_cannot_be_destroyed_is_told_until_it_is() -> None:
     record = member_record(code=C.GUEST_LOST, message="it fell silent", **STOPS)
     seen = ObservedState(undestroyed="libvirt does not answer")
     again = plan_vm(record.order, record, seen, NOW).record
@@ -215,7 +215,7 @@ def test_a_guest_cannot_make_a_report_that_is_too_long() -> None:
     )
 
 
-def test_limits_that_nothing_enforces_are_told_for_as_long_as_the_machine_runs() -> None:
+def test_limits_that_nothing_enforces_are_told_for_as_long_as_the_vm_runs() -> None:
     record = member_record(phase=P.STAGING, incarnation=1)
     facts = ObservedState(staged=HypervisorKind.UML, unenforced="its disks are as fast as they are")
     booting = plan_vm(record.order, record, facts, NOW).record

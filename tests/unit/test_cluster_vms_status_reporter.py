@@ -23,7 +23,7 @@ from vmjobs.cluster.wire import ClusterVmReports, PoolToken
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.model import now
 
-MEMBER = member_order().id
+CLUSTER_VM = member_order().id
 
 
 @dataclass
@@ -41,13 +41,13 @@ class Service:
         self._answer()
         self.reports.append(reports)
 
-    def token(self, member: str, incarnation: int) -> PoolToken:
+    def token(self, vm: str, incarnation: int) -> PoolToken:
         self._answer()
         self.given += 1
         expires = now() + timedelta(seconds=self.life)
         return PoolToken(token=f"token {self.given}", identity="it", expires=expires)
 
-    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+    def append_console(self, vm: str, incarnation: int, offset: int, data: bytes) -> None:
         self._answer()
         had = self.consoles.get(incarnation, b"")
         assert offset <= len(had), "bytes are missing"
@@ -74,7 +74,7 @@ def told() -> list[float]:
 
 @pytest.fixture
 def box(service: Service, told: list[float]) -> PoolTokenCache:
-    return PoolTokenCache(lambda: service.token(MEMBER, 1), told.append)
+    return PoolTokenCache(lambda: service.token(CLUSTER_VM, 1), told.append)
 
 
 def test_a_token_is_asked_for_when_it_is_wanted_and_then_kept(
@@ -119,7 +119,7 @@ def test_a_token_that_was_refused_is_refused(service: Service, box: PoolTokenCac
 
 def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) -> None:
     service, why = Service(AWAY), list[str]()
-    box = PoolTokenCache(lambda: service.token(MEMBER, 1), told.append, on_refused=why.append)
+    box = PoolTokenCache(lambda: service.token(CLUSTER_VM, 1), told.append, on_refused=why.append)
     with pytest.raises(Unavailable):
         box.get()
     assert why == [AWAY.message]
@@ -136,7 +136,7 @@ def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) ->
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_those_who_ask_at_once_share_one_token_unless_the_machine_is_left(
+def test_those_who_ask_at_once_share_one_token_unless_the_vm_is_left(
     service: Service, told: list[float], *, left: bool
 ) -> None:
     asked, answer = threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ def test_those_who_ask_at_once_share_one_token_unless_the_machine_is_left(
     def fetch() -> PoolToken:
         asked.set()
         assert answer.wait(30)
-        return service.token(MEMBER, 1)
+        return service.token(CLUSTER_VM, 1)
 
     box = PoolTokenCache(fetch, told.append)
     with ThreadPoolExecutor(3) as pool:
@@ -170,7 +170,7 @@ def test_a_fault_of_our_own_holds_up_nobody(told: list[float]) -> None:
 
 @pytest.fixture
 def console(path: Path) -> ConsoleFile:
-    return ConsoleFile(MEMBER, 1, path, limit=100)
+    return ConsoleFile(CLUSTER_VM, 1, path, limit=100)
 
 
 def grow(path: Path, data: bytes) -> None:
@@ -214,11 +214,11 @@ def test_what_is_lost_while_the_service_is_away_makes_no_hole(
 
 def test_another_agent_goes_on_where_a_console_was_emptied(path: Path, service: Service) -> None:
     path.write_bytes(b"a" * 60)
-    first = ConsoleFile(MEMBER, 1, path, limit=59)
+    first = ConsoleFile(CLUSTER_VM, 1, path, limit=59)
     first.upload_next(service)
     first.truncate_if_full()
     path.write_bytes(b"b" * 10)
-    ship_all(ConsoleFile(MEMBER, 1, path, limit=100), service)
+    ship_all(ConsoleFile(CLUSTER_VM, 1, path, limit=100), service)
     assert service.consoles[1] == b"a" * 59 + b"b" * 10
 
 
@@ -254,23 +254,23 @@ def at_work(worker: StatusReporter | ConsoleUploader) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path, service: Service) -> None:
+def test_the_last_words_of_the_vm_before_are_sent_too(tmp_path: Path, service: Service) -> None:
     reporter = StatusReporter(service)
     console_uploader = ConsoleUploader(service, reporter)
     for incarnation in (1, 2, 3):
         path = tmp_path / f"console-{incarnation}"
         path.write_bytes(b"words of %d" % incarnation)
-        console_uploader.follow(ConsoleFile(MEMBER, incarnation, path, limit=100))
+        console_uploader.follow(ConsoleFile(CLUSTER_VM, incarnation, path, limit=100))
     with at_work(console_uploader):
-        assert not reporter.is_reported(MEMBER, 3)
+        assert not reporter.is_reported(CLUSTER_VM, 3)
         assert service.consoles == {}  # it refuses consoles of VMs that no report names
         reporter.tell(member_record(incarnation=3).report())
         with at_work(reporter):
-            assert reporter.is_reported(MEMBER, 3, timeout=5)
+            assert reporter.is_reported(CLUSTER_VM, 3, timeout=5)
             wait_until(lambda: len(service.consoles) == 2)
     assert service.consoles == {2: b"words of 2", 3: b"words of 3"}
-    reporter.forget(MEMBER)
-    assert not reporter.is_reported(MEMBER, 1)
+    reporter.forget(CLUSTER_VM)
+    assert not reporter.is_reported(CLUSTER_VM, 1)
 
 
 def test_reports_newest_only_and_all_of_them_as_a_heartbeat(service: Service) -> None:

@@ -20,11 +20,11 @@ from condor import names
 from condor.pool.cluster_ads import faults
 from condor.pool.condor_pool import (
     CondorPool,
-    is_machine,
-    machine,
+    is_vm_ad,
     membership_expression,
     probe_jobs,
     probe_state,
+    vm_from_ad,
 )
 from condor.pool.tokens import CondorTokenIssuer, expiry
 from condor.worker import WorkerKit, machine_attributes, worker_config
@@ -123,7 +123,7 @@ def test_values_stay_what_they_are(configuration: Any) -> None:
     assert found.start({"Home": "$(HOME)"})
 
 
-def test_what_a_machine_says_of_itself(configuration: Any) -> None:
+def test_what_a_vm_says_of_itself(configuration: Any) -> None:
     found = configuration(order())
     assert found[names.MEMBER] == '"sl3-0"'
     assert found[names.INCARNATION] == "3"
@@ -231,30 +231,30 @@ LIES = {
 
 
 @pytest.mark.parametrize(("name", "lie"), [(name, lie) for name in LIES for lie in LIES[name]])
-def test_an_ad_that_no_machine_of_ours_sends_is_none(name: str, lie: Any) -> None:
-    assert is_machine(AD)
-    assert not is_machine({**AD, name: lie})
-    assert not is_machine({k: v for k, v in AD.items() if k != name})
+def test_an_ad_that_no_vm_of_ours_sends_is_none(name: str, lie: Any) -> None:
+    assert is_vm_ad(AD)
+    assert not is_vm_ad({**AD, name: lie})
+    assert not is_vm_ad({k: v for k, v in AD.items() if k != name})
 
 
-def test_what_a_machine_says_cannot_be_more_than_can_be_kept() -> None:
+def test_what_a_vm_says_cannot_be_more_than_can_be_kept() -> None:
     lies = {names.JOB_STARTS: 2**62, names.ADMITTED: True, names.DYNAMIC_SLOTS: "x"}
-    said = machine({**AD, **lies, names.SYSTEM: "\x1b[31m" + "x" * 999})
+    said = vm_from_ad({**AD, **lies, names.SYSTEM: "\x1b[31m" + "x" * 999})
     assert said.jobs < 2**31
     assert not said.busy
     assert said.system.isprintable()
     assert len(said.system) <= 64
-    assert machine({**AD, names.SYSTEM: 3, names.JOB_STARTS: -5, names.ADMITTED: True}).jobs == 0
+    assert vm_from_ad({**AD, names.SYSTEM: 3, names.JOB_STARTS: -5, names.ADMITTED: True}).jobs == 0
 
 
 def test_a_machines_ad() -> None:
     ad = {names.MEMBER: "a-0", names.INCARNATION: 2, names.SYSTEM: "Debian GNU/Linux 13"}
-    assert machine(ad) == PoolVm("a-0", 2, system="Debian GNU/Linux 13")
-    assert machine({**ad, **AD}).id == "5" * 32
+    assert vm_from_ad(ad) == PoolVm("a-0", 2, system="Debian GNU/Linux 13")
+    assert vm_from_ad({**ad, **AD}).id == "5" * 32
     ad |= {names.DYNAMIC_SLOTS: 1, names.JOB_STARTS: 1}
-    assert machine(ad).busy
-    assert machine(ad).jobs == 0  # the only start was the probe's
-    assert machine({**ad, names.ADMITTED: True, names.JOB_STARTS: 4}).jobs == 3
+    assert vm_from_ad(ad).busy
+    assert vm_from_ad(ad).jobs == 0  # the only start was the probe's
+    assert vm_from_ad({**ad, names.ADMITTED: True, names.JOB_STARTS: 4}).jobs == 3
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def expression(submit: Any, name: str) -> Any:
     return classad2.ExprTree(submit.expand(name))
 
 
-def test_each_probe_is_for_one_machine_and_moves_no_file() -> None:
+def test_each_probe_is_for_one_vm_and_moves_no_file() -> None:
     known = [PoolVm("a-0", 1, "5" * 32), PoolVm("a-1", 1, "6" * 32)]
     made = probe_jobs(known)
     submit = htcondor2.Submit(made.description)
@@ -312,13 +312,13 @@ class Queue:
 
     def submit(self, *_: Any, file: str, **__: Any) -> int:
         self.verbs.append("submit")
-        _, *items, _ = file[file.index("queue vmjobs_machine from (") :].splitlines()
+        _, *items, _ = file[file.index("queue vmjobs_vm from (") :].splitlines()
         ours = {names.OWNER: "vmjobs", names.JOB_STATUS: 1}
         self.jobs += [{names.PROBE: item, **ours} for item in items]
         return 1
 
 
-def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_vms_are_asked_about_in_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
     monkeypatch.setattr("condor.submit.schedd.call", queue.call)
     monkeypatch.setattr("condor.submit.schedd.submit", queue.submit)
@@ -359,7 +359,7 @@ def withdrawn(machines: list[PoolVm], queue: Queue, patch: pytest.MonkeyPatch) -
     return said
 
 
-def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vm_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise root in a VM could claim another VM's id and so have that VM withdrawn."""
     queue = Queue()
     queue.jobs = [
@@ -376,8 +376,8 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
     assert removed == [["0.0"]]
     where = classad2.ExprTree(said["withdraw"]["constraint"])
 
-    def goes(member: str, target: str) -> Any:
-        return where.eval(classad2.ClassAd({names.MEMBER: member, names.MACHINE: target}))
+    def goes(vm: str, target: str) -> Any:
+        return where.eval(classad2.ClassAd({names.MEMBER: vm, names.MACHINE: target}))
 
     assert goes("a-0", "5" * 32 + ".2")
     assert goes("a-1", "6" * 32 + ".1")
@@ -388,7 +388,7 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
     assert where.eval(classad2.ClassAd({names.MACHINE: "5" * 32 + ".2"})) is False
 
 
-def test_thousands_of_machines_are_withdrawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_vms_are_withdrawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(
         "condor.submit.schedd.Schedd.query", lambda _, where, __: asked.append(where) or []
@@ -404,7 +404,7 @@ def test_thousands_of_machines_are_withdrawn_at_once(monkeypatch: pytest.MonkeyP
         assert classad2.ExprTree(where).eval(classad2.ClassAd(another)) is False
 
 
-def test_a_machine_wakes_no_cluster_by_posing_as_one_that_is_switched_off() -> None:
+def test_a_vm_wakes_no_cluster_by_posing_as_one_that_is_switched_off() -> None:
     config = (
         (Path(__file__).parents[2] / "condor/config/site-rooster.conf").read_text().replace("\\\n", " ")
     )
@@ -426,7 +426,7 @@ def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
     pool = CondorPool("site", AT._replace(collector="127.0.0.1:9"), timeout=20.0)
     kind = WorkerVmProfile("a", 1, 512, 512, {}, "true", {})
     for attempt in (
-        pool.machines,
+        pool.vms,
         lambda: pool.probes([PoolVm("a-0", 1, "5" * 32)]),
         lambda: pool.withdraw([PoolVm("a-0", 1, "5" * 32)]),
         lambda: pool.idle([kind]),

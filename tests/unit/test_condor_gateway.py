@@ -33,9 +33,9 @@ ROLES = {
 }
 
 
-def gateway(*machines: str, **more: tuple[str, str]) -> Gateway:
+def gateway(*vms: str, **more: tuple[str, str]) -> Gateway:
     """A gateway with these VMs of ROLES, and more."""
-    chosen = {name: ROLES[name] for name in machines or ROLES} | more
+    chosen = {name: ROLES[name] for name in vms or ROLES} | more
     return parse_gateway(
         {
             "gateway": "tier3",
@@ -56,9 +56,9 @@ def kit() -> GatewayKit:
 
 def files_of(kit: GatewayKit, name: str, secrets: dict[str, bytes]) -> dict[str, bytes]:
     plain = gateway()
-    machine = plain.machine(name)
-    assert machine is not None
-    return dict(kit.files(plain, machine, secrets))
+    vm = plain.vm(name)
+    assert vm is not None
+    return dict(kit.files(plain, vm, secrets))
 
 
 @pytest.fixture
@@ -94,45 +94,45 @@ def test_no_two_tokens_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "subject", "rights"),
+    ("vm", "subject", "rights"),
     [("wn", "worker-wn", "ADVERTISE_STARTD READ"), ("ui", "physicist", "READ WRITE")],
 )
-def test_tokens_are_good_for_what_a_machine_is_there_for_and_nothing_else(
-    kit: GatewayKit, secrets: dict[str, bytes], machine: str, subject: str, rights: str
+def test_tokens_are_good_for_what_a_vm_is_there_for_and_nothing_else(
+    kit: GatewayKit, secrets: dict[str, bytes], vm: str, subject: str, rights: str
 ) -> None:
-    token = claims(files_of(kit, machine, secrets)["token"])
+    token = claims(files_of(kit, vm, secrets)["token"])
     assert (token["sub"], token["iss"]) == (f"{subject}@tier3.example", "tier3.example")
     assert token["scope"].split() == [f"condor:/{right}" for right in rights.split()]
     assert 29 * 86400 < token["exp"] - NOW.timestamp() < 31 * 86400
 
 
 @pytest.mark.parametrize("name", ["ce", "ui", "wn"])
-def test_a_machine_that_runs_gets_a_token_like_its_first(
+def test_a_vm_that_runs_gets_a_token_like_its_first(
     kit: GatewayKit, secrets: dict[str, bytes], name: str
 ) -> None:
     plain = gateway()
-    machine = plain.machine(name)
-    assert machine is not None
+    vm = plain.vm(name)
+    assert vm is not None
     first = claims(files_of(kit, name, secrets)["token"])
-    later = GatewayKit(clock=lambda: NOW + timedelta(days=15)).token(plain, machine, secrets)
+    later = GatewayKit(clock=lambda: NOW + timedelta(days=15)).token(plain, vm, secrets)
     passed = 15 * 86400
     then = {"jti": first["jti"], "iat": first["iat"] + passed, "exp": first["exp"] + passed}
     assert claims(later.token) | {"jti": first["jti"]} == first | then
     assert (later.identity, later.expires.timestamp()) == (first["sub"], then["exp"])
 
 
-def test_a_machine_without_htcondor_gets_no_token(kit: GatewayKit, secrets: dict[str, bytes]) -> None:
+def test_a_vm_without_htcondor_gets_no_token(kit: GatewayKit, secrets: dict[str, bytes]) -> None:
     plain = gateway()
-    machine = plain.machine("se")
-    assert machine is not None
+    vm = plain.vm("se")
+    assert vm is not None
     with pytest.raises(Forbidden, match="needs no token"):
-        kit.token(plain, machine, secrets)
+        kit.token(plain, vm, secrets)
 
 
 @pytest.mark.parametrize(
     ("secret", "having"), [(POOL_KEY, {"ce"}), (STORAGE_KEY, {"se", "ui"}), (CHECK_KEY, {"se"})]
 )
-def test_a_key_is_on_no_machine_that_has_no_use_for_it(
+def test_a_key_is_on_no_vm_that_has_no_use_for_it(
     kit: GatewayKit, secrets: dict[str, bytes], secret: str, having: set[str]
 ) -> None:
     found = {
@@ -149,7 +149,7 @@ def test_two_gateways_share_no_key(kit: GatewayKit) -> None:
     assert not set(first.values()) & set(second.values())
 
 
-def test_each_machine_knows_the_computing_element_and_itself(
+def test_each_vm_knows_the_computing_element_and_itself(
     kit: GatewayKit, secrets: dict[str, bytes]
 ) -> None:
     told = files_of(kit, "wn", secrets)["99-gateway-machine.conf"].decode().splitlines()

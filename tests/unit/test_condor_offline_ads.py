@@ -71,13 +71,13 @@ SL3 = 'TARGET.VirtualCluster == "sl3"'
         ([jobs(1, SL3, RequestDisk=200 * 1024)], (0, 0)),
     ],
 )
-def test_as_many_machines_as_the_jobs_fill(groups: list[JobGroup], found: tuple[int, int]) -> None:
+def test_as_many_vms_as_the_jobs_fill(groups: list[JobGroup], found: tuple[int, int]) -> None:
     count, machines = found
-    expected = {"sl3": {"jobs": count, "machines": machines}}
+    expected = {"sl3": {"jobs": count, "vms": machines}}
     assert count_idle_jobs(groups, offered(kind()), []) == expected
 
 
-def test_a_job_that_another_machine_could_run_starts_none() -> None:
+def test_a_job_that_another_vm_could_run_starts_none() -> None:
     assert count_idle_jobs([jobs()], offered(kind()), [present()])["sl3"]["jobs"] == 0
     assert count_idle_jobs([jobs(1, SL3)], offered(kind()), [present()])["sl3"]["jobs"] == 1
     # VMs of the cluster itself do not count as others.
@@ -105,7 +105,7 @@ def test_the_operators_expression_counts() -> None:
     assert count_idle_jobs([jobs(1, SL3, Flavour=3)], picky, [])["sl3"]["jobs"] == 1
 
 
-def test_what_machines_were_seen_to_say_counts() -> None:
+def test_what_vms_were_seen_to_say_counts() -> None:
     wanted = 'TARGET.OpSysAndVer == "Debian13"'
     assert count_idle_jobs([jobs(1, wanted)], offered(kind()), [])["sl3"]["jobs"] == 0
     seen = stable_attributes(
@@ -137,7 +137,7 @@ def test_what_no_startd_says_is_not_believed() -> None:
 @pytest.mark.parametrize("odd", [1e-320, "many", float("inf"), -1, 0.5, True])
 def test_odd_requests_do_no_harm(odd: Any) -> None:
     found = count_idle_jobs([jobs(4, SL3), jobs(1, SL3, RequestCpus=odd)], offered(kind()), [])
-    assert found["sl3"]["machines"] in {2, 3}
+    assert found["sl3"]["vms"] in {2, 3}
 
 
 def test_an_offer_is_of_nobody_in_particular() -> None:

@@ -238,7 +238,7 @@ def test_what_keeps_a_job_from_a_node_is_the_same_for_the_jobs_of_the_service() 
     ("asked", "gets"),
     [("DiskUsage", 1048576), ("1024", 1048576), ("4194304", 4194304), ("undefined", 1048576)],
 )
-def test_a_job_asks_for_the_disk_that_its_machine_needs(asked: str, gets: int) -> None:
+def test_a_job_asks_for_the_disk_that_its_vm_needs(asked: str, gets: int) -> None:
     job = classad2.ClassAd({"DiskUsage": 12, "VMJobOwnRequestDisk": classad2.ExprTree(asked)})
     job["RequestDisk"] = policy("RequestDisk")
     assert job.eval("RequestDisk") == gets
@@ -281,7 +281,7 @@ def test_nobody_has_to_leave_for_it() -> None:
     assert preferred(TAKEN, VMJobRank=1.0) < preferred({}, VMJobRank=-110.0)
 
 
-def test_machines_that_are_off_come_last() -> None:
+def test_vms_that_are_off_come_last() -> None:
     """condor/config/site-clusters.conf subtracts 1.0e12 from their rank."""
     for rank in (1.0, -110.0):
         assert abs(preferred(TAKEN, VMJobRank=rank)) < 0.5e12

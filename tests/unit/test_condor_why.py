@@ -124,7 +124,7 @@ def test_a_hold_for_what_has_no_code_of_its_own() -> None:
     assert found.remedy.startswith("its own policy")
 
 
-def test_a_job_whose_machine_had_no_memory_left() -> None:
+def test_a_job_whose_vm_had_no_memory_left() -> None:
     reason = '"OUT_OF_MEMORY: the job was killed by signal 9; the machine had no memory left"'
     ended = queued(JobStatus="4", ExitBySignal="true", ExitSignal="9", ChirpVMReason=reason)
     first, second = explain(daemons(ended=[ended])).findings

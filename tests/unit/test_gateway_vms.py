@@ -52,8 +52,8 @@ def test_a_declaration_becomes_a_gateway() -> None:
     assert (wn.cpus, wn.memory, wn.disk, wn.hypervisor) == (1, 512, 2048, None)
     assert gateway.fqdn(ce) == "ce.tier3.example"
     assert gateway.of_role(GatewayRole.WORKER) == (wn,)
-    assert gateway.machine("wn") is wn
-    assert gateway.machine("se") is None
+    assert gateway.vm("wn") is wn
+    assert gateway.vm("se") is None
 
 
 @pytest.mark.parametrize(
@@ -126,60 +126,60 @@ def place(tmp_path: Path) -> GatewayDirectory:
 
 
 @pytest.fixture
-def share(place: GatewayDirectory) -> GatewayAssignments:
+def assignments(place: GatewayDirectory) -> GatewayAssignments:
     return GatewayAssignments(place, place.installed())
 
 
-def report(share: GatewayAssignments, name: str, phase: Phase, incarnation: int = 1) -> None:
+def report(assignments: GatewayAssignments, name: str, phase: Phase, incarnation: int = 1) -> None:
     told = ClusterVmReport(
         id=vm_id(name), incarnation=incarnation, phase=phase, since=datetime.now(UTC)
     )
-    share.report(ClusterVmReports(reports=(told,)))
+    assignments.report(ClusterVmReports(reports=(told,)))
 
 
-def goals(share: GatewayAssignments) -> dict[str, Goal]:
-    return {order.name: order.goal for order in share.share(-1, 0).members}
+def goals(assignments: GatewayAssignments) -> dict[str, Goal]:
+    return {order.name: order.goal for order in assignments.share(-1, 0).members}
 
 
-def shown(share: GatewayAssignments, name: str) -> Any:
-    machines: Any = share.show(-1, 0)["machines"]
+def shown(assignments: GatewayAssignments, name: str) -> Any:
+    machines: Any = assignments.show(-1, 0)["machines"]
     return machines[name]
 
 
 def test_what_is_wanted_is_ordered_and_outlives_the_supervisor(
-    place: GatewayDirectory, share: GatewayAssignments
+    place: GatewayDirectory, assignments: GatewayAssignments
 ) -> None:
-    assert goals(share) == {"ce": Goal.DRAIN, "wn": Goal.DRAIN}
-    share.set_wanted({"ce", "wn"}, set())
-    share.set_wanted(set(), {"wn"})
-    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.DRAIN}
-    assert goals(GatewayAssignments(place, place.installed())) == goals(share)
+    assert goals(assignments) == {"ce": Goal.DRAIN, "wn": Goal.DRAIN}
+    assignments.set_wanted({"ce", "wn"}, set())
+    assignments.set_wanted(set(), {"wn"})
+    assert goals(assignments) == {"ce": Goal.RUN, "wn": Goal.DRAIN}
+    assert goals(GatewayAssignments(place, place.installed())) == goals(assignments)
 
 
-def test_a_stopped_machine_that_is_wanted_is_begun_again(share: GatewayAssignments) -> None:
+def test_a_stopped_vm_that_is_wanted_is_begun_again(assignments: GatewayAssignments) -> None:
     begun: list[tuple[str, int]] = []
-    share.on_restart = lambda member, incarnation: begun.append((member, incarnation))
-    report(share, "ce", Phase.GONE, 3)
+    assignments.on_restart = lambda vm, incarnation: begun.append((vm, incarnation))
+    report(assignments, "ce", Phase.GONE, 3)
     assert not begun
-    share.set_wanted({"ce"}, set())
+    assignments.set_wanted({"ce"}, set())
     assert begun == [(vm_id("ce"), 3)]
 
 
-def test_a_service_is_up_once_its_script_says_so(share: GatewayAssignments) -> None:
-    share.set_wanted({"ce"}, set())
-    report(share, "ce", Phase.RUNNING)
-    assert shown(share, "ce")["state"] == GatewayVmState.STARTING
-    share.words(vm_id("ce"), 1, b"hello\nvmjobs-gate")
-    share.words(vm_id("ce"), 1, b"way: up\n")
-    assert shown(share, "ce")["state"] == GatewayVmState.UP
-    assert {o.name: o.admitted for o in share.share(-1, 0).members} == {"ce": 1, "wn": 0}
-    share.words(vm_id("ce"), 1, b"vmjobs-gateway: down no schedd\r\n")
-    assert (shown(share, "ce")["state"], shown(share, "ce")["message"]) == (
+def test_a_service_is_up_once_its_script_says_so(assignments: GatewayAssignments) -> None:
+    assignments.set_wanted({"ce"}, set())
+    report(assignments, "ce", Phase.RUNNING)
+    assert shown(assignments, "ce")["state"] == GatewayVmState.STARTING
+    assignments.words(vm_id("ce"), 1, b"hello\nvmjobs-gate")
+    assignments.words(vm_id("ce"), 1, b"way: up\n")
+    assert shown(assignments, "ce")["state"] == GatewayVmState.UP
+    assert {o.name: o.admitted for o in assignments.share(-1, 0).members} == {"ce": 1, "wn": 0}
+    assignments.words(vm_id("ce"), 1, b"vmjobs-gateway: down no schedd\r\n")
+    assert (shown(assignments, "ce")["state"], shown(assignments, "ce")["message"]) == (
         GatewayVmState.DOWN,
         "no schedd",
     )
-    report(share, "ce", Phase.RUNNING, 2)
-    assert shown(share, "ce")["state"] == GatewayVmState.STARTING, (
+    report(assignments, "ce", Phase.RUNNING, 2)
+    assert shown(assignments, "ce")["state"] == GatewayVmState.STARTING, (
         "another machine, of which nothing is known"
     )
 
@@ -196,22 +196,22 @@ def test_words_that_say_nothing_count_for_nothing() -> None:
     assert heard.frozen is False
 
 
-def test_who_asks_for_frozen_data_waits_for_the_answer(share: GatewayAssignments) -> None:
-    member = vm_id("ce")
-    share.words(member, 1, b"vmjobs-gateway: up\nvmjobs-gateway: frozen\n")
-    assert share.is_frozen(member, 0)
-    share.clear_frozen(member)
-    assert not share.is_frozen(member, 0.05), "that was the last time"
-    assert not share.is_frozen(vm_id("wn"), 0.05)
+def test_who_asks_for_frozen_data_waits_for_the_answer(assignments: GatewayAssignments) -> None:
+    vm = vm_id("ce")
+    assignments.words(vm, 1, b"vmjobs-gateway: up\nvmjobs-gateway: frozen\n")
+    assert assignments.is_frozen(vm, 0)
+    assignments.clear_frozen(vm)
+    assert not assignments.is_frozen(vm, 0.05), "that was the last time"
+    assert not assignments.is_frozen(vm_id("wn"), 0.05)
 
 
-def test_a_machine_gets_a_token_by_its_name(share: GatewayAssignments) -> None:
+def test_a_vm_gets_a_token_by_its_name(assignments: GatewayAssignments) -> None:
     with pytest.raises(Forbidden):
-        share.token(vm_id("ce"), 1)
-    share.mint = lambda name: PoolToken(token="t", identity=name, expires=datetime.now(UTC))
-    assert share.token(vm_id("ce"), 1).identity == "ce"
+        assignments.token(vm_id("ce"), 1)
+    assignments.mint = lambda name: PoolToken(token="t", identity=name, expires=datetime.now(UTC))
+    assert assignments.token(vm_id("ce"), 1).identity == "ce"
     with pytest.raises(Forbidden):
-        share.token(vm_id("none"), 1)
+        assignments.token(vm_id("none"), 1)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_one_supervisor_at_a_time_where_something_is_installed(place: GatewayDir
         GatewayDirectory(place.directory / "x").installed()
 
 
-def test_machines_know_one_another(place: GatewayDirectory) -> None:
+def test_vms_know_one_another(place: GatewayDirectory) -> None:
     gateway = place.installed().gateway
     assert network_files(gateway, gateway.machines[0]) == {
         "address": b"10.77.0.10/24\n",

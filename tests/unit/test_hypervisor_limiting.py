@@ -59,11 +59,11 @@ def use(share: float, greed: float, seconds: float, late: float = 0.0) -> float:
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3, 0.95, 2.0])
 @pytest.mark.parametrize("late", [0.0, 0.02])
-def test_a_greedy_machine_gets_its_share(share: float, late: float) -> None:
+def test_a_greedy_vm_gets_its_share(share: float, late: float) -> None:
     assert use(share, 4.0, 60, late) == pytest.approx(share, rel=0.1, abs=0.002)
 
 
-def test_a_modest_machine_is_never_halted() -> None:
+def test_a_modest_vm_is_never_halted() -> None:
     assert use(0.3, 0.25, 60) == pytest.approx(0.25, rel=0.01)
 
 
@@ -101,7 +101,7 @@ def test_with_a_cgroup_all_is_held_by_it() -> None:
     )
 
 
-def test_with_a_cgroup_no_machine_gets_beyond_its_bounds() -> None:
+def test_with_a_cgroup_no_vm_gets_beyond_its_bounds() -> None:
     bounds = ResourceLimits(memory=1000, cpus=3, address=2000, file=3000, processes=40)
     full = LimitSupport(Delegation(Path("/x"), frozenset({"cpu", "memory", "pids"})), nice=0, lowest=0)
     assert dict(resource_limit_settings(bounds, full)) == {

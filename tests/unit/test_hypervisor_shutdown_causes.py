@@ -35,7 +35,7 @@ def test_the_word_may_come_late_or_never() -> None:
     later.join()
 
 
-def test_machines_that_nobody_expects_are_not_kept() -> None:
+def test_vms_that_nobody_expects_are_not_kept() -> None:
     shutdown_causes = ShutdownCauses()
     shutdown_causes.ended("b", ShutdownCause.POWEROFF)
     assert shutdown_causes.of("b", 0) is ShutdownCause.UNKNOWN

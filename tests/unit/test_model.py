@@ -87,7 +87,7 @@ def test_what_cannot_be_saved_is_not_to_be(fields: dict[str, Any]) -> None:
     assert not parse_spec({**values, "checkpoint": False}).checkpoint
 
 
-def test_a_job_gets_no_machine_with_fewer_processors_than_it_asks_for() -> None:
+def test_a_job_gets_no_vm_with_fewer_processors_than_it_asks_for() -> None:
     values = {"image": "hep", "script": "#!/bin/sh\n"}
     assert HypervisorKind.UML in parse_spec(values).kinds
     assert parse_spec({**values, "cpus": 65}).kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)

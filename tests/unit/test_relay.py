@@ -52,7 +52,7 @@ def ends() -> Iterator[list[int]]:
             continue
 
 
-def test_what_a_machine_said_last_is_heard_though_it_takes_no_more(ends: list[int]) -> None:
+def test_what_a_vm_said_last_is_heard_though_it_takes_no_more(ends: list[int]) -> None:
     source, writer, reader, sink = ends
     os.write(writer, TAIL)
     os.close(reader)

@@ -25,11 +25,11 @@ from vmjobs.cluster.actions import RemoveAd
         (2, 2, {3}, 2),
     ],
 )
-def test_no_machine_that_is_not_there_yet_counts_as_withdrawn(
+def test_no_vm_that_is_not_there_yet_counts_as_withdrawn(
     incarnation: int, before: int, told: set[int], after: int
 ) -> None:
     row = ClusterVmRow(id="m", incarnation=incarnation, withdrawn=before, advertised=incarnation)
-    world: Any = SimpleNamespace(members={"m": row})
+    world: Any = SimpleNamespace(vms={"m": row})
     nothing: Any = None
     doing = _ActionExecutor(nothing, nothing, world, {"m": told}, datetime.now(UTC))
     doing.carry_out(RemoveAd("m"))

@@ -1,4 +1,4 @@
-"""The runs of this agent, each from its admission until its VM is gone."""
+"""The runs of this agent, each from its start until its VM is gone."""
 
 from __future__ import annotations
 

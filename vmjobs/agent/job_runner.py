@@ -173,7 +173,7 @@ class JobRunner:
                 self.health.count_failure()
                 raise
             stack.callback(start_point.close)
-            job_access = JobAccess(message, lease.send, start_point.door)
+            job_access = JobAccess(message, lease.send, start_point.relay_token)
             self.active.await_removal(message.job, peer.uid)
             active = ActiveRun(name, peer.uid, lease, message.job, job_access)
             stack.enter_context(self.active.register(active))

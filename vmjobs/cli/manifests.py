@@ -29,7 +29,7 @@ STDIN: Final = "-"
 
 _Fields = dict[str, type[BaseModel]]
 _CLUSTER_FIELDS: Final[_Fields] = {"": ClusterSpec, "limits": ClusterVmLimits, "size": SizeRange}
-#: A gateway's machines are in a mapping by name.
+#: A gateway's VMs are in a mapping by name.
 _GATEWAY_FIELDS: Final[_Fields] = {"": Gateway, "machines.*": GatewayVm}
 #: Messages in place of a regular expression, by field.
 _PATTERN_MESSAGES: Final = {

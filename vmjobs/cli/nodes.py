@@ -70,7 +70,7 @@ def show(name: str, as_json: bool) -> None:
             *([("takes no jobs", found.fault)] if found.fault else []),
             *(("image", digest) for digest in found.images),
             *(("job", job) for job in found.running),
-            *(("cluster VM", name) for name in (usage or {}).get(found.name, _ClusterUsage()).members),
+            *(("cluster VM", name) for name in (usage or {}).get(found.name, _ClusterUsage()).vms),
         ],
     )
     rows = [
@@ -86,11 +86,11 @@ def _working_kinds(node_info: Node) -> str:
 
 @dataclass
 class _ClusterUsage:
-    """Resources of a node that cluster VMs use; memory in MiB. members: their names."""
+    """Resources of a node that cluster VMs use; memory in MiB. vms: their names."""
 
     cpus: int = 0
     memory: int = 0
-    members: list[str] = field(default_factory=list)
+    vms: list[str] = field(default_factory=list)
 
 
 def _cluster_usage(api: Client, nodes: Sequence[Node]) -> dict[str, _ClusterUsage] | None:
@@ -103,12 +103,12 @@ def _cluster_usage(api: Client, nodes: Sequence[Node]) -> dict[str, _ClusterUsag
     except (Forbidden, NotFound):
         return None
     for cluster in clusters:
-        for member in cluster.members:
-            if member.node and member.state is not ClusterVmState.GONE:
-                usage = found[member.node]
+        for vm in cluster.members:
+            if vm.node and vm.state is not ClusterVmState.GONE:
+                usage = found[vm.node]
                 usage.cpus += cluster.spec.cpus
                 usage.memory += cluster.spec.memory
-                usage.members.append(member.name)
+                usage.vms.append(vm.name)
     return found
 
 

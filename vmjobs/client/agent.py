@@ -321,18 +321,18 @@ class AssignmentClient(ApiClient):
         """See ``AssignmentSource``."""
         self._http.call("POST", self._path, body=reports, repeatable=True)
 
-    def token(self, member: str, incarnation: int) -> PoolToken:
+    def token(self, vm: str, incarnation: int) -> PoolToken:
         """See ``AssignmentSource``."""
         request = TokenRequest(incarnation=incarnation)
-        return self._http.send(PoolToken, "POST", f"{self._member(member)}/token", request)
+        return self._http.send(PoolToken, "POST", f"{self._vm_path(vm)}/token", request)
 
-    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+    def append_console(self, vm: str, incarnation: int, offset: int, data: bytes) -> None:
         """See ``AssignmentSource``."""
         for start in range(0, len(data), APPEND_BYTES):
             place = f"incarnation={incarnation}&offset={offset + start}"
-            path = f"{self._member(member)}/console?{place}"
+            path = f"{self._vm_path(vm)}/console?{place}"
             piece = data[start : start + APPEND_BYTES]
             self._http.call("POST", path, body=piece, headers=BYTES_HEADERS, repeatable=True)
 
-    def _member(self, member: str) -> str:
-        return f"{self._path}/{quote(member, safe='')}"
+    def _vm_path(self, vm: str) -> str:
+        return f"{self._path}/{quote(vm, safe='')}"

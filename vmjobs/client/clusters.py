@@ -50,12 +50,12 @@ class Clusters:
         path = f"{_cluster_path(name)}/events"
         return builtins.list(self._http.get(ClusterEvents, path, {"after": after}).events)
 
-    def console(self, name: str, member: str, offset: int = 0, incarnation: int = 0) -> Iterator[bytes]:
+    def console(self, name: str, vm: str, offset: int = 0, incarnation: int = 0) -> Iterator[bytes]:
         """The console of a cluster VM, from ``offset`` to its present end.
 
         member: the VM's name. incarnation: 0: the last one; the service also keeps the one before it.
         """
-        path = f"{_cluster_path(name)}/members/{_quote_name(member)}/console?incarnation={incarnation}"
+        path = f"{_cluster_path(name)}/members/{_quote_name(vm)}/console?incarnation={incarnation}"
         return files.read_stream(self._http, path, offset)
 
     # -- changing
@@ -116,7 +116,7 @@ class Clusters:
 
     # -- logging in
 
-    def open_session(self, name: str, member: str, key: str) -> ClusterSshSession:
+    def open_session(self, name: str, vm: str, key: str) -> ClusterSshSession:
         """Open a session for one login to a cluster VM, with an OpenSSH public key.
 
         Raises:
@@ -124,7 +124,7 @@ class Clusters:
             VmNotRunning, LoginUnavailable: logins to the VM are impossible now.
             Unavailable: its node does not answer.
         """
-        path = f"{_cluster_path(name)}/members/{_quote_name(member)}/sessions"
+        path = f"{_cluster_path(name)}/members/{_quote_name(vm)}/sessions"
         answer = self._http.call("POST", path, body=SessionRequest(key=key), repeatable=False)
         return parse(ClusterSshSession, answer)
 

@@ -1,4 +1,4 @@
-"""The actions of a plan for clusters. ``member`` is the id of a cluster VM."""
+"""The actions of a plan for clusters. ``vm`` is the id of a cluster VM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CreateVm:
 class AssignNode:
     """Assign a cluster VM to a node."""
 
-    member: str
+    vm: str
     node: str
 
 
@@ -29,7 +29,7 @@ class AssignNode:
 class SetPending:
     """Record why a cluster VM has no node."""
 
-    member: str
+    vm: str
     code: ClusterVmCode
     why: str
 
@@ -38,7 +38,7 @@ class SetPending:
 class SetGoal:
     """End a cluster VM: after its last job, or now."""
 
-    member: str
+    vm: str
     goal: Goal
 
 
@@ -46,7 +46,7 @@ class SetGoal:
 class AllowJobs:
     """Allow jobs on this incarnation."""
 
-    member: str
+    vm: str
     incarnation: int
 
 
@@ -54,7 +54,7 @@ class AllowJobs:
 class ReplaceVm:
     """End this incarnation and start another one."""
 
-    member: str
+    vm: str
     incarnation: int
     code: ClusterVmCode
     why: str
@@ -64,14 +64,14 @@ class ReplaceVm:
 class RemoveAd:
     """Remove the ad of an ended VM from the pool, which would send jobs to it."""
 
-    member: str
+    vm: str
 
 
 @dataclass(frozen=True)
 class DeleteVm:
     """Delete a cluster VM that is over, after its ad is removed from the pool."""
 
-    member: str
+    vm: str
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ WAKE_DURATION: Final = timedelta(minutes=15)
 class Demand:
     """The demand for one cluster's VMs.
 
-    jobs: idle ones that only this cluster can run; machines: how many VMs they would fill.
+    jobs: idle ones that only this cluster can run; vms: how many VMs they would fill.
     busy: VMs that run jobs now.
     """
 
     jobs: int = 0
-    machines: int = 0
+    vms: int = 0
     busy: int = 0
 
 
@@ -56,7 +56,7 @@ def can_wake(spec: ClusterSpec, target: int) -> bool:
 
 def still_woken(woken: datetime | None, demand: Demand | None, present: datetime) -> datetime | None:
     """Return when the cluster was woken, or None once that no longer justifies its VM."""
-    seen = demand is not None and demand.busy + demand.machines > 0
+    seen = demand is not None and demand.busy + demand.vms > 0
     return None if woken is None or seen or present - woken >= WAKE_DURATION else woken
 
 
@@ -77,7 +77,7 @@ def decide_size(
     if demand is None:
         return SizeDecision(target)
     least = max(spec.range.min, min(target, 1) if is_awake else 0)
-    wanted = min(max(demand.busy + demand.machines, least), spec.range.max)
+    wanted = min(max(demand.busy + demand.vms, least), spec.range.max)
     if wanted > target:
         return SizeDecision(wanted, None, _growth_reason(wanted, demand))
     if wanted == target:
@@ -102,5 +102,5 @@ def _growth_reason(wanted: int, demand: Demand) -> str:
     return f"{_count_text(wanted)}: {jobs} that only this cluster can run{busy}"
 
 
-def _count_text(machines: int) -> str:
-    return "1 VM" if machines == 1 else f"{machines} VMs"
+def _count_text(vms: int) -> str:
+    return "1 VM" if vms == 1 else f"{vms} VMs"

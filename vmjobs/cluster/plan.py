@@ -66,13 +66,13 @@ def free_capacity(
     capacity = FreeCapacity(nodes, guards)
     alive = {node.name for node in nodes if node.alive}
     for cluster in clusters:
-        for member in cluster.members:
-            if member.node and member.phase is not Phase.GONE:
-                capacity.reserve(member.node, member.need)
-            if member.node and member.goal is Goal.RUN:
-                capacity.count_vm(member.node, cluster.name)
-                if not member.proven and member.node in alive:
-                    capacity.note_starting(member.node, member.image)
+        for vm in cluster.vms:
+            if vm.node and vm.phase is not Phase.GONE:
+                capacity.reserve(vm.node, vm.need)
+            if vm.node and vm.goal is Goal.RUN:
+                capacity.count_vm(vm.node, cluster.name)
+                if not vm.proven and vm.node in alive:
+                    capacity.note_starting(vm.node, vm.image)
     return capacity
 
 
@@ -108,14 +108,14 @@ class _Planner:
         self._present = present
         self._ended_ids: set[str] = set()
         self._request = placement_request(cluster.spec, cluster.kinds, cluster.image)
-        taken = {m.name for m in cluster.members}
+        taken = {m.name for m in cluster.vms}
         names = (f"{cluster.name}-{n}" for n in count())
         self._names = (name for name in names if name not in taken)
 
     def actions(self) -> Iterator[Action]:
         """Yield all actions for the cluster."""
         cluster = self._cluster
-        if cluster.deleting and not cluster.members:
+        if cluster.deleting and not cluster.vms:
             yield DeleteCluster(cluster.name)
             return
         yield from self._endings()
@@ -126,13 +126,13 @@ class _Planner:
             yield from self._sizing()
 
     def _remaining(self) -> list[ClusterVmSnapshot]:
-        return [m for m in self._cluster.members if m.id not in self._ended_ids]
+        return [m for m in self._cluster.vms if m.id not in self._ended_ids]
 
-    def _lost_for(self, member: ClusterVmSnapshot) -> timedelta | None:
+    def _lost_for(self, vm: ClusterVmSnapshot) -> timedelta | None:
         """Return for how long its node has sent no heartbeat; None: it is alive, or there is none."""
-        if not member.node:
+        if not vm.node:
             return None
-        node = self._nodes.get(member.node)
+        node = self._nodes.get(vm.node)
         if node is None:
             return NODE_GIVEN_UP_AFTER
         return None if node.alive else self._present - node.heard
@@ -140,62 +140,62 @@ class _Planner:
     # -- VMs that have ended
 
     def _endings(self) -> Iterator[Action]:
-        for member in self._cluster.members:
-            if self._has_ended(member):
-                self._ended_ids.add(member.id)
-                yield DeleteVm(member.id)
-            elif member.ended > member.withdrawn or _has_stale_ad(member):
-                yield RemoveAd(member.id)
+        for vm in self._cluster.vms:
+            if self._has_ended(vm):
+                self._ended_ids.add(vm.id)
+                yield DeleteVm(vm.id)
+            elif vm.ended > vm.withdrawn or _has_stale_ad(vm):
+                yield RemoveAd(vm.id)
 
-    def _has_ended(self, member: ClusterVmSnapshot) -> bool:
-        if member.phase is Phase.GONE or (not member.node and member.goal is not Goal.RUN):
+    def _has_ended(self, vm: ClusterVmSnapshot) -> bool:
+        if vm.phase is Phase.GONE or (not vm.node and vm.goal is not Goal.RUN):
             return True
-        lost = self._lost_for(member)
-        if lost is None or member.goal is Goal.RUN:
+        lost = self._lost_for(vm)
+        if lost is None or vm.goal is Goal.RUN:
             return False
         # The order cannot reach the VM now. If its node returns, it gets the order at once.
         drained = lost > timedelta(seconds=self._cluster.spec.drain_seconds)
-        return member.goal is Goal.STOP or drained
+        return vm.goal is Goal.STOP or drained
 
-    def _end(self, members: Iterable[ClusterVmSnapshot], goal: Goal) -> Iterator[Action]:
+    def _end(self, vms: Iterable[ClusterVmSnapshot], goal: Goal) -> Iterator[Action]:
         """End VMs; delete those without a node at once."""
         later = list(Goal)
-        for member in members:
-            self._ended_ids.add(member.id)
-            if not member.node:
-                yield DeleteVm(member.id)
-            elif later.index(member.goal) < later.index(goal):
-                yield SetGoal(member.id, goal)
+        for vm in vms:
+            self._ended_ids.add(vm.id)
+            if not vm.node:
+                yield DeleteVm(vm.id)
+            elif later.index(vm.goal) < later.index(goal):
+                yield SetGoal(vm.id, goal)
 
     # -- VMs that run
 
     def _admissions(self) -> Iterator[Action]:
-        for member in self._remaining():
-            runs = member.goal is Goal.RUN and member.phase is Phase.RUNNING
-            if not runs or member.up or member.condemned >= member.incarnation:
+        for vm in self._remaining():
+            runs = vm.goal is Goal.RUN and vm.phase is Phase.RUNNING
+            if not runs or vm.up or vm.condemned >= vm.incarnation:
                 continue
-            if member.joined and member.probe is ProbeState.RAN:
-                yield AllowJobs(member.id, member.incarnation)
-            elif member.joined and member.probe is ProbeState.FAILED:
+            if vm.joined and vm.probe is ProbeState.RAN:
+                yield AllowJobs(vm.id, vm.incarnation)
+            elif vm.joined and vm.probe is ProbeState.FAILED:
                 why = "its probe job failed: the VM is in the pool but runs no jobs"
-                yield ReplaceVm(member.id, member.incarnation, ClusterVmCode.PROBE_FAILED, why)
-            elif member.waiting is not None:
-                yield from self._join_timeout(member, self._present - member.waiting)
+                yield ReplaceVm(vm.id, vm.incarnation, ClusterVmCode.PROBE_FAILED, why)
+            elif vm.waiting is not None:
+                yield from self._join_timeout(vm, self._present - vm.waiting)
 
-    def _join_timeout(self, member: ClusterVmSnapshot, waited: timedelta) -> Iterator[Action]:
+    def _join_timeout(self, vm: ClusterVmSnapshot, waited: timedelta) -> Iterator[Action]:
         limit = timedelta(seconds=self._cluster.spec.join_seconds)
-        if member.proven:
+        if vm.proven:
             limit = max(limit, AD_LIFETIME)
         if waited <= limit:
             return
         seconds = int(limit.total_seconds())
-        if member.proven:
+        if vm.proven:
             why = f"the VM has been missing from the pool for {seconds} s"
-        elif member.joined:
+        elif vm.joined:
             why = f"its probe job did not run within {seconds} s"
         else:
             why = f"the VM did not join the pool within {seconds} s"
-        yield ReplaceVm(member.id, member.incarnation, ClusterVmCode.JOIN_TIMED_OUT, why)
+        yield ReplaceVm(vm.id, vm.incarnation, ClusterVmCode.JOIN_TIMED_OUT, why)
 
     # -- how many, where, and of which generation
 
@@ -220,24 +220,24 @@ class _Planner:
         elif surplus == 0:
             yield from self._replacement(there, lost)
 
-    def _expendability(self, member: ClusterVmSnapshot) -> tuple[bool, bool, bool, bool, bool, int]:
+    def _expendability(self, vm: ClusterVmSnapshot) -> tuple[bool, bool, bool, bool, bool, int]:
         """Return a sort key: the most expendable VM comes first."""
         return (
-            bool(member.node),
-            member.phase is not Phase.WAITING,
-            member.up,
-            member.busy,
-            member.generation == self._cluster.generation,
-            -member.number,
+            bool(vm.node),
+            vm.phase is not Phase.WAITING,
+            vm.up,
+            vm.busy,
+            vm.generation == self._cluster.generation,
+            -vm.number,
         )
 
-    def _places(self, members: Iterable[ClusterVmSnapshot]) -> Iterator[Action]:
-        for member in sorted(members, key=lambda m: m.number):
+    def _places(self, vms: Iterable[ClusterVmSnapshot]) -> Iterator[Action]:
+        for vm in sorted(vms, key=lambda m: m.number):
             place = self._free_capacity.place(self._request)
             if place.node:
-                yield AssignNode(member.id, place.node)
-            elif (place.code, place.why) != (member.code, member.why):
-                yield SetPending(member.id, place.code, place.why)
+                yield AssignNode(vm.id, place.node)
+            elif (place.code, place.why) != (vm.code, vm.why):
+                yield SetPending(vm.id, place.code, place.why)
 
     def _creations(self, missing: int, lost: int) -> Iterator[Action]:
         """Create missing VMs; replace lost ones only if a node has capacity now."""
@@ -249,26 +249,26 @@ class _Planner:
 
     def _moves(self, there: Sequence[ClusterVmSnapshot]) -> Iterator[Action]:
         """Replace VMs that keep failing on their node by new ones on other nodes with capacity."""
-        for member in there:
-            closed = self._guards.closed(member.image, member.node)
-            if member.phase is not Phase.WAITING or not closed or not self._is_movable(member, there):
+        for vm in there:
+            closed = self._guards.closed(vm.image, vm.node)
+            if vm.phase is not Phase.WAITING or not closed or not self._is_movable(vm, there):
                 continue
             if (
-                member.id not in self._ended_ids
+                vm.id not in self._ended_ids
                 and (place := self._free_capacity.place(self._request)).node
             ):
-                yield from self._end([member], Goal.DRAIN)
+                yield from self._end([vm], Goal.DRAIN)
                 yield CreateVm(self._cluster.name, next(self._names), place)
 
-    def _is_movable(self, member: ClusterVmSnapshot, there: Sequence[ClusterVmSnapshot]) -> bool:
+    def _is_movable(self, vm: ClusterVmSnapshot, there: Sequence[ClusterVmSnapshot]) -> bool:
         """Whether the node may be at fault, rather than a changed declaration."""
         generation = self._cluster.generation
-        if member.generation != generation:
+        if vm.generation != generation:
             return False
         if self._cluster.good in {0, generation} and all(m.generation == generation for m in there):
             return True
-        source = fault_source(member.code)
-        untried = source is FaultSource.PAIR and not self._guards.of(member.image).proven
+        source = fault_source(vm.code)
+        untried = source is FaultSource.PAIR and not self._guards.of(vm.image).proven
         proven = any(m.admitted for m in there if m.generation == generation)
         return untried or proven or source is FaultSource.NODE
 
@@ -311,27 +311,27 @@ class _Planner:
         yield from self._end([min(old, key=self._expendability)], Goal.DRAIN)
 
 
-def _has_stale_ad(member: ClusterVmSnapshot) -> bool:
+def _has_stale_ad(vm: ClusterVmSnapshot) -> bool:
     """Whether the pool has the ad of an ended incarnation.
 
     A VM may also join the pool before its agent has reported it as running.
     """
-    return member.phase is not None and 0 < member.advertised <= member.ended
+    return vm.phase is not None and 0 < vm.advertised <= vm.ended
 
 
-def _rollback_reason(member: ClusterVmSnapshot, cluster: ClusterSnapshot) -> str:
-    failure = f"generation {cluster.generation} failed ({_failure_text(member)})"
+def _rollback_reason(vm: ClusterVmSnapshot, cluster: ClusterSnapshot) -> str:
+    failure = f"generation {cluster.generation} failed ({_failure_text(vm)})"
     return f"{failure}: back to generation {cluster.good}"
 
 
-def _failure_text(member: ClusterVmSnapshot) -> str:
-    why = f"{member.code}{': ' if member.why else ''}{member.why}"
-    return f"{member.name} failed {member.failures} times: {why}"
+def _failure_text(vm: ClusterVmSnapshot) -> str:
+    why = f"{vm.code}{': ' if vm.why else ''}{vm.why}"
+    return f"{vm.name} failed {vm.failures} times: {why}"
 
 
-def _pause_reason(member: ClusterVmSnapshot, generation: int, old: int) -> str:
+def _pause_reason(vm: ClusterVmSnapshot, generation: int, old: int) -> str:
     return (
-        f"the rollout is paused: {member.name} of generation {generation} failed "
-        f"{member.failures} times ({member.code}{': ' if member.why else ''}{member.why}); "
+        f"the rollout is paused: {vm.name} of generation {generation} failed "
+        f"{vm.failures} times ({vm.code}{': ' if vm.why else ''}{vm.why}); "
         f"{old} of earlier generations stay. Correct the declaration, or apply the earlier one again"
     )

@@ -51,12 +51,12 @@ class IdleJobs:
     """The idle jobs that need one cluster.
 
     jobs: number of idle jobs that no other slot of the pool and no earlier cluster could run.
-    machines: number of VMs that they would fill. known: new value for :class:`WorkerVmProfile`; empty:
+    vms: number of VMs that they would fill. known: new value for :class:`WorkerVmProfile`; empty:
     unchanged.
     """
 
     jobs: int = 0
-    machines: int = 0
+    vms: int = 0
     known: Mapping[str, ClassAdValue] = field(default_factory=dict)
 
 

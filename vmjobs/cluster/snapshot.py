@@ -90,4 +90,4 @@ class ClusterSnapshot:
     stalled: int = 0
     image: str = ""
     good: int = 0
-    members: tuple[ClusterVmSnapshot, ...] = ()
+    vms: tuple[ClusterVmSnapshot, ...] = ()

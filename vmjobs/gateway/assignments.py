@@ -94,7 +94,7 @@ class GatewayAssignments:
 
     place: GatewayDirectory
     installed: InstalledGateway
-    on_restart: Callable[[str, int], object] = lambda _member, _incarnation: None
+    on_restart: Callable[[str, int], object] = lambda _vm, _incarnation: None
     mint: Callable[[str], PoolToken] | None = None
     revision: int = 1
     _wanted: set[str] = field(default_factory=set)
@@ -124,22 +124,22 @@ class GatewayAssignments:
                 self._reports[report.id] = report
             self._notify_change()
 
-    def token(self, member: str, incarnation: int) -> PoolToken:
+    def token(self, vm: str, incarnation: int) -> PoolToken:
         """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.token`."""
-        names = (m.name for m in self.installed.gateway.machines if vm_id(m.name) == member)
+        names = (m.name for m in self.installed.gateway.machines if vm_id(m.name) == vm)
         if self.mint is None or (name := next(names, None)) is None:
             raise Forbidden("there is no token for this VM")
         return self.mint(name)
 
-    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+    def append_console(self, vm: str, incarnation: int, offset: int, data: bytes) -> None:
         """Do nothing: consoles stay on this host."""
 
     # ------------------------------------------------------------------ status and commands
 
-    def words(self, member: str, incarnation: int, data: bytes) -> None:
+    def words(self, vm: str, incarnation: int, data: bytes) -> None:
         """Process console output of a VM's script."""
         with self._changed:
-            status = self._status_of(member, incarnation)
+            status = self._status_of(vm, incarnation)
             if status.take(data):
                 self._notify_change()
 
@@ -150,22 +150,22 @@ class GatewayAssignments:
             self.place.save_wanted(self._wanted)
             self._notify_change()
 
-    def clear_frozen(self, member: str) -> None:
+    def clear_frozen(self, vm: str) -> None:
         """Clear a VM's frozen status, before a request to freeze its data."""
         with self._changed:
-            if (status := self._statuses.get(member)) is not None:
+            if (status := self._statuses.get(vm)) is not None:
                 status.frozen = None
 
-    def is_frozen(self, member: str, timeout: float) -> bool:
+    def is_frozen(self, vm: str, timeout: float) -> bool:
         """Whether the VM's script reports within ``timeout`` seconds that its data is frozen."""
 
         def answered() -> bool:
-            status = self._statuses.get(member)
+            status = self._statuses.get(vm)
             return self._closed or (status is not None and status.frozen is not None)
 
         with self._changed:
             self._changed.wait_for(answered, timeout)
-            status = self._statuses.get(member)
+            status = self._statuses.get(vm)
             return status is not None and status.frozen is True
 
     def close(self) -> None:
@@ -178,8 +178,8 @@ class GatewayAssignments:
         """The states of the VMs; waits for another revision than ``seen``."""
         with self._changed:
             self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)
-            machines = {m.name: self._shown(m.name) for m in self.installed.gateway.machines}
-            return {"revision": self.revision, "machines": machines}
+            vms = {m.name: self._shown(m.name) for m in self.installed.gateway.machines}
+            return {"revision": self.revision, "machines": vms}
 
     # ------------------------------------------------------------------ inside
 
@@ -191,19 +191,19 @@ class GatewayAssignments:
                 self.on_restart(order.id, report.incarnation)
         self._changed.notify_all()
 
-    def _status_of(self, member: str, incarnation: int) -> ScriptStatus:
-        status = self._statuses.get(member)
+    def _status_of(self, vm: str, incarnation: int) -> ScriptStatus:
+        status = self._statuses.get(vm)
         if status is None or status.incarnation != incarnation:
-            status = self._statuses[member] = ScriptStatus(incarnation)
+            status = self._statuses[vm] = ScriptStatus(incarnation)
         return status
 
     def _assignment(self) -> Assignment:
         orders = []
-        for machine in self.installed.gateway.machines:
-            status = self._statuses.get(vm_id(machine.name))
+        for vm in self.installed.gateway.machines:
+            status = self._statuses.get(vm_id(vm.name))
             admitted = status.incarnation if status is not None and status.up is not None else 0
-            goal = Goal.RUN if machine.name in self._wanted else Goal.DRAIN
-            orders.append(vm_order(self.installed, machine, goal, admitted))
+            goal = Goal.RUN if vm.name in self._wanted else Goal.DRAIN
+            orders.append(vm_order(self.installed, vm, goal, admitted))
         return Assignment(revision=self.revision, members=tuple(orders))
 
     def _shown(self, name: str) -> Mapping[str, object]:

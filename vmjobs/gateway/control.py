@@ -45,7 +45,7 @@ class SupervisorClient(Closeable):
         """Send a request, and wait for the answer."""
         return self._ask({"do": do, **fields}, lambda: self._file.readline(MAX_LINE_BYTES))
 
-    def log_in(self, machine: str, key: str) -> tuple[str, socket.socket]:
+    def log_in(self, vm: str, key: str) -> tuple[str, socket.socket]:
         """Open an SSH connection to a VM that accepts ``key``; returns its host key, too."""
         handles: list[int] = []
 
@@ -54,7 +54,7 @@ class SupervisorClient(Closeable):
             handles.extend(some)
             return line
 
-        answer = self._ask({"do": "log in", "machine": machine, "key": key}, read)
+        answer = self._ask({"do": "log in", "machine": vm, "key": key}, read)
         if not handles:
             raise Unavailable("agent", "the supervisor closed the connection")
         return str(answer["host_key"]), socket.socket(fileno=handles[0])

@@ -50,9 +50,9 @@ class InstalledGateway(FrozenModel):
     kind: HypervisorKind
 
 
-def vm_id(machine: str) -> str:
+def vm_id(vm: str) -> str:
     """The id of a gateway's VM, made from its name."""
-    return hashlib.sha256(machine.encode()).hexdigest()[:32]
+    return hashlib.sha256(vm.encode()).hexdigest()[:32]
 
 
 class GatewayDirectory:
@@ -61,7 +61,7 @@ class GatewayDirectory:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.control = directory / "control"
-        self.members = directory / "members"
+        self.vms = directory / "members"
         self.log = directory / "supervisor.log"
 
     # ------------------------------------------------------------------ installation
@@ -99,28 +99,28 @@ class GatewayDirectory:
         for name, data in secrets.items():
             write_durably(safe_join(folder, name), data)
 
-    def prepare(self, installed: InstalledGateway, machine: GatewayVm) -> None:
+    def prepare(self, installed: InstalledGateway, vm: GatewayVm) -> None:
         """Create a VM's empty disk, and its record as stopped, unless it has a record."""
-        journal = ClusterVmJournal(self.members)
-        member = journal.paths(vm_id(machine.name))
-        if member.record.exists():
+        journal = ClusterVmJournal(self.vms)
+        paths = journal.paths(vm_id(vm.name))
+        if paths.record.exists():
             return
         journal.write(
-            ClusterVmRecord(order=vm_order(installed, machine, Goal.STOP), phase=Phase.GONE, since=0.0)
+            ClusterVmRecord(order=vm_order(installed, vm, Goal.STOP), phase=Phase.GONE, since=0.0)
         )
-        persistent_disks.make(member.kept, vm_id(machine.name), machine.disk * MIB)
+        persistent_disks.make(paths.kept, vm_id(vm.name), vm.disk * MIB)
 
-    def remove(self, machine: str) -> None:
+    def remove(self, vm: str) -> None:
         """Remove all files of a stopped VM; repeated calls are harmless."""
-        shutil.rmtree(self.members / vm_id(machine), ignore_errors=True)
-        self.save_wanted(self.wanted() - {machine})
+        shutil.rmtree(self.vms / vm_id(vm), ignore_errors=True)
+        self.save_wanted(self.wanted() - {vm})
 
     # ------------------------------------------------------------------ state
 
     def records(self) -> dict[str, ClusterVmRecord]:
         """The VMs' records, by VM name, without damaged ones."""
         found = {}
-        for path in sorted(self.members.glob(f"*/{RECORD}")):
+        for path in sorted(self.vms.glob(f"*/{RECORD}")):
             try:
                 record = ClusterVmRecord.model_validate_json(path.read_bytes())
             except (OSError, ValidationError):
@@ -128,16 +128,16 @@ class GatewayDirectory:
             found[record.order.name] = record
         return found
 
-    def disks(self, machine: str) -> Path:
+    def disks(self, vm: str) -> Path:
         """The directory of a VM's disks."""
-        return self.members / vm_id(machine) / "disks"
+        return self.vms / vm_id(vm) / "disks"
 
-    def console(self, machine: str) -> Path | None:
+    def console(self, vm: str) -> Path | None:
         """The console of a VM's last incarnation; None: the VM never started."""
-        record = self.records().get(machine)
+        record = self.records().get(vm)
         if record is None or record.incarnation == 0:
             return None
-        return self.members / vm_id(machine) / f"console-{record.incarnation}"
+        return self.vms / vm_id(vm) / f"console-{record.incarnation}"
 
     def wanted(self) -> set[str]:
         """Names of the VMs that should run."""
@@ -177,18 +177,18 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def vm_order(
-    installed: InstalledGateway, machine: GatewayVm, goal: Goal, admitted: int = 0
+    installed: InstalledGateway, vm: GatewayVm, goal: Goal, admitted: int = 0
 ) -> ClusterVmOrder:
     """A gateway's VM as an order to the agent's reconciler."""
     return ClusterVmOrder(
-        id=vm_id(machine.name),
+        id=vm_id(vm.name),
         cluster=installed.gateway.name,
-        name=machine.name,
+        name=vm.name,
         goal=goal,
-        image=installed.images[machine.name],
-        cpus=machine.cpus,
-        memory=machine.memory,
-        disk=machine.disk,
+        image=installed.images[vm.name],
+        cpus=vm.cpus,
+        memory=vm.memory,
+        disk=vm.disk,
         hypervisor=installed.kind,
         pool=PoolAddress(name="", collector="", trust_domain=""),
         lifecycle=Lifecycle.PERSISTENT,
@@ -199,19 +199,19 @@ def vm_order(
     )
 
 
-def mac_address(machine: GatewayVm) -> str:
+def mac_address(vm: GatewayVm) -> str:
     """The MAC address of a VM on the private network, made from its IP address.
 
     It is locally administered (RFC 7042, section 2.1).
     """
-    return "02:76:" + machine.address.packed.hex(":")
+    return "02:76:" + vm.address.packed.hex(":")
 
 
-def network_files(gateway: Gateway, machine: GatewayVm) -> dict[str, bytes]:
+def network_files(gateway: Gateway, vm: GatewayVm) -> dict[str, bytes]:
     """Files that describe the private network to a guest (``RoleFiles``)."""
     hosts = [f"{m.address} {gateway.fqdn(m)} {m.name}\n" for m in gateway.machines]
     return {
-        "address": f"{machine.address}/{gateway.network.prefixlen}\n".encode(),
-        "host": f"{gateway.fqdn(machine)}\n".encode(),
+        "address": f"{vm.address}/{gateway.network.prefixlen}\n".encode(),
+        "host": f"{gateway.fqdn(vm)}\n".encode(),
         "hosts": "".join(hosts).encode(),
     }

@@ -74,17 +74,17 @@ class Gateway(FrozenModel):
     network: IPv4Network
     machines: tuple[GatewayVm, ...] = Field(min_length=1, max_length=MAX_VMS)
 
-    def machine(self, name: str) -> GatewayVm | None:
+    def vm(self, name: str) -> GatewayVm | None:
         """The VM of that name."""
-        return next((machine for machine in self.machines if machine.name == name), None)
+        return next((vm for vm in self.machines if vm.name == name), None)
 
-    def fqdn(self, machine: GatewayVm) -> str:
+    def fqdn(self, vm: GatewayVm) -> str:
         """The VM's full host name."""
-        return f"{machine.name}.{self.domain}"
+        return f"{vm.name}.{self.domain}"
 
     def of_role(self, role: GatewayRole) -> tuple[GatewayVm, ...]:
         """The VMs of this role."""
-        return tuple(machine for machine in self.machines if machine.role is role)
+        return tuple(vm for vm in self.machines if vm.role is role)
 
 
 def parse_gateway(data: Any) -> Gateway:
@@ -104,8 +104,8 @@ def parse_gateway(data: Any) -> Gateway:
         # VMs with faults are dropped; the resulting empty list is not a further fault.
         inner = any(fault.field.startswith("machines.") for fault in found)
         faults += [fault for fault in found if not (inner and fault.code == "too_short")]
-    told = {fault.field for fault in faults}
-    faults += [fault for fault in _consistency_faults(data) if fault.field not in told]
+    known = {fault.field for fault in faults}
+    faults += [fault for fault in _consistency_faults(data) if fault.field not in known]
     if gateway is not None:
         faults += _cpu_faults(gateway)
     if gateway is None or faults:
@@ -119,9 +119,9 @@ _DECLARED_KEYS: Final = {model: key for key, model in _MODEL_KEYS.items()}
 
 
 def _cpu_faults(gateway: Gateway) -> Iterator[Fault]:
-    for machine in gateway.machines:
-        if why := check_cpus(GATEWAY_HYPERVISOR, machine.cpus, shared=True):
-            field = f"machines.{machine.name}.cpus"
+    for vm in gateway.machines:
+        if why := check_cpus(GATEWAY_HYPERVISOR, vm.cpus, shared=True):
+            field = f"machines.{vm.name}.cpus"
             yield Fault(field, "above_hypervisor", f"a gateway runs on {GATEWAY_HYPERVISOR}: {why}")
 
 
@@ -130,15 +130,15 @@ def _as_model(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     found = {_MODEL_KEYS.get(key, str(key)): value for key, value in data.items()}
-    if isinstance(machines := found.get("machines"), Mapping):
-        found["machines"] = [_named(name, machine) for name, machine in machines.items()]
+    if isinstance(vms := found.get("machines"), Mapping):
+        found["machines"] = [_named(name, vm) for name, vm in vms.items()]
     return found
 
 
-def _named(name: Any, machine: Any) -> Any:
-    if not isinstance(machine, Mapping):
-        return machine
-    return {("name?" if key == "name" else str(key)): value for key, value in machine.items()} | {
+def _named(name: Any, vm: Any) -> Any:
+    if not isinstance(vm, Mapping):
+        return vm
+    return {("name?" if key == "name" else str(key)): value for key, value in vm.items()} | {
         "name": name
     }
 
@@ -147,9 +147,9 @@ def _as_declared(fault: Fault, data: Any) -> Fault:
     """Convert a fault's field from the models' structure to the declaration's."""
     first, *rest = fault.field.split(".")
     first = _DECLARED_KEYS.get(first, first)
-    machines = data.get("machines") if isinstance(data, Mapping) else None
-    if first == "machines" and rest and isinstance(machines, Mapping):
-        name = list(machines)[int(rest[0])]
+    vms = data.get("machines") if isinstance(data, Mapping) else None
+    if first == "machines" and rest and isinstance(vms, Mapping):
+        name = list(vms)[int(rest[0])]
         rest = [str(name), *(part.removesuffix("?") for part in rest[1:] if part != "name")]
     return Fault(".".join([first, *rest]), fault.code, fault.message)
 
@@ -165,15 +165,15 @@ def _consistency_faults(data: Any) -> Iterator[Fault]:
     if network is not None and (found := tuple(_network_faults(network))):
         yield from found
         network = None
-    machines = data.get("machines")
-    if not isinstance(machines, Mapping):
+    vms = data.get("machines")
+    if not isinstance(vms, Mapping):
         return
     taken: dict[IPv4Address, str] = {}
-    for name, machine in machines.items():
-        if isinstance(machine, Mapping):
+    for name, vm in vms.items():
+        if isinstance(vm, Mapping):
             where = f"machines.{name}"
-            yield from _machine_faults(where, machine)
-            yield from _address_faults(f"{where}.address", machine.get("address"), network, taken, name)
+            yield from _vm_faults(where, vm)
+            yield from _address_faults(f"{where}.address", vm.get("address"), network, taken, name)
 
 
 def _network(text: Any) -> IPv4Network | None:
@@ -201,10 +201,10 @@ def _network_faults(network: IPv4Network) -> Iterator[Fault]:
         )
 
 
-def _machine_faults(where: str, machine: Mapping[str, Any]) -> Iterator[Fault]:
-    if "image" not in machine and "recipe" not in machine:
+def _vm_faults(where: str, vm: Mapping[str, Any]) -> Iterator[Fault]:
+    if "image" not in vm and "recipe" not in vm:
         yield Fault(f"{where}.image", "missing", "is missing, and so is recipe")
-    if "image" in machine and "recipe" in machine:
+    if "image" in vm and "recipe" in vm:
         yield Fault(f"{where}.recipe", "twice", "a VM must have an image or a recipe, not both")
 
 

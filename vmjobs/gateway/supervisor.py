@@ -67,11 +67,11 @@ class RoleFiles(Protocol):
         """Keys and other secrets, by file name: made once, stored only on the gateway's host."""
 
     def files(
-        self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]
+        self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them. secrets: those of this gateway."""
 
-    def token(self, gateway: Gateway, machine: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
+    def token(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
         """A token for a VM, which it requests with ``GET /v1/token`` from its guest endpoint.
 
         The VM gets SIGUSR2 after half of the token's lifetime, to request a new one.
@@ -91,18 +91,18 @@ class VmFiles:
 
     def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name."""
-        gateway, machine = self.installed.gateway, self._machine(order.name)
-        return {**self.kit.files(gateway, machine, self.secrets), **network_files(gateway, machine)}
+        gateway, vm = self.installed.gateway, self._vm(order.name)
+        return {**self.kit.files(gateway, vm, self.secrets), **network_files(gateway, vm)}
 
     def token(self, name: str) -> PoolToken:
         """A new token for a VM. Raises as :meth:`vmjobs.gateway.supervisor.RoleFiles.token`."""
-        return self.kit.token(self.installed.gateway, self._machine(name), self.secrets)
+        return self.kit.token(self.installed.gateway, self._vm(name), self.secrets)
 
-    def _machine(self, name: str) -> GatewayVm:
-        machine = self.installed.gateway.machine(name)
-        if machine is None:
+    def _vm(self, name: str) -> GatewayVm:
+        vm = self.installed.gateway.vm(name)
+        if vm is None:
             raise InvalidRequest(f"gateway {self.installed.gateway.name}: there is no VM {name}")
-        return machine
+        return vm
 
 
 class Supervisor:
@@ -125,26 +125,26 @@ class Supervisor:
         self.installed = place.installed()
         self.stop = threading.Event()
         files = VmFiles(self.installed, kit, place.secrets())
-        self.share = GatewayAssignments(place, self.installed, mint=files.token)
-        self._parts = replace(make(self.share, files), words=self.share.words)
+        self.assignments = GatewayAssignments(place, self.installed, mint=files.token)
+        self._parts = replace(make(self.assignments, files), words=self.assignments.words)
         self._reconciler: Reconciler | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Supervise the VMs, and answer commands, while the context lasts."""
-        with closing(self._open_network()) as network, self._run_reconciler(network) as keeper:
-            self._reconciler = keeper
-            self.share.on_restart = lambda member, number: keeper.put_event(
-                member, number, RestartRequested()
+        with closing(self._open_network()) as network, self._run_reconciler(network) as reconciler:
+            self._reconciler = reconciler
+            self.assignments.on_restart = lambda vm, number: reconciler.put_event(
+                vm, number, RestartRequested()
             )
-            for _, machine in self._machines():
-                machine.signal(THAW_SIGNAL)
+            for _, vm in self._vms():
+                vm.signal(THAW_SIGNAL)
             with serve_commands(self.place.control, self.handle, lambda _asked: self._thaw()):
                 try:
                     yield
                 finally:
                     self.stop.set()
-                    self.share.close()
+                    self.assignments.close()
 
     # ------------------------------------------------------------------ commands
 
@@ -152,10 +152,10 @@ class Supervisor:
         """Execute a command; returns the answer."""
         match asked.get("do"):
             case "show":
-                return self.share.show(int(asked.get("seen", -1)), float(asked.get("wait", 0)))
+                return self.assignments.show(int(asked.get("seen", -1)), float(asked.get("wait", 0)))
             case "want":
-                self.share.set_wanted(set(asked.get("run", ())), set(asked.get("stop", ())))
-                return {"revision": self.share.revision}
+                self.assignments.set_wanted(set(asked.get("run", ())), set(asked.get("stop", ())))
+                return {"revision": self.assignments.revision}
             case "freeze" | "thaw" as word:
                 return self._freeze() if word == "freeze" else self._thaw()
             case "log in":
@@ -168,45 +168,45 @@ class Supervisor:
 
     def _log_in(self, name: str, key: str) -> Message:
         """Open a connection to the VM's SSH server, which accepts the key."""
-        machine = dict(self._machines()).get(name)
-        if machine is None:
+        vm = dict(self._vms()).get(name)
+        if vm is None:
             raise InvalidRequest(f"{name} is not running", hint=f"vmjobs gateway boot {name}")
-        session = machine.open_session(_KEY_ADAPTER.validate_python(key), LOGIN_SECONDS)
+        session = vm.open_session(_KEY_ADAPTER.validate_python(key), LOGIN_SECONDS)
         return {"host_key": session.host_key, "connection": session.connection}
 
-    def _machines(self) -> list[tuple[str, VmInstance]]:
+    def _vms(self) -> list[tuple[str, VmInstance]]:
         if self._reconciler is None:
             return []
         found = [
             (m.name, self._reconciler.machine(vm_id(m.name))) for m in self.installed.gateway.machines
         ]
-        return [(name, machine) for name, machine in found if machine is not None]
+        return [(name, vm) for name, vm in found if vm is not None]
 
     def _freeze(self) -> Message:
         """Freeze every VM's data, and then pause the VMs."""
-        machines = self._machines()
-        for _, machine in machines:
-            self.share.clear_frozen(machine.order.id)
-            machine.signal(FREEZE_SIGNAL)
-        with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-            asked = [pool.submit(self.share.is_frozen, m.order.id, FREEZE_SECONDS) for _, m in machines]
-            frozen = [
-                name for (name, _), answer in zip(machines, asked, strict=True) if answer.result()
+        vms = self._vms()
+        for _, vm in vms:
+            self.assignments.clear_frozen(vm.order.id)
+            vm.signal(FREEZE_SIGNAL)
+        with ThreadPoolExecutor(max_workers=max(1, len(vms))) as pool:
+            asked = [
+                pool.submit(self.assignments.is_frozen, m.order.id, FREEZE_SECONDS) for _, m in vms
             ]
-        for _, machine in machines:
-            machine.pause()
+            frozen = [name for (name, _), answer in zip(vms, asked, strict=True) if answer.result()]
+        for _, vm in vms:
+            vm.pause()
         return {
             "frozen": frozen,
-            "paused": [name for name, _ in machines],
+            "paused": [name for name, _ in vms],
             "incarnations": self._incarnations(),
         }
 
     def _thaw(self) -> Message:
         faults = []
-        for name, machine in self._machines():
+        for name, vm in self._vms():
             try:
-                machine.resume()
-                machine.signal(THAW_SIGNAL)
+                vm.resume()
+                vm.signal(THAW_SIGNAL)
             except VMJobsError as error:
                 log.error("cannot resume %s: %s", name, error)
                 faults.append(f"{name}: {error.message}")
@@ -223,7 +223,7 @@ class Supervisor:
 
     def _run_reconciler(self, network: PrivateNetwork) -> AbstractContextManager[Reconciler]:
         def card(order: ClusterVmOrder) -> PrivateCard | None:
-            machine = self.installed.gateway.machine(order.name)
-            return None if machine is None else PrivateCard(network, mac_address(machine))
+            vm = self.installed.gateway.vm(order.name)
+            return None if vm is None else PrivateCard(network, mac_address(vm))
 
         return running_reconciler(replace(self._parts, card=card))

@@ -61,14 +61,14 @@ _CONTENT_PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
 def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool) -> None:
     """Copy the whole gateway into FILE: disks, keys, images, and the declaration.
 
-    Its machines may run: the data of their services is frozen, and all machines are paused while their
+    Its VMs may run: the data of their services is frozen, and all VMs are paused while their
     disks are copied. FILE appears once it is complete. It has the gateway's keys, so keep it safe.
     """
     place = find_gateway(name, state_dir)
     installed = place.installed()
     disks = {
-        f"machines/{machine}/{disk}": place.disks(machine) / disk
-        for machine in installed.images
+        f"machines/{vm}/{disk}": place.disks(vm) / disk
+        for vm in installed.images
         for disk in (ROOT_DISK, DATA_DISK)
     }
     parts = {} if no_images else _image_parts(installed)
@@ -94,8 +94,8 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
         archive.finish()
     sync_directory(file.absolute().parent)
     how = f"frozen meanwhile: {', '.join(frozen)}" if frozen else "none was frozen"
-    machines = f"{len(installed.images)} machines ({how})"
-    echo(f"{file}: {installed.gateway.name}, {machines}, {file.stat().st_size / MIB:.0f} MiB")
+    vms = f"{len(installed.images)} VMs ({how})"
+    echo(f"{file}: {installed.gateway.name}, {vms}, {file.stat().st_size / MIB:.0f} MiB")
 
 
 def _image_parts(installed: InstalledGateway) -> dict[str, Path]:
@@ -136,9 +136,9 @@ def _freeze_disks(place: GatewayDirectory) -> Iterator[list[str]]:
                 hint="vmjobs gateway boot, then back up again",
             ) from error
     if after["faults"]:
-        echo(f"not every machine was resumed: {'; '.join(after['faults'])}", err=True)
+        echo(f"not every VM was resumed: {'; '.join(after['faults'])}", err=True)
     if before["incarnations"] != after["incarnations"]:
-        raise Conflict("a machine started while its disks were copied", hint="back up again")
+        raise Conflict("a VM started while its disks were copied", hint="back up again")
 
 
 # --------------------------------------------------------------------------- restore
@@ -181,7 +181,7 @@ def _read_installed(first: ArchiveFile | None, name: str | None) -> InstalledGat
         found = InstalledGateway.model_validate_json(first.read_small())
     except ValidationError as error:
         raise InvalidRequest("the backup's gateway.json cannot be read") from error
-    known = {machine.name for machine in found.gateway.machines}
+    known = {vm.name for vm in found.gateway.machines}
     if not found.images.keys() <= known:
         raise InvalidRequest("the backup's gateway.json contradicts itself")
     gateway = found.gateway.model_copy(update={"name": name or found.gateway.name})
@@ -246,12 +246,12 @@ class _RestoredGateway:
     def finish(self) -> None:
         """Move images into the store and disks to their VMs, after verification."""
         self._keep_images()
-        for machine in self.installed.gateway.machines:
-            if machine.name in self.installed.images:
-                self._place.prepare(self.installed, machine)
-        for machine_name, disk in self._disks:
-            target = self._place.disks(machine_name) / disk
-            (self.folder / f"disk-{machine_name}-{disk}").replace(target)
+        for vm in self.installed.gateway.machines:
+            if vm.name in self.installed.images:
+                self._place.prepare(self.installed, vm)
+        for name, disk in self._disks:
+            target = self._place.disks(name) / disk
+            (self.folder / f"disk-{name}-{disk}").replace(target)
         self._place.save(self.installed)
 
     @property
@@ -278,6 +278,6 @@ class _RestoredGateway:
             path.unlink()
         for digest, data in self._manifests.items():
             store.put_manifest(ImageManifest.parse(data, digest))
-        for machine, digest in self.installed.images.items():
+        for vm, digest in self.installed.images.items():
             store.manifest(digest)  # raises if the image is missing
-            tag_image(self.installed, machine)
+            tag_image(self.installed, vm)

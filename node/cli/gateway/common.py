@@ -46,7 +46,7 @@ def gateway_options(command: _F) -> _F:
     return named(placed(command))
 
 
-machines_argument = click.argument("machines", nargs=-1)
+vms_argument = click.argument("vms", metavar="[VM]...", nargs=-1)
 
 
 def default_directory() -> Path:
@@ -76,18 +76,18 @@ def find_gateway(name: str | None, state_dir: Path | None) -> GatewayDirectory:
     return GatewayDirectory(default_directory() / (name or there[0]))
 
 
-def select_machines(installed: InstalledGateway, names: Sequence[str]) -> list[str]:
+def select_vms(installed: InstalledGateway, names: Sequence[str]) -> list[str]:
     """Return the selected VMs of the gateway, in declared order; all if none is named.
 
     Raises:
         NotFound: the gateway has no VM of that name.
     """
-    known = [machine.name for machine in installed.gateway.machines]
+    known = [vm.name for vm in installed.gateway.machines]
     for name in names:
         if name not in known:
             raise NotFound(
-                f"the gateway {installed.gateway.name} has no machine {name!r}",
-                hint=f"its machines: {', '.join(known)}",
+                f"the gateway {installed.gateway.name} has no VM {name!r}",
+                hint=f"its VMs: {', '.join(known)}",
             )
     return [name for name in known if name in names or not names]
 
@@ -99,21 +99,21 @@ def images() -> ImageStore:
     return ImageStore(config().images)
 
 
-def tag_image(installed: InstalledGateway, machine: str) -> None:
+def tag_image(installed: InstalledGateway, vm: str) -> None:
     """Tag a VM's image for this gateway, so that it stays if other tags move."""
-    digest = installed.images[machine]
-    images().tag(*_image_name(installed, machine), digest)
+    digest = installed.images[vm]
+    images().tag(*_image_name(installed, vm), digest)
 
 
-def untag_image(installed: InstalledGateway, machine: str) -> None:
+def untag_image(installed: InstalledGateway, vm: str) -> None:
     """Remove this gateway's tag from a VM's image."""
-    if machine in installed.images:
-        images().untag(*_image_name(installed, machine))
+    if vm in installed.images:
+        images().untag(*_image_name(installed, vm))
 
 
-def _image_name(installed: InstalledGateway, machine: str) -> tuple[str, str]:
-    hexdigits = str(installed.images[machine]).removeprefix("sha256:")
-    return f"gateway-{installed.gateway.name}", f"{machine}-{hexdigits[:12]}"
+def _image_name(installed: InstalledGateway, vm: str) -> tuple[str, str]:
+    hexdigits = str(installed.images[vm]).removeprefix("sha256:")
+    return f"gateway-{installed.gateway.name}", f"{vm}-{hexdigits[:12]}"
 
 
 def role_kit() -> RoleFiles:
@@ -123,7 +123,7 @@ def role_kit() -> RoleFiles:
     return GatewayKit()
 
 
-def machine_parts(
+def vm_services_factory(
     place: GatewayDirectory,
 ) -> Callable[[GatewayAssignments, VmFiles], ClusterVmServices]:
     """Return a factory for what the gateway's VMs need on this host."""
@@ -144,7 +144,7 @@ def machine_parts(
             images=store,
             choose=hypervisors.choose,
             drivers=hypervisors.drivers,
-            journal=ClusterVmJournal(place.members),
+            journal=ClusterVmJournal(place.vms),
             source=share,
             reporter=reporter,
             console_uploader=ConsoleUploader(share, reporter),
@@ -217,7 +217,7 @@ def _start_supervisor(place: GatewayDirectory) -> None:
     raise HypervisorError(f"the gateway's supervisor does not start: {why}")
 
 
-def watch_machines(control: SupervisorClient, seconds: float) -> Iterator[dict[str, dict[str, Any]]]:
+def watch_vms(control: SupervisorClient, seconds: float) -> Iterator[dict[str, dict[str, Any]]]:
     """Yield the state of the VMs, again at each change, for at most ``seconds``."""
     deadline, seen = time.monotonic() + seconds, -1
     while (left := deadline - time.monotonic()) > 0:

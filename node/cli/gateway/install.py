@@ -14,11 +14,11 @@ from node.cli.gateway.common import (
     default_directory,
     images,
     is_stopped,
-    machines_argument,
     role_kit,
-    select_machines,
+    select_vms,
     tag_image,
     untag_image,
+    vms_argument,
 )
 from vmjobs.agent.cluster_vms import persistent_disks
 from vmjobs.cli.common import echo
@@ -51,31 +51,31 @@ def read_valid_gateway(file: str, place: Path | None) -> tuple[GatewayManifest, 
 
 def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterator[ManifestFinding]:
     """Yield findings about declared values that this host cannot provide."""
-    machines = manifest.spec.machines
+    vms = manifest.spec.machines
     try:
         role_kit().secrets(manifest.spec)
     except InvalidSpec as error:
         yield from map(manifest.finding, error.faults)
-    for machine in machines:
-        if machine.hypervisor not in (None, GATEWAY_HYPERVISOR):
+    for vm in vms:
+        if vm.hypervisor not in (None, GATEWAY_HYPERVISOR):
             message = f"only {GATEWAY_HYPERVISOR} has private networks"
-            yield manifest.finding(Fault(f"machines.{machine.name}.hypervisor", "unsupported", message))
+            yield manifest.finding(Fault(f"machines.{vm.name}.hypervisor", "unsupported", message))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
     yield from _excess_findings(manifest, "memory", memory, "memory")
     room = shutil.disk_usage(_existing_parent(place.directory)).free // MIB
-    there = sum(f.stat().st_blocks * 512 for f in place.members.glob("*/disks/*")) // MIB
+    there = sum(f.stat().st_blocks * 512 for f in place.vms.glob("*/disks/*")) // MIB
     yield from _excess_findings(manifest, "disk", room + there, f"room for disks at {place.directory}")
 
 
 def _excess_findings(
     manifest: GatewayManifest, what: str, available: int, where: str
 ) -> Iterator[ManifestFinding]:
-    machines = manifest.spec.machines
-    wanted = sum(getattr(machine, what) for machine in machines)
+    vms = manifest.spec.machines
+    wanted = sum(getattr(vm, what) for vm in vms)
     if wanted <= available:
         return
-    largest = max(machines, key=lambda machine: int(getattr(machine, what)))
-    message = f"all machines need {wanted} MiB; this host has {available} MiB of {where}"
+    largest = max(vms, key=lambda vm: int(getattr(vm, what)))
+    message = f"all VMs need {wanted} MiB; this host has {available} MiB of {where}"
     yield manifest.finding(Fault(f"machines.{largest.name}.{what}", "too_large", message))
 
 
@@ -93,38 +93,38 @@ def validate(file: str, state_dir: Path | None) -> None:
     """
     manifest, _ = read_valid_gateway(file, state_dir)
     spec = manifest.spec
-    memory = sum(machine.memory for machine in spec.machines)
-    disk = sum(machine.disk for machine in spec.machines)
+    memory = sum(vm.memory for vm in spec.machines)
+    disk = sum(vm.disk for vm in spec.machines)
     echo(
-        f"{manifest.file}: {spec.name}: valid; {len(spec.machines)} machines, "
+        f"{manifest.file}: {spec.name}: valid; {len(spec.machines)} VMs, "
         f"{memory} MiB of memory, up to {disk} MiB of disk"
     )
 
 
 @click.command()
 @file_argument
-@machines_argument
+@vms_argument
 @place_option
 @click.option("--upgrade", is_flag=True, help="Switch to the current images; services keep their data.")
 @click.option(
     "--remove",
-    metavar="MACHINE",
+    metavar="VM",
     multiple=True,
-    help="Remove a machine that FILE no longer declares, with its data.",
+    help="Remove a VM that FILE no longer declares, with its data.",
 )
 @click.option("--boot-test/--no-boot-test", default=True, help="Boot images that are built.")
 def install(
     file: str,
-    machines: tuple[str, ...],
+    vms: tuple[str, ...],
     state_dir: Path | None,
     upgrade: bool,
     remove: tuple[str, ...],
     boot_test: bool,
 ) -> None:
-    """Make images, disks and keys for all or some MACHINES of the gateway in FILE.
+    """Make images, disks and keys for all or some VMs of the gateway in FILE.
 
     Missing images are built. Installing again applies a changed declaration at the next boot of its
-    machines; it keeps disks, keys, and the images that machines were installed with.
+    VMs; it keeps disks, keys, and the images that they were installed with.
     """
     manifest, place = read_valid_gateway(file, state_dir)
     spec = manifest.spec
@@ -134,25 +134,25 @@ def install(
     if before is not None and before.gateway.name != spec.name:
         raise Conflict(f"{place.directory} is the gateway {before.gateway.name}, not {spec.name}")
     if before is not None and (place.directory / "control").exists() and not is_stopped(place):
-        raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
-    gone = _machines_to_remove(manifest, place, remove)
+        raise Conflict(f"VMs of {spec.name} run", hint="vmjobs gateway stop")
+    gone = _vms_to_remove(manifest, place, remove)
     digests = dict(before.images) if before is not None else {}
     probe = InstalledGateway(schema=1, gateway=spec, images={}, kind=GATEWAY_HYPERVISOR)
-    for name in select_machines(probe, machines):
-        machine = spec.machine(name)
-        if machine is not None and (upgrade or name not in digests):
-            digests[name] = _ensure_image(manifest, machine, boot_test)
+    for name in select_vms(probe, vms):
+        vm = spec.vm(name)
+        if vm is not None and (upgrade or name not in digests):
+            digests[name] = _ensure_image(manifest, vm, boot_test)
     missing = [m.name for m in spec.machines if m.name not in digests]
-    if missing and before is None and not machines:
+    if missing and before is None and not vms:
         raise NotFound(f"there is no image for {', '.join(missing)}")
     _write_installation(place, manifest, digests, before, gone)
-    for machine in spec.machines:
-        state = f"image {digests[machine.name]}" if machine.name in digests else "not installed"
-        echo(f"{machine.name} ({machine.role}, {machine.address}): {state}")
+    for vm in spec.machines:
+        state = f"image {digests[vm.name]}" if vm.name in digests else "not installed"
+        echo(f"{vm.name} ({vm.role}, {vm.address}): {state}")
     echo(f"{spec.name} is installed in {place.directory}")
 
 
-def _machines_to_remove(
+def _vms_to_remove(
     manifest: GatewayManifest, place: GatewayDirectory, remove: Sequence[str]
 ) -> list[str]:
     """Return the VMs to remove: those that exist here and are no longer declared.
@@ -160,7 +160,7 @@ def _machines_to_remove(
     Raises:
         InvalidRequest: a VM in ``remove`` is declared. Conflict: an undeclared VM is not in ``remove``.
     """
-    declared = {machine.name for machine in manifest.spec.machines}
+    declared = {vm.name for vm in manifest.spec.machines}
     if both := sorted(declared & set(remove)):
         raise InvalidRequest(f"{manifest.file} declares {', '.join(both)}: it cannot be removed")
     gone = sorted(set(place.records()) - declared)
@@ -172,21 +172,19 @@ def _machines_to_remove(
     return gone
 
 
-def _ensure_image(manifest: GatewayManifest, machine: GatewayVm, boot_test: bool) -> str:
+def _ensure_image(manifest: GatewayManifest, vm: GatewayVm, boot_test: bool) -> str:
     """Return the digest of a VM's image; build the image if it is missing."""
-    if machine.image is not None:
+    if vm.image is not None:
         with suppress(NotFound):
-            return images().resolve(machine.image)
+            return images().resolve(vm.image)
     from images import recipe as recipes  # noqa: PLC0415
     from node.cli.build import build_here  # noqa: PLC0415
 
-    wanted = machine.recipe or (machine.image or "").partition(":")[0]
-    if machine.recipe is None and wanted not in recipes.names():
-        message = f"found neither an image nor a recipe of the name {machine.image}"
-        raise_findings(
-            [manifest.finding(Fault(f"machines.{machine.name}.image", "not_found", message))]
-        )
-    if machine.recipe is not None and "/" not in wanted and manifest.file != "<stdin>":
+    wanted = vm.recipe or (vm.image or "").partition(":")[0]
+    if vm.recipe is None and wanted not in recipes.names():
+        message = f"found neither an image nor a recipe of the name {vm.image}"
+        raise_findings([manifest.finding(Fault(f"machines.{vm.name}.image", "not_found", message))])
+    if vm.recipe is not None and "/" not in wanted and manifest.file != "<stdin>":
         beside = Path(manifest.file).parent / wanted
         wanted = str(beside) if beside.exists() else wanted
     (entry,) = build_here([wanted], boot_test)
@@ -204,7 +202,7 @@ def _write_installation(
     spec = manifest.spec
     place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.directory.chmod(0o700)
-    known = {machine.name for machine in spec.machines}
+    known = {vm.name for vm in spec.machines}
     installed = InstalledGateway(
         schema=1,
         gateway=spec,
@@ -213,16 +211,16 @@ def _write_installation(
     )
     with place.lock_supervisor():
         if not is_stopped(place):
-            raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
+            raise Conflict(f"VMs of {spec.name} run", hint="vmjobs gateway stop")
         there = place.secrets()
         made = role_kit().secrets(spec)
         place.save_secrets({name: data for name, data in made.items() if name not in there})
-        for machine in [machine for machine in spec.machines if machine.name in digests]:
-            if before is not None and before.images.get(machine.name) != digests[machine.name]:
+        for vm in [vm for vm in spec.machines if vm.name in digests]:
+            if before is not None and before.images.get(vm.name) != digests[vm.name]:
                 # An overlay is valid only on the image that it was made for.
-                persistent_disks.remove_root(place.disks(machine.name))
-            place.prepare(installed, machine)
-            tag_image(installed, machine.name)
+                persistent_disks.remove_root(place.disks(vm.name))
+            place.prepare(installed, vm)
+            tag_image(installed, vm.name)
         place.save(installed)
         for name in gone:
             place.remove(name)

@@ -19,12 +19,12 @@ from node.cli.gateway.common import (
     find_gateway,
     gateway_options,
     is_stopped,
-    machine_parts,
-    machines_argument,
     role_kit,
-    select_machines,
+    select_vms,
     untag_image,
-    watch_machines,
+    vm_services_factory,
+    vms_argument,
+    watch_vms,
 )
 from vmjobs.cli.common import config, echo
 from vmjobs.cli.logs import configure_logging
@@ -38,23 +38,23 @@ EXIT_SECONDS = 30.0
 #: Failures in a row after which ``boot`` stops waiting; the supervisor keeps trying.
 MAX_FAILURES = 3
 
-_Machines = dict[str, dict[str, Any]]
+_VmStates = dict[str, dict[str, Any]]
 
 
 @click.command()
-@machines_argument
+@vms_argument
 @gateway_options
 @click.option(
     "--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds to wait."
 )
-def boot(machines: tuple[str, ...], name: str | None, state_dir: Path | None, timeout: int) -> None:
-    """Start MACHINES, or all of them, and wait until their services answer.
+def boot(vms: tuple[str, ...], name: str | None, state_dir: Path | None, timeout: int) -> None:
+    """Start VMs, or all of them, and wait until their services answer.
 
-    Running machines are left alone. If no supervisor runs, one is started in the background; it
-    restarts machines that end.
+    Running VMs are left alone. If no supervisor runs, one is started in the background; it
+    restarts VMs that end.
     """
     place = find_gateway(name, state_dir)
-    wanted = select_machines(place.installed(), machines)
+    wanted = select_vms(place.installed(), vms)
     absent = [name for name in wanted if name not in place.installed().images]
     if absent:
         raise InvalidRequest(
@@ -72,12 +72,12 @@ def boot(machines: tuple[str, ...], name: str | None, state_dir: Path | None, ti
 
 
 @click.command()
-@machines_argument
+@vms_argument
 @gateway_options
-def stop(machines: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
-    """Shut MACHINES down, or all of them. They keep their data."""
+def stop(vms: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
+    """Shut VMs down, or all of them. They keep their data."""
     place = find_gateway(name, state_dir)
-    wanted = select_machines(place.installed(), machines)
+    wanted = select_vms(place.installed(), vms)
     with connect_supervisor(place) as control:
         control.ask("want", stop=wanted)
         seconds = 2.0 * DRAIN_SECONDS
@@ -89,14 +89,14 @@ def stop(machines: tuple[str, ...], name: str | None, state_dir: Path | None) ->
 
 def _stop_idle_supervisor(control: SupervisorClient) -> None:
     """Stop a background supervisor if no VM runs or is wanted."""
-    machines = control.ask("show")["machines"].values()
-    if any(machine["state"] != GatewayVmState.STOPPED or machine["wanted"] for machine in machines):
+    vms = control.ask("show")["machines"].values()
+    if any(vm["state"] != GatewayVmState.STOPPED or vm["wanted"] for vm in vms):
         return
     control.ask("idle")
 
 
-def _has_failed(machine: dict[str, Any]) -> bool:
-    return int(machine.get("failures", 0)) >= MAX_FAILURES or machine["state"] == GatewayVmState.DOWN
+def _has_failed(vm: dict[str, Any]) -> bool:
+    return int(vm.get("failures", 0)) >= MAX_FAILURES or vm["state"] == GatewayVmState.DOWN
 
 
 def _wait(
@@ -104,33 +104,33 @@ def _wait(
     names: list[str],
     seconds: float,
     is_done: Callable[[dict[str, Any]], bool],
-    has_failed: Callable[[dict[str, Any]], bool] = lambda _machine: False,
+    has_failed: Callable[[dict[str, Any]], bool] = lambda _vm: False,
 ) -> list[tuple[str, dict[str, Any]]]:
     """Wait until all VMs are ``is_done``; print state changes; return the other VMs."""
     terminal = Console(stderr=True)
     last: dict[str, str] = {}
-    machines: _Machines = {}
+    vms: _VmStates = {}
     with terminal.status("waiting") as status:
-        for machines in watch_machines(control, seconds):
+        for vms in watch_vms(control, seconds):
             for name in names:
-                text = f"{machines[name]['state']} {machines[name]['message']}".strip()
+                text = f"{vms[name]['state']} {vms[name]['message']}".strip()
                 if last.get(name) != text:
                     echo(f"{name}: {text}")
                     last[name] = text
-            waiting = [n for n in names if not is_done(machines[n])]
+            waiting = [n for n in names if not is_done(vms[n])]
             status.update(f"waiting for {', '.join(waiting)}")
-            if all(has_failed(machines[n]) for n in waiting):
+            if all(has_failed(vms[n]) for n in waiting):
                 break
-    return [(name, machines[name]) for name in names if not is_done(machines[name])]
+    return [(name, vms[name]) for name in names if not is_done(vms[name])]
 
 
 @click.command()
 @gateway_options
 @click.option("--background", is_flag=True, hidden=True, help="As `boot` starts it.")
 def run(name: str | None, state_dir: Path | None, background: bool) -> None:
-    """Supervise the gateway's machines until a signal stops it; for a service manager.
+    """Supervise the gateway's VMs until a signal stops it; for a service manager.
 
-    The supervisor starts wanted machines, and restarts those that end. They keep running when it stops:
+    The supervisor starts wanted VMs, and restarts those that end. They keep running when it stops:
     the next supervisor takes them over.
     """
     from vmjobs.gateway.supervisor import Supervisor  # noqa: PLC0415
@@ -139,7 +139,9 @@ def run(name: str | None, state_dir: Path | None, background: bool) -> None:
     configure_logging(settings.log_level, settings.log_format)
     place = find_gateway(name, state_dir)
     with place.lock_supervisor():
-        supervisor = Supervisor(place, role_kit(), machine_parts(place), exits_when_idle=background)
+        supervisor = Supervisor(
+            place, role_kit(), vm_services_factory(place), exits_when_idle=background
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop.set())
         with supervisor.running():
@@ -153,12 +155,12 @@ def run(name: str | None, state_dir: Path | None, background: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bool) -> None:
-    """Delete the gateway: its machines and all data."""
+    """Delete the gateway: its VMs and all data."""
     place = find_gateway(name, state_dir)
     installed = place.installed()
     if not yes:
         click.confirm(f"Remove {installed.gateway.name} with all its data?", abort=True)
-    ctx.invoke(stop, machines=(), name=name, state_dir=state_dir)
+    ctx.invoke(stop, vms=(), name=name, state_dir=state_dir)
     try:
         with SupervisorClient(place.control) as control:
             control.ask("quit")
@@ -166,10 +168,10 @@ def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bo
         pass
     with place.lock_supervisor(EXIT_SECONDS):
         if not is_stopped(place):
-            message = "it cannot be removed: machines of the gateway run"
+            message = "it cannot be removed: VMs of the gateway run"
             raise Conflict(message, hint="vmjobs gateway stop")
-        for machine in installed.images:
-            untag_image(installed, machine)
+        for vm in installed.images:
+            untag_image(installed, vm)
         (place.directory / "gateway.json").unlink()
         shutil.rmtree(place.directory)
     echo(f"{installed.gateway.name} is deleted")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from node.cli.gateway.common import find_gateway, gateway_options, select_machines
+from node.cli.gateway.common import find_gateway, gateway_options, select_vms
 from vmjobs.cli.common import echo, format_age, json_option, print_json, print_table
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.gateway.assignments import vm_state
@@ -27,11 +27,11 @@ POLL_SECONDS = 0.2
 @gateway_options
 @json_option
 def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
-    """Show the gateway and its machines."""
+    """Show the gateway and its VMs."""
     place = find_gateway(name, state_dir)
     installed = place.installed()
     spec = installed.gateway
-    machines, running = _machine_states(place, installed)
+    vms, running = _vm_states(place, installed)
     if as_json:
         print_json(
             {
@@ -47,7 +47,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
                         "host": spec.fqdn(m),
                         "address": str(m.address),
                         "image": installed.images.get(m.name),
-                        **machines[m.name],
+                        **vms[m.name],
                         "used": _disk_bytes(place, m.name),
                     }
                     for m in spec.machines
@@ -58,25 +58,25 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
     supervisor = "a supervisor runs" if running else "no supervisor runs: states are the last known"
     echo(f"{spec.name}: {spec.domain}, {spec.network}; {supervisor}")
     rows = []
-    for machine in spec.machines:
-        state = machines[machine.name]
+    for vm in spec.machines:
+        state = vms[vm.name]
         since = format_age(datetime.fromisoformat(state["since"])) if state.get("since") else ""
-        used = f"{_disk_bytes(place, machine.name) // MIB} MiB"
+        used = f"{_disk_bytes(place, vm.name) // MIB} MiB"
         rows.append(
             (
-                machine.name,
-                machine.role,
-                str(machine.address),
+                vm.name,
+                vm.role,
+                str(vm.address),
                 state["state"],
                 since,
                 used,
                 str(state["message"]).partition("\n")[0][:80],
             )
         )
-    print_table(("MACHINE", "ROLE", "ADDRESS", "STATE", "SINCE", "DISKS", "MESSAGE"), rows)
+    print_table(("VM", "ROLE", "ADDRESS", "STATE", "SINCE", "DISKS", "MESSAGE"), rows)
 
 
-def _machine_states(
+def _vm_states(
     place: GatewayDirectory, installed: InstalledGateway
 ) -> tuple[dict[str, dict[str, Any]], bool]:
     """Return the state of each VM by name, and whether it comes from a supervisor."""
@@ -87,14 +87,14 @@ def _machine_states(
         pass
     records = place.records()
     found: dict[str, dict[str, Any]] = {}
-    for machine in installed.gateway.machines:
-        record = records.get(machine.name)
+    for vm in installed.gateway.machines:
+        record = records.get(vm.name)
         if record is None:
-            found[machine.name] = {"state": "absent", "message": "not installed"}
+            found[vm.name] = {"state": "absent", "message": "not installed"}
             continue
         condition = vm_state(record.phase, True if record.admitted else None)
         since = datetime.fromtimestamp(record.since).astimezone().isoformat() if record.since else ""
-        found[machine.name] = {
+        found[vm.name] = {
             "state": condition,
             "message": record.message,
             "since": since,
@@ -103,22 +103,22 @@ def _machine_states(
     return found, False
 
 
-def _disk_bytes(place: GatewayDirectory, machine: str) -> int:
+def _disk_bytes(place: GatewayDirectory, vm: str) -> int:
     """Return the bytes that a VM's disks take on this host."""
-    return sum(path.stat().st_blocks * 512 for path in place.disks(machine).glob("*"))
+    return sum(path.stat().st_blocks * 512 for path in place.disks(vm).glob("*"))
 
 
 @click.command()
-@click.argument("machine")
+@click.argument("vm", metavar="VM")
 @gateway_options
 @click.option("-f", "--follow", is_flag=True, help="Follow the console until interrupted.")
-def console(machine: str, name: str | None, state_dir: Path | None, follow: bool) -> None:
-    """Print the console of MACHINE since its last boot."""
+def console(vm: str, name: str | None, state_dir: Path | None, follow: bool) -> None:
+    """Print the console of VM since its last boot."""
     place = find_gateway(name, state_dir)
-    select_machines(place.installed(), [machine])
-    path = place.console(machine)
+    select_vms(place.installed(), [vm])
+    path = place.console(vm)
     if path is None or not path.exists():
-        raise NotFound(f"{machine} has not been booted yet")
+        raise NotFound(f"{vm} has not been booted yet")
     offset = 0
     sink = guest_output(sys.stdout.buffer)
     while True:
@@ -134,6 +134,6 @@ def console(machine: str, name: str | None, state_dir: Path | None, follow: bool
             return
         if not data:
             time.sleep(POLL_SECONDS)
-        newer = place.console(machine)
+        newer = place.console(vm)
         if newer is not None and newer != path and newer.exists():
             path, offset = newer, 0

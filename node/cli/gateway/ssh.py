@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from node.cli.gateway.common import find_gateway, gateway_options, select_machines
+from node.cli.gateway.common import find_gateway, gateway_options, select_vms
 from vmjobs.cli.cluster.ssh import (
     KEY_FILE,
     KNOWN_HOSTS_FILE,
@@ -24,38 +24,36 @@ from vmjobs.gateway.directory import GatewayDirectory
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @gateway_options
-@click.argument(
-    "words", metavar="[SSH-OPTIONS] MACHINE [--] [COMMAND]...", nargs=-1, type=click.UNPROCESSED
-)
+@click.argument("words", metavar="[SSH-OPTIONS] VM [--] [COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
-    """Log in to MACHINE as root, or run COMMAND in it and exit with its status.
+    """Log in to VM as root, or run COMMAND in it and exit with its status.
 
     `-t ui -- su - physicist` opens a shell of the gateway's users. ssh is OpenSSH's; its options go
-    before MACHINE. It needs no open port.
+    before VM. It needs no open port.
     """
-    options, machine, command = split_ssh_arguments(words)
+    options, vm, command = split_ssh_arguments(words)
     place = find_gateway(name, state_dir)
-    select_machines(place.installed(), [machine])
+    select_vms(place.installed(), [vm])
     SupervisorClient(place.control).close()  # reports a missing supervisor before ssh does
     with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as folder:
         make_key(Path(folder))
-        connect = ["gateway", "connect", str(place.directory), machine, folder]
-        login = openssh_options(machine, "root", Path(folder), connect)
+        connect = ["gateway", "connect", str(place.directory), vm, folder]
+        login = openssh_options(vm, "root", Path(folder), connect)
         login += ["-o", "ProxyUseFdpass=yes"]
-        status = run_openssh(["ssh", *login, *options, "--", machine, *command])
+        status = run_openssh(["ssh", *login, *options, "--", vm, *command])
     sys.exit(status)
 
 
 @click.command(hidden=True)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("machine")
+@click.argument("vm", metavar="VM")
 @click.argument("folder", type=click.Path(path_type=Path))
-def connect(directory: Path, machine: str, folder: Path) -> None:
+def connect(directory: Path, vm: str, folder: Path) -> None:
     """Pass ssh, which runs this command, a connection to the VM's SSH server."""
     public = (folder / KEY_FILE).with_suffix(".pub").read_text("ascii").strip()
     with SupervisorClient(GatewayDirectory(directory).control) as control:
-        host_key, connection = control.log_in(machine, public)
-    (folder / KNOWN_HOSTS_FILE).write_text(f"{machine} {host_key}\n", "ascii")
+        host_key, connection = control.log_in(vm, public)
+    (folder / KNOWN_HOSTS_FILE).write_text(f"{vm} {host_key}\n", "ascii")
     with connection, socket.socket(fileno=sys.stdout.fileno()) as ours:
         socket.send_fds(ours, [b"\0"], [connection.fileno()])
         ours.detach()

@@ -19,8 +19,8 @@ class AssignmentSource(Protocol):
     def report(self, reports: ClusterVmReports) -> None:
         """Report the states of cluster VMs."""
 
-    def token(self, member: str, incarnation: int) -> PoolToken:
+    def token(self, vm: str, incarnation: int) -> PoolToken:
         """A token for a VM that starts or runs. Its older tokens stay valid."""
 
-    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+    def append_console(self, vm: str, incarnation: int, offset: int, data: bytes) -> None:
         """Append to the VM's console; repeated calls are harmless."""

@@ -92,7 +92,7 @@ def plan_vm(
     if observed.destroyed:
         return _destroyed(record, now, wanted=wanted)
     if record.phase in {Phase.WAITING, Phase.GONE}:
-        return _without_machine(record, now, wanted=wanted, again=observed.again)
+        return _without_vm(record, now, wanted=wanted, again=observed.again)
     if record.phase is Phase.STOPPING:
         return _stopping(record, observed, now)
     if record.phase is Phase.BOOTING and observed.ready:
@@ -109,7 +109,7 @@ def plan_vm(
 # --------------------------------------------------------------------------- without a VM
 
 
-def _without_machine(record: ClusterVmRecord, now: float, *, wanted: bool, again: bool) -> VmPlan:
+def _without_vm(record: ClusterVmRecord, now: float, *, wanted: bool, again: bool) -> VmPlan:
     if not wanted:
         return VmPlan(record, (VmAction.FORGET,))
     if record.phase is Phase.GONE and not (again and record.order.goal is Goal.RUN):

@@ -69,7 +69,7 @@ class ClusterVmServices:
     write_seed: Callable[[Path, JobTicket], object] | None = None
     sessions: SessionSource | None = None
     card: Callable[[ClusterVmOrder], PrivateCard | None] = lambda _order: None
-    words: Callable[[str, int, bytes], object] = lambda _member, _incarnation, _words: None
+    words: Callable[[str, int, bytes], object] = lambda _vm, _incarnation, _words: None
 
 
 def vm_limits(order: ClusterVmOrder) -> VmLimits:

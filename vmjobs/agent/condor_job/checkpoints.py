@@ -63,17 +63,17 @@ class StartPoint:
     remark: str = ""
 
     @property
-    def door(self) -> str:
+    def relay_token(self) -> str:
         """The SSH relay's token that a resumed guest knows already; ``""``: none."""
         return self.found.making.door if self.found and self.found.making else ""
 
-    def making(self, door: str) -> VmSpec:
-        """Return the specification of its VM. door: see ``VmSpec``."""
+    def vm_spec(self, relay_token: str) -> VmSpec:
+        """Return the specification of its VM. relay_token: see ``VmSpec.door``."""
         said = self.message
         return VmSpec(
             named=said.image,
             image=self.image,
-            door=door,
+            door=relay_token,
             cpus=said.cpus,
             memory=said.memory,
             disk=said.disk,
@@ -147,17 +147,17 @@ def _find_checkpoint(store: CheckpointStore, attempt: str, *, anew: bool) -> Che
     return found
 
 
-def _resume_obstacle(making: VmSpec, message: SubmitMessage, stores: CheckpointStores) -> str:
+def _resume_obstacle(spec: VmSpec, message: SubmitMessage, stores: CheckpointStores) -> str:
     """Return why a saved VM cannot be resumed or does not fit the job now, or ``""``."""
-    if (making.named, making.network) != (message.image, message.network):
+    if (spec.named, spec.network) != (message.image, message.network):
         return "the saved VM has another image or network than the job now requests"
     # The disk is not compared: HTCondor gives a slot somewhat more than requested, by the node's disk.
     for name, unit in (("cpus", "processors"), ("memory", "MiB of memory")):
-        had, has = getattr(making, name), getattr(message, name)
+        had, has = getattr(spec, name), getattr(message, name)
         if had > has:
             return f"the saved VM has {had} {unit}, and the slot has {has}"
     try:
-        return stores.save_obstacle(making.image, making.network)
+        return stores.save_obstacle(spec.image, spec.network)
     except NotFound:
         return "the image of the saved VM was removed"
 
@@ -167,7 +167,7 @@ class CheckpointedJob(LocalJob):
     """A local job with checkpoints in ``store``. found: to resume from; None: none."""
 
     store: CheckpointStore = field(kw_only=True)
-    making: VmSpec = field(kw_only=True)
+    vm_spec: VmSpec = field(kw_only=True)
     found: Checkpoint | None = field(kw_only=True)
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
@@ -189,7 +189,7 @@ class CheckpointedJob(LocalJob):
 
     def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """See :class:`vmjobs.agent.job_source.JobSource`."""
-        self.store.save_checkpoint(upload, checkpoint.model_copy(update={"making": self.making}))
+        self.store.save_checkpoint(upload, checkpoint.model_copy(update={"making": self.vm_spec}))
 
     def saved(self) -> ContentSource:
         """See :class:`vmjobs.agent.job_source.JobSource`."""

@@ -40,11 +40,11 @@ from vmjobs.tar_guard import MAX_REJECTED
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
 _REQUIRED = frozenset({Channel.START, Channel.TREE})
 #: Another input, written by the agent: address, port and token of the SSH relay.
-_RELAY_INPUT = "door"
+_RELAY_INPUT = "ssh_relay"
 #: Programs that run in the VM.
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPT = _INSIDE / "unchanged.sh"
-_PROGRAMS = {name: _INSIDE / name for name in ("visit.sh", "condor_chirp.sh", "links.sh")}
+_PROGRAMS = {name: _INSIDE / name for name in ("ssh_session.sh", "condor_chirp.sh", "links.sh")}
 #: Outputs that are sent back at the end.
 _OUTPUTS = {Channel.LEFT: "left", Channel.CHANGED: "changed.tar"}
 _OUTCOME_OUTPUT = "ended"
@@ -130,8 +130,8 @@ class CondorJob:
         outputs.mkdir()
         make: Callable[..., LocalJob] = LocalJob
         if (store := start_point.store) is not None:
-            making = start_point.making(job_access.token)
-            make = partial(CheckpointedJob, store=store, making=making, found=start_point.found)
+            vm_spec = start_point.vm_spec(job_access.token)
+            make = partial(CheckpointedJob, store=store, vm_spec=vm_spec, found=start_point.found)
         return make(
             job_id=self.name,
             spec=self._spec(start_point.message, job_access.chirp),

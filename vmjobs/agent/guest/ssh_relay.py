@@ -164,10 +164,10 @@ class SshRelay:
 
 
 @contextmanager
-def listening(door: SshRelay, server: socket.socket) -> Iterator[None]:
+def listening(relay: SshRelay, server: socket.socket) -> Iterator[None]:
     """Relay the connections of a listening socket while the context lasts."""
-    with accepting(server, door.connections):
+    with accepting(server, relay.connections):
         try:
             yield
         finally:
-            door.close()
+            relay.close()

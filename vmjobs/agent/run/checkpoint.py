@@ -94,7 +94,7 @@ _VM_FILE: Final = re.compile(r"machine/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def resume_platform(run: Run, driver: Hypervisor) -> str:
     """Return the platform that can resume the VM of a run on this driver; ``""`` if it is not saved."""
-    wanted = run.spec.checkpoint and run.request.services.carrier is not None
+    wanted = run.spec.checkpoint and run.request.services.file_transfer is not None
     return driver.platform if wanted else ""
 
 
@@ -244,15 +244,15 @@ def _retry_until(run: Run, deadline: float, action: Callable[[], T]) -> T:
 
 
 def _send(run: Run, path: Path, upload: ContentReceiver) -> tuple[str, int]:
-    carrier = run.request.services.carrier
-    if carrier is None:
+    file_transfer = run.request.services.file_transfer
+    if file_transfer is None:
         raise InvalidRequest("this agent cannot transfer checkpoints")
-    return carrier.send(path, upload, partial(_check_cancelled, run))
+    return file_transfer.send(path, upload, partial(_check_cancelled, run))
 
 
 def _checkpoint(run: Run, ran: float, heard: int, files: Sequence[SavedFile]) -> Checkpoint:
     return Checkpoint(
-        machine=run.choice.machine,
+        machine=run.choice.vm_name,
         hypervisor=run.choice.driver.kind,
         platform=run.choice.platform,
         sentinel=run.choice.sentinel,
@@ -285,13 +285,13 @@ def fetch_file(run: Run, file: SavedFile) -> None:
         NotFound, Unavailable: it cannot be fetched. DigestMismatch: its content or its name is not
         that of a checkpoint's file. Ended: this node has no room for it, or the run is cancelled.
     """
-    carrier = run.request.services.carrier
-    if carrier is None or not _is_checkpoint_file(file.name):
+    file_transfer = run.request.services.file_transfer
+    if file_transfer is None or not _is_checkpoint_file(file.name):
         raise DigestMismatch(f"unexpected file in the checkpoint: {file.name[:80]!r}")
     target = safe_join(run.directory, file.name)
     target.parent.mkdir(exist_ok=True)
     try:
-        fetched = carrier.fetch(file, run.request.source.saved(), target, run.check_stop)
+        fetched = file_transfer.fetch(file, run.request.source.saved(), target, run.check_stop)
     except (StorageFull, InvalidRequest) as error:
         raise run_failed(ReasonCode.NODE_FAILED, f"the node failed: {error.message}") from error
     run.usage.add("checkpoint", fetched)

@@ -78,9 +78,9 @@ def execute(run: Run) -> RunOutcome:
         driver = _choose_driver(run)
     except NoHypervisor as error:
         return _report_early_end(run, run_failed(ReasonCode.NO_HYPERVISOR, error.message).outcome)
-    machine = services.journal.vm_name(request.attempt)
-    run.choice = VmChoice(driver, machine, sentinel=secrets.token_hex(16))
-    record = RunRecord(request.attempt, request.job_id, machine, driver.kind)
+    vm_name = services.journal.vm_name(request.attempt)
+    run.choice = VmChoice(driver, vm_name, sentinel=secrets.token_hex(16))
+    record = RunRecord(request.attempt, request.job_id, vm_name, driver.kind)
     with ExitStack() as stack:
         try:
             run.directory = stack.enter_context(services.journal.run(record, driver))
@@ -221,7 +221,7 @@ def _timer(run: Run, phase: str, title: str) -> Iterator[None]:
 
 def _deliver(run: Run, outcome: RunOutcome, record: RunRecord) -> RunOutcome:
     """Verify that the VM is gone, then deliver outputs, streams and the final report."""
-    run.choice.driver.destroy(run.choice.machine)
+    run.choice.driver.destroy(run.choice.vm_name)
     patience, reports, uploader = run.settings.deliver_seconds, run.reports, run.reports.uploader
     if not uploader.superseded and outcome.state is not JobState.PREEMPTED:
         with _timer(run, "collecting", "deliver"):

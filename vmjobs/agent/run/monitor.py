@@ -153,8 +153,8 @@ def _final_outcome(run: Run, *, ready: bool) -> RunOutcome:
     if spec.exit.startswith(CONSOLE_RULE):
         return _outcome_by_line(run, disk, ready=ready)
     by_endpoint = reported and reported.channel is ExitChannel.ENDPOINT
-    told = (reported, disk.exit) if by_endpoint else (disk.exit, reported)
-    exit = told[0] or told[1] or (ended.exit if ended else None)
+    exits = (reported, disk.exit) if by_endpoint else (disk.exit, reported)
+    exit = exits[0] or exits[1] or (ended.exit if ended else None)
     if exit is not None:
         if reported is None and (disk.exit is None or observed.shutdown_cause in _ABRUPT_ENDINGS):
             message = "the VM ended before it had delivered its outputs"
@@ -292,10 +292,10 @@ def _save(run: Run) -> None:
     run.control.suspendable = False
     with run.request.shut():  # first: quiescing takes long enough for the guest to notice it
         if run.guest_session.quiesce(checkpoint.QUIESCE_SECONDS):
-            told = watch.told  # console output from here on is read where the VM resumes
+            processed = watch.processed  # console output from here on is read where the VM resumes
             _record_pending(run)
             if not _is_over(run) and not run.control.stopped_by:
-                checkpoint.save(run, told)
+                checkpoint.save(run, processed)
                 _record_pending(run)
             _stop_if_lost(run)
     run.guest_session.resume()

@@ -44,8 +44,8 @@ class Observations:
         if self.shutdown_cause is not None or self.exit_line is not None:
             return True
         # If a console line decides, a status that the guest reports does not.
-        told = self.reported_exit is not None or self.script_ended is not None
-        return told and not rule.startswith(CONSOLE_RULE)
+        is_reported = self.reported_exit is not None or self.script_ended is not None
+        return is_reported and not rule.startswith(CONSOLE_RULE)
 
 
 @dataclass

@@ -41,7 +41,7 @@ class RunServices:
     write_seed: writes the disk with a job's NoCloud data, for images that use cloud-init; raises
         HypervisorError.
     on_step_timed: receives the title and duration (seconds) of each step.
-    carrier: transfers VM checkpoints to and from the repository; None: no VM is saved.
+    file_transfer: transfers VM checkpoints to and from the repository; None: no VM is saved.
     reprobe: probes again whether a hypervisor works; None: not possible.
     """
 
@@ -51,5 +51,5 @@ class RunServices:
     settings: RunSettings
     write_seed: Callable[[Path, JobTicket], object] | None = None
     on_step_timed: Callable[[str, float], object] = lambda _title, _seconds: None
-    carrier: FileTransfer | None = None
+    file_transfer: FileTransfer | None = None
     reprobe: Callable[[HypervisorKind], ProbeResult] | None = None

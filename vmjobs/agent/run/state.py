@@ -60,7 +60,7 @@ class VmChoice:
     """
 
     driver: Hypervisor
-    machine: str
+    vm_name: str
     sentinel: str
     resumed: Checkpoint | None = None
     platform: str = ""

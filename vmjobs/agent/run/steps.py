@@ -113,7 +113,7 @@ def choose_hypervisor(run: Run) -> VmChoice:
     journal, attempt = run.request.services.journal, run.request.attempt
     choice = replace(run.choice, driver=_suitable_driver(run))
     if choice.driver is not run.choice.driver:
-        journal.reassign(attempt, choice.machine, choice.driver)
+        journal.reassign(attempt, choice.vm_name, choice.driver)
     run.reports.name_hypervisor(choice.driver.kind)
     if choice.driver.kind is HypervisorKind.UML and run.image.live is not None:
         run.image.live.fetch_rest()
@@ -124,7 +124,7 @@ def choose_hypervisor(run: Run) -> VmChoice:
         return replace(choice, remark=remark)
     # The hypervisor identifies a saved VM by its name.
     journal.reassign(attempt, resumed.machine, choice.driver)
-    return replace(choice, machine=resumed.machine, sentinel=resumed.sentinel, resumed=resumed)
+    return replace(choice, vm_name=resumed.machine, sentinel=resumed.sentinel, resumed=resumed)
 
 
 def _suitable_driver(run: Run) -> Hypervisor:
@@ -217,7 +217,7 @@ def boot(run: Run) -> RunningVm:
     (directory / "machine").mkdir(exist_ok=resumed is not None)
     run.clock.begin_boot()
     config = VmConfig(
-        name=run.choice.machine,
+        name=run.choice.vm_name,
         cpus=run.spec.cpus,
         memory=run.spec.memory,
         image=run.image,

@@ -43,7 +43,7 @@ class VmWatch:
         expected.
     listening: whether a guest without requests for ``silence`` seconds counts as lost.
     tick: seconds between reads of a growing console.
-    told: bytes of the console whose events are all in the queue.
+    processed: bytes of the console whose events are all in the queue.
     on_time: called from time to time.
     disk: directory of the VM's disks. disk_was_full: at least once.
     """
@@ -59,7 +59,7 @@ class VmWatch:
     listening: bool = False
     tick: float = TICK_SECONDS
     on_time: Callable[[], None] = lambda: None
-    told: int = 0
+    processed: int = 0
     disk: Path | None = None
     disk_was_full: bool = False
     _awake_since: float = 0.0
@@ -69,19 +69,19 @@ class VmWatch:
         """Watch until the VM is gone or the handle ``stop`` is readable."""
         warned, pause = False, FIRST_USAGE_SECONDS
         self._awake_since = checked_at = time.monotonic()
-        due, told = checked_at + pause, True
+        due, has_grown = checked_at + pause, True
         with FileWatch(self.reader.path) as file_watch:
             while True:
                 # After it has grown the console is not polled for a tick: it may grow all the time.
-                wait = self.tick if told else min(self._max_wait(), max(0.0, due - checked_at))
-                gone = self._wait(wait, (stop,) if told else (stop, file_watch.fileno()))
+                wait = self.tick if has_grown else min(self._max_wait(), max(0.0, due - checked_at))
+                gone = self._wait(wait, (stop,) if has_grown else (stop, file_watch.fileno()))
                 if procs.readable([stop], 0):
                     return
                 checked_at, before = time.monotonic(), checked_at
                 if checked_at - before > wait + self.silence / 4:
                     # This process slept, and could not receive heartbeats.
                     self._awake_since = checked_at
-                told = file_watch.has_changed()
+                has_grown = file_watch.has_changed()
                 self.disk_was_full = self.disk_was_full or (
                     self.disk is not None and _is_full(self.disk)
                 )
@@ -128,7 +128,7 @@ class VmWatch:
             before = self.reader.offset
             for event in self.reader.read():
                 self.event_queue.put(event)
-            self.told = self.reader.resume_offset
+            self.processed = self.reader.resume_offset
             if self.reader.offset == before:
                 if to_the_end:
                     for event in self.reader.finish():

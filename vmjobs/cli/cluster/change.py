@@ -135,9 +135,9 @@ def delete(name: str, mode: str | None, yes: bool, wait: bool, timeout: float, a
 
 
 def _count_up(cluster: Cluster) -> int:
-    return sum(member.state is ClusterVmState.UP or member.busy for member in cluster.members)
+    return sum(vm.state is ClusterVmState.UP or vm.busy for vm in cluster.members)
 
 
 def _running_text(cluster: Cluster) -> str:
-    busy = sum(member.busy for member in cluster.members)
+    busy = sum(vm.busy for vm in cluster.members)
     return f"{format_vm_count(_count_up(cluster))} up, {busy} of them with jobs"

@@ -35,7 +35,7 @@ def complete_vm_name(ctx: click.Context, _parameter: click.Parameter, incomplete
             found = api.clusters.get(ctx.params.get("name") or "")
     except VMJobsError:
         return []
-    return [member.name for member in found.members if member.name.startswith(incomplete)]
+    return [vm.name for vm in found.members if vm.name.startswith(incomplete)]
 
 
 name_argument = click.argument("name", metavar="NAME", shell_complete=complete_cluster)
@@ -62,12 +62,10 @@ def short_digest(digest: str) -> str:
     return digest.removeprefix("sha256:")[:12]
 
 
-def format_reason(member: ClusterVm) -> str:
+def format_reason(vm: ClusterVm) -> str:
     """Return the reason for a cluster VM's state on one line; empty for ``PROGRESS``."""
-    text = member.message.partition("\n")[0]
-    return (
-        text if member.code is ClusterVmCode.PROGRESS else f"{member.code}: {text}".removesuffix(": ")
-    )
+    text = vm.message.partition("\n")[0]
+    return text if vm.code is ClusterVmCode.PROGRESS else f"{vm.code}: {text}".removesuffix(": ")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def show(name: str, as_json: bool) -> None:
         return
     print_table(("", ""), _header(found))
     columns = ("NAME", "NODE", "STATE", "FOR", "JOBS", "VM", "IMAGE", "SYSTEM", "REASON")
-    print_items(columns, [_row(member, found) for member in found.members])
+    print_items(columns, [_row(vm, found) for vm in found.members])
 
 
 def _status_text(cluster: Cluster) -> str:
@@ -60,12 +60,12 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
     spec = cluster.spec
     where = [f"nodes {', '.join(spec.nodes)}"] if spec.nodes else []
     where += [f"site {spec.site}"] if spec.site else []
-    machine = [
+    per_vm = [
         f"{spec.cpus} cpu{'s' * (spec.cpus > 1)}",
         f"{spec.memory} MiB",
         f"{spec.disk} MiB for jobs",
     ]
-    machine += [f"only on {spec.hypervisor}"] if spec.hypervisor else []
+    per_vm += [f"only on {spec.hypervisor}"] if spec.hypervisor else []
     doing = _status_text(cluster)
     return [
         ("cluster", cluster.name + (f" ({doing})" if doing else "")),
@@ -75,7 +75,7 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
         ("generation", f"{cluster.generation}, of {format_age(cluster.updated)}"),
         *_failure_rows(cluster),
         ("VMs", f"{cluster.up} UP of {cluster.target} (size {format_size(spec.size)})"),
-        ("each", ", ".join(machine)),
+        ("each", ", ".join(per_vm)),
         ("where", "; ".join(where) or "any node"),
         ("pool", spec.pool or "the service's first"),
         ("start", spec.start),
@@ -93,22 +93,22 @@ def _failure_rows(cluster: Cluster) -> list[tuple[str, str]]:
     return found
 
 
-def _row(member: ClusterVm, cluster: Cluster) -> tuple[str, ...]:
-    image = short_digest(member.image)
-    old = member.generation != cluster.generation
+def _row(vm: ClusterVm, cluster: Cluster) -> tuple[str, ...]:
+    image = short_digest(vm.image)
+    old = vm.generation != cluster.generation
     return (
-        member.name,
-        member.node or "-",
-        member.state,
-        format_age(member.up_since or member.since).removesuffix(" ago"),
-        f"{member.jobs}, busy" if member.busy else str(member.jobs),
-        member.hypervisor or "-",
-        f"{image} (generation {member.generation})" if old else image,
-        member.system or "-",
-        _reason_cell(member),
+        vm.name,
+        vm.node or "-",
+        vm.state,
+        format_age(vm.up_since or vm.since).removesuffix(" ago"),
+        f"{vm.jobs}, busy" if vm.busy else str(vm.jobs),
+        vm.hypervisor or "-",
+        f"{image} (generation {vm.generation})" if old else image,
+        vm.system or "-",
+        _reason_cell(vm),
     )
 
 
-def _reason_cell(member: ClusterVm) -> str:
-    again = max(0, int((member.retry - now()).total_seconds())) if member.retry else None
-    return format_reason(member) + (f" (again in {again} s)" if again is not None else "")
+def _reason_cell(vm: ClusterVm) -> str:
+    again = max(0, int((vm.retry - now()).total_seconds())) if vm.retry else None
+    return format_reason(vm) + (f" (again in {again} s)" if again is not None else "")

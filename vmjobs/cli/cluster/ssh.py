@@ -39,9 +39,9 @@ def ssh(words: tuple[str, ...]) -> None:
     cluster events` lists each login. ssh is OpenSSH's; its options go before VM-NAME: -t for a
     terminal, -L 8080:localhost:80 for a port. rsync uses it as -e 'vmjobs cluster ssh'.
     """
-    options, machine, command = split_ssh_arguments(words)
-    with open_login(machine) as login:
-        status = run_openssh(["ssh", *login, *options, "--", machine, *command])
+    options, vm, command = split_ssh_arguments(words)
+    with open_login(vm) as login:
+        status = run_openssh(["ssh", *login, *options, "--", vm, *command])
     sys.exit(status)
 
 
@@ -52,12 +52,12 @@ def scp(words: tuple[str, ...]) -> None:
     places = [
         word.partition(":")[0] for word in words if ":" in word and "/" not in word.partition(":")[0]
     ]
-    machines = sorted({place for place in places if not place.startswith("-")})
-    if len(machines) != 1:
+    vms = sorted({place for place in places if not place.startswith("-")})
+    if len(vms) != 1:
         raise InvalidRequest(
             "one side of a copy must be a cluster VM, as VM-NAME:PATH, and the other a local path"
         )
-    with open_login(machines[0]) as login:
+    with open_login(vms[0]) as login:
         status = run_openssh(["scp", *login, *words])
     sys.exit(status)
 
@@ -94,27 +94,25 @@ def split_ssh_arguments(words: Sequence[str]) -> tuple[list[str], str, list[str]
             "the name of a VM is missing",
             hint="`vmjobs cluster show NAME` lists a cluster's VMs",
         )
-    machine, command = left[0], left[1:]
-    return options, machine, command[1:] if command[:1] == ["--"] else command
+    vm, command = left[0], left[1:]
+    return options, vm, command[1:] if command[:1] == ["--"] else command
 
 
 @contextmanager
-def open_login(machine: str) -> Iterator[list[str]]:
+def open_login(vm: str) -> Iterator[list[str]]:
     """Yield options with which OpenSSH reaches the VM, once; then delete the key.
 
     Raises:
         ConfigError: OpenSSH is not installed.
         VMJobsError: the service, or the VM's node, refuses.
     """
-    cluster, dash, number = machine.rpartition("-")
+    cluster, dash, number = vm.rpartition("-")
     if not (cluster and dash and number.isdigit()):
-        raise InvalidRequest(
-            f"{machine!r} is not the name of a cluster VM", hint="names are like workers-1"
-        )
+        raise InvalidRequest(f"{vm!r} is not the name of a cluster VM", hint="names are like workers-1")
     with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as name, client() as api:
         folder = Path(name)
         public = make_key(folder)
-        session = api.clusters.open_session(cluster, machine, public)
+        session = api.clusters.open_session(cluster, vm, public)
         try:
             yield _login_options(session, folder)
         finally:
@@ -140,7 +138,7 @@ def _login_options(session: ClusterSshSession, folder: Path) -> list[str]:
     return openssh_options(session.machine, session.user, folder, ["cluster", "connect", session.id])
 
 
-def openssh_options(machine: str, user: str, folder: Path, connect: Sequence[str]) -> list[str]:
+def openssh_options(vm: str, user: str, folder: Path, connect: Sequence[str]) -> list[str]:
     """Return options with which OpenSSH's programs reach a VM without any prompt.
 
     folder: has the login's key, and the VM's host key by the time that ssh reads it. connect: arguments
@@ -149,7 +147,7 @@ def openssh_options(machine: str, user: str, folder: Path, connect: Sequence[str
     settings = {
         "ProxyCommand": shlex.join([*OWN_COMMAND, *connect]).replace("%", "%%"),
         "User": user,
-        "HostKeyAlias": machine,
+        "HostKeyAlias": vm,
         "UserKnownHostsFile": _quote_path(folder / KNOWN_HOSTS_FILE),
         "GlobalKnownHostsFile": "none",
         "StrictHostKeyChecking": "yes",

@@ -114,7 +114,7 @@ def wait_until_empty(api: Clusters, before: Cluster, timeout: float) -> Cluster 
 
 def remaining_vms(cluster: Cluster) -> list[ClusterVm]:
     """Return the cluster VMs that are not GONE."""
-    return [member for member in cluster.members if member.state is not ClusterVmState.GONE]
+    return [vm for vm in cluster.members if vm.state is not ClusterVmState.GONE]
 
 
 def _poll_until(
@@ -151,13 +151,13 @@ class _ChangePrinter:
     def print_changes(self, found: Sequence[Cluster]) -> bool:
         """Print changed states; return whether there are any."""
         fresh = False
-        for member in (member for cluster in found for member in cluster.members):
-            seen = (member.state, format_reason(member))
-            if self._seen.get(member.id) != seen:
-                self._seen[member.id] = seen
+        for vm in (vm for cluster in found for vm in cluster.members):
+            seen = (vm.state, format_reason(vm))
+            if self._seen.get(vm.id) != seen:
+                self._seen[vm.id] = seen
                 fresh = True
                 if not self._quiet:
-                    echo(_vm_line(member), err=True)
+                    echo(_vm_line(vm), err=True)
         return fresh
 
 
@@ -179,19 +179,19 @@ def _require_ending(cluster: Cluster) -> Cluster:
 
 
 def _progress(cluster: Cluster) -> str:
-    states = [member.state for member in cluster.members if member.state is not ClusterVmState.UP]
+    states = [vm.state for vm in cluster.members if vm.state is not ClusterVmState.UP]
     others = ", ".join(f"{states.count(s)} {s}" for s in ClusterVmState if s in states)
     return f"{cluster.name}: {cluster.up} of {cluster.target} UP" + (f" ({others})" if others else "")
 
 
-def _vm_line(member: ClusterVm) -> str:
-    where = f" on {member.node}" if member.node else ""
-    why = format_reason(member)
-    return printable(f"{member.name} {member.state}{where}" + (f": {why}" if why else ""))
+def _vm_line(vm: ClusterVm) -> str:
+    where = f" on {vm.node}" if vm.node else ""
+    why = format_reason(vm)
+    return printable(f"{vm.name} {vm.state}{where}" + (f": {why}" if why else ""))
 
 
 def _ending_progress(cluster: Cluster) -> str:
-    busy = sum(member.busy for member in remaining_vms(cluster))
+    busy = sum(vm.busy for vm in remaining_vms(cluster))
     return (
         f"{cluster.name}: {format_vm_count(len(remaining_vms(cluster)))} left, {busy} of them with jobs"
     )
@@ -199,11 +199,11 @@ def _ending_progress(cluster: Cluster) -> str:
 
 def _unfinished_lines(cluster: Cluster) -> Iterator[str]:
     """Yield a line for each VM that is not UP or is of an old generation."""
-    for member in cluster.members:
-        if member.state is not ClusterVmState.UP:
-            yield _vm_line(member)
-        elif member.generation != cluster.generation:
-            yield f"{_vm_line(member)} (of an earlier declaration)"
+    for vm in cluster.members:
+        if vm.state is not ClusterVmState.UP:
+            yield _vm_line(vm)
+        elif vm.generation != cluster.generation:
+            yield f"{_vm_line(vm)} (of an earlier declaration)"
 
 
 def _print_timeout(what: str, lines: Iterable[str], cluster: Cluster) -> None:

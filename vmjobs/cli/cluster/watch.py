@@ -70,14 +70,14 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
 
 @click.command()
 @name_argument
-@click.argument("member", metavar="VM", shell_complete=complete_vm_name)
+@click.argument("vm", metavar="VM", shell_complete=complete_vm_name)
 @click.option("-f", "--follow", is_flag=True, help="Follow until the VM is gone for good.")
-def console(name: str, member: str, follow: bool) -> None:
+def console(name: str, vm: str, follow: bool) -> None:
     """Print the serial console of a VM of the cluster NAME, from its first byte on.
 
     VM is its name or its number. With --follow, the output continues with the VM's next start.
     """
-    wanted = f"{name}-{member}" if member.isdigit() else member
+    wanted = f"{name}-{vm}" if vm.isdigit() else vm
     with client() as api:
         found = _find_vm(api.clusters, name, wanted)
         if found is None:
@@ -86,45 +86,45 @@ def console(name: str, member: str, follow: bool) -> None:
 
 
 def _find_vm(api: Clusters, name: str, wanted: str) -> ClusterVm | None:
-    return next((member for member in api.get(name).members if member.name == wanted), None)
+    return next((vm for vm in api.get(name).members if vm.name == wanted), None)
 
 
-def _print_console(api: Clusters, name: str, member: ClusterVm, follow: bool) -> None:
-    incarnation, offset = member.incarnation, 0
+def _print_console(api: Clusters, name: str, vm: ClusterVm, follow: bool) -> None:
+    incarnation, offset = vm.incarnation, 0
     sink = guest_output(sys.stdout.buffer)
     while True:
-        offset, before = _copy_console(api, name, member.name, incarnation, offset, sink), offset
+        offset, before = _copy_console(api, name, vm.name, incarnation, offset, sink), offset
         if not follow:
             return
         if offset == before:
             time.sleep(LAST_POLL_SECONDS)
-        found = _refresh_vm(api, name, member)
+        found = _refresh_vm(api, name, vm)
         if found is None:
             return
         if found.incarnation != incarnation:
-            _copy_console(api, name, member.name, incarnation, offset, sink)
-            echo(f"vmjobs: {member.name} was restarted ({found.incarnation})", err=True)
+            _copy_console(api, name, vm.name, incarnation, offset, sink)
+            echo(f"vmjobs: {vm.name} was restarted ({found.incarnation})", err=True)
             incarnation, offset = found.incarnation, 0
 
 
 def _copy_console(
-    api: Clusters, name: str, member: str, incarnation: int, offset: int, sink: ByteSink
+    api: Clusters, name: str, vm: str, incarnation: int, offset: int, sink: ByteSink
 ) -> int:
     """Print the console from ``offset`` on; return the offset of its end."""
     if not incarnation:
         return offset
-    for data in api.console(name, member, offset, incarnation):
+    for data in api.console(name, vm, offset, incarnation):
         sink.write(data)
         sink.flush()
         offset += len(data)
     return offset
 
 
-def _refresh_vm(api: Clusters, name: str, member: ClusterVm) -> ClusterVm | None:
+def _refresh_vm(api: Clusters, name: str, vm: ClusterVm) -> ClusterVm | None:
     """Return the current state of the same VM; None if it is gone for good."""
     try:
-        found = _find_vm(api, name, member.name)
+        found = _find_vm(api, name, vm.name)
     except NotFound:
         return None
-    over = found is None or found.id != member.id or found.state is ClusterVmState.GONE
+    over = found is None or found.id != vm.id or found.state is ClusterVmState.GONE
     return None if over else found

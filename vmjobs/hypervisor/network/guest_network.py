@@ -234,7 +234,7 @@ def run_in_namespaces(
         HypervisorError: the program cannot be run or fails, with its output.
     """
     with ExitStack() as closing:
-        input_file, output_file = os.memfd_create("told", os.MFD_CLOEXEC), _create_output_file()
+        input_file, output_file = os.memfd_create("input", os.MFD_CLOEXEC), _create_output_file()
         closing.callback(os.close, input_file)
         closing.callback(os.close, output_file)
         os.write(input_file, program_input.encode())

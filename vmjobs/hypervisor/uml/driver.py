@@ -344,8 +344,8 @@ class UserModeLinux:
         return None
 
     def _version(self) -> str:
-        told = run([self._program, "--version"], timeout=10, error=HypervisorError)
-        return f"UML {told.text.strip()}"
+        printed = run([self._program, "--version"], timeout=10, error=HypervisorError)
+        return f"UML {printed.text.strip()}"
 
 
 def _disk_processes(kernel: int) -> _Processes | None:

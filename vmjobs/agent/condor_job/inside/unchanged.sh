@@ -3,19 +3,19 @@
 # unchanged.sh USER UID GROUP GID DIRECTORY CHIRP
 #
 # Inputs, in the working directory: `start`, a shell command that starts the job; `tree.tar`, its directory;
-# optionally `input`, its standard input, and `door`, address, port and token of the host's SSH relay;
+# optionally `input`, its standard input, and `ssh_relay`, address, port and token of the host's SSH relay;
 # programs for it. CHIRP is address and port of the job's Chirp service, or empty. Outputs: `ended`, how the job
 # ended, followed by files that cannot go back, and why; `left`, all names in the job's directory;
 # `changed.tar`, the files that the job made or changed there.
 #
 # shellcheck disable=SC1091,SC2034,SC2154 # parts of the guest program, and their variables
 here=$PWD
-user=$1 uid=$2 group=$3 gid=$4 directory=$5 chirp=$6 door=
+user=$1 uid=$2 group=$3 gid=$4 directory=$5 chirp=$6 relay=
 
 # Only root may read the token; the job's user has no process yet.
-if [ -f "$here/door" ]; then
-    read -r door <"$here/door"
-    rm "$here/door"
+if [ -f "$here/ssh_relay" ]; then
+    read -r relay <"$here/ssh_relay"
+    rm "$here/ssh_relay"
 fi
 
 # give_up SENTENCE: this image cannot run such jobs.
@@ -105,9 +105,9 @@ trap 'changed=1' CHLD
 ) <"$input" &
 script=$!
 [ -z "$told" ] || kill -s "$told" "$script" 2>/dev/null
-if [ -n "$door" ]; then
-    export here uid gid directory door setpriv defaults busybox
-    setsid /bin/sh "$here/visit.sh" keep </dev/null >/dev/null 2>&1 &
+if [ -n "$relay" ]; then
+    export here uid gid directory relay setpriv defaults busybox
+    setsid /bin/sh "$here/ssh_session.sh" keep </dev/null >/dev/null 2>&1 &
 fi
 while :; do
     changed=

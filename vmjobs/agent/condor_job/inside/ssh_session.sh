@@ -2,15 +2,15 @@
 # Interactive sessions in a guest while its job runs, without an open port: the guest keeps a waiting connection
 # to the host's SSH relay. A session is a shell as the job's user, in the job's directory and environment.
 #
-# visit.sh keep          connects repeatedly; started by unchanged.sh, whose variables it has
-# visit.sh answer        on such a connection: waits for a session, and serves it
-# visit.sh inside        on the session's terminal
+# ssh_session.sh keep          connects repeatedly; started by unchanged.sh, whose variables it has
+# ssh_session.sh answer        on such a connection: waits for a session, and serves it
+# ssh_session.sh inside        on the session's terminal
 #
 # shellcheck disable=SC2154 # variables of unchanged.sh
 
 keep() {
     # shellcheck disable=SC2086 # three words
-    set -- $door
+    set -- $relay
     token=$3 pause=1 netcat=
     export token
     sleep 1 # a job that has ended by then needs no sessions
@@ -31,10 +31,10 @@ keep() {
 # connect ADDRESS PORT: false if there was no session.
 connect() {
     if [ -n "$netcat" ]; then
-        $netcat "$1" "$2" -e /bin/sh "$here/visit.sh" answer 2>/dev/null
+        $netcat "$1" "$2" -e /bin/sh "$here/ssh_session.sh" answer 2>/dev/null
     else
         # shellcheck disable=SC2016 # another shell's variables
-        bash -c 'exec 0<>"/dev/tcp/$1/$2" >&0 && exec /bin/sh "$here/visit.sh" answer' bash "$1" "$2" 2>/dev/null
+        bash -c 'exec 0<>"/dev/tcp/$1/$2" >&0 && exec /bin/sh "$here/ssh_session.sh" answer' bash "$1" "$2" 2>/dev/null
     fi
 }
 
@@ -53,7 +53,7 @@ serve() {
     if [ "$command" != - ] && [ "$term" = - ]; then
         inside
     elif command -v script >/dev/null; then
-        script -q -e -c "exec /bin/sh '$here/visit.sh' inside" /dev/null
+        script -q -e -c "exec /bin/sh '$here/ssh_session.sh' inside" /dev/null
     else
         echo 'the image has no script(1) of bsdutils or util-linux, which interactive sessions need'
         false

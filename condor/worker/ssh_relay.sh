@@ -11,7 +11,7 @@
 set -u
 umask 077
 
-place=/run/vmjobs-door
+place=/run/vmjobs-ssh
 address=10.0.2.100
 port=22
 sshd=/usr/sbin/sshd
