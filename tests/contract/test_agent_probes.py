@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.cluster_vm_orders import member_order, member_record
+from tests.kit.cluster_vm_orders import cluster_vm_order, cluster_vm_record
 from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.node import cluster_vm_directory
@@ -52,9 +52,9 @@ def test_one_without_vms_ends(settings: dict[str, str]) -> None:
 
 
 def test_one_with_vms_looks_after_them(settings: dict[str, str], tmp_path: Path) -> None:
-    order = member_order()
+    order = cluster_vm_order()
     journal = ClusterVmJournal(cluster_vm_directory(Config(state_dir=tmp_path / "state")))
-    journal.write(member_record(order))
+    journal.write(cluster_vm_record(order))
     with agent(settings) as running:
         assert running.stderr is not None
         said = ""

@@ -319,10 +319,10 @@ def test_the_operators_client(site: Site, world: World, url: str) -> None:
 
 def test_the_agents_client(site: Site, world: World, url: str) -> None:
     agent = AssignmentClient(url, site.node("n1").token, "n1")
-    assert agent.share(-1, 20).revision == 0
+    assert agent.assignment(-1, 20).revision == 0
     world.apply(spec(nodes=["n1"]))
     world.step()
-    (order,) = agent.share(0, 20).members
+    (order,) = agent.assignment(0, 20).members
     assert agent.token(order.id, 1).identity == order.id
     with pytest.raises(Forbidden):
         agent.token(order.id, 2)
@@ -332,7 +332,7 @@ def test_the_agents_client(site: Site, world: World, url: str) -> None:
     assert world.states() == {"vc-0": ClusterVmState.JOINING}
     agent.close()
     with pytest.raises(Unavailable):
-        agent.share(0, 0)
+        agent.assignment(0, 0)
 
 
 # ------------------------------------------------------------------------- waiting
@@ -340,20 +340,20 @@ def test_the_agents_client(site: Site, world: World, url: str) -> None:
 
 def test_a_change_ends_the_wait(site: Site, world: World, url: str) -> None:
     agent = AssignmentClient(url, site.node("n1").token, "n1")
-    seen = agent.share(-1, 0).revision
+    seen = agent.assignment(-1, 0).revision
     with ThreadPoolExecutor(1) as pool:
         begun = time.monotonic()
-        waiting = pool.submit(agent.share, seen, 20)
+        waiting = pool.submit(agent.assignment, seen, 20)
         world.apply(spec(nodes=["n1"]))
         world.step()
         assert len(waiting.result(10).members) == 1
         # Each change of an order ends the wait again: here, its cluster is deleted.
-        waiting = pool.submit(agent.share, seen + 1, 20)
+        waiting = pool.submit(agent.assignment, seen + 1, 20)
         world.repository.cluster_actions.delete("vc", Goal.STOP, "root")
         world.step()
         assert waiting.result(10).members[0].goal is Goal.STOP
         assert time.monotonic() - begun < 15
-    assert agent.share(seen + 2, 0.2).revision == seen + 2
+    assert agent.assignment(seen + 2, 0.2).revision == seen + 2
     agent.close()
 
 
@@ -366,7 +366,7 @@ def test_waiting_costs_one_query_for_all(site: Site, world: World, url: str) -> 
     names = [f"n{number}" for number in range(4)]
     agents = [AssignmentClient(url, site.node(name).token, name) for name in names]
     with ThreadPoolExecutor(len(agents)) as pool:
-        list(pool.map(lambda agent: agent.share(0, 2), agents))
+        list(pool.map(lambda agent: agent.assignment(0, 2), agents))
     assert names in asked
     assert len(asked) <= 12
     before = len(asked)
@@ -392,7 +392,7 @@ def test_who_comes_when_too_many_wait_is_answered_at_once(site: Site, world: Wor
         agent = AssignmentClient(url, site.node("n9").token, "n9")
         real = ClusterAssignments.get
         with patch.object(ClusterAssignments, "get", autospec=True, side_effect=real) as asked:
-            assert agent.share(0, 1.2).revision == 0
+            assert agent.assignment(0, 1.2).revision == 0
         assert 2 <= asked.call_count <= 8
         agent.close()
     assignments.close()  # like a server that stops

@@ -168,7 +168,7 @@ class Service:
 
     # a node's requests
 
-    def share(self, seen: int, wait: float) -> Assignment:
+    def assignment(self, seen: int, wait: float) -> Assignment:
         deadline = time.monotonic() + min(wait, 2.0)
         while True:
             self._here()

@@ -10,7 +10,7 @@ NOW = 1_800_000_000.0
 POOL = PoolAddress(name="site", collector="pool.site.grid", trust_domain="site.grid")
 
 
-def member_order(number: int = 0, **fields: object) -> ClusterVmOrder:
+def cluster_vm_order(number: int = 0, **fields: object) -> ClusterVmOrder:
     """An order to run a cluster VM."""
     values: dict[str, object] = {
         "id": f"{number:032x}",
@@ -28,8 +28,8 @@ def member_order(number: int = 0, **fields: object) -> ClusterVmOrder:
     return ClusterVmOrder.model_validate({**values, **fields})
 
 
-def member_record(order: ClusterVmOrder | None = None, **fields: object) -> ClusterVmRecord:
+def cluster_vm_record(order: ClusterVmOrder | None = None, **fields: object) -> ClusterVmRecord:
     """A record of a cluster VM, as of ``NOW``."""
     return ClusterVmRecord.model_validate(
-        {"order": order or member_order(), "since": NOW - 100, **fields}
+        {"order": order or cluster_vm_order(), "since": NOW - 100, **fields}
     )

@@ -13,7 +13,7 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kit.cluster_vm_orders import member_order, member_record
+from tests.kit.cluster_vm_orders import cluster_vm_order, cluster_vm_record
 from tests.kit.sockets import free_port
 from vmjobs import __version__
 from vmjobs.agent.cluster_vms.status_reporter import StatusReporter
@@ -90,8 +90,10 @@ def test_steps_of_jobs(metrics: AgentMetrics) -> None:
 def test_vms_by_phase_what_they_took_and_failures(metrics: AgentMetrics) -> None:
     reporter = StatusReporter(cast(Any, None))  # not running
     reporter.on_change, metrics.members = metrics.member, reporter.known
-    one = member_record(incarnation=1, phase=Phase.STAGING)
-    two = member_record(member_order(1), incarnation=5, phase=Phase.RUNNING, seconds={"staging": 9.0})
+    one = cluster_vm_record(incarnation=1, phase=Phase.STAGING)
+    two = cluster_vm_record(
+        cluster_vm_order(1), incarnation=5, phase=Phase.RUNNING, seconds={"staging": 9.0}
+    )
     way = [
         one,
         two,  # a VM of an earlier agent, which counted its seconds

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from tests.kit.cluster_vm_orders import NOW, member_order, member_record
+from tests.kit.cluster_vm_orders import NOW, cluster_vm_order, cluster_vm_record
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.journal import Journal
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
@@ -18,7 +18,7 @@ from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.uml.kernel_boot import MAX_NAME
 from vmjobs.model import HypervisorKind
 
-CLUSTER_VM = member_order().id
+CLUSTER_VM = cluster_vm_order().id
 
 
 @dataclass
@@ -44,7 +44,7 @@ def journal(tmp_path: Path) -> ClusterVmJournal:
 
 
 def test_a_record_comes_back_as_it_was_kept(journal: ClusterVmJournal) -> None:
-    record = member_record(
+    record = cluster_vm_record(
         incarnation=3, phase=Phase.RUNNING, machine="m", hypervisor="uml", token="t", retry=NOW + 0.25
     )
     journal.write(record)
@@ -54,7 +54,7 @@ def test_a_record_comes_back_as_it_was_kept(journal: ClusterVmJournal) -> None:
 
 def test_the_assignment_comes_back(journal: ClusterVmJournal) -> None:
     assert journal.load_assignment() is None
-    assignment = Assignment(revision=7, members=(member_order(), member_order(1)))
+    assignment = Assignment(revision=7, members=(cluster_vm_order(), cluster_vm_order(1)))
     journal.store_assignment(assignment)
     assert journal.load_assignment() == assignment
     (journal.root / "share.json").write_text('{"revision": 7')
@@ -108,7 +108,7 @@ def test_a_later_release_may_mean_anything(journal: ClusterVmJournal, phase: obj
 
 def later_record(journal: ClusterVmJournal, **fields: object) -> str:
     """Write a record of a later release; return its text."""
-    journal.write(member_record())
+    journal.write(cluster_vm_record())
     path = journal.paths(CLUSTER_VM).record
     content = json.dumps({**json.loads(path.read_text()), "mood": "good", **fields})
     path.write_text(content)
@@ -116,14 +116,14 @@ def later_record(journal: ClusterVmJournal, **fields: object) -> str:
 
 
 def test_a_half_written_record_counts_as_the_one_before(journal: ClusterVmJournal) -> None:
-    record = member_record(phase=Phase.RUNNING)
+    record = cluster_vm_record(phase=Phase.RUNNING)
     journal.write(record)
     (journal.paths(CLUSTER_VM).directory / "record.tmp").write_text('{"order"')
     assert journal.load() == [record]
 
 
 def test_forgetting_may_be_cut_off_anywhere(journal: ClusterVmJournal) -> None:
-    journal.write(member_record())
+    journal.write(cluster_vm_record())
     paths = journal.paths(CLUSTER_VM)
     paths.begin(1)
     (paths.machine / "scratch.disk").write_text("disk")
@@ -131,14 +131,14 @@ def test_forgetting_may_be_cut_off_anywhere(journal: ClusterVmJournal) -> None:
     journal.forget(CLUSTER_VM)
     assert not paths.directory.exists()
     journal.forget(CLUSTER_VM)
-    journal.write(member_record())  # a kill left only the record
+    journal.write(cluster_vm_record())  # a kill left only the record
     assert len(journal.load()) == 1
     journal.forget(CLUSTER_VM)
     assert list(journal.root.iterdir()) == []
 
 
 def test_a_new_vm_finds_nothing_of_the_last_but_its_console(journal: ClusterVmJournal) -> None:
-    journal.write(member_record())
+    journal.write(cluster_vm_record())
     paths = journal.paths(CLUSTER_VM)
     for incarnation in (1, 2, 3):
         paths.begin(incarnation)
@@ -158,7 +158,7 @@ def test_sweeps_of_jobs_and_of_vms_leave_one_another_alone(tmp_path: Path) -> No
     unknown = vms.vm_name(CLUSTER_VM, 1)
     job = jobs.vm_name("a" * 32)
     machines = Machines([ours, unknown, job, "vmjobs-of-others"])
-    assert vms.destroy_unknown([member_record(machine=ours)], machines.drivers) == [unknown]
+    assert vms.destroy_unknown([cluster_vm_record(machine=ours)], machines.drivers) == [unknown]
     assert machines.names == [ours, job, "vmjobs-of-others"]
     assert sweep(jobs, machines.drivers) == [job]
     assert machines.names == [ours, "vmjobs-of-others"]
@@ -166,7 +166,7 @@ def test_sweeps_of_jobs_and_of_vms_leave_one_another_alone(tmp_path: Path) -> No
 
 def test_all_vms_can_be_removed_at_once(journal: ClusterVmJournal) -> None:
     machines = Machines([journal.vm_name(CLUSTER_VM, 2), "vmjobs-of-others"])
-    journal.write(member_record(machine=machines.names[0]))
+    journal.write(cluster_vm_record(machine=machines.names[0]))
     journal.store_assignment(Assignment(revision=1))
     assert journal.clear(machines.drivers) == 1
     assert machines.names == ["vmjobs-of-others"]

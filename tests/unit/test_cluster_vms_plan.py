@@ -8,7 +8,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from tests.kit.cluster_vm_orders import NOW, member_order, member_record
+from tests.kit.cluster_vm_orders import NOW, cluster_vm_order, cluster_vm_record
 from vmjobs.agent.cluster_vms.observations import ObservedState
 from vmjobs.agent.cluster_vms.plan import (
     DESTROY_AGAIN_SECONDS,
@@ -162,8 +162,8 @@ def test_what_is_done(
     effects: tuple[VmAction, ...],
     also: dict[str, object],
 ) -> None:
-    wanted = member_order(**order) if order is not None else None
-    decision = plan_vm(wanted, member_record(wanted, **record), ObservedState(**facts), NOW)
+    wanted = cluster_vm_order(**order) if order is not None else None
+    decision = plan_vm(wanted, cluster_vm_record(wanted, **record), ObservedState(**facts), NOW)
     assert (decision.record.phase, decision.record.code, decision.effects) == (phase, code, effects)
     for name, value in also.items():
         found = decision.until if name == "until" else getattr(decision.record, name)
@@ -176,24 +176,24 @@ def test_pauses_double_up_to_five_minutes() -> None:
 
 
 def test_a_new_order_is_remembered_and_the_phase_knows_since_when_it_is() -> None:
-    record = member_record(phase=P.RUNNING, incarnation=1)
-    drained = plan_vm(member_order(goal=G.DRAIN), record, ObservedState(), NOW).record
+    record = cluster_vm_record(phase=P.RUNNING, incarnation=1)
+    drained = plan_vm(cluster_vm_order(goal=G.DRAIN), record, ObservedState(), NOW).record
     assert drained.order.goal is G.DRAIN
     assert (record.since, drained.since) == (NOW - 100, NOW)
 
 
 def test_what_the_service_is_told() -> None:
-    waiting = member_record(retry=NOW, failures=2, incarnation=2, code=C.BOOT_FAILED, message="no")
+    waiting = cluster_vm_record(retry=NOW, failures=2, incarnation=2, code=C.BOOT_FAILED, message="no")
     told = waiting.report()
     assert (told.id, told.incarnation, told.failures) == (waiting.order.id, 2, 2)
     assert told.retry is not None
     assert told.retry.timestamp() == NOW
     assert told.since.timestamp() == NOW - 100
-    assert member_record(phase=P.STOPPING, retry=NOW).report().retry is None
+    assert cluster_vm_record(phase=P.STOPPING, retry=NOW).report().retry is None
 
 
 def test_why_a_vm_cannot_be_destroyed_is_told_until_it_is() -> None:
-    record = member_record(code=C.GUEST_LOST, message="it fell silent", **STOPS)
+    record = cluster_vm_record(code=C.GUEST_LOST, message="it fell silent", **STOPS)
     seen = ObservedState(undestroyed="libvirt does not answer")
     again = plan_vm(record.order, record, seen, NOW).record
     told = again.report()
@@ -208,7 +208,7 @@ def test_why_a_vm_cannot_be_destroyed_is_told_until_it_is() -> None:
 
 
 def test_a_guest_cannot_make_a_report_that_is_too_long() -> None:
-    record = member_record(phase=P.RUNNING, incarnation=1)
+    record = cluster_vm_record(phase=P.RUNNING, incarnation=1)
     told = VmEnd(code=C.GUEST_ENDED, message="x" * 100_000)
     assert (
         len(plan_vm(record.order, record, ObservedState(end=told), NOW).record.report().message) == 8192
@@ -216,7 +216,7 @@ def test_a_guest_cannot_make_a_report_that_is_too_long() -> None:
 
 
 def test_limits_that_nothing_enforces_are_told_for_as_long_as_the_vm_runs() -> None:
-    record = member_record(phase=P.STAGING, incarnation=1)
+    record = cluster_vm_record(phase=P.STAGING, incarnation=1)
     facts = ObservedState(staged=HypervisorKind.UML, unenforced="its disks are as fast as they are")
     booting = plan_vm(record.order, record, facts, NOW).record
     assert booting.report().message == "its disks are as fast as they are"
@@ -225,14 +225,14 @@ def test_limits_that_nothing_enforces_are_told_for_as_long_as_the_vm_runs() -> N
 
 
 def test_how_long_each_phase_took_is_told() -> None:
-    record = member_record(phase=P.STAGING, incarnation=1)
+    record = cluster_vm_record(phase=P.STAGING, incarnation=1)
     booting = plan_vm(record.order, record, ObservedState(staged=HypervisorKind.UML), NOW).record
     running = plan_vm(record.order, booting, ObservedState(ready=True), NOW + 2.5).record
     assert running.report().seconds == {"staging": 100.0, "booting": 2.5}
 
 
 def test_an_order_of_a_newer_service_is_read_with_its_limits() -> None:
-    words = {**member_order().model_dump(mode="json"), "mood": "good"}
+    words = {**cluster_vm_order().model_dump(mode="json"), "mood": "good"}
     words["limits"] = {"cpu_percent": 50, "gpu_percent": 10}
     words["pool"] = {**words["pool"], "shape": "round"}
     order = ClusterVmOrder.model_validate_json(json.dumps(words))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.cluster_vm_orders import member_order, member_record
+from tests.kit.cluster_vm_orders import cluster_vm_order, cluster_vm_record
 from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms import pool_tokens
 from vmjobs.agent.cluster_vms.pool_tokens import PoolTokenCache
@@ -23,7 +23,7 @@ from vmjobs.cluster.wire import ClusterVmReports, PoolToken
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.model import now
 
-CLUSTER_VM = member_order().id
+CLUSTER_VM = cluster_vm_order().id
 
 
 @dataclass
@@ -264,7 +264,7 @@ def test_the_last_words_of_the_vm_before_are_sent_too(tmp_path: Path, service: S
     with at_work(console_uploader):
         assert not reporter.is_reported(CLUSTER_VM, 3)
         assert service.consoles == {}  # it refuses consoles of VMs that no report names
-        reporter.tell(member_record(incarnation=3).report())
+        reporter.tell(cluster_vm_record(incarnation=3).report())
         with at_work(reporter):
             assert reporter.is_reported(CLUSTER_VM, 3, timeout=5)
             wait_until(lambda: len(service.consoles) == 2)
@@ -278,7 +278,7 @@ def test_reports_newest_only_and_all_of_them_as_a_heartbeat(service: Service) ->
     reporter = StatusReporter(service, heartbeat=0.2)
     with at_work(reporter):
         wait_until(lambda: service.calls > 0)
-        one, two = member_record(), member_record(member_order(1))
+        one, two = cluster_vm_record(), cluster_vm_record(cluster_vm_order(1))
         reporter.tell(one.report())
         reporter.tell(two.report())
         reporter.tell(one.with_changes(phase=Phase.RUNNING).report())

@@ -28,7 +28,7 @@ from condor.pool.condor_pool import (
 )
 from condor.pool.tokens import CondorTokenIssuer, expiry
 from condor.worker import WorkerKit, machine_attributes, worker_config
-from tests.kit.cluster_vm_orders import member_order
+from tests.kit.cluster_vm_orders import cluster_vm_order
 from vmjobs.cluster.pool import PoolVm, ProbeState, WorkerVmProfile
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
@@ -39,7 +39,7 @@ from vmjobs.errors import Unavailable
 def order(**fields: object) -> ClusterVmOrder:
     pool = PoolAddress(name="site", collector="site.grid:9618", trust_domain="grid")
     names = {"id": "5" * 32, "cluster": "sl3", "name": "sl3-0"}
-    return member_order(**{**names, "cpus": 2, "pool": pool, **fields})
+    return cluster_vm_order(**{**names, "cpus": 2, "pool": pool, **fields})
 
 
 class Configuration:

@@ -138,7 +138,7 @@ def report(assignments: GatewayAssignments, name: str, phase: Phase, incarnation
 
 
 def goals(assignments: GatewayAssignments) -> dict[str, Goal]:
-    return {order.name: order.goal for order in assignments.share(-1, 0).members}
+    return {order.name: order.goal for order in assignments.assignment(-1, 0).members}
 
 
 def shown(assignments: GatewayAssignments, name: str) -> Any:
@@ -172,7 +172,7 @@ def test_a_service_is_up_once_its_script_says_so(assignments: GatewayAssignments
     assignments.words(vm_id("ce"), 1, b"hello\nvmjobs-gate")
     assignments.words(vm_id("ce"), 1, b"way: up\n")
     assert shown(assignments, "ce")["state"] == GatewayVmState.UP
-    assert {o.name: o.admitted for o in assignments.share(-1, 0).members} == {"ce": 1, "wn": 0}
+    assert {o.name: o.admitted for o in assignments.assignment(-1, 0).members} == {"ce": 1, "wn": 0}
     assignments.words(vm_id("ce"), 1, b"vmjobs-gateway: down no schedd\r\n")
     assert (shown(assignments, "ce")["state"], shown(assignments, "ce")["message"]) == (
         GatewayVmState.DOWN,

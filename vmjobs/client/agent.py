@@ -302,7 +302,7 @@ class AssignmentClient(ApiClient):
     def _session(self, session: str) -> str:
         return f"{self._node}/sessions/{quote(session, safe='')}"
 
-    def share(self, seen: int, wait: float) -> Assignment:
+    def assignment(self, seen: int, wait: float) -> Assignment:
         """See ``AssignmentSource``; ``wait``: 30 s at most."""
         left = min(wait, MAX_WAIT_SECONDS)
         end = time.monotonic() + left

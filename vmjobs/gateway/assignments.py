@@ -111,8 +111,8 @@ class GatewayAssignments:
 
     # ------------------------------------------------------------------ AssignmentSource
 
-    def share(self, seen: int, wait: float) -> Assignment:
-        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.share`."""
+    def assignment(self, seen: int, wait: float) -> Assignment:
+        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.assignment`."""
         with self._changed:
             self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)
             return self._assignment()

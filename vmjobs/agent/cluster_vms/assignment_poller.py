@@ -29,6 +29,6 @@ class AssignmentPoller(RetryingLoop):
 
     def step(self) -> None:
         """Poll once."""
-        share = self._source.share(self._seen, self._wait)
-        self._wait, self._seen = POLL_SECONDS, share.revision
-        self._accept(share)
+        assignment = self._source.assignment(self._seen, self._wait)
+        self._wait, self._seen = POLL_SECONDS, assignment.revision
+        self._accept(assignment)

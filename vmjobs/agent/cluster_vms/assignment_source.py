@@ -13,7 +13,7 @@ class AssignmentSource(Protocol):
     ``Forbidden``: the VM does not belong to this node, or has another incarnation now.
     """
 
-    def share(self, seen: int, wait: float) -> Assignment:
+    def assignment(self, seen: int, wait: float) -> Assignment:
         """The node's assignment; waits ``wait`` seconds for a revision other than ``seen``."""
 
     def report(self, reports: ClusterVmReports) -> None:
