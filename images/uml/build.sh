@@ -1,23 +1,36 @@
 #!/bin/sh
-# vmjobs' own UML kernel: build.sh OUTPUT. Makes OUTPUT/linux.uml of Debian's newest kernel source, and
-# OUTPUT/linux.uml.source, which says what it was made of. Nothing to do if that was made of the same files as now.
+# vmjobs' own UML kernel: build.sh OUTPUT. Builds OUTPUT/linux.uml from Debian's newest kernel source, and writes
+# OUTPUT/linux.uml.source, which names the source and this recipe. A kernel that this recipe has built before is
+# taken from the cache: a build takes ten minutes.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 
-want=$(cat "$0" "$here/config" | sha256sum)
-want=${want%% *}
-if [ -x "$out/linux.uml" ] && grep -qx "recipe: $want" "$out/linux.uml.source" 2>/dev/null; then exit 0; fi
+recipe=$(cat "$0" "$here/config" | sha256sum)
+recipe=${recipe%% *}
+cached=${XDG_CACHE_HOME:-$HOME/.cache}/vmjobs/kernel/$recipe
+if [ -x "$out/linux.uml" ] && grep -qx "recipe: $recipe" "$out/linux.uml.source" 2>/dev/null; then exit 0; fi
 
-# Not beside the packages: what lies there goes into containers and wheels.
+# put DIRECTORY: puts its kernel into OUTPUT, where VMs may run the present one.
+put() {
+    cp "$1/linux.uml" "$out/.linux.uml"
+    mv "$out/.linux.uml" "$out/linux.uml"
+    cp "$1/linux.uml.source" "$out"
+}
+if [ -d "$cached" ]; then
+    put "$cached"
+    exit 0
+fi
+
+# The build needs a directory outside the packages, whose files all go into containers and wheels.
 place=$(mktemp -d -p "${TMPDIR:-/var/tmp}" vmjobs-kernel.XXXXXX)
 trap 'rm -rf "$place"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 cd "$place"
 
-# Packages of a newer Debian than the host's may be, known by Debian's signatures. No state of the host's apt is used.
+# The source may be of a newer Debian than the host. Debian's key verifies it, and the host's own apt is not used.
 mkdir -p lists/partial archives/partial
 for suite in trixie trixie-backports; do
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main"
@@ -42,8 +55,8 @@ version=$(dpkg-deb --field "$package"_*.deb Version)
 dpkg-deb --fsys-tarfile "$package"_*.deb | tar -xO "./usr/src/$package.tar.xz" | tar -xJ
 cd "$package"
 
-# A card on a tap device has no queues, whose locks its driver takes all the same: where a kernel has several
-# processors, it would stop at the first look at the card's statistics.
+# A card on a tap device has no queues, but the driver takes their locks. A kernel with several processors would
+# panic when the card's statistics are read.
 sed -i -E -e 's/^\tspin_(un)?lock\(&vp->([rt]x)_queue->head_lock\);/\tif (vp->\2_queue)\n\t&/' \
     -e 's/(ring->[rt]x_(max_)?pending =) vp->([rt]x)_queue->max_depth/\1 !vp->\3_queue ? 0 : vp->\3_queue->max_depth/' \
     arch/um/drivers/vector_kern.c
@@ -61,10 +74,14 @@ missing=$(grep -vxFf .config wanted || true)
     exit 1
 }
 make -s -j "$(nproc)" linux
-strip -s -o "$out/.linux.uml" linux
-mv "$out/.linux.uml" "$out/linux.uml"
+mkdir result
+strip -s -o result/linux.uml linux
 {
     echo "source: $package $version of Debian"
     echo "compiler: $(gcc --version | head -n 1)"
-    echo "recipe: $want"
-} >"$out/linux.uml.source"
+    echo "recipe: $recipe"
+} >result/linux.uml.source
+put result
+mkdir -p "${cached%/*}"
+cp -r result "$cached.$$"
+mv -T "$cached.$$" "$cached" || rm -rf "$cached.$$"
