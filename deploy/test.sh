@@ -14,7 +14,7 @@ if [ "${1:-}" = down ]; then exec deploy/grid.sh down; fi
 results=build/test/results
 rm -rf $results
 mkdir -p $results
-beside=
+job=
 
 # phase NAME COMMAND...: runs it, and records its duration.
 phase() {
@@ -38,7 +38,7 @@ tests() {
 finish() {
     status=$?
     trap '' EXIT INT TERM
-    [ -z "$beside" ] || { kill -INT -- "-$beside" && wait "$beside"; } 2>/dev/null || true
+    [ -z "$job" ] || { kill -INT -- "-$job" && wait "$job"; } 2>/dev/null || true
     deploy/grid.sh remove
     .venv/bin/python tests/report.py $results || true
     exit $status
@@ -62,32 +62,43 @@ grid() {
     deploy/grid.sh renew && . $VMJOBS_GRID_STATE/env
 }
 
+# background COMMAND...: runs it in a process group of its own, in parallel with what follows; join waits for it.
+background() {
+    set -m
+    "$@" >$results/background.log 2>&1 </dev/null 9>&- &
+    job=$!
+    set +m
+}
+
+join() {
+    wait $job || true
+    job= # from now on its number may belong to another process group
+    cat $results/background.log
+}
+
+# Image builds and jobs on the grid mostly wait. So tests that need no grid run in parallel with them.
 if [ "${1:-}" = soak ]; then
     shift
     phase images make -s --no-print-directory -j 2 soak-images
-    tests soak-contract tests/contract -n 0 -m soak "$@"
+    background tests soak-contract tests/contract -n 0 -m soak "$@"
     phase grid grid
-    tests soak-grid tests/integration -n 0 -m soak "$@"
+    tests soak-integration tests/integration -n 3 --dist loadfile -m 'soak and not disruptive' "$@"
+    join
+    tests soak-faults tests/integration -n 0 -m 'soak and disruptive' "$@"
 else
-    # Image builds and jobs on the grid mostly wait. So tests that need no grid run in parallel with them, in their
-    # own process group; contract tests need the images.
+    without_grid() {
+        tests unit tests/unit -n 2
+        flock $results/images.lock true # contract tests need the images
+        tests contract tests/contract -n 2 --dist loadfile -m 'not soak'
+    }
     exec 9>$results/images.lock
     flock 9
-    set -m
-    {
-        tests unit tests/unit -n 2
-        flock $results/images.lock true
-        tests contract tests/contract -n 2 --dist loadfile -m 'not soak'
-    } >$results/beside.log 2>&1 </dev/null 9>&- &
-    beside=$!
-    set +m
+    background without_grid
     phase "lint and images" make -s --no-print-directory -j 3 lint test-images
     exec 9>&-
     phase grid grid
     tests integration tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
     tests faults tests/integration -n 0 -m 'disruptive and not soak' "$@"
-    wait $beside || true
-    beside= # from now on its number may belong to another process group
-    cat $results/beside.log
+    join
 fi
 ! grep ' failed ' $results/phases >&2
