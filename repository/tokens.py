@@ -19,6 +19,7 @@ from repository.db.database import Database
 from repository.db.ids import full_id
 from repository.db.models import TokenRow
 from repository.db.sql import add_missing
+from repository.db.views import view_of
 from vmjobs.errors import NotFound, Unauthenticated, Unavailable
 from vmjobs.model import FrozenModel
 from vmjobs.model import now as utc_now
@@ -67,9 +68,7 @@ class TokenRegister:
         if not everything:
             query = query.where(TokenRow.revoked.is_(None), TokenRow.expires > utc_now())
         with self._database.read() as session:
-            return [
-                TokenRecord.model_validate(row, from_attributes=True) for row in session.scalars(query)
-            ]
+            return [view_of(TokenRecord, row) for row in session.scalars(query)]
 
     def revoke(self, ids: Sequence[str]) -> list[TokenRecord]:
         """Revoke all these tokens, or none; tokens that were revoked before stay revoked.
@@ -88,7 +87,7 @@ class TokenRegister:
                 rows.append(row)
             for row in rows:
                 row.revoked = row.revoked or utc_now()
-            return [TokenRecord.model_validate(row, from_attributes=True) for row in rows]
+            return [view_of(TokenRecord, row) for row in rows]
 
     def revoked(self) -> frozenset[str]:
         """The ids of the revoked tokens that have not expired."""

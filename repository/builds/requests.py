@@ -18,13 +18,13 @@ from sqlalchemy.orm import Session, defer
 
 from repository.builds.rows import (
     BuildTask,
+    build_view,
     end_build,
     image_names,
     new_row,
     set_progress,
     task_of,
     validate_recipe,
-    view_of,
 )
 from repository.db.database import Database
 from repository.db.ids import full_id, is_id
@@ -107,7 +107,7 @@ class Builds:
                 session.flush()
                 if publish is not None:
                     publish(row.id)
-                return view_of(row)
+                return build_view(row)
         except IntegrityError as error:  # a concurrent request with the same key was first
             if seen := self._find_earlier(viewer.user, key, body):
                 return seen
@@ -124,14 +124,16 @@ class Builds:
                     "this idempotency key was used for another build",
                     hint="use a fresh key for each new build",
                 )
-            return None if row is None else view_of(row)
+            return None if row is None else build_view(row)
 
     def list(self, owner: str, limit: int = 100) -> list[Build]:
         """The owner's builds, newest first."""
         query = select(BuildRow).where(BuildRow.owner == owner).order_by(BuildRow.id.desc())
         query = query.options(defer(BuildRow.request))  # each may have a megabyte
         with self.database.read() as session:
-            return [view_of(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))]
+            return [
+                build_view(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))
+            ]
 
     def full_id(self, text: str, owner: str | None) -> str:
         """Return the id of the build whose id begins with ``text``; else ``text``.
@@ -148,7 +150,7 @@ class Builds:
             row = session.get(BuildRow, build) if is_id(build) else None
             if row is None or owner not in {None, row.owner}:
                 raise _build_not_found(build)
-            return view_of(row)
+            return build_view(row)
 
     def cancel(self, build: str, viewer: Viewer) -> Build:
         """Cancel a build of the viewer, or any build for administrators. Repeating it is no error.
@@ -169,7 +171,7 @@ class Builds:
                     raise Conflict(f"the image of the build {build} is being published", hint=hint)
                 text = f"canceled by {viewer.user} while it was {row.state}"
                 end_build(row, BuildState.FAILED, CANCELED, text)
-            return view_of(row)
+            return build_view(row)
 
     # -- for builders
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from images.recipe import Recipe
 from repository.db.ids import new_ids
 from repository.db.models import BuildRow
+from repository.db.views import view_of
 from repository.images import Viewer
 from vmjobs.errors import Fault, InvalidRequest
 from vmjobs.model import faults_of
@@ -123,19 +124,6 @@ def task_of(row: BuildRow) -> BuildTask:
     )
 
 
-def view_of(row: BuildRow) -> Build:
+def build_view(row: BuildRow) -> Build:
     """Convert a row for users."""
-    return Build(
-        id=row.id,
-        owner=row.owner,
-        name=row.name,
-        state=BuildState(row.state),
-        step=row.step,
-        progress=row.progress / 1000,
-        code=row.code,
-        message=row.message,
-        hint=row.hint,
-        digest=row.digest,
-        created=row.created,
-        updated=row.updated,
-    )
+    return view_of(Build, row, progress=row.progress / 1000)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from repository.clusters.history import HistoryEntry, record
 from repository.clusters.tables import BackoffRow, ClusterRow
 from repository.db.sql import add_missing
+from repository.db.views import view_of
 from vmjobs.cluster.failure_backoff import BackoffState, FailureBackoff, VmFailures
 from vmjobs.cluster.vm_state import ClusterVmCode
 from vmjobs.cluster.wire import ClusterBackoff
@@ -98,17 +99,7 @@ def backoff_views(
     for guard in sorted((backoff_of(row) for row in rows), key=lambda guard: (guard.image, guard.node)):
         state = guard.state(present)
         if guard.image in images and state is not BackoffState.OPEN:
-            found.append(
-                ClusterBackoff(
-                    image=guard.image,
-                    node=guard.node,
-                    state=state,
-                    failures=guard.failures,
-                    code=guard.code,
-                    message=guard.describe(present),
-                    until=guard.until,
-                )
-            )
+            found.append(view_of(ClusterBackoff, guard, state=state, message=guard.describe(present)))
     return found
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.orm.attributes import flag_modified
 
 from repository.clusters.history import HistoryEntry, record
 from repository.clusters.tables import ClusterRow, ClusterVmRow, GenerationRow
+from repository.db.views import view_of
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import FailedGeneration
 
@@ -111,15 +112,7 @@ def _vm_settings(spec: ClusterSpec) -> dict[str, Any]:
 
 def failed_view(row: GenerationRow | None) -> FailedGeneration | None:
     """Convert a generation that was rolled back for operators."""
-    if row is None:
-        return None
-    return FailedGeneration(
-        generation=row.generation,
-        spec=ClusterSpec.model_validate(row.spec),
-        image=row.image,
-        message=row.why,
-        since=row.since,
-    )
+    return None if row is None else view_of(FailedGeneration, row, message=row.why)
 
 
 def _store(

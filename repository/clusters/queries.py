@@ -15,6 +15,7 @@ from repository.clusters.snapshots import cluster_view, nodes_now, vm_view
 from repository.clusters.tables import BackoffRow, ClusterEventRow, ClusterRow, ClusterVmRow
 from repository.db.database import Database
 from repository.db.paging import PageRequest
+from repository.db.views import view_of
 from repository.jobs.streams import StreamReader, StreamStore
 from vmjobs.cluster.vm_state import ClusterVmState
 from vmjobs.cluster.wire import Cluster, ClusterEvent
@@ -59,10 +60,8 @@ class ClusterQueries:
             query = select(ClusterEventRow).where(
                 ClusterEventRow.cluster == name, ClusterEventRow.seq > after
             )
-            return [
-                ClusterEvent.model_validate(row, from_attributes=True)
-                for row in session.scalars(query.order_by(ClusterEventRow.seq))
-            ]
+            rows = session.scalars(query.order_by(ClusterEventRow.seq))
+            return [view_of(ClusterEvent, row) for row in rows]
 
     def open_console(self, name: str, vm: str, incarnation: int = 0) -> StreamReader:
         """Open the console of a cluster VM. incarnation: the latest (0), or the one before it."""

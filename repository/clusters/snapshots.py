@@ -24,6 +24,7 @@ from repository.clusters.tables import (
     PoolRow,
 )
 from repository.db.models import NodeRow
+from repository.db.views import view_of
 from vmjobs.cluster.failure_backoff import FailureBackoffs
 from vmjobs.cluster.placement import NodeSnapshot, VmRequest
 from vmjobs.cluster.pool import ProbeState
@@ -206,21 +207,14 @@ def cluster_view(
     failed: FailedGeneration | None = None,
 ) -> Cluster:
     """Convert a cluster for operators."""
-    return Cluster(
-        name=row.name,
-        owner=row.owner,
-        spec=ClusterSpec.model_validate(row.spec),
-        image=row.image,
-        generation=row.generation,
-        target=row.target,
-        draining=row.draining,
+    return view_of(
+        Cluster,
+        row,
         deleting=bool(row.deleting),
         up=up,
-        members=tuple(members),
-        guards=tuple(guards),
+        members=members,
+        guards=guards,
         failed=failed,
-        created=row.created,
-        updated=row.updated,
     )
 
 
@@ -228,23 +222,12 @@ def vm_view(row: ClusterVmRow, heard: bool) -> ClusterVm:
     """Convert a cluster VM for operators."""
     state = present_state(row, heard)
     code, message = reason_of(row, state)
-    return ClusterVm(
-        id=row.id,
-        name=row.name,
-        node=row.node,
+    return view_of(
+        ClusterVm,
+        row,
         state=state,
-        goal=Goal(row.goal),
-        image=row.image,
-        generation=row.generation,
-        incarnation=row.incarnation,
-        failures=row.failures,
-        hypervisor=HypervisorKind(row.hypervisor) if row.hypervisor else None,
-        busy=row.busy,
-        jobs=row.jobs,
-        system=row.system,
-        code=ClusterVmCode(code),
+        code=code,
         message=message,
-        since=row.since,
         up_since=row.up_since if state is ClusterVmState.UP else None,
         retry=row.retry if state is ClusterVmState.BACKOFF else None,
     )

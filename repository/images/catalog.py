@@ -22,6 +22,7 @@ from images.signature import (
 from repository.db.database import Database
 from repository.db.paging import PageRequest, bad_cursor
 from repository.db.sql import batches
+from repository.db.views import view_of
 from repository.images.access import (
     holding_of,
     image_not_found,
@@ -335,9 +336,7 @@ def _tags(session: Session, viewer: Viewer, digest: str) -> tuple[ImageTag, ...]
         .where(HoldingRow.image == digest, may_read(viewer), is_unexpired(utc_now()))
         .order_by(TagRow.namespace, TagRow.name, TagRow.tag)
     )
-    return tuple(
-        ImageTag(namespace=row.namespace, name=row.name, tag=row.tag) for row in session.scalars(query)
-    )
+    return tuple(view_of(ImageTag, row) for row in session.scalars(query))
 
 
 def _owner_name(holding: HoldingRow) -> str:

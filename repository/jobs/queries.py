@@ -13,12 +13,13 @@ from repository.db.database import Database
 from repository.db.ids import full_id, is_id
 from repository.db.models import AttemptRow, EventRow, JobRow, OutputRow, SubmissionRow
 from repository.db.paging import bad_cursor
+from repository.db.views import view_of
 from repository.jobs.streams import StreamReader, StreamStore
 from repository.jobs.transitions import job_not_found
-from repository.jobs.views import event_of, job_views, output_of, rejected_of, spec_of
+from repository.jobs.views import job_views, reason_of, rejected_of, spec_of
 from repository.storage.blobs import BlobReader, BlobStore
 from vmjobs.errors import NotFound
-from vmjobs.model import Job, JobEvent, JobState, StreamName
+from vmjobs.model import Job, JobEvent, JobState, Output, StreamName
 from vmjobs.paths import check_path
 from vmjobs.wire import JobPage, OutputList
 
@@ -115,7 +116,8 @@ class JobQueries:
                 .order_by(EventRow.seq)
                 .limit(MAX_EVENTS)
             )
-            return [event_of(row) for row in session.scalars(query)]
+            rows = session.scalars(query)
+            return [view_of(JobEvent, row, reason=reason_of(row)) for row in rows]
 
     def outputs(self, job_id: str, owner: str | None = None) -> OutputList:
         """Return the outputs of the job's latest attempt.  Raises NotFound."""
@@ -124,7 +126,7 @@ class JobQueries:
             query = (
                 select(OutputRow).where(OutputRow.attempt_id == row.attempt).order_by(OutputRow.path)
             )
-            found = tuple(output_of(item) for item in session.scalars(query))
+            found = tuple(view_of(Output, item) for item in session.scalars(query))
             rejected = rejected_of(session.get(AttemptRow, row.attempt))
             return OutputList(outputs=found, rejected=rejected)
 

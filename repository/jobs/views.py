@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from repository.db.models import AttemptRow, EventRow, JobRow, OutputRow, SubmissionRow
+from repository.db.views import columns_of, view_of
 from vmjobs.errors import Unavailable
 from vmjobs.model import (
     Actor,
     CondorRef,
-    ExitStatus,
-    HypervisorKind,
     Job,
     JobAction,
-    JobEvent,
     JobSpec,
-    JobState,
     Output,
     Reason,
     ReasonCode,
@@ -48,7 +45,7 @@ def job_views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
     if attempts:
         found = select(OutputRow).where(OutputRow.attempt_id.in_(attempts)).order_by(OutputRow.path)
         for item in session.scalars(found):
-            outputs.setdefault(item.attempt_id, []).append(output_of(item))
+            outputs.setdefault(item.attempt_id, []).append(view_of(Output, item))
     # Each submission is fetched once: its script may be large.
     arrays = select(SubmissionRow).where(SubmissionRow.id.in_({row.array_id for row in rows}))
     parents = {parent.id: parent for parent in session.scalars(arrays)}
@@ -79,30 +76,18 @@ def _view(
     attempt: AttemptRow | None,
     outputs: tuple[Output, ...],
 ) -> Job:
-    kind = attempt.hypervisor if attempt else None
-    return Job(
-        id=row.id,
-        array=row.array_id,
-        index=row.index,
-        count=parent.count,
-        owner=row.owner,
-        spec=spec,
-        image_digest=parent.image_digest,
-        state=JobState(row.state),
-        reason=reason_of(row),
-        created=row.created,
-        updated=row.updated,
-        attempts=row.attempts,
-        node=attempt.node if attempt else "",
-        hypervisor=HypervisorKind(kind) if kind else None,
-        exit=ExitStatus.model_validate(attempt.exit) if attempt and attempt.exit else None,
-        seconds=attempt.seconds if attempt else {},
-        bytes=attempt.bytes if attempt else {},
-        cpu_seconds=attempt.cpu_seconds if attempt else 0.0,
-        outputs=outputs,
-        rejected=rejected_of(attempt),
-        condor=ref_of(row),
-    )
+    of_attempt = columns_of(Job, attempt) if attempt else {}
+    of_job: dict[str, Any] = {
+        **columns_of(Job, row),
+        "array": row.array_id,
+        "count": parent.count,
+        "spec": spec,
+        "image_digest": parent.image_digest,
+        "reason": reason_of(row),
+        "outputs": outputs,
+        "condor": ref_of(row),
+    }
+    return Job.model_validate(of_attempt | of_job)
 
 
 def spec_of(row: JobRow) -> JobSpec:
@@ -135,26 +120,8 @@ def rejected_of(attempt: AttemptRow | None) -> tuple[RejectedEntry, ...]:
     return tuple(RejectedEntry.model_validate(item) for item in found)
 
 
-def output_of(row: OutputRow) -> Output:
-    """Convert a delivered file."""
-    return Output(path=row.path, size=row.size, digest=row.digest)
-
-
-def event_of(row: EventRow) -> JobEvent:
-    """Convert a line of history."""
-    return JobEvent(
-        seq=row.seq,
-        time=row.time,
-        state=JobState(row.state),
-        reason=reason_of(row),
-        attempt=row.attempt,
-    )
-
-
 def ref_of(row: JobRow) -> CondorRef | None:
     """Return the job's HTCondor id, if it has one."""
     if row.cluster is None or row.proc is None:
         return None
-    return CondorRef(
-        schedd=row.schedd or "", cluster=row.cluster, proc=row.proc, grid_job_id=row.grid_job_id
-    )
+    return view_of(CondorRef, row, schedd=row.schedd or "")
