@@ -44,16 +44,27 @@ MAX_SCRIPT_BYTES: Final = 256 * 1024
 MAX_ARRAY: Final = 1000
 
 
-class FrozenModel(BaseModel):
-    """A value object: immutable, and strict about unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+#: The context in which clients validate replies.
+REPLY: Final = "reply"
 
 
-class LenientModel(FrozenModel):
-    """A value object that ignores unknown fields, because a later release may send it."""
+class LenientModel(BaseModel):
+    """A value object, immutable; ignores unknown fields, because a later release may send it."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class FrozenModel(LenientModel):
+    """A value object that is strict about unknown fields, except in a reply."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_unknown(cls, data: Any, info: ValidationInfo) -> Any:
+        if info.context != REPLY or not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name in cls.model_fields}
 
 
 # --------------------------------------------------------------------------- enumerations
@@ -539,7 +550,7 @@ class JobTicket(LenientModel):
     tries_left: int = Field(default=0, ge=0)
 
 
-class Output(FrozenModel):
+class Output(LenientModel):
     """An output file of a job."""
 
     path: RelativePath
@@ -547,7 +558,7 @@ class Output(FrozenModel):
     digest: Digest
 
 
-class JobEvent(FrozenModel):
+class JobEvent(LenientModel):
     """One event of a job's history. ``seq`` counts from 1 within the job."""
 
     seq: int = Field(ge=1)
@@ -557,7 +568,7 @@ class JobEvent(FrozenModel):
     attempt: str = ""
 
 
-class CondorRef(FrozenModel):
+class CondorRef(LenientModel):
     """A job's identity in HTCondor: schedd name and ``cluster.proc``."""
 
     schedd: str
@@ -566,7 +577,7 @@ class CondorRef(FrozenModel):
     grid_job_id: str = ""
 
 
-class Job(FrozenModel):
+class Job(LenientModel):
     """A job as clients see it."""
 
     id: str

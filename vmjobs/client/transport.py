@@ -22,6 +22,7 @@ from vmjobs.client.http_errors import error_from_response
 from vmjobs.closeable import Closeable
 from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable, VMJobsError
 from vmjobs.file_transfer import ProgressCallback
+from vmjobs.model import REPLY
 
 PIECE_BYTES: Final = 256 * 1024
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
@@ -422,7 +423,7 @@ def parse(model: type[Model], response: requests.Response) -> Model:
         Unavailable: it does not fit; another service than the API answers at this address.
     """
     try:
-        return model.model_validate_json(response.content)
+        return model.model_validate_json(response.content, context=REPLY)
     except ValidationError as error:
         raise Unavailable(
             "api",
