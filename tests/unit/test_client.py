@@ -20,7 +20,8 @@ from requests.adapters import HTTPAdapter
 from tests.kit.http_server import Handler, Scripted
 from vmjobs import errors
 from vmjobs.client import ApiTransport, Client, CondorJobClient, JobAgentClient, Retries
-from vmjobs.client.transport import FileBody, retry_after
+from vmjobs.client.request_bodies import FileBody
+from vmjobs.client.transport import retry_after
 from vmjobs.model import JobSpec, StreamName
 
 QUICK = Retries(deadline=3.0, first=0.01, ceiling=0.05, connect=1.0, read=1.0)

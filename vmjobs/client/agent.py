@@ -8,12 +8,12 @@ from functools import partial
 from typing import BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
+from vmjobs.client.request_bodies import FileBody
 from vmjobs.client.sessions import SessionStream
 from vmjobs.client.transport import (
     BYTES_HEADERS,
     ApiClient,
     ApiTransport,
-    FileBody,
     Retries,
     Token,
     parse,

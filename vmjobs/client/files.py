@@ -12,7 +12,8 @@ from pathlib import Path
 import requests
 from pydantic import ValidationError
 
-from vmjobs.client.transport import PIECE_BYTES, ApiTransport
+from vmjobs.client.request_bodies import PIECE_BYTES
+from vmjobs.client.transport import ApiTransport
 from vmjobs.errors import InvalidRequest, Unavailable
 from vmjobs.file_transfer import ProgressCallback
 from vmjobs.model import InputFile, Output, faults_of

@@ -1,4 +1,4 @@
-"""Converts HTTP error responses to the errors of :mod:`vmjobs.errors`."""
+"""Converts HTTP errors to the errors of :mod:`vmjobs.errors`."""
 
 from __future__ import annotations
 
@@ -57,6 +57,21 @@ def error_from_response(response: requests.Response) -> VMJobsError:
         # A newer service may use codes for which this client has no classes.
         vars(error)["code"] = problem.code
     return error
+
+
+def root_cause(error: requests.RequestException) -> str:
+    """The reason in the innermost of the wrapped exceptions."""
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    cause: BaseException = error
+    seen: set[int] = set()
+    while id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, OSError) and cause.errno and cause.strerror:
+            return cause.strerror
+        inner = [getattr(cause, "reason", None), *cause.args, cause.__cause__, cause.__context__]
+        cause = next((i for i in inner if isinstance(i, BaseException)), cause)
+    return str(cause) or type(cause).__name__
 
 
 def error_from_code(code: str, message: str, hint: str = "") -> VMJobsError:

@@ -11,20 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
 import requests
 from pydantic import BaseModel, ValidationError
 
 from vmjobs import __version__
-from vmjobs.client.http_errors import error_from_response
+from vmjobs.client.http_errors import error_from_response, root_cause
+from vmjobs.client.request_bodies import PIECE_BYTES, BytesBody, FileBody
 from vmjobs.closeable import Closeable
 from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable, VMJobsError
 from vmjobs.file_transfer import ProgressCallback
 from vmjobs.model import REPLY
 
-PIECE_BYTES: Final = 256 * 1024
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 #: Poll intervals in seconds: at first and after a change, and the maximum.
@@ -81,49 +81,6 @@ def _check_token(token: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]*", token.strip()):
         raise Unauthenticated("the token is malformed: it has spaces or non-ASCII characters")
     return token.strip()
-
-
-class FileBody:
-    """A request's body: ``size`` bytes of ``source``, from its present position."""
-
-    def __init__(self, source: BinaryIO, size: int, progress: ProgressCallback | None = None) -> None:
-        self._source = source
-        self._size = size
-        self._progress = progress
-        self._left = size
-        self.repeatable = source.seekable()
-        self._start = source.tell() if self.repeatable else 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, length: int = -1) -> bytes:
-        """The next bytes, at most ``length``."""
-        data = self._source.read(self._left if length < 0 else min(length, self._left))
-        self._left -= len(data)
-        if self._progress and data:
-            self._progress(self._size - self._left, self._size)
-        return data
-
-    def rewind(self) -> None:
-        """Go back to the start, to be sent again."""
-        if self.repeatable:
-            self._source.seek(self._start)
-        self._left = self._size
-
-
-class BytesBody:
-    """A request's body in memory, sent in chunks: the timeout applies to each of them."""
-
-    def __init__(self, data: bytes | bytearray) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __iter__(self) -> Iterator[bytes]:
-        view = memoryview(self._data)
-        return (bytes(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES))
 
 
 _RawBody = bytes | FileBody | BytesBody | None
@@ -280,7 +237,7 @@ class ApiTransport:
     def _unreachable(self, error: requests.RequestException) -> Unavailable:
         return Unavailable(
             "api",
-            f"cannot reach the API at {self._base}: {_root_cause(error)}",
+            f"cannot reach the API at {self._base}: {root_cause(error)}",
             hint="check the setting api_url and the network, or ask the service's operators",
         )
 
@@ -319,7 +276,7 @@ class ApiTransport:
                             progress(done, total)
                     failure = f"the transfer ended after {done} of {total} bytes"
                 except requests.RequestException as error:
-                    failure = _root_cause(error)
+                    failure = root_cause(error)
             if done == total:
                 break
             if done > before:
@@ -430,18 +387,3 @@ def parse(model: type[Model], response: requests.Response) -> Model:
             f"{response.url} answered in another format than the vmjobs API",
             hint="check the setting api_url, and the versions of client and service",
         ) from error
-
-
-def _root_cause(error: requests.RequestException) -> str:
-    """The reason in the innermost of the wrapped exceptions."""
-    if isinstance(error, requests.Timeout):
-        return "no answer in time"
-    cause: BaseException = error
-    seen: set[int] = set()
-    while id(cause) not in seen:
-        seen.add(id(cause))
-        if isinstance(cause, OSError) and cause.errno and cause.strerror:
-            return cause.strerror
-        inner = [getattr(cause, "reason", None), *cause.args, cause.__cause__, cause.__context__]
-        cause = next((i for i in inner if isinstance(i, BaseException)), cause)
-    return str(cause) or type(cause).__name__

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from vmjobs.client.transport import BYTES_HEADERS, ApiTransport, BytesBody
+from vmjobs.client.request_bodies import BytesBody
+from vmjobs.client.transport import BYTES_HEADERS, ApiTransport
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.wire import MAX_DIGESTS, Upload
 

@@ -13,13 +13,8 @@ from urllib.parse import quote
 
 from vmjobs.client import files
 from vmjobs.client.clusters import Clusters
-from vmjobs.client.transport import (
-    FIRST_POLL_SECONDS,
-    ApiClient,
-    FileBody,
-    next_poll_pause,
-    parse,
-)
+from vmjobs.client.request_bodies import FileBody
+from vmjobs.client.transport import FIRST_POLL_SECONDS, ApiClient, next_poll_pause, parse
 from vmjobs.errors import NotFound
 from vmjobs.file_transfer import ProgressCallback
 from vmjobs.job_sets import JobSelection, JobStatus, JobStatusList
