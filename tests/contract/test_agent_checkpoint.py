@@ -33,7 +33,8 @@ from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import HypervisorError, QuotaExceeded, Unavailable
 from vmjobs.file_transfer import ContentReceiver
 from vmjobs.hypervisor.base import Hypervisor, VmConfig, VmState
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.model import MIB, Checkpoint, HypervisorKind, JobState, ReasonCode, StreamName
 
 S, C = JobState, ReasonCode

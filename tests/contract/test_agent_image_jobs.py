@@ -36,7 +36,8 @@ from vmjobs.agent.run.suspend import suspending
 from vmjobs.agent.vm.events import EventQueue, SignalSent
 from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
 from vmjobs.hypervisor.base import BootImage, Hypervisor, VmState
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.local import LocalJob
 from vmjobs.model import (

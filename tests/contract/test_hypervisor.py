@@ -49,7 +49,8 @@ from vmjobs.hypervisor.base import (
     VmState,
     VmUsage,
 )
-from vmjobs.hypervisor.libvirt.driver import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import Connection, node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.network.outbound import OutboundPolicy
 from vmjobs.hypervisor.sandbox import helper_processes
 from vmjobs.hypervisor.uml import kernel_boot
@@ -550,7 +551,8 @@ def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
 _STARTER = """
 import pickle, sys
 from dataclasses import replace
-from vmjobs.hypervisor.libvirt.driver import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import Connection, node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.network.outbound import OutboundPolicy
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind, NetworkMode

@@ -15,7 +15,8 @@ from tests.kit.hypervisors import Bench
 from vmjobs.errors import HypervisorError, NoHypervisor
 from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmConfig, VmState
 from vmjobs.hypervisor.libvirt import firmware
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 

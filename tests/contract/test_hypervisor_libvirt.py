@@ -21,7 +21,8 @@ from vmjobs.hypervisor.base import (
     VmConfig,
     VmState,
 )
-from vmjobs.hypervisor.libvirt.driver import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import Connection, node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.model import HypervisorKind
 
 NAME = "vmjobs-test-driver"

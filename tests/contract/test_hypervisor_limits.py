@@ -26,7 +26,8 @@ from vmjobs.hypervisor.base import (
     VmLimits,
     VmState,
 )
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
 from vmjobs.hypervisor.sandbox.cpu_throttle import processor_seconds
 from vmjobs.hypervisor.uml import mconsole

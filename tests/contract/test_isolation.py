@@ -43,7 +43,8 @@ from vmjobs.hypervisor.base import (
     VmConfig,
     VmState,
 )
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.sandbox import bubblewrap
 from vmjobs.hypervisor.sandbox.process_launcher import LaunchedProcess, Launcher
 from vmjobs.hypervisor.uml import mconsole

@@ -29,7 +29,8 @@ from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue, LeaseLost
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import (

@@ -24,7 +24,8 @@ from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, Report
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from vmjobs.config import Config
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt import qemu_sandbox, qemu_wrapper
-from vmjobs.hypervisor.libvirt.driver import Libvirt, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.network.outbound import OutboundPolicy
 from vmjobs.hypervisor.probe import node_kernels
 from vmjobs.hypervisor.sandbox import bubblewrap

@@ -1,27 +1,16 @@
-"""The kvm and qemu drivers, through libvirt; the only module that imports it.
-
-Domains are transient: libvirt forgets a VM when it ends. No privilege is needed: an ordinary
-user's daemon (``qemu:///session``) starts by itself. A session daemon does not serve root, so for
-root the driver runs inside this process (``qemu:///embed``).
-"""
+"""The kvm and qemu drivers, through libvirt."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import logging
 import os
 import signal
 import subprocess
-import threading
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -37,8 +26,8 @@ from vmjobs.hypervisor.base import (
     VmUsage,
 )
 from vmjobs.hypervisor.libvirt import firmware, nbd_server, qemu_sandbox
+from vmjobs.hypervisor.libvirt.connection import Connection
 from vmjobs.hypervisor.libvirt.domain_xml import board, domain_xml
-from vmjobs.hypervisor.libvirt.embedded import EmbeddedRoot
 from vmjobs.hypervisor.libvirt.qemu_wrapper import qemu
 from vmjobs.hypervisor.network import guest_network
 from vmjobs.hypervisor.network.outbound import OutboundPolicy
@@ -48,190 +37,23 @@ from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
 from vmjobs.hypervisor.sandbox.limit_enforcement import LimitEnforcer
 from vmjobs.hypervisor.sandbox.process_launcher import Launcher
 from vmjobs.hypervisor.sandbox.resource_limits import resource_limits_for
-from vmjobs.hypervisor.shutdown_causes import ShutdownCauses, cause_from_qemu, read_tail
+from vmjobs.hypervisor.shutdown_causes import read_tail
 from vmjobs.hypervisor.usage import UsageMeter, process_tree_usage
 from vmjobs.model import CAPABILITIES, BootMethod, Capabilities, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
-# libvirt's errors are raised here; an embedded driver would also print them on the terminal, and a
-# warning for every VM. The library reads this variable once, while it is loaded.
-os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", f"4:file:{os.devnull}")
-try:
-    import libvirt
-    import libvirt_qemu
-except ImportError:  # a node without libvirt: probes report it
-    libvirt = None
-
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _Names = list[str]
 _Argv = list[str | Path]
 _Processes = list[procs.Process]
 
 #: Lines of libvirt's log of a VM that are logged if its QEMU crashed.
 LAST_LINES = 5
-#: Seconds that a daemon may take to come back after it went away.
-RECONNECT_SECONDS = 15.0
 #: Seconds that a killed QEMU may take to end.
 KILL_SECONDS = 30.0
 #: Seconds that libvirt may take to report why a VM ended, once it is gone.
 ENDING_SECONDS = 5.0
-
-
-@functools.cache
-def _event_loop() -> None:
-    """Run libvirt's event loop in a thread; a process can have only one."""
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)  # errors are raised as well
-    libvirt.virEventRegisterDefaultImpl()
-
-    def loop() -> None:
-        while True:
-            libvirt.virEventRunDefaultImpl()
-
-    threading.Thread(target=loop, name="libvirt-events", daemon=True).start()
-
-
-def node_connection() -> Connection:
-    """Return the connection to this user's VMs on this node, one for the whole process.
-
-    Each opening of an embedded driver registers it again, and libvirt has room for 21 (``MAX_DRIVERS``
-    in its src/libvirt.c): a process that opened it more often could neither start nor end VMs.
-    """
-    return _connection_of(os.getpid())
-
-
-@functools.cache
-def _connection_of(_process: int) -> Connection:
-    """One per process: a fork of this process cannot use its parent's connection."""
-    return Connection("qemu:///session" if os.geteuid() else "qemu:///embed")
-
-
-class Connection:
-    """A connection that opens on first use, and again after the daemon went away.
-
-    uri: libvirt's; ``qemu:///embed`` stands for an embedded driver below ``embedded``, of which a
-        process has one (:func:`node_connection`).
-    """
-
-    def __init__(self, uri: str, embedded: Path = Path("/run/vmjobs")) -> None:
-        self.uri = uri
-        self._embedded = EmbeddedRoot(embedded)
-        self._lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._changes = 0
-        self._open: Any = None
-        self._has_qemu_events = False
-        #: Why this connection's VMs ended.
-        self.shutdown_causes = ShutdownCauses()
-
-    def call(self, what: str, action: Callable[[Any], T]) -> T:
-        """Call ``action`` with the open connection; retry once if that was broken.
-
-        Raises:
-            HypervisorError: libvirt fails, or is not installed.
-        """
-        if libvirt is None:
-            raise HypervisorError("libvirt's Python module is not installed")
-        try:
-            connection = self._connect()
-            try:
-                return action(connection)
-            except libvirt.libvirtError:
-                if connection.isAlive():
-                    raise
-            self._drop(connection)
-            return action(self._reconnect())
-        except libvirt.libvirtError as error:
-            raise HypervisorError(f"cannot {what}: {error}") from error
-
-    @property
-    def changes(self) -> int:
-        """Grows whenever a VM changes its state, or the connection breaks."""
-        return self._changes
-
-    def wait_change(self, seen: int, timeout: float) -> None:
-        """Block until :attr:`changes` is not ``seen``, or for ``timeout`` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._changes != seen, timeout)
-
-    def logs(self, name: str) -> list[Path]:
-        """libvirt's logs of a VM's QEMU output; libvirt never removes them."""
-        if self.uri == "qemu:///embed":
-            return self._embedded.logs(name)
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return list(Path(cache, "libvirt", "qemu", "log").glob(f"{name}.log*"))
-
-    def _connect(self) -> Any:
-        with self._lock:
-            if self._open is None:
-                _event_loop()
-                uri = self._embedded.uri() if self.uri == "qemu:///embed" else self.uri
-                fresh = libvirt.open(uri)
-                kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
-                fresh.domainEventRegisterAny(None, kind, self._on_lifecycle, None)
-                with suppress(libvirt.libvirtError):  # libvirt itself reports a reset as a power-off
-                    libvirt_qemu.qemuMonitorEventRegister(fresh, None, None, self._on_monitor, None, 0)
-                    self._has_qemu_events = True
-                with suppress(libvirt.libvirtError):  # drivers without a daemon have neither
-                    fresh.setKeepAlive(5, 3)
-                with suppress(libvirt.libvirtError):
-                    fresh.registerCloseCallback(self._on_event, None)
-                self._open = fresh
-            return self._open
-
-    def _reconnect(self) -> Any:
-        """Connect again after a daemon went away; its successor may take a moment."""
-        deadline = time.monotonic() + RECONNECT_SECONDS
-        while True:
-            try:
-                return self._connect()
-            except libvirt.libvirtError:
-                if time.monotonic() > deadline:
-                    raise
-            with self._changed:
-                self._changed.wait(0.1)
-
-    def _drop(self, connection: Any) -> None:
-        with self._lock:
-            if self._open is connection:
-                self._open = None
-
-    def _on_event(self, *_about: object) -> None:
-        with self._changed:
-            self._changes += 1
-            self._changed.notify_all()
-
-    def _on_lifecycle(
-        self, connection: Any, domain: Any, event: int, detail: int, _opaque: object
-    ) -> None:
-        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
-            # Without QEMU's causes, libvirt does not tell a power-off from a restart.
-            is_reliable = self._has_qemu_events or connection.getType().lower() == "test"
-            self.shutdown_causes.ended(
-                domain.name(), _cause_from_libvirt(detail) if is_reliable else ShutdownCause.UNKNOWN
-            )
-        self._on_event()
-
-    def _on_monitor(
-        self, _connection: Any, domain: Any, event: str, _s: int, _us: int, details: str, _o: object
-    ) -> None:
-        if event == "GUEST_PANICKED":
-            self.shutdown_causes.record_cause(domain.name(), ShutdownCause.PANICKED)
-        elif event == "SHUTDOWN":
-            self.shutdown_causes.record_cause(
-                domain.name(), cause_from_qemu(json.loads(details or "{}").get("reason", ""))
-            )
-
-
-def _cause_from_libvirt(detail: int) -> ShutdownCause:
-    """Return the cause that the detail of libvirt's event STOPPED means."""
-    return {
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: ShutdownCause.POWEROFF,
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: ShutdownCause.KILLED,
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: ShutdownCause.PANICKED,
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: ShutdownCause.CRASHED,
-    }.get(detail, ShutdownCause.UNKNOWN)
 
 
 class Libvirt:
@@ -275,7 +97,7 @@ class Libvirt:
     def platform(self) -> str:
         """See :attr:`Hypervisor.platform`: QEMU, board, and the guest's processor."""
         # Not cached: a later call may find another QEMU.
-        qemu = self._connection.call("ask for QEMU's version", _qemu_version)
+        qemu, _ = self._connection.versions()
         processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor_digest()
         return f"qemu {qemu}, {board().machine_type}, {processor}"
 
@@ -344,7 +166,6 @@ class Libvirt:
             self._helpers.connect(vm)
             emulator = self._emulator(vm, overlay, uefi, nbd)
             text = domain_xml(vm, self._type, overlay, board_model, uefi, nbd, emulator)
-            self._connection.shutdown_causes.expect(vm.name)
             self._start_domain(vm, text)
             self._limit_enforcer.enforce(
                 held, vm.name, lambda: [p.pid for p in self._processes_with_helpers(vm.name)]
@@ -355,13 +176,13 @@ class Libvirt:
 
     def stop(self, name: str) -> None:
         """See :meth:`Hypervisor.stop`. Presses the guest's power button."""
-        self._call_on_domain(name, "stop", lambda domain: domain.shutdown())
+        self._connection.shutdown(name)
 
     def destroy(self, name: str) -> None:
         """See :meth:`Hypervisor.destroy`."""
         with procs.open_pidfds(self._processes_with_helpers(name)) as processes:
             try:
-                self._call_on_domain(name, "destroy", lambda domain: domain.destroy())
+                self._connection.destroy(name)
             finally:
                 # Whatever libvirt reports, the VM is gone only when its processes are.
                 procs.kill_pidfds(processes, KILL_SECONDS, name)
@@ -387,29 +208,24 @@ class Libvirt:
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
-        self._call_on_active(name, "pause", lambda domain: domain.suspend())
+        self._connection.suspend(name)
 
     def resume(self, name: str) -> None:
         """See :meth:`Hypervisor.resume`."""
-        self._call_on_active(name, "resume", _resume)
+        self._connection.resume(name)
 
     def save(self, name: str, path: Path) -> None:
         """See :meth:`Hypervisor.save`. Also a paused VM runs once it is resumed."""
-        running = libvirt.VIR_DOMAIN_SAVE_RUNNING if libvirt is not None else 0
-        self._call_on_active(name, "save", lambda domain: domain.saveFlags(str(path), None, running))
+        self._connection.save(name, path)
 
     # ----------------------------------------------------------------- what there is
 
     def state(self, name: str) -> VmState:
         """See :meth:`Hypervisor.state`."""
-        found = self._call_on_domain(name, "look at", lambda domain: domain.state()[0])
-        if found is None:
-            # A VM of another process's embedded driver shows only as a process.
-            return VmState.RUNNING if self._main_process(name) else VmState.GONE
-        if found in {libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED}:
-            return VmState.PAUSED
-        ended = {libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED}
-        return VmState.GONE if found in ended else VmState.RUNNING
+        if (found := self._connection.state(name)) is not None:
+            return found
+        # A VM of another process's embedded driver shows only as a process.
+        return VmState.RUNNING if self._main_process(name) else VmState.GONE
 
     def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
         """See :meth:`Hypervisor.wait`."""
@@ -439,42 +255,14 @@ class Libvirt:
 
     def list(self) -> _Names:
         """See :meth:`Hypervisor.list`."""
-        known = self._connection.call("list VMs", self._active_names)
+        known = self._connection.names(self._type)
         return sorted({*known, *(self._name_of(process) for process in procs.scan())} - {""})
 
     # ----------------------------------------------------------------- inside
 
-    def _active_names(self, connection: Any) -> _Names:
-        names = []
-        for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
-            if domain.name().startswith(NAME_PREFIX):
-                with suppress(libvirt.libvirtError):  # gone since
-                    if ET.fromstring(domain.XMLDesc()).get("type") == self._type:  # noqa: S314
-                        names.append(domain.name())
-        return names
-
-    def _call_on_domain(self, name: str, verb: str, action: Callable[[Any], T]) -> T | None:
-        """Return ``action``'s result for the domain; None: there is no active one."""
-
-        def found(connection: Any) -> T | None:
-            try:
-                return action(connection.lookupByName(name))
-            except libvirt.libvirtError as error:
-                code = error.get_error_code()
-                ended = code == libvirt.VIR_ERR_OPERATION_INVALID and not _active(connection, name)
-                if ended or code == libvirt.VIR_ERR_NO_DOMAIN:
-                    return None
-                raise
-
-        return self._connection.call(f"{verb} {name}", found)
-
-    def _call_on_active(self, name: str, verb: str, action: Callable[[Any], object]) -> None:
-        if self._call_on_domain(name, verb, lambda domain: (action(domain), True)) is None:
-            raise HypervisorError(f"{name} does not run")
-
     def _start_domain(self, vm: VmConfig, text: str) -> None:
         try:
-            self._connection.call(f"start {vm.name}", partial(_start_domain, vm.saved, text))
+            self._connection.start(vm.name, text, vm.saved)
         except HypervisorError as error:
             if "bwrap: " not in error.message:
                 raise
@@ -563,28 +351,9 @@ class Libvirt:
         return name if ours else ""
 
     def _version(self) -> str:
-        def ask(connection: Any) -> str:
-            kind, library = connection.getVersion(), connection.getLibVersion()
-            uefi = "UEFI" if firmware.find() else "no UEFI firmware"
-            return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
-
-        return self._connection.call("ask libvirt's version", ask)
-
-
-def _resume(domain: Any) -> None:
-    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # else libvirt raises an error
-        domain.resume()
-
-
-def _start_domain(saved: Path | None, text: str, connection: Any) -> object:
-    """Start or resume a VM. text: domain XML, with the files and sockets of now."""
-    if saved is None:
-        return connection.createXML(text)
-    return connection.restoreFlags(str(saved), text, libvirt.VIR_DOMAIN_SAVE_RUNNING)
-
-
-def _qemu_version(connection: Any) -> str:
-    return _dotted(connection.getVersion())
+        version, library = self._connection.versions()
+        uefi = "UEFI" if firmware.find() else "no UEFI firmware"
+        return f"QEMU {version}, libvirt {library}, {uefi}"
 
 
 def _processor_digest() -> str:
@@ -611,17 +380,6 @@ def _overlay_command(vm: VmConfig, overlay: Path) -> _Argv:
         return [*make, vm.image.root.absolute(), overlay]
     # -u: qemu-img does not open the backing image to learn its size, which is known.
     return [*make, "nbd:", "-u", overlay, str(vm.image.live.size)]
-
-
-def _active(connection: Any, name: str) -> bool:
-    try:
-        return bool(connection.lookupByName(name).isActive())
-    except libvirt.libvirtError:
-        return False
-
-
-def _dotted(number: int) -> str:
-    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
 def _open_error(device: Path) -> str:
