@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 #: Fixtures of several suites.
-pytest_plugins = ["tests.kit.disk_formats", "tests.kit.s3_server"]
+pytest_plugins = ["tests.kit.cli", "tests.kit.disk_formats", "tests.kit.s3_server"]
 pytest.register_assert_rewrite("tests.kit")
 
 _skipped: list[str] = []

@@ -21,6 +21,7 @@ import pytest
 from werkzeug.wrappers import Response
 
 from tests.kit.api_site import serving
+from tests.kit.cli import VMJOBS
 from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.condor_job.starter import find_starter
 from vmjobs.agent.job_runner import JobRunner
@@ -127,8 +128,7 @@ class Place:
 
     def run(self, *, starter: bool) -> tuple[int, str]:
         """Run the job as its owner does; return its exit status and output."""
-        program = str(Path(sys.executable).with_name("vmjobs"))
-        argv = (program, "exec", "--job", "job1", "--token-file", str(self.folder / "token"))
+        argv = (VMJOBS, "exec", "--job", "job1", "--token-file", str(self.folder / "token"))
         with self.started(*argv, starter=starter) as process:
             out, _ = process.communicate(timeout=60)
             return process.returncode, out

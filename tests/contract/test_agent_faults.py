@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.kit.agent_process import NODE, Node, scrape, started
 from tests.kit.api_site import Site, make_site, serving
-from tests.kit.processes import VMJOBS
+from tests.kit.cli import vmjobs
 from tests.kit.waiting import wait_until
 
 #: A corrected token takes effect within a minute; HTCondor queries the agent more often than that.
@@ -19,11 +18,8 @@ CAUSES = {"account", "disk", "image_cache", "token", "jobs"}
 
 def ad_of(node: Node) -> dict[str, str]:
     """The machine ad's attributes, as HTCondor's startd gets them."""
-    argv = [VMJOBS, "node", "ad"]
-    said = subprocess.run(
-        argv, env=node.environ, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=True
-    )
-    pairs = (line.partition(" = ") for line in said.stdout.splitlines())
+    said = vmjobs("node", "ad", code=0, environ=node.environ, timeout=SECONDS)
+    pairs = (line.partition(" = ") for line in said.out.splitlines())
     return {name: value for name, equals, value in pairs if equals}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from repository.images import LIBRARY
 from tests.kit.agent_process import Node, scrape, started
 from tests.kit.api_site import Site, make_site, serving
+from tests.kit.cli import vmjobs
 from tests.kit.cluster_vm_node import (
     Service,
     assert_forgotten,
@@ -21,7 +21,6 @@ from tests.kit.cluster_vm_node import (
     machine_pid,
     order,
 )
-from tests.kit.processes import VMJOBS
 from tests.kit.repository_jobs import ADMIN, push
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
@@ -85,17 +84,11 @@ def test_an_agent_shows_what_it_does(node: Node) -> None:
 
 
 def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, tmp_path: Path) -> None:
-    environ = {
-        **node.environ,
-        "VMJOBS_STATE_DIR": str(tmp_path / "other"),
-        "VMJOBS_SOCKET": str(tmp_path / "other.s"),
-    }
-    done = subprocess.run(
-        [VMJOBS, "agent"], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert done.returncode != 0
-    assert f"metrics_listen: cannot listen at {node.listen}" in done.stderr
-    assert "Traceback" not in done.stderr
+    own = {"state_dir": tmp_path / "other", "socket": tmp_path / "other.s"}
+    done = vmjobs("agent", environ=node.environ, timeout=SECONDS, **own)
+    assert done.code != 0
+    assert f"metrics_listen: cannot listen at {node.listen}" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_vms_of_clusters(parts: ClusterVmServices, service: Service) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.kit.cli import VMJOBS
 from tests.kit.cluster_vm_orders import cluster_vm_order, cluster_vm_record
 from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
@@ -39,8 +39,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 
 def agent(settings: dict[str, str]) -> subprocess.Popen[str]:
-    program = Path(sys.executable).with_name("vmjobs")
-    return subprocess.Popen([program, "agent"], env=settings, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([VMJOBS, "agent"], env=settings, stderr=subprocess.PIPE, text=True)
 
 
 def test_one_without_vms_ends(settings: dict[str, str]) -> None:

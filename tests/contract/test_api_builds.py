@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from sqlalchemy import select
 
 from images import recipe as recipes
 from repository.db.models import BuildRow
 from tests.kit.api_site import Site
-from vmjobs.cli import common
-from vmjobs.cli.main import cli
+from tests.kit.cli import Run
 from vmjobs.client.images import Images
 from vmjobs.errors import BuildError, ImageRejected, VMJobsError
 from vmjobs.wire import Build, BuildRequest, BuildState
@@ -98,16 +95,14 @@ def test_what_is_refused(site: Site) -> None:
 
 
 @pytest.fixture
-def shell(site: Site, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunner]:
-    """The command line with ada's token."""
+def shell(site: Site, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run) -> Run:
+    """``vmjobs image`` with ada's token."""
     token = tmp_path / "token"
     token.write_text(site.issuer.user_token("ada"))
     monkeypatch.setenv("VMJOBS_API_URL", url)
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(token))
     monkeypatch.setenv("VMJOBS_CONFIG", "/dev/null")
-    common.config.cache_clear()
-    yield CliRunner()
-    common.config.cache_clear()
+    return partial(typed, "image")
 
 
 def end(site: Site, build: str, error: VMJobsError | None = None) -> None:
@@ -157,14 +152,11 @@ class Builder(threading.Thread):
                 done += 1
 
 
-def test_the_command_line_waits_and_prints_as_it_does_of_a_local_build(
-    site: Site, shell: CliRunner
-) -> None:
+def test_the_command_line_waits_and_prints_as_it_does_of_a_local_build(site: Site, shell: Run) -> None:
     with Builder(site):
-        done = shell.invoke(cli, ["image", "build", "--remote", "generic", "python", "--public"])
-    assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
-    assert lines == [f"ada/generic:1 {DIGEST}", f"ada/python:1 {DIGEST}"]
+        done = shell("build", "--remote", "generic", "python", "--public")
+    assert done.code == 0, done.err
+    assert done.lines == [f"ada/generic:1 {DIGEST}", f"ada/python:1 {DIGEST}"]
     assert {r.request["visibility"] for r in _rows(site)} == {"public"}
 
 
@@ -173,40 +165,37 @@ def _rows(site: Site) -> list[Any]:
         return list(session.scalars(select(BuildRow)))
 
 
-def test_a_failure_is_the_same_error_as_of_a_local_build(site: Site, shell: CliRunner) -> None:
+def test_a_failure_is_the_same_error_as_of_a_local_build(site: Site, shell: Run) -> None:
     for error in (BuildError("no boot; its output:\nalas"), ImageRejected("no", hint="yes")):
         with Builder(site, error):
-            done = shell.invoke(cli, ["image", "build", "--remote", "generic"])
-        assert type(done.exception) is type(error)
-        assert isinstance(done.exception, VMJobsError)
-        assert done.exception.exit_code == error.exit_code
-        assert (done.exception.message, done.exception.hint) == (error.message, error.hint)
+            done = shell("build", "--remote", "generic")
+        hint = f"  hint: {error.hint}\n" if error.hint else ""
+        assert done.code == error.exit_code
+        assert done.err.endswith(f"vmjobs: {error.message} [{error.code}]\n{hint}")
         site.queue.builds.clear()
 
 
-def test_detached(site: Site, shell: CliRunner, tmp_path: Path) -> None:
+def test_detached(site: Site, shell: Run, tmp_path: Path) -> None:
     mine = tmp_path / "muons.toml"
     mine.write_text('name = "muons"\nversion = "3"\nlayers = ["generic"]\n')
-    options = ["--remote", "--detach", "--name", "best", "--tag", "now"]
-    done = shell.invoke(cli, ["image", "build", str(mine), *options])
-    assert done.exit_code == 0, done.output
+    done = shell("build", mine, "--remote", "--detach", "--name", "best", "--tag", "now")
+    assert done.code == 0, done.err
     (build,) = site.queue.builds
-    assert done.stdout == f"{build}\n"
+    assert done.out == f"{build}\n"
     assert site.repository.builds.get(build).name == "ada/best:now"
     work = site.repository.builds.begin(build)
     assert work is not None
     assert (work.recipe.name, work.recipe.layers) == ("muons", ("generic", "muons"))
     site.repository.builds.finish(work, DIGEST)
-    shown = json.loads(shell.invoke(cli, ["image", "builds", build, "--wait", "--json"]).stdout)
-    assert (shown[0]["state"], shown[0]["digest"]) == ("DONE", DIGEST)
-    assert build in shell.invoke(cli, ["image", "builds"]).stdout
+    (shown,) = shell("builds", build, "--wait", "--json").json
+    assert (shown["state"], shown["digest"]) == ("DONE", DIGEST)
+    assert build in shell("builds").out
 
 
-def test_canceling_on_the_command_line(site: Site, shell: CliRunner) -> None:
-    done = shell.invoke(cli, ["image", "build", "--remote", "--detach", "--json", "generic"])
-    (build,) = json.loads(done.stdout)
-    canceled = shell.invoke(cli, ["image", "builds", "--cancel", build["id"]])
-    assert canceled.exit_code == 0, canceled.output
+def test_canceling_on_the_command_line(site: Site, shell: Run) -> None:
+    (build,) = shell("build", "--remote", "--detach", "--json", "generic").json
+    canceled = shell("builds", "--cancel", build["id"])
+    assert canceled.code == 0, canceled.err
     assert site.repository.builds.get(build["id"]).code == "CANCELED"
 
 
@@ -222,7 +211,6 @@ def test_canceling_on_the_command_line(site: Site, shell: CliRunner) -> None:
         ["--remote", "--name", "x", "python"],
     ],
 )
-def test_options_that_do_not_go_together(shell: CliRunner, site: Site, options: list[str]) -> None:
-    done = shell.invoke(cli, ["image", "build", "generic", *options])
-    assert done.exit_code == 2, done.output
+def test_options_that_do_not_go_together(shell: Run, site: Site, options: list[str]) -> None:
+    assert shell("build", "generic", *options).code == 2
     assert site.queue.builds == []

@@ -6,7 +6,6 @@ import http.client
 import io
 import json
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from api.openapi import declared
 from images.content import ContentLayout
 from images.segment import decode_segment
 from tests.kit.api_site import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Site, report_of, serving
-from tests.kit.processes import VMJOBS
+from tests.kit.cli import vmjobs
 from tests.kit.repository_jobs import refused
 from vmjobs.agent.job_source import JobSource
 from vmjobs.client import Client, ImageClient, JobAgentClient, NodeClient, Retries
@@ -304,17 +303,14 @@ def test_outputs_that_cannot_be_written_keep_no_other_back(
         agent.put_output(name, io.BytesIO(name.encode()), len(name))
     tell(agent, JobState.COMPLETED, **GOOD)
     (tmp_path / "token").write_text(site.issuer.user_token("ada"))
-    settings = {"VMJOBS_API_URL": url, "VMJOBS_TOKEN_FILE": str(tmp_path / "token")}
-    argv = (VMJOBS, "job", "outputs", job.id, "--fetch", tmp_path / "results")
-    done = subprocess.run(
-        argv, env={**os.environ, **settings}, capture_output=True, text=True, check=False
-    )
+    words = ("job", "outputs", job.id, "--fetch", tmp_path / "results")
+    done = vmjobs(*words, api_url=url, token_file=tmp_path / "token")
     fetched = [tmp_path / "results" / name for name in ("dir", "other")]
-    assert done.stdout.splitlines() == list(map(str, fetched))
+    assert done.out.splitlines() == list(map(str, fetched))
     assert [path.read_text() for path in fetched] == ["dir", "other"]
-    assert done.returncode != 0
-    assert f"1 of 3 outputs not fetched: {job.id} dir/file: cannot write" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code != 0
+    assert f"1 of 3 outputs not fetched: {job.id} dir/file: cannot write" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_the_rest_of_the_service(site: Site, client: Client) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.kit.cli import vmjobs
 from tests.kit.container_images import Layer, write_layout
 from tests.kit.counting_proxy import proxy_to
-from tests.kit.processes import VMJOBS, running
+from tests.kit.processes import running
 from tests.kit.workstation import Workstation, alone, make_workstation
 from vmjobs.model import MIB
 
@@ -36,12 +35,7 @@ def desk_of(folder: Path) -> Iterator[tuple[Workstation, Any]]:
 
 def job_submit(desk: Workstation, *words: str) -> dict[str, Any]:
     """Run ``vmjobs job submit``."""
-    command = [VMJOBS, "job", "submit", "--json", *words]
-    done = subprocess.run(
-        command, env=desk.environ(), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = vmjobs("job", "submit", "--json", *words, environ=desk.environ()).json
     return found
 
 

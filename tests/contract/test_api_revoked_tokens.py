@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import repository.tokens
-from api.cli import token as command
 from api.tokens import USER_SCOPES, Scope, make_issuer
 from repository.tokens import TokenRegister
 from tests.kit.api_site import Site, make_site
+from tests.kit.cli import Run
 from vmjobs.errors import AmbiguousId, InvalidRequest, NotFound, Unavailable
 
 pytestmark = pytest.mark.in_process
 
+Good = Callable[..., str]
+Listed = Callable[..., list[dict[str, str]]]
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = make_site(tmp_path)
-    monkeypatch.setattr(command, "config", lambda: made.config)
+    monkeypatch.setenv("VMJOBS_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(repository.tokens, "REFRESH_SECONDS", 0.0)
-    return made
+    return make_site(tmp_path)
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(command.token, words)
+@pytest.fixture
+def good(typed: Run) -> Good:
+    """Run ``vmjobs token``, which succeeds; return its output."""
+    return lambda *words: typed("token", *words, code=0).out.strip()
 
 
-def good(*words: str) -> str:
-    done = run(*words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout.strip()
-
-
-def listed(*words: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads(good("list", "--json", *words))
-    return found
+@pytest.fixture
+def listed(typed: Run) -> Listed:
+    return lambda *words: typed("token", "list", "--json", *words).json
 
 
 def status(site: Site, token: str) -> int:
@@ -46,7 +43,9 @@ def status(site: Site, token: str) -> int:
 
 
 @pytest.mark.parametrize("by", ["beginning", "subject", "file", "id"])
-def test_a_token_is_made_listed_and_revoked(site: Site, tmp_path: Path, by: str) -> None:
+def test_a_token_is_made_listed_and_revoked(
+    site: Site, tmp_path: Path, by: str, good: Good, listed: Listed
+) -> None:
     made = good("create", "user", "ada", "--days", "1")
     others = good("create", "user", "bob")
     (known,) = listed("--subject", "ada")
@@ -71,7 +70,9 @@ def test_a_token_is_made_listed_and_revoked(site: Site, tmp_path: Path, by: str)
     assert listed("--subject", "ada", "--all") == [known], "revoking it again changes nothing"
 
 
-def test_a_token_made_without_the_database_is_listed_once_it_is_used(site: Site) -> None:
+def test_a_token_made_without_the_database_is_listed_once_it_is_used(
+    site: Site, good: Good, listed: Listed
+) -> None:
     nodes = good("create", "node", "wn1.grid", "--offline")
     assert listed() == []
     assert site.caller(nodes)("GET", "/v1/nodes").status_code in {200, 403}
@@ -79,7 +80,7 @@ def test_a_token_made_without_the_database_is_listed_once_it_is_used(site: Site)
     assert (known["kind"], known["subject"]) == ("node", "wn1.grid")
 
 
-def test_kinds_and_former_spellings(site: Site) -> None:
+def test_kinds_and_former_spellings(site: Site, good: Good, listed: Listed) -> None:
     assert good("user", "eve", "--admin").count(".") == 2
     assert good("rooster", "site").count(".") == 2
     assert good("node", "wn1").count(".") == 2
@@ -91,7 +92,7 @@ def test_kinds_and_former_spellings(site: Site) -> None:
     assert "works" in good("list")
 
 
-def test_tokens_of_jobs_are_not_listed(site: Site) -> None:
+def test_tokens_of_jobs_are_not_listed(site: Site, listed: Listed) -> None:
     (job,) = site.user().submit()
     site.agent(job)("GET", f"/v1/jobs/{job}")
     assert [known["subject"] for known in listed()] == ["ada"]
@@ -114,21 +115,25 @@ def test_expired_tokens_are_listed_on_demand_and_forgotten(
     assert register.tokens(everything=True) == [long]
 
 
-def test_what_cannot_be_revoked_is_told(site: Site) -> None:
+def test_what_cannot_be_revoked_is_told(site: Site, typed: Run) -> None:
     register = TokenRegister(site.repository.database)
     issuer = make_issuer(site.config)
     record = issuer.verify(issuer.user_token("ada")).record
     for ending in "01":
         register.record(record.model_copy(update={"id": "abcdef" + ending * 26}))
-    assert isinstance(run("revoke").exception, InvalidRequest)
-    assert isinstance(run("revoke", "--subject", "bob").exception, NotFound)
-    assert isinstance(run("revoke", "abcdef").exception, AmbiguousId)
-    assert isinstance(run("revoke", "abcdef" + "0" * 26, "fedcba").exception, NotFound)
+    for words, error in (
+        ((), InvalidRequest),
+        (("--subject", "bob"), NotFound),
+        (("abcdef",), AmbiguousId),
+        (("abcdef" + "0" * 26, "fedcba"), NotFound),
+    ):
+        done = typed("token", "revoke", *words)
+        assert (done.code, f"[{error.code}]" in done.err) == (error.exit_code, True), done.err
     assert register.revoked() == frozenset(), "all or none"
 
 
 def test_without_the_database_known_revocations_hold(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch, good: Good
 ) -> None:
     revoked, works = (good("create", "user", name) for name in ("ada", "bob"))
     good("revoke", "--subject", "ada")

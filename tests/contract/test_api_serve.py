@@ -21,7 +21,7 @@ from api.worker import MAX_INCOMPLETE_CONNECTIONS
 from images.content import SEGMENT_BYTES
 from images.segment import decode_segment
 from repository.service import open_repository
-from tests.kit.processes import SERVE, children, running
+from tests.kit.processes import children, running
 from tests.kit.repository_jobs import push_library
 from tests.kit.segments import compute_layout_of_bytes
 from tests.kit.sockets import free_port
@@ -48,9 +48,8 @@ def settings(tmp_path: Path) -> Config:
 @contextmanager
 def one_process(settings: Config, log: Path, patch: str = "") -> Iterator[ExitStack]:
     """Run the service as one process with this patch; yield a stack for connections to it."""
-    program = SERVE.replace("serve(load())", f"{patch}; serve(load())" if patch else "serve(load())")
     alone = settings.model_copy(update={"api_workers": 1})
-    with running(alone, log, program), ExitStack() as stack:
+    with running(alone, log, patch), ExitStack() as stack:
         yield stack
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import select
@@ -25,8 +25,8 @@ from images.store.image_store import ImageStore
 from repository.builds.requests import BUILDER_LOST
 from repository.db.database import Database
 from repository.db.models import BuildRow
+from tests.kit.cli import VMJOBS, Done, vmjobs
 from tests.kit.image_builds import WORK, need
-from tests.kit.processes import VMJOBS
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
 from vmjobs.client.images import Images
@@ -107,17 +107,10 @@ class Service:
             self.builder.wait()
             self.builder = None
 
-    def user(self, *words: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    def user(self, *words: str | Path, **more: Any) -> Done:
         """Run the command as a user would."""
-        return subprocess.run(
-            [*self.command, *words],
-            env={**self.environment, **changes},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        how = {"environ": self.environment, "cwd": self.folder, "timeout": SECONDS, **more}
+        return vmjobs(*words, program=self.command, **how)
 
     def images(self) -> Images:
         return Images(
@@ -126,21 +119,16 @@ class Service:
 
     def built(self, *words: str | Path) -> str:
         """Have an image built; return what was printed."""
-        done = self.user("image", "build", "--remote", *words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return self.user("image", "build", "--remote", *words, code=0).out
 
     def fails(self, recipe: Path, *words: str) -> None:
         """Check that a build fails, and that these words are printed."""
-        done = self.user("image", "build", "--remote", recipe)
-        assert done.returncode == 70, done.stderr
-        assert [word for word in words if word not in done.stderr] == []
+        done = self.user("image", "build", "--remote", recipe, code=70)
+        assert [word for word in words if word not in done.err] == []
 
     def build(self, recipe: Path) -> str:
         """Request a build; return its id."""
-        done = self.user("image", "build", "--remote", "--detach", recipe)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return self.user("image", "build", "--remote", "--detach", recipe, code=0).out.strip()
 
     def until(self, build: str, look: Callable[[Build], bool]) -> Build:
         """Wait until ``look`` accepts a build's state."""
@@ -193,8 +181,7 @@ class Service:
 
 @contextmanager
 def running(service: Service) -> Iterator[Service]:
-    made = service.user("token", "user", "ada", "--file", str(service.folder / "token"))
-    assert made.returncode == 0, made.stderr
+    service.user("token", "user", "ada", "--file", service.folder / "token", code=0)
     api = service.start("api", "serve")
     service.api = api.pid
     try:
@@ -260,13 +247,12 @@ def test_an_image_is_built_booted_published_and_runs_elsewhere(service: Service,
         assert found.origin.source == "recipe tiny 1"
     # The builder tags nothing in its own store: only the owner gives the image a name.
     assert ImageStore(folder / "builder" / "images").list() == []
-    elsewhere = {"VMJOBS_IMAGE_DIR": str(folder / "laptop"), "VMJOBS_STATE_DIR": str(folder / "s")}
-    pulled = service.user("image", "pull", "ada/tiny:1", **elsewhere)
-    assert pulled.returncode == 0, pulled.stderr
+    elsewhere = {"image_dir": folder / "laptop", "state_dir": folder / "s"}
+    service.user("image", "pull", "ada/tiny:1", code=0, **elsewhere)
     script = folder / "script"
     script.write_text("#!/bin/sh\ncat /etc/nonce\n")
     ran = service.user("run", "--image", "ada/tiny:1", "--memory", "128", script, **elsewhere)
-    assert (ran.returncode, ran.stdout) == (0, nonce), ran.stderr
+    assert (ran.code, ran.out) == (0, nonce), ran.err
     assert service.built(mine) == printed
 
 
@@ -327,17 +313,15 @@ def test_a_build_is_canceled_while_its_image_boots(service: Service, folder: Pat
 
 def check_canceling(service: Service, build: str) -> None:
     """Cancel a build as its owner does; only its record is left."""
-    canceled = service.user("image", "builds", build, "--cancel")
-    assert canceled.returncode == 0, canceled.stderr
-    assert "CANCELED: canceled by ada while it was" in canceled.stdout
+    canceled = service.user("image", "builds", build, "--cancel", code=0)
+    assert "CANCELED: canceled by ada while it was" in canceled.out
     service.nothing_is_left()
     with service.images() as images:
         ended = images.build_state(build)
         assert (ended.state, ended.code, ended.digest) == (BuildState.FAILED, "CANCELED", "")
         assert list(images.list()) == []
-    waited = service.user("image", "builds", build, "--wait")
-    assert waited.returncode == 70
-    assert "canceled by ada" in waited.stderr
+    waited = service.user("image", "builds", build, "--wait", code=70)
+    assert "canceled by ada" in waited.err
 
 
 @pytest.mark.soak

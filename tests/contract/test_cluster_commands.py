@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.kit.api_site import Site, make_site, serving
+from tests.kit.api_site import Site, make_site
+from tests.kit.cli import Run
 from tests.kit.cluster_nodes import POOLS, World, node_of
 from tests.kit.repository_jobs import clusters_of
-from vmjobs.cli.common import config
-from vmjobs.cli.main import main
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 
+Shell = Callable[..., str]
 DECLARED = """\
 name: vc
 image: tiny
@@ -35,36 +35,20 @@ def world(site: Site) -> World:
     return World(site.repository, "n1", "n2")
 
 
-class Shell:
-    """The command line of a user with a token."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *words: str, status: int = 0) -> str:
-        with pytest.raises(SystemExit) as done:
-            main(list(words))
-        said = self._capsys.readouterr()
-        assert done.value.code == status, said.out + said.err
-        return said.out + said.err
-
-
 @pytest.fixture
-def shell(
-    site: Site,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Iterator[Shell]:
+def shell(site: Site, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run) -> Shell:
+    """The command line of an administrator; returns all that it prints."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "token").write_text(site.admin().token)
     (tmp_path / "vc.yaml").write_text(DECLARED)
-    with serving(site.app) as url:
-        monkeypatch.setenv("VMJOBS_API_URL", url)
-        monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-        config.cache_clear()
-        yield Shell(capsys)
-    config.cache_clear()
+    monkeypatch.setenv("VMJOBS_API_URL", url)
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
+
+    def run(*words: str, status: int = 0) -> str:
+        done = typed(*words, code=status)
+        return done.out + done.err
+
+    return run
 
 
 @contextmanager

@@ -19,9 +19,10 @@ import pytest
 from api.tokens import USER_SCOPES, Scope, make_issuer
 from repository.service import open_repository
 from tests.kit import KIT, ROOT
+from tests.kit.cli import VMJOBS
 from tests.kit.cluster_nodes import POOLS, World
 from tests.kit.cluster_vm_node import clear
-from tests.kit.processes import VMJOBS, children, running
+from tests.kit.processes import children, running
 from tests.kit.repository_jobs import push_library
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until

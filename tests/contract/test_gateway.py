@@ -19,6 +19,7 @@ import pytest
 from images.build import build
 from images.store.image_store import ImageStore
 from tests.kit import KIT, ROOT
+from tests.kit.cli import Done, vmjobs
 from tests.kit.cluster_vm_node import UML, clear, cluster_vm_guest
 from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import vm_name_prefix
@@ -56,26 +57,18 @@ class Site:
             "VMJOBS_STATE_DIR": str(self.folder / "state"),
         }
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*PROGRAM, *words],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            env=self.environment,
-            cwd=self.folder,
-        )
+    def run(self, *words: str) -> Done:
+        return vmjobs(*words, program=PROGRAM, environ=self.environment, cwd=self.folder)
 
     def do(self, *words: str) -> str:
         ended = self.run(*words)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+        assert ended.code == 0, ended.err
+        return ended.out
 
     def refused(self, *words: str) -> str:
         ended = self.run(*words)
-        assert ended.returncode != 0, ended.stdout
-        return ended.stderr
+        assert ended.code != 0, ended.out
+        return ended.err
 
     def place(self, name: str) -> GatewayDirectory:
         return GatewayDirectory(self.folder / "state" / "gateways" / name)
@@ -169,7 +162,7 @@ def test_a_gateway_lives(site: Site) -> None:
     assert "root 1" in said, "and its root disk"
     assert site.shown("one")["ce"]["incarnation"] == 1, "the other was left alone"
 
-    assert "Remove" in site.run("delete").stdout
+    assert "Remove" in site.run("delete").out
     site.do("delete", "--yes")
     assert not site.place("one").directory.exists()
     assert not site.image_tags("one"), "its images need not stay"

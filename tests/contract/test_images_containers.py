@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from images.content import CHUNK_BYTES, iter_segments, zero_chunk_digest
 from images.oci.fetch import RegistryAccess
 from images.oci.importer import ImportedImage, import_reference
 from images.store.image_store import ImageStore
+from tests.kit.cli import vmjobs
 from tests.kit.container_images import (
     PASSWORD,
     USER,
@@ -31,7 +33,6 @@ from tests.kit.container_images import (
     zstded,
 )
 from tests.kit.image_builds import WORK, Bench, Guest, fsck, need
-from tests.kit.processes import VMJOBS
 from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,
@@ -271,37 +272,24 @@ def test_the_command_line_imports_and_runs(
 ) -> None:
     config = {"Entrypoint": ["/busybox"], "Cmd": ["echo", "from the image"]}
     reference = published(private_registry, tmp_path, "cli", from_scratch(), **config)
-    env = {**os.environ, "VMJOBS_IMAGE_DIR": str(store.root), "VMJOBS_STATE_DIR": str(tmp_path / "s")}
     workdir(store)
     words = ["--insecure", "--username", USER, "--password-stdin"]
-
-    def vmjobs(*arguments: str, data: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [VMJOBS, *arguments],
-            input=data,
-            capture_output=True,
-            text=True,
-            env=env,
-            timeout=200,
-            check=False,
-        )
-
-    wrong = vmjobs("image", "import", reference, "tool:1", *words, data="not this one\n")
-    assert wrong.returncode == Unauthenticated.exit_code, wrong.stderr
-    assert "Traceback" not in wrong.stderr
-    done = vmjobs("image", "import", reference, "tool:1", "--json", *words, data=f"{PASSWORD}\n")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    call = partial(vmjobs, image_dir=store.root, state_dir=tmp_path / "s")
+    wrong = call("image", "import", reference, "tool:1", *words, stdin="not this one\n")
+    assert wrong.code == Unauthenticated.exit_code, wrong.err
+    assert "Traceback" not in wrong.err
+    done = call("image", "import", reference, "tool:1", "--json", *words, stdin=f"{PASSWORD}\n")
+    told = done.json
     assert (told["name"], told["tag"], told["digest"]) == ("tool", "1", store.resolve("tool:1"))
     assert told["source"].startswith(f"{reference}:latest@sha256:")
 
     hypervisor = ["--hypervisor", "uml", "--memory", "128", "--disk", "64"]
-    ran = vmjobs("run", "--strategy", "image", "--image", "tool:1", *hypervisor)
-    assert (ran.returncode, ran.stdout) == (0, "from the image\n"), ran.stderr
+    ran = call("run", "--strategy", "image", "--image", "tool:1", *hypervisor)
+    assert (ran.code, ran.out) == (0, "from the image\n"), ran.err
     direct = ["run", "--strategy", "image", "--image", f"oci-layout:{tmp_path}/layout", *hypervisor]
-    ran = vmjobs(*direct, "--json")
-    assert (ran.returncode, json.loads(ran.stdout)["state"]) == (0, "COMPLETED"), ran.stderr
-    assert ran.stderr == "from the image\n"
+    ran = call(*direct, "--json")
+    assert (ran.code, ran.json["state"]) == (0, "COMPLETED"), ran.err
+    assert ran.err == "from the image\n"
 
 
 @pytest.mark.parametrize(

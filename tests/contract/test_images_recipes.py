@@ -9,35 +9,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from images.store.image_store import ImageStore
+from tests.kit.cli import Done, vmjobs
 from tests.kit.image_builds import STORE, need
-from tests.kit.processes import VMJOBS
 from vmjobs.errors import NotFound
 
 BUILD_SECONDS = 900
 REALM = "VMJOBS.TEST"
 
 
-def vmjobs(
-    *words: str | Path, state: Path, seconds: float = 180, **settings: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, with the test's own state directory."""
-    settings |= {"VMJOBS_IMAGE_DIR": str(STORE), "VMJOBS_STATE_DIR": str(state)}
-    environment = {**os.environ, **settings}
-    return subprocess.run(
-        [VMJOBS, *words], env=environment, capture_output=True, text=True, timeout=seconds, check=False
-    )
+def run(*words: str | Path, state: Path, **more: Any) -> Done:
+    """Run the command with the test's own state directory."""
+    return vmjobs(*words, image_dir=STORE, state_dir=state, **more)
 
 
 def build(name: str, state: Path) -> None:
     """Build a recipe; a second call finds it built and tested."""
     need("mmdebstrap")
-    done = vmjobs("image", "build", name, state=state, seconds=BUILD_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{name.rpartition('/')[2].removesuffix('.toml')}:latest sha256:")
+    done = run("image", "build", name, state=state, timeout=BUILD_SECONDS)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{name.rpartition('/')[2].removesuffix('.toml')}:latest sha256:")
 
 
 def script(folder: Path, text: str) -> Path:
@@ -62,17 +57,17 @@ def test_an_image_that_fails_its_boot_test_gets_no_name(
 ) -> None:
     recipe = tmp_path / "broken.toml"
     recipe.write_text(f'name = "broken"\nversion = "1"\nlayers = ["generic"]\n{more}\n')
-    done = vmjobs("image", "build", str(recipe), state=tmp_path, seconds=BUILD_SECONDS)
-    assert done.returncode == 70
-    assert all(word in done.stderr for word in ("fails its boot test", *words)), done.stderr
+    done = run("image", "build", str(recipe), state=tmp_path, timeout=BUILD_SECONDS)
+    assert done.code == 70
+    assert all(word in done.err for word in ("fails its boot test", *words)), done.err
     with pytest.raises(NotFound):
         ImageStore(STORE).resolve("broken")
 
 
 def test_a_site_s_own_packages_have_to_be_named(tmp_path: Path) -> None:
-    done = vmjobs("image", "build", "cvmfs", state=tmp_path)
-    assert done.returncode == 64
-    assert "--repository" in done.stderr
+    done = run("image", "build", "cvmfs", state=tmp_path)
+    assert done.code == 64
+    assert "--repository" in done.err
 
 
 # --------------------------------------------------------------------------- use by jobs
@@ -92,11 +87,11 @@ tree = uproot.open("muons.root:events")
 back = tree["pt"].array()
 print(tree.num_entries, len(awkward.flatten(back)), bool(awkward.all(back == muons)))
 """
-    done = vmjobs(
+    done = run(
         "run", "--image", "root", "--memory", "1024", "--output", "muons.root",
         "--output-dir", tmp_path, script(tmp_path, analysis), state=tmp_path,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "1000 3000 True\n"), done.stderr
+    assert (done.code, done.out) == (0, "1000 3000 True\n"), done.err
     assert (tmp_path / "muons.root").read_bytes().startswith(b"root")
 
 
@@ -104,9 +99,9 @@ print(tree.num_entries, len(awkward.flatten(back)), bool(awkward.all(back == muo
 def test_a_worker_has_htcondor_inside(tmp_path: Path) -> None:
     build("worker", tmp_path)
     asked = "condor_version | head -n 1\ncondor_config_val -evaluate 'DAEMON_LIST'\n"
-    done = vmjobs("run", "--image", "worker", script(tmp_path, asked), state=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("$CondorVersion: ")
+    done = run("run", "--image", "worker", script(tmp_path, asked), state=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.startswith("$CondorVersion: ")
 
 
 @dataclass(frozen=True)
@@ -182,12 +177,12 @@ def kdc(tmp_path: Path) -> Iterator[Kdc]:
 def test_a_job_gets_a_kerberos_ticket_from_a_real_kdc(kdc: Kdc, tmp_path: Path) -> None:
     build("kerberos", tmp_path)
     login = "kinit -k -t keytab physicist && klist\n"
-    done = vmjobs(
+    done = run(
         "run", "--image", "kerberos", "--network", "outbound",
         "--input", f"krb5.conf={kdc.config}", "--input", f"keytab={kdc.keytab}",
         "--env", "KRB5_CONFIG=krb5.conf", script(tmp_path, login), state=tmp_path,
-        VMJOBS_NETWORK_ALLOW=kdc.address,
+        network_allow=kdc.address,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f"Default principal: physicist@{REALM}" in done.stdout
-    assert f"krbtgt/{REALM}@{REALM}" in done.stdout
+    assert done.code == 0, done.err
+    assert f"Default principal: physicist@{REALM}" in done.out
+    assert f"krbtgt/{REALM}@{REALM}" in done.out

@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.cli import vmjobs
 from tests.kit.wrapper import install_program
 from vmjobs.agent import protocol
 from vmjobs.agent.listener import listening
@@ -106,8 +106,6 @@ def test_it_ends_with_whoever_reads_it(following: Following) -> None:
 
 def test_asked_once_it_answers_once(tmp_path: Path) -> None:
     agent = Answering(tmp_path / "agent.sock")
-    command = [str(Path(sys.executable).with_name("vmjobs")), "node", "ad"]
-    with agent.up(), Following(agent.path, command).process as asked:
-        assert asked.stdout is not None
-        assert asked.stdout.read().decode().count("HasVMJobs = true") == 1
-        assert asked.wait(SECONDS) == 0
+    with agent.up():
+        asked = vmjobs("node", "ad", code=0, socket=agent.path, timeout=SECONDS)
+    assert asked.out.count("HasVMJobs = true") == 1

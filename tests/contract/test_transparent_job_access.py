@@ -19,7 +19,7 @@ import pytest
 
 from tests.kit.agent_node import GID, UID, AgentNode, Job
 from tests.kit.chirp_service import ChirpService
-from tests.kit.processes import VMJOBS
+from tests.kit.cli import VMJOBS
 from tests.kit.waiting import wait_until
 from vmjobs.agent.condor_job.job_access import MAX_SESSIONS
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-
 import pytest
 
+from tests.kit.cli import vmjobs
 from tests.kit.grid import NODES, Grid, wait_for
 from tests.kit.grid_clusters import UP_SECONDS, Submitter, gone, machines, up
-from tests.kit.processes import VMJOBS
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmState
@@ -107,20 +104,11 @@ def test_an_operator_logs_in_and_a_job_cannot(grid: Grid, operator: Client, name
     spec = ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512)
     operator.clusters.put(spec)
     up(operator, name, 1)
-    token = str(grid.admin_token)
-    environ = {**os.environ, "VMJOBS_API_URL": grid.url, "VMJOBS_TOKEN_FILE": token}
 
     def ssh(command: str) -> tuple[str, int]:
-        done = subprocess.run(
-            [VMJOBS, "cluster", "ssh", f"{name}-0", "--", command],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=120,
-            text=True,
-            check=False,
-        )
-        return done.stdout, done.returncode
+        words = ("cluster", "ssh", f"{name}-0", "--", command)
+        done = vmjobs(*words, api_url=grid.url, token_file=grid.admin_token)
+        return done.out, done.code
 
     assert ssh("hostname; id -u") == (f"{name}-0.vc\n0\n", 0)
     assert ssh("pgrep -c condor_startd; exit 7") == ("1\n", 7)

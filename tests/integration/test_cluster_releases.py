@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit import ROOT
+from tests.kit.cli import vmjobs
 from tests.kit.grid import NODES, Grid
 from tests.kit.grid_clusters import Submitter, delete, up
-from tests.kit.processes import VMJOBS
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
 
@@ -22,33 +22,18 @@ BUILD_SECONDS = 900
 ATTRIBUTES = ("OpSysAndVer", "OpSysName", "OpSysLongName", "OpSysMajorVer")
 
 
-def vmjobs(*words: str, grid: Grid, state: Path, columns: int = 0) -> str:
-    """Run the vmjobs command as an operator; columns: width of the terminal, 0 for none."""
-    environment = {
-        **os.environ,
-        "VMJOBS_IMAGE_DIR": str(grid.images.root),
-        "VMJOBS_STATE_DIR": str(state),
-        "VMJOBS_TOKEN_FILE": str(grid.admin_token),
-        **({"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {}),
-    }
-    done = subprocess.run(
-        [VMJOBS, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def operate(*words: str, grid: Grid, state: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """Run the command as an operator."""
+    own: dict[str, Any] = {"image_dir": grid.images.root, "token_file": grid.admin_token}
+    return vmjobs(*words, code=0, timeout=BUILD_SECONDS, environ=environ, state_dir=state, **own).out
 
 
 @pytest.fixture(scope="module")
 def images(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Image by release; the second is built if missing, booted, and pushed to the library."""
     state = tmp_path_factory.mktemp("state")
-    vmjobs("image", "build", str(FORKY), grid=grid, state=state)
-    vmjobs(
+    operate("image", "build", str(FORKY), grid=grid, state=state)
+    operate(
         "image", "push", "worker-forky", "--namespace", "library", "--public", grid=grid, state=state
     )
     return {"trixie": "worker", "forky": "worker-forky"}
@@ -121,5 +106,6 @@ def test_each_release_advertises_itself_and_runs_the_jobs_that_ask_for_it(
 
     for release, name in clusters.items():
         for columns in (80, 120):
-            shown = vmjobs("cluster", "show", name, grid=grid, state=tmp_path, columns=columns)
+            terminal = {**os.environ, "COLUMNS": str(columns), "FORCE_COLOR": "1"}
+            shown = operate("cluster", "show", name, grid=grid, state=tmp_path, environ=terminal)
             assert shown.count(told[release][2]) == len(NODES)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit import ROOT
+from tests.kit.cli import VMJOBS
 from tests.kit.grid import wait_for
-from tests.kit.processes import VMJOBS
 
 #: It takes five virtual machines and their images.
 pytestmark = pytest.mark.soak

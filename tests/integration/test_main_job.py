@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 from tests.kit import ROOT
+from tests.kit.cli import vmjobs
 from tests.kit.grid import Grid, wait_for
-from tests.kit.processes import VMJOBS
 from vmjobs.model import BYTE_COUNTERS, MIB, JobState
-
-
-def vmjobs(*arguments: str) -> str:
-    """Run the vmjobs command as a user."""
-    done = subprocess.run(
-        [VMJOBS, *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_minimum_bias_events_from_an_array_of_vms(grid: Grid, tmp_path: Path) -> None:
@@ -36,10 +20,10 @@ def test_minimum_bias_events_from_an_array_of_vms(grid: Grid, tmp_path: Path) ->
         "--input", f"card.cmnd={ROOT / 'examples' / 'minbias.cmnd'}", "--output", "hist-*.csv",
         str(ROOT / "examples" / "minbias.sh"),
     )  # fmt: skip
-    jobs = json.loads(submitted)
+    jobs = submitted.json
     assert [job["state"] for job in jobs] == ["COMPLETED"] * 3
     assert {job["exit"]["channel"] for job in jobs} == {"endpoint"}
-    vmjobs("job", "outputs", jobs[0]["array"], "--fetch", str(tmp_path))
+    vmjobs("job", "outputs", jobs[0]["array"], "--fetch", tmp_path, code=0)
     parts = sorted(tmp_path.glob("*/hist-*.csv"))
     assert [p.name for p in parts] == ["hist-1000.csv", "hist-1001.csv", "hist-1002.csv"]
     merge = [
@@ -94,13 +78,13 @@ def test_what_a_job_used_is_known_to_the_api_and_to_htcondor(grid: Grid) -> None
         assert float(shown[0]) == ended.cpu_seconds
         assert [int(word) for word in shown[1:3]] == [ended.bytes["memory"], 100_000]
         assert int(shown[3]) == -(-ended.bytes["memory"] // MIB)
-    table = vmjobs("job", "status", job.id)
+    table = vmjobs("job", "status", job.id).out
     assert f"{ended.cpu_seconds:.1f} s" in table
     assert "output 100000" in table
 
 
 def test_nodes_are_known_to_the_api_and_to_htcondor(grid: Grid) -> None:
-    nodes = json.loads(vmjobs("node", "list", "--json"))
+    nodes = vmjobs("node", "list", "--json").json
     assert sorted(n["name"] for n in nodes) == ["node1.grid", "node2.grid"]
     assert all(any(h["works"] for h in n["hypervisors"]) for n in nodes)
     # VMs of other tests' clusters are in the pool as well.

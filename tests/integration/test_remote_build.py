@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-import subprocess
 from pathlib import Path
 
+from tests.kit.cli import Done, vmjobs
 from tests.kit.grid import Grid
-from tests.kit.processes import VMJOBS
 from vmjobs.model import JobState
 
 #: Packages come from Debian's servers, and two hypervisors boot the result.
 BUILD_SECONDS = 900
 
 
-def build(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def build(*words: str | Path) -> Done:
     """Have the grid build an image, as a user does."""
-    return subprocess.run(
-        [VMJOBS, "image", "build", "--remote", *words],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        timeout=BUILD_SECONDS,
-        check=False,
-    )
+    return vmjobs("image", "build", "--remote", *words, timeout=BUILD_SECONDS)
 
 
 def test_a_recipe_becomes_an_image_that_jobs_run_in(grid: Grid, tmp_path: Path) -> None:
@@ -36,8 +26,7 @@ def test_a_recipe_becomes_an_image_that_jobs_run_in(grid: Grid, tmp_path: Path) 
         f'[[files]]\npath = "/etc/word"\ntext = "{word}"\n'
     )
     done = build("generic", mine, "--json")
-    assert done.returncode == 0, done.stderr
-    generic, found = json.loads(done.stdout)
+    generic, found = done.json
     assert (generic["state"], found["state"]) == ("DONE", "DONE")
     # The same recipe gives the same image, wherever it is built.
     assert grid.api.image(found["name"].replace("mine", "generic")).digest == generic["digest"]
@@ -49,6 +38,6 @@ def test_a_recipe_becomes_an_image_that_jobs_run_in(grid: Grid, tmp_path: Path) 
     # An image that fails its probe is not published.
     mine.write_text(mine.read_text().replace(f"grep -q {word}", "grep -q something-else"))
     failed = build(mine, "--name", "other")
-    assert failed.returncode == 70
-    assert "fails its boot test" in failed.stderr
+    assert failed.code == 70
+    assert "fails its boot test" in failed.err
     assert "other" not in {image.name for image in grid.api.images()}

@@ -15,7 +15,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.api_site import Site
-from tests.kit.processes import VMJOBS
+from tests.kit.cli import VMJOBS
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
 

@@ -14,7 +14,7 @@ from typing import Any
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
-from tests.kit.processes import VMJOBS
+from tests.kit.cli import vmjobs
 from vmjobs.errors import NotFound
 from vmjobs.model import BootMethod, Job, Report
 
@@ -97,31 +97,6 @@ def imported(name: str, *, own_kernel: bool = False) -> str:
 
 
 @dataclass
-class Done:
-    """The result of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The JSON that it printed."""
-        assert self.code == 0, self.out + self.err
-        return json.loads(self.out)
-
-
-def vmjobs(*arguments: str | Path, timeout: float = 400, **settings: str) -> Done:
-    """Run the command as a user would; ``settings`` are variables without their VMJOBS\\_."""
-    environment = {**os.environ, **{f"VMJOBS_{name.upper()}": v for name, v in settings.items()}}
-    command = [VMJOBS, *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=timeout, check=False
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-@dataclass
 class LocalRun:
     """A finished `vmjobs run --json`. code: its exit status. said: by the script.
 
@@ -142,7 +117,7 @@ def run(name: str, folder: Path, *options: str | Path, timeout: float = 900) -> 
     files = ("--output-dir", place / "out", "--console", place / "console")
     done = vmjobs(
         "run", "--json", "--image", ref, "--disk", "64", *files, *options,
-        image_dir=str(local_store().root), state_dir=str(folder / "state"), timeout=timeout,
+        image_dir=local_store().root, state_dir=folder / "state", timeout=timeout,
     )  # fmt: skip
     assert "kvm" not in done.err, "hypervisors that do not work here are no business of the user's"
     outcome = json.loads(done.out)

@@ -14,7 +14,7 @@ from images.build import build
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
-from tests.kit.processes import VMJOBS
+from tests.kit.cli import vmjobs
 from tests.kit.waiting import wait_until
 from vmjobs.client import Client
 from vmjobs.model import BootMethod, Job, JobSpec, JobState, StreamName
@@ -168,11 +168,8 @@ def _begun(pid: int) -> str:
 
 def publish(grid: Grid) -> None:
     """Push all images of the local store to the grid's library, as `make grid` does."""
-    token = {"VMJOBS_TOKEN_FILE": str(grid.admin_token)}
-    environment = {**os.environ, **token, "VMJOBS_IMAGE_DIR": str(grid.images.root)}
-    command = [VMJOBS, "image", "push", "--all-local", "--namespace", "library", "--public"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    words = ("image", "push", "--all-local", "--namespace", "library", "--public")
+    vmjobs(*words, code=0, token_file=grid.admin_token, image_dir=grid.images.root)
 
 
 def healthy(container: str) -> None:

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.kit.cli import VMJOBS
 from tests.kit.waiting import wait_until
 from vmjobs.client import Client, Retries
 from vmjobs.config import Config
 
-#: The program that a user runs.
-VMJOBS = str(Path(sys.executable).with_name("vmjobs"))
-SERVE = "from api.serve import serve; from vmjobs.config import load; serve(load())"
+#: Runs the program ``vmjobs`` as it is after other statements.
+MAIN = "from vmjobs.cli.main import main; main()"
 
 
 @contextmanager
-def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the service as a process; yields it when it is ready."""
+def running(config: Config, log: Path, patch: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Run the service as a process; yields it when it is ready. patch: statements that run before."""
     environ = {
         **os.environ,
         "VMJOBS_DATA_DIR": str(config.data_dir),
@@ -34,9 +34,8 @@ def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subproc
     if config.image_trust_dir is not None:
         environ["VMJOBS_IMAGE_TRUST_DIR"] = str(config.image_trust_dir)
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program], env=environ, stderr=sink, stdout=sink
-        )
+        program = [sys.executable, "-c", f"{patch}\n{MAIN}"] if patch else [VMJOBS]
+        process = subprocess.Popen([*program, "serve"], env=environ, stderr=sink, stdout=sink)
     try:
         with Client(f"http://{config.listen}", retries=Retries(deadline=20, ceiling=0.2)) as client:
             wait_until(lambda: client.health().status == "ok")

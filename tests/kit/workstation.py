@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from api.tokens import make_issuer
-from tests.kit.processes import VMJOBS
+from tests.kit.cli import VMJOBS, vmjobs
 from tests.kit.sockets import free_port
 from vmjobs.config import Config
 
@@ -47,10 +47,8 @@ class Workstation:
 
     def run(self, *arguments: str | Path, code: int = 0) -> str:
         """Run ``vmjobs image …`` to its end; return its output, or its errors if it should fail."""
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == code, f"{arguments}: {process.returncode}: {out}{err}"
-        return err if code else out
+        done = vmjobs("image", *arguments, code=code, environ=self.environ(), timeout=120)
+        return done.err if code else done.out
 
     def json(self, *arguments: str | Path) -> Any:
         """Run the same with ``--json``; return the parsed output."""

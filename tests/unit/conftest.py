@@ -9,13 +9,10 @@ import pytest
 
 from images.cache.node_cache import ImageCache
 from images.store.image_store import ImageStore
-from tests.kit.cli import typed
 from tests.kit.http_server import Scripted, scripted
 from tests.kit.image_cache import Remote
 from tests.kit.waiting import Clock
 from vmjobs.cli.common import config
-
-__all__ = ["typed"]
 
 
 @pytest.fixture(autouse=True)

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from condor.names import POLICY_VERSION
-from node.cli.doctor import doctor
 from node.cli.doctor_condor import check_condor
+from tests.kit.cli import Run
 from tests.kit.http_server import Handler, Scripted
 
 TOKEN = {"agent_token_file": "/nowhere"}
 POOLS = {"pools": '{ site = "cm sched grid" }'}
 KEYS = {"pool_key_dir": "/nowhere"}
+
+
+Examine = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def examined(typed: Run) -> Examine:
+    """Return a function that runs ``vmjobs doctor`` and returns its findings."""
+    words = ("doctor", "--no-boot", "--json")
+    return lambda *more, status=None: json.loads(typed(*words, *more, code=status).out)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +53,11 @@ KEYS = {"pool_key_dir": "/nowhere"}
     ],
 )
 def test_half_a_configuration_is_said_to_be(
-    settings: dict[str, Any], said: str | None, path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any],
+    said: str | None,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    examined: Examine,
 ) -> None:
     path.write_text(
         "\n".join(
@@ -53,8 +67,7 @@ def test_half_a_configuration_is_said_to_be(
     )
     monkeypatch.setenv("VMJOBS_CONFIG", str(path))
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/nowhere")
-    done = CliRunner().invoke(doctor, ["--no-boot", "--json"])
-    found = [f for f in json.loads(done.stdout) if f["what"] == "settings"]
+    found = [f for f in examined() if f["what"] == "settings"]
     assert [(f["detail"], f["ok"]) for f in found] == ([(said, False)] if said else [])
 
 
@@ -159,14 +172,18 @@ def test_what_htcondor_lacks_for_unchanged_jobs(
     ],
 )
 def test_a_host_that_lacks_what_its_role_needs(
-    values: dict[str, str], role: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, str],
+    role: str,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    examined: Examine,
 ) -> None:
     configured(values, tmp_path, monkeypatch)
     monkeypatch.setenv("VMJOBS_SOCKET", str(tmp_path / "no.sock"))
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-    done = CliRunner().invoke(doctor, ["--no-boot", "--json", *(("--for", role) if role else ())])
-    assert done.exit_code == status, done.output
-    lacking = [f for f in json.loads(done.stdout) if f["role"] == role and not f["ok"]]
+    found = examined(*(("--for", role) if role else ()), status=status)
+    lacking = [f for f in found if f["role"] == role and not f["ok"]]
     assert bool(lacking) == bool(status)
 
 
@@ -188,12 +205,6 @@ def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
-def examined(*arguments: str) -> dict[str, dict[str, Any]]:
-    """The findings of ``vmjobs doctor``, by subject."""
-    done = CliRunner().invoke(doctor, ["--no-boot", "--json", *arguments])
-    return {f["what"]: f for f in json.loads(done.stdout)}
-
-
 def _refusing(handler: Handler, _: int) -> None:
     """Serve as a healthy API that accepts one token."""
     if handler.path.endswith(("/healthz", "/health")):
@@ -208,7 +219,12 @@ def _refusing(handler: Handler, _: int) -> None:
     ("token", "said"), [("good", ""), ("old", "the token has expired"), ("\N{SNOWMAN}", "cannot read")]
 )
 def test_a_token_that_the_service_refuses_is_found(
-    token: str, said: str, server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    token: str,
+    said: str,
+    server: Scripted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    examined: Examine,
 ) -> None:
     server.script = _refusing
     (tmp_path / "token").write_text(token, "utf-8")
@@ -216,28 +232,30 @@ def test_a_token_that_the_service_refuses_is_found(
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
     configured(NODE, tmp_path, monkeypatch)
     monkeypatch.setenv("VMJOBS_AGENT_TOKEN_FILE", str(tmp_path / "token"))
-    found = examined()
+    found = {f["what"]: f for f in examined()}
     for what in ("API", "agent's token"):
         assert (found[what]["ok"], said in found[what]["detail"]) == (not said, True), found[what]
 
 
 def test_a_node_without_an_account_or_room_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examined: Examine
 ) -> None:
     configured(NODE, tmp_path, monkeypatch)
     monkeypatch.setenv("VMJOBS_JOB_USERS", "root no-such-account")
     monkeypatch.setenv("VMJOBS_STATE_DIR", str(tmp_path / "none"))
-    found = examined("--for", "node")
+    found = {f["what"]: f for f in examined("--for", "node")}
     assert not found["account"]["ok"]
     assert "no account no-such-account" in found["account"]["detail"]
     assert not found["disk"]["ok"]
 
 
-def test_a_check_that_fails_is_a_finding_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_is_a_finding_among_the_others(
+    monkeypatch: pytest.MonkeyPatch, examined: Examine
+) -> None:
     def fails() -> None:
         raise PermissionError(13, "Permission denied", "/usr/share/ovmf")
 
     monkeypatch.setattr("vmjobs.hypervisor.libvirt.firmware.find", fails)
-    found = examined()
+    found = {f["what"]: f for f in examined()}
     assert "Permission denied" in found["UEFI firmware"]["detail"]
     assert "sandbox" in found

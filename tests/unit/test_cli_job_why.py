@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 from pydantic import BaseModel
 
 from condor.cli import why as job_why
 from condor.diagnose.explainer import JobExplainer
+from tests.kit.cli import Run
 from tests.kit.condor_daemons import Daemons, Schedd, daemons, node, queued
 from tests.kit.http_server import Handler, Scripted
 from vmjobs.errors import ConfigError, NotFound, Unavailable
 from vmjobs.model import CondorRef, Job, JobEvent, JobSpec, JobState, ReasonCode, now, reason
 from vmjobs.wire import EventList, ImageDetail, JobPage, Visibility
 
+Lines = Callable[..., list[str]]
 ID = "01a1f81eb7e8ea63d2bb0afdf929c0d1"
 DIGEST = "sha256:" + "0" * 64
 
@@ -74,17 +76,18 @@ def have(monkeypatch: pytest.MonkeyPatch) -> Any:
     return have
 
 
-def why(*words: str) -> Result:
-    return CliRunner().invoke(job_why.why, list(words), catch_exceptions=False)
+@pytest.fixture
+def why(typed: Run) -> Run:
+    return partial(typed, "job", "why")
 
 
-def lines(*words: str) -> list[str]:
-    done = why(*words)
-    assert done.exit_code == 0, done.output
-    return [" ".join(line.split()) for line in done.output.splitlines()]
+@pytest.fixture
+def lines(why: Run) -> Lines:
+    """The lines of ``vmjobs job why``, which finds the job."""
+    return lambda *words: why(*words, code=0).lines
 
 
-def test_a_job_that_is_too_large(have: Any) -> None:
+def test_a_job_that_is_too_large(have: Any, lines: Lines) -> None:
     have(daemons(queued(RequestMemory="8192"), nodes=[node("n1"), node("n2")]))
     assert lines("3.0") == [
         "3.0 is idle: it asks for 8192 MiB of memory, and no node has more than 4096 (n1) [TOO_LARGE]",
@@ -102,9 +105,9 @@ def test_a_job_that_is_too_large(have: Any) -> None:
     ]
 
 
-def test_the_same_for_programs(have: Any) -> None:
+def test_the_same_for_programs(have: Any, why: Run) -> None:
     have(daemons(queued(RequestMemory="8192"), nodes=[node("n1")]))
-    found = json.loads(why("3.0", "--json").output)
+    found = why("3.0", "--json").json
     assert (found["id"], found["state"], found["way"]) == ("3.0", "idle", ["3.0 at site.grid"])
     assert [finding["code"] for finding in found["findings"]] == ["TOO_LARGE", "IMAGE_UNCHECKED"]
     assert set(found["findings"][0]) == {"code", "message", "remedy"}
@@ -112,7 +115,7 @@ def test_the_same_for_programs(have: Any) -> None:
     assert set(found["clauses"][0]) == {"side", "text", "nodes", "job", "node"}
 
 
-def test_a_cluster_and_a_site(have: Any) -> None:
+def test_a_cluster_and_a_site(have: Any, lines: Lines) -> None:
     copied = {"JobUniverse": "9", "GridResource": '"condor site.grid cm"', "JobStatus": "1"}
     said = daemons(
         queued(3, 0, **copied, GridJobId='"condor site.grid cm 7.0"', GlobalJobId='"here#3.0#1"'),
@@ -126,24 +129,22 @@ def test_a_cluster_and_a_site(have: Any) -> None:
     assert shown[1] == "its cluster has 1 idle, 1 running"
 
 
-def test_other_daemons_are_asked(have: Any) -> None:
+def test_other_daemons_are_asked(have: Any, lines: Lines, why: Run) -> None:
     said = daemons()
     said.schedds["far"] = Schedd([queued(JobStatus="2", GlobalJobId="")])
     said.collectors["cm"] = said.collectors[""]
     have(said)
     assert lines("3.0", "--schedd", "far", "--pool", "cm") == ["3.0 is running: it runs [RUNNING]"]
-    with pytest.raises(NotFound):
-        why("3.0")
-    with pytest.raises(Unavailable):
-        why("3.0", "--pool", "nowhere")
+    assert why("3.0").code == NotFound.exit_code
+    assert why("3.0", "--pool", "nowhere").code == Unavailable.exit_code
 
 
-def test_hostile_words_reach_no_terminal(have: Any) -> None:
+def test_hostile_words_reach_no_terminal(have: Any, why: Run) -> None:
     odd = '"\\033]0;yours\\007\\n"'
     hostile = node("n\\0331", Site=odd, Requirements='Site == "\\033" && TARGET.X =?= "\\007"')
     have(daemons(queued(VMJobImage=odd, VMJobHypervisor=odd), nodes=[hostile]))
     for words in (("3.0",), ("3.0", "--json")):
-        shown = why(*words).output
+        shown = why(*words).out
         assert "yours" in shown
         assert all(c.isprintable() or c == "\n" for c in shown)
         assert "\\u001b" not in shown
@@ -159,19 +160,19 @@ def test_hostile_words_reach_no_terminal(have: Any) -> None:
     ],
 )
 def test_the_service_is_asked_about_the_image(
-    images: dict[str, Visibility], code: str | None, have: Any, service: Service
+    images: dict[str, Visibility], code: str | None, have: Any, service: Service, why: Run
 ) -> None:
     for name, visibility in images.items():
         service.has_image(name, visibility)
     have(daemons(queued(), nodes=[node()]))
-    found = json.loads(why("3.0", "--json").output)["findings"]
+    found = why("3.0", "--json").json["findings"]
     assert [finding["code"] for finding in found] == ["WAITING", *([code] if code else [])]
 
 
-def test_an_installation_without_htcondor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_htcondor(monkeypatch: pytest.MonkeyPatch, why: Run) -> None:
     monkeypatch.setattr("condor.cli.why_service.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="htcondor2 is missing"):
-        why("3.0")
+    done = why("3.0")
+    assert (done.code, "htcondor2 is missing" in done.err) == (ConfigError.exit_code, True)
 
 
 def a_job(state: JobState, code: ReasonCode, message: str = "", **more: Any) -> Job:
@@ -184,7 +185,7 @@ def a_job(state: JobState, code: ReasonCode, message: str = "", **more: Any) -> 
 REF = CondorRef(schedd="submit.grid", cluster=3, proc=0, grid_job_id="condor site.grid cm 7.0")
 
 
-def test_a_job_of_the_service_that_does_not_wait(service: Service) -> None:
+def test_a_job_of_the_service_that_does_not_wait(service: Service, lines: Lines, why: Run) -> None:
     service.has(
         a_job(
             JobState.FAILED, ReasonCode.KERNEL_PANIC, "it panicked\nlast words", condor=REF, attempts=2
@@ -196,12 +197,12 @@ def test_a_job_of_the_service_that_does_not_wait(service: Service) -> None:
     assert "in HTCondor: 3.0 at submit.grid, at its site condor site.grid cm 7.0" in shown
     assert "attempts: 2" in shown
     assert any(line.endswith(" FAILED KERNEL_PANIC it panicked") for line in shown)
-    found = json.loads(why(ID, "--json").output)
+    found = why(ID, "--json").json
     assert set(found["facts"]) == {"route", "in HTCondor", "attempts", "event 1"}
     assert shown[-1] == "- action needed by: user; docs/troubleshooting.md explains the code"
 
 
-def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any) -> None:
+def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any, lines: Lines) -> None:
     service.has(a_job(JobState.QUEUED, ReasonCode.SCHEDULED, "queued as 3.0", condor=REF))
     said = daemons(nodes=[node(HasVMJobs="false")])
     said.schedds["submit.grid"] = Schedd([queued(VMJobImage="", VMJobPolicy="", VMJobsId=f'"{ID}"')])
@@ -212,7 +213,9 @@ def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any
     assert "TARGET.HasVMJobs =?= true job 1 of 1: node1.grid node: HasVMJobs = false" in shown
 
 
-def test_a_job_of_the_service_whose_schedd_cannot_be_asked(service: Service, have: Any) -> None:
+def test_a_job_of_the_service_whose_schedd_cannot_be_asked(
+    service: Service, have: Any, lines: Lines
+) -> None:
     service.has(a_job(JobState.HELD, ReasonCode.SCHEDULER_HELD, "policy", condor=REF))
     have(daemons())
     shown = lines(ID)
@@ -221,12 +224,11 @@ def test_a_job_of_the_service_whose_schedd_cannot_be_asked(service: Service, hav
     assert "- on a host of the pool: vmjobs job why 3.0 --schedd submit.grid" in shown
 
 
-def test_a_job_that_the_service_has_not_queued(service: Service) -> None:
+def test_a_job_that_the_service_has_not_queued(service: Service, lines: Lines, why: Run) -> None:
     service.has(a_job(JobState.QUEUED, ReasonCode.SUBMITTED, "accepted"))
     shown = lines(ID)
     assert shown[0].endswith("has not submitted it to its schedd yet [NOT_DISPATCHED]")
-    with pytest.raises(NotFound):
-        why("0" * 32)
+    assert why("0" * 32).code == NotFound.exit_code
 
 
 def test_ids_are_completed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
