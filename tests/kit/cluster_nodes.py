@@ -177,15 +177,18 @@ class World:
 
     def run(self, name: str, incarnation: int = 1, cluster: str = "vc") -> None:
         """Report that a VM runs, and add it to the pool."""
-        self.report(self.vms(cluster)[name], Phase.RUNNING, incarnation)
-        self.pool.join(name, incarnation)
+        self._run(self.vms(cluster)[name], incarnation)
+
+    def _run(self, vm: ClusterVm, incarnation: int) -> None:
+        self.report(vm, Phase.RUNNING, incarnation)
+        self.pool.join(vm.name, incarnation, id=vm.id)
 
     def bring_up(self, cluster: str = "vc") -> None:
         """Report that all ordered VMs run, and add them to the pool."""
         self.step()
-        for name, vm in self.vms(cluster).items():
+        for vm in self.vms(cluster).values():
             if vm.node and vm.goal is Goal.RUN and vm.state is not ClusterVmState.UP:
-                self.run(name, vm.incarnation + 1, cluster)
+                self._run(vm, vm.incarnation + 1)
         self.step()
 
     def obey(self, *nodes: str) -> None:

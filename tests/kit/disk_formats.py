@@ -7,15 +7,16 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import pytest
 
 from images.formats import ImageLimits
 from images.formats.vhdx import crc32c
 from images.inspect.inspection import inspect_image
+from tests.kit.once_per_run import once
 from vmjobs.errors import ImageRejected
 
 SIZE = 8 * 1024 * 1024
@@ -61,8 +62,9 @@ def le64(value: int) -> bytes:
     return struct.pack("<Q", value)
 
 
-#: The code of a refusal, with what is written where into a sample.
-Attack = tuple[str, *tuple[tuple[int, bytes], ...]]
+#: What is written where into a sample; and the code of a refusal, with patches that cause it.
+Patch = tuple[int, bytes]
+Attack = tuple[str, *tuple[Patch, ...]]
 #: Yields attacks on a sample, given its bytes.
 Attacks = Callable[[bytearray], Iterator[Attack]]
 
@@ -147,12 +149,33 @@ def damage_vhdx(data: bytearray, chance: random.Random) -> None:
         seal_vhdx(data)
 
 
+#: Offset and length of each part of a VHDX that has a checksum.
+VHDX_SEALED = ((KIB64, 4096), (2 * KIB64, 4096), (3 * KIB64, KIB64), (4 * KIB64, KIB64))
+
+
 def seal_vhdx(data: bytearray) -> None:
     """Correct all checksums of a VHDX."""
-    for begin, length in ((KIB64, 4096), (2 * KIB64, 4096), (3 * KIB64, KIB64), (4 * KIB64, KIB64)):
-        data[begin + 4 : begin + 8] = bytes(4)
-        checksum = crc32c(bytes(data[begin : begin + length]))
-        data[begin + 4 : begin + 8] = checksum.to_bytes(4, "little")
+    for begin, length in VHDX_SEALED:
+        data[begin + 4 : begin + 8] = checksum_of(data[begin : begin + length])
+
+
+def checksum_of(part: bytearray) -> bytes:
+    """Return the right checksum of a part of a VHDX."""
+    part[4:8] = bytes(4)
+    return crc32c(bytes(part)).to_bytes(4, "little")
+
+
+def with_checksums(data: bytearray, patches: Sequence[Patch]) -> list[Patch]:
+    """Add the checksums that a VHDX has to have after these patches."""
+    found = list(patches)
+    for begin, length in VHDX_SEALED if data.startswith(b"vhdxfile") else ():
+        if any(begin <= offset < begin + length for offset, _ in patches):
+            part = data[begin : begin + length]
+            for offset, new in patches:
+                if begin <= offset < begin + length:
+                    part[offset - begin : offset - begin + len(new)] = new
+            found.append((begin + 4, checksum_of(part)))
+    return found
 
 
 class Lab:
@@ -167,18 +190,23 @@ class Lab:
         return bytearray(self.samples[name].read_bytes())
 
     def patched(self, name: str, *patches: tuple[int, bytes]) -> Path:
-        """Copy a sample and overwrite bytes, each at its offset; correct a VHDX's checksums."""
+        """Copy a sample and overwrite bytes, each at its offset."""
         data = self.data(name)
         for offset, new in patches:
             data[offset : offset + len(new)] = new
-        if data.startswith(b"vhdxfile"):
-            seal_vhdx(data)
         return self.file(bytes(data))
 
     def attack(self, name: str, attacks: Attacks) -> None:
         """Check that each attack on a sample is refused with its code."""
-        for code, *patches in attacks(self.data(name)):
-            refused(self.patched(name, *patches), code)
+        data = self.data(name)
+        path = self.file(bytes(data))
+        with path.open("r+b", buffering=0) as file:
+            for code, *patches in attacks(data):
+                changed = with_checksums(data, patches)
+                before = [(offset, bytes(data[offset : offset + len(new)])) for offset, new in changed]
+                overwrite(file, changed)
+                refused(path, code)
+                overwrite(file, before)
 
     def file(self, data: bytes, name: str = "") -> Path:
         self._count += 1
@@ -188,6 +216,11 @@ class Lab:
 
     def copy(self, name: str, to: str) -> Path:
         return Path(shutil.copy(self.samples[name], self.directory / to))
+
+
+def overwrite(file: IO[bytes], patches: Sequence[Patch]) -> None:
+    for offset, new in patches:
+        os.pwrite(file.fileno(), new, offset)
 
 
 def refused(
@@ -230,7 +263,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One image in every format and kind, all of the same disk."""
-    return make_all(tmp_path_factory.mktemp("samples"))
+
+    def make() -> list[str]:
+        folder = tmp_path_factory.mktemp("samples")
+        make_all(folder)
+        return [str(folder)]
+
+    (folder,) = once(tmp_path_factory, "samples", make)
+    return {name: Path(folder, name) for name in MADE}
 
 
 @pytest.fixture

@@ -301,6 +301,7 @@ def test_headers_in_a_row_take_neither_stack_nor_memory(
     assert peak < 16 * 2**20
 
 
+@pytest.mark.slow
 def test_headers_of_many_entries_are_not_kept(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     pax = b"100010 a=" + b"b" * 100_000 + b"\n"

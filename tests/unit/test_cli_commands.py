@@ -60,7 +60,12 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("words", "module"),
-    [("agent", "h11"), ("serve", "gunicorn"), ("worker", "celery"), ("image push", "cryptography")],
+    [
+        ("serve", "gunicorn"),
+        ("image push", "cryptography"),
+        pytest.param("agent", "h11", marks=pytest.mark.slow),
+        pytest.param("worker", "celery", marks=pytest.mark.slow),
+    ],
 )
 def test_a_command_that_lacks_a_library_says_so(words: str, module: str) -> None:
     code = RUN + f"sys.modules[{module!r}] = None; main()"

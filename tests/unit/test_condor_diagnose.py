@@ -125,7 +125,7 @@ def test_one_slot_that_fits_is_enough_of_a_node() -> None:
 
 
 def test_hostile_ads_are_bounded_and_obeyed_by_nobody() -> None:
-    wide = " && ".join(f"TARGET.X{i} =?= true" for i in range(3000))
+    wide = " && ".join(f"TARGET.X{i} =?= true" for i in range(1000))
     bomb = {f"A{i}": f"A{i + 1} && A{i + 1} && A{i + 1}" for i in range(60)}
     hostile = node(
         "a\\033]0;yours\\007" + "n" * 5000,
@@ -177,9 +177,9 @@ def test_what_is_no_expression_is_no_trouble(text: str) -> None:
 
 
 def test_what_is_deep_or_long_is_no_trouble() -> None:
-    assert conjuncts("(" * 100_000 + "a" + ")" * 100_000) == ["a"]
-    assert len(conjuncts(" && ".join("a" * 50_000))) == 50_000
-    nested = "a && (" * 5000 + "a" + ")" * 5000
+    assert conjuncts("(" * 10_000 + "a" + ")" * 10_000) == ["a"]
+    assert len(conjuncts(" && ".join("a" * 10_000))) == 10_000
+    nested = "a && (" * 2000 + "a" + ")" * 2000
     assert 1 < len(conjuncts(nested)) < 100
 
 

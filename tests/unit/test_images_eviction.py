@@ -21,10 +21,13 @@ from tests.kit.noise import noise
 from vmjobs.errors import StorageFull
 from vmjobs.model import MIB
 
+#: Bytes of an image, without its kernel.
+SIZE = 2 * MIB
+
 
 def test_what_was_used_longest_ago_goes_first(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"kernel %d" % n)[0] for n in range(4)]
-    cache = ImageCache(node, remote, limit=3 * 2 * SEGMENT_BYTES + MIB)
+    images = [put(remote.store, noise(SIZE, n), b"kernel %d" % n)[0] for n in range(4)]
+    cache = ImageCache(node, remote, limit=3 * SIZE + MIB)
     for digest in images[:3]:
         with cache.lease(digest):
             pass
@@ -32,14 +35,14 @@ def test_what_was_used_longest_ago_goes_first(node: Path, remote: Remote) -> Non
         pass
     with cache.lease(images[3]):
         assert cache.cached() == sorted([images[0], images[2], images[3]])
-    assert used(node) <= 3 * 2 * SEGMENT_BYTES + MIB
+    assert used(node) <= 3 * SIZE + MIB
     assert not any("partial" in name for name in files(node))
     assert node.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_end_of_a_use_counts_as_one(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"%d" % n)[0] for n in range(3)]
-    cache = ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB)
+    images = [put(remote.store, noise(SIZE, n), b"%d" % n)[0] for n in range(3)]
+    cache = ImageCache(node, remote, limit=2 * SIZE + MIB)
     with cache.lease(images[0]), cache.lease(images[1]):
         pass
     cache.prepare(images[2])
@@ -47,22 +50,22 @@ def test_the_end_of_a_use_counts_as_one(node: Path, remote: Remote) -> None:
 
 
 def test_the_order_outlives_the_process(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"%d" % n)[0] for n in range(3)]
+    images = [put(remote.store, noise(SIZE, n), b"%d" % n)[0] for n in range(3)]
     for digest in (images[1], images[0]):
         with ImageCache(node, remote).lease(digest):
             pass
-    ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB).prepare(images[2])
+    ImageCache(node, remote, limit=2 * SIZE + MIB).prepare(images[2])
     assert ImageCache(node, remote).cached() == sorted([images[0], images[2]])
 
 
 def test_what_is_in_use_stays_and_what_does_not_fit_says_so(node: Path, remote: Remote) -> None:
-    images = [put(remote.store, noise(2 * SEGMENT_BYTES, n), b"%d" % n)[0] for n in range(3)]
-    cache = ImageCache(node, remote, limit=3 * SEGMENT_BYTES)
+    images = [put(remote.store, noise(SIZE, n), b"%d" % n)[0] for n in range(3)]
+    cache = ImageCache(node, remote, limit=3 * MIB)
     with cache.lease(images[0]) as image:
-        other = ImageCache(node, remote, limit=3 * SEGMENT_BYTES)  # as another process would
-        with pytest.raises(StorageFull, match="images may take 24 MiB here"):
+        other = ImageCache(node, remote, limit=3 * MIB)  # as another process would
+        with pytest.raises(StorageFull, match="images may take 3 MiB here"):
             other.prepare(images[1])
-        assert image.root.read_bytes() == noise(2 * SEGMENT_BYTES, 0)
+        assert image.root.read_bytes() == noise(SIZE, 0)
         assert cache.cached() == [images[0]]
         assert not any(name.startswith("partial") for name in files(node))
         assert len(list((node / "manifests").iterdir())) == 1
@@ -73,9 +76,9 @@ def test_what_is_in_use_stays_and_what_does_not_fit_says_so(node: Path, remote: 
 
 def test_parts_that_an_image_in_use_needs_stay(node: Path, remote: Remote) -> None:
     """Two images share a kernel: evicting one image does not remove the other's kernel."""
-    first, second = (put(remote.store, noise(2 * SEGMENT_BYTES, n))[0] for n in range(2))
-    third, _ = put(remote.store, noise(2 * SEGMENT_BYTES, 3), b"another kernel")
-    cache = ImageCache(node, remote, limit=4 * SEGMENT_BYTES + MIB)
+    first, second = (put(remote.store, noise(SIZE, n))[0] for n in range(2))
+    third, _ = put(remote.store, noise(SIZE, 3), b"another kernel")
+    cache = ImageCache(node, remote, limit=2 * SIZE + MIB)
     cache.prepare(first)
     with cache.lease(second) as image:
         cache.prepare(third)
