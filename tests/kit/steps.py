@@ -34,6 +34,8 @@ FEW = dict.fromkeys(KINDS, 4)
 LEASE, LONGER_LEASE = 30, 120
 #: Seconds until all jobs wait at their steps, until all have ended, and until all traces are gone.
 SETTLED, LATE, CLEAN = 180.0, 400.0, 2 * ANNOUNCE_SECONDS
+#: Limit until a guest is ready: all of them at once on two processors, emulated, take three minutes.
+BOOT_SECONDS = 400
 
 #: ``JobStatus``, as HTCondor's tools print it.
 REMOVED, COMPLETED = "3", "4"
@@ -131,6 +133,7 @@ class Volley:
             outputs=["out.txt"],
             memory=memory,
             hypervisor=self.hypervisor,
+            boot_seconds=BOOT_SECONDS,
         )
         self.desk.describe(
             UNCHANGED,
@@ -140,6 +143,7 @@ class Volley:
             error="err.$(Process)",
             request_memory=str(memory),
             __VMJobHypervisor=f'"{self.hypervisor}"',
+            __VMJobBootTimeout=str(BOOT_SECONDS),
             __VMJobMaxStarts="20",
         )
         self.cluster = self.desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
