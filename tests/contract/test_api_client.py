@@ -110,10 +110,15 @@ def test_an_unknown_field_is_a_fault_of_a_request_and_not_of_a_reply(site: Site)
                 assert not refuses_unknown_fields(partial(read_reply, model)), model
 
 
-def read_reply(model: type[BaseModel], body: bytes) -> BaseModel:
+def test_an_agent_runs_no_job_that_it_understands_only_in_part() -> None:
+    """The field that it does not know may be a limit."""
+    assert refuses_unknown_fields(partial(read_reply, JobSpec, strict=True))
+
+
+def read_reply(model: type[BaseModel], body: bytes, *, strict: bool = False) -> BaseModel:
     answer = requests.Response()
     answer.raw = io.BytesIO(body)
-    return parse(model, answer)
+    return parse(model, answer, strict=strict)
 
 
 # ----------------------------------------------------------------- users

@@ -105,7 +105,7 @@ class JobAgentClient(_CheckpointClient):
         """See :class:`vmjobs.agent.job_source.JobSource`."""
         ticket = self._http.call("POST", f"{self._path}/attempts", body=claim, repeatable=True)
         self._attempt = claim.attempt
-        return parse(JobTicket, ticket)
+        return parse(JobTicket, ticket, strict=True)
 
     def end(self) -> Report:
         """See :class:`vmjobs.agent.job_source.JobSource`."""
@@ -309,7 +309,7 @@ class AssignmentClient(ApiClient):
         while True:
             params = {"seen": seen, "wait": max(0.0, left)}
             answer = self._long_poll_http.call("GET", self._path, params=params, repeatable=False)
-            found = parse(Assignment, answer)
+            found = parse(Assignment, answer, strict=True)
             left = end - time.monotonic()
             if found.revision != seen or left <= 0:
                 return found

@@ -373,14 +373,17 @@ def retry_after(header: str | None) -> float:
         return 0.0
 
 
-def parse(model: type[Model], response: requests.Response) -> Model:
+def parse(model: type[Model], response: requests.Response, *, strict: bool = False) -> Model:
     """Parse a JSON answer as ``model``.
+
+    strict: refuse unknown fields of strict models. For what an agent is told to run: a field that
+    it does not know may be a limit or a permission.
 
     Raises:
         Unavailable: it does not fit; another service than the API answers at this address.
     """
     try:
-        return model.model_validate_json(response.content, context=REPLY)
+        return model.model_validate_json(response.content, context=None if strict else REPLY)
     except ValidationError as error:
         raise Unavailable(
             "api",
