@@ -141,7 +141,7 @@ def test_what_a_killed_agent_leaves_is_mended(
     left = {"incarnation": 1, "phase": phase, "machine": name, "token": "t", "sentinel": "s"}
     kind = None if phase is Phase.STAGING else HypervisorKind.UML
     parts.journal.write(ClusterVmRecord(order=order(), since=0.0, hypervisor=kind, **left))
-    (parts.journal.paths(order().id).machine / "vm").mkdir(parents=True)
+    (parts.journal.paths(order().id).vm_directory / "vm").mkdir(parents=True)
     with kept(parts):
         service.wait_running(then)
         assert service.last().failures == failures

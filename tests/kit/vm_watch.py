@@ -16,4 +16,4 @@ def watch_of(folder: Path, driver: object, **fields: Any) -> vm_watch.VmWatch:
     reader = ConsoleReader(folder / "console", "sentinel")
     plain = {"event_queue": EventQueue(), "max_console": 1000, "silence": 60, "heard": lambda: 0.0}
     told = {"reader": reader, "on_console": lambda: None, **plain, **fields}
-    return vm_watch.VmWatch(driver=cast(Hypervisor, driver), machine="it", **told)
+    return vm_watch.VmWatch(driver=cast(Hypervisor, driver), vm_name="it", **told)

@@ -126,7 +126,7 @@ def test_forgetting_may_be_cut_off_anywhere(journal: ClusterVmJournal) -> None:
     journal.write(cluster_vm_record())
     paths = journal.paths(CLUSTER_VM)
     paths.begin(1)
-    (paths.machine / "scratch.disk").write_text("disk")
+    (paths.vm_directory / "scratch.disk").write_text("disk")
     paths.console(1).write_text("console")
     journal.forget(CLUSTER_VM)
     assert not paths.directory.exists()
@@ -142,12 +142,12 @@ def test_a_new_vm_finds_nothing_of_the_last_but_its_console(journal: ClusterVmJo
     paths = journal.paths(CLUSTER_VM)
     for incarnation in (1, 2, 3):
         paths.begin(incarnation)
-        (paths.machine / "vm").mkdir()
+        (paths.vm_directory / "vm").mkdir()
         paths.console(incarnation).write_text("console")
     paths.begin(4)
     left = sorted(path.name for path in paths.directory.iterdir())
     assert left == ["console-3", "machine", "record.json"]
-    assert list(paths.machine.iterdir()) == []
+    assert list(paths.vm_directory.iterdir()) == []
 
 
 def test_sweeps_of_jobs_and_of_vms_leave_one_another_alone(tmp_path: Path) -> None:

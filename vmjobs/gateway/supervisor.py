@@ -178,7 +178,7 @@ class Supervisor:
         if self._reconciler is None:
             return []
         found = [
-            (m.name, self._reconciler.machine(vm_id(m.name))) for m in self.installed.gateway.machines
+            (m.name, self._reconciler.instance(vm_id(m.name))) for m in self.installed.gateway.machines
         ]
         return [(name, vm) for name, vm in found if vm is not None]
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 RECORD = "record.json"
 ASSIGNMENT = "share.json"
-MACHINE = "machine"
+VM_DIRECTORY = "machine"
 PERSISTENT_DISKS = "disks"
 
 
@@ -51,7 +51,7 @@ class ClusterVmPaths:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         #: Disks and other files of the present incarnation, removed with it.
-        self.machine = directory / MACHINE
+        self.vm_directory = directory / VM_DIRECTORY
         self.record = directory / RECORD
         #: Disks that persist over incarnations, if any (:mod:`.persistent_disks`).
         self.kept = directory / PERSISTENT_DISKS
@@ -62,8 +62,8 @@ class ClusterVmPaths:
 
     def clear(self) -> None:
         """Remove the files of the present incarnation, but not its console."""
-        if self.machine.exists():
-            shutil.rmtree(self.machine)
+        if self.vm_directory.exists():
+            shutil.rmtree(self.vm_directory)
 
     def begin(self, incarnation: int) -> None:
         """Prepare the directory of a new incarnation; keep only the previous one's console."""
@@ -72,19 +72,19 @@ class ClusterVmPaths:
         for path in self.directory.glob("console-*"):
             if path.name.partition(".")[0] != kept:
                 path.unlink()
-        self.machine.mkdir(mode=0o700)
+        self.vm_directory.mkdir(mode=0o700)
 
 
 class ClusterVmJournal(VmJournal):
     """The journal of a node's cluster VMs."""
 
-    def vm_name(self, member: str, incarnation: int) -> str:
+    def vm_name(self, vm_id: str, incarnation: int) -> str:
         """Return the hypervisor's name for an incarnation: at most 63 characters."""
-        return f"{self.prefix}{member}-{incarnation}"
+        return f"{self.prefix}{vm_id}-{incarnation}"
 
-    def paths(self, member: str) -> ClusterVmPaths:
+    def paths(self, vm_id: str) -> ClusterVmPaths:
         """Return the paths of a cluster VM."""
-        return ClusterVmPaths(self.root / member)
+        return ClusterVmPaths(self.root / vm_id)
 
     def write(self, record: ClusterVmRecord) -> None:
         """Store a record; it is durable on return."""
@@ -92,9 +92,9 @@ class ClusterVmJournal(VmJournal):
         paths.directory.mkdir(mode=0o700, exist_ok=True)
         write_durably(paths.record, record.model_dump_json().encode())
 
-    def forget(self, member: str) -> None:
+    def forget(self, vm_id: str) -> None:
         """Remove all files of a cluster VM, its record last."""
-        paths = self.paths(member)
+        paths = self.paths(vm_id)
         if paths.directory.exists():
             remove_directory(paths.record)
 
@@ -120,9 +120,9 @@ class ClusterVmJournal(VmJournal):
         (self.root / ASSIGNMENT).unlink(missing_ok=True)
         return len(directories)
 
-    def store_assignment(self, share: Assignment) -> None:
+    def store_assignment(self, assignment: Assignment) -> None:
         """Store the assignment, for times when the service is unreachable."""
-        write_durably(self.root / ASSIGNMENT, share.model_dump_json().encode())
+        write_durably(self.root / ASSIGNMENT, assignment.model_dump_json().encode())
 
     def load_assignment(self) -> Assignment | None:
         """Return the assignment that was stored last; None: none, or an unreadable one."""

@@ -52,7 +52,7 @@ class ManagedVm:
 
     record: ClusterVmRecord
     observed: ObservedState = field(default_factory=ObservedState)
-    machine: VmInstance | None = None
+    instance: VmInstance | None = None
     blocked: bool = False
 
 
@@ -70,7 +70,7 @@ class Reconciler(StoppableLoop):
         self._services = services
         self._reporter = services.reporter
         self._clock = clock or steady_clock()
-        self._members: dict[str, ManagedVm] = {}
+        self._vms: dict[str, ManagedVm] = {}
         #: Cluster VMs with records of another release: left alone.
         self._incompatible: set[str] = set()
         self._assignment: Assignment | None = None
@@ -91,26 +91,26 @@ class Reconciler(StoppableLoop):
         self._assignments.put(assignment)
         self.wake()
 
-    def put_event(self, member: str, incarnation: int, event: ClusterVmEvent) -> None:
+    def put_event(self, vm_id: str, incarnation: int, event: ClusterVmEvent) -> None:
         """Accept an event of a cluster VM."""
-        self._events.put((member, incarnation, event))
+        self._events.put((vm_id, incarnation, event))
         self.wake()
 
-    def open_session(self, member: str, incarnation: int, key: str, seconds: float) -> SshSession:
+    def open_session(self, vm_id: str, incarnation: int, key: str, seconds: float) -> SshSession:
         """Open an SSH session in a cluster VM for the holder of ``key``, an OpenSSH public key.
 
         Raises:
             LoginUnavailable: the guest does not open one.
         """
-        found = self._members.get(member)
-        if found is None or found.machine is None or found.record.incarnation != incarnation:
+        found = self._vms.get(vm_id)
+        if found is None or found.instance is None or found.record.incarnation != incarnation:
             raise LoginUnavailable(f"its node does not run VM {incarnation} of it")
-        return found.machine.open_session(key, seconds)
+        return found.instance.open_session(key, seconds)
 
-    def machine(self, member: str) -> VmInstance | None:
+    def instance(self, vm_id: str) -> VmInstance | None:
         """Return a cluster VM's present instance; None: it has none, or is unknown here."""
-        found = self._members.get(member)
-        return found.machine if found is not None and found.record.phase in _VM_PHASES else None
+        found = self._vms.get(vm_id)
+        return found.instance if found is not None and found.record.phase in _VM_PHASES else None
 
     # ------------------------------------------------------------------ the loop
 
@@ -119,7 +119,7 @@ class Reconciler(StoppableLoop):
         journal, now = self._services.journal, self._clock()
         records = journal.load()
         for record in records:
-            self._members[record.order.id] = self._adopted(record, now)
+            self._vms[record.order.id] = self._adopted(record, now)
             self._reporter.tell(record.report())
         for incompatible in journal.incompatible():
             self._incompatible.add(incompatible.id)
@@ -133,9 +133,9 @@ class Reconciler(StoppableLoop):
         while not self._stopped:
             until = self.step(self._clock())
             self._await_wake(None if until == math.inf else max(0.0, until - self._clock()))
-        machines = [m.machine for m in self._members.values() if m.machine is not None]
-        with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-            list(pool.map(VmInstance.stop_serving, machines))
+        instances = [vm.instance for vm in self._vms.values() if vm.instance is not None]
+        with ThreadPoolExecutor(max_workers=max(1, len(instances))) as pool:
+            list(pool.map(VmInstance.stop_serving, instances))
 
     def step(self, now: float) -> float:
         """Process events, plan and act; return the time of the next step. Never sleeps."""
@@ -143,31 +143,31 @@ class Reconciler(StoppableLoop):
         self._take_events()
         orders = self._orders(now)
         until = math.inf
-        for name in list(self._members):
+        for name in list(self._vms):
             try:
                 until = min(until, self._plan(name, orders.get(name), now))
             except Exception as error:  # an error of one cluster VM must not affect the others
                 full = isinstance(error, OSError)
                 log.error("member %s: retry in %g s: %s", name, RETRY_SECONDS, error, exc_info=not full)
-                self._report_error(self._members[name], error)
+                self._report_error(self._vms[name], error)
                 until = min(until, now + RETRY_SECONDS)
             else:
                 self._report_recovery(name)
         return until
 
-    def _report_error(self, member: ManagedVm, error: Exception) -> None:
+    def _report_error(self, vm: ManagedVm, error: Exception) -> None:
         """Report an error that blocks a cluster VM; its record cannot contain it."""
         end = end_by_error(error)
         if isinstance(error, OSError):
             end = VmEnd(ClusterVmCode.NODE_FAILED, f"its record cannot be stored: {error}")
-        self._reporter.tell(member.record.blocked(end))
-        member.blocked = True
+        self._reporter.tell(vm.record.blocked(end))
+        vm.blocked = True
 
     def _report_recovery(self, name: str) -> None:
-        member = self._members.get(name)
-        if member is not None and member.blocked:
-            self._reporter.tell(member.record.report())
-            member.blocked = False
+        vm = self._vms.get(name)
+        if vm is not None and vm.blocked:
+            self._reporter.tell(vm.record.report())
+            vm.blocked = False
 
     def _take_assignment(self) -> None:
         with suppress(queue.Empty):
@@ -187,86 +187,86 @@ class Reconciler(StoppableLoop):
         with suppress(queue.Empty):
             while True:
                 name, incarnation, event = self._events.get_nowait()
-                member = self._members.get(name)
-                if member is not None and member.record.incarnation == incarnation:
-                    member.observed = member.observed.with_event(event, self._clock())
+                vm = self._vms.get(name)
+                if vm is not None and vm.record.incarnation == incarnation:
+                    vm.observed = vm.observed.with_event(event, self._clock())
 
     def _orders(self, now: float) -> dict[str, ClusterVmOrder]:
         """Return the order of each cluster VM, and add new ones to the reconciler."""
         assignment = self._assignment.members if self._assignment else ()
         orders = {order.id: order for order in assignment if order.id not in self._incompatible}
         for name, order in orders.items():
-            if name not in self._members:
-                self._members[name] = ManagedVm(ClusterVmRecord(order=order, since=now))
+            if name not in self._vms:
+                self._vms[name] = ManagedVm(ClusterVmRecord(order=order, since=now))
         if not self._confirmed:
-            for name, member in self._members.items():
-                orders.setdefault(name, member.record.order)
+            for name, vm in self._vms.items():
+                orders.setdefault(name, vm.record.order)
         return orders
 
     # ------------------------------------------------------------------ decisions
 
     def _plan(self, name: str, order: ClusterVmOrder | None, now: float) -> float:
-        member = self._members[name]
-        vm_plan = plan_vm(order, member.record, member.observed, now)
+        vm = self._vms[name]
+        vm_plan = plan_vm(order, vm.record, vm.observed, now)
         record = vm_plan.record
-        if VmAction.STAGE in vm_plan.effects and record.incarnation != member.record.incarnation:
-            record = self._new_incarnation(member, record)
+        if VmAction.STAGE in vm_plan.effects and record.incarnation != vm.record.incarnation:
+            record = self._new_incarnation(vm, record)
         if VmAction.FORGET in vm_plan.effects:
             self._forget(name)
             return math.inf
-        if record != member.record:
-            self._store_record(member, record)
-        member.observed = replace(member.observed, renewed=0.0)  # only after it was stored
-        if member.observed.destroyed:
-            member.observed, member.machine = ObservedState(), None
+        if record != vm.record:
+            self._store_record(vm, record)
+        vm.observed = replace(vm.observed, renewed=0.0)  # only after it was stored
+        if vm.observed.destroyed:
+            vm.observed, vm.instance = ObservedState(), None
         for action in vm_plan.effects:
-            self._act(member, action)
+            self._act(vm, action)
         return vm_plan.until
 
-    def _new_incarnation(self, member: ManagedVm, record: ClusterVmRecord) -> ClusterVmRecord:
+    def _new_incarnation(self, vm: ManagedVm, record: ClusterVmRecord) -> ClusterVmRecord:
         """Prepare a new incarnation: its name, and the secrets of its guest."""
-        member.observed, member.machine = ObservedState(), None
+        vm.observed, vm.instance = ObservedState(), None
         return record.with_changes(
             machine=self._services.journal.vm_name(record.order.id, record.incarnation),
             token=secrets.token_urlsafe(32),
             sentinel=secrets.token_hex(16),
         )
 
-    def _store_record(self, member: ManagedVm, record: ClusterVmRecord) -> None:
+    def _store_record(self, vm: ManagedVm, record: ClusterVmRecord) -> None:
         self._services.journal.write(record)
-        before, member.record = member.record, record
+        before, vm.record = vm.record, record
         if record.report() != before.report():
             self._reporter.tell(record.report())
         if record.phase is not before.phase:
             who = record.order.name
             log.info("member %s (%d): %s %s", who, record.incarnation, record.phase, record.code)
         begins = record.phase is Phase.RUNNING and before.phase is not Phase.RUNNING
-        if begins and member.machine is not None:
-            member.machine.expect_heartbeats()
+        if begins and vm.instance is not None:
+            vm.instance.expect_heartbeats()
 
     def _forget(self, name: str) -> None:
         self._services.console_uploader.forget(name)
         self._services.journal.forget(name)
         self._reporter.forget(name)
-        del self._members[name]
+        del self._vms[name]
 
-    def _act(self, member: ManagedVm, action: VmAction) -> None:
-        machine = member.machine = member.machine or self._new_instance(member.record)
+    def _act(self, vm: ManagedVm, action: VmAction) -> None:
+        instance = vm.instance = vm.instance or self._new_instance(vm.record)
         if action is VmAction.STAGE:
-            self._run_in_thread(member, "stage", machine.stage)
+            self._run_in_thread(vm, "stage", instance.stage)
         elif action is VmAction.BOOT:
-            record = member.record
-            self._run_in_thread(member, "boot", lambda: machine.boot(record))
+            record = vm.record
+            self._run_in_thread(vm, "boot", lambda: instance.boot(record))
         elif action is VmAction.DESTROY:
-            self._run_in_thread(member, "destroy", machine.destroy, VmDestroyed)
+            self._run_in_thread(vm, "destroy", instance.destroy, VmDestroyed)
         elif action is VmAction.RENEW:
-            start_thread(f"renew-{member.record.order.name}", machine.renew)
+            start_thread(f"renew-{vm.record.order.name}", instance.renew)
         elif action is VmAction.ABORT:
-            machine.end_requested.set()
+            instance.end_requested.set()
         elif action is VmAction.TELL_ADMITTED:
-            machine.signal(self._services.settings.admit_signal)
+            instance.signal(self._services.settings.admit_signal)
         elif action is VmAction.TELL_DRAIN:
-            machine.signal(DRAIN_SIGNAL)
+            instance.signal(DRAIN_SIGNAL)
 
     def _new_instance(self, record: ClusterVmRecord) -> VmInstance:
         tell = partial(self.put_event, record.order.id, record.incarnation)
@@ -274,7 +274,7 @@ class Reconciler(StoppableLoop):
 
     def _run_in_thread(
         self,
-        member: ManagedVm,
+        vm: ManagedVm,
         what: str,
         action: _ThreadAction,
         finished: type[ActionFinished | VmDestroyed] = ActionFinished,
@@ -283,7 +283,7 @@ class Reconciler(StoppableLoop):
 
         finished: the event if the action returns none, or fails.
         """
-        record = member.record
+        record = vm.record
 
         def work() -> None:
             event: ClusterVmEvent
@@ -297,46 +297,46 @@ class Reconciler(StoppableLoop):
 
         start_thread(f"{what}-{record.order.name}", work)
         # Its event is processed only in a later step.
-        member.observed = replace(member.observed, working=True)
+        vm.observed = replace(vm.observed, working=True)
 
     # ------------------------------------------------------------------ after a restart
 
     def _adopted(self, record: ClusterVmRecord, now: float) -> ManagedVm:
-        member = ManagedVm(record)
+        vm = ManagedVm(record)
         if record.phase not in _VM_PHASES:
             if record.phase is not Phase.STAGING:
                 self._services.journal.paths(record.order.id).clear()
-            return member
-        machine = member.machine = self._new_instance(record)
-        machine.name = record.machine
+            return vm
+        instance = vm.instance = self._new_instance(record)
+        instance.name = record.machine
         driver = self._services.drivers.get(record.hypervisor) if record.hypervisor else None
         if driver is None:
             message = f"the hypervisor {record.hypervisor} is no longer set up on this node"
-            member.observed = ObservedState(end=VmEnd(ClusterVmCode.NO_HYPERVISOR, message))
-            return member
-        machine.driver = driver
+            vm.observed = ObservedState(end=VmEnd(ClusterVmCode.NO_HYPERVISOR, message))
+            return vm
+        instance.driver = driver
         if record.phase is Phase.STOPPING:
-            return member
+            return vm
         if record.phase is Phase.BOOTING:
-            member.record = record.with_changes(deadline=now + record.order.boot_seconds)
+            vm.record = record.with_changes(deadline=now + record.order.boot_seconds)
         try:
-            machine.adopt(record, driver)
+            instance.adopt(record, driver)
         except (VMJobsError, OSError) as error:
             log.error("member %s cannot be adopted: %s", record.order.name, error)
-            member.observed = ObservedState(end=end_by_error(error))
-            return member
-        start_thread(f"hold-{record.order.name}", machine.lease_image)
-        self._repeat_signals(machine, record)
-        return member
+            vm.observed = ObservedState(end=end_by_error(error))
+            return vm
+        start_thread(f"hold-{record.order.name}", instance.lease_image)
+        self._repeat_signals(instance, record)
+        return vm
 
-    def _repeat_signals(self, machine: VmInstance, record: ClusterVmRecord) -> None:
+    def _repeat_signals(self, instance: VmInstance, record: ClusterVmRecord) -> None:
         """Send signals again that the guest may have missed when the earlier agent ended."""
         if record.phase is not Phase.BOOTING:
-            machine.expect_heartbeats()
+            instance.expect_heartbeats()
         if record.admitted:
-            machine.signal(self._services.settings.admit_signal)
+            instance.signal(self._services.settings.admit_signal)
         if record.phase is Phase.DRAINING:
-            machine.signal(DRAIN_SIGNAL)
+            instance.signal(DRAIN_SIGNAL)
 
 
 def steady_clock() -> Callable[[], float]:
@@ -362,11 +362,11 @@ def running_reconciler(services: ClusterVmServices) -> Iterator[Reconciler]:
             ssh_sessions.accept(assignment.sessions)
 
     assignment_poller = AssignmentPoller(services.source, reconciler.seen, accept)
-    loop = threading.Thread(target=reconciler.run, name="members", daemon=True)
+    loop = threading.Thread(target=reconciler.run, name="cluster-vms", daemon=True)
     loop.start()
-    start_thread("member-share", assignment_poller.run)
-    start_thread("member-reports", services.reporter.run)
-    start_thread("member-consoles", services.console_uploader.run)
+    start_thread("assignments", assignment_poller.run)
+    start_thread("cluster-vm-reports", services.reporter.run)
+    start_thread("cluster-vm-consoles", services.console_uploader.run)
     try:
         yield reconciler
     finally:

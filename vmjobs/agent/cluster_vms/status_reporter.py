@@ -62,18 +62,18 @@ class StatusReporter(RetryingLoop):
         with self._changed:
             return tuple(self._reports.values())
 
-    def forget(self, member: str) -> None:
+    def forget(self, vm_id: str) -> None:
         """Remove a cluster VM."""
         with self._changed:
-            self._reports.pop(member, None)
-            self._reported.pop(member, None)
-            self._changed_ids.discard(member)
+            self._reports.pop(vm_id, None)
+            self._reported.pop(vm_id, None)
+            self._changed_ids.discard(vm_id)
 
-    def is_reported(self, member: str, incarnation: int, timeout: float = 0.0) -> bool:
+    def is_reported(self, vm_id: str, incarnation: int, timeout: float = 0.0) -> bool:
         """Whether the service has a report of this incarnation; waits up to ``timeout`` seconds."""
 
         def is_known() -> bool:
-            return self._reported.get(member, 0) >= incarnation
+            return self._reported.get(vm_id, 0) >= incarnation
 
         with self._changed:
             return self._changed.wait_for(is_known, timeout)
@@ -113,7 +113,7 @@ class ConsoleFile:
     bytes of a console; later bytes are on the node only.
     """
 
-    member: str
+    vm_id: str
     incarnation: int
     path: Path
     limit: int
@@ -152,11 +152,11 @@ class ConsoleFile:
         if not data:
             return False
         try:
-            source.append_console(self.member, self.incarnation, offset, data)
+            source.append_console(self.vm_id, self.incarnation, offset, data)
         except Unavailable:
             raise
         except VMJobsError as error:
-            log.warning("the service rejects the console of %s: %s", self.member, error)
+            log.warning("the service rejects the console of %s: %s", self.vm_id, error)
             self._refused = True
         with self._lock:
             if offset == self._base + self._sent:  # it was not truncated meanwhile
@@ -185,57 +185,57 @@ class ConsoleUploader(RetryingLoop):
 
         The rest of the previous incarnation's console is sent, too.
         """
-        machine = (console.member, console.incarnation)
+        key = (console.vm_id, console.incarnation)
 
         def grew() -> None:
             try:
                 console.truncate_if_full()
             except OSError as error:  # must not end the watch of the VM
-                log.warning("cannot truncate the console of %s: %s", console.member, error)
+                log.warning("cannot truncate the console of %s: %s", console.vm_id, error)
             with self._changed:
-                self._grown[machine] = None
+                self._grown[key] = None
                 self._changed.notify_all()
 
         with self._changed:
-            for member, incarnation in list(self._consoles):
-                if member == console.member and incarnation < console.incarnation - 1:
-                    del self._consoles[member, incarnation]
-            self._consoles[machine] = console
+            for vm_id, incarnation in list(self._consoles):
+                if vm_id == console.vm_id and incarnation < console.incarnation - 1:
+                    del self._consoles[vm_id, incarnation]
+            self._consoles[key] = console
         grew()
         return grew
 
-    def forget(self, member: str) -> None:
+    def forget(self, vm_id: str) -> None:
         """Remove a cluster VM."""
         with self._changed:
-            for machine in [machine for machine in self._consoles if machine[0] == member]:
-                del self._consoles[machine]
+            for key in [key for key in self._consoles if key[0] == vm_id]:
+                del self._consoles[key]
 
     def step(self) -> None:
         """Send the next piece of the console that is due."""
-        if (machine := self._next()) is None:
+        if (key := self._next()) is None:
             return
         again = True
         try:
-            again = self._upload(machine)
+            again = self._upload(key)
         finally:
             if again:
                 with self._changed:  # after the other consoles
-                    self._grown[machine] = None
+                    self._grown[key] = None
 
     def _next(self) -> _Incarnation | None:
         with self._changed:
             self._changed.wait_for(lambda: self._grown or self._stopped)
             if self._stopped:
                 return None
-            machine = next(iter(self._grown))
-            del self._grown[machine]
-            return machine
+            key = next(iter(self._grown))
+            del self._grown[key]
+            return key
 
-    def _upload(self, machine: _Incarnation) -> bool:
+    def _upload(self, key: _Incarnation) -> bool:
         with self._changed:
-            console = self._consoles.get(machine)
+            console = self._consoles.get(key)
         if console is None:
             return False
-        if not self._reporter.is_reported(*machine, timeout=REPORT_SECONDS):
+        if not self._reporter.is_reported(*key, timeout=REPORT_SECONDS):
             raise Unavailable("api", "the service has no report of the VM yet")
         return console.upload_next(self._source)

@@ -136,16 +136,16 @@ class VmInstance:
         self._write_disks(record, self._image)
         self._check()
         network, watch = self._serve(record, self.driver)
-        (paths.machine / "vm").mkdir(mode=0o700)
+        (paths.vm_directory / "vm").mkdir(mode=0o700)
         self.driver.start(
             VmConfig(
                 name=self.name,
                 cpus=self.order.cpus,
                 memory=self.order.memory,
                 image=self._image,
-                disks=data_disks(paths.machine, self._scratch),
+                disks=data_disks(paths.vm_directory, self._scratch),
                 console=self._console,
-                workdir=paths.machine / "vm",
+                workdir=paths.vm_directory / "vm",
                 network=network,
                 overlay=paths.kept / persistent_disks.ROOT_OVERLAY if self._persistent else None,
                 limits=vm_limits(self.order),
@@ -259,7 +259,7 @@ class VmInstance:
     @property
     def _scratch(self) -> Path:
         paths = self._paths
-        return (paths.kept if self._persistent else paths.machine) / persistent_disks.SCRATCH_DISK
+        return (paths.kept if self._persistent else paths.vm_directory) / persistent_disks.SCRATCH_DISK
 
     def _fetch_image(self) -> BootImage:
         leased = self.services.images.lease(self.order.image, lambda _done, _all: self._check())
@@ -271,7 +271,7 @@ class VmInstance:
 
     def _write_disks(self, record: ClusterVmRecord, image: BootImage) -> None:
         paths, order = self._paths, self.order
-        folder = paths.machine
+        folder = paths.vm_directory
         inputs = folder / "inputs"
         ticket = script_ticket(order, self.incarnation, self.services.kit, inputs)
         job_description = JobDescription(
@@ -331,7 +331,7 @@ class VmInstance:
         console_file = ConsoleFile(self.order.id, self.incarnation, self._console, settings.max_console)
         watch = VmWatch(
             driver=driver,
-            machine=self.name,
+            vm_name=self.name,
             event_queue=self,
             reader=ConsoleReader(self._console, record.sentinel),
             max_console=sys.maxsize,  # unreachable: the uploader truncates the file before

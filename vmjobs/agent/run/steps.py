@@ -250,7 +250,7 @@ def _running_vm(run: Run, config: VmConfig) -> Iterator[RunningVm]:
         reader.offset = resumed.heard
     watch = VmWatch(
         driver=driver,
-        machine=config.name,
+        vm_name=config.name,
         event_queue=run.request.event_queue,
         reader=reader,
         max_console=settings.max_console,

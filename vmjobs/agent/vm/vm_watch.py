@@ -49,7 +49,7 @@ class VmWatch:
     """
 
     driver: Hypervisor
-    machine: str
+    vm_name: str
     event_queue: EventSink
     reader: ConsoleReader
     max_console: int
@@ -105,9 +105,9 @@ class VmWatch:
 
     def _wait(self, seconds: float, handles: tuple[int, ...]) -> bool:
         try:
-            return self.driver.wait(self.machine, seconds, handles) is VmState.GONE
+            return self.driver.wait(self.vm_name, seconds, handles) is VmState.GONE
         except (HypervisorError, OSError) as error:
-            log.warning("cannot watch %s: %s", self.machine, error)
+            log.warning("cannot watch %s: %s", self.vm_name, error)
             time.sleep(TICK_SECONDS)
             return False
 
@@ -116,7 +116,7 @@ class VmWatch:
         try:
             self._read_console(to_the_end=to_the_end)
         except OSError as error:  # for example too many open files; no event signals the end of that
-            log.warning("cannot read the console of %s: %s", self.machine, error)
+            log.warning("cannot read the console of %s: %s", self.vm_name, error)
             self._failed_reads += 1
             time.sleep(TICK_SECONDS)
             return self._failed_reads >= MAX_FAILED_READS
@@ -143,7 +143,7 @@ class VmWatch:
         try:
             self.on_time()
         except Exception:
-            log.exception("cannot measure the resource usage of %s", self.machine)
+            log.exception("cannot measure the resource usage of %s", self.vm_name)
 
     def _check_limits(self) -> bool:
         if self.reader.size() > self.max_console:

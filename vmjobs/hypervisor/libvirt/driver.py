@@ -279,9 +279,9 @@ class Libvirt:
             return qemu_sandbox.Emulator(Path(self._program), {}) if self._program else None
         vm.console.touch()
         files = list(qemu_sandbox.files(vm, overlay, uefi, nbd))
-        bounds, program = resource_limits_for(vm, self.kind), self._program or qemu()
+        limits, program = resource_limits_for(vm, self.kind), self._program or qemu()
         kvm = self.kind is HypervisorKind.KVM
-        return qemu_sandbox.build_emulator(files, bounds, program, kvm=kvm, network=vm.network)
+        return qemu_sandbox.build_emulator(files, limits, program, kvm=kvm, network=vm.network)
 
     def _serve_root(self, vm: VmConfig) -> Path | None:
         if vm.image.live is None:
