@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.reports import ended
+from vmjobs.agent.cluster_vms.vm_end import end_by_error
 from vmjobs.agent.run.outcome import (
     NO_EXIT_STATUS,
     RunOutcome,
@@ -198,11 +199,13 @@ def test_a_full_disk_is_not_the_jobs_fault(code: ReasonCode, blamed: ReasonCode)
     assert ("disk was full" in after.reason.message) == (blamed is ReasonCode.NODE_FAILED)
 
 
-def test_a_vm_that_finds_no_room_is_not_the_jobs_fault() -> None:
+def test_a_vm_that_finds_no_room_is_the_nodes_fault_for_a_job_and_for_a_cluster() -> None:
     def outcome(cause: Exception | None) -> ReasonCode:
         error = HypervisorError("cannot lay it out")
         error.__cause__ = cause
-        return outcome_of_error(error).reason.code
+        code = outcome_of_error(error).reason.code
+        assert end_by_error(error).code == code
+        return code
 
     assert outcome(OSError(errno.ENOSPC, "no room")) is ReasonCode.NODE_FAILED
     assert outcome(OSError(errno.ENOENT, "not there")) is ReasonCode.BOOT_FAILED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vmjobs.agent.vm.vm_failures import VmFailure, image_failure
+from vmjobs.agent.vm.vm_failures import VmFailure, hypervisor_failure, image_failure
 from vmjobs.cluster.vm_state import ClusterVmCode
-from vmjobs.errors import HypervisorError, NoHypervisor, VMJobsError
+from vmjobs.errors import HypervisorError, VMJobsError
 from vmjobs.model import ExitStatus, ReasonCode
 
 
@@ -43,10 +43,8 @@ def end_by_error(error: Exception) -> VmEnd:
     """Return why a VM ends after an error of staging or booting."""
     if isinstance(error, VmUnwanted):
         return VmEnd(ClusterVmCode.STOPPED, error.message)
-    if isinstance(error, NoHypervisor):
-        return VmEnd(ClusterVmCode.NO_HYPERVISOR, error.message)
     if isinstance(error, HypervisorError):
-        return VmEnd(ClusterVmCode.BOOT_FAILED, error.message)
+        return end_by_failure(hypervisor_failure(error))
     if not isinstance(error, VMJobsError | OSError):
         return VmEnd(ClusterVmCode.INTERNAL, f"the agent failed: {type(error).__name__}")
     return end_by_failure(image_failure(error))

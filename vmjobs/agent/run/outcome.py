@@ -8,13 +8,11 @@ from itertools import islice
 from types import MappingProxyType
 
 from vmjobs.agent.vm.events import LeaseLost, RunEvent, RunSuperseded
-from vmjobs.agent.vm.vm_failures import VmFailure, has_errno, image_failure, node_failure
+from vmjobs.agent.vm.vm_failures import VmFailure, hypervisor_failure, image_failure, node_failure
 from vmjobs.errors import (
-    DISK_FULL_ERRNOS,
     Conflict,
     DigestMismatch,
     HypervisorError,
-    NoHypervisor,
     NotFound,
     Unavailable,
     VMJobsError,
@@ -107,12 +105,8 @@ def outcome_of_error(error: VMJobsError) -> RunOutcome:
     """Return the job's outcome after an error of a step."""
     if isinstance(error, Conflict):
         return run_stopped(error.message).outcome
-    if isinstance(error, NoHypervisor):
-        return run_failed(ReasonCode.NO_HYPERVISOR, error.message).outcome
     if isinstance(error, HypervisorError):
-        full = has_errno(error, DISK_FULL_ERRNOS)
-        code = ReasonCode.NODE_FAILED if full else ReasonCode.BOOT_FAILED
-        return run_failed(code, error.message, node_at_fault=full).outcome
+        return _ended_by(hypervisor_failure(error)).outcome
     if isinstance(error, NotFound | Unavailable | DigestMismatch):
         return run_failed(ReasonCode.INPUT_UNAVAILABLE, error.message).outcome
     return run_failed(ReasonCode.INTERNAL, error.message).outcome

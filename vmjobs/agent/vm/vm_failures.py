@@ -9,7 +9,9 @@ from vmjobs.agent.vm.events import GuestSilent, KernelPanicked, RunEvent
 from vmjobs.errors import (
     DISK_FULL_ERRNOS,
     DigestMismatch,
+    HypervisorError,
     ImageRejected,
+    NoHypervisor,
     NotFound,
     Unauthenticated,
     Unavailable,
@@ -56,6 +58,14 @@ def node_failure(error: Exception) -> VmFailure:
     """Return the failure for an error of this node."""
     at_fault = isinstance(error, OSError) and is_node_fault(error)
     return VmFailure(ReasonCode.NODE_FAILED, f"the node failed: {reason_of(error)}", at_fault)
+
+
+def hypervisor_failure(error: HypervisorError) -> VmFailure:
+    """Return the failure for a VM that could not be started."""
+    if isinstance(error, NoHypervisor):
+        return VmFailure(ReasonCode.NO_HYPERVISOR, error.message)
+    full = has_errno(error, DISK_FULL_ERRNOS)
+    return VmFailure(ReasonCode.NODE_FAILED if full else ReasonCode.BOOT_FAILED, error.message, full)
 
 
 def image_failure(error: Exception) -> VmFailure:
