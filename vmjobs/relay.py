@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import select
-import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, Protocol
 
 from vmjobs.cluster.ssh_session import MAX_PIECE_BYTES, MAX_WAIT_SECONDS
@@ -124,9 +122,3 @@ def _read_some(source: int, most: int) -> bytes:
         return os.read(source, most)
     except OSError:
         return b""
-
-
-def shutdown_socket(connection: socket.socket) -> None:
-    """End all reads and writes on a socket. The caller still closes it."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -28,6 +28,13 @@ def test_what_runs_beside_each_job_imports_nothing_large(program: str) -> None:
     assert done.stdout.split() == []
 
 
+def test_a_job_with_chirp_needs_the_standard_library_only() -> None:
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r}); import vmjobs.agent.condor_job.stream_multiplexer"
+    )
+    subprocess.run([sys.executable, "-IS", "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     "text",
     [

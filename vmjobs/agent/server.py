@@ -17,7 +17,7 @@ from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.lease import SocketLease
 from vmjobs.errors import Unavailable, VMJobsError
 from vmjobs.model import Node
-from vmjobs.relay import shutdown_socket
+from vmjobs.sockets import shutdown_socket
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from vmjobs.agent.background import start_thread
 from vmjobs.agent.guest.ssh_relay import SshSession
 from vmjobs.cluster.ssh_session import PendingSession, SessionAnswer
 from vmjobs.errors import VMJobsError
-from vmjobs.relay import ByteStream, relay, shutdown_socket
+from vmjobs.relay import ByteStream, relay
+from vmjobs.sockets import shutdown_socket
 
 log = logging.getLogger(__name__)
 

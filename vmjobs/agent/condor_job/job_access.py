@@ -24,7 +24,7 @@ from vmjobs.agent.protocol import EnterMessage, SubmitMessage
 from vmjobs.errors import LoginUnavailable, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import CHIRP_PORT, ENDPOINT_ADDRESS, SSH_PORT
 from vmjobs.model import NetworkMode
-from vmjobs.relay import shutdown_socket
+from vmjobs.sockets import shutdown_socket
 
 log = logging.getLogger(__name__)
 

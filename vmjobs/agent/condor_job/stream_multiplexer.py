@@ -19,7 +19,7 @@ from typing import Final
 
 from vmjobs.agent.background import start_thread
 from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
-from vmjobs.relay import shutdown_socket
+from vmjobs.sockets import shutdown_socket
 
 log = logging.getLogger(__name__)
 

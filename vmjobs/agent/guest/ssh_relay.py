@@ -26,7 +26,7 @@ from typing import Final
 
 from vmjobs.agent.guest.guest_loop import Connections, accepting, guest_loop, in_loop
 from vmjobs.errors import LoginUnavailable
-from vmjobs.relay import shutdown_socket
+from vmjobs.sockets import shutdown_socket
 
 #: A guest's first line: version, the relay's token, and its SSH server's key, ``-`` or ``shell``.
 GREETING: Final = re.compile(rb"vmjobs-door 1 ([!-~]{1,128}) (-|shell|ssh-ed25519 [A-Za-z0-9+/]{68})")
