@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -216,10 +217,19 @@ def test_what_a_job_leaves_running_ends_with_it(node: AgentNode) -> None:
     assert (job.status, job.out) == (3, "ended\n"), job.err
 
 
+def cost_of_python() -> float:
+    """Return the processor seconds of a Python program that does nothing."""
+    program = subprocess.Popen([sys.executable, "-IS", "-c", "import json, tempfile, threading"])
+    _, _, used = os.wait4(program.pid, 0)
+    program.returncode = 0
+    return used.ru_utime + used.ru_stime
+
+
 def test_what_stands_for_a_job_is_small(node: AgentNode) -> None:
-    """At most 40 ms on an idle node: bench/beside.py."""
+    """At most 40 ms on an idle node: bench/beside.py. Here beside other tests, so against a program."""
     compileall.compile_dir(node.folder / "modules" / "condor", quiet=2)
-    assert min(node.cost("/bin/true") for _ in range(3)) < 0.08
+    costs = [(node.cost("/bin/true"), cost_of_python()) for _ in range(3)]
+    assert min(job for job, _ in costs) < 2.5 * min(python for _, python in costs)
     job = node.resident("echo up; sleep 1000")
     assert job.memory < 10 * MIB
     node.end(job)
