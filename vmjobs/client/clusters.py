@@ -53,7 +53,7 @@ class Clusters:
     def console(self, name: str, vm: str, offset: int = 0, incarnation: int = 0) -> Iterator[bytes]:
         """The console of a cluster VM, from ``offset`` to its present end.
 
-        member: the VM's name. incarnation: 0: the last one; the service also keeps the one before it.
+        vm: its name. incarnation: 0: the last one; the service also keeps the one before it.
         """
         path = f"{_cluster_path(name)}/members/{_quote_name(vm)}/console?incarnation={incarnation}"
         return files.read_stream(self._http, path, offset)

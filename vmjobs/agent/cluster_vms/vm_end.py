@@ -1,4 +1,4 @@
-"""Why the VM of a cluster VM ends, in the codes that the service knows."""
+"""Why a cluster VM ends, in the codes that the service knows."""
 
 from __future__ import annotations
 
