@@ -127,14 +127,14 @@ class ImageManifest(FrozenModel):
     @property
     def hypervisors(self) -> tuple[HypervisorKind, ...]:
         """The hypervisors that can boot the image, best first."""
+        able = [kind for kind in HypervisorKind if self.boot in CAPABILITIES[kind].boots]
         if self.boot is not BootMethod.KERNEL:
-            return (HypervisorKind.KVM, HypervisorKind.QEMU)
+            return tuple(able)
+        own = [kind for kind in able if CAPABILITIES[kind].boots_image_kernel]
         if self.kernel is None:
-            return (HypervisorKind.UML,)
+            return tuple(kind for kind in able if kind not in own)
         # The product's guest program runs on any kernel; an unknown system needs its own.
-        return tuple(
-            kind for kind in HypervisorKind if CAPABILITIES[kind].boots_image_kernel or self.guest
-        )
+        return tuple(able if self.guest else own)
 
     @property
     def renews(self) -> bool:

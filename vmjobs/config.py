@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
 
 from vmjobs.agent_socket import DEFAULT_FILE, default_socket
 from vmjobs.errors import ConfigError, Fault, reason_of
@@ -29,7 +29,8 @@ PREFIX = "VMJOBS_"
 #: A name that is this similar to a setting's (difflib's ratio) is a misspelling of it.
 _MISSPELT_RATIO: Final = 0.75
 
-
+#: A processor feature, as libvirt's cpu_map names it.
+_FeatureName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 #: A host name (RFC 1123, section 2.1).
 _HOST_NAME: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 
@@ -197,6 +198,11 @@ class Config(FrozenModel):
         description="how uml VMs intercept system calls: ptrace; seccomp, faster, but users of the "
         "guest can become root in it; auto: seccomp for jobs, ptrace for cluster VMs",
     )
+    kvm_hidden_features: tuple[_FeatureName, ...] = Field(
+        (),
+        description="processor features that guests of kvm do not see, by libvirt's names; where KVM "
+        "itself runs in a VM, QEMU may fail to set up some, such as arch-capabilities",
+    )
     network_allow: tuple[str, ...] = Field(
         (),
         description="addresses, networks and hosts that guests may reach in network mode outbound "
@@ -304,7 +310,14 @@ class Config(FrozenModel):
         pairs = [item.partition("=") for item in value.split(";") if item.strip()]
         return {name.strip(): resource.strip() for name, _, resource in pairs}
 
-    @field_validator("hypervisors", "job_users", "network_allow", "network_deny", mode="before")
+    @field_validator(
+        "hypervisors",
+        "job_users",
+        "kvm_hidden_features",
+        "network_allow",
+        "network_deny",
+        mode="before",
+    )
     @classmethod
     def _parse_words(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value

@@ -32,6 +32,7 @@ from tests.kit.hypervisors import (
     mentioning,
     said,
 )
+from tests.kit.real_mode import untested
 from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.vm_instance import CONSOLE_TICK_SECONDS
 from vmjobs.agent.guest.endpoint import serving
@@ -83,7 +84,7 @@ def driver(request: pytest.FixtureRequest, connection: Connection) -> Hypervisor
         found = Libvirt(kind, connection, kernels=lambda: (kernel_tree() / "boot").glob("vmlinuz-*"))
     result = found.probe(BOOT)
     if not result.works:
-        pytest.skip(f"{kind}: {result.detail}")
+        pytest.skip(f"{kind}: {result.detail}{untested(kind)}")
     assert result.version
     return found
 

@@ -12,6 +12,7 @@ from tests.kit import hypervisors
 from tests.kit.firmware_guests import bios_disk, uefi_disk
 from tests.kit.guests import kernel_tree
 from tests.kit.hypervisors import Bench
+from tests.kit.real_mode import untested
 from vmjobs.errors import HypervisorError, NoHypervisor
 from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmConfig, VmState
 from vmjobs.hypervisor.libvirt import firmware
@@ -29,7 +30,7 @@ def driver(request: pytest.FixtureRequest) -> Hypervisor:
     found = Libvirt(request.param, node_connection(), kernels=kernels)
     result = found.probe(90)
     if not result.works:
-        pytest.skip(f"{request.param}: {result.detail}")
+        pytest.skip(f"{request.param}: {result.detail}{untested(request.param)}")
     assert "UEFI" in result.version
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import yaml
 from prometheus_client.core import InfoMetricFamily, Metric
@@ -20,7 +20,7 @@ from vmjobs.cluster.wire import ClusterVmReport
 from vmjobs.commands import cluster as cluster_commands
 from vmjobs.config import Config
 from vmjobs.hypervisor.base import ProbeResult
-from vmjobs.model import HypervisorKind, now
+from vmjobs.model import CAPABILITIES, BootMethod, Capabilities, HypervisorKind, now
 
 GUIDE = (ROOT / "docs" / "clusters.md").read_text("utf-8")
 WHY_GUIDE = (ROOT / "docs" / "htcondor-jobs.md").read_text("utf-8")
@@ -134,3 +134,31 @@ def test_what_it_names_exists() -> None:
         assert f"`{scope}`" in METRICS_GUIDE
     logs = METRICS_GUIDE.partition("## Logs")[2]
     assert all(f"`{subject}`" in logs for subject in SUBJECTS)
+
+
+#: What drivers declare, by the beginning of its row in docs/hypervisors.md.
+DECLARED: dict[str, Callable[[Capabilities], object]] = {
+    "boots images": lambda one: "yes" if one.boots_image_kernel else "yes, with its own kernel",
+    "boots disks by BIOS": lambda one: BootMethod.BIOS in one.boots,
+    "boots disks by UEFI": lambda one: BootMethod.UEFI in one.boots,
+    "cloud-init": lambda one: one.cloud_init,
+    "[checkpoints]": lambda one: one.can_save,
+    "[lazy start]": lambda one: one.lazy_start,
+    "private networks": lambda one: one.private_networks,
+    "limits the speed": lambda one: one.limits_disks,
+    "processors are": lambda one: "emulated" if one.emulated else "the node's",
+    "maximum number": lambda one: one.cpus,
+    "the same for a cluster": lambda one: one.shared_cpus,
+}
+
+
+def test_the_table_of_hypervisors_is_what_drivers_declare() -> None:
+    page = (ROOT / "docs" / "hypervisors.md").read_text("utf-8")
+    head, _, *rows = page.split("\n\n")[2].splitlines()
+    assert head == "".join(f"| `{kind}` " for kind in ("", *HypervisorKind)).replace("`` ", "") + "|"
+    assert len(rows) == len(DECLARED)
+    for row, (name, declared) in zip(rows, DECLARED.items(), strict=True):
+        words = [str(declared(CAPABILITIES[kind])) for kind in HypervisorKind]
+        cells = [{"True": "yes", "False": "no"}.get(word, word) for word in words]
+        assert row.startswith(f"| {name}")
+        assert row.split(" | ", 1)[1] == " | ".join(cells) + " |", name

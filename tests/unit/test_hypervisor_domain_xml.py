@@ -97,12 +97,18 @@ def test_firmware_boots_the_disk(method: BootMethod) -> None:
     given = uefi if method is BootMethod.UEFI else None
     domain = parsed(replace(MACHINE, image=image), uefi=given)
     assert domain.find("os/kernel") is None
-    boot = domain.find("os/boot")
-    assert boot is not None
-    assert boot.get("dev") == "hd"
+    orders = [boot.get("order") for boot in domain.findall("devices/disk/boot")]
+    assert orders == (["1"] if given else ["1", "2", "3"]), "a BIOS has all disks as drives"
     assert domain.find("devices/video") is not None
     assert domain.findtext("os/loader") == (str(uefi.code) if given else None)
     assert domain.findtext("os/nvram") == (str(uefi.variables) if given else None)
+
+
+def test_guests_do_not_see_what_is_hidden() -> None:
+    text = domain_xml(MACHINE, "kvm", Path("/o"), board("x86_64"), hidden_features=("md-clear",))
+    feature = ET.fromstring(text).find("cpu[@mode='host-passthrough']/feature")  # noqa: S314
+    assert feature is not None
+    assert feature.attrib == {"policy": "disable", "name": "md-clear"}
 
 
 def test_what_cannot_be_described() -> None:

@@ -12,10 +12,10 @@ from pydantic import Field, StringConstraints, ValidationError
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
-from vmjobs.model import FrozenModel, HypervisorKind, ImageRef, check_cpus, faults_of
+from vmjobs.model import CAPABILITIES, FrozenModel, HypervisorKind, ImageRef, check_cpus, faults_of
 
-#: The hypervisor of all gateway VMs: the other drivers lack private networks.
-GATEWAY_HYPERVISOR: Final = HypervisorKind.UML
+#: The hypervisor of all gateway VMs.
+GATEWAY_HYPERVISOR: Final = next(kind for kind in HypervisorKind if CAPABILITIES[kind].private_networks)
 MAX_VMS: Final = 32
 #: Prefix bits of a private network: minimum and maximum.
 MIN_PREFIX_BITS: Final = 16

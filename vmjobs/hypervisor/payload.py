@@ -40,7 +40,9 @@ def boot_sector(line: str) -> bytes:
     """A one-sector disk for a PC with an ICH9, which prints ``line`` and powers off."""
     end = b"\xba\x04\x06\xb8\x00\x20\xef"  # mov dx, 0604h; mov ax, 2000h; out dx, ax
     end += b"\xf4\xeb\xfd"  # hlt; jmp to it
-    say = b"\xba\xf8\x03\xac\x08\xc0\x74\x03\xee\xeb\xf8"  # mov dx, 03f8h; lodsb, out, until 0
+    # Wait until the port has sent the last byte, or SeaBIOS's own last ones would be overwritten:
+    say = b"\xba\xfd\x03\xec\xa8\x20\x74\xfb"  # mov dx, 03fdh; in al, dx; test al, 20h; jz to in
+    say += b"\xac\x08\xc0\x74\x05\xb2\xf8\xee\xeb\xee"  # lodsb; until 0: mov dl, f8h; out; jmp
     begin = b"\xfc\x31\xc0\x8e\xd8\xbe"  # cld; xor ax, ax; mov ds, ax; mov si, message
     message = 0x7C00 + len(begin) + 2 + len(say) + len(end)
     code = begin + struct.pack("<H", message) + say + end + line.encode() + b"\r\n\0"

@@ -56,6 +56,7 @@ def drivers(
             launcher=launcher,
             isolated=isolated and by_libvirt,
             policy=policy,
+            hidden_features=config.kvm_hidden_features,
         )
 
     return {kind: make(kind) for kind in config.hypervisors}

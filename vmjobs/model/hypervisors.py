@@ -35,29 +35,44 @@ class NetworkMode(StrEnum):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the VMs of a hypervisor support.
+    """What the VMs of a hypervisor support; docs/hypervisors.md shows it as a table.
 
-    can_save: they can be saved, and resumed on another node. boots_image_kernel: they boot the
-    image's own kernel. cloud_init: their kernel reads the disk of NoCloud data. cpus: maximum number
-    of processors. shared_cpus: the same for VMs with several users, as cluster VMs have.
+    boots: how they boot. boots_image_kernel: they boot the image's own kernel, not the hypervisor's.
+    cloud_init: their kernel reads the disk of NoCloud data. can_save: they can be saved, and resumed
+    on another node. lazy_start: they start before their image is complete. private_networks: they
+    can have a card on one. limits_disks: the hypervisor limits its VMs' disks; else a cgroup does.
+    emulated: their processors are emulated. cpus: maximum number of processors. shared_cpus: the same
+    for VMs with several users, as cluster VMs have.
     """
 
-    can_save: bool = True
+    boots: tuple[BootMethod, ...] = tuple(BootMethod)
     boots_image_kernel: bool = True
     cloud_init: bool = True
+    can_save: bool = True
+    lazy_start: bool = True
+    private_networks: bool = False
+    limits_disks: bool = True
+    emulated: bool = False
     cpus: int = 256
     shared_cpus: int = 256
 
 
 #: A UML VM boots UML's own kernel, and has several processors only if it need not isolate its users
-#: from each other (``uml_boot.system_call_parameters``). A UML kernel may support less.
+#: from each other (``kernel_boot.system_call_parameters``). A UML kernel may support less.
 CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(
     {
         HypervisorKind.KVM: Capabilities(),
         HypervisorKind.UML: Capabilities(
-            can_save=False, boots_image_kernel=False, cpus=64, shared_cpus=1
+            boots=(BootMethod.KERNEL,),
+            boots_image_kernel=False,
+            can_save=False,
+            lazy_start=False,
+            private_networks=True,
+            limits_disks=False,
+            cpus=64,
+            shared_cpus=1,
         ),
-        HypervisorKind.QEMU: Capabilities(),
+        HypervisorKind.QEMU: Capabilities(emulated=True),
     }
 )
 #: Hypervisors whose VMs can be saved, and resumed on another node.

@@ -42,7 +42,6 @@ from vmjobs.hypervisor.base import (
 )
 from vmjobs.model import (
     MIB,
-    HypervisorKind,
     InputFile,
     JobSpec,
     JobState,
@@ -78,7 +77,7 @@ class Step:
 def fetch_image(run: Run) -> BootImage:
     """Lease the verified image on this node until the VM is gone."""
     run.begin_fetch()
-    return _lease_image(run, lazy=run.choice.driver.kind is not HypervisorKind.UML)
+    return _lease_image(run, lazy=run.choice.driver.abilities.lazy_start)
 
 
 _IMAGE_ERRORS = (
@@ -115,7 +114,7 @@ def choose_hypervisor(run: Run) -> VmChoice:
     if choice.driver is not run.choice.driver:
         journal.reassign(attempt, choice.vm_name, choice.driver)
     run.reports.name_hypervisor(choice.driver.kind)
-    if choice.driver.kind is HypervisorKind.UML and run.image.live is not None:
+    if not choice.driver.abilities.lazy_start and run.image.live is not None:
         run.image.live.fetch_rest()
         choice = replace(choice, image=_lease_image(run, lazy=False))
     choice = replace(choice, platform=checkpoint.resume_platform(run, choice.driver))

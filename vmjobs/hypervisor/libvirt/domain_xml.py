@@ -70,6 +70,7 @@ def domain_xml(
     uefi: Firmware | None = None,
     nbd: Path | None = None,
     emulator: Emulator | None = None,
+    hidden_features: Iterable[str] = (),
 ) -> str:
     """Return the domain XML of a VM.
 
@@ -80,6 +81,7 @@ def domain_xml(
         uefi: the VM's own firmware, if it boots by UEFI.
         nbd: Unix socket of the root disk's NBD server, if the disk is incomplete on this node.
         emulator: the program that runs it; None: libvirt's own choice.
+        hidden_features: features of the processor that the guest does not see.
 
     Raises:
         HypervisorError: the image boots by a kernel, and has none.
@@ -93,7 +95,10 @@ def domain_xml(
     _text(domain, "vcpu", str(vm.cpus))
     domain.append(_os(vm, board_model, uefi))
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
-    ET.SubElement(domain, "cpu", {"mode": "host-passthrough" if domain_type == "kvm" else "maximum"})
+    mode = "host-passthrough" if domain_type == "kvm" else "maximum"
+    processor = ET.SubElement(domain, "cpu", {"mode": mode})
+    for name in hidden_features:
+        ET.SubElement(processor, "feature", {"policy": "disable", "name": name})
     ET.SubElement(domain, "clock", {"offset": "utc"})
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         _text(domain, event, "destroy")
@@ -127,7 +132,6 @@ def _os(vm: VmConfig, board_model: Board, uefi: Firmware | None) -> ET.Element:
             loader = ET.SubElement(element, "loader", {"readonly": "yes", "type": "pflash"})
             loader.text = str(uefi.code.absolute())
             _text(element, "nvram", str(uefi.variables.absolute()))
-        ET.SubElement(element, "boot", {"dev": "hd"})
         return element
     if vm.image.kernel is None:
         raise HypervisorError("the image brings no kernel that kvm or qemu could boot")
@@ -149,8 +153,12 @@ def _devices(vm: VmConfig, overlay: Path, nbd: Path | None, emulator: Emulator |
     for letter, disk in zip("bcdefghijklmnop", vm.disks, strict=False):
         path, target = disk.path.absolute(), f"vd{letter}"
         disks.append(_disk(path, "raw", target, cache, read_only=disk.read_only))
-    for element in disks:
+    for number, element in enumerate(disks, 1):
         _throttle(element, vm)
+        if vm.image.boot is BootMethod.BIOS or (number == 1 and vm.image.boot is BootMethod.UEFI):
+            # A BIOS makes drives of disks that it might boot from; programs that use its drives
+            # need the other disks, too.
+            ET.SubElement(element, "boot", {"order": str(number)})
         devices.append(element)
     ET.SubElement(devices, "controller", {"type": "usb", "model": "none"})
     ET.SubElement(devices, "memballoon", {"model": "none"})

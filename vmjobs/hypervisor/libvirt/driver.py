@@ -65,6 +65,7 @@ class Libvirt:
     isolated: run VMs in a sandbox (:mod:`.qemu_sandbox`), or refuse to start them.
     program: QEMU, if not libvirt's default.
     policy: destinations that guests may reach in network mode ``outbound``.
+    hidden_features: features of the node's processor that guests of kvm do not see.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Libvirt:
         domain_type: str = "",
         launcher: Launcher | None = None,
         policy: OutboundPolicy | None = None,
+        hidden_features: Sequence[str] = (),
     ) -> None:
         self.kind = kind
+        self._hidden_features = hidden_features if kind is HypervisorKind.KVM else ()
         self._launcher = launcher or Launcher()
         self._connection = connection
         self._kernels = kernels
@@ -98,7 +101,7 @@ class Libvirt:
         """See :attr:`Hypervisor.platform`: QEMU, board, and the guest's processor."""
         # Not cached: a later call may find another QEMU.
         qemu, _ = self._connection.versions()
-        processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor_digest()
+        processor = "tcg" if self.abilities.emulated else _processor_digest(self._hidden_features)
         return f"qemu {qemu}, {board().machine_type}, {processor}"
 
     @property
@@ -114,7 +117,7 @@ class Libvirt:
             return ProbeResult(self.kind, False, fault, time.monotonic() - began)
         kernel = first_kernel(self._kernels())
         # An emulated processor runs a kernel if it runs a boot sector; a virtualized one may not.
-        by_bios = kernel is None and self.kind is HypervisorKind.QEMU
+        by_bios = kernel is None and self.abilities.emulated
         if kernel is None and not by_bios:
             detail = "no kernel to boot: neither the node nor an image on it has one"
             return ProbeResult(self.kind, False, detail, time.monotonic() - began)
@@ -165,7 +168,9 @@ class Libvirt:
                 _make_overlay(vm, overlay)
             self._helpers.connect(vm)
             emulator = self._emulator(vm, overlay, uefi, nbd)
-            text = domain_xml(vm, self._type, overlay, board_model, uefi, nbd, emulator)
+            text = domain_xml(
+                vm, self._type, overlay, board_model, uefi, nbd, emulator, self._hidden_features
+            )
             self._start_domain(vm, text)
             self._limit_enforcer.enforce(
                 held, vm.name, lambda: [p.pid for p in self._processes_with_helpers(vm.name)]
@@ -356,13 +361,13 @@ class Libvirt:
         return f"QEMU {version}, libvirt {library}, {uefi}"
 
 
-def _processor_digest() -> str:
+def _processor_digest(hidden_features: Sequence[str]) -> str:
     """The node's processor as guests see it: a digest of its model and features."""
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0].splitlines()
-    is_reliable = [
+    guest_visible = [
         line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags"))
     ]
-    return hashlib.sha256("\n".join(is_reliable).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([*guest_visible, *hidden_features]).encode()).hexdigest()[:16]
 
 
 def _make_overlay(vm: VmConfig, overlay: Path) -> None:

@@ -29,7 +29,7 @@ from vmjobs.hypervisor.base import VmConfig, VmLimits
 from vmjobs.hypervisor.sandbox import cgroup
 from vmjobs.hypervisor.sandbox.bubblewrap import ResourceLimits
 from vmjobs.hypervisor.sandbox.resource_limits import resource_limits_for
-from vmjobs.model import HypervisorKind
+from vmjobs.model import CAPABILITIES, HypervisorKind
 
 #: Default cpu.weight. A nice level more or less is a quarter more or less of the rest.
 NORMAL_WEIGHT = 100
@@ -195,8 +195,8 @@ class LimitEnforcer:
             groups.remove(name)
 
     def _plan(self, limits: VmLimits, processors: int, disk_paths: list[Path]) -> LimitPlan:
-        is_uml = self._kind is HypervisorKind.UML  # QEMU limits its disks itself
-        devices = [cgroup.block_device(path) for path in disk_paths] if is_uml else None
+        by_cgroup = not CAPABILITIES[self._kind].limits_disks
+        devices = [cgroup.block_device(path) for path in disk_paths] if by_cgroup else None
         return plan_limits(limits, processors, detect_limit_support(), devices)
 
 

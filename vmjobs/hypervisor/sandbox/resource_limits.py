@@ -17,7 +17,7 @@ from typing import Final
 from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor.base import VmConfig
 from vmjobs.hypervisor.sandbox.bubblewrap import ResourceLimits
-from vmjobs.model import MIB, HypervisorKind
+from vmjobs.model import CAPABILITIES, MIB, HypervisorKind
 
 GIB: Final = 1024 * MIB
 #: As many as Linux lets a guest create: one for each 32 pages (``set_max_threads`` in kernel/fork.c).
@@ -51,7 +51,7 @@ def resource_limits_for(vm: VmConfig, kind: HypervisorKind) -> ResourceLimits:
         HypervisorError: one of its disks is missing.
     """
     memory, cpus = vm.memory * MIB, vm.cpus
-    translated = TRANSLATION_CACHE_BYTES + cpus * TLB_BYTES if kind is HypervisorKind.QEMU else 0
+    translated = TRANSLATION_CACHE_BYTES + cpus * TLB_BYTES if CAPABILITIES[kind].emulated else 0
     try:
         live = vm.image.live
         sizes = [vm.image.root.stat().st_size if live is None else live.size]
