@@ -82,6 +82,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("faults")
     for line in lines:
         terminalreporter.line(line)
-    report_file = REPORTS[terminalreporter.config.option.markexpr == "soak"]
+    report_file = REPORTS["not soak" not in terminalreporter.config.option.markexpr]
     report_file.parent.mkdir(exist_ok=True)
     report_file.write_text("\n".join(lines) + "\n", "utf-8")
