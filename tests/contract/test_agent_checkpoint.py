@@ -5,66 +5,26 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import secrets
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from images.store.image_store import ImageStore
-from images.transfer.file_transfer import ChunkedFileTransfer
-from repository.images.checkpoints import checkpoint_of
-from tests.kit import ROOT
-from tests.kit.agent_runs import Images, Lease
-from tests.kit.api_site import Site, make_site, serving
+from tests.kit.saved_jobs import COUNTS, LAST, Place, Qemu, place
 from tests.kit.waiting import wait_until
-from vmjobs.agent.journal import Journal, sweep
-from vmjobs.agent.run.job_run import execute
-from vmjobs.agent.run.outcome import RunOutcome
-from vmjobs.agent.run.services import RunServices, RunSettings
-from vmjobs.agent.run.state import Run, RunRequest
-from vmjobs.agent.vm.events import EventQueue, LeaseLost, RunEvent, SaveRequested, SignalSent
-from vmjobs.client import JobAgentClient, Retries
-from vmjobs.errors import HypervisorError, QuotaExceeded, Unavailable
-from vmjobs.file_transfer import ContentReceiver
-from vmjobs.hypervisor.base import Hypervisor, VmConfig, VmState
-from vmjobs.hypervisor.libvirt.connection import node_connection
-from vmjobs.hypervisor.libvirt.driver import Libvirt
-from vmjobs.model import MIB, Checkpoint, HypervisorKind, JobState, ReasonCode, StreamName
+from vmjobs.agent.vm.events import LeaseLost, SaveRequested
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import VmConfig, VmState
+from vmjobs.model import JobState, ReasonCode
+
+__all__ = ["place"]
 
 S, C = JobState, ReasonCode
-BOOT = 120.0
-LAST = 40
 #: Time for five retries of a guest's request; only a guest that may have been saved retries more often.
 PATIENCE = 15.0
-#: Counts to LAST; tests insert extra commands.
-COUNTS = f"""#!/bin/sh
-n=0
-while [ $n -lt {LAST} ]; do
-    n=$((n + 1))
-    echo $n
-    echo $n $$ >>numbers
-    sleep 0.2
-done
-date +%s >clock
-"""
-
-
-class Qemu(Libvirt):
-    """QEMU on this node. saves: set once a VM is to be saved."""
-
-    def __init__(self) -> None:
-        super().__init__(HypervisorKind.QEMU, node_connection())
-        self.saves = threading.Event()
-
-    def save(self, name: str, path: Path) -> None:
-        self.saves.set()
-        super().save(name, path)
 
 
 class Elsewhere(Qemu):
@@ -73,152 +33,6 @@ class Elsewhere(Qemu):
     @property
     def platform(self) -> str:
         return "qemu 99.0.0, q35, tcg"
-
-
-@dataclass
-class Node:
-    """A node with its own journal; runs one attempt at a job."""
-
-    site: Site
-    url: str
-    folder: Path
-    job: str
-    driver: Hypervisor
-    file_transfer: ChunkedFileTransfer = field(default_factory=ChunkedFileTransfer)
-    lease: Lease = field(default_factory=Lease)
-    outcome: RunOutcome | None = None
-
-    def __post_init__(self) -> None:
-        store = ImageStore(ROOT / "build" / "images")
-        image = store.prepare(store.resolve("generic"))
-        journal = Journal(self.folder / "runs")
-        settings = RunSettings("here", 16 * MIB, 16 * MIB, grace_seconds=3)
-        services = RunServices(
-            Images(image), self._choose, journal, settings, file_transfer=self.file_transfer
-        )
-        token = self.site.issuer.job_token(self.job, "ada")
-        source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=2.0))
-        self.run = Run(
-            RunRequest(source, self.lease, services, self.job, secrets.token_hex(16), EventQueue())
-        )
-        self._thread = threading.Thread(target=self._execute)
-        self._thread.start()
-
-    def _execute(self) -> None:
-        self.outcome = execute(self.run)
-
-    def _choose(self, *_: object, **__: object) -> Hypervisor:
-        return self.driver
-
-    def signal(self, number: int) -> None:
-        self.run.request.event_queue.put(SignalSent(number))
-
-    def wait(self) -> None:
-        self._thread.join(180)
-
-    def runs(self) -> None:
-        """Wait until the script runs on this node, or the attempt has ended."""
-        wait_until(self._has_run, BOOT, "the script runs")
-
-    def says(self, words: str) -> None:
-        """Wait until the console of its VM contains these words."""
-        console, wanted = self.run.stream(StreamName.CONSOLE), words.encode()
-        wait_until(lambda: wanted in console.read_bytes(), BOOT, f"it says {words}")
-
-    def _has_run(self) -> bool:
-        return self.lease.reached(S.RUNNING) or not self._thread.is_alive()
-
-    def ended(self) -> RunOutcome:
-        """Wait for the outcome, and check that nothing is left of the run."""
-        self.wait()
-        assert self.outcome is not None
-        journal = self.run.request.services.journal
-        assert list(journal.root.iterdir()) == []
-        assert sweep(journal, {self.driver.kind: self.driver}) == []
-        assert self.run.choice.vm_name not in self.driver.list()
-        return self.outcome
-
-
-@dataclass
-class Place:
-    """A service, and nodes."""
-
-    site: Site
-    url: str
-    folder: Path
-    job: str = ""
-    nodes: list[Node] = field(default_factory=list)
-
-    def submit(self, script: str = COUNTS, **fields: object) -> None:
-        spec = {"hypervisor": "qemu", "memory": 192, "disk": 32, "checkpoint": True, **fields}
-        (self.job,) = self.site.user().submit(
-            script=script, outputs=["numbers", "clock"], run_seconds=120, **spec
-        )
-
-    def node(
-        self, driver: Hypervisor | None = None, file_transfer: ChunkedFileTransfer | None = None
-    ) -> Node:
-        """Have a new node run the job."""
-        folder = self.folder / f"node{len(self.nodes)}"
-        driver = driver or Qemu()
-        made = Node(
-            self.site, self.url, folder, self.job, driver, file_transfer or ChunkedFileTransfer()
-        )
-        self.nodes.append(made)
-        return self.nodes[-1]
-
-    def leaves(
-        self, driver: Hypervisor | None = None, file_transfer: ChunkedFileTransfer | None = None
-    ) -> RunOutcome:
-        """Run the job on a new node, evict it once it counts, and return the outcome."""
-        node = self.node(driver, file_transfer)
-        self.counts()
-        node.signal(15)
-        return node.ended()
-
-    def out(self) -> list[int]:
-        """The numbers counted so far, from the service's copy of the output."""
-        stream = self.site.repository.jobs.open_stream(self.job, StreamName.OUT)
-        return [int(line) for line in b"".join(stream.chunks()).splitlines()]
-
-    def completes(self, driver: Hypervisor | None = None) -> Node:
-        """Run the job to its end on a new node; check that it counts each number exactly once."""
-        node = self.node(driver)
-        ended = node.ended()
-        assert (ended.state, ended.reason.code) == (S.COMPLETED, C.SUCCEEDED), ended.reason
-        self.check_counted()
-        return node
-
-    def check_counted(self) -> None:
-        assert self.out() == list(range(1, LAST + 1))
-
-    def counts(self, beyond: int = 2) -> None:
-        """Wait until the job has counted beyond this number."""
-        wait_until(lambda: max(self.out(), default=0) > beyond, BOOT, f"it counts beyond {beyond}")
-
-    def checkpoint(self) -> Checkpoint | None:
-        with self.site.repository.database.read() as session:
-            return checkpoint_of(session, self.job)
-
-    def output(self, name: str) -> str:
-        with self.site.repository.jobs.open_output(self.job, name) as file:
-            return b"".join(file).decode()
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    # Socket paths must be short, and pytest's directories have long paths.
-    with tempfile.TemporaryDirectory(prefix="saved-") as name:
-        folder = Path(name)
-        site = make_site(folder / "site")
-        with serving(site.app) as url:
-            place = Place(site, url, folder)
-            yield place
-            for node in place.nodes:
-                node.signal(2)
-                node.wait()
-            for node in place.nodes:  # a resumed VM keeps the name from its first node
-                node.ended()
 
 
 def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
@@ -281,26 +95,6 @@ def test_whoever_is_not_to_be_saved_is_stopped(place: Place, number: int) -> Non
 
 
 @pytest.mark.soak
-def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.submit()
-    first = place.node()
-    place.counts()
-
-    def refuse(*_: object) -> None:
-        raise QuotaExceeded("the quota is used up")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("repository.images.segments.check_quota", refuse)
-        first.signal(15)
-        left = first.ended()
-    assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
-    assert "checkpoint was not stored" in left.reason.message
-    place.completes()
-
-
-@pytest.mark.soak
 def test_a_machine_that_could_not_send_all_is_not_saved(place: Place) -> None:
     """The lost data would be missing wherever the VM resumed."""
     place.submit()
@@ -331,54 +125,6 @@ def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> No
     assert node.ended().state is S.COMPLETED
     place.check_counted()
     assert len(place.output("numbers").splitlines()) == LAST
-
-
-class WatchedTransfer(ChunkedFileTransfer):
-    """Calls ``before`` before it sends a file."""
-
-    def __init__(self, before: Callable[[Callable[[], None]], None]) -> None:
-        self._before = before
-
-    def send(
-        self, path: Path, receiver: ContentReceiver, check_cancelled: Callable[[], None]
-    ) -> tuple[str, int]:
-        self._before(check_cancelled)
-        return super().send(path, receiver, check_cancelled)
-
-
-@pytest.mark.soak
-def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place) -> None:
-    missed: list[int] = []
-
-    def away(_heed: Callable[[], None]) -> None:
-        missed.append(1)
-        if len(missed) == 3:
-            raise Unavailable("api", "it does not answer")
-
-    place.submit()
-    assert place.leaves(file_transfer=WatchedTransfer(away)).reason.code is C.CHECKPOINTED
-    assert len(missed) > 3
-    assert place.completes().run.choice.resumed is not None
-
-
-@pytest.mark.soak_for("why1")
-@pytest.mark.parametrize("why", [SignalSent(2), LeaseLost()])
-def test_whoever_is_told_to_end_while_its_vm_is_sent_sends_no_more(place: Place, why: RunEvent) -> None:
-    sending = threading.Event()
-
-    def wait(check_cancelled: Callable[[], None]) -> None:
-        sending.set()
-        wait_until(lambda: check_cancelled() is not None, 60, "the upload to be given up")
-
-    place.submit()
-    node = place.node(file_transfer=WatchedTransfer(wait))
-    place.counts()
-    node.signal(15)
-    assert sending.wait(60)
-    node.run.request.event_queue.put(why)
-    left = node.ended()
-    assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
-    assert place.checkpoint() is None
 
 
 class Late(Qemu):

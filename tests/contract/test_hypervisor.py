@@ -2,109 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import re
-import shutil
 import signal
-import socket
-import socketserver
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.kit import hypervisors
-from tests.kit.guests import direct_boot_guest, kernel_tree, root_disk_guest
-from tests.kit.hypervisors import (
-    BOOT,
-    Bench,
-    Endpoint,
-    endpoint,
-    host_addresses,
-    kill_all,
-    mentioning,
-    said,
-)
-from tests.kit.real_mode import untested
+from tests.kit.hypervisor_drivers import bench, connection, driver, image
+from tests.kit.hypervisors import BOOT, Bench, endpoint, kill_all, mentioning, said
 from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.vm_instance import CONSOLE_TICK_SECONDS
-from vmjobs.agent.guest.endpoint import serving
-from vmjobs.agent.guest.guest_session import GuestSession
-from vmjobs.agent.vm.events import EventQueue
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import (
-    SSH_PORT,
-    BootImage,
-    DataDisk,
-    Hypervisor,
-    ShutdownCause,
-    VmConfig,
-    VmState,
-    VmUsage,
-)
-from vmjobs.hypervisor.libvirt.connection import Connection, node_connection
-from vmjobs.hypervisor.libvirt.driver import Libvirt
-from vmjobs.hypervisor.network.outbound import OutboundPolicy
+from vmjobs.hypervisor.base import Hypervisor, ShutdownCause, VmConfig, VmState, VmUsage
 from vmjobs.hypervisor.sandbox import helper_processes
 from vmjobs.hypervisor.uml import kernel_boot
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, NetworkMode
+
+__all__ = ["bench", "connection", "driver", "image"]
 
 #: Seconds within which a VM must be gone after a call of :meth:`Hypervisor.destroy`.
 DESTROY = 20.0
 #: Least processor seconds of a guest that has worked.
 WORK = 1.0
 
-KINDS = [HypervisorKind.UML, HypervisorKind.QEMU, HypervisorKind.KVM]
-
-
 #: Hypervisors that can save VMs; the others report that they cannot.
 SAVES = pytest.mark.parametrize("driver", [HypervisorKind.QEMU, HypervisorKind.KVM], indirect=True)
-
-
-@pytest.fixture(scope="session")
-def connection() -> Connection:
-    return node_connection()
-
-
-@pytest.fixture(scope="session", params=KINDS)
-def driver(request: pytest.FixtureRequest, connection: Connection) -> Hypervisor:
-    kind: HypervisorKind = request.param
-    if kind is HypervisorKind.UML:
-        found: Hypervisor = UserModeLinux()
-    else:
-        found = Libvirt(kind, connection, kernels=lambda: (kernel_tree() / "boot").glob("vmlinuz-*"))
-    result = found.probe(BOOT)
-    if not result.works:
-        pytest.skip(f"{kind}: {result.detail}{untested(kind)}")
-    assert result.version
-    return found
-
-
-@pytest.fixture(scope="session")
-def image(driver: Hypervisor, tmp_path_factory: pytest.TempPathFactory) -> BootImage:
-    directory = tmp_path_factory.mktemp("guest")
-    if driver.kind is HypervisorKind.UML:
-        return root_disk_guest(directory)
-    return direct_boot_guest(directory, kernel_tree())
-
-
-@pytest.fixture
-def bench(driver: Hypervisor, image: BootImage, tmp_path: Path) -> Iterator[Bench]:
-    with hypervisors.bench(driver, image, tmp_path) as made:
-        yield made
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_boots_speaks_and_powers_off(bench: Bench) -> None:
@@ -187,17 +117,6 @@ def test_a_guest_that_several_users_share_is_traced(bench: Bench, shared: bool) 
     assert {procs.is_traced(child) for child in children} == {shared}
 
 
-@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
-def test_a_job_has_several_processors_of_uml_and_a_shared_guest_one(bench: Bench) -> None:
-    assert "processors=2" in bench.run("processors", cpus=2)
-    for driver, fields in (
-        (bench.driver, {"shared": True}),
-        (UserModeLinux(kernel_boot.DEBIAN_KERNEL), {}),
-    ):
-        with pytest.raises(HypervisorError, match="needs 2 processors, and UML has 1"):
-            driver.start(bench.vm("processors", cpus=2, **fields))
-
-
 @pytest.mark.soak_for("qemu")
 def test_a_vm_that_lost_its_way_outside_has_ended(bench: Bench) -> None:
     vm = bench.start("count", "count=1", network=bench.network(NetworkMode.OUTBOUND))
@@ -215,17 +134,6 @@ def ends_soon(bench: Bench, vm: VmConfig) -> None:
     )
     assert time.monotonic() - began < 3
     assert bench.driver.shutdown_cause(vm.name) is ShutdownCause.KILLED
-
-
-@pytest.mark.soak_for("qemu")
-def test_a_vm_whose_guest_leaves_its_network_goes_on(bench: Bench) -> None:
-    network = bench.network()
-    with endpoint(network):
-        vm = bench.vm("unplugged", network=network)
-        bench.driver.start(vm)
-        assert bench.driver.wait(vm.name, BOOT) is VmState.GONE
-        assert "guest: done" in said(vm.console)
-        assert bench.driver.shutdown_cause(vm.name) is ShutdownCause.POWEROFF
 
 
 def test_what_never_was_is_gone(bench: Bench) -> None:
@@ -365,162 +273,6 @@ def test_what_a_vm_has_used_is_known_after_its_end(bench: Bench) -> None:
     assert used.cpu_seconds > WORK
     assert MIB * 64 <= used.memory < MIB * (vm.memory + 256)
     assert bench.driver.usage(vm.name) == used, "it is remembered"
-
-
-@pytest.mark.soak_for("qemu")
-def test_console_is_complete(bench: Bench) -> None:
-    lines = 120_000
-    text = bench.run("flood", f"lines={lines}")
-    tail = " 0123456789012345678901234567890123456789"
-    flood = [line.removesuffix(tail) for line in text.splitlines() if line.endswith(tail)]
-    assert len(text) > 5_000_000
-    assert flood == [str(number) for number in range(1, lines + 1)]
-
-
-def test_disks(bench: Bench) -> None:
-    job, scratch, output = (bench.directory / name for name in ("job", "scratch,a:b c", "output"))
-    job.write_bytes(b"the job!".ljust(1 << 20, b"\0"))
-    for path in (scratch, output):
-        with path.open("wb") as file:
-            file.truncate(8 << 20)
-    before = digest(bench.image.root), digest(job)
-    text = bench.run(
-        "disks", disks=(DataDisk(job, read_only=True), DataDisk(scratch), DataDisk(output))
-    )
-    assert "root=scribbled" in text
-    assert "job=the job!" in text
-    assert "scratch=written" in text
-    assert "disks=4" in text
-    assert output.read_bytes().startswith(b"output of the guest\0")
-    assert (digest(bench.image.root), digest(job)) == before
-
-
-@pytest.mark.soak_for("qemu")
-def test_an_overlay_that_is_to_be_kept_outlives_its_vm(bench: Bench) -> None:
-    before = digest(bench.image.root)
-    kept, workdir = bench.directory / "kept, a:b", bench.directory / "same"
-    disks = []
-    for name in ("job", "scratch", "output"):
-        disks.append(DataDisk(bench.directory / name))
-        with disks[-1].path.open("wb") as file:
-            file.truncate(8 << 20)
-
-    def first_bytes(overlay: Path | None) -> str:
-        workdir.mkdir()
-        text = bench.run("disks", disks=tuple(disks), workdir=workdir, overlay=overlay)
-        shutil.rmtree(workdir)
-        return next(line for line in text.splitlines() if line.startswith("root=")).strip("\r")
-
-    assert first_bytes(kept) != "root=scribbled"
-    assert first_bytes(kept) == "root=scribbled"
-    assert first_bytes(None) != "root=scribbled"
-    assert digest(bench.image.root) == before
-
-
-def test_guest_reaches_its_endpoint(bench: Bench) -> None:
-    """Even if its working directory is deeply nested."""
-    workdir = bench.directory / ("d" * 60) / ("e" * 50) / "work"
-    workdir.mkdir(parents=True)
-    network = bench.network()
-    with endpoint(network) as server:
-        vm = bench.vm("network", network=network, workdir=workdir)
-        bench.driver.start(vm)
-        assert mentioning(vm.name)
-        text = bench.end(vm)
-        wait_until(lambda: not mentioning(vm.name), 10, "all its processes are gone")
-    assert "small=hello" in text
-    assert f"sum={hashlib.md5(Endpoint.large).hexdigest()}" in text  # noqa: S324
-    assert "uploaded=1048576" in text
-    assert [path for path, _ in server.requests] == ["/small", "/large", "/upload"]
-
-
-@pytest.mark.soak_for("qemu")
-@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
-def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
-    """The listener may close, and open again for a running VM."""
-    network = bench.network(mode, SSH_PORT)
-    vm = bench.start("door", "guest: up", network=network)
-    answer(network.listening[SSH_PORT], b"")
-    again = bench.driver.open_network(mode, [SSH_PORT], running=vm.name)
-    again.close()
-    answer(again.listening[SSH_PORT], b"come in")
-    assert "door=come in" in bench.end(vm)
-
-
-def answer(server: socket.socket, word: bytes) -> None:
-    """Accept one connection of the guest, send ``word``, and stop listening."""
-    with server:
-        server.settimeout(BOOT)
-        guest, _ = server.accept()
-        with guest:
-            guest.settimeout(BOOT)
-            assert guest.recv(6, socket.MSG_WAITALL) == b"hello\n"
-            guest.sendall(word)
-
-
-@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
-@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
-def test_guest_gets_its_address_by_dhcp(bench: Bench, mode: NetworkMode) -> None:
-    network = bench.network(mode)
-    with serving(GuestSession("a token", EventQueue(), {}, 0), network):
-        text = bench.run("dhcp", network=network)
-    beyond = "10.0.2.2, 10.0.2.3" if mode is NetworkMode.OUTBOUND else ", "
-    assert f"bound=10.0.2.15 via {beyond}" in text
-
-
-@pytest.mark.soak_for("qemu")  # its network is the same
-@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
-def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
-    """In mode ``repository`` it reaches no other address either, nor a name server."""
-    network = bench.network(mode)
-    with (
-        endpoint(network),
-        socket.create_server(("127.0.0.1", 0)) as private,
-        socket.create_server(("0.0.0.0", 0)) as public,  # noqa: S104
-    ):
-        own, open_to_all = private.getsockname()[1], public.getsockname()[1]
-        targets = [f"{address}:{own}" for address in ("10.0.2.1", "10.0.2.2", "127.0.0.1", "10.0.2.3")]
-        targets += [f"{address}:{open_to_all}" for address in ("0.0.0.0", *host_addresses())]  # noqa: S104
-        targets += ["10.0.2.100:22", "192.0.2.1:80"]
-        targets += ["10.0.2.3:53"] if mode is NetworkMode.REPOSITORY else []
-        text = bench.run("confined", f"targets={','.join(targets)}", network=network)
-        assert "small=hello" in text
-        assert "reached=" not in text.replace(
-            "reached=dns", "" if mode is NetworkMode.OUTBOUND else "!"
-        )
-        for listener in (private, public):
-            listener.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                listener.accept()
-
-
-@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
-def test_guest_reaches_what_its_site_allows_and_nothing_that_it_denies(bench: Bench) -> None:
-    """The server has an address of this host, which is otherwise closed to guests."""
-    address = host_addresses()[0]
-    for policy, reached in (
-        (OutboundPolicy(), False),
-        (OutboundPolicy(allow=(address,)), True),
-        (OutboundPolicy(allow=(f"{address}/30",), deny=(address,)), False),
-    ):
-        bench.driver = UserModeLinux(policy=policy)
-        network = bench.network(NetworkMode.OUTBOUND)
-        with (
-            endpoint(network),
-            socketserver.TCPServer((address, 0), socketserver.BaseRequestHandler) as server,
-        ):
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            target = f"{address}:{server.server_address[1]}"
-            text = bench.run("confined", f"targets={target}", network=network)
-            server.shutdown()
-        assert (f"reached={target}" in text) is reached
-
-
-@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
-def test_guest_does_not_mount_the_host(bench: Bench) -> None:
-    text = bench.run("hostfs")
-    assert "guest: done" in text
-    assert "mounted" not in text.partition("guest: up")[2]
 
 
 def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Container images from a real registry, as VM images that boot."""
+"""Container images from a real registry, made into VM images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from images.content import CHUNK_BYTES, iter_segments, zero_chunk_digest
 from images.oci.fetch import RegistryAccess
-from images.oci.importer import ImportedImage, import_reference
+from images.oci.importer import ImportedImage
 from images.store.image_store import ImageStore
 from tests.kit.cli import vmjobs
 from tests.kit.container_images import (
@@ -26,13 +26,13 @@ from tests.kit.container_images import (
     USER,
     Layer,
     Registry,
-    gzipped,
     plain,
     registry,
     write_layout,
     zstded,
 )
-from tests.kit.image_builds import WORK, Bench, Guest, fsck, need
+from tests.kit.container_imports import OPEN, Made, from_scratch, imported, run, workdir
+from tests.kit.image_builds import Bench
 from vmjobs.errors import (
     DigestMismatch,
     ImageRejected,
@@ -41,17 +41,8 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import HypervisorKind, NetworkMode, ReasonCode
 
-pytest_plugins = ["tests.kit.image_builds"]
-Made = Callable[..., ImportedImage]
-OPEN = RegistryAccess(insecure=True)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need("skopeo", "docker-registry", "mmdebstrap", "busybox")
-    return tmp_path_factory.mktemp("containers")
+pytest_plugins = ["tests.kit.container_imports", "tests.kit.image_builds"]
 
 
 @pytest.fixture(scope="module")
@@ -66,60 +57,11 @@ def private_registry(place: Path) -> Iterator[Registry]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def store(place: Path) -> ImageStore:
-    return ImageStore(place / "store")
-
-
-@pytest.fixture
-def made(tmp_path: Path, store: ImageStore) -> Callable[..., ImportedImage]:
-    """Function that imports a container of given layers and configuration."""
-
-    def make(layers: list[Layer], config: dict[str, Any] | None = None, **more: Any) -> ImportedImage:
-        name = more.pop("name", "container")
-        write_layout(tmp_path / "layout", layers, config, **more)
-        return imported(f"oci-layout:{tmp_path}/layout", store, name=name)
-
-    return make
-
-
-def busybox() -> bytes:
-    return Path("/bin/busybox").read_bytes()
-
-
-def from_scratch() -> Layer:
-    """A program and nothing else: no shell under its usual name, no users, no directories."""
-    return Layer().file("busybox", busybox(), 0o755)
-
-
-def run(vms: Bench, image: ImportedImage, **fields: Any) -> Guest:
-    """Run the container in a VM, to its end."""
-    values = {"network": NetworkMode.NONE, "strategy": "image", **fields}
-    return vms.start(image.digest, values.pop("script", ""), **values).end()
-
-
-def imported(
-    reference: str, store: ImageStore, access: RegistryAccess = OPEN, **options: Any
-) -> ImportedImage:
-    return import_reference(reference, store, workdir(store), access=access, **options)
-
-
 def published(running: Registry, folder: Path, name: str, layer: Layer, **config: Any) -> str:
     """Push a container of one layer to a registry; return its reference."""
     write_layout(folder / "layout", [layer], config)
     running.push(folder / "layout", name)
     return f"oci:{running.host}/{name}"
-
-
-def workdir(store: ImageStore) -> Path:
-    """The default working directory, beside the store; kernel and tools are shared."""
-    folder = store.root.parent / "work"
-    if not folder.exists():
-        folder.mkdir()
-        for shared in ("containers", "packages"):
-            (WORK / shared).mkdir(parents=True, exist_ok=True)
-            (folder / shared).symlink_to(WORK / shared)
-    return folder
 
 
 # ------------------------------------------------------------------ names, digests, credentials
@@ -163,6 +105,31 @@ def test_the_same_container_is_the_same_image_everywhere(
     two = imported(f"oci-layout:{tmp_path}/layout", ImageStore(tmp_path / "other"))
     assert one.digest == two.digest
     assert one.source.endswith(digest)
+
+
+def test_images_on_the_same_layers_share_their_blocks(tmp_path: Path, store: ImageStore) -> None:
+    base = Layer()
+    for number in range(300):
+        data = (b"%d " % number) * (997 * (1 + number % 20))
+        base.file(f"usr/lib/part{number % 17}/file{number}", data)
+    shared = []
+    for name in ("one", "two"):
+        own = Layer().file(f"opt/{name}", os.urandom(300_000)).without("usr/lib/part3/file3")
+        write_layout(tmp_path / name, [base, own])
+        image = imported(f"oci-layout:{tmp_path}/{name}", store)
+        shared.append(blocks(store, image))
+    common = sum(digest in set(shared[1]) for digest in shared[0])
+    # The 300 kB of the image's own layer, and metadata.
+    assert len(shared[0]) - common <= 300_000 // CHUNK_BYTES + 1 + 6
+    assert common / len(shared[0]) > 0.9
+
+
+def blocks(store: ImageStore, image: ImportedImage) -> list[bytes]:
+    """Digests of the chunks of the root disk that are not zeros."""
+    path = store.folder.verify(store.manifest(image.digest).root.digest)
+    with path.open("rb", buffering=0) as file:
+        found = [digests or [] for _, digests in iter_segments(file, path.stat().st_size)]
+    return [digest for digests in found for digest in digests if digest != zero_chunk_digest()]
 
 
 def test_one_of_several_architectures_is_taken(
@@ -355,205 +322,3 @@ def test_a_hostile_layer_leaves_nothing_behind(store: ImageStore, made: Made) ->
     after = {path for path in store.root.rglob("*") if "locks" not in path.parts}
     assert after <= before
     assert list(workdir(store).glob("container-*")) == []
-
-
-# ------------------------------------------------------------------ running
-
-
-def test_a_program_and_nothing_else(store: ImageStore, made: Made, vms: Bench) -> None:
-    image = made(
-        [from_scratch()], {"Entrypoint": ["/busybox"], "Cmd": ["echo", "hello  world", "$HOME"]}
-    )
-    check(store, image)
-    for network in (NetworkMode.NONE, NetworkMode.REPOSITORY):
-        guest = run(vms, image, network=network)
-        assert guest.out.getvalue() == b"hello  world $HOME\n", guest.text
-        assert guest.exit == {"code": 0}
-    guest = run(vms, image, arguments=("ls", "-A", "/"))
-    seen = set(guest.out.getvalue().decode().split())
-    assert seen == {".vmjobs", "busybox", "dev", "etc", "proc", "sys"}
-    script = "#!/busybox sh\n/busybox id\nkill -9 $$\n"
-    guest = run(vms, image, script=script)
-    assert guest.exit == {"signal": 9}, guest.text
-    assert guest.out.getvalue() == b"uid=0 gid=0 groups=0\n"
-
-
-def check(store: ImageStore, image: ImportedImage) -> None:
-    """Check the root disk with e2fsck. A container's disk needs no lost+found."""
-    disk = store.folder.verify(store.manifest(image.digest).root.digest)
-    assert all("lost+found" in line for line in fsck(disk))
-
-
-def test_an_image_cannot_bring_a_guest_program_of_its_own(made: Made, vms: Bench) -> None:
-    layers = [
-        from_scratch().file(".vmjobs/init", "#!/busybox sh\necho mine\n", 0o755),
-        Layer()
-        .without(".vmjobs")
-        .symlink(".vmjobs", "/etc")
-        .file("proc/left", "x")
-        .symlink("sys", "dev"),
-    ]
-    image = made(layers, {"Cmd": ["/busybox", "ls", "-A", "/.vmjobs/job", "/etc"]})
-    guest = run(vms, image)
-    assert guest.exit == {"code": 0}, guest.text
-    assert "init" not in guest.out.getvalue().decode()
-
-
-PASSWD = "root:x:0:0::/root:/bin/sh\napp:x:1234:100::/home/app:/bin/sh\n"
-TOOLS = ("sh", "id", "env", "cat", "ls", "stat", "sleep", "pwd", "echo", "sort", "kill", "touch")
-
-
-def small_system(pack: Any = gzipped) -> Layer:
-    """A shell with a few tools, and users."""
-    layer = Layer(pack=pack).folder("bin").file("bin/busybox", busybox(), 0o755)
-    for tool in TOOLS:
-        layer.link(f"bin/{tool}", "bin/busybox")
-    layer.file("etc/passwd", PASSWD).file("etc/group", "root:x:0:\nusers:x:100:\nlab:x:77:app\n")
-    return layer.folder("tmp", 0o1777).folder("home/app", uid=1234, gid=100)
-
-
-def test_layers_users_and_permissions(store: ImageStore, made: Made, vms: Bench) -> None:
-    below = small_system().file("opt/gone", "x").file("opt/dir/old", "x").file("opt/kept", "kept")
-    above = Layer(pack=zstded).without("opt/gone").opaque("opt/dir").file("opt/dir/new", "new")
-    above.file("opt/suid", busybox(), 0o4755).file("opt/secret", "s", 0o600).link(
-        "opt/hard", "opt/kept"
-    )
-    above.file("opt/mine", "m", 0o640, uid=1234, gid=77)
-    image = made(
-        [below, above],
-        {
-            "Entrypoint": ["/bin/sh", "-c"],
-            "Cmd": ["id; pwd; cat /opt/secret; cat /opt/dir/new; stat -c '%a %u %g %h %n' /opt/*"],
-            "User": "app",
-            "WorkingDir": "/data/made/for/it",
-            "Env": ["COLOUR=dark blue"],
-        },
-    )
-    check(store, image)
-    guest = run(vms, image)
-    assert guest.out.getvalue().decode().splitlines() == [
-        "uid=1234(app) gid=100(users) groups=77(lab),100(users)",
-        "/data/made/for/it",
-        "new755 0 0 2 /opt/dir",
-        "644 0 0 2 /opt/hard",
-        "644 0 0 2 /opt/kept",
-        "640 1234 77 1 /opt/mine",
-        "600 0 0 1 /opt/secret",
-        "4755 0 0 1 /opt/suid",
-    ], guest.text
-    assert b"Permission denied" in guest.err.getvalue()
-
-
-def test_inputs_and_outputs_of_a_program_are_in_its_directory(made: Made, vms: Bench) -> None:
-    config = {
-        "Entrypoint": ["/bin/sh", "-c", 'cat in/x.txt >>found.txt; echo "$@" >>found.txt; id -u', "sh"],
-        "Cmd": ["nothing"],
-        "User": "1234",
-        "WorkingDir": "/home/app",
-    }
-    image = made([small_system()], config)
-    for network in (NetworkMode.NONE, NetworkMode.REPOSITORY):
-        guest = run(
-            vms,
-            image,
-            network=network,
-            inputs={"in/x.txt": b"input\n"},
-            arguments=("a b", "c"),
-            outputs=("*.txt", "in/*"),
-        )
-        assert guest.out.getvalue() == b"1234\n", guest.text
-        found = {"found.txt": b"input\na b c\n", "in/x.txt": b"input\n"}
-        assert guest.outputs == found, (guest.report, guest.text)
-
-
-@pytest.mark.parametrize("network", [NetworkMode.NONE, NetworkMode.REPOSITORY])
-def test_a_script_runs_in_the_container(made: Made, vms: Bench, network: NetworkMode) -> None:
-    config = {"User": "app", "Env": ["PATH=/opt/bin:/bin", "lib=x", "run=y", "IFS=z"], "Cmd": ["never"]}
-    layer = small_system().file("opt/bin/tool", "#!/bin/sh\necho tool of the image\n", 0o755)
-    image = made([layer], config)
-    script = """#!/bin/sh
-tool; id; pwd; cat in.txt; echo "$1" >out.txt; touch /tmp/mine; echo "$lib $run $HOME"
-echo again >/dev/stdout; env | sort | cat >env.txt
-trap 'exit 9' INT; kill -INT $$; exit 1
-"""
-    guest = run(
-        vms,
-        image,
-        network=network,
-        script=script,
-        strategy="script",
-        inputs={"in.txt": b"input\n"},
-        arguments=("it's",),
-        environment={"MINE": "1"},
-        outputs=("*.txt",),
-    )
-    assert guest.exit == {"code": 9}, guest.text
-    assert guest.out.getvalue().decode().splitlines() == [
-        "tool of the image",
-        "uid=1234(app) gid=100(users) groups=77(lab),100(users)",
-        "/.vmjobs/job/work",
-        "input",
-        "x y /home/app",
-        "again",
-    ]
-    assert guest.outputs["out.txt"] == b"it's\n"
-    assert b"MINE=1\n" in guest.outputs["env.txt"]
-    assert b"TOKEN" not in guest.outputs["env.txt"]
-
-
-def test_signals_reach_the_program_and_its_output_arrives_at_once(made: Made, vms: Bench) -> None:
-    command = "trap 'echo caught; exit 5' TERM; echo up; while :; do sleep 1; done"
-    image = made([small_system()], {"Cmd": ["/bin/sh", "-c", command]})
-    guest = vms.start(image.digest, "", strategy="image")
-    guest.out.wait_for(b"up\n")
-    guest.run.guest_session.send_signal(15)
-    guest.end()
-    assert guest.exit == {"code": 5}, guest.text
-    assert guest.out.getvalue() == b"up\ncaught\n"
-
-
-@pytest.mark.parametrize(
-    ("config", "exit_code"),
-    [
-        ({"Cmd": ["/no/such/program"]}, 127),
-        ({"Cmd": ["/etc/passwd"]}, 126),
-        ({}, 127),
-        ({"Cmd": ["/bin/sh", "-c", "exit 137"]}, 137),
-    ],
-)
-def test_how_programs_end(made: Made, vms: Bench, config: dict[str, Any], exit_code: int) -> None:
-    guest = run(vms, made([small_system()], config))
-    assert guest.exit == {"code": exit_code}, guest.text
-    assert guest.report.reason.code is ReasonCode.SCRIPT_FAILED
-
-
-def test_qemu_boots_the_same_image(made: Made, vms: Bench) -> None:
-    image = made([from_scratch()], {"Cmd": ["/busybox", "uname", "-r"]})
-    guest = run(vms, image, hypervisor=HypervisorKind.QEMU)
-    assert guest.exit == {"code": 0}, guest.text
-    assert b"cloud" in guest.out.getvalue()
-
-
-def test_images_on_the_same_layers_share_their_blocks(tmp_path: Path, store: ImageStore) -> None:
-    base = Layer()
-    for number in range(300):
-        data = (b"%d " % number) * (997 * (1 + number % 20))
-        base.file(f"usr/lib/part{number % 17}/file{number}", data)
-    shared = []
-    for name in ("one", "two"):
-        own = Layer().file(f"opt/{name}", os.urandom(300_000)).without("usr/lib/part3/file3")
-        write_layout(tmp_path / name, [base, own])
-        image = imported(f"oci-layout:{tmp_path}/{name}", store)
-        shared.append(blocks(store, image))
-    common = sum(digest in set(shared[1]) for digest in shared[0])
-    # The 300 kB of the image's own layer, and metadata.
-    assert len(shared[0]) - common <= 300_000 // CHUNK_BYTES + 1 + 6
-    assert common / len(shared[0]) > 0.9
-
-
-def blocks(store: ImageStore, image: ImportedImage) -> list[bytes]:
-    """Digests of the chunks of the root disk that are not zeros."""
-    path = store.folder.verify(store.manifest(image.digest).root.digest)
-    with path.open("rb", buffering=0) as file:
-        found = [digests or [] for _, digests in iter_segments(file, path.stat().st_size)]
-    return [digest for digests in found for digest in digests if digest != zero_chunk_digest()]

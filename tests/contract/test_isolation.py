@@ -6,29 +6,23 @@ Each test has its control: the same program, started by the same driver without 
 
 from __future__ import annotations
 
-import base64
 import ctypes
-import json
 import os
 import re
 import secrets
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.kit import KIT
 from tests.kit.guests import BEGIN, root_disk_guest
-from tests.kit.hypervisors import BOOT, Bench, bench, host_addresses, mentioning, said
-from tests.kit.waiting import wait_until
+from tests.kit.hostile_vms import Node, Tries, each, hostile_node
+from tests.kit.hypervisors import BOOT, bench, host_addresses, said
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
@@ -37,139 +31,18 @@ from vmjobs.hypervisor.base import (
     GATEWAY_ADDRESS,
     NAMESERVER_ADDRESS,
     BootImage,
-    DataDisk,
-    Hypervisor,
-    ShutdownCause,
     VmConfig,
     VmState,
 )
-from vmjobs.hypervisor.libvirt.connection import node_connection
-from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.sandbox import bubblewrap
-from vmjobs.hypervisor.sandbox.process_launcher import LaunchedProcess, Launcher
 from vmjobs.hypervisor.uml import mconsole
 from vmjobs.hypervisor.uml.driver import UserModeLinux
-from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
+from vmjobs.model import HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
-#: Both kinds of VMs: a User Mode Linux kernel, and QEMU that libvirt starts.
-each = pytest.mark.parametrize("node", [HypervisorKind.UML, HypervisorKind.QEMU], indirect=True)
+pytest_plugins = ["tests.kit.hostile_vms"]
+node = hostile_node  # tests.kit.agent_node has a fixture of this name
 ROOT = os.geteuid() == 0
-_Tries = dict[str, tuple[str, str]]
-_Found = dict[str, bool]
-
-
-@dataclass
-class Node:
-    """A node with resources of others, and VMs of one driver, isolated or not."""
-
-    directory: Path
-    program: Path
-    kind: HypervisorKind
-    names: list[str] = field(default_factory=list)
-
-    def vm(self, image: BootImage, *words: str) -> VmConfig:
-        made = Bench(UserModeLinux(), image, self.directory, {"memory": 128}, self.names).vm()
-        disk = made.workdir.with_suffix(".disk")
-        disk.write_bytes(b"the disk of " + made.name.encode().ljust(1 << 20, b"\0"))
-        return replace(made, disks=(DataDisk(disk),), cmdline=words)
-
-    def broken(self, tries: _Tries, then: str = "end", posing: str = "") -> VmConfig:
-        """A hostile VM: its guest controls its kernel."""
-        root = self.directory / "root"
-        root.write_bytes(bytes(4096))
-        image = BootImage("", root, kernel=root)
-        return self.vm(image, *self.told(tries, then, posing))
-
-    def told(self, tries: _Tries, then: str = "end", posing: str = "") -> tuple[str, ...]:
-        """The command line of such a kernel."""
-        words = base64.b64encode(json.dumps(tries).encode()).decode()
-        return (f"tries={words}", f"then={then}", f"as={posing}")
-
-    def driver(self, *, isolated: bool) -> Hypervisor:
-        if self.kind is HypervisorKind.UML:
-            return UserModeLinux(str(self.program), isolated=isolated)
-        return Libvirt(self.kind, node_connection(), isolated=isolated, program=str(self.program))
-
-    def begun(self, then: str, posing: str = "") -> tuple[Hypervisor, VmConfig]:
-        """Start a hostile VM in isolation; return its driver and the VM."""
-        driver, vm = self.driver(isolated=True), self.broken({}, then, posing)
-        driver.start(vm)
-        wait_until(lambda: "tried all" in said(vm.console), BOOT, "it has begun")
-        return driver, vm
-
-    def start(self, driver: Hypervisor, vm: VmConfig) -> None:
-        """Start a hostile VM. libvirt waits for QEMU's greeting, which this does not send."""
-        with nullcontext() if self.kind is HypervisorKind.UML else suppress(HypervisorError):
-            driver.start(vm)
-
-    def reached(self, tries: _Tries, *, isolated: bool) -> _Found:
-        """Return which of the attacks succeeded."""
-        found = self.tell(self.broken(tries), isolated=isolated)
-        assert list(found) == list(tries)
-        return found
-
-    def tell(self, vm: VmConfig, *, isolated: bool) -> _Found:
-        """Run a hostile VM; return which of its attacks succeeded."""
-        driver = self.driver(isolated=isolated)
-        self.start(driver, vm)
-        # A script's process has its interpreter's name: without a sandbox, no driver sees a kernel.
-        wait_until(lambda: "tried all" in said(vm.console).splitlines(), BOOT, "all was tried")
-        assert driver.wait(vm.name, BOOT) is VmState.GONE, said(vm.console)
-        driver.destroy(vm.name)
-        lines = said(vm.console).splitlines()
-        told = [json.loads(line) for line in lines if line.startswith('{"try"')]
-        sys.stdout.write("\n".join(map(str, told)))  # shown where a test fails
-        return {one["try"]: one["done"] for one in told}
-
-    def check(self, tries: _Tries, *, control: Callable[[str], bool] = lambda _: True) -> None:
-        """Check that no attack succeeds, and that those of ``control`` do without a sandbox."""
-        assert self.reached(tries, isolated=True) == dict.fromkeys(tries, False)
-        wanted = {name: True for name in tries if control(name)}
-        found = self.reached(tries, isolated=False)
-        assert {name: done for name, done in found.items() if name in wanted} == wanted
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One hostile program for all tests: libvirt probes each new one for seconds."""
-    path = tmp_path_factory.mktemp("broken") / "broken-kernel"
-    shutil.copy(KIT / "broken_kernel.py", path)
-    path.chmod(0o755)
-    return path
-
-
-@pytest.fixture
-def node(request: pytest.FixtureRequest, tmp_path: Path, program: Path) -> Iterator[Node]:
-    made = Node(tmp_path, program, getattr(request, "param", HypervisorKind.UML))
-    yield made
-    for name in made.names:
-        made.driver(isolated=True).destroy(name)
-        UserModeLinux().destroy(name)
-    assert mentioning(str(tmp_path)) == []
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
-    return root_disk_guest(tmp_path_factory.mktemp("guest"))
-
-
-@pytest.fixture(scope="module")
-def neighbour(tmp_path_factory: pytest.TempPathFactory, image: BootImage) -> Iterator[VmConfig]:
-    folder = tmp_path_factory.mktemp("neighbour")
-    disk = folder / "disk"
-    disk.write_bytes(b"the disk of another".ljust(1 << 20, b"\0"))
-    with bench(UserModeLinux(), image, folder, memory=128, disks=(DataDisk(disk),)) as made:
-        yield made.start("count", "count=2")
-
-
-@pytest.fixture
-def victim(neighbour: VmConfig) -> Iterator[VmConfig]:
-    """Another VM, which runs and goes on during all attacks."""
-    before = len(said(neighbour.console))
-    yield neighbour
-    assert UserModeLinux().state(neighbour.name) is VmState.RUNNING
-    wait_until(lambda: len(said(neighbour.console)) > before, BOOT, "it counts on")
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -194,15 +67,6 @@ def kernel_of(name: str) -> int:
     return bubblewrap.inner_processes(first)[0].pid
 
 
-def chain(words: str) -> list[int]:
-    """Process ids of a VM, oldest first."""
-    stats = {
-        p: Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split() for p in mentioning(words)
-    }
-    assert len(stats) == 4
-    return sorted(stats, key=lambda pid: (int(stats[pid][19]), pid))
-
-
 @each
 def test_files_of_others_and_of_the_agent(node: Node, victim: VmConfig) -> None:
     state = node.directory / "state"
@@ -210,7 +74,7 @@ def test_files_of_others_and_of_the_agent(node: Node, victim: VmConfig) -> None:
     token = state / "token"
     token.write_text("a secret")
     run = victim.workdir
-    tries: _Tries = {
+    tries: Tries = {
         "read the agent's token": ("read", str(token)),
         "write the agent's state": ("write", str(token)),
         "list the agent's state": ("listing", str(state)),
@@ -236,7 +100,7 @@ def test_files_of_others_and_of_the_agent(node: Node, victim: VmConfig) -> None:
 @each
 def test_its_own_image_cannot_be_written_by_its_own_name(node: Node) -> None:
     name = "base" if node.kind is HypervisorKind.UML else str(node.directory / "root")
-    tries: _Tries = {
+    tries: Tries = {
         "write the image": ("write", name),
         "write /usr": ("create", f"/usr/{secrets.token_hex(8)}"),
     }
@@ -248,7 +112,7 @@ def test_its_own_image_cannot_be_written_by_its_own_name(node: Node) -> None:
 
 def test_what_is_its_own_it_has(node: Node) -> None:
     """The sandbox is not empty: it has what a kernel needs."""
-    tries: _Tries = {
+    tries: Tries = {
         "image": ("read", "base"),
         "overlay": ("write", "overlay"),
         "disk": ("write", "disk1"),
@@ -282,7 +146,7 @@ def test_sockets_of_the_agent_and_of_other_vms(node: Node, victim: VmConfig) -> 
 def test_the_hosts_network(node: Node) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104
         port = server.getsockname()[1]
-        tries: _Tries = {
+        tries: Tries = {
             f"tcp to {host}": ("tcp", f"{host}:{port}") for host in ("127.0.0.1", *host_addresses())
         }
         tries |= {
@@ -292,7 +156,7 @@ def test_the_hosts_network(node: Node) -> None:
         node.check(tries)
     # Not every kernel has these, so their controls may fail.
     others = (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET)
-    rare: _Tries = {number.name: ("family", str(number.value)) for number in others}
+    rare: Tries = {number.name: ("family", str(number.value)) for number in others}
     assert not any(node.reached(rare, isolated=True).values())
 
 
@@ -303,9 +167,9 @@ def test_its_own_network_leads_nowhere_else(node: Node, mode: NetworkMode) -> No
     networks = [driver.open_network(mode, [ENDPOINT_PORT]) for _ in range(2)]
     ports = [network.listening[ENDPOINT_PORT].getsockname() for network in networks]
     assert ports == [(ENDPOINT_ADDRESS, ENDPOINT_PORT)] * 2
-    own: _Tries = {"the endpoint's address": ("answers", ENDPOINT_ADDRESS)}
+    own: Tries = {"the endpoint's address": ("answers", ENDPOINT_ADDRESS)}
     others = ("127.0.0.1", GATEWAY_ADDRESS, NAMESERVER_ADDRESS, "169.254.1.1", *host_addresses())
-    tries: _Tries = {at: ("ping", at) for at in others}
+    tries: Tries = {at: ("ping", at) for at in others}
     tries |= {
         "as the node's loopback": ("ping", f"{ENDPOINT_ADDRESS} from 127.0.0.1"),
         "a second device": ("tap", "tap1"),
@@ -328,7 +192,7 @@ def test_its_own_network_leads_nowhere_else(node: Node, mode: NetworkMode) -> No
 def test_processes_of_others(node: Node, victim: VmConfig) -> None:
     with subprocess.Popen(["sleep", "600"]) as bystander:
         try:
-            tries: _Tries = {}
+            tries: Tries = {}
             for who, pid in (("kernel", kernel_of(victim.name)), ("bystander", bystander.pid)):
                 tries |= {
                     f"see the {who}": ("processes", str(pid)),
@@ -343,7 +207,7 @@ def test_processes_of_others(node: Node, victim: VmConfig) -> None:
 
 @each
 def test_rights_and_kernel_interfaces(node: Node) -> None:
-    tries: _Tries = {
+    tries: Tries = {
         "capabilities": ("capability", ""),
         "rights by a setuid program": ("gain", ""),
         "mount": ("mount", ""),
@@ -379,7 +243,7 @@ def test_memory_that_processes_share(node: Node) -> None:
 
 @each
 def test_what_it_takes_of_memory_and_disk_is_bounded(node: Node) -> None:
-    tries: _Tries = {"addresses": ("addresses", str(8 << 30))}
+    tries: Tries = {"addresses": ("addresses", str(8 << 30))}
     assert node.reached(tries, isolated=True) == {"addresses": False}
     assert node.reached(tries, isolated=False) == {"addresses": True}
     for isolated in (True, False):
@@ -449,63 +313,6 @@ def forks(processes: int) -> int:
     return int(done.stdout)
 
 
-def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:
-    driver, vm = node.driver(isolated=True), node.broken({}, then="hide")
-    driver.start(vm)
-    assert driver.wait(vm.name, BOOT) is VmState.GONE
-    assert mentioning(vm.name) == []
-    driver.destroy(vm.name)
-
-
-def test_it_cannot_pass_for_another_vm(node: Node, victim: VmConfig) -> None:
-    driver, vm = node.begun("pose", victim.name)
-    _, phantom = node.begun("pose", "vmjobs-test-phantom")
-    wait_until(lambda: len(mentioning(f"umid={victim.name}")) > 4, 10, "it poses")
-    names = driver.list()
-    assert {vm.name, phantom.name, victim.name} <= set(names)
-    assert "vmjobs-test-phantom" not in names
-    driver.destroy(vm.name)
-    driver.destroy(phantom.name)
-    assert mentioning(vm.name) == mentioning("vmjobs-test-phantom") == []
-    assert UserModeLinux().state(victim.name) is VmState.RUNNING
-
-
-# The first process of a namespace, the third of a VM, ignores SIGTERM.
-@pytest.mark.parametrize(
-    ("node", "which", "number"),
-    [
-        *((HypervisorKind.UML, which, signal.SIGKILL) for which in range(4)),
-        *((HypervisorKind.UML, which, signal.SIGTERM) for which in (0, 1, 3)),
-        *((HypervisorKind.QEMU, which, signal.SIGKILL) for which in range(4)),
-    ],
-    indirect=["node"],
-)
-def test_when_one_of_its_processes_is_killed_all_are_gone(
-    node: Node, image: BootImage, which: int, number: signal.Signals
-) -> None:
-    if node.kind is HypervisorKind.UML:
-        driver, vm = node.begun(then="stay")
-        words = f"umid={vm.name}"
-    else:  # the VM need not boot
-        driver = Libvirt(HypervisorKind.QEMU, node_connection())
-        vm = node.vm(BootImage(image.digest, image.root, boot=BootMethod.BIOS), "do=count")
-        driver.start(vm)
-        words = f"guest={vm.name},"
-    os.kill(chain(words)[which], number)
-    assert driver.wait(vm.name, BOOT) is VmState.GONE
-    wait_until(lambda: mentioning(vm.name) == [], 10, "all are gone")
-    assert driver.shutdown_cause(vm.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
-
-
-def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
-    """As libvirt ends QEMU, which then writes the state of its disks."""
-    driver, vm = node.begun(then="heed")
-    os.kill(chain(f"umid={vm.name}")[0], signal.SIGTERM)
-    assert driver.wait(vm.name, BOOT) is VmState.GONE
-    assert mentioning(vm.name) == []
-    assert "told to end" in said(vm.console).splitlines()
-
-
 def test_its_management_console_cannot_be_anothers(node: Node, victim: VmConfig) -> None:
     """It puts a link in place of its own console; the driver does not follow."""
     home = node.directory / "home"
@@ -522,53 +329,6 @@ def test_its_management_console_cannot_be_anothers(node: Node, victim: VmConfig)
         finally:
             broken.kill()
     assert "Linux" in mconsole.command(kernel_of(victim.name), victim.name, "version", 5.0)
-
-
-@pytest.mark.parametrize("node", [HypervisorKind.UML], indirect=True)
-def test_one_that_has_ended_before_it_is_looked_at(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Launcher.start
-
-    def start_and_see_it_end(*args: Any) -> LaunchedProcess:
-        process = begin(*args)
-        assert process.status(BOOT) == 1
-        return process
-
-    _break_sandbox(node, monkeypatch)
-    monkeypatch.setattr(Launcher, "start", start_and_see_it_end)
-    with pytest.raises(HypervisorError, match="cannot isolate VMs here: bwrap: No permissions"):
-        node.driver(isolated=True).start(node.broken({}))
-
-
-def _break_sandbox(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a bubblewrap that fails first on the path; return its directory."""
-    empty = node.directory / "bin"
-    empty.mkdir()
-    fake = empty / "bwrap"
-    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{empty}:{os.environ['PATH']}")
-    return empty
-
-
-@each
-def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If bubblewrap fails, and if it is missing."""
-    empty = _break_sandbox(node, monkeypatch)
-    driver, vm = node.driver(isolated=True), node.broken({})
-    with pytest.raises(
-        HypervisorError, match="cannot isolate VMs here: bwrap: No permissions"
-    ) as refused:
-        driver.start(vm)
-    assert "isolation" in refused.value.hint
-    assert not UserModeLinux().probe(BOOT).works
-    assert mentioning(vm.name) == []
-    if node.kind is HypervisorKind.QEMU:
-        return  # its driver needs other programs on the path, too
-    monkeypatch.setenv("PATH", str(empty))
-    (empty / "bwrap").unlink()
-    with pytest.raises(HypervisorError, match="bwrap is not installed"):
-        node.driver(isolated=True).start(node.broken({}))
-    assert mentioning(vm.name) == []
 
 
 def test_a_guest_can_use_all_of_its_memory(node: Node, image: BootImage) -> None:

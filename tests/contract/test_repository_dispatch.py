@@ -1,92 +1,23 @@
-"""Jobs on their way to a scheduler and back."""
+"""Jobs on their way to a scheduler, and what the sweep submits, cancels and removes later."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from repository.jobs import condor_sync, dispatcher, state_policy
-from repository.service import Repository
-from tests.kit.repository_jobs import (
-    Ledger,
-    bring,
-    claim,
-    dispatch_context,
-    one,
-    refused,
-    states,
-    submission,
-    told,
-)
-from vmjobs.batch import BatchJob, BatchStatus
+from repository.jobs import dispatcher
+from tests.kit.repository_dispatch import B, Grid, S
+from tests.kit.repository_jobs import Ledger, claim, one, refused, states, submission
+from vmjobs.batch import BatchJob
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.job_sets import JobSelection
-from vmjobs.model import Job, JobAction, JobState, ReasonCode, now
+from vmjobs.model import JobAction, JobState, ReasonCode
 
 pytestmark = pytest.mark.in_process
-
-S, B = JobState, BatchStatus
-
-
-class Grid:
-    """A repository, a scheduler, the calls between them, and a clock that a test sets."""
-
-    def __init__(self, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.repository, self.schedd, self._patch = repository, Ledger(), monkeypatch
-        self.parts = dispatch_context(repository, self.schedd)
-
-    def later(self, span: timedelta) -> None:
-        """Advance the clock that grace periods use."""
-        for module in (condor_sync, dispatcher):
-            self._patch.setattr(module, "utc_now", lambda: now() + span)
-
-    def submit(self, state: JobState | None = None) -> tuple[Job, str]:
-        """Submit a job, bring it to a state by an attempt; return both."""
-        job = one(self.repository)
-        dispatcher.submit_array(self.parts, job.array)
-        attempt = claim(self.repository, job.id) if state else ""
-        if state and state is not S.QUEUED:
-            bring(self.repository, job.id, attempt, state)
-        return job, attempt
-
-    def cancel(self, job: Job) -> None:
-        """Cancel a job, also at the scheduler."""
-        assert self.repository.job_actions.cancel(job.id).state is S.CANCELING
-        dispatcher.cancel_jobs(self.parts, [job.id])
-
-    def report(
-        self,
-        job: Job,
-        attempt: str,
-        state: JobState,
-        code: ReasonCode = ReasonCode.PROGRESS,
-        *exit_code: int,
-    ) -> None:
-        self.repository.attempts.report(job.id, attempt, told(state, code, *exit_code))
-
-    def track(self, job: Job) -> JobState:
-        """Read the scheduler's events; return the job's state."""
-        dispatcher.track(self.parts)
-        return self.state(job)
-
-    def sweep(self) -> None:
-        dispatcher.sweep(self.parts)
-
-    def state(self, job: Job) -> JobState:
-        return self.repository.jobs.get(job.id).state
-
-    def end(self, job: Job) -> tuple[JobState, ReasonCode]:
-        found = self.repository.jobs.get(job.id)
-        return found.state, found.reason.code
-
-
-@pytest.fixture
-def grid(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Grid:
-    return Grid(repository, monkeypatch)
+pytest_plugins = ["tests.kit.repository_dispatch"]
 
 
 def instead(of: Ledger, submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,150 +164,6 @@ def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
     grid.repository.condor_sync.begin_dispatch(1)
     grid.cancel(job)
     assert (grid.state(job), grid.schedd.removed) == (S.CANCELED, [])
-
-
-def test_canceled_while_it_runs(grid: Grid) -> None:
-    job, attempt = grid.submit(S.RUNNING)
-    published: list[Any] = []
-    publish = lambda *what: published.append(what)  # noqa: E731
-    assert grid.repository.job_actions.cancel(job.id, "ada", publish).state is S.CANCELING
-    assert published == [(JobAction.CANCEL, [job.id])]
-    dispatcher.cancel_jobs(grid.parts, [job.id])
-    assert grid.track(job) is S.CANCELING  # the VM may still exist
-    grid.report(job, attempt, S.COLLECTING)  # accepted, without effect
-    assert grid.state(job) is S.CANCELING
-    for _ in range(2):
-        grid.report(job, attempt, S.CANCELED, ReasonCode.USER_CANCELED)
-        assert grid.end(job) == (S.CANCELED, ReasonCode.USER_CANCELED)
-    assert states(grid.repository, job.id)[-2:] == ["CANCELING", "CANCELED"]
-
-
-def test_a_node_that_never_confirms(grid: Grid) -> None:
-    job, _ = grid.submit(S.QUEUED)
-    grid.cancel(job)
-    assert grid.track(job) is S.CANCELING
-    grid.later(state_policy.CANCEL_GRACE)
-    assert grid.track(job) is S.CANCELED
-    assert "did not confirm" in grid.repository.jobs.get(job.id).reason.message
-
-
-@pytest.mark.parametrize(
-    ("state", "code"),
-    [
-        (S.COMPLETED, ReasonCode.SUCCEEDED),
-        (S.FAILED, ReasonCode.SCRIPT_FAILED),
-        (S.FAILED, ReasonCode.SCRIPT_KILLED),
-        (S.FAILED, ReasonCode.GUEST_LOST),
-        (S.PREEMPTED, ReasonCode.EVICTED),
-        (S.CANCELED, ReasonCode.USER_CANCELED),
-    ],
-)
-def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
-    grid: Grid, state: JobState, code: ReasonCode
-) -> None:
-    job, attempt = grid.submit(S.COLLECTING)
-    grid.repository.job_actions.cancel(job.id)
-    grid.report(job, attempt, state, code)
-    assert grid.state(job) is S.CANCELING  # the scheduler has not confirmed yet
-    dispatcher.cancel_jobs(grid.parts, [job.id])
-    assert grid.track(job) is S.CANCELED
-
-
-@pytest.mark.parametrize("first", ["the node", "the scheduler"])
-@pytest.mark.parametrize(
-    ("state", "code"),
-    [(S.COMPLETED, ReasonCode.SUCCEEDED), (S.FAILED, ReasonCode.SCRIPT_FAILED)],
-)
-def test_a_job_that_ended_by_itself_for_the_scheduler_too_is_not_canceled(
-    grid: Grid, state: JobState, code: ReasonCode, first: str
-) -> None:
-    job, attempt = grid.submit(S.COLLECTING)
-    grid.repository.job_actions.cancel(job.id)
-    steps: list[Callable[[], object]] = [
-        lambda: grid.report(job, attempt, state, code),
-        lambda: (grid.schedd.say(job.id, B.COMPLETED), grid.track(job)),
-    ]
-    for step in steps if first == "the node" else reversed(steps):
-        assert grid.state(job) is S.CANCELING
-        step()
-    assert grid.end(job) == (state, code)
-    assert states(grid.repository, job.id)[-2:] == ["CANCELING", state.value]
-
-
-def test_removed_at_the_scheduler(grid: Grid) -> None:
-    job, attempt = grid.submit(S.RUNNING)
-    grid.schedd.say(job.id, B.REMOVED, "via condor_rm (by user ada)")
-    assert grid.track(job) is S.CANCELING
-    grid.report(job, attempt, S.CANCELED, ReasonCode.SCHEDULER_REMOVED)
-    assert grid.end(job) == (S.CANCELED, ReasonCode.SCHEDULER_REMOVED)
-
-
-def test_held_and_released(grid: Grid) -> None:
-    job, _ = grid.submit()
-    grid.schedd.say(job.id, B.HELD, "no such route")
-    dispatcher.track(grid.parts)
-    assert grid.end(job) == (S.HELD, ReasonCode.SCHEDULER_HELD)
-    assert grid.repository.jobs.get(job.id).reason.message == "no such route"
-    version = grid.repository.jobs.version(job.id)
-    dispatcher.track(grid.parts)
-    assert grid.repository.jobs.version(job.id) == version
-    grid.schedd.say(job.id, B.IDLE)
-    dispatcher.reconcile(grid.parts)
-    assert grid.state(job) is S.QUEUED
-
-
-def test_evicted_and_run_again(grid: Grid) -> None:
-    job, attempt = grid.submit(S.STAGING)
-    assert grid.track(job) is S.STAGING  # still idle there: a late event, not an eviction
-    grid.schedd.say(job.id, B.RUNNING)
-    dispatcher.track(grid.parts)
-    bring(grid.repository, job.id, attempt, S.RUNNING)
-    grid.schedd.say(job.id, B.IDLE)
-    dispatcher.track(grid.parts)
-    assert states(grid.repository, job.id)[-2:] == ["PREEMPTED", "QUEUED"]
-    bring(grid.repository, job.id, claim(grid.repository, job.id, "node2"), S.RUNNING)
-    assert grid.state(job) is S.RUNNING
-
-
-def test_an_agent_that_is_at_work_after_all(grid: Grid) -> None:
-    job, attempt = grid.submit(S.RUNNING)
-    grid.schedd.say(job.id, B.HELD, "a hold that was lifted at once")
-    assert grid.track(job) is S.HELD
-    grid.report(job, attempt, S.COLLECTING)
-    grid.report(job, attempt, S.COMPLETED, ReasonCode.SUCCEEDED, 0)
-    assert states(grid.repository, job.id)[-6:] == [
-        "QUEUED", "STAGING", "BOOTING", "RUNNING", "COLLECTING", "COMPLETED",
-    ]  # fmt: skip
-
-
-def test_a_batch_job_that_ends_without_a_report(grid: Grid) -> None:
-    job, _ = grid.submit(S.RUNNING)
-    grid.schedd.say(job.id, B.COMPLETED, exit_code=0)
-    assert grid.track(job) is S.RUNNING
-    grid.later(state_policy.REPORT_GRACE)
-    grid.schedd.queue.clear()  # no more events: the stored state decides
-    dispatcher.track(grid.parts)
-    assert grid.end(job) == (S.FAILED, ReasonCode.NO_EXIT_REPORT)
-    assert "ended with code 0" in grid.repository.jobs.get(job.id).reason.message
-
-
-def test_lost_at_the_schedd(grid: Grid) -> None:
-    job, _ = grid.submit()
-    grid.schedd.queue.clear()
-    dispatcher.reconcile(grid.parts)
-    assert grid.state(job) is S.QUEUED
-    grid.later(state_policy.LOST_AFTER)
-    dispatcher.reconcile(grid.parts)
-    assert grid.end(job) == (S.FAILED, ReasonCode.SCHEDULER_LOST)
-
-
-def test_an_answer_older_than_the_event_log_is_ignored(grid: Grid) -> None:
-    job, _ = grid.submit()
-    asked = now()
-    old = grid.schedd.say(job.id, B.HELD, "stale")
-    grid.repository.condor_sync.observe([grid.schedd.say(job.id, B.RUNNING)])
-    grid.repository.condor_sync.observe([old], asked)
-    assert grid.state(job) is S.QUEUED
 
 
 def test_the_sweep_submits_what_was_left_even_where_storage_does_not_answer(grid: Grid) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from operator import gt
 
@@ -23,36 +22,23 @@ from tests.kit.steps import (
     JOBS,
     LONGER_LEASE,
     NODE,
-    SETTLED,
     Volley,
-    configured,
+    assert_clean,
+    at_origin,
     fired,
     longer_leases,
-    stage,
+    node,
+    removed,
+    volley,
 )
 from tests.kit.submit_host import LOG
-from vmjobs.agent.run.steps import STEPS
-from vmjobs.errors import Conflict
 from vmjobs.model import JobState, ReasonCode
+
+__all__ = ["node", "volley"]
 
 pytestmark = pytest.mark.disruptive
 
 Fault = Callable[[Volley], AbstractContextManager[None]]
-
-
-@pytest.fixture(scope="module")
-def node(grid: Grid) -> Iterator[None]:
-    """Make `NODE` the only node that runs jobs."""
-    with stage(grid):
-        yield
-
-
-@pytest.fixture
-def volley(grid: Grid, node: None) -> Iterator[Volley]:
-    """Jobs that wait at all steps."""
-    with fired(grid) as there:
-        there.settle()
-        yield there
 
 
 # --------------------------------------------------------------------------- faults
@@ -153,7 +139,7 @@ def _assert_survived(volley: Volley, faults: Collection[str], record_property: T
             stack.enter_context(FAULTS[fault](volley))
         volley.open()
     volley.assert_ended_well()
-    _assert_clean(volley)
+    assert_clean(volley)
     starts = volley.starts()
     record_property("job", (volley.seconds(), starts))
     assert not UNNOTICED.issuperset(faults) or starts == sum(JOBS.values()), "one was begun twice"
@@ -173,7 +159,7 @@ def test_the_sites_schedd_dies_with_its_shadows(grid: Grid, node: None, record_p
             volley.open()
         volley.assert_ended_well()
         volley.assert_found_again()
-        _assert_clean(volley)
+        assert_clean(volley)
         record_property("job", (volley.seconds(), volley.starts()))
 
 
@@ -183,7 +169,7 @@ def test_the_vms_die(volley: Volley) -> None:
         volley.open()
     _assert_lost_or_well(volley)
     assert {job.state for job in volley.ended()} == {JobState.COMPLETED, JobState.FAILED}
-    _assert_clean(volley)
+    assert_clean(volley)
 
 
 def _assert_lost_or_well(volley: Volley) -> None:
@@ -218,7 +204,7 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
         wait_for(lambda: all(map(gt, _found_full(grid), before)), "jobs to find both disks full", 120)
         grid.on(NODE, "rm", *fillers)
         volley.assert_ended_well()
-        _assert_clean(volley)
+        assert_clean(volley)
 
 
 def _found_full(grid: Grid) -> tuple[int, int]:
@@ -227,128 +213,6 @@ def _found_full(grid: Grid) -> tuple[int, int]:
     told = grid.on(NODE, "grep", "-F", *words, LOG, check=False).splitlines()
     brought = sum("room for the job's files" in line or "the job's disk needs" in line for line in told)
     return brought, len(told) - brought
-
-
-# --------------------------------------------------------------------------- actions of users and sites
-
-
-@pytest.mark.soak
-def test_they_are_suspended(volley: Volley) -> None:
-    """Suspend all jobs of the site, of both kinds; every VM is paused in the end."""
-    volley.grid.on("site", "condor_suspend", "-all")
-    asked = ("condor_q", "-allusers", "-constraint", "JobStatus == 7", "-af", "ClusterId")
-    everyone = sum(JOBS.values())
-    try:
-        wait_for(
-            lambda: len(volley.grid.on("site", *asked).split()) >= everyone or None,
-            "all to be suspended",
-            60,
-        )
-        volley.open()
-        still = wait_for(lambda: _at_rest(volley) or None, "all VMs to stand still", SETTLED)
-        # Jobs that had begun to boot or to run have VMs, too, so there are more.
-        assert len(still) >= len([step for step in STEPS if step.phase == "staging"]), still
-    finally:
-        volley.open()
-        volley.grid.on("site", "condor_continue", "-all")
-    volley.assert_ended_well()
-    _assert_clean(volley)
-
-
-#: `ps` lines (state and arguments) of a VM's first process, and of a stopped guest kernel.
-FIRST = re.compile(r"vmjobs-sandbox .*umid=(vmjobs-\S+)")
-STOPPED = re.compile(r"T\S* +\S*linux\.uml .*umid=(vmjobs-\S+)")
-
-
-def _standing(volley: Volley) -> set[str]:
-    """The VMs, if the node's kernel has stopped all of them; else none."""
-    listed = volley.grid.on(NODE, "ps", "-ww", "-eo", "stat,args").splitlines()
-    there = {found[1] for line in listed if (found := FIRST.search(line))}
-    stopped = {found[1] for line in listed if (found := STOPPED.match(line))}
-    return there if there == stopped else set()
-
-
-def _at_rest(volley: Volley) -> set[str]:
-    """The same, if nothing changes for five seconds, in which other VMs would have come up."""
-    before = _standing(volley)
-    if before:
-        time.sleep(5)
-    return before if _standing(volley) == before else set()
-
-
-@pytest.mark.soak
-def test_they_are_removed(volley: Volley) -> None:
-    with removed(volley):
-        volley.open()
-    volley.assert_removed()
-    ends = [job.state for job in volley.ended()]
-    # These jobs do not even have a VM.
-    assert ends.count(JobState.CANCELED) >= len([step for step in STEPS if step.phase == "staging"])
-    _assert_clean(volley)
-
-
-@contextmanager
-def removed(volley: Volley) -> Iterator[None]:
-    """Remove and cancel all jobs."""
-    volley.desk("condor_rm", volley.cluster, check=not volley.opened)
-    for job in volley.rest:
-        with suppress(Conflict):  # a job may have reported its end
-            volley.grid.api.cancel(job.id)
-    yield
-
-
-@pytest.mark.soak
-def test_they_are_held_and_released(volley: Volley) -> None:
-    volley.desk("condor_hold", volley.cluster)
-    _at_origin(volley, "condor_hold")
-    volley.open()
-    volley.assert_nothing_left()
-    volley.desk("condor_release", volley.cluster)
-    _at_origin(volley, "condor_release")
-    volley.assert_ended_well()
-    _assert_clean(volley)
-
-
-@pytest.mark.soak
-def test_they_are_vacated(volley: Volley) -> None:
-    volley.grid.on("site", "condor_vacate_job", "-all")
-    volley.open()
-    volley.assert_ended_well()
-    assert volley.starts() > sum(JOBS.values()), "nobody had to leave"
-    _assert_clean(volley)
-
-
-@pytest.mark.soak
-def test_they_are_vacated_at_once(volley: Volley) -> None:
-    volley.grid.on("site", "condor_vacate_job", "-fast", "-all")
-    volley.open()
-    volley.assert_ended_well()
-    assert volley.starts() > sum(JOBS.values()), "nobody had to leave"
-    _assert_clean(volley)
-
-
-@pytest.mark.soak
-def test_the_node_prefers_to_be_without_them(volley: Volley) -> None:
-    """PREEMPT, which the node's owner sets, evicts all jobs that run there for the first time."""
-    text = "PREEMPT = TARGET.NumJobStarts < 1\nMAXJOBRETIREMENTTIME = 0"
-    told = ("condor_status", "-constraint", f'Machine == "{NODE}.grid" && State == "Preempting"')
-    with configured(volley.grid, NODE, "preempt", text):
-        wait_for(lambda: volley.grid.on("site", *told, "-af", "Name") or None, "jobs to be told", 60)
-        volley.open()
-        volley.assert_ended_well()
-    assert volley.starts() > sum(JOBS.values()), "nobody had to leave"
-    _assert_clean(volley)
-
-
-def _assert_clean(volley: Volley, least: int = 2) -> None:
-    """Assert that nothing is left of the jobs. least: how many VMs must have run at once."""
-    volley.assert_nothing_left()
-    volley.assert_never_twice(least)
-
-
-def _at_origin(volley: Volley, tool: str, *, check: bool = True) -> None:
-    for job in volley.rest:
-        volley.grid.on("submit", tool, "-constraint", f'VMJobsId == "{job.id}"', check=check)
 
 
 # --------------------------------------------------------------------------- at random moments
@@ -369,13 +233,13 @@ def vacated(volley: Volley, *how: str) -> Iterator[None]:
 def held(volley: Volley) -> Iterator[None]:
     """Hold all jobs at their origin for a while."""
     volley.desk("condor_hold", volley.cluster, check=False)
-    _at_origin(volley, "condor_hold", check=False)
+    at_origin(volley, "condor_hold", check=False)
     try:
         yield
         time.sleep(LASTS)
     finally:
         volley.desk("condor_release", volley.cluster, check=False)
-        _at_origin(volley, "condor_release", check=False)
+        at_origin(volley, "condor_release", check=False)
 
 
 @contextmanager
@@ -459,5 +323,5 @@ def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell)
         with EVENTS[what](volley):
             pass
         ENDS.get(what, Volley.assert_ended_well)(volley)
-        _assert_clean(volley, least=0 if what == REMOVED else 2)  # a removal may precede all VMs
+        assert_clean(volley, least=0 if what == REMOVED else 2)  # a removal may precede all VMs
         record_property("job", (volley.seconds(), volley.starts()))

@@ -16,6 +16,7 @@ from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 from vmjobs.cluster.wire import (
     ApplyResult,
+    Cluster,
     ClusterVm,
     ClusterVmOrder,
     ClusterVmReport,
@@ -203,3 +204,22 @@ class World:
     def codes(self, name: str = "vc") -> list[tuple[str, str, str]]:
         """The history: cluster VM, state, code."""
         return [(e.member, e.state, e.code) for e in self.repository.clusters.events(name)]
+
+
+def fail(
+    world: World,
+    name: str,
+    times: int = 3,
+    code: ClusterVmCode = ClusterVmCode.BOOT_FAILED,
+    vc: str = "vc",
+) -> None:
+    """Report so many failed incarnations of a VM, one after the other."""
+    for number in range(1, times + 1):
+        vm = world.vms(vc)[name]
+        more = {"failures": number, "code": code, "message": "no kernel"}
+        world.report(vm, Phase.WAITING, vm.incarnation + 1, **more)
+
+
+def seen(world: World) -> Cluster:
+    """The cluster ``vc``."""
+    return world.repository.clusters.get("vc")

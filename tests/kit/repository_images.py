@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from images.content import SEGMENT_BYTES, ContentLayout, digest_chunks, segment_digest
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, ContentLayout, digest_chunks, segment_digest
 from images.manifest import ImageManifest, Part
 from repository.images import Viewer
 from repository.service import Repository
+from tests.kit.noise import noise
 from tests.kit.segments import compute_layout_of_bytes, encode_segment
 from vmjobs.wire import ImageDetail
 
 ADA, BOB, EVE = Viewer("ada"), Viewer("bob"), Viewer("eve")
 MIB = 1024 * 1024
+#: A content of two segments.
+TWO = noise(SEGMENT_BYTES + 3 * CHUNK_BYTES + 17)
+
+
+def begin(images: Repository, viewer: Viewer = ADA, size: int = 64 * MIB) -> str:
+    """Begin an upload; returns its id."""
+    return images.uploads.begin(viewer, size).id
 
 
 def pieces(data: bytes) -> list[tuple[bytes, bytes]]:

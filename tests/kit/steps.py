@@ -351,3 +351,40 @@ def fired(
             with suppress(Conflict):
                 grid.api.cancel(job.id)
         volley.desk("rm", "-rf", volley.desk.folder)
+
+
+@pytest.fixture(scope="module")
+def node(grid: Grid) -> Iterator[None]:
+    """Make `NODE` the only node that runs jobs."""
+    with stage(grid):
+        yield
+
+
+@pytest.fixture
+def volley(grid: Grid, node: None) -> Iterator[Volley]:
+    """Jobs that wait at all steps."""
+    with fired(grid) as there:
+        there.settle()
+        yield there
+
+
+@contextmanager
+def removed(volley: Volley) -> Iterator[None]:
+    """Remove and cancel all jobs."""
+    volley.desk("condor_rm", volley.cluster, check=not volley.opened)
+    for job in volley.rest:
+        with suppress(Conflict):  # a job may have reported its end
+            volley.grid.api.cancel(job.id)
+    yield
+
+
+def assert_clean(volley: Volley, least: int = 2) -> None:
+    """Assert that nothing is left of the jobs. least: how many VMs must have run at once."""
+    volley.assert_nothing_left()
+    volley.assert_never_twice(least)
+
+
+def at_origin(volley: Volley, tool: str, *, check: bool = True) -> None:
+    """Have a tool of HTCondor's act on the jobs of the service, at their origin."""
+    for job in volley.rest:
+        volley.grid.on("submit", tool, "-constraint", f'VMJobsId == "{job.id}"', check=check)
