@@ -1,4 +1,4 @@
-"""Limits of a cluster VM, across agent restarts and the death of their helper process."""
+"""Limits of a cluster VM, across agent restarts and deaths of their helper; its architecture."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from tests.kit.cluster_vm_node import UML, Service, assert_forgotten, kept, kernel_pid, order
+from tests.kit.agent_runs import Images
+from tests.kit.cluster_vm_node import (
+    UML,
+    Service,
+    assert_forgotten,
+    cluster_vm_guest,
+    kept,
+    kernel_pid,
+    order,
+)
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.cluster.spec import ClusterVmLimits
 from vmjobs.cluster.vm_state import ClusterVmCode
@@ -65,3 +75,12 @@ def test_a_limited_vm_that_somebody_froze_is_replaced(
         service.wait_running(2)
         assert service.ended().code is ClusterVmCode.GUEST_LOST
         assert_forgotten(parts, service, 2)
+
+
+def test_an_image_for_other_processors_is_for_other_nodes(
+    service: Service, new_parts: Callable[..., ClusterVmServices]
+) -> None:
+    service.wants(1, order())
+    with kept(new_parts(Images(replace(cluster_vm_guest(), architecture="riscv64")))):
+        service.wait(lambda last: last.code is ClusterVmCode.NO_HYPERVISOR, "the report of it")
+        assert service.last().message.startswith("the image is for riscv64, and this node's ")

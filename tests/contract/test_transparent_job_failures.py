@@ -160,11 +160,13 @@ def only_uml(
     demanded: HypervisorKind | None,
     able: Sequence[HypervisorKind] = (),
     _cpus: int = 1,
+    *,
+    architecture: str = "",
     **_needs: bool,
 ) -> Hypervisor:
     """Choose as a node that has only UML."""
     works = ProbeResult(HypervisorKind.UML, works=True, detail="", seconds=0.0)
-    choose((HypervisorKind.UML,), demanded, [works], able)
+    choose((HypervisorKind.UML,), demanded, [works], able, architecture=architecture)
     return driver
 
 

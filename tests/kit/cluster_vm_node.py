@@ -20,6 +20,7 @@ from images.build import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.agent_runs import Images
+from tests.kit.hypervisors import chooser
 from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
@@ -216,7 +217,7 @@ def cluster_vm_services(
     reporter = StatusReporter(service, heartbeat=1.0)
     return ClusterVmServices(
         images=images or Images(cluster_vm_guest()),
-        choose=lambda *_, **__: UML,
+        choose=chooser({HypervisorKind.UML: UML}),
         drivers={HypervisorKind.UML: UML},
         journal=ClusterVmJournal(folder),
         source=service,

@@ -10,7 +10,7 @@ import signal
 import socketserver
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +22,12 @@ from vmjobs.hypervisor.base import (
     BootImage,
     Hypervisor,
     Network,
+    ProbeResult,
     VmConfig,
     VmState,
 )
-from vmjobs.model import NetworkMode
+from vmjobs.hypervisor.select import choose
+from vmjobs.model import HypervisorKind, NetworkMode
 
 #: Seconds that a guest may take to boot and do its little work, on a slow host too.
 BOOT = 90.0
@@ -101,6 +103,21 @@ def bench(driver: Hypervisor, image: BootImage, directory: Path, **fields: Any) 
         network.dhcp.close()
         for listening in network.listening.values():
             listening.close()
+
+
+def chooser(drivers: Mapping[HypervisorKind, Hypervisor]) -> Callable[..., Hypervisor]:
+    """Choose among these drivers as an agent does whose probes have all booted a guest."""
+
+    def choosing(
+        demanded: HypervisorKind | None,
+        able: Sequence[HypervisorKind] = tuple(HypervisorKind),
+        cpus: int = 1,
+        **needs: Any,
+    ) -> Hypervisor:
+        found = [ProbeResult(kind, True, "", 0.0, abilities=d.abilities) for kind, d in drivers.items()]
+        return drivers[choose(tuple(drivers), demanded, found, able, cpus, **needs)]
+
+    return choosing
 
 
 def mentioning(words: str) -> list[int]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from images.cloudinit import write_seed
 from tests.kit.agent_runs import SETTINGS, Images, Lease, executed, job_that
+from tests.kit.hypervisors import chooser
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue
-from vmjobs.errors import NoHypervisor, Unavailable
+from vmjobs.errors import Unavailable
 from vmjobs.hypervisor.base import BootImage, Hypervisor
 from vmjobs.local import LocalJob
 from vmjobs.model import (
@@ -75,27 +76,14 @@ class Node:
     refuses: Exception | None = None
     settings: RunSettings = SETTINGS
 
-    def choose(
-        self,
-        demanded: HypervisorKind | None,
-        able: Sequence[HypervisorKind] = tuple(HypervisorKind),
-        _cpus: int = 1,
-        /,
-        *,
-        cloud_init: bool = False,
-    ) -> Hypervisor:
-        for kind, driver in self.drivers.items():
-            can = driver.abilities.cloud_init or not cloud_init
-            if kind in able and demanded in {None, kind} and can:
-                return driver
-        raise NoHypervisor(f"nothing here boots {able}")
-
     def start(self, do: str = "", **fields: object) -> tuple[Run, Job, Lease]:
         sinks = {name: io.BytesIO() for name in StreamName}
         job = job_that(do, self.folder, Job, "sha256:" + "0" * 64, sinks, **fields)
         job.tries_left, job.refuses = self.tries_left, self.refuses
         journal = Journal(self.folder / "runs")
-        services = RunServices(Images(self.image), self.choose, journal, self.settings, write_seed)
+        services = RunServices(
+            Images(self.image), chooser(self.drivers), journal, self.settings, write_seed
+        )
         lease = Lease()
         return (
             Run(RunRequest(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue())),

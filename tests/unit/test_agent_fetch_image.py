@@ -21,7 +21,12 @@ from vmjobs.agent.run.state import VmChoice
 from vmjobs.agent.run.steps import choose_hypervisor, fetch_image
 from vmjobs.agent.vm.events import EventQueue
 from vmjobs.errors import StorageFull, Unavailable
-from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
+from vmjobs.model import CAPABILITIES, HypervisorKind, JobSpec, ReasonCode
+
+
+def driver_of(kind: HypervisorKind) -> Any:
+    """As much of a driver as the step uses."""
+    return SimpleNamespace(kind=kind, abilities=CAPABILITIES[kind])
 
 
 @dataclass
@@ -35,18 +40,18 @@ class Job:
     looks: int = 0
     wanted: bool = True
     image: Any = None
-    kind: HypervisorKind | str = HypervisorKind.QEMU
+    kind: HypervisorKind = HypervisorKind.QEMU
     directory: Path = Path()
 
     def __post_init__(self) -> None:
         self.spec = JobSpec(image="x", script="true")
         self.ticket = SimpleNamespace(image_digest=self.digest, checkpoint=None)
-        self.choice: Any = VmChoice(SimpleNamespace(kind=self.kind), "", "")  # type: ignore[arg-type]
+        self.choice = VmChoice(driver_of(self.kind), "", "")
         self.settings = SimpleNamespace(deliver_seconds=self.patience)
         self.reports = SimpleNamespace(name_hypervisor=lambda _kind: None)
         services = SimpleNamespace(
             images=self.cache,
-            choose=lambda *_, **__: SimpleNamespace(kind=HypervisorKind.UML),
+            choose=lambda *_, **__: driver_of(HypervisorKind.UML),
             journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
             file_transfer=None,
         )
@@ -138,7 +143,7 @@ def test_an_image_is_given_out_early_only_where_it_can_be(
 def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> None:
     digest, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
     cache = ImageCache(tmp_path / "node", remote, lazy_start=True)
-    job: Any = Job(cache, digest, kind="another", directory=tmp_path)
+    job: Any = Job(cache, digest, directory=tmp_path)
     with job.resources:
         job.fetch()
         assert job.image.live is not None

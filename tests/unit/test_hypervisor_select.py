@@ -46,6 +46,8 @@ def test_what_an_image_needs_decides() -> None:
     with pytest.raises(NoHypervisor, match="uml: its kernel here cannot read cloud-init data"):
         choose(ALL, UML, found, cloud_init=True)
     assert choose(ALL, None, probed(kvm=False, uml=True, qemu=True), DISK) is QEMU
+    with pytest.raises(NoHypervisor, match="the image is for riscv64, and this node's processors are"):
+        choose(ALL, None, found, architecture="riscv64")
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,11 @@ class HypervisorRegistry:
         cpus: int = 1,
         *,
         cloud_init: bool = False,
+        architecture: str = "",
     ) -> Hypervisor:
         """Return the first driver that can boot the image, or the demanded one.
 
-        cpus: processors of the VM. cloud_init: its guest looks for NoCloud data.
+        cpus: processors of the VM. cloud_init, architecture: as :class:`DriverChooser` has them.
 
         Raises:
             NoHypervisor: there is none; the message has each probe's result.
@@ -115,7 +116,9 @@ class HypervisorRegistry:
         if not self._results:
             self._results = self._load() or self.probe()
         kinds, found = tuple(self.drivers), self.results
-        return self.drivers[choose(kinds, demanded, found, able, cpus, cloud_init=cloud_init)]
+        return self.drivers[
+            choose(kinds, demanded, found, able, cpus, cloud_init=cloud_init, architecture=architecture)
+        ]
 
     def _save(self) -> None:
         if self._cache is None:

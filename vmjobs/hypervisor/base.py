@@ -335,11 +335,12 @@ class DriverChooser(Protocol):
         /,
         *,
         cloud_init: bool = ...,
+        architecture: str = ...,
     ) -> Hypervisor:
         """Return the driver for a job that demands a hypervisor or leaves it open (None).
 
         able: those that can boot its image; all while the image is unknown. cpus: of its VM.
-        cloud_init: its guest looks for NoCloud data.
+        cloud_init: its guest looks for NoCloud data. architecture: of its image, ``""``: any.
 
         Raises:
             NoHypervisor: no driver fits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 
 from vmjobs.errors import NoHypervisor
@@ -17,15 +18,19 @@ def choose(
     cpus: int = 1,
     *,
     cloud_init: bool = False,
+    architecture: str = "",
 ) -> HypervisorKind:
     """Return the first of ``kinds`` that works for the job, or the demanded one.
 
     able: those that can boot the image and have the features that the job needs.
     cpus: processors of its VM. cloud_init: its guest looks for NoCloud data.
+    architecture: of the image's machine code, as ``uname -m`` calls it; ``""``: any.
 
     Raises:
         NoHypervisor: none works; the message has the result of each probe.
     """
+    if architecture not in {"", here := platform.machine()}:
+        raise NoHypervisor(f"the image is for {architecture}, and this node's processors are {here}")
     if demanded is not None and demanded not in able:
         why = f"its image boots by {' or '.join(able)} only" if able else "nothing can run its image"
         raise NoHypervisor(f"the job demands the hypervisor {demanded}, but {why}")

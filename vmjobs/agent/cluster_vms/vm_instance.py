@@ -120,9 +120,13 @@ class VmInstance:
         able = kinds_with_cpus(self.order.cpus, shared=True)
         self.services.choose(self.order.hypervisor, able)  # fails before the image is fetched
         self._image = self._fetch_image()
-        kinds = [kind for kind in self._image.kinds if kind in able]
-        seeded = self._image.cloud_init
-        self.driver = self.services.choose(self.order.hypervisor, kinds, cloud_init=seeded)
+        image, kinds = self._image, [kind for kind in self._image.kinds if kind in able]
+        self.driver = self.services.choose(
+            self.order.hypervisor,
+            kinds,
+            cloud_init=image.cloud_init,
+            architecture=image.architecture,
+        )
         unenforced = self.driver.unenforced(vm_limits(self.order), self._paths.directory)
         return ImageStaged(self.driver.kind, "; ".join(unenforced))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -128,18 +127,17 @@ def choose_hypervisor(run: Run) -> VmChoice:
 
 def _suitable_driver(run: Run) -> Hypervisor:
     """Return a driver that boots the image: the first choice, if it does. Raises RunEnded."""
-    here, wanted = platform.machine(), run.image.architecture
-    if wanted not in {"", here}:
-        raise run_unbootable(f"the image is for {wanted}, and this node's processors are {here}")
-    kinds, spec, driver = run.image.kinds, run.spec, run.choice.driver
-    able = [kind for kind in kinds if kind in spec.kinds]
-    seeded = run.image.cloud_init
-    if driver.kind in able and (not seeded or driver.abilities.cloud_init):
-        return driver
+    image, spec = run.image, run.spec
     # A demanded hypervisor was checked against the job earlier: only the image matters here.
-    kinds = kinds if spec.hypervisor is not None else tuple(able)
+    kinds = [kind for kind in image.kinds if spec.hypervisor is not None or kind in spec.kinds]
     try:
-        return run.request.services.choose(spec.hypervisor, kinds, spec.cpus, cloud_init=seeded)
+        return run.request.services.choose(
+            spec.hypervisor,
+            kinds,
+            spec.cpus,
+            cloud_init=image.cloud_init,
+            architecture=image.architecture,
+        )
     except NoHypervisor as error:
         raise run_unbootable(error.message) from error
 
