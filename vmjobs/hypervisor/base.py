@@ -1,8 +1,8 @@
 """The interface of every hypervisor driver, and the values that go in and out.
 
 Drivers hold no policy: they make no retries and choose no timeouts or names, and know nothing of
-jobs. The agent decides; a driver acts. ``tests/contract/test_hypervisor.py`` runs the same tests
-on every driver.
+jobs. The agent decides; a driver acts. ``tests/contract/test_hypervisor.py`` and
+``test_hypervisor_guest.py`` run the same tests on every driver.
 """
 
 from __future__ import annotations
