@@ -75,7 +75,7 @@ lint: setup
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
-	@shellcheck images/uml/build.sh deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
+	@shellcheck images/uml/build.sh deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/await deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/project deploy/debian/*.postinst deploy/libexec/agent-start \
 	    deploy/libexec/token-approve deploy/libexec/token-renew \
 	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root bench/vm-universe-xml condor/worker/*.sh vmjobs/agent/condor_job/inside/*.sh

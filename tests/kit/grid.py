@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -174,11 +175,11 @@ def publish(grid: Grid) -> None:
 
 def healthy(container: str) -> None:
     """Wait until a container's health check passes."""
+    test = json.loads(run("docker", "inspect", "-f", "{{json .Config.Healthcheck.Test}}", container))
 
     def look() -> bool:
-        return (
-            run("docker", "inspect", "-f", "{{.State.Health.Status}}", container).strip() == "healthy"
-        )
+        check = ["docker", "exec", container, *test[1:]]
+        return subprocess.run(check, check=False, capture_output=True, timeout=60).returncode == 0
 
     wait_for(look, f"{container} to be healthy", 120)
 

@@ -53,7 +53,7 @@ LEFT = r"""
 agent=/var/lib/vmjobs/agent
 find $agent/runs $agent/handed /var/lib/condor/execute -mindepth 1 2>/dev/null
 find $agent/.config $agent/.cache -name '*vmjobs-*' 2>/dev/null
-find /run/vmjobs /dev/shm /tmp -mindepth 1 ! -path '/run/vmjobs/gates*' ! -name vmjobs-healthy
+find /run/vmjobs /dev/shm /tmp -mindepth 1 ! -path '/run/vmjobs/gates*'
 cut -d ' ' -f 2 /proc/mounts
 pgrep -fa 'umid=|guest=|vmjobs-outside|nbdkit|vmjobs exec|condor_starter' | cut -d ' ' -f 2-
 """
