@@ -13,7 +13,18 @@ from repository.db.models import BlobOwnerRow
 from repository.images import Viewer
 from repository.service import Repository
 from tests.kit.noise import noise
-from tests.kit.repository_images import ADA, BOB, EVE, MIB, layout, manifest_of, packed, pieces, read
+from tests.kit.repository_images import (
+    ADA,
+    BOB,
+    EVE,
+    MIB,
+    begin,
+    layout,
+    manifest_of,
+    packed,
+    pieces,
+    read,
+)
 from tests.kit.repository_jobs import bring, claim, digest_of, one, push, refused, send
 from vmjobs.errors import InvalidSpec, MissingChunks, NotFound, QuotaExceeded
 from vmjobs.model import JobState, now
@@ -39,10 +50,6 @@ def impatient(repository: Repository, **settings: object) -> Repository:
     """Return the same repository, configured to keep only what is in use."""
     config = repository.config.model_copy(update={"upload_seconds": 0, **settings})
     return Repository(config, repository.database, repository.objects, orphan_seconds=0)
-
-
-def begin(repository: Repository, viewer: Viewer) -> str:
-    return repository.uploads.begin(viewer, 64 * MIB).id
 
 
 # ----------------------------------------------------------------- inputs

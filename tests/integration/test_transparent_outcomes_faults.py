@@ -41,7 +41,7 @@ def trusting_others(grid: Grid, node: str) -> Iterator[None]:
     """Have a node accept only images signed with a key that signed none."""
     keys = "/etc/vmjobs/trusted"
     key = base64.b64encode(Ed25519PrivateKey.generate().public_key().public_bytes_raw()).decode()
-    grid.on(node, "sh", "-c", f"mkdir -p {keys} && echo {key} >{keys}/somebody.pub")
+    grid.on(node, "sh", "-c", f"mkdir -p {keys} && echo {key} >{keys}/another.pub")
     try:
         with configured(grid, node, "image_trust_dir", f'"{keys}"'):
             yield

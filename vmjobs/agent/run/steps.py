@@ -126,7 +126,7 @@ def choose_hypervisor(run: Run) -> VmChoice:
 
 
 def _suitable_driver(run: Run) -> Hypervisor:
-    """Return a driver that boots the image: the first choice, if it does. Raises RunEnded."""
+    """Return the first driver of this node that can run the job with its image. Raises RunEnded."""
     image, spec = run.image, run.spec
     # A demanded hypervisor was checked against the job earlier: only the image matters here.
     kinds = [kind for kind in image.kinds if spec.hypervisor is not None or kind in spec.kinds]
