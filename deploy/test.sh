@@ -96,7 +96,7 @@ else
     without_grid() {
         tests unit tests/unit -n 2
         flock $results/images.lock true # contract tests need the images
-        tests contract tests/contract -n 2 --dist loadfile -m 'not soak'
+        tests contract tests/contract -n 3 --dist loadfile -m 'not soak'
     }
     with_faults() {
         phase "grid for faults" grid faults
@@ -110,7 +110,7 @@ else
     exec 9>&-
     phase grid grid test
     background with_faults # their grid has the same container images
-    tests integration tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
+    tests integration tests/integration -n 3 --dist loadfile -m 'not disruptive and not soak' "$@"
     join
 fi
 ! grep ' failed ' $results/phases >&2

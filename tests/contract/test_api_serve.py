@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -223,9 +224,12 @@ def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
     """Twice as many connections as there are threads; each always has another request."""
     turns = [0] * 16
     over = time.monotonic() + 60
+    together = threading.Barrier(len(turns))
 
     def ask(number: int) -> None:
         with closing(http.client.HTTPConnection(settings.listen, timeout=30)) as connection:
+            connection.connect()
+            together.wait()
             while min(turns) < 50 and time.monotonic() < over:
                 connection.request("GET", "/v1/service-info")
                 assert connection.getresponse().read()

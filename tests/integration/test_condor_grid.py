@@ -144,7 +144,7 @@ def test_a_job_goes_to_the_site_and_its_exit_code_comes_back(grid: Grid) -> None
         return rows[0] if rows and "undefined" not in rows[0] else None
 
     assert wait_until(mirrored) == ["BOOTING", 'a "b" /  $ $(X) é" + X + "', "1.5"]
-    history = grid.call("watch", array=array, until=["completed"], seconds=60)
+    history = grid.call("watch", array=array, until=["completed"])
     assert set(history) == set(refs)
     # This watch began when the job ran; it learns the earlier states from the log.
     again = history[job]
@@ -170,7 +170,7 @@ IN_ORDER = (["idle", "running", "completed"], ["running", "completed"], ["comple
 def test_states_are_observed_in_order(grid: Grid) -> None:
     array = grid.new_array()
     grid.call("submit", array=array, count=1, spec=SPEC, command="sleep 4; exit 5")
-    history = grid.call("watch", array=array, until=["completed"], seconds=90)[f"{array}-0"]
+    history = grid.call("watch", array=array, until=["completed"])[f"{array}-0"]
     assert statuses(history) in IN_ORDER
     assert (history[-1]["exit_code"], history[-1]["exit_signal"]) == (5, None)
 
@@ -180,7 +180,7 @@ def test_what_its_node_could_not_run_to_an_end_is_run_again(grid: Grid) -> None:
     starts = "$(sed -n 's/^NumJobStarts = //p' \"$_CONDOR_JOB_AD\")"
     command = f"sleep 2; [ {starts} -ge 1 ] && exit 4; sh -c 'kill -9 $PPID'"
     grid.call("submit", array=array, count=1, spec=SPEC, command=command)
-    history = grid.call("watch", array=array, until=["completed"], seconds=120)[f"{array}-0"]
+    history = grid.call("watch", array=array, until=["completed"])[f"{array}-0"]
     assert (history[-1]["exit_code"], history[-1]["exit_signal"]) == (4, None)
 
 
@@ -189,7 +189,7 @@ def test_the_sites_own_pool_is_a_route_too(grid: Grid) -> None:
     spec = {**SPEC, "route": "local"}
     local = {"where": grid.site, "config": {"schedd_name": ""}}
     grid.call("submit", array=array, count=1, spec=spec, command="sleep 5; exit 3", **local)
-    history = grid.call("watch", array=array, until=["completed"], seconds=60, **local)[f"{array}-0"]
+    history = grid.call("watch", array=array, until=["completed"], **local)[f"{array}-0"]
     assert statuses(history) in IN_ORDER
     assert history[-1]["exit_code"] == 3
     grid.arrays.remove((grid.site, array))
@@ -201,14 +201,14 @@ def test_a_removed_job_is_gone_at_both_schedds(grid: Grid) -> None:
     array = grid.new_array()
     refs = grid.call("submit", array=array, count=1, spec=SPEC, command="sleep 300")
     job = f"{array}-0"
-    grid.call("watch", array=array, until=["running"], seconds=60)
+    grid.call("watch", array=array, until=["running"])
     constraint = f'VMJobsId == "{job}"'
     assert grid.queue(grid.site, constraint, "JobStatus") == [["2"]]
     started = time.monotonic()
     grid.call(
         "remove", refs=[*refs.values(), {"schedd": "x", "cluster": 999999, "proc": 0}], why="no\nlonger"
     )
-    history = grid.call("watch", array=array, until=["removed"], seconds=60)[job]
+    history = grid.call("watch", array=array, until=["removed"])[job]
     assert history[-1]["status"] == "removed"
     assert history[-1]["reason"].startswith("no longer")
     wait_until(lambda: not grid.queue(grid.site, constraint, "JobStatus"))
@@ -243,17 +243,18 @@ def test_a_submission_that_was_cut_short_is_completed_once(grid: Grid, when: str
 
 def test_a_hold_at_the_site_shows_here_with_its_reason(grid: Grid) -> None:
     array = grid.new_array()
-    grid.call("submit", array=array, count=1, spec=SPEC, command="sleep 3; exit 5")
+    first = "grep -q '^NumShadowStarts = 1$' $_CONDOR_JOB_AD"
+    grid.call("submit", array=array, count=1, spec=SPEC, command=f"{first} && sleep 600; exit 5")
     job = f"{array}-0"
     constraint = f'VMJobsId == "{job}"'
-    grid.call("watch", array=array, until=["running"], seconds=60)
+    grid.call("watch", array=array, until=["running"])
     grid.run(grid.site, "condor_hold", "-constraint", constraint, "-reason", "the disk is full")
-    history = grid.call("watch", array=array, until=["held"], seconds=60)[job]
+    history = grid.call("watch", array=array, until=["held"])[job]
     assert history[-1]["status"] == "held"
     assert "the disk is full" in history[-1]["reason"]
     assert wait_until(lambda: _all(grid, [job], "held"))[0]["reason"] == history[-1]["reason"]
     grid.run(grid.submit, "condor_release", "-constraint", constraint)
-    history = grid.call("watch", array=array, until=["completed"], seconds=90)[job]
+    history = grid.call("watch", array=array, until=["completed"])[job]
     assert history[-1]["exit_code"] == 5
 
 
@@ -326,7 +327,7 @@ def test_latency_of_a_short_job(grid: Grid) -> None:
         array = grid.new_array()
         started = time.time()
         grid.call("submit", array=array, count=1, spec=SPEC, command="sleep 1")
-        history = grid.call("watch", array=array, until=["completed"], seconds=90)[f"{array}-0"]
+        history = grid.call("watch", array=array, until=["completed"])[f"{array}-0"]
         assert history[-1]["exit_code"] == 0
         print(  # noqa: T201
             f"{label}: submission to completion seen: {time.time() - started:.1f} s"

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from tests.kit.faults import AGENT
-from tests.kit.grid import NODES, PATIENCE, PHYSICIST, Grid, wait_for
+from tests.kit.grid import BOOT_SECONDS, NODES, PATIENCE, PHYSICIST, Grid, wait_for
 from tests.kit.secret_search import (
     HOSTS,
     STRANGER,
@@ -126,8 +126,8 @@ def _go(tour: Tour, owner: Client, desks: Sequence[Desk], folder: Path) -> None:
     for status, hypervisor in ((0, HypervisorKind.UML), (3, HypervisorKind.QEMU)):
         words = {n: secrets[f"rest-{n}"] for n in ("script", "out", "err")}
         spec = JobSpec(
-            image="generic", memory=192, disk=64, run_seconds=120, hypervisor=hypervisor,
-            inputs=(sent,),
+            image="generic", memory=192, disk=64, run_seconds=120, boot_seconds=BOOT_SECONDS,
+            hypervisor=hypervisor, inputs=(sent,),
             environment={"SECRET": secrets["rest-environment"]},
             script=REST.format(status=status, **words),
         )  # fmt: skip
@@ -140,9 +140,9 @@ def _go(tour: Tour, owner: Client, desks: Sequence[Desk], folder: Path) -> None:
     tour.kernel = wait_for(lambda: _machines(grid, owner, tour.rest[0]), "a job's machine", 240)
     clusters = [(desk, cluster) for desk in desks for cluster in _unchanged(desk, secrets)]
     ends = [desk.ended(cluster) for desk, cluster in clusters]
-    assert [ad.get("ExitCode") for ad in ends if ad["JobStatus"] == 4] == [0, 3] * len(desks), ends
     held = [ad["HoldReason"] for ad in ends if ad["JobStatus"] == 5]
     assert [reason.partition(":")[0] for reason in held] == ["NOT_FOUND"] * len(desks), held
+    assert [ad.get("ExitCode") for ad in ends if ad["JobStatus"] == 4] == [0, 3] * len(desks), ends
     tour.rest = grid_wait(owner, tour.rest)
     tour.outs = [b"".join(owner.stream(job.id, StreamName.OUT)).decode() for job in tour.rest[:2]]
     tour.outs += [desk.read(OUT.format(*ran)) for desk in desks for _, *ran in ENDS[:2]]

@@ -61,7 +61,7 @@ def _die(when: str) -> None:
     Schedd.submit = dying  # type: ignore[assignment,method-assign]
 
 
-def watch(scheduler: CondorScheduler, array: str, until: list[str], seconds: float) -> Any:
+def watch(scheduler: CondorScheduler, array: str, until: list[str], seconds: float = 160) -> Any:
     """Each job's observations in order, until all jobs have a status in ``until``."""
     seen: dict[str, list[Observation]] = {}
     deadline = time.monotonic() + seconds

@@ -27,6 +27,8 @@ NODES = ("node1", "node2")
 PHYSICIST = "physicist"
 #: Factor for all timeouts: how much slower a busy host is.
 PATIENCE = float(os.environ.get("VMJOBS_PATIENCE", "1"))
+#: Time limit of VMs to become ready: the default is for hosts that are less busy.
+BOOT_SECONDS = round(180 * PATIENCE)
 
 
 #: First process and its start time, by project and service. Process numbers are not reused soon.
@@ -83,7 +85,8 @@ class Grid:
 
     def submit(self, script: str, count: int = 1, **fields: Any) -> list[Job]:
         """Submit a script; defaults make a small, quick job."""
-        spec = {"image": "generic", "memory": 128, "disk": 64, "run_seconds": 120, **fields}
+        spec: dict[str, Any] = {"image": "generic", "memory": 128, "disk": 64, "run_seconds": 120}
+        spec = {**spec, "boot_seconds": BOOT_SECONDS, **fields}
         return list(self.api.submit(JobSpec(script=script, **spec), count).jobs)
 
     def wait(self, *jobs: Job, timeout: float = 300) -> list[Job]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.grid import PATIENCE, PHYSICIST, Grid, wait_for
+from tests.kit.grid import BOOT_SECONDS, PATIENCE, PHYSICIST, Grid, wait_for
 
 #: Seconds for a job's way from the queue to its end, on a busy host.
 PATIENT = 240.0 * PATIENCE
@@ -85,7 +85,7 @@ class Desk:
         self.write("data", "from a file\n")
         lines = [f"{name.replace('__', '+')} = {value}" for name, value in more.items()]
         if image:
-            lines.append(f'+VMJobImage = "{image}"')
+            lines.insert(0, f'+VMJobImage = "{image}"\n+VMJobBootTimeout = {BOOT_SECONDS}')
         text = SUBMIT.format(
             arguments=arguments, more="\n".join([*lines, self.extra, f"queue {count}"])
         )
