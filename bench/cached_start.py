@@ -15,7 +15,6 @@ from bench.figures import Finding, compare, in_turns, spread
 from bench.start_overhead import run_once, step_times
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
-from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
 from vmjobs.agent.run.services import RunServices
 from vmjobs.errors import Unavailable
@@ -76,14 +75,12 @@ def _images(store: ImageStore, digest: str) -> Iterator[tuple[ImageCache, str, s
         for size in (LARGE, SMALL):
             disk = Path(directory) / "disk"
             _enlarge(image.root, disk, size)
-            manifest = ImageManifest(
-                root=own.folder.add_file(disk),
-                kernel=own.folder.add_file(image.kernel) if image.kernel else None,
-                initrd=own.folder.add_file(image.initrd) if image.initrd else None,
-                cmdline=image.cmdline,
-            )
+            for part in (image.kernel, image.initrd):
+                if part is not None:
+                    own.folder.add_file(part)
+            parts = {"root": own.folder.add_file(disk)}
             disk.unlink()
-            found.append(own.put_manifest(manifest))
+            found.append(own.put_manifest(store.manifest(digest).model_copy(update=parts)))
         yield ImageCache(own.root, _Nowhere()), found[0], found[1]
 
 
