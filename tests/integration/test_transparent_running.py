@@ -108,7 +108,7 @@ def test_condor_ssh_to_job_leads_into_the_vm(site: Desk) -> None:
 
 
 def test_the_console_of_a_running_job_is_shown(site: Desk) -> None:
-    cluster = site.submit("echo begun; sleep 30")
+    cluster = site.submit("echo begun; sleep 90")
     site.running(cluster)
     shown = site("vmjobs", "job", "console", cluster)
     assert "ready" in shown
