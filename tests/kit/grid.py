@@ -85,13 +85,13 @@ class Grid:
 
     def submit(self, script: str, count: int = 1, **fields: Any) -> list[Job]:
         """Submit a script; defaults make a small, quick job."""
-        spec: dict[str, Any] = {"image": "generic", "memory": 128, "disk": 64, "run_seconds": 120}
-        spec = {**spec, "boot_seconds": BOOT_SECONDS, **fields}
+        spec: dict[str, Any] = {"image": "generic", "memory": 128, "disk": 64}
+        spec |= {"boot_seconds": BOOT_SECONDS, "run_seconds": round(120 * PATIENCE), **fields}
         return list(self.api.submit(JobSpec(script=script, **spec), count).jobs)
 
     def wait(self, *jobs: Job, timeout: float = 300) -> list[Job]:
         """Wait until jobs are final; fail if they are not in time."""
-        ended = self.api.wait([job.id for job in jobs], timeout=timeout)
+        ended = self.api.wait([job.id for job in jobs], timeout=timeout * PATIENCE)
         late = [f"{job.id} {job.state} {job.reason}" for job in ended if not job.state.final]
         assert not late, f"not final after {timeout} s: {late}"
         return ended

@@ -24,7 +24,7 @@ from vmjobs.hypervisor.libvirt.nbd_plugin import LazyDiskReader
 
 #: Seconds for short operations, on a host that has other work as well.
 DEADLINE = 60.0
-QUICK = Retries(deadline=0.5, first=0.05)
+QUICK = Retries(deadline=2.0, first=0.05)
 SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
 
 
