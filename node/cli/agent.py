@@ -263,7 +263,7 @@ def _watch_hypervisors(
     """Probe failed hypervisors again.
 
     Probes run when images arrive (kvm and qemu boot a kernel from an image), at every check while no
-    hypervisor works, and every ``PROBE_AGAIN_SECONDS`` for those that worked before.
+    hypervisor works, and every ``PROBE_AGAIN_SECONDS`` for those that worked before or were slow.
     """
     known = _cached_digests(images)
     due = time.monotonic() + PROBE_AGAIN_SECONDS
@@ -274,7 +274,7 @@ def _watch_hypervisors(
             hypervisors.reprobe_failing()
         elif time.monotonic() >= due:
             due = time.monotonic() + PROBE_AGAIN_SECONDS
-            hypervisors.reprobe_failing(only_lost=True)
+            hypervisors.reprobe_failing(only_likely=True)
 
 
 def _cached_digests(images: ImageSource) -> list[str]:

@@ -289,7 +289,7 @@ def test_tokens_make_the_difference(site: Site, url: str) -> None:
 
 def test_unhealthy_service_is_named(site: Site, client: Client) -> None:
     site.queue.down = True
-    impatient = Retries(deadline=0.2)
+    impatient = Retries(deadline=2.0)
     with serving(site.app) as other:
         quick = Client(other, site.issuer.user_token("ada"), retries=impatient)
         with pytest.raises(Unavailable) as caught:

@@ -16,8 +16,9 @@ import pytest
 
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
-from tests.kit.grid import NODES, PATIENCE, Grid, wait_for
+from tests.kit.grid import NODES, Grid, wait_for
 from tests.kit.grid_clusters import delete
+from tests.kit.waiting import PATIENCE
 from vmjobs.client import Client
 from vmjobs.client.transport import Retries
 

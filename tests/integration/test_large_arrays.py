@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.grid import PATIENCE, Grid, wait_for
+from tests.kit.grid import Grid, wait_for
+from tests.kit.waiting import PATIENCE
 from vmjobs.model import MAX_ARRAY, Job, JobAction, JobState
 
 #: A thousand jobs keep the schedd from answering other tests in time.

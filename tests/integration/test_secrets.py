@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from tests.kit.faults import AGENT
-from tests.kit.grid import BOOT_SECONDS, NODES, PATIENCE, PHYSICIST, Grid, wait_for
+from tests.kit.grid import BOOT_SECONDS, NODES, PHYSICIST, Grid, wait_for
 from tests.kit.secret_search import (
     HOSTS,
     STRANGER,
@@ -27,6 +27,7 @@ from tests.kit.secret_search import (
     watching_processes,
 )
 from tests.kit.submit_host import BY_CONDOR_C, Desk
+from tests.kit.waiting import PATIENCE
 from vmjobs.client import Client
 from vmjobs.errors import VMJobsError
 from vmjobs.model import HypervisorKind, Job, JobSpec, JobState, StreamName

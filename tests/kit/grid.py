@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.cli import vmjobs
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import PATIENCE, wait_until
 from vmjobs.client import Client
 from vmjobs.model import BootMethod, Job, JobSpec, JobState, StreamName
 
@@ -25,8 +24,6 @@ T = TypeVar("T")
 NODES = ("node1", "node2")
 #: The owner of ordinary HTCondor jobs. The service's jobs belong to "vmjobs".
 PHYSICIST = "physicist"
-#: Factor for all timeouts: how much slower a busy host is.
-PATIENCE = float(os.environ.get("VMJOBS_PATIENCE", "1"))
 #: Time limit of VMs to become ready: the default is for hosts that are less busy.
 BOOT_SECONDS = round(180 * PATIENCE)
 
@@ -205,4 +202,4 @@ def run(*command: str, check: bool = True, environment: Mapping[str, str] | None
 def wait_for(look: Callable[[], T | None], what: str, timeout: float) -> T:
     """Poll `look` until it returns something true; return that."""
     # Most looks are commands in containers, which also cost processor time.
-    return wait_until(look, timeout * PATIENCE, what, pause=0.5)
+    return wait_until(look, timeout, what, pause=0.5)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.kit.grid import BOOT_SECONDS, PATIENCE, PHYSICIST, Grid, wait_for
+from tests.kit.grid import BOOT_SECONDS, PHYSICIST, Grid, wait_for
 
 #: Seconds for a job's way from the queue to its end, on a busy host.
-PATIENT = 240.0 * PATIENCE
+PATIENT = 240.0
 #: The agent's log on its node.
 LOG = "/var/log/condor/VMJobsAgentLog"
 SUBMIT = """

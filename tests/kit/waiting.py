@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+#: Factor for deadlines: how much slower a busy host is.
+PATIENCE = float(os.environ.get("VMJOBS_PATIENCE", "1"))
 
 
 class Clock:
@@ -26,8 +29,10 @@ def wait_until(
 ) -> T:
     """Wait until a condition is true, and return what it returned; fail after ``seconds``.
 
-    what: is waited for, or a function that tells why it has not come. pause: in seconds.
+    seconds: on a host that is not busy. what: is waited for, or a function that tells why it has not
+    come. pause: in seconds.
     """
+    seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > deadline:

@@ -18,14 +18,15 @@ QEMU, UML = HypervisorKind.QEMU, HypervisorKind.UML
 class Driver:
     """A driver with only a probe."""
 
-    def __init__(self, kind: HypervisorKind, works: bool) -> None:
-        self.kind, self.works, self.probes = kind, works, 0
+    def __init__(self, kind: HypervisorKind, works: bool, is_slow: bool = False) -> None:
+        self.kind, self.works, self.is_slow, self.probes = kind, works, is_slow, 0
 
     abilities = Capabilities(cpus=2, cloud_init=False)
 
     def probe(self, deadline: float) -> ProbeResult:
         self.probes += 1
-        return ProbeResult(self.kind, self.works, "booted" if self.works else "no kernel", 0.1)
+        detail = "booted" if self.works else "no kernel"
+        return ProbeResult(self.kind, self.works, detail, 0.1, is_slow=self.is_slow)
 
 
 def fleet(*drivers: Any, cache: Path | None = None) -> HypervisorRegistry:
@@ -60,7 +61,7 @@ def test_a_hypervisor_in_doubt_is_probed_again_and_others_are_not() -> None:
     with pytest.raises(NoHypervisor):
         node.choose(UML)
     uml.works = True
-    node.reprobe_failing(only_lost=True)
+    node.reprobe_failing(only_likely=True)
     assert node.choose(None) is uml
 
 
@@ -68,8 +69,17 @@ def test_what_never_worked_is_not_looked_at_as_if_it_were_lost() -> None:
     uml, qemu = Driver(UML, works=True), Driver(QEMU, works=False)
     node = fleet(uml, qemu)
     node.probe()
-    node.reprobe_failing(only_lost=True)
+    node.reprobe_failing(only_likely=True)
     assert (uml.probes, qemu.probes) == (1, 1)
+
+
+def test_what_was_slow_when_the_node_was_busy_is_looked_at_again() -> None:
+    qemu = Driver(QEMU, works=False, is_slow=True)
+    node = fleet(Driver(UML, works=True), qemu)
+    node.probe()
+    qemu.works = True
+    node.reprobe_failing(only_likely=True)
+    assert node.choose(QEMU) is qemu
 
 
 def test_findings_are_kept_between_processes(tmp_path: Path) -> None:

@@ -54,14 +54,18 @@ class HypervisorRegistry:
             self._save()
         return self._results
 
-    def reprobe_failing(self, *, only_lost: bool = False) -> None:
+    def reprobe_failing(self, *, only_likely: bool = False) -> None:
         """Probe failing hypervisors again: a new image may have a kernel they can boot.
 
-        only_lost: only those that worked before.
+        only_likely: only those that worked before, or were too slow: the node may have been busy.
         """
         with self._lock:
-            failing = [result.kind for result in self._results if not result.works]
-            self._reprobe(kind for kind in failing if not only_lost or kind in self._worked)
+            failing = [result for result in self._results if not result.works]
+            self._reprobe(
+                result.kind
+                for result in failing
+                if not only_likely or result.is_slow or result.kind in self._worked
+            )
 
     def reprobe(self, kind: HypervisorKind) -> ProbeResult:
         """Probe a hypervisor again that failed to start a VM.

@@ -227,7 +227,7 @@ class VmUsage:
 class ProbeResult:
     """The result of a probe. ``works`` is true only if a kernel really booted.
 
-    abilities: of the driver.
+    abilities: of the driver. is_slow: a kernel was booting when the time was over.
     """
 
     kind: HypervisorKind
@@ -236,6 +236,7 @@ class ProbeResult:
     seconds: float
     version: str = ""
     abilities: Capabilities = field(default_factory=Capabilities)
+    is_slow: bool = False
 
 
 class Hypervisor(Protocol):

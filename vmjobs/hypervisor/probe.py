@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -116,18 +117,20 @@ def boot_probe(
             return result(False, "there is no program to boot for this node's processors", version_text)
         with tempfile.TemporaryDirectory(prefix=_own_prefix()) as scratch:
             make_image = partial(_image, Path(scratch), kernel, by_bios)
-            failure = _boot(driver, Path(scratch), deadline, make_image, cmdline)
+            last_words = _boot(driver, Path(scratch), deadline, make_image, cmdline)
     except (VMJobsError, OSError) as error:
         subject = f"{where} opens, but no VM starts on it: " if where else ""
         remedy = f" ({error.hint})" if isinstance(error, VMJobsError) and error.hint else ""
         return result(False, subject + " ".join(str(error).split()) + remedy)
-    if failure is None:
+    if last_words is None:
         what = "a boot sector ran" if by_bios else "a kernel booted"
         return result(
             True, f"{what} and powered off{f', {isolation}' if isolation else ''}", version_text
         )
     subject = f"{where} opens, but no kernel boots on it" if where else "no kernel boots"
-    return result(False, f"{subject}: {failure} in {time.monotonic() - began:.0f} s", version_text)
+    heard = f"last heard {last_words!r}" if last_words else "nothing heard"
+    found = result(False, f"{subject}: {heard} in {time.monotonic() - began:.0f} s", version_text)
+    return replace(found, is_slow=bool(last_words) and found.seconds >= deadline)
 
 
 def _boot(
@@ -137,7 +140,7 @@ def _boot(
     make_image: Callable[[str], BootImage],
     cmdline: tuple[str, ...],
 ) -> str | None:
-    """Return None if the guest printed its line, else a description of its output."""
+    """Return None if the guest printed its line, else the last line that it printed."""
     until = time.monotonic() + deadline
     secret = secrets.token_hex(8)
     line = f"vmjobs-probe:{secret}"
@@ -161,8 +164,8 @@ def _boot(
         if line.encode() in text:
             return None
         if last := [words for words in text.decode("utf-8", "replace").split("\n") if words.strip()]:
-            return f"last heard {last[-1].strip()[:200]!r}"
-    return "nothing heard"
+            return last[-1].strip()[:200]
+    return ""
 
 
 def _image(scratch: Path, kernel: Path | None, by_bios: bool, line: str) -> BootImage:
