@@ -88,7 +88,8 @@ class Grid:
 
     def wait(self, *jobs: Job, timeout: float = 300) -> list[Job]:
         """Wait until jobs are final; fail if they are not in time."""
-        ended = self.api.wait([job.id for job in jobs], timeout=timeout * PATIENCE)
+        timeout *= PATIENCE
+        ended = self.api.wait([job.id for job in jobs], timeout=timeout)
         late = [f"{job.id} {job.state} {job.reason}" for job in ended if not job.state.final]
         assert not late, f"not final after {timeout} s: {late}"
         return ended

@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.grid import BOOT_SECONDS, PHYSICIST, Grid, wait_for
 
-#: Seconds for a job's way from the queue to its end, on a busy host.
+#: Seconds for a job's way from the queue to its end.
 PATIENT = 240.0
 #: The agent's log on its node.
 LOG = "/var/log/condor/VMJobsAgentLog"
@@ -83,9 +83,8 @@ class Desk:
         self("mkdir", "-p", self.folder)
         self.write("job.sh", f"#!/bin/sh\n{script}\n")
         self.write("data", "from a file\n")
-        lines = [f"{name.replace('__', '+')} = {value}" for name, value in more.items()]
-        if image:
-            lines.insert(0, f'+VMJobImage = "{image}"\n+VMJobBootTimeout = {BOOT_SECONDS}')
+        lines = [f'+VMJobImage = "{image}"', f"+VMJobBootTimeout = {BOOT_SECONDS}"] if image else []
+        lines += [f"{name.replace('__', '+')} = {value}" for name, value in more.items()]
         text = SUBMIT.format(
             arguments=arguments, more="\n".join([*lines, self.extra, f"queue {count}"])
         )
