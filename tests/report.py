@@ -25,17 +25,17 @@ class Case(NamedTuple):
 
 def main(results: Path) -> None:
     cases = [case for file in sorted(results.glob("*.xml")) for case in cases_of(file)]
-    print(f"\n{'phase':28} {'seconds':>8} {'tests':>6}  outcome")
-    for line in (results / "phases").read_text("utf-8").splitlines():
-        seconds, outcome, name = line.split(maxsplit=2)
-        tests = sum(case.phase == name for case in cases)
-        print(f"{name:28} {seconds:>8} {tests or '':>6}  {outcome}")
     print(f"\nthe slowest {SLOWEST} of {len(cases)} tests")
     for case in sorted(cases, reverse=True)[:SLOWEST]:
         print(f"{case.seconds:8.1f} s  {case.name}")
     for case in cases:
         if case.flaky:
             print(f"flaky: {case.name}: {case.flaky}")
+    print(f"\n{'phase':28} {'seconds':>8} {'tests':>6}  outcome")
+    for line in (results / "phases").read_text("utf-8").splitlines():
+        seconds, outcome, name = line.split(maxsplit=2)
+        tests = sum(case.phase == name for case in cases)
+        print(f"{name:28} {seconds:>8} {tests or '':>6}  {outcome}")
 
 
 def cases_of(file: Path) -> list[Case]:
