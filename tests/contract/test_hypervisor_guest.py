@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import socket
 import socketserver
@@ -18,6 +19,7 @@ from vmjobs.agent.guest.endpoint import serving
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.vm.events import EventQueue
 from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import SSH_PORT, DataDisk, ShutdownCause, VmState
 from vmjobs.hypervisor.network.outbound import OutboundPolicy
 from vmjobs.hypervisor.uml import kernel_boot
@@ -40,6 +42,15 @@ def test_a_job_has_several_processors_of_uml_and_a_shared_guest_one(bench: Bench
     ):
         with pytest.raises(HypervisorError, match="needs 2 processors, and UML has 1"):
             found.start(bench.vm("processors", cpus=2, **fields))
+
+
+@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
+def test_the_processes_of_a_vm_with_one_processor_share_one_cpu(bench: Bench) -> None:
+    vm = bench.start("count", "count=1")
+    listed = mentioning(f"umid={vm.name}")
+    listed += procs.children(max(listed))  # the guest's
+    assert len({frozenset(os.sched_getaffinity(pid)) for pid in listed}) == 1
+    assert len(os.sched_getaffinity(listed[0])) == 1
 
 
 @pytest.mark.soak_for("qemu")

@@ -166,17 +166,17 @@ def children(pid: int) -> list[int]:
     """The living children of all threads of a process. Raises as :func:`scan`."""
     found: list[int] = []
     with _ProcAccess():
-        for task in os.listdir(f"/proc/{pid}/task"):
+        for task in threads(pid):
             with _ProcAccess():
                 found += [int(word) for word in _content(f"/proc/{pid}/task/{task}/children").split()]
     return found
 
 
-def threads(pid: int) -> int:
-    """The number of threads of a process; 0: it has ended. Raises as :func:`scan`."""
+def threads(pid: int) -> list[int]:
+    """The threads of a process; none: it has ended. Raises as :func:`scan`."""
     with _ProcAccess():
-        return len(os.listdir(f"/proc/{pid}/task"))
-    return 0
+        return [int(task) for task in os.listdir(f"/proc/{pid}/task")]
+    return []
 
 
 def is_traced(pid: int) -> bool | None:

@@ -40,6 +40,7 @@ from vmjobs.hypervisor.sandbox.limit_enforcement import LimitEnforcer
 from vmjobs.hypervisor.sandbox.process_launcher import LaunchedProcess, Launcher
 from vmjobs.hypervisor.shutdown_causes import cause_from_uml_exit
 from vmjobs.hypervisor.uml import kernel_boot, mconsole
+from vmjobs.hypervisor.uml.cpu_placement import CpuPlacement
 from vmjobs.hypervisor.usage import UsageMeter, process_tree_usage
 from vmjobs.model import Capabilities, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
@@ -95,6 +96,7 @@ class UserModeLinux:
         self._lock = threading.Lock()
         self._limit_enforcer = LimitEnforcer(self.kind)
         self._meter = UsageMeter(self._helpers.of)
+        self._placement = CpuPlacement()
 
     # ----------------------------------------------------------------- life and death
 
@@ -156,6 +158,8 @@ class UserModeLinux:
             with self._lock:
                 self._kernels[vm.name] = (started, vm.console)
                 self._main_pids[vm.name] = started.pid
+            if vm.cpus == 1:
+                self._placement.place(vm.name, started.pid)
             self._limit_enforcer.enforce(
                 held, vm.name, lambda: [p.pid for p in self._all_processes(vm.name)]
             )
@@ -177,6 +181,7 @@ class UserModeLinux:
         procs.kill_all(lambda: self._all_processes(name), self._kill_seconds, name)
         self._limit_enforcer.remove(name)
         self._meter.forget(name)
+        self._placement.forget(name)
         self._helpers.forget(name)
         with self._lock:
             self._main_pids.pop(name, None)
@@ -233,6 +238,7 @@ class UserModeLinux:
         """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
         while (main := self._main_process(name)) is not None:
+            self._placement.rebalance(name, main.pid)
             needed, left = self._required_processes(main, name), deadline - time.monotonic()
             pause = min(left, procs.POLL_SECONDS) if needed is None else left
             if left <= 0 or procs.wait_for_any([main, *(needed or ())], beside, pause):
@@ -355,7 +361,7 @@ def _disk_processes(kernel: int) -> _Processes | None:
     (``arch/um/os-Linux/skas/process.c``), and it starts before any of them
     (``arch/um/drivers/ubd_kern.c``). Later kernels use threads, which end with them: empty.
     """
-    if procs.threads(kernel) > 1:
+    if len(procs.threads(kernel)) > 1:
         return []
     found = [child for child in procs.children(kernel) if procs.is_traced(child) is False]
     return [one for pid in found if (one := procs.read(pid))] or None
