@@ -28,9 +28,21 @@ give_up() {
 
 # account TABLE NAME ID REST: adds a user or group to a table; entries with its name or number are removed.
 account() {
-    grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" >"$here/table" 2>/dev/null
-    echo "$2:x:$3:$4" >>"$here/table"
-    cat "$here/table" >"$1" && rm "$here/table"
+    if grep -q -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" 2>/dev/null; then
+        grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" >"$here/table"
+        cat "$here/table" >"$1"
+    fi
+    printf '\n%s\n' "$2:x:$3:$4" >>"$1" # its last line may lack its end
+}
+
+# check_programs: gives up if the image has busybox's versions of programs, which lack options that are used below.
+# It is called when one of them has failed: each program that a job starts costs it some milliseconds.
+check_programs() {
+    find / -maxdepth 0 -cnewer / -printf '' >/dev/null 2>&1 || give_up 'the find of this image is not GNU'
+    tar -cf /dev/null --numeric-owner --null --no-recursion -T /dev/null 2>/dev/null ||
+        give_up 'the tar of this image is not GNU'
+    setpriv --reuid 0 --regid 0 --clear-groups true 2>/dev/null ||
+        give_up 'the setpriv of this image is not from util-linux'
 }
 
 for tool in setpriv tar find grep; do
@@ -41,19 +53,12 @@ run=/run/vmjobs-unchanged # in memory: a job may use up its disk
 mkdir -m 0700 "$run" || exit
 . /usr/lib/vmjobs/base.sh
 . /usr/lib/vmjobs/script.sh
-# busybox's versions of these programs lack options that are used below.
-find / -maxdepth 0 -cnewer / -printf '' >/dev/null 2>&1 || give_up 'the find of this image is not GNU'
-tar -cf /dev/null --numeric-owner --null --no-recursion -T /dev/null 2>/dev/null ||
-    give_up 'the tar of this image is not GNU'
-setpriv --reuid 0 --regid 0 --clear-groups true 2>/dev/null ||
-    give_up 'the setpriv of this image is not from util-linux'
-
 account /etc/group "$group" "$gid" ''
 account /etc/passwd "$user" "$uid" "$gid::$directory:/bin/sh"
 mkdir -p "$directory" "$here/tree" || give_up "cannot create the directory $directory in this image"
 bb mount --bind "$here/tree" "$directory" || give_up "cannot mount the directory $directory in this image"
 cd "$directory" || give_up "cannot enter the directory $directory in this image"
-tar -xpf "$here/tree.tar" --numeric-owner -C . || exit
+tar -xpf "$here/tree.tar" --numeric-owner --warning=no-timestamp -C . || { check_programs && exit 1; }
 rm "$here/tree.tar"
 
 # The address of HTCondor's Chirp service for the guest.
@@ -65,14 +70,15 @@ if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
     [ -e /usr/bin/condor_chirp ] || bb ln -s $program /usr/bin/condor_chirp
 fi
 
-# directories: inode and name of each, terminated by a NUL. The files of a moved directory do not change.
+# directories FILE: writes inode and name of each, terminated by a NUL. The files of a moved directory do not change.
 directories() {
-    find . -mindepth 1 -type d -printf '%i %p\0' | LC_ALL=C sort -z
+    setpriv --reuid 0 --regid 0 --clear-groups find . -mindepth 1 -type d -fprintf "$1" '%i %p\0' || return
+    [ ! -s "$1" ] || LC_ALL=C sort -z -o "$1" "$1"
 }
-directories >"$here/directories"
 
 # Files that change from now on are newer than the mark: the clock has moved past its time.
 : >"$here/mark"
+directories "$here/directories" || { check_programs && exit 1; }
 until : >"$here/now" && [ -n "$(find "$here/now" -newer "$here/mark")" ]; do :; done
 
 # For `start`: a shell starts background commands with SIGINT and SIGQUIT ignored, which env can undo.
@@ -130,18 +136,23 @@ cd "$directory" || give_up "the directory $directory is gone"
 
 # changes TEST...: names of files that the job made or changed, each terminated by a NUL. TEST: of `find`.
 changes() {
+    directories "$here/directories.now"
     {
         find . -mindepth 1 -cnewer "$here/mark" "$@" -print0
-        directories | LC_ALL=C comm -z -13 "$here/directories" - | sed -z 's/^[0-9]* //' |
+        LC_ALL=C comm -z -13 "$here/directories" "$here/directories.now" | sed -z 's/^[0-9]* //' |
             xargs -0 -r -I'{}' find '{}' "$@" -print0
     } | LC_ALL=C sort -zu
 }
 export here uid gid setpriv
-changes -type l | xargs -0 -r sh "$here/links.sh" copy
-changes ! -type f ! -type d | xargs -0 -r sh "$here/links.sh" settle
-changes >"$here/changed"
+find . -mindepth 1 -fprint0 "$here/left" -cnewer "$here/mark" -fprint0 "$here/changed" \
+    ! -type f -fprint0 "$here/special" || exit
+if [ -s "$here/special" ]; then # links, or directories that may have been moved
+    changes -type l | xargs -0 -r sh "$here/links.sh" copy
+    changes ! -type f ! -type d | xargs -0 -r sh "$here/links.sh" settle
+    changes >"$here/changed"
+    find . -mindepth 1 -print0 >"$here/left" || exit
+fi
 tar -cf "$here/changed.tar" --numeric-owner --null --no-recursion -T "$here/changed" || exit
-find . -mindepth 1 -print0 >"$here/left" || exit
 {
     echo "$result"
     [ ! -e "$here/rejected" ] || head -c 65536 "$here/rejected"
