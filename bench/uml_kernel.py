@@ -41,8 +41,7 @@ Seconds = dict[str, float]
 def uml_kernel(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
     """Compare our kernel in both modes with Debian's, and a computation with one on the node.
 
-    digest: of an image with Pythia. pairs: as for the others; half as many are made, as each takes a
-    minute.
+    digest: of an image with Pythia.
     """
     with tempfile.TemporaryDirectory(prefix="kernel-costs-") as directory:
         program = Path(directory) / "kernel_costs"
@@ -56,7 +55,7 @@ def uml_kernel(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
             return {"compute on the node": on_the_node["compute"]} | inside(driver, cpus)
 
         for name, how in OURS.items():
-            seen = in_turns(max(1, pairs // 2), partial(ours, *how), partial(inside, DEBIAN, 1))
+            seen = in_turns(pairs, partial(ours, *how), partial(inside, DEBIAN, 1))
             for cost in (*COSTS, "boot to power-off", "pythia"):
                 found = [(here[cost], there[cost]) for here, there in seen]
                 yield compare(10, f"{cost}, {name}", found, 1.0, measure="own / Debian's")
