@@ -18,6 +18,7 @@ from images.segment import decode_segment
 from tests.kit.api_site import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Site, report_of, serving
 from tests.kit.cli import vmjobs
 from tests.kit.repository_jobs import refused
+from tests.kit.waiting import PATIENCE
 from vmjobs.agent.job_source import JobSource
 from vmjobs.client import Client, ImageClient, JobAgentClient, NodeClient, Retries
 from vmjobs.errors import (
@@ -48,7 +49,7 @@ from vmjobs.model import (
 
 pytestmark = [pytest.mark.in_process, pytest.mark.settings(max_disk=64)]
 
-QUICK = Retries(deadline=5.0, first=0.05)
+QUICK = Retries(deadline=10.0 * PATIENCE, first=0.05)
 SPEC = JobSpec(image="tiny", script="#!/bin/sh\necho hello\n", outputs=("*",), disk=64)
 
 
@@ -307,7 +308,7 @@ def test_a_restart_of_the_api_is_survived(site: Site) -> None:
     asking = threading.Thread(target=lambda: found.append(client.job(job.id)))
     asking.start()
     with serving(site.app, port):
-        asking.join(10)
+        asking.join(20 * PATIENCE)
     assert [j.id for j in found] == [job.id]
 
 

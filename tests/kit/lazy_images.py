@@ -17,6 +17,7 @@ from images.content import CHUNK_BYTES
 from images.segment import header_size
 from tests.kit.api_site import Site, make_site, serving
 from tests.kit.repository_jobs import ADMIN, push
+from tests.kit.waiting import PATIENCE
 from vmjobs.agent.image_source import LazyStart
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import LazyDisk
@@ -24,7 +25,7 @@ from vmjobs.hypervisor.libvirt.nbd_plugin import LazyDiskReader
 
 #: Seconds for short operations, on a host that has other work as well.
 DEADLINE = 60.0
-QUICK = Retries(deadline=2.0, first=0.05)
+QUICK = Retries(deadline=2.0 * PATIENCE, first=0.05)
 SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from images.cache.node_cache import ImageCache
 from tests.kit.agent_runs import SETTINGS, Lease, executed, job_that
 from tests.kit.guests import BEGIN
+from tests.kit.waiting import PATIENCE
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
@@ -79,7 +80,7 @@ class Node:
 
 def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
     """Run one job, and print each of its states."""
-    fetcher = ImageClient(url, token, retries=Retries(deadline=2.0))
+    fetcher = ImageClient(url, token, retries=Retries(deadline=2.0 * PATIENCE))
     cache = ImageCache(Path(folder) / "images", fetcher, lazy_start=True)
     node = Node(Path(folder), cache, qemu(), image)
     run, lease, _ = node.start(do)
