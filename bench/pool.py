@@ -140,8 +140,8 @@ def _leaders(attempt: str) -> Iterator[int]:
                 f"-{attempt}" in word for word in process.argv if word.startswith(("umid=", "guest="))
             )
             # A sandbox's inner processes have the same arguments, and one of them has its own session.
-            kernel = process.is_leader and Path(process.argv[0]).name == "linux.uml"
-            if named and (kernel or bubblewrap.is_leader(process) or "qemu" in process.argv[0]):
+            kernel = process.is_leader and process.program == "linux.uml"
+            if named and (kernel or bubblewrap.is_leader(process) or "qemu" in process.program):
                 yield process.pid
 
 
