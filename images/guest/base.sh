@@ -2,8 +2,8 @@
 # shellcheck disable=SC2034 # used by the other parts
 # Functions and variables that all parts of the guest program use.
 #
-# Under User Mode Linux a process costs 20 ms and each byte that `read` takes 50 us. So this program
-# starts few processes, and reads little.
+# Under User Mode Linux a process costs some milliseconds, and each byte that `read` takes is a system call
+# of 13 us or more. So this program starts few processes, and reads little.
 
 lib=${lib:-/usr/lib/vmjobs}
 run=${run:-/run/vmjobs} # the job's description, fifos, state files; in memory

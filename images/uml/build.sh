@@ -1,7 +1,7 @@
 #!/bin/sh
 # vmjobs' own UML kernel: build.sh OUTPUT. Builds OUTPUT/linux.uml from Debian's newest kernel source, and writes
 # OUTPUT/linux.uml.source, which names the source and this recipe. A kernel that this recipe has built before is
-# taken from the cache: a build takes ten minutes.
+# taken from the cache: a build takes minutes.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
@@ -23,6 +23,7 @@ if [ -d "$cached" ]; then
     exit 0
 fi
 
+echo "building the kernel for User Mode Linux (some minutes)"
 # The build needs a directory outside the packages, whose files all go into containers and wheels.
 place=$(mktemp -d -p "${TMPDIR:-/var/tmp}" vmjobs-kernel.XXXXXX)
 trap 'rm -rf "$place"' EXIT

@@ -73,5 +73,4 @@ def test_all_processes_of_a_vm_that_waits_move(monkeypatch: pytest.MonkeyPatch) 
         moved = [os.sched_getaffinity(task) for task in tasks]
         for task in tasks:
             os.kill(task, 9)
-    assert moved[0] == moved[1] != {first}
-    assert len(moved[0]) == 1
+    assert moved in ([{other}] * 2 for other in os.sched_getaffinity(0) - {first})

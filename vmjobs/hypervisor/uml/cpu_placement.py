@@ -50,6 +50,7 @@ class CpuPlacement:
             self._sample()
             cpu = choose(allowed, self._idle, self._recent, Counter(self._cpus.values()))
             self._keep_on(name, pid, cpu)
+            self._looks[name] = time.monotonic(), 0.0
 
     def rebalance(self, name: str, pid: int) -> None:
         """Move a VM to a better CPU if it has to wait for its own. Call it from time to time."""

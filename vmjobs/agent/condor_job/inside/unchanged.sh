@@ -28,11 +28,8 @@ give_up() {
 
 # account TABLE NAME ID REST: adds a user or group to a table; entries with its name or number are removed.
 account() {
-    if grep -q -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" 2>/dev/null; then
-        grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" >"$here/table"
-        cat "$here/table" >"$1"
-    fi
-    printf '\n%s\n' "$2:x:$3:$4" >>"$1" # its last line may lack its end
+    others=$(grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" 2>/dev/null)
+    printf '%s\n' ${others:+"$others"} "$2:x:$3:$4" >"$1"
 }
 
 # check_programs: gives up if the image has busybox's versions of programs, which lack options that are used below.
@@ -58,7 +55,7 @@ account /etc/passwd "$user" "$uid" "$gid::$directory:/bin/sh"
 mkdir -p "$directory" "$here/tree" || give_up "cannot create the directory $directory in this image"
 bb mount --bind "$here/tree" "$directory" || give_up "cannot mount the directory $directory in this image"
 cd "$directory" || give_up "cannot enter the directory $directory in this image"
-tar -xpf "$here/tree.tar" --numeric-owner --warning=no-timestamp -C . || { check_programs && exit 1; }
+tar -xpf "$here/tree.tar" --numeric-owner --warning=no-timestamp -C . || { check_programs; exit 1; }
 rm "$here/tree.tar"
 
 # The address of HTCondor's Chirp service for the guest.
@@ -71,6 +68,7 @@ if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
 fi
 
 # directories FILE: writes inode and name of each, terminated by a NUL. The files of a moved directory do not change.
+# setpriv is there only to try its options: it fails here rather than when the job starts.
 directories() {
     setpriv --reuid 0 --regid 0 --clear-groups find . -mindepth 1 -type d -fprintf "$1" '%i %p\0' || return
     [ ! -s "$1" ] || LC_ALL=C sort -z -o "$1" "$1"
@@ -78,7 +76,7 @@ directories() {
 
 # Files that change from now on are newer than the mark: the clock has moved past its time.
 : >"$here/mark"
-directories "$here/directories" || { check_programs && exit 1; }
+directories "$here/directories" || { check_programs; exit 1; }
 until : >"$here/now" && [ -n "$(find "$here/now" -newer "$here/mark")" ]; do :; done
 
 # For `start`: a shell starts background commands with SIGINT and SIGQUIT ignored, which env can undo.
