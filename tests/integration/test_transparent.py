@@ -1,34 +1,79 @@
-"""Transparent jobs: one more line runs an ordinary job in a VM, with the same result."""
+"""Transparent jobs: one more line runs an ordinary job in a VM, with the same result.
+
+Most jobs are submitted together; each test checks one of them.
+"""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 
-from tests.kit.grid import NODES, wait_for
-from tests.kit.submit_host import ON_A_NODE, PATIENT, Desk, desk, run_dag, site
+import pytest
+
+from tests.kit.grid import Grid, wait_for
+from tests.kit.submit_host import (
+    HOPS,
+    ON_A_NODE,
+    PATIENT,
+    Desk,
+    Kind,
+    Submitted,
+    run_dag,
+    site,
+    submitted,
+    why,
+)
 from vmjobs.model import MIB
 
-__all__ = ["desk", "site"]
+__all__ = ["site"]
 
-
-def test_a_job_runs_unchanged(desk: Desk) -> None:
-    script = """
+UNCHANGED = Kind(
+    """
         printf '<%s>' "$@"; echo; echo "$GREETING"; cat data; id -un; uname -a
         tr '\\0' '\\n' </proc/$$/environ >all
         grep -c -e ^ODD.NAME=dot -e ^_CONDOR_SLOT= -e ^_CONDOR_JOB_AD= all
         grep -ci '^ClusterId' .job.ad; grep -ci '^Memory =' .machine.ad
         echo result >made; echo again >>data; echo problem >&2; exit 3
+    """,
+    arguments="\"'it''s' 'a  b' $$ '' \"\"x\"\"\"",
+    lines={"transfer_output_files": "made,data", "__Mine": "42"},
+)
+USES = Kind(
     """
-    words = "\"'it''s' 'a  b' $$ '' \"\"x\"\"\""
-    cluster = desk.submit(script, arguments=words, transfer_output_files="made,data", __Mine="42")
+        dd if=/dev/zero of=filled bs=1M count=40 conv=fsync 2>/dev/null
+        end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do :; done
+        echo worked; rm filled; head -c 3000000 /dev/urandom >kept
+    """,
+    lines={"transfer_output_files": "kept"},
+)
+KINDS = {
+    ("site", "unchanged"): UNCHANGED,
+    ("submit", "unchanged"): UNCHANGED,
+    ("submit", "uses"): USES,
+    ("submit", "no quotes"): Kind("true", image="", lines={"__VMJobImage": "generic"}),
+    ("site", "released"): Kind("echo ran", image="no-such-image"),
+}
+STEPS = ("Stage", "Boot", "Run", "Collect")
+Jobs = Submitted[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def jobs(grid: Grid) -> Iterator[Jobs]:
+    with submitted(
+        {key: (Desk(grid, key[0], HOPS[key[0]]), job) for key, job in KINDS.items()}
+    ) as made:
+        yield made
+
+
+@pytest.mark.parametrize("host", HOPS)
+def test_a_job_runs_unchanged(jobs: Jobs, host: str) -> None:
+    desk, cluster = jobs[host, "unchanged"]
     ad = desk.ended(cluster)
     assert ad["JobStatus"] == 4, ad.get("HoldReason")
     assert ad["ExitCode"] == 3
     assert ad["ExitBySignal"] is False
     # Events in the job's log: STAGING, BOOTING, RUNNING, COLLECTING, FAILED. Condor-C's log has none.
     assert desk.changes() == ["ChirpVMState"] * (5 if desk.host == "site" else 0)
-    steps = ("Stage", "Boot", "Run", "Collect")
-    assert all(ad[f"ChirpVM{step}Seconds"] > 0 for step in steps)
+    assert all(ad[f"ChirpVM{step}Seconds"] > 0 for step in STEPS)
     out = desk.read("out").splitlines()
     assert out[:4] == ['<it\'s><a  b><$$><><"x">', "two words", "from a file", "physicist"]
     assert "Linux vmjob-0 " in out[4]
@@ -36,6 +81,10 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     assert desk.read("err") == "problem\n"
     assert desk.read("made") == "result\n"
     assert desk.read("data") == "from a file\nagain\n"
+    # The job's record says how it ended.
+    assert desk.shown(cluster) == ("FAILED", "JOB_FAILED: the job exited with status 3")
+    (finding,) = why(desk, cluster)["findings"]
+    assert (finding["code"], finding["message"]) == ("COMPLETED", "it has ended, with status 3")
 
 
 #: Attributes of the ads in a job's directory that stay the same.
@@ -70,22 +119,16 @@ def test_it_finds_what_a_job_without_a_vm_finds(site: Desk) -> None:
     assert "\n_CONDOR_SCRATCH_DIR=DIR\n" in found
 
 
-def test_what_the_vm_used_is_in_the_jobs_ad(desk: Desk) -> None:
-    """Checked at the site, and a hop of Condor-C away."""
-    script = """
-        dd if=/dev/zero of=filled bs=1M count=40 conv=fsync 2>/dev/null
-        end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do :; done
-        echo worked; rm filled; head -c 3000000 /dev/urandom >kept
-    """
-    began = time.monotonic()
-    cluster = desk.submit(script, transfer_output_files="kept")
+def test_what_the_vm_used_is_in_the_jobs_ad(jobs: Jobs) -> None:
+    """Checked at the origin, a hop of Condor-C away."""
+    desk, cluster = jobs["submit", "uses"]
     ad = desk.ended(cluster)
     assert ad["JobStatus"] == 4, ad.get("HoldReason")
-    assert 2 < ad["ChirpVMCpuSeconds"] < 2 * (time.monotonic() - began)
+    assert 2 < ad["ChirpVMCpuSeconds"] < 2 * sum(ad[f"ChirpVM{step}Seconds"] for step in STEPS)
     asked = ad["MemoryProvisioned"] * MIB
     assert 40 * MIB < ad["ChirpVMMemoryBytes"] <= asked
     assert ad["ChirpVMDiskBytes"] > 40 * MIB
-    assert ad["ChirpVMInputBytes"] > len(script)
+    assert ad["ChirpVMInputBytes"] > len(USES.script)
     assert ad["ChirpVMOutputBytes"] > 3_000_000
     assert ad["ChirpVMLogBytes"] == len("worked\n")
     assert ad["ChirpVMConsoleBytes"] > 0
@@ -96,85 +139,23 @@ def test_what_the_vm_used_is_in_the_jobs_ad(desk: Desk) -> None:
     assert int(shown) == -(-ad["ChirpVMMemoryBytes"] // MIB)
 
 
-def test_what_the_vm_uses_is_seen_while_it_runs(site: Desk) -> None:
-    """Usage updates cause no events in the job's log."""
-    cluster = site.submit("while :; do :; done")
-    site.running(cluster)
-    wait_for(lambda: site.ad(cluster).get("ChirpVMCpuSeconds"), "its usage to be in the queue", PATIENT)
-    assert site.ad(cluster)["ChirpVMMemoryBytes"] > 10 * MIB
-    assert site.changes() == ["ChirpVMState"] * 3, "STAGING, BOOTING, RUNNING"
-    site("condor_rm", cluster)
-
-
-def test_what_is_streamed_to_a_job(site: Desk) -> None:
-    cluster = site.submit("cat; echo end", input="data", stream_input="true")
-    ad = site.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), ad.get("HoldReason")
-    assert site.read("out") == "from a file\nend\n"
-
-
-def test_a_job_that_kills_itself(site: Desk) -> None:
-    ad = site.ended(site.submit("kill -ABRT $$"))
-    assert (ad["ExitBySignal"], ad["ExitSignal"]) == (True, 6)
-
-
-def test_an_image_that_is_not_there_is_a_hold_with_a_reason(desk: Desk) -> None:
-    ad = desk.ended(desk.submit("true", image="no-such-image"))
-    assert ad["JobStatus"] == 5
-    assert ad["HoldReasonSubCode"] == 101, ad
-    assert "no-such-image" in ad["HoldReason"]
-
-
-def test_what_the_job_asks_for_cannot_be(site: Desk) -> None:
-    ad = site.ended(site.submit("true", __VMJobHypervisor='"abacus"', __VMJobBootTimeout="0"))
-    assert ad["HoldReasonSubCode"] == 104
-    assert "VMJobHypervisor" in ad["HoldReason"]
-    assert "VMJobBootTimeout" in ad["HoldReason"]
-
-
-def test_an_image_without_quotes_is_a_hold_that_says_what_to_write(desk: Desk) -> None:
+def test_an_image_without_quotes_is_a_hold_that_says_what_to_write(jobs: Jobs) -> None:
     """HTCondor reads the unquoted name as an attribute, which does not exist."""
-    ad = desk.ended(desk.submit("true", image="", __VMJobImage="generic"))
+    desk, cluster = jobs["submit", "no quotes"]
+    ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad.get("HoldReasonSubCode")) == (5, 104), ad
     assert '+VMJobImage = "generic"' in ad["HoldReason"]
 
 
-def test_a_released_job_runs(site: Desk) -> None:
-    cluster = site.submit("echo ran", image="no-such-image")
-    assert site.ended(cluster)["JobStatus"] == 5
-    site("condor_qedit", cluster, "VMJobImage", '"generic"')
-    site("condor_release", cluster)
-    ad = wait_for(lambda: site.ad(cluster, ended=True) or None, "the job to end", PATIENT)
+def test_a_released_job_runs(jobs: Jobs) -> None:
+    desk, cluster = jobs["site", "released"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 101), ad
+    desk("condor_qedit", cluster, "VMJobImage", '"generic"')
+    desk("condor_release", cluster)
+    ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "the job to end", PATIENT)
     assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0)
-
-
-def test_outputs_that_are_missing_hide_no_reason(desk: Desk) -> None:
-    """HTCondor checks the files to transfer before all else."""
-    ad = desk.ended(desk.submit("true", image="no-such-image", transfer_output_files="never-made"))
-    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 101), ad["HoldReason"]
 
 
 def test_a_dag_with_scripts_around_its_jobs(site: Desk) -> None:
     run_dag(site)
-
-
-def test_max_retries_and_on_exit_hold_are_the_jobs_own(site: Desk) -> None:
-    held = site.submit("exit 4", on_exit_hold="ExitCode == 4", on_exit_hold_subcode="77")
-    ad = site.ended(held)
-    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 77)
-    ad = site.ended(site.submit("exit 4", max_retries="1"))
-    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobCompletions"]) == (4, 4, 2)
-
-
-def test_other_jobs_start_as_ever(site: Desk) -> None:
-    ad = site.ended(
-        site.submit(
-            "tr '\\0' '\\n' </proc/$$/environ | grep ^ODD; uname -n; exit 2",
-            image="",
-            requirements=ON_A_NODE,
-        )
-    )
-    assert ad["ExitCode"] == 2
-    out = site.read("out").splitlines()
-    assert out[0] == "ODD.NAME=dot"
-    assert out[1].split(".")[0] in NODES

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime
 
 import pytest
 
 from condor.events import outcomes
 from tests.kit.grid import Grid, blank_disk, odd_images, wait_for
-from tests.kit.outcome_rows import INITS, WAYS, assert_row, at_site, held, remove, submit
-from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
+from tests.kit.outcome_rows import INITS, WAYS, assert_row, held, submit
+from tests.kit.submit_host import PATIENT, Desk, Kind, Submitted, submitted
 
 
 @pytest.fixture(scope="module")
@@ -29,110 +30,72 @@ def images(grid: Grid) -> Grid:
 
 
 @pytest.fixture(scope="module")
-def jobs(images: Grid, request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[Desk, str]]]:
+def jobs(images: Grid, request: pytest.FixtureRequest) -> Iterator[Submitted[str]]:
     """A job for each selected row; all are submitted before the tests check them."""
     asked = {
         item.callspec.params.get("code") for item in request.session.items if hasattr(item, "callspec")
     }
     found = {code: submit(images, code, way) for code, way in WAYS.items() if code in asked}
-    yield found
-    for desk, _ in found.values():
-        remove(desk)
+    with ExitStack() as desks:
+        for desk, _ in found.values():
+            desks.enter_context(desk)
+        yield found
 
 
 @pytest.mark.parametrize("code", WAYS)
-def test_row(jobs: dict[str, tuple[Desk, str]], code: str) -> None:
+def test_row(jobs: Submitted[str], code: str) -> None:
     way = WAYS[code]
     way.deed(*jobs[code])
     assert_row(code, way.said, held(*jobs[code]))
 
 
-@pytest.mark.flaky(reason="jobs of other tests may fill the other node just then", since="2026-11-23")
-def test_what_did_not_fail_by_itself_goes_on_elsewhere(grid: Grid) -> None:
-    """Checked at the origin, a hop of Condor-C away."""
-    desk = Desk(grid, "submit", BY_CONDOR_C)
-    cluster = desk.submit("echo begun; sleep 20; echo ended")
-    try:
-        there = at_site(desk, cluster)
-        first = where(*there)[0]
-        kill_machine(*there)
-        ad = desk.ended(cluster)
-        assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2), ad.get("HoldReason")
-        assert ad["ChirpVMNode"].split(".")[0] != first
-        assert desk.read("out") == "begun\nended\n"
-    finally:
-        remove(desk)
-
-
 def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images: Grid) -> None:
     """Checked in the job log that HTCondor writes for the submitter."""
-    desk = Desk(images, "site")
-    cluster = desk.submit("true", image="test-powers-off", __VMJobMaxStarts="3")
-    try:
+    with Desk(images, "site") as desk:
+        cluster = desk.submit("true", image="test-powers-off", __VMJobMaxStarts="3")
         ad = held(desk, cluster)
         assert (ad["HoldReasonSubCode"], ad["NumJobStarts"]) == (122, 3), ad["HoldReason"]
         begun = re.findall(r"(?m)^001 \([0-9.]+\) (\S+ \S+) ", desk.read("log"))
         first, second, third = map(datetime.fromisoformat, begun)
         assert (second - first).total_seconds() >= outcomes.retry_delay_seconds(1)
         assert (third - second).total_seconds() >= outcomes.retry_delay_seconds(2)
-    finally:
-        remove(desk)
-
-
-# --------------------------------------------------------------------------- the job's record
-
-
-@pytest.mark.parametrize(
-    ("script", "told"),
-    [
-        ("exit 0", ("COMPLETED", "SUCCEEDED: the job exited with status 0")),
-        ("exit 1", ("FAILED", "JOB_FAILED: the job exited with status 1")),
-        ("kill -9 $$", ("FAILED", "JOB_KILLED: the job was killed by signal 9")),
-    ],
-)
-def test_a_job_that_is_over_says_how_it_ended(grid: Grid, script: str, told: tuple[str, str]) -> None:
-    """Checked at the origin, a hop of Condor-C away."""
-    desk = Desk(grid, "submit", BY_CONDOR_C)
-    cluster = desk.submit(script)
-    try:
-        assert desk.ended(cluster)["JobStatus"] == 4
-        assert desk.shown(cluster) == told
-    finally:
-        remove(desk)
 
 
 TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
+#: How jobs are stopped, the JobStatus of each then, and what its ad says.
+STOPS = {
+    ("condor_rm",): (3, TOLD_TO_LEAVE),
+    ("condor_hold",): (5, TOLD_TO_LEAVE),
+    ("condor_vacate_job",): (1, TOLD_TO_LEAVE),
+    # The program has no time to report more; its last report must not count as current.
+    ("condor_vacate_job", "-fast"): (1, "EXEC_LOST: the program that runs the job was killed"),
+}
 
 
-@pytest.mark.parametrize(
-    ("deed", "status", "told"),
-    [
-        (("condor_rm",), 3, TOLD_TO_LEAVE),
-        (("condor_hold",), 5, TOLD_TO_LEAVE),
-        (("condor_vacate_job",), 1, TOLD_TO_LEAVE),
-        # The program has no time to report more; its last report must not count as current.
-        (("condor_vacate_job", "-fast"), 1, "EXEC_LOST: the program that runs the job was killed"),
-    ],
-)
+@pytest.fixture(scope="module")
+def stopped(grid: Grid) -> Iterator[Submitted[tuple[str, ...]]]:
+    """A job for each way to stop one."""
+    sleeps = Kind("exec sleep 1000")
+    with submitted({deed: (Desk(grid, "site"), sleeps) for deed in STOPS}) as jobs:
+        yield jobs
+
+
+@pytest.mark.parametrize("deed", STOPS)
 def test_a_job_that_was_stopped_says_so(
-    grid: Grid, deed: tuple[str, ...], status: int, told: str
+    stopped: Submitted[tuple[str, ...]], deed: tuple[str, ...]
 ) -> None:
-    desk = Desk(grid, "site")
-    cluster = desk.submit("exec sleep 1000")
-    try:
-        desk.running(cluster)
-        desk("condor_qedit", cluster, "VMJobOwnRequirements", "false")  # no node accepts it again
-        desk(*deed, cluster)
+    (desk, cluster), (status, told) = stopped[deed], STOPS[deed]
+    desk.running(cluster)
+    desk("condor_qedit", cluster, "VMJobOwnRequirements", "false")  # no node accepts it again
+    desk(*deed, cluster)
 
-        def look() -> str | None:
-            state, reason = desk.shown(cluster)
-            ad = desk.ad(cluster) or desk.ad(cluster, ended=True)
-            there = ad.get("JobStatus") == status and reason.startswith(told)
-            return state if there else None
+    def look() -> str | None:
+        state, reason = desk.shown(cluster)
+        ad = desk.ad(cluster) or desk.ad(cluster, ended=True)
+        there = ad.get("JobStatus") == status and reason.startswith(told)
+        return state if there else None
 
-        assert wait_for(look, f"job {cluster} to say how it left", PATIENT) == "PREEMPTED"
-        changes = desk.changes()
-        assert set(changes) == {"ChirpVMState"}
-        assert len(changes) <= 4, "STAGING, BOOTING, RUNNING, and COLLECTING where there was time"
-    finally:
-        remove(desk)
+    assert wait_for(look, f"job {cluster} to say how it left", PATIENT) == "PREEMPTED"
+    changes = desk.changes()
+    assert set(changes) == {"ChirpVMState"}
+    assert len(changes) <= 4, "STAGING, BOOTING, RUNNING, and COLLECTING where there was time"

@@ -16,8 +16,8 @@ from condor.events.outcomes import OUTCOMES
 from images.manifest import ImageManifest
 from tests.kit import ROOT
 from tests.kit.faults import AGENT, fill, small_disk, without_agent, without_objects
-from tests.kit.grid import NODES, Grid, publish, wait_for
-from tests.kit.outcome_rows import AGAIN, HELD, WAYS, Way, assert_row, held, remove, submit
+from tests.kit.grid import NODES, Grid, publish
+from tests.kit.outcome_rows import AGAIN, HELD, WAYS, Way, assert_row, held, submit
 from tests.kit.submit_host import Desk
 from vmjobs.model import BootMethod
 
@@ -47,18 +47,6 @@ def trusting_others(grid: Grid, node: str) -> Iterator[None]:
             yield
     finally:
         grid.on(node, "rm", "-r", keys)
-
-
-@contextmanager
-def with_a_dead_token(grid: Grid, node: str) -> Iterator[None]:
-    """Give a node a token that the repository rejects."""
-    file = "/etc/vmjobs/dead-token"
-    grid.on(node, "sh", "-c", f"echo dead >{file} && chmod 644 {file}")
-    try:
-        with configured(grid, node, "agent_token_file", f'"{file}"'):
-            yield
-    finally:
-        grid.on(node, "rm", file)
 
 
 @contextmanager
@@ -143,13 +131,11 @@ def fresh(grid: Grid) -> None:
 @pytest.fixture(scope="module")
 def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
     """A job whose node stops its agent once it runs; detection takes two minutes."""
-    job = submit(grid, "UNAVAILABLE", Way(""), NODES[1])
-    try:
-        job[0].running(job[1])
+    desk, cluster = submit(grid, "UNAVAILABLE", Way(""), NODES[1])
+    with desk:
+        desk.running(cluster)
         with without_agent(grid, NODES[1]):
-            yield job
-    finally:
-        remove(job[0])
+            yield desk, cluster
 
 
 @pytest.mark.soak_for("FORBIDDEN", "NODE_FAILED1")
@@ -159,21 +145,10 @@ def test_row_of_a_fault(
     grid: Grid, fresh: None, left_alone: tuple[Desk, str], code: str, fault: Fault
 ) -> None:
     with fault.context(grid, NODES[0]):
-        job = submit(grid, code, fault.way, NODES[0])
-        try:
-            fault.way.deed(*job)
-            assert_row(code, fault.way.said, held(*job))
-        finally:
-            remove(job[0])
-
-
-@pytest.mark.disruptive
-def test_a_node_whose_token_is_refused_takes_no_jobs(grid: Grid) -> None:
-    """So only jobs that were already on their way can become UNAUTHENTICATED."""
-    node = f'Machine == "{NODES[0]}.grid" && HasVMJobs =!= true'
-    asked = ("condor_status", "-constraint", node, "-af", "VMJobsFault")
-    with with_a_dead_token(grid, NODES[0]):
-        wait_for(lambda: "token" in grid.on("site", *asked) or None, "the node to say why", 120)
+        desk, cluster = submit(grid, code, fault.way, NODES[0])
+        with desk:
+            fault.way.deed(desk, cluster)
+            assert_row(code, fault.way.said, held(desk, cluster))
 
 
 @pytest.mark.disruptive

@@ -1,4 +1,4 @@
-"""Transparent jobs that reach their node by the job router or by one or two Condor-C hops.
+"""Transparent jobs that reach their node by the job router or by two Condor-C hops.
 
 Each outcome is checked where the job was submitted. All jobs are submitted together; each test checks
 one of them.
@@ -6,29 +6,31 @@ one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.kit.grid import Grid, wait_for
+from tests.kit.outcome_rows import JOB_POLICY
 from tests.kit.submit_host import (
-    BY_CONDOR_C,
     PATIENT,
     RUNNING,
     Desk,
+    Kind,
+    Submitted,
+    at_site,
     kill_machine,
     rescue_dag,
     run_dag,
+    submitted,
     where,
     why,
 )
 
 #: A job of the submit host's own schedd: the job router finds it without any extra lines.
 BY_ROUTER = ""
-#: To the submit host's schedd as a client, and from there to the site.
+#: To the submit host's schedd as a client, and from there to the site: twice all that one hop does.
 BY_TWO_HOPS = """
 universe = grid
 grid_resource = condor submit.grid submit.grid
@@ -38,26 +40,12 @@ remote_grid_resource = condor site.grid site.grid
 +remote_remote_ShouldTransferFiles = "YES"
 +remote_remote_WhenToTransferOutput = "ON_EXIT"
 """
-WAYS = {"router": BY_ROUTER, "two-hops": BY_TWO_HOPS, "condor-c": BY_CONDOR_C}
+WAYS = {"router": BY_ROUTER, "two-hops": BY_TWO_HOPS}
 
-JOB_POLICY = 3
 FULL = """
     printf '<%s>' "$@"; echo; echo "$GREETING"; cat data; id -un; uname -n
     echo result >made; echo again >>data; echo other >other; echo problem >&2; exit 3
 """
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A job. ways: the routes by which it is sent."""
-
-    script: str
-    image: str = "generic"
-    arguments: str = ""
-    ways: Sequence[str] = ("router", "two-hops")
-    lines: dict[str, str] = field(default_factory=dict)
-
-
 SUCCESS = {"success_exit_code": "4", "max_retries": "3"}
 STREAMS = {"stream_output": "true", "stream_error": "true"}
 KINDS = {
@@ -70,65 +58,41 @@ KINDS = {
         },
     ),
     "signal": Kind("kill -ABRT $$"),
-    "killed": Kind("kill -KILL $$", ways=("two-hops",)),
-    "255": Kind("exit 255", ways=("router",)),
     "no image": Kind("echo ran", "no-such-image"),
     "lost": Kind("sleep 1000", lines={"__VMJobMaxStarts": "1"}),
     "removed": Kind("sleep 1000"),
     "large": Kind("true", lines={"request_memory": "999999"}),
     "on_exit_hold": Kind(
         "exit 4",
-        ways=tuple(WAYS),
         lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"},
     ),
-    "max_retries": Kind("exit 4", ways=tuple(WAYS), lines={"max_retries": "1"}),
-    "success_exit_code": Kind("exit 4", ways=tuple(WAYS), lines=SUCCESS),
-    "streams": Kind("echo first; sleep 5; echo last", ways=tuple(WAYS), lines=STREAMS),
+    "max_retries": Kind("exit 4", lines={"max_retries": "1"}),
+    "success_exit_code": Kind("exit 4", lines=SUCCESS),
+    "streams": Kind("echo first; sleep 5; echo last", lines=STREAMS),
     "periodic_hold": Kind(
         "sleep 1000",
-        ways=tuple(WAYS),
         lines={
             "periodic_hold": RUNNING,
             "periodic_hold_subcode": "88",
         },
     ),
-    "periodic_remove": Kind("sleep 1000", ways=tuple(WAYS), lines={"periodic_remove": RUNNING}),
+    "periodic_remove": Kind("sleep 1000", lines={"periodic_remove": RUNNING}),
 }
 #: Long enough for the test to hold it, short enough to wait for its end.
 LONG = "sleep 100; echo ran; exit 6"
-JOBS = [(way, kind) for kind, job in KINDS.items() for way in job.ways]
-Jobs = Mapping[tuple[str, str], tuple[Desk, str]]
-both = pytest.mark.parametrize("way", ("router", "two-hops"))
+#: Ends of a job that could be mistaken for those of its VM or of vmjobs.
+MISTAKABLE = {("two-hops", "killed"): Kind("kill -KILL $$"), ("router", "255"): Kind("exit 255")}
+JOBS = {(way, name): job for name, job in KINDS.items() for way in WAYS} | MISTAKABLE
+Jobs = Submitted[tuple[str, str]]
+both = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.fixture(scope="module")
 def jobs(grid: Grid) -> Iterator[Jobs]:
-    with ThreadPoolExecutor(4) as pool:
-        made = pool.map(lambda job: _submit(grid, *job), JOBS)
-        found = dict(zip(JOBS, made, strict=True))
-    yield found
-    for desk, cluster in found.values():
-        desk("condor_rm", cluster, check=False)
-        desk("rm", "-rf", desk.folder, check=False)
-
-
-def _submit(grid: Grid, way: str, kind: str) -> tuple[Desk, str]:
-    desk, job = Desk(grid, "submit", WAYS[way]), KINDS[kind]
-    return desk, desk.submit(job.script, job.image, job.arguments, **job.lines)
-
-
-def at_site(desk: Desk, cluster: str) -> tuple[Desk, str]:
-    """The same job in the site's queue, once it runs there."""
-    ad = desk.running(cluster)
-    while True:
-        if "RoutedToJobId" in ad and "RoutedBy" not in ad:
-            name, job = "submit.grid", ad["RoutedToJobId"]
-        else:
-            name, _, job = ad["GridJobId"].split()[1:]
-        cluster = job.split(".")[0]
-        if name == "site.grid":
-            return Desk(desk.grid, "site"), cluster
-        ad = desk.ad(cluster)
+    with submitted(
+        {key: (Desk(grid, "submit", WAYS[key[0]]), job) for key, job in JOBS.items()}
+    ) as made:
+        yield made
 
 
 def wait_for_no_machine(grid: Grid, node: str, name: str) -> None:
@@ -190,7 +154,6 @@ def test_a_job_that_ends_by_a_signal(jobs: Jobs, way: str) -> None:
 
 
 def test_what_else_a_job_may_end_with(jobs: Jobs) -> None:
-    """Ends of a job that could be mistaken for those of its VM or of vmjobs."""
     desk, cluster = jobs["two-hops", "killed"]
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitSignal"]) == (4, True, 9), ad
@@ -231,7 +194,7 @@ def test_why_a_job_waits_at_its_site(jobs: Jobs, way: str) -> None:
     assert [place.split()[-1] for place in found["way"]] == ["submit.grid", "submit.grid", "site.grid"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both
 def test_the_policy_of_a_job_that_leaves_is_its_own(jobs: Jobs, way: str) -> None:
     assert held(*jobs[way, "on_exit_hold"])["HoldReasonSubCode"] == 77
     assert held(*jobs[way, "periodic_hold"])["HoldReasonSubCode"] == 88
@@ -240,14 +203,14 @@ def test_the_policy_of_a_job_that_leaves_is_its_own(jobs: Jobs, way: str) -> Non
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2), ad
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both
 def test_a_job_that_succeeds_with_another_status(jobs: Jobs, way: str) -> None:
     desk, cluster = jobs[way, "success_exit_code"]
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 1), ad
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both
 def test_a_job_that_leaves_is_removed_by_its_policy(jobs: Jobs, way: str) -> None:
     desk, cluster = jobs[way, "periodic_remove"]
     ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to be removed", PATIENT)
@@ -255,7 +218,7 @@ def test_a_job_that_leaves_is_removed_by_its_policy(jobs: Jobs, way: str) -> Non
     assert "PeriodicRemove" in ad["RemoveReason"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both
 def test_what_a_job_would_stream_comes_back(jobs: Jobs, way: str) -> None:
     desk, cluster = jobs[way, "streams"]
     assert desk.ended(cluster)["ExitCode"] == 0
@@ -263,23 +226,17 @@ def test_what_a_job_would_stream_comes_back(jobs: Jobs, way: str) -> None:
 
 
 def test_a_job_that_does_not_want_to_be_routed_stays(grid: Grid) -> None:
-    desk = Desk(grid, "submit")
-    cluster = desk.submit("true", __WantJobRouter="false")
-    try:
+    with Desk(grid, "submit") as desk:
+        cluster = desk.submit("true", __WantJobRouter="false")
         assert "VMJobPolicy" not in desk.ad(cluster)
         assert why(desk, cluster)["findings"][0]["code"] == "NO_POLICY"
-    finally:
-        desk("condor_rm", cluster)
 
 
 @pytest.fixture(params=WAYS)
 def sender(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
     """A desk for each route."""
-    desk = Desk(grid, "submit", WAYS[request.param])
-    yield desk
-    for cluster in desk.clusters:
-        desk("condor_rm", cluster, check=False)
-    desk("rm", "-rf", desk.folder, check=False)
+    with Desk(grid, "submit", WAYS[request.param]) as desk:
+        yield desk
 
 
 @pytest.mark.soak

@@ -6,30 +6,28 @@ Each test checks one of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import pytest
 
 from tests.kit.grid import Grid, wait_for
-from tests.kit.submit_host import PATIENT, RUNNING, Desk, rescue_dag
+from tests.kit.submit_host import (
+    PATIENT,
+    RUNNING,
+    Desk,
+    Kind,
+    Submitted,
+    rescue_dag,
+    site,
+    submitted,
+)
+
+__all__ = ["site"]
 
 FILES = """
     cat flat deep/one sub/two debian_version; ls -d deep/sub 2>/dev/null
     echo made >made; mkdir -p left/within; echo left >left/within/file
 """
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A job. before: prepares its directory."""
-
-    script: str
-    image: str = "generic"
-    arguments: str = ""
-    lines: dict[str, str] = field(default_factory=dict)
-    before: Callable[[Desk], object] = lambda _: None
 
 
 def folders(desk: Desk) -> None:
@@ -84,32 +82,21 @@ KINDS = {
     ),
     "success_exit_code": Kind("exit 4", lines={"success_exit_code": "4", "max_retries": "3"}),
     "on_exit_remove": Kind("exit 4", lines={"on_exit_remove": "NumJobStarts >= 2"}),
+    "on_exit_hold": Kind(
+        "exit 4", lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"}
+    ),
+    "max_retries": Kind("exit 4", lines={"max_retries": "1"}),
+    "stream_input": Kind("cat; echo end", lines={"input": "data", "stream_input": "true"}),
+    "tag": Kind("echo ran", "generic:1"),
 }
-Jobs = Mapping[str, tuple[Desk, str]]
+Jobs = Submitted[str]
 
 
 @pytest.fixture(scope="module")
 def jobs(grid: Grid) -> Iterator[Jobs]:
-    with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(KINDS, pool.map(lambda kind: _submit(grid, KINDS[kind]), KINDS), strict=True))
-    yield found
-    for desk, cluster in found.values():
-        desk("condor_rm", cluster, check=False)
-        desk("rm", "-rf", desk.folder, check=False)
-
-
-def _submit(grid: Grid, kind: Kind) -> tuple[Desk, str]:
-    desk = Desk(grid, "site")
-    kind.before(desk)
-    return desk, desk.submit(kind.script, kind.image, kind.arguments, **kind.lines)
-
-
-@pytest.fixture
-def site(grid: Grid) -> Iterator[Desk]:
-    desk = Desk(grid, "site")
-    yield desk
-    for cluster in desk.clusters:
-        desk("condor_rm", cluster, check=False)
+    kinds = KINDS | {"digest": Kind("echo ran", grid.api.image("generic").digest)}
+    with submitted({name: (Desk(grid, "site"), job) for name, job in kinds.items()}) as made:
+        yield made
 
 
 # This test must come first: the job must still run when the test looks at it.
@@ -186,22 +173,27 @@ def test_success_exit_code_and_on_exit_remove(jobs: Jobs) -> None:
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2)
 
 
-def test_a_job_for_each_word_of_a_list(site: Desk) -> None:
-    site.describe('echo "$1"', arguments="$(word)", output="out.$(word)")
-    text = site.read("job.sub")
-    text = text.replace("out.$(word)", "out.$(word).$(Step)")
-    site.write("job.sub", text.replace("queue 1", "queue 2 word from (\nalpha\nbeta\ngamma\n)"))
-    cluster = site.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
-    wait_for(lambda: site("condor_q", cluster, "-af", "ProcId") == "" or None, "all to end", PATIENT)
-    for word in ("alpha", "beta", "gamma"):
-        assert [site.read(f"out.{word}.{step}") for step in (0, 1)] == [f"{word}\n"] * 2
+def test_max_retries_and_on_exit_hold(jobs: Jobs) -> None:
+    desk, cluster = jobs["on_exit_hold"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 77)
+    desk, cluster = jobs["max_retries"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobCompletions"]) == (4, 4, 2)
 
 
-def test_an_image_by_its_tag_and_by_its_digest(site: Desk) -> None:
-    digest = site.grid.api.image("generic").digest
-    for image in ("generic:1", digest):
-        ad = site.ended(site.submit("echo ran", image=image))
-        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+def test_what_is_streamed_to_a_job(jobs: Jobs) -> None:
+    desk, cluster = jobs["stream_input"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), ad.get("HoldReason")
+    assert desk.read("out") == "from a file\nend\n"
+
+
+@pytest.mark.parametrize("name", ["tag", "digest"])
+def test_an_image_by_its_tag_and_by_its_digest(jobs: Jobs, name: str) -> None:
+    desk, cluster = jobs[name]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
 
 
 @pytest.mark.soak

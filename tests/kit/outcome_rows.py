@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.kit.grid import Grid, wait_for
-from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
+from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk, at_site, kill_machine, where
 
 #: HoldReasonCode of transparent jobs: JobPolicy, as the job's own expression was true.
 JOB_POLICY = 3
@@ -86,12 +86,6 @@ class Way:
     deed: Callable[[Desk, str], None] = _no_more
 
 
-def at_site(desk: Desk, cluster: str) -> tuple[Desk, str]:
-    """The same job in the site's queue, once it runs there."""
-    desk.running(cluster)
-    return Desk(desk.grid, "site"), desk.ad(cluster)["GridJobId"].split()[-1].split(".")[0]
-
-
 def kill_the_machine(desk: Desk, cluster: str) -> None:
     kill_machine(*at_site(desk, cluster))
 
@@ -103,7 +97,10 @@ def kill_what_runs_it(desk: Desk, cluster: str) -> None:
 
 
 WAYS: dict[str, Way] = {
-    "NOT_FOUND": Way("no-such-image", image="no-such-image"),
+    # HTCondor checks the files to transfer before all else, which must not hide the reason.
+    "NOT_FOUND": Way(
+        "no-such-image", image="no-such-image", lines={"transfer_output_files": "never-made"}
+    ),
     "IMAGE_UNSUITABLE": Way("the image has no setpriv", image="test-bare"),
     "INVALID_REQUEST": Way("VMJobHypervisor.*kvm", lines={"__VMJobHypervisor": '"abacus"'}),
     "TOO_LARGE": Way("larger than its disk; .*request_disk", large=1100),
@@ -158,12 +155,6 @@ def submit(grid: Grid, code: str, way: Way, node: str = "") -> tuple[Desk, str]:
     if node:
         lines["__remote_Requirements"] = f'TARGET.Machine == "{node}.grid"'
     return desk, desk.submit(way.script, image=way.image, **lines)
-
-
-def remove(desk: Desk) -> None:
-    for cluster in desk.clusters:
-        desk("condor_rm", cluster, check=False)
-    desk("rm", "-rf", desk.folder, check=False)
 
 
 def held(desk: Desk, cluster: str) -> dict[str, Any]:

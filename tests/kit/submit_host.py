@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import pytest
 
 from tests.kit.grid import BOOT_SECONDS, PHYSICIST, Grid, wait_for
+
+K = TypeVar("K", bound=Hashable)
 
 #: Seconds for a job's way from the queue to its end.
 PATIENT = 240.0
@@ -44,13 +48,21 @@ grid_resource = condor site.grid site.grid
 
 @dataclass
 class Desk:
-    """A physicist's shell on a host with a schedd."""
+    """A physicist's shell on a host with a schedd; its jobs and files are removed at the end."""
 
     grid: Grid
     host: str
     extra: str = ""
     folder: str = field(default_factory=lambda: f"/run/lock/unchanged-{uuid.uuid4().hex}")
     clusters: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.clusters:
+            self("condor_rm", *self.clusters, check=False)
+        self("rm", "-rf", self.folder, check=False)
 
     def __call__(self, *command: str, check: bool = True) -> str:
         return self.grid.on(self.host, *command, user=PHYSICIST, check=check)
@@ -132,22 +144,65 @@ class Desk:
         return re.findall(r"(?:Changing|Setting) job attribute (\w+) ", self.read("log"))
 
 
+#: Lines of a job that is submitted at the site itself, or a hop of Condor-C away, by host.
+HOPS = {"site": "", "submit": BY_CONDOR_C}
+
+
 @pytest.fixture
 def site(grid: Grid) -> Iterator[Desk]:
-    yield from _desk(Desk(grid, "site"))
+    with Desk(grid, "site") as made:
+        yield made
 
 
-@pytest.fixture(params=["site", "submit"])
+@pytest.fixture(params=HOPS)
 def desk(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
     """A desk at the site itself, and one a hop of Condor-C away."""
-    yield from _desk(Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else ""))
+    with Desk(grid, request.param, HOPS[request.param]) as made:
+        yield made
 
 
-def _desk(desk: Desk) -> Iterator[Desk]:
-    yield desk
-    for cluster in desk.clusters:
-        desk("condor_rm", "-forcex", cluster, check=False)
-        desk("condor_rm", cluster, check=False)
+@dataclass(frozen=True)
+class Kind:
+    """A job. before: prepares its directory."""
+
+    script: str
+    image: str = "generic"
+    arguments: str = ""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    before: Callable[[Desk], object] = lambda _: None
+
+
+#: Jobs under way, each with the desk where it was submitted.
+Submitted = Mapping[K, tuple[Desk, str]]
+
+
+@contextmanager
+def submitted(wanted: Mapping[K, tuple[Desk, Kind]]) -> Iterator[Submitted[K]]:
+    """Submit jobs together, each from a desk of its own."""
+
+    def submit(one: tuple[Desk, Kind]) -> tuple[Desk, str]:
+        desk, job = one
+        job.before(desk)
+        return desk, desk.submit(job.script, job.image, job.arguments, **job.lines)
+
+    with ExitStack() as desks, ThreadPoolExecutor(4) as pool:
+        for desk, _ in wanted.values():
+            desks.enter_context(desk)
+        yield dict(zip(wanted, pool.map(submit, wanted.values()), strict=True))
+
+
+def at_site(desk: Desk, cluster: str) -> tuple[Desk, str]:
+    """The same job in the site's queue, once it runs there."""
+    ad = desk.running(cluster)
+    while True:
+        if "RoutedToJobId" in ad and "RoutedBy" not in ad:
+            name, job = "submit.grid", ad["RoutedToJobId"]
+        else:
+            name, _, job = ad["GridJobId"].split()[1:]
+        cluster = job.split(".")[0]
+        if name == "site.grid":
+            return Desk(desk.grid, "site"), cluster
+        ad = desk.ad(cluster)
 
 
 def where(desk: Desk, cluster: str) -> tuple[str, str]:
