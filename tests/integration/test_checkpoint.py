@@ -49,14 +49,30 @@ def elsewhere(grid: Grid, job: Job, node: str) -> bool:
     return found.state is JobState.RUNNING and found.node.split(".")[0] != node
 
 
-def vacated(grid: Grid, job: Job, after: int) -> str:
-    """Have HTCondor vacate the job once it has counted beyond a number; return its old node."""
+def at_site(grid: Grid, tool: str, job: Job) -> None:
+    """Have a tool of HTCondor's act on the job at the site."""
+    grid.on("site", tool, "-constraint", f'VMJobsId == "{job.id}"')
+
+
+def counts_on(grid: Grid, job: Job, after: int = 3) -> str:
+    """Wait until the job has counted beyond a number; return its node."""
     grid.until(job, JobState.RUNNING, timeout=180)
     wait_for(lambda: counted(grid, job) > after or None, f"the job to count beyond {after}", 180)
-    node = grid.api.job(job.id).node.split(".")[0]
+    return grid.api.job(job.id).node.split(".")[0]
+
+
+def begun(grid: Grid, after: int = 3) -> tuple[Job, str]:
+    """Submit a job that counts, and wait until it has; return it and its node."""
+    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+    return job, counts_on(grid, job, after)
+
+
+def vacated(grid: Grid, job: Job, after: int) -> str:
+    """Have HTCondor vacate the job once it has counted beyond a number; return its old node."""
+    node = counts_on(grid, job, after)
     before = len(saved(grid, job))
     with closed(grid, node):
-        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+        at_site(grid, "condor_vacate_job", job)
         wait_for(lambda: len(saved(grid, job)) > before or None, "its VM to be saved", 120)
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 180)
     return node
@@ -89,15 +105,11 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
 
 @pytest.mark.soak  # test_transparent_checkpoint.py does the same with a transparent job
 def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
-    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
-    those = f'VMJobsId == "{job.id}"'
-    grid.until(job, JobState.RUNNING, timeout=180)
-    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
-    node = grid.api.job(job.id).node.split(".")[0]
-    grid.on("site", "condor_hold", "-constraint", those)
+    job, node = begun(grid)
+    at_site(grid, "condor_hold", job)
     grid.until(job, JobState.HELD, timeout=60)
     wait_for(lambda: not runs(grid, node) or None, "its VM to be saved and gone", 120)
-    grid.on("site", "condor_release", "-constraint", those)
+    at_site(grid, "condor_release", job)
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason
     assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
@@ -107,29 +119,12 @@ def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
 
 @pytest.mark.soak
 def test_a_job_that_is_canceled_is_not_saved(grid: Grid) -> None:
-    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
-    grid.until(job, JobState.RUNNING, timeout=180)
-    wait_for(lambda: counted(grid, job) > 1 or None, "the job to count", 180)
+    job, _ = begun(grid, after=1)
     grid.api.cancel(job.id)
     (ended,) = grid.wait(job, timeout=120)
     assert (ended.state, ended.bytes.get("checkpoint", 0)) == (JobState.CANCELED, 0)
     assert saved(grid, job) == []
     grid.assert_clean(job)
-
-
-@pytest.mark.soak
-def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(grid: Grid) -> None:
-    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
-    grid.until(job, JobState.RUNNING, timeout=180)
-    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
-    node = grid.api.job(job.id).node.split(".")[0]
-    with closed(grid, node):
-        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
-        wait_for(lambda: saving(grid, node) or None, "its VM to be saved", 60)
-        grid.on(node, "pkill", "-KILL", "-f", "vmjobs agent")
-        wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
-    assert_counted_to_the_end(grid, job)
-    assert saved(grid, job) == []
 
 
 #: Injects a fault while a VM of this node is being saved.
@@ -155,35 +150,33 @@ def unreachable(grid: Grid, node: str) -> Iterator[None]:
         yield
 
 
-#: What dies while a VM is saved, and whether the checkpoint succeeds all the same. The service can be
+#: What dies while a VM is saved, and how many checkpoints succeed, if that is certain. The service can be
 #: away for as long as HTCondor's grace period. (tests/contract/test_agent_checkpoint.py kills the VM.)
-LOSSES: dict[str, tuple[Loss, bool]] = {
-    "the API": (killing("vmjobs serve", "api"), True),
-    "the database": (lambda grid, _: lost(grid, "postgres"), True),
-    "the node's network": (unreachable, True),
-    "the site's schedd": (killing("^condor_schedd", "site"), True),
-    "what waits for it": (killing("vmjobs exec"), False),
-    "the starter": (killing("^condor_starter"), False),
-    "libvirt's daemon": (killing("bin/libvirtd"), False),
+LOSSES: dict[str, tuple[Loss, int | None]] = {
+    "the agent": (killing("vmjobs agent"), 0),
+    "the API": (killing("vmjobs serve", "api"), 1),
+    "the database": (lambda grid, _: lost(grid, "postgres"), 1),
+    "the node's network": (unreachable, 1),
+    "the site's schedd": (killing("^condor_schedd", "site"), 1),
+    "what waits for it": (killing("vmjobs exec"), None),
+    "the starter": (killing("^condor_starter"), None),
+    "libvirt's daemon": (killing("bin/libvirtd"), None),
 }
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", LOSSES)
 def test_what_dies_while_a_vm_is_saved_costs_what_was_done_and_no_more(grid: Grid, what: str) -> None:
-    loss, is_saved = LOSSES[what]
-    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
-    grid.until(job, JobState.RUNNING, timeout=180)
-    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
-    node = grid.api.job(job.id).node.split(".")[0]
+    loss, checkpoints = LOSSES[what]
+    job, node = begun(grid)
     with closed(grid, node):
-        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+        at_site(grid, "condor_vacate_job", job)
         wait_for(lambda: saving(grid, node) or None, "its VM to be saved", 60)
         with loss(grid, node):
             pass
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
     assert_counted_to_the_end(grid, job)
-    assert not is_saved or len(saved(grid, job)) == 1
+    assert checkpoints is None or len(saved(grid, job)) == checkpoints
 
 
 #: Free bytes on the disk: more than the counting job writes, less than the memory of its VM.
@@ -194,12 +187,10 @@ LITTLE = 24 << 20
 def test_a_disk_without_room_for_a_saved_vm_costs_what_was_done_and_no_more(grid: Grid) -> None:
     (first, other) = NODES
     with closed(grid, other), small_disk(grid, first, "runs", 2 * 1024 * 1024) as place:
-        (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
-        grid.until(job, JobState.RUNNING, timeout=180)
-        wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
+        job, _ = begun(grid)
         grid.on(first, "truncate", "-s", f"-{LITTLE}", fill(grid, first, place))
         with closed(grid, first):
-            grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+            at_site(grid, "condor_vacate_job", job)
             wait_for(lambda: not runs(grid, first) or None, "it to leave", 120)
         grid.on(first, "rm", f"{place}/filler")
         assert_counted_to_the_end(grid, job)
@@ -218,13 +209,10 @@ def assert_counted_to_the_end(grid: Grid, job: Job) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("what", ["vmjobs agent", "vmjobs exec"])
 def test_what_dies_while_a_saved_vm_is_fetched_costs_nothing(grid: Grid, what: str) -> None:
-    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
-    grid.until(job, JobState.RUNNING, timeout=180)
-    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
-    node = grid.api.job(job.id).node.split(".")[0]
+    job, node = begun(grid)
     (other,) = set(NODES) - {node}
     with closed(grid, node):
-        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+        at_site(grid, "condor_vacate_job", job)
         wait_for(lambda: saving(grid, other) or None, "its VM to come to the other node", 240)
         grid.on(other, "pkill", "-KILL", "-f", what)
         (ended,) = grid.wait(job, timeout=300)
@@ -237,10 +225,7 @@ def test_what_dies_while_a_saved_vm_is_fetched_costs_nothing(grid: Grid, what: s
 @pytest.mark.soak  # tests/contract/test_agent_checkpoint.py tests the agent's part
 def test_an_agent_that_is_stopped_saves_its_vms_first(grid: Grid) -> None:
     """As in an upgrade: the next agent resumes the VMs, since HTCondor has noticed nothing."""
-    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
-    grid.until(job, JobState.RUNNING, timeout=180)
-    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
-    node = grid.api.job(job.id).node.split(".")[0]
+    job, node = begun(grid)
     grid.on(node, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason

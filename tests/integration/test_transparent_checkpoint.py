@@ -11,7 +11,9 @@ import pytest
 
 from tests.kit.grid import NODES, Grid, wait_for
 from tests.kit.steps import closed
-from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk
+from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk, site
+
+__all__ = ["site"]
 
 pytestmark = pytest.mark.disruptive
 
@@ -42,19 +44,8 @@ LOST = "DELETE FROM checkpoint_contents WHERE job_id IN (SELECT id FROM condor_j
 
 @pytest.fixture
 def desk(grid: Grid) -> Iterator[Desk]:
-    yield from clearing(Desk(grid, "submit", BY_CONDOR_C))
-
-
-@pytest.fixture
-def site(grid: Grid) -> Iterator[Desk]:
-    yield from clearing(Desk(grid, "site"))
-
-
-def clearing(desk: Desk) -> Iterator[Desk]:
-    """A desk whose jobs are removed at the end."""
-    yield desk
-    for cluster in desk.clusters:
-        desk("condor_rm", cluster, check=False)
+    with Desk(grid, "submit", BY_CONDOR_C) as made:
+        yield made
 
 
 def submitted(desk: Desk, **more: str) -> tuple[str, str]:
@@ -199,17 +190,3 @@ def test_row_of_one_that_does_not_go_on(desk: Desk, grid: Grid) -> None:
     told = (ad["HoldReasonSubCode"], ad["ChirpVMOutcome"])
     assert told == (NOT_RESUMED, "again"), ad["HoldReason"]
     assert ad["HoldReason"].startswith("NOT_RESUMED: the saved VM was not resumed: ")
-
-
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ({"__VMJobHypervisor": '"uml"'}, "VMJobCheckpoint: checkpoint is for kvm and qemu"),
-        ({"__VMJobCheckpoint": '"yes"'}, 'VMJobCheckpoint of the job is "yes", but must be true'),
-    ],
-)
-def test_what_cannot_be_saved_is_held(site: Desk, more: dict[str, str], why: str) -> None:
-    cluster = site.submit("echo no", "generic", **{"__VMJobCheckpoint": "true", **more})
-    ad = site.ended(cluster)
-    assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (3, 104), ad["HoldReason"]
-    assert why in ad["HoldReason"]
