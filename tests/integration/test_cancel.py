@@ -47,28 +47,19 @@ def test_cancel_while_queued(grid: Grid) -> None:
     assert [grid.api.job(job.id).attempts for job in jobs].count(0) >= 2
 
 
-def test_cancel_while_staging(grid: Grid) -> None:
-    (job,) = grid.submit(SLEEP)
-    grid.until(job, JobState.STAGING, JobState.BOOTING, JobState.RUNNING)
-    grid.api.cancel(job.id)
-    assert_gone(grid, job)
-
-
-def test_cancel_while_booting(grid: Grid) -> None:
+def test_cancel_on_a_node(grid: Grid) -> None:
     odd_images(grid)
-    (job,) = grid.submit(SLEEP, image="test-never-ready", boot_seconds=300)
-    grid.until(job, JobState.BOOTING)
-    grid.api.cancel(job.id)
-    assert_gone(grid, job)
-
-
-def test_cancel_while_running(grid: Grid) -> None:
-    (job,) = grid.submit(SLEEP)
-    running = grid.until(job, JobState.RUNNING)
-    assert running.node
-    grid.api.cancel(job.id)
-    grid.api.cancel(job.id)  # a repeated cancel does no harm
-    assert_gone(grid, job)
+    (staging,), (running,) = grid.submit(SLEEP), grid.submit(SLEEP)
+    (booting,) = grid.submit(SLEEP, image="test-never-ready", boot_seconds=300)
+    grid.until(staging, JobState.STAGING, JobState.BOOTING, JobState.RUNNING)
+    grid.api.cancel(staging.id)
+    grid.until(booting, JobState.BOOTING)
+    grid.api.cancel(booting.id)
+    assert grid.until(running, JobState.RUNNING).node
+    grid.api.cancel(running.id)
+    grid.api.cancel(running.id)  # a repeated cancel does no harm
+    for job in (staging, booting, running):
+        assert_gone(grid, job)
 
 
 def test_a_job_that_has_ended_cannot_be_canceled(grid: Grid) -> None:

@@ -150,8 +150,8 @@ def unreachable(grid: Grid, node: str) -> Iterator[None]:
         yield
 
 
-#: What dies while a VM is saved, and how many checkpoints succeed, if that is certain. The service can be
-#: away for as long as HTCondor's grace period. (tests/contract/test_agent_checkpoint.py kills the VM.)
+#: What dies while a VM is saved, and how many checkpoints succeed, where that is certain. HTCondor's
+#: grace period is how long the service can be away. (test_agent_checkpoint.py kills the VM.)
 LOSSES: dict[str, tuple[Loss, int | None]] = {
     "the agent": (killing("vmjobs agent"), 0),
     "the API": (killing("vmjobs serve", "api"), 1),

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from tests.kit.grid import Grid, healthy, run, wait_for
+from tests.kit.faults import lost
+from tests.kit.grid import Grid, wait_for
 from tests.kit.submit_host import PATIENT, Desk
 from vmjobs.model import Job, JobState, ReasonCode
 
@@ -32,11 +33,6 @@ def was_found(desk: Desk, times: int) -> bool:
     return desk.read("log").count("\n023 (") == times
 
 
-def service_of(job: Job) -> str:
-    """The compose service of the job's node."""
-    return job.node.split(".")[0]
-
-
 def test_the_worker_is_killed_while_it_submits(grid: Grid) -> None:
     jobs = grid.submit(SLOW, count=3, outputs=["out.txt"])
     # The container ends with the worker, and pkill may end with the container.
@@ -49,13 +45,8 @@ def test_the_worker_is_killed_while_it_submits(grid: Grid) -> None:
 def test_the_node_is_lost(grid: Grid) -> None:
     (job,) = grid.submit(SLOW, outputs=["out.txt"])
     hit = grid.until(job, JobState.RUNNING)
-    container = grid.container(service_of(hit))
-    run("docker", "kill", "-s", "KILL", container)
-    try:
+    with lost(grid, hit.node.split(".")[0]):
         (ended,) = grid.wait(job, timeout=400)
-    finally:
-        run("docker", "start", container)
-        healthy(container)
     assert ended.state is JobState.COMPLETED, ended.reason
     assert ended.attempts == 2
     assert ended.node != hit.node
@@ -65,9 +56,8 @@ def test_the_node_is_lost(grid: Grid) -> None:
 @pytest.mark.soak
 def test_a_schedd_finds_its_jobs_again(grid: Grid) -> None:
     """The schedd restarts, then dies together with its shadows as when its host fails."""
-    desk = Desk(grid, "site")
-    cluster = desk.submit("n=0; while [ $n -lt 60 ]; do n=$((n + 1)); echo $n; sleep 0.5; done")
-    try:
+    with Desk(grid, "site") as desk:
+        cluster = desk.submit("n=0; while [ $n -lt 60 ]; do n=$((n + 1)); echo $n; sleep 0.5; done")
         desk.running(cluster)
         for found, deed in enumerate((RESTART, KILL), 1):
             grid.on("site", *deed)
@@ -80,5 +70,3 @@ def test_a_schedd_finds_its_jobs_again(grid: Grid) -> None:
         assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), ad.get("HoldReason")
         assert desk.read("log").count("\n001 (") == 1, "it was begun once"
         assert desk.read("out").split() == [str(n) for n in range(1, 61)]
-    finally:
-        desk("condor_rm", cluster, check=False)

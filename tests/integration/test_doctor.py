@@ -41,24 +41,7 @@ def test_a_node_boots_a_guest_by_each_hypervisor_that_works(grid: Grid) -> None:
     ("host", "role", "change", "what", "said"),
     [
         ("node1", "node", "VMJOBS_SOCKET=/none", "agent", "no agent answers at /none"),
-        ("node1", "node", "_CONDOR_USER_JOB_WRAPPER=", "HTCondor: node", "USER_JOB_WRAPPER is not set"),
-        ("node1", "node", "_CONDOR_START=true", "HTCondor: node", "START has no VMJobPolicy"),
-        (
-            "node1",
-            "node",
-            "_CONDOR_STARTD_CRON_JOBLIST=",
-            "HTCondor: node",
-            "STARTD_CRON_JOBLIST has no",
-        ),
         ("site", "schedd", "_CONDOR_JOB_TRANSFORM_NAMES=", "HTCondor: schedd", "has no VMJobs"),
-        (
-            "site",
-            "negotiator",
-            "_CONDOR_NEGOTIATOR_PRE_JOB_RANK=0",
-            "HTCondor: negotiator",
-            "VMJobRank",
-        ),
-        ("submit", "schedd", "_CONDOR_VMJOBS_ROUTE=nowhere", "HTCondor: schedd", "VMJOBS_ROUTE is no"),
         ("submit", "node", "LC_ALL=C", "HTCondor: node", "DAEMON_LIST of HTCondor has no such daemon"),
     ],
 )

@@ -216,7 +216,6 @@ def by_command(text: str) -> dict[str, list[str]]:
         ("user", ()),
         ("user", ("printf", "%s|", "a b", "it's", "", "$HOME", "*", "ü", "-n")),
         ("scratch", ()),
-        ("scratch", ("find", "/bin")),
         ("scratch", ("no-such-applet",)),
         ("root", ("sh", "-c", "echo $0 $#; exit 200", "a", "b c")),
     ],
@@ -227,16 +226,9 @@ def test_entry_points_and_arguments(
     assert in_vm(vms, digests[image], *words) == in_docker(names[image], *words)
 
 
-@pytest.mark.parametrize("signal", ["KILL", "TERM", "INT"])
+@pytest.mark.parametrize("signal", ["KILL", "TERM"])
 def test_signals_end_programs_alike(
     names: dict[str, str], digests: dict[str, str], vms: Bench, signal: str
 ) -> None:
     words = ("sh", "-c", f"kill -{signal} $$; sleep 5")
     assert in_vm(vms, digests["root"], *words) == in_docker(names["root"], *words, init=True)
-
-
-@pytest.mark.parametrize("word", ["/no/such/program", "/opt/one"])
-def test_what_cannot_be_started_ends_with_the_same_status(
-    names: dict[str, str], digests: dict[str, str], vms: Bench, word: str
-) -> None:
-    assert in_vm(vms, digests["root"], word).code == in_docker(names["root"], word).code

@@ -80,19 +80,7 @@ def test_the_largest_array_is_queued_held_released_and_canceled_in_seconds(grid:
     assert in_queue(grid, array) == []
 
 
-def test_what_waits_goes_to_the_schedd_together(grid: Grid) -> None:
-    began = time.monotonic()
-    jobs = [grid.submit("true", **NOWHERE)[0] for _ in range(60)]
-    accepted = time.monotonic() - began
-    wait_for(lambda: are(grid, jobs[-1].array, lambda job: job.condor is not None), "the last", 15)
-    waited = time.monotonic() - began - accepted
-    places = [grid.api.job(job.id).condor for job in jobs]
-    assert None not in places
-    clusters = len({place.cluster for place in places if place})
-    print(f"60 jobs: accepted in {accepted:.1f} s, {waited:.1f} s later queued, as {clusters}")  # noqa: T201
-    grid.api.change_jobs(JobAction.CANCEL, [job.id for job in jobs])
-
-
+@pytest.mark.soak  # test_crash.py kills the worker, test_condor_grid.py cuts submissions short
 @pytest.mark.parametrize("when", ["it has begun", "the schedd has them"])
 def test_a_worker_that_is_killed_on_the_way_submits_nothing_twice(grid: Grid, when: str) -> None:
     array = grid.submit("true", MAX_ARRAY, **NOWHERE)[0].array

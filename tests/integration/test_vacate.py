@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.faults import AGENT, silent
 from tests.kit.grid import Grid, wait_for
-from tests.kit.steps import closed, configured, short_leases
+from tests.kit.steps import closed, short_leases
 from tests.kit.submit_host import PATIENT, Desk
 from vmjobs.model import JobState
 
@@ -25,14 +25,13 @@ SLOW = "echo begun; sleep 45; echo done"
 @pytest.fixture
 def jobs(grid: Grid) -> Iterator[tuple[Desk, str, str]]:
     """A transparent job and one of the service, both on FIRST: desk, cluster, job id."""
-    desk = Desk(grid, "site")
-    with closed(grid, OTHER):
-        (rest,) = grid.submit(f"#!/bin/sh\n{SLOW}\n")
-        cluster = desk.submit(SLOW)
-        desk.running(cluster)
-        grid.until(rest, JobState.RUNNING, timeout=PATIENT)
-    yield desk, cluster, rest.id
-    desk("condor_rm", cluster, check=False)
+    with Desk(grid, "site") as desk:
+        with closed(grid, OTHER):
+            (rest,) = grid.submit(f"#!/bin/sh\n{SLOW}\n")
+            cluster = desk.submit(SLOW)
+            desk.running(cluster)
+            grid.until(rest, JobState.RUNNING, timeout=PATIENT)
+        yield desk, cluster, rest.id
 
 
 def assert_went_on(grid: Grid, desk: Desk, cluster: str, rest: str) -> None:
@@ -55,22 +54,13 @@ def test_a_node_is_drained(grid: Grid, jobs: tuple[Desk, str, str]) -> None:
         grid.on("site", "condor_drain", "-cancel", f"{FIRST}.grid", check=False)
 
 
-def test_the_node_prefers_to_be_without_them(grid: Grid, jobs: tuple[Desk, str, str]) -> None:
-    """PREEMPT, which the node's owner sets, evicts the jobs."""
-    late = "time() - EnteredCurrentActivity > 2"
-    text = f"PREEMPT = TARGET.NumJobStarts < 1 && {late}\nMAXJOBRETIREMENTTIME = 0"
-    with configured(grid, FIRST, "preempt", text), closed(grid, FIRST):
-        assert_went_on(grid, *jobs)
-
-
 def test_a_node_that_is_cut_off_for_longer_than_the_lease(grid: Grid) -> None:
     """The job restarts on the other node and ends; then nothing of its first start is left."""
-    desk = Desk(grid, "site")
     with ExitStack() as stack:
         stack.enter_context(short_leases(grid))
+        desk = stack.enter_context(Desk(grid, "site"))
         with closed(grid, OTHER):
             cluster = desk.submit(HANGS)
-            stack.callback(desk, "condor_rm", cluster, check=False)
             desk.running(cluster)
             stack.enter_context(silent(grid, FIRST))
         ad = desk.ended(cluster)

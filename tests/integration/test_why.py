@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,11 @@ import pytest
 
 from tests.kit.grid import NODES, Grid, wait_for
 from tests.kit.steps import configured
-from tests.kit.submit_host import BY_CONDOR_C, Desk, why
+from tests.kit.submit_host import BY_CONDOR_C, Desk, desk, why
+
+__all__ = ["desk"]
 
 SECONDS = 120.0
-
-
-@pytest.fixture(params=["site", "submit"])
-def desk(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """A desk at the site itself, and one a hop of Condor-C away."""
-    yield from _desk(Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else ""))
-
-
-def _desk(made: Desk) -> Iterator[Desk]:
-    """A desk whose jobs are removed at the end."""
-    yield made
-    for cluster in made.clusters:
-        made("condor_rm", "-forcex", cluster, check=False)
-        made("condor_rm", cluster, check=False)
 
 
 def until(desk: Desk, job: str, code: str) -> dict[str, Any]:
@@ -42,7 +29,8 @@ def until(desk: Desk, job: str, code: str) -> dict[str, Any]:
 
 
 def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
-    cluster = desk.submit("true", request_memory="999999")
+    """Its image does not exist either: that is found before a node meets it."""
+    cluster = desk.submit("true", image="no-such-image", request_memory="999999")
     found = until(desk, cluster, "TOO_LARGE")
     assert (found["id"], found["state"]) == (f"{cluster}.0", "idle")
     assert len(found["way"]) == (1 if desk.host == "site" else 2)
@@ -53,12 +41,17 @@ def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
     assert clause["nodes"]["count"] >= len(NODES)
     assert clause["job"] == {"RequestMemory": "999999"}
 
+    said = desk("vmjobs", "job", "why", cluster)
+    assert said.startswith(f"{cluster}.0 is idle")
+    assert "CLAUSE" in said and "what to do:" in said
 
-def test_a_job_that_wants_another_system(desk: Desk) -> None:
-    wanted = 'TARGET.OpSysAndVer == "CentOS7"'
-    line = {"requirements" if desk.host == "site" else "__remote_Requirements": wanted}
-    found = until(desk, desk.submit("true", **line), "REQUIREMENTS")
-    assert wanted in found["findings"][0]["message"]
+    token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()
+    desk.write("token", token)
+    desk("chmod", "600", f"{desk.folder}/token")
+    ask = ("env", f"VMJOBS_TOKEN_FILE={desk.folder}/token", "VMJOBS_API_URL=https://api.grid:8443")
+    findings = json.loads(desk(*ask, "vmjobs", "job", "why", cluster, "--json"))["findings"]
+    (missing,) = [finding for finding in findings if finding["code"] == "IMAGE_MISSING"]
+    assert "no-such-image" in missing["message"]
 
 
 def test_a_job_that_is_held(desk: Desk) -> None:
@@ -70,55 +63,25 @@ def test_a_job_that_is_held(desk: Desk) -> None:
     assert found["findings"][0]["remedy"]
 
 
-def test_a_job_that_has_ended(desk: Desk) -> None:
-    cluster = desk.submit("exit 3")
-    desk.ended(cluster)
-    (finding,) = why(desk, cluster)["findings"]
-    assert (finding["code"], finding["message"]) == ("COMPLETED", "it has ended, with status 3")
-
-
-def test_a_job_whose_image_is_not_there(desk: Desk) -> None:
-    """The problem is found before a node meets it: this job also waits for something else."""
-    cluster = desk.submit("true", image="no-such-image", request_memory="999999")
-    until(desk, cluster, "TOO_LARGE")
-    token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()
-    desk.write("token", token)
-    desk("chmod", "600", f"{desk.folder}/token")
-    ask = ("env", f"VMJOBS_TOKEN_FILE={desk.folder}/token", "VMJOBS_API_URL=https://api.grid:8443")
-    findings = json.loads(desk(*ask, "vmjobs", "job", "why", cluster, "--json"))["findings"]
-    (found,) = [finding for finding in findings if finding["code"] == "IMAGE_MISSING"]
-    assert "no-such-image" in found["message"]
-
-
 def test_a_job_whose_site_is_not_there(grid: Grid) -> None:
     nowhere = BY_CONDOR_C.replace("site.grid site.grid", "nowhere.grid nowhere.grid")
-    for desk in _desk(Desk(grid, "submit", nowhere)):
+    with Desk(grid, "submit", nowhere) as desk:
         found = until(desk, desk.submit("true"), "SITE_DOWN")
         assert "cannot reach the schedd nowhere.grid" in found["findings"][0]["message"]
 
 
 @pytest.mark.disruptive
 def test_a_job_that_the_router_does_not_take(grid: Grid) -> None:
-    with configured(grid, "submit", "route", "JOB_ROUTER_ROUTE_NAMES ="):
-        for desk in _desk(Desk(grid, "submit")):
-            found = until(desk, desk.submit("true"), "NOT_ROUTED")
-            assert "job router" in found["findings"][0]["message"]
+    with configured(grid, "submit", "route", "JOB_ROUTER_ROUTE_NAMES ="), Desk(grid, "submit") as desk:
+        found = until(desk, desk.submit("true"), "NOT_ROUTED")
+        assert "job router" in found["findings"][0]["message"]
 
 
 @pytest.mark.disruptive
 def test_a_job_whose_group_has_what_it_may_have(grid: Grid) -> None:
     quota = "GROUP_NAMES = group_small\nGROUP_QUOTA_group_small = 1\nGROUP_ACCEPT_SURPLUS = false"
     group = {"accounting_group": "group_small", "request_memory": "128"}
-    with configured(grid, "site", "quota", quota):
-        for desk in _desk(Desk(grid, "site")):
-            desk.running(desk.submit("sleep 1000", **group))
-            found = until(desk, desk.submit("true", **group), "QUOTA")
-            assert "group_small may use 1, and uses 1" in found["findings"][0]["message"]
-
-
-def test_what_people_see(desk: Desk) -> None:
-    cluster = desk.submit("true", request_memory="999999")
-    until(desk, cluster, "TOO_LARGE")
-    said = desk("vmjobs", "job", "why", cluster)
-    assert said.startswith(f"{cluster}.0 is idle")
-    assert "CLAUSE" in said and "what to do:" in said
+    with configured(grid, "site", "quota", quota), Desk(grid, "site") as desk:
+        desk.running(desk.submit("sleep 1000", **group))
+        found = until(desk, desk.submit("true", **group), "QUOTA")
+        assert "group_small may use 1, and uses 1" in found["findings"][0]["message"]
