@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from tests.kit import KIT
 from tests.kit.grid import NODES, PHYSICIST, Grid, wait_for
 from tests.kit.secret_search import STRANGER, feed
-from tests.kit.submit_host import Desk, where
+from tests.kit.submit_host import Desk, site, where
 from tests.kit.wrapper import build_evil
 from vmjobs.client import Client
-from vmjobs.model import Job, JobSpec, JobState, StreamName
+from vmjobs.model import Job, JobSpec, JobState
+
+__all__ = ["site"]
 
 TRIES = (KIT / "node_tries.py").read_text("utf-8")
 STATE = "/var/lib/vmjobs/agent"
@@ -67,7 +68,7 @@ def processes(grid: Grid, node: str, attempt: str, hypervisor: str) -> dict[int,
 
 @dataclass
 class Victim:
-    """A running job, its VM, and clients of its owner and of another user.
+    """A running job, its VM, a client of its owner, and the token of another user.
 
     files, sockets, folders: all that its run has on the node. domain: the domain to look up in libvirt.
     """
@@ -75,9 +76,7 @@ class Victim:
     grid: Grid
     job: Job
     owner: Client
-    other: Client
-    tokens: dict[str, str]
-    others_job: Job
+    others_token: str
     hypervisor: str
     node: str = ""
     domain: str = DOMAIN
@@ -115,16 +114,14 @@ def victim(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Victim]:
         outputs=("left",),
         script="#!/bin/sh\necho to the owner; echo x >left; while :; do sleep 1; done\n",
     )  # fmt: skip
-    with Client(grid.url, tokens["owner"]) as owner, Client(grid.url, tokens["other"]) as other:
-        (job,), (others,) = owner.submit(spec).jobs, other.submit(spec).jobs
+    with Client(grid.url, tokens["owner"]) as owner:
+        (job,) = owner.submit(spec).jobs
         try:
-            for client, one in ((owner, job), (other, others)):
-                wait_for(lambda c=client, j=one: _runs(c, j), f"job {one.id} to run", 240)  # type: ignore[misc]
-            yield _found(Victim(grid, job, owner, other, tokens, others, request.param))
+            wait_for(lambda: _runs(owner, job), f"job {job.id} to run", 240)
+            yield _found(Victim(grid, job, owner, tokens["other"], request.param))
             assert _runs(owner, job), "the job was harmed by what others tried"
         finally:
             owner.cancel(job.id)
-            other.cancel(others.id)
 
 
 def _runs(client: Client, job: Job) -> bool:
@@ -179,44 +176,41 @@ def domain(victim: Victim) -> Iterator[None]:
     grid.on(victim.node, *virsh, "undefine", DOMAIN, user=AGENT, check=False)
 
 
-def test_nothing_of_an_transparent_jobs_vm_is_in_anothers_reach(grid: Grid) -> None:
+def test_nothing_of_an_transparent_jobs_vm_is_in_anothers_reach(grid: Grid, site: Desk) -> None:
     """The agent owns the job's data at the agent, its run, sockets and processes.
 
     The job's directory belongs to the job's owner.
     """
-    desk, mark = Desk(grid, "site"), f"mark-{uuid.uuid4().hex}"
-    cluster = desk.submit(f": {mark}; exec sleep 600", __VMJobHypervisor='"uml"')
-    try:
-        node, name = where(desk, cluster)
+    mark = f"mark-{uuid.uuid4().hex}"
+    cluster = site.submit(f": {mark}; exec sleep 600", __VMJobHypervisor='"uml"')
+    node, name = where(site, cluster)
 
-        def holding(text: str, place: str) -> str:
-            """The directory of the file there that contains this text."""
-            paths = grid.on(
-                node, "grep", "-rslF", text, place, check=False
-            ).split()  # other files come and go
-            (folder,) = {str(Path(path).parent) for path in paths}
-            return folder
+    def holding(text: str, place: str) -> str:
+        """The directory of the file there that contains this text."""
+        paths = grid.on(
+            node, "grep", "-rslF", text, place, check=False
+        ).split()  # other files come and go
+        (folder,) = {str(Path(path).parent) for path in paths}
+        return folder
 
-        run = holding(f'"{name}"', f"{STATE}/runs")
-        agents: dict[str, list[Any]] = {
-            "folders": [STATE, f"{STATE}/handed", holding(mark, f"{STATE}/handed"), run],
-            "files": [],
-            "pids": list(processes(grid, node, Path(run).name, "uml")),
-        }
-        agents["files"] = grid.on(node, "find", *agents["folders"][2:], "-type", "f").split()
-        own = {"folders": [holding(mark, "/var/lib/condor/execute")]}
-        own["files"] = [f"{own['folders'][0]}/{name}" for name in (".job.ad", "_condor_stdout", "data")]
-        assert all(len(agents[kind]) >= 2 for kind in agents), agents
-        for theirs, wish in ((AGENT, agents), (PHYSICIST, own)):
-            control = tries(grid, node, theirs, wish)
-            assert set(control.values()) == {"ok"}, control
-            for user in {AGENT, OWNER, PHYSICIST, STRANGER} - {theirs}:
-                got = tries(grid, node, user, wish)
-                assert got.keys() == control.keys()
-                assert {said.partition(":")[0] for said in got.values()} == {"PermissionError"}, got
-        assert desk.ad(cluster)["JobStatus"] == 2
-    finally:
-        desk("condor_rm", cluster, check=False)
+    run = holding(f'"{name}"', f"{STATE}/runs")
+    agents: dict[str, list[Any]] = {
+        "folders": [STATE, f"{STATE}/handed", holding(mark, f"{STATE}/handed"), run],
+        "files": [],
+        "pids": list(processes(grid, node, Path(run).name, "uml")),
+    }
+    agents["files"] = grid.on(node, "find", *agents["folders"][2:], "-type", "f").split()
+    own = {"folders": [holding(mark, "/var/lib/condor/execute")]}
+    own["files"] = [f"{own['folders'][0]}/{name}" for name in (".job.ad", "_condor_stdout", "data")]
+    assert all(len(agents[kind]) >= 2 for kind in agents), agents
+    for theirs, wish in ((AGENT, agents), (PHYSICIST, own)):
+        control = tries(grid, node, theirs, wish)
+        assert set(control.values()) == {"ok"}, control
+        for user in {AGENT, OWNER, PHYSICIST, STRANGER} - {theirs}:
+            got = tries(grid, node, user, wish)
+            assert got.keys() == control.keys()
+            assert {said.partition(":")[0] for said in got.values()} == {"PermissionError"}, got
+    assert site.ad(cluster)["JobStatus"] == 2
 
 
 @pytest.mark.soak_for("qemu")
@@ -274,7 +268,7 @@ def test_the_agents_socket_knows_who_asks(victim: Victim) -> None:
     assert victim.job.id in status(AGENT)
     assert status(STRANGER) == []
     assert victim.job.id not in status(PHYSICIST)
-    message = {"job": victim.job.id, "token": victim.tokens["other"]}
+    message = {"job": victim.job.id, "token": victim.others_token}
     for user in (STRANGER, OWNER):
         assert victim.ask_agent(user, type="run", **message)["type"] == "error"
     entering = victim.ask_agent(STRANGER, type="enter", mark="0" * 32)
@@ -284,98 +278,37 @@ def test_the_agents_socket_knows_who_asks(victim: Victim) -> None:
     assert _runs(victim.owner, victim.job)
 
 
-ROUTES = ("", "/events", "/out", "/err", "/console", "/outputs", "/outputs/left")
-
-
-def test_the_service_tells_others_nothing(victim: Victim) -> None:
-    url = f"{victim.grid.url}/v1/jobs"
-
-    def status(who: str, path: str, method: str = "GET") -> int:
-        head = {"Authorization": f"Bearer {victim.tokens[who]}"}
-        return requests.request(method, f"{url}{path}", headers=head, timeout=60).status_code
-
-    for route in ROUTES:
-        there = f"/{victim.job.id}{route}"
-        assert status("other", there) == 404, route
-        # The owner finds all but the output that does not exist yet.
-        assert status("owner", there) == (404 if route == "/outputs/left" else 200), route
-    assert status("other", f"/{victim.job.id}", "DELETE") == 404
-    assert {job.id for job in victim.other.jobs(array=victim.job.array)} == set()
-    assert {job.id for job in victim.owner.jobs(array=victim.job.array)} == {victim.job.id}
-    assert victim.job.id not in {job.id for job in victim.other.jobs()}
-    assert b"".join(victim.owner.stream(victim.job.id, StreamName.OUT)) == b"to the owner\n"
-    assert _runs(victim.owner, victim.job)
-
-
-def test_a_jobs_token_is_good_for_no_other_job(victim: Victim) -> None:
-    def token(job: Job) -> str:
-        place = f"/var/lib/vmjobs/spool/{job.array}/{job.id}/job.token"
-        return victim.grid.on("submit", "cat", place, user=OWNER).strip()
-
-    def claim(with_token_of: Job) -> requests.Response:
-        head = {"Authorization": f"Bearer {token(with_token_of)}"}
-        url = f"{victim.grid.url}/v1/jobs/{victim.job.id}/attempts"
-        return requests.post(url, headers=head, json={}, timeout=60)
-
-    refused, heard = claim(victim.others_job), claim(victim.job)
-    assert (refused.status_code, refused.json()["detail"]) == (403, "this token belongs to another job")
-    assert heard.status_code in (400, 422)  # the request is invalid but authorized
-    head = {"Authorization": f"Bearer {token(victim.others_job)}"}
-    for route in ROUTES:
-        url = f"{victim.grid.url}/v1/jobs/{victim.job.id}{route}"
-        assert requests.get(url, headers=head, timeout=60).status_code == 403, route
-
-
-def test_the_spool_is_the_services_alone(victim: Victim) -> None:
-    place = f"/var/lib/vmjobs/spool/{victim.job.array}/{victim.job.id}/job.token"
-    assert victim.grid.on("submit", "cat", place, user=OWNER)
-    for user in (STRANGER, PHYSICIST):
-        assert victim.grid.on("submit", "cat", place, user=user, check=False) == ""
-
-
-@pytest.fixture
-def desk(grid: Grid) -> Iterator[Desk]:
-    desk = Desk(grid, "site")
-    yield desk
-    for cluster in desk.clusters:
-        desk("condor_rm", "-forcex", cluster, check=False)
-
-
-@pytest.mark.parametrize("variable", ["LD_PRELOAD", "LD_AUDIT"])
-def test_a_library_of_a_jobs_is_loaded_on_no_node(
-    grid: Grid, desk: Desk, tmp_path: Path, variable: str
-) -> None:
+def test_a_library_of_a_jobs_is_loaded_on_no_node(grid: Grid, site: Desk, tmp_path: Path) -> None:
     """HTCondor starts the wrapper in the job's environment."""
     mark = Path(f"/run/lock/loaded-{uuid.uuid4().hex}")
     evil = base64.b64encode(build_evil(tmp_path, mark).read_bytes()).decode()
     more: dict[str, Any] = {
-        "environment": f'"{variable}=./evil.so MINE=1"',
+        "environment": '"LD_PRELOAD=./evil.so MINE=1"',
         "transfer_input_files": "data, evil.so",
     }
-    script = f"tr '\\0' '\\n' </proc/$$/environ | grep -e ^MINE= -e ^{variable}="
-    desk.describe(script, **more)
-    desk("sh", "-c", 'echo "$1" | base64 -d >"$2"', "sh", evil, f"{desk.folder}/evil.so")
-    desk.tool("condor_submit", "-terse", "job.sub")
-    ad = desk.ended(desk.clusters[-1])
+    site.describe("tr '\\0' '\\n' </proc/$$/environ | grep -e ^MINE= -e ^LD_PRELOAD=", **more)
+    site("sh", "-c", 'echo "$1" | base64 -d >"$2"', "sh", evil, f"{site.folder}/evil.so")
+    site.tool("condor_submit", "-terse", "job.sub")
+    ad = site.ended(site.clusters[-1])
     assert ad["JobStatus"] == 4, ad.get("HoldReason")
-    assert sorted(desk.read("out").splitlines()) == [f"{variable}=./evil.so", "MINE=1"]
+    assert sorted(site.read("out").splitlines()) == ["LD_PRELOAD=./evil.so", "MINE=1"]
     for node in NODES:
         assert grid.on(node, "find", "/run/lock", "-name", mark.name).strip() == "", node
 
 
-def test_links_that_a_job_leaves_bring_no_file_of_its_node(desk: Desk) -> None:
+def test_links_that_a_job_leaves_bring_no_file_of_its_node(site: Desk) -> None:
     """HTCondor's starter follows these links, on the node."""
     script = """
         ln -s /etc/passwd a; ln -s /var/log/condor/StartLog b; ln -s /etc d; ln -s d/passwd through
         mkdir in; ln -s ../../../../../../../etc/passwd in/deep; ln -s "$PWD/data" inner
         sha256sum </etc/passwd
     """
-    ad = desk.ended(desk.submit(script, transfer_output_files="a, through, in, inner"))
+    ad = site.ended(site.submit(script, transfer_output_files="a, through, in, inner"))
     assert ad["JobStatus"] == 4, ad.get("HoldReason")
-    guests = desk.read("out")
+    guests = site.read("out")
     for name in ("a", "through", "in/deep"):
-        found = desk("sh", "-c", 'sha256sum <"$1"', "sh", f"{desk.folder}/{name}")
+        found = site("sh", "-c", 'sha256sum <"$1"', "sh", f"{site.folder}/{name}")
         assert found == guests, name
-    assert desk.read("inner") == "from a file\n"
+    assert site.read("inner") == "from a file\n"
     assert "'b': a link whose target is neither" in ad["ChirpVMRejected"]
     assert "'d': a link out of" in ad["ChirpVMRejected"]
