@@ -59,12 +59,13 @@ def offered(grid: Grid) -> set[str]:
     return set(grid.on("site", *asked, check=False).strip().split(","))
 
 
+@pytest.mark.soak  # test_an_image_goes_where_something_boots_it has the same with a job's image
 @pytest.mark.parametrize(
     ("kind", "instead"),
     [
         pytest.param("qemu", "", id="qemu"),
         # The agent waits two minutes for a kernel to come up.
-        pytest.param("uml", SLEEPS, id="uml-never-up", marks=pytest.mark.soak),
+        pytest.param("uml", SLEEPS, id="uml-never-up"),
     ],
 )
 def test_jobs_go_where_it_works(grid: Grid, kind: str, instead: str) -> None:

@@ -138,7 +138,7 @@ def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
             yield desk, cluster
 
 
-@pytest.mark.soak_for("FORBIDDEN", "NODE_FAILED1")
+@pytest.mark.soak_for("FORBIDDEN", "NODE_FAILED0", "NODE_FAILED1")
 @pytest.mark.disruptive
 @pytest.mark.parametrize(("code", "fault"), [pytest.param(*row, id=row[0]) for row in FAULTS])
 def test_row_of_a_fault(
