@@ -112,6 +112,11 @@ class Machine:
         caught = self("sh", "-c", asked, check=False).strip()
         return bool(int(caught or "0", 16) >> (number - 1) & 1)
 
+    def status(self, seconds: float = 60) -> str:
+        """The exit status of the script, once it ends."""
+        look = ("cat", "/run/status")
+        return wait_for(lambda: self(*look, check=False).strip(), "the script to end", seconds)
+
     def said(self) -> str:
         return self("cat", "/run/said")
 
@@ -304,16 +309,15 @@ def test_a_vm_joins_is_probed_admitted_and_drained(grid: Grid, vm: MakeVm, queue
     here.signal("TERM")
     late = queue.submit(cluster, "true", **wanted)
     assert queue.until(running, "4") == ("4", "5", "1")
-    assert (
-        wait_for(lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 60)
-        == "0"
-    )
+    assert here.status() == "0"
     assert here.ad("Name") == ""
     assert queue.state(late) == ("1", "undefined", "undefined")
     assert "drained" in here.said()
 
 
-def test_a_new_token_replaces_the_old_one(grid: Grid, vm: MakeVm) -> None:
+def test_a_new_token_replaces_the_old_one_and_the_script_ends_as_its_startd_does(
+    grid: Grid, vm: MakeVm
+) -> None:
     here = vm()
     fresh = mint(grid, here.known, 1200)["token"]
     here.put_token(fresh)
@@ -324,6 +328,12 @@ def test_a_new_token_replaces_the_old_one(grid: Grid, vm: MakeVm) -> None:
     assert fresh not in here("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")
     assert fresh not in here.said()
 
+    here("pkill", "-KILL", "-x", "condor_startd")
+    assert here.status(30) == "137"
+    assert here.ad("Name")  # the collector has not been told
+    withdraw(grid, here.known)
+    assert here.ad("Name") == ""
+
 
 def test_a_drain_before_the_vm_has_joined_is_heeded(grid: Grid, tmp_path: Path) -> None:
     here = Machine(grid, tmp_path, f"t{uuid.uuid4().hex[:8]}-0")
@@ -332,26 +342,11 @@ def test_a_drain_before_the_vm_has_joined_is_heeded(grid: Grid, tmp_path: Path) 
         wait_for(lambda: here.heeds(SIGTERM) or None, "the script to run", 20)
         here.signal("USR1", "USR2", "TERM")  # at once: the script does not retry for ever
         here.put_token(mint(grid, here.known)["token"])
-        ended = wait_for(
-            lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 60
-        )
-        assert ended == "0"
+        assert here.status() == "0"
         assert "drained" in here.said()
         assert "startd started" not in here.said()
     finally:
         here.remove()
-
-
-def test_the_script_ends_as_its_startd_does(grid: Grid, vm: MakeVm) -> None:
-    here = vm()
-    here("pkill", "-KILL", "-x", "condor_startd")
-    assert (
-        wait_for(lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 30)
-        == "137"
-    )
-    assert here.ad("Name")  # the collector has not been told
-    withdraw(grid, here.known)
-    assert here.ad("Name") == ""
 
 
 def test_probes_of_vms_that_are_gone_are_removed(grid: Grid, vm: MakeVm) -> None:
