@@ -69,8 +69,7 @@ def offered(grid: Grid) -> set[str]:
     ],
 )
 def test_jobs_go_where_it_works(grid: Grid, kind: str, instead: str) -> None:
-    desk = Desk(grid, "site")
-    with broken(grid, kind, instead) as others:
+    with Desk(grid, "site") as desk, broken(grid, kind, instead) as others:
         with closed(grid, SOUND):
             cluster = desk.submit("uname -n", __VMJobHypervisor=f'"{kind}"', request_memory="192")
             wait_for(lambda: offered(grid) == others or None, "it to be offered no more", PATIENT)
@@ -86,11 +85,10 @@ def test_jobs_go_where_it_works(grid: Grid, kind: str, instead: str) -> None:
 @pytest.mark.soak
 def test_one_that_hangs_its_guests_is_found_out(grid: Grid) -> None:
     """A single hang could be the image's fault; after three in a row the agent runs its probe."""
-    desk = Desk(grid, "site")
     with without_agent(grid, BROKEN):
         pass  # restarts the agent, which then has counted no failed boots
     wish = {"__VMJobHypervisor": '"uml"', "__VMJobBootTimeout": "5"}
-    with broken(grid, "uml", HANGS) as others:
+    with Desk(grid, "site") as desk, broken(grid, "uml", HANGS) as others:
         with closed(grid, SOUND):
             for cluster in [desk.submit("uname -n", **wish) for _ in range(3)]:
                 ad = desk.ended(cluster)
@@ -103,16 +101,13 @@ def test_one_that_hangs_its_guests_is_found_out(grid: Grid) -> None:
         ad = desk.ended(fourth)
         assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
         assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (1, f"{SOUND}.grid")
-    for cluster in desk.clusters:
-        desk("condor_rm", cluster, check=False)
 
 
 def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:
     """The hypervisors that boot an image are known once a node has inspected it."""
     image = blank_disk(grid)
     publish(grid)
-    desk = Desk(grid, "site")
-    with broken(grid):
+    with Desk(grid, "site") as desk, broken(grid):
         with closed(grid, SOUND):
             cluster = desk.submit("true", image=image, __VMJobBootTimeout="4", request_memory="192")
             ad = wait_for(lambda: idle(desk, cluster), "the job to be idle again", PATIENT)
@@ -123,7 +118,6 @@ def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:
         ad = desk.ended(cluster)
         assert ad["HoldReason"].startswith("BOOT_TIMED_OUT: ")
         assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (2, f"{SOUND}.grid")
-    desk("condor_rm", cluster)
 
 
 def lacking(desk: Desk, cluster: str) -> bool:

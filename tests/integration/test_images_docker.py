@@ -15,6 +15,7 @@ from images.oci.fetch import RegistryAccess
 from images.oci.importer import import_reference
 from images.store.image_store import ImageStore
 from tests.kit.container_images import Registry, registry
+from tests.kit.grid import run
 from tests.kit.image_builds import WORK, Bench, Drivers, bench, drivers, need
 from vmjobs.model import HypervisorKind, NetworkMode
 
@@ -99,31 +100,12 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             file = folder / f"{name}.dockerfile"
             file.write_text(text)
             made[name] = f"vmjobs-test-{run_id}/{name}:1"
-            command = [
-                "docker",
-                "build",
-                "--quiet",
-                "--tag",
-                made[name],
-                "--file",
-                str(file),
-                str(folder),
-            ]
-            done = subprocess.run(
-                command,
-                env={
-                    "PATH": "/usr/local/bin:/usr/bin:/bin",
-                    "DOCKER_BUILDKIT": "0",
-                    "HOME": str(folder),
-                },
-                capture_output=True,
-                timeout=300,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr.decode()
+            build = ("docker", "build", "--quiet", "--tag", made[name], "--file", str(file))
+            own = {"PATH": "/usr/local/bin:/usr/bin:/bin", "DOCKER_BUILDKIT": "0", "HOME": str(folder)}
+            run(*build, str(folder), environment=own)
         yield made
     finally:
-        subprocess.run(["docker", "image", "rm", *made.values()], capture_output=True, check=False)
+        run("docker", "image", "rm", *made.values(), check=False)
 
 
 @pytest.fixture(scope="module")

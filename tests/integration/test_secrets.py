@@ -103,20 +103,19 @@ def tour(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]
     }
     secrets["user-token"] = tokens["a"]
     made = Tour(grid, Findings(secrets))
-    desks = [QuietDesk(grid, "site"), QuietDesk(grid, "submit", BY_CONDOR_C)]
-    with Client(grid.url, tokens["a"]) as owner, Client(grid.url, tokens["b"]) as other:
-        try:
-            # A job's token becomes known on the way: the process data is searched afterwards.
-            with watching_processes(grid, made.findings):
-                _go(made, owner, desks, tmp_path_factory.mktemp("input"))
-            _ask(made, owner, other)
-            look_everywhere(grid, made.findings)
-            yield made
-        finally:
-            for desk in desks:
-                for cluster in desk.clusters:
-                    desk("condor_rm", "-forcex", cluster, check=False)
-                    desk("condor_rm", cluster, check=False)
+    here, origin = QuietDesk(grid, "site"), QuietDesk(grid, "submit", BY_CONDOR_C)
+    with (
+        here,
+        origin,
+        Client(grid.url, tokens["a"]) as owner,
+        Client(grid.url, tokens["b"]) as other,
+    ):
+        # A job's token becomes known on the way: the process data is searched afterwards.
+        with watching_processes(grid, made.findings):
+            _go(made, owner, (here, origin), tmp_path_factory.mktemp("input"))
+        _ask(made, owner, other)
+        look_everywhere(grid, made.findings)
+        yield made
 
 
 def _go(tour: Tour, owner: Client, desks: Sequence[Desk], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Transparent jobs that reach their node by the job router or by two Condor-C hops.
+"""Transparent jobs that reach their node by the job router, by two Condor-C hops, or directly.
 
 Each outcome is checked where the job was submitted. All jobs are submitted together; each test checks
 one of them.
@@ -40,15 +40,16 @@ remote_grid_resource = condor site.grid site.grid
 +remote_remote_ShouldTransferFiles = "YES"
 +remote_remote_WhenToTransferOutput = "ON_EXIT"
 """
-WAYS = {"router": BY_ROUTER, "two-hops": BY_TWO_HOPS}
+ROUTES = {"router": BY_ROUTER, "two-hops": BY_TWO_HOPS}
+#: The routes, and none: jobs of the site's own schedd.
+WAYS = {**ROUTES, "site": ""}
 
 FULL = """
     printf '<%s>' "$@"; echo; echo "$GREETING"; cat data; id -un; uname -n
     echo result >made; echo again >>data; echo other >other; echo problem >&2; exit 3
 """
-SUCCESS = {"success_exit_code": "4", "max_retries": "3"}
-STREAMS = {"stream_output": "true", "stream_error": "true"}
-KINDS = {
+#: Jobs that are sent by each route.
+ROUTED = {
     "full": Kind(
         FULL,
         arguments="\"'it''s' 'a  b'\"",
@@ -57,41 +58,50 @@ KINDS = {
             "transfer_output_remaps": '"other=renamed"',
         },
     ),
-    "signal": Kind("kill -ABRT $$"),
     "no image": Kind("echo ran", "no-such-image"),
     "lost": Kind("sleep 1000", lines={"__VMJobMaxStarts": "1"}),
     "removed": Kind("sleep 1000"),
     "large": Kind("true", lines={"request_memory": "999999"}),
-    "on_exit_hold": Kind(
-        "exit 4",
-        lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"},
+    "streams": Kind(
+        "echo first; sleep 5; echo last", lines={"stream_output": "true", "stream_error": "true"}
     ),
-    "max_retries": Kind("exit 4", lines={"max_retries": "1"}),
-    "success_exit_code": Kind("exit 4", lines=SUCCESS),
-    "streams": Kind("echo first; sleep 5; echo last", lines=STREAMS),
-    "periodic_hold": Kind(
-        "sleep 1000",
-        lines={
-            "periodic_hold": RUNNING,
-            "periodic_hold_subcode": "88",
-        },
+}
+#: Jobs that end by themselves, and what HTCondor then has of them.
+ENDS = {
+    # These could be mistaken for ends of the VM or of vmjobs.
+    "killed": (Kind("kill -KILL $$"), {"ExitBySignal": True, "ExitSignal": 9}),
+    "255": (Kind("exit 255"), {"ExitBySignal": False, "ExitCode": 255}),
+    # The policy of a job is its own, wherever it goes.
+    "max_retries": (Kind("exit 4", lines={"max_retries": "1"}), {"ExitCode": 4, "NumJobStarts": 2}),
+    "success_exit_code": (
+        Kind("exit 4", lines={"success_exit_code": "4", "max_retries": "3"}),
+        {"ExitCode": 4, "NumJobStarts": 1},
     ),
+}
+#: Jobs that their own policy holds, by the sub-code of the hold.
+HOLDS = {
+    "77": Kind("exit 4", lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"}),
+    "88": Kind("sleep 1000", lines={"periodic_hold": RUNNING, "periodic_hold_subcode": "88"}),
+}
+POLICIES = {
+    **HOLDS,
     "periodic_remove": Kind("sleep 1000", lines={"periodic_remove": RUNNING}),
+    **{name: job for name, (job, _) in ENDS.items()},
 }
 #: Long enough for the test to hold it, short enough to wait for its end.
 LONG = "sleep 100; echo ran; exit 6"
-#: Ends of a job that could be mistaken for those of its VM or of vmjobs.
-MISTAKABLE = {("two-hops", "killed"): Kind("kill -KILL $$"), ("router", "255"): Kind("exit 255")}
-JOBS = {(way, name): job for name, job in KINDS.items() for way in WAYS} | MISTAKABLE
+JOBS = {(way, name): job for way in WAYS for name, job in POLICIES.items()}
+JOBS |= {(way, name): job for way in ROUTES for name, job in ROUTED.items()}
 Jobs = Submitted[tuple[str, str]]
-both = pytest.mark.parametrize("way", WAYS)
+both = pytest.mark.parametrize("way", ROUTES)
+each = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.fixture(scope="module")
 def jobs(grid: Grid) -> Iterator[Jobs]:
-    with submitted(
-        {key: (Desk(grid, "submit", WAYS[key[0]]), job) for key, job in JOBS.items()}
-    ) as made:
+    hosts = {**dict.fromkeys(ROUTES, "submit"), "site": "site"}
+    desks = {key: Desk(grid, hosts[key[0]], WAYS[key[0]]) for key in JOBS}
+    with submitted({key: (desks[key], job) for key, job in JOBS.items()}) as made:
         yield made
 
 
@@ -146,20 +156,13 @@ def test_a_job_comes_back_with_all_that_is_its_own(jobs: Jobs, way: str) -> None
     wait_for(lambda: "Job terminated" in desk.read("log"), "the job's end in its log", 20)
 
 
-@both
-def test_a_job_that_ends_by_a_signal(jobs: Jobs, way: str) -> None:
-    desk, cluster = jobs[way, "signal"]
+@each
+@pytest.mark.parametrize("name", ENDS)
+def test_a_job_ends_by_itself_in_its_own_way(jobs: Jobs, way: str, name: str) -> None:
+    desk, cluster = jobs[way, name]
     ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitSignal"]) == (4, True, 6), ad
-
-
-def test_what_else_a_job_may_end_with(jobs: Jobs) -> None:
-    desk, cluster = jobs["two-hops", "killed"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitSignal"]) == (4, True, 9), ad
-    desk, cluster = jobs["router", "255"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitCode"]) == (4, False, 255), ad
+    _, expected = ENDS[name]
+    assert {"JobStatus": 4, **expected} == {key: ad.get(key) for key in ("JobStatus", *expected)}, ad
 
 
 @both
@@ -194,24 +197,14 @@ def test_why_a_job_waits_at_its_site(jobs: Jobs, way: str) -> None:
     assert [place.split()[-1] for place in found["way"]] == ["submit.grid", "submit.grid", "site.grid"]
 
 
-@both
-def test_the_policy_of_a_job_that_leaves_is_its_own(jobs: Jobs, way: str) -> None:
-    assert held(*jobs[way, "on_exit_hold"])["HoldReasonSubCode"] == 77
-    assert held(*jobs[way, "periodic_hold"])["HoldReasonSubCode"] == 88
-    desk, cluster = jobs[way, "max_retries"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2), ad
+@each
+@pytest.mark.parametrize("subcode", HOLDS)
+def test_a_job_is_held_by_its_own_policy(jobs: Jobs, way: str, subcode: str) -> None:
+    assert held(*jobs[way, subcode])["HoldReasonSubCode"] == int(subcode)
 
 
-@both
-def test_a_job_that_succeeds_with_another_status(jobs: Jobs, way: str) -> None:
-    desk, cluster = jobs[way, "success_exit_code"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 1), ad
-
-
-@both
-def test_a_job_that_leaves_is_removed_by_its_policy(jobs: Jobs, way: str) -> None:
+@each
+def test_a_job_is_removed_by_its_own_policy(jobs: Jobs, way: str) -> None:
     desk, cluster = jobs[way, "periodic_remove"]
     ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to be removed", PATIENT)
     assert ad["JobStatus"] == 3
@@ -232,10 +225,10 @@ def test_a_job_that_does_not_want_to_be_routed_stays(grid: Grid) -> None:
         assert why(desk, cluster)["findings"][0]["code"] == "NO_POLICY"
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=ROUTES)
 def sender(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
     """A desk for each route."""
-    with Desk(grid, "submit", WAYS[request.param]) as desk:
+    with Desk(grid, "submit", ROUTES[request.param]) as desk:
         yield desk
 
 

@@ -71,7 +71,6 @@ KINDS = {
         "busybox nc -w 5 $at </dev/null >/dev/null && echo there || echo none; done",
         lines={"__VMJobNetwork": '"outbound"'},
     ),
-    "periodic_remove": Kind("sleep 1000", lines={"periodic_remove": RUNNING}),
     "periodic_release": Kind(
         '[ "$(grep -c "^NumJobStarts = [1-9]" .job.ad)" = 1 ] || sleep 1000',
         lines={
@@ -80,12 +79,7 @@ KINDS = {
             "periodic_release": "HoldReasonSubCode == 88",
         },
     ),
-    "success_exit_code": Kind("exit 4", lines={"success_exit_code": "4", "max_retries": "3"}),
     "on_exit_remove": Kind("exit 4", lines={"on_exit_remove": "NumJobStarts >= 2"}),
-    "on_exit_hold": Kind(
-        "exit 4", lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"}
-    ),
-    "max_retries": Kind("exit 4", lines={"max_retries": "1"}),
     "stream_input": Kind("cat; echo end", lines={"input": "data", "stream_input": "true"}),
     "tag": Kind("echo ran", "generic:1"),
 }
@@ -150,13 +144,6 @@ def test_a_vm_with_a_network_to_the_outside(jobs: Jobs) -> None:
     assert desk.read("out") == "there\nnone\n"
 
 
-def test_periodic_remove(jobs: Jobs) -> None:
-    desk, cluster = jobs["periodic_remove"]
-    ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to be removed", PATIENT)
-    assert ad["JobStatus"] == 3
-    assert "PeriodicRemove" in ad["RemoveReason"]
-
-
 def test_periodic_hold_and_release(jobs: Jobs) -> None:
     desk, cluster = jobs["periodic_release"]
     ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to end", PATIENT)
@@ -164,22 +151,10 @@ def test_periodic_hold_and_release(jobs: Jobs) -> None:
     assert ad["NumHolds"] == 1
 
 
-def test_success_exit_code_and_on_exit_remove(jobs: Jobs) -> None:
-    desk, cluster = jobs["success_exit_code"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobCompletions"]) == (4, 4, 1)
+def test_on_exit_remove(jobs: Jobs) -> None:
     desk, cluster = jobs["on_exit_remove"]
     ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to end", PATIENT)
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2)
-
-
-def test_max_retries_and_on_exit_hold(jobs: Jobs) -> None:
-    desk, cluster = jobs["on_exit_hold"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 77)
-    desk, cluster = jobs["max_retries"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobCompletions"]) == (4, 4, 2)
 
 
 def test_what_is_streamed_to_a_job(jobs: Jobs) -> None:

@@ -87,34 +87,25 @@ class Submitter:
 
         lease: seconds that the job waits for a VM that stopped answering. memory: MiB.
         """
-        text = DESCRIPTION.format(
-            script=script,
-            folder=self.folder,
-            node="$(Cluster)",
-            inputs="",
-            requirements=requirements,
-            lease=lease,
-            memory=memory,
-        )
+        text = self._description(script, requirements, lease=lease, memory=memory)
         text += "log = log\nqueue\n"
         return self("sh", "-c", 'printf "%s" "$1" | condor_submit -terse -', "-", text).split(".")[0]
 
     def submit_dag(self, cluster: str, graph: str) -> str:
         """Submit a DAG to DAGMan; its nodes define the variables ``script`` and ``inputs``."""
-        text = DESCRIPTION.format(
-            script="$(script)",
-            folder=self.folder,
-            node="$(JOB)",
-            inputs="$(inputs)",
-            requirements=f'TARGET.VirtualCluster == "{cluster}"',
-            lease=300,
-            memory=64,
-        )
+        where = f'TARGET.VirtualCluster == "{cluster}"'
+        text = self._description("$(script)", where, node="$(JOB)", inputs="$(inputs)")
         for name, content in {"node.sub": text + "queue\n", "graph.dag": graph}.items():
             self("sh", "-c", 'printf "%s" "$1" >"$2"', "-", content, f"{self.folder}/{name}")
         run_there = "cd $1 && condor_submit_dag -notification never graph.dag"
         said = self("sh", "-c", run_there, "-", self.folder)
         return said.rpartition("submitted to cluster ")[2].partition(".")[0]
+
+    def _description(self, script: str, requirements: str, **more: object) -> str:
+        fields = {"node": "$(Cluster)", "inputs": "", "lease": 300, "memory": 64, **more}
+        return DESCRIPTION.format(
+            script=script, requirements=requirements, folder=self.folder, **fields
+        )
 
     def status(self, job: str) -> str:
         return self("condor_q", job, "-af", "JobStatus").strip()
