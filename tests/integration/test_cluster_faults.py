@@ -200,26 +200,6 @@ def test_a_vm_that_is_needed_while_the_service_is_away(
 
 
 @pytest.mark.soak
-def test_a_node_that_has_no_room_for_disks(grid: Grid, operator: Client, name: str) -> None:
-    """The agent cannot write a VM's disks: it reports that, retries, and recovers by itself."""
-    node = "node1"
-    agent = grid.on(node, "pgrep", "-o", "-f", "vmjobs agent").strip()
-
-    def limit(size: int | str) -> None:
-        grid.on(node, "prlimit", f"--pid={agent}", f"--fsize={size}:", user="vmjobs-agent")
-
-    limit(64 * 1024 * 1024)
-    try:
-        operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
-        (failed,) = wait_state(operator, name, ClusterVmState.BACKOFF).members
-    finally:
-        limit("unlimited")
-    assert failed.code in {ClusterVmCode.NODE_FAILED, ClusterVmCode.BOOT_FAILED}
-    assert "large" in failed.message, failed.message
-    up(operator, name, 1)
-
-
-@pytest.mark.soak
 def test_an_image_that_cannot_be_had_now(grid: Grid, operator: Client, name: str) -> None:
     """The service runs but has lost the image's data, and the node has none of it."""
     node = NODES[1]
