@@ -103,20 +103,6 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
     grid.assert_clean(job)
 
 
-@pytest.mark.soak  # test_transparent_checkpoint.py does the same with a transparent job
-def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
-    job, node = begun(grid)
-    at_site(grid, "condor_hold", job)
-    grid.until(job, JobState.HELD, timeout=60)
-    wait_for(lambda: not runs(grid, node) or None, "its VM to be saved and gone", 120)
-    at_site(grid, "condor_release", job)
-    (ended,) = grid.wait(job, timeout=300)
-    assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason
-    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
-    assert "resumed from its checkpoint" in " ".join(e.reason.message for e in grid.api.events(job.id))
-    grid.assert_clean(job)
-
-
 @pytest.mark.soak
 def test_a_job_that_is_canceled_is_not_saved(grid: Grid) -> None:
     job, _ = begun(grid, after=1)

@@ -230,49 +230,44 @@ def vacated(volley: Volley, *how: str) -> Iterator[None]:
 
 
 @contextmanager
-def held(volley: Volley) -> Iterator[None]:
+def for_a_while(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    begin()
+    try:
+        yield
+        time.sleep(LASTS)
+    finally:
+        end()
+
+
+def held(volley: Volley) -> AbstractContextManager[None]:
     """Hold all jobs at their origin for a while."""
-    volley.desk("condor_hold", volley.cluster, check=False)
-    at_origin(volley, "condor_hold", check=False)
-    try:
-        yield
-        time.sleep(LASTS)
-    finally:
-        volley.desk("condor_release", volley.cluster, check=False)
-        at_origin(volley, "condor_release", check=False)
+
+    def run(tool: str) -> None:
+        volley.desk(tool, volley.cluster, check=False)
+        at_origin(volley, tool, check=False)
+
+    return for_a_while(partial(run, "condor_hold"), partial(run, "condor_release"))
 
 
-@contextmanager
-def suspended(volley: Volley) -> Iterator[None]:
+def suspended(volley: Volley) -> AbstractContextManager[None]:
     """Suspend all jobs of the site for a while."""
-    volley.grid.on("site", "condor_suspend", "-all", check=False)
-    try:
-        yield
-        time.sleep(LASTS)
-    finally:
-        volley.grid.on("site", "condor_continue", "-all", check=False)
+    run = partial(volley.grid.on, "site", check=False)
+    return for_a_while(lambda: run("condor_suspend", "-all"), lambda: run("condor_continue", "-all"))
 
 
-@contextmanager
-def drained(volley: Volley) -> Iterator[None]:
+def drained(volley: Volley) -> AbstractContextManager[None]:
     """Drain the node for a while: it evicts its jobs and accepts none."""
-    volley.grid.on("site", "condor_drain", "-fast", f"{NODE}.grid")
-    try:
-        yield
-        time.sleep(LASTS)
-    finally:
-        volley.grid.on("site", "condor_drain", "-cancel", f"{NODE}.grid")
+    run, node = partial(volley.grid.on, "site", "condor_drain"), f"{NODE}.grid"
+    return for_a_while(lambda: run("-fast", node), lambda: run("-cancel", node))
 
 
-@contextmanager
-def filled(volley: Volley) -> Iterator[None]:
+def filled(volley: Volley) -> AbstractContextManager[None]:
     """Fill the agent's (small) disks for a while."""
-    fillers = [fill(volley.grid, NODE, place) for place in (RUNS, HANDED)]
-    try:
-        yield
-        time.sleep(LASTS)
-    finally:
-        volley.grid.on(NODE, "rm", *fillers)
+    fillers: list[str] = []
+    return for_a_while(
+        lambda: fillers.extend(fill(volley.grid, NODE, place) for place in (RUNS, HANDED)),
+        lambda: volley.grid.on(NODE, "rm", *fillers),
+    )
 
 
 MACHINES_DIE, REMOVED, FULL = "the machines", "all are removed", "the disk is full"
