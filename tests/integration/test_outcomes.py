@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kit.grid import Grid, odd_images
+from vmjobs.errors import Conflict
 from vmjobs.model import ExitChannel, Job, JobState, ReasonCode, StreamName
 
 HOSTILE = """#!/usr/bin/env python3
@@ -157,6 +158,11 @@ def test_hostile_entries_are_refused_one_by_one(ended: dict[str, Job]) -> None:
     job = ended["hostile-tar"]
     assert [o.path for o in job.outputs] == ["good.txt"]
     assert len(job.rejected) == 4
+
+
+def test_a_job_that_has_ended_cannot_be_canceled(grid: Grid, ended: dict[str, Job]) -> None:
+    with pytest.raises(Conflict):
+        grid.api.cancel(ended["succeeds"].id)
 
 
 def test_nothing_is_left_on_the_nodes(grid: Grid, ended: dict[str, Job]) -> None:
