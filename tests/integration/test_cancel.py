@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.kit.grid import Grid, odd_images, wait_for
+from tests.kit.grid import ODD, Grid, odd_images, wait_for
 from vmjobs.model import Job, JobState
 
 SLEEP = "#!/bin/sh\nsleep 300\n"
@@ -38,7 +38,7 @@ def test_cancel_while_queued(grid: Grid) -> None:
 
 
 def test_cancel_on_a_node(grid: Grid) -> None:
-    odd_images(grid)
+    odd_images(grid, {"test-never-ready": ODD["test-never-ready"]})
     (staging,), (running,) = grid.submit(SLEEP), grid.submit(SLEEP)
     (booting,) = grid.submit(SLEEP, image="test-never-ready", boot_seconds=300)
     grid.until(staging, JobState.STAGING, JobState.BOOTING, JobState.RUNNING)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.kit.grid import Grid, wait_for
+from tests.kit.grid import ODD, Grid, wait_for
 from tests.kit.submit_host import BY_CONDOR_C, PATIENT, Desk, at_site, kill_machine, where
 
 #: HoldReasonCode of transparent jobs: JobPolicy, as the job's own expression was true.
@@ -48,8 +48,7 @@ AGAIN = {
 
 #: Commands that an image's init runs before it becomes the guest program.
 INITS = {
-    "test-panics": "exit 1",
-    "test-never-ready": "while :; do sleep 60; done",
+    **ODD,
     "test-powers-off": "busybox poweroff -f",
     "test-bare": "rm /usr/bin/setpriv; exec /sbin/vmjobs-init",
     # When the job starts, root runs the job's script as-root: a guest in which anything can go wrong.
