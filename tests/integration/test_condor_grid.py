@@ -101,6 +101,23 @@ def statuses(history: list[dict[str, Any]]) -> list[str]:
 IN_ORDER = (["idle", "running", "completed"], ["running", "completed"], ["completed"])
 
 
+#: Calls to the scheduler at the site itself, for its own pool.
+LOCAL: dict[str, Any] = {"where": "site", "config": {"schedd_name": ""}}
+
+
+@pytest.fixture(scope="module")
+def early(scheduler: Scheduler) -> tuple[str, str]:
+    """Two arrays that run while the first test waits: one that fails at first, and a local one."""
+    again, local = scheduler.new_array(), scheduler.new_array("site")
+    starts = "$(sed -n 's/^NumJobStarts = //p' \"$_CONDOR_JOB_AD\")"
+    command = f"sleep 2; [ {starts} -ge 1 ] && exit 4; sh -c 'kill -9 $PPID'"
+    scheduler.call("submit", array=again, count=1, spec=SPEC, command=command)
+    spec = {**SPEC, "route": "local"}
+    scheduler.call("submit", array=local, count=1, spec=spec, command="sleep 5; exit 3", **LOCAL)
+    return again, local
+
+
+@pytest.mark.usefixtures("early")
 def test_a_job_goes_to_the_site_and_its_exit_code_comes_back(scheduler: Scheduler) -> None:
     array = scheduler.new_array()
     command = CHIRP.format(code=scheduler.code) + "; cat job.token; sleep 6; exit 7"
@@ -134,26 +151,22 @@ def _all(scheduler: Scheduler, jobs: list[str], status: str) -> list[dict[str, A
     return found if all(o["status"] == status for o in found) else []
 
 
-def test_what_its_node_could_not_run_to_an_end_is_run_again(scheduler: Scheduler) -> None:
-    array = scheduler.new_array()
-    starts = "$(sed -n 's/^NumJobStarts = //p' \"$_CONDOR_JOB_AD\")"
-    command = f"sleep 2; [ {starts} -ge 1 ] && exit 4; sh -c 'kill -9 $PPID'"
-    scheduler.call("submit", array=array, count=1, spec=SPEC, command=command)
+def test_what_its_node_could_not_run_to_an_end_is_run_again(
+    scheduler: Scheduler, early: tuple[str, str]
+) -> None:
+    array, _ = early
     history = scheduler.call("watch", array=array, until=["completed"])[f"{array}-0"]
     assert (history[-1]["exit_code"], history[-1]["exit_signal"]) == (4, None)
 
 
-def test_the_sites_own_pool_is_a_route_too(scheduler: Scheduler) -> None:
-    array = scheduler.new_array("site")
-    spec = {**SPEC, "route": "local"}
-    local = {"where": "site", "config": {"schedd_name": ""}}
-    scheduler.call("submit", array=array, count=1, spec=spec, command="sleep 5; exit 3", **local)
-    history = scheduler.call("watch", array=array, until=["completed"], **local)[f"{array}-0"]
+def test_the_sites_own_pool_is_a_route_too(scheduler: Scheduler, early: tuple[str, str]) -> None:
+    _, array = early
+    history = scheduler.call("watch", array=array, until=["completed"], **LOCAL)[f"{array}-0"]
     assert statuses(history) in IN_ORDER
     assert history[-1]["exit_code"] == 3
     scheduler.arrays.remove(("site", array))
-    scheduler.call("forget", array=array, **local)
-    assert scheduler.call("watch", array=array, until=["idle"], seconds=0, **local) == {}
+    scheduler.call("forget", array=array, **LOCAL)
+    assert scheduler.call("watch", array=array, until=["idle"], seconds=0, **LOCAL) == {}
 
 
 def test_a_removed_job_is_gone_at_both_schedds(scheduler: Scheduler) -> None:

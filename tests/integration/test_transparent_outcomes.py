@@ -30,7 +30,16 @@ def images(grid: Grid) -> Grid:
 
 
 @pytest.fixture(scope="module")
-def jobs(images: Grid, request: pytest.FixtureRequest) -> Iterator[Submitted[str]]:
+def tried_again(images: Grid) -> Iterator[tuple[Desk, str]]:
+    """A job that fails three times, which it does while the other jobs run."""
+    with Desk(images, "site") as desk:
+        yield desk, desk.submit("true", image="test-powers-off", __VMJobMaxStarts="3")
+
+
+@pytest.fixture(scope="module")
+def jobs(
+    images: Grid, tried_again: tuple[Desk, str], request: pytest.FixtureRequest
+) -> Iterator[Submitted[str]]:
     """A job for each selected row; all are submitted before the tests check them."""
     asked = {
         item.callspec.params.get("code") for item in request.session.items if hasattr(item, "callspec")
@@ -49,16 +58,17 @@ def test_row(jobs: Submitted[str], code: str) -> None:
     assert_row(code, way.said, held(*jobs[code]))
 
 
-def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images: Grid) -> None:
+def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(
+    tried_again: tuple[Desk, str],
+) -> None:
     """Checked in the job log that HTCondor writes for the submitter."""
-    with Desk(images, "site") as desk:
-        cluster = desk.submit("true", image="test-powers-off", __VMJobMaxStarts="3")
-        ad = held(desk, cluster)
-        assert (ad["HoldReasonSubCode"], ad["NumJobStarts"]) == (122, 3), ad["HoldReason"]
-        begun = re.findall(r"(?m)^001 \([0-9.]+\) (\S+ \S+) ", desk.read("log"))
-        first, second, third = map(datetime.fromisoformat, begun)
-        assert (second - first).total_seconds() >= outcomes.retry_delay_seconds(1)
-        assert (third - second).total_seconds() >= outcomes.retry_delay_seconds(2)
+    desk, cluster = tried_again
+    ad = held(desk, cluster)
+    assert (ad["HoldReasonSubCode"], ad["NumJobStarts"]) == (122, 3), ad["HoldReason"]
+    begun = re.findall(r"(?m)^001 \([0-9.]+\) (\S+ \S+) ", desk.read("log"))
+    first, second, third = map(datetime.fromisoformat, begun)
+    assert (second - first).total_seconds() >= outcomes.retry_delay_seconds(1)
+    assert (third - second).total_seconds() >= outcomes.retry_delay_seconds(2)
 
 
 TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
