@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,69 +10,11 @@ from typing import Any
 import pytest
 
 from images import recipe
-from images.build import bootstrap, build, builder, ext4, kernel, process, wheels
-from images.build.tree import FileContent, FileNode, FileTree, in_memory
+from images.build import bootstrap, build, builder, kernel, process, wheels
 from images.store.image_store import ImageStore
-from tests.kit.image_builds import STORE, WORK, debugfs, fsck, need
+from tests.kit.image_builds import STORE, WORK, fsck, need
 from vmjobs.errors import BuildError
 from vmjobs.model import MIB
-
-
-def write(tree: FileTree, disk: Path, slack: int = MIB) -> bytes:
-    ext4.write(tree, disk, slack=slack, epoch=1_700_000_000, seed=b"seed", label="test")
-    return disk.read_bytes()
-
-
-def test_a_disk_holds_what_its_tree_does(tmp_path: Path) -> None:
-    tree = FileTree()
-    data = os.urandom(3 * MIB + 17)
-    tree.add("a/big", FileNode(stat.S_IFREG | 0o4755, 7, 70_000, in_memory(data)))
-    tree.add("a/again", tree.nodes["a/big"])
-    tree.add_file("a/empty", b"")
-    tree.add_link("short", "a/big")
-    tree.add_link("long", "x" * 200)
-    for number in range(1500):
-        tree.add_file(f"many/a-file-with-a-name-of-some-length-{number}", b"%d" % number)
-    disk = tmp_path / "disk"
-    first = write(tree, disk)
-    assert fsck(disk) == []
-    assert debugfs(disk, "cat /a/big") == data
-    assert debugfs(disk, "cat /many/a-file-with-a-name-of-some-length-1499") == b"1499"
-    inode = debugfs(disk, "stat /a/again").decode()
-    assert "Mode:  04755" in inode
-    assert "User:     7   Group: 70000" in inode
-    assert "Links: 2" in inode
-    assert "0x6553f100" in inode  # the epoch, not the current time
-    assert "Fast link dest" in debugfs(disk, "stat /short").decode()
-    assert write(tree, tmp_path / "other") == first
-
-
-def test_disks_of_several_groups(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    with source.open("wb") as file:
-        file.truncate(800 * MIB)
-        for offset in range(0, 800 * MIB, 50 * MIB):
-            file.seek(offset)
-            file.write(b"%d" % offset)
-    tree = FileTree()
-    content = FileContent(800 * MIB, file=source)
-    tree.add("small", FileNode(stat.S_IFREG | 0o644, content=in_memory(b"before")))
-    tree.add("spans-seven-groups", FileNode(stat.S_IFREG | 0o644, content=content))
-    tree.add("zz", FileNode(stat.S_IFREG | 0o644, content=in_memory(b"after")))
-    disk = tmp_path / "disk"
-    ext4.write(tree, disk, slack=300 * MIB, epoch=0, seed=b"")
-    assert fsck(disk) == []
-    subprocess.run(["debugfs", "-R", f"dump /spans-seven-groups {tmp_path}/out", disk], check=True)
-    assert subprocess.run(["cmp", source, tmp_path / "out"], check=False).returncode == 0
-    assert debugfs(disk, "cat /zz") == b"after"
-
-
-@pytest.mark.parametrize("slack", [1, 64, 127, 128, 129, 260])
-def test_disks_of_every_size_are_sound(tmp_path: Path, slack: int) -> None:
-    tree = FileTree()
-    tree.add_file("x", b"x")
-    ext4.write(tree, tmp_path / "disk", slack=slack * MIB, epoch=0, seed=b"")
-    assert fsck(tmp_path / "disk") == []
 
 
 @pytest.mark.soak
