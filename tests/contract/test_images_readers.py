@@ -40,7 +40,7 @@ def data_of(path: Path) -> int:
     count = 0
     with path.open("rb") as file:
         while block := file.read(4096):
-            count += len(block) if any(block) else 0
+            count += len(block) if block.strip(b"\0") else 0
     return count
 
 

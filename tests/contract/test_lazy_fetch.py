@@ -48,8 +48,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
-def test_nbdkit_serves_what_is_not_here_yet(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+@pytest.fixture
+def digest(place: Place) -> str:
+    """Return the digest of a published image."""
+    return place.push(DISK)
+
+
+def test_nbdkit_serves_what_is_not_here_yet(place: Place, digest: str, tmp_path: Path) -> None:
     cache = place.cache()
     original = tmp_path / "original"
     original.write_bytes(DISK)
@@ -77,8 +82,7 @@ def test_nbdkit_serves_what_is_not_here_yet(place: Place, tmp_path: Path) -> Non
     assert sum(place.gate.ranges.values()) == len(place.gate.ranges)
 
 
-def test_a_little_is_read_and_little_moves(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_a_little_is_read_and_little_moves(place: Place, digest: str, tmp_path: Path) -> None:
     with machine(place.cache(), digest, tmp_path / "s") as got:
         place.gate.bytes = 0
         at = 2 * SEGMENT_BYTES + 5 * CHUNK_BYTES + 1000
@@ -96,8 +100,7 @@ def test_a_little_is_read_and_little_moves(place: Place, tmp_path: Path) -> None
         assert got.read_all() == DISK
 
 
-def test_machines_share_what_comes(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_machines_share_what_comes(place: Place, digest: str, tmp_path: Path) -> None:
     cache = place.cache()
     with (
         machine(cache, digest, tmp_path / "s1") as one,
@@ -119,8 +122,7 @@ def test_machines_share_what_comes(place: Place, tmp_path: Path) -> None:
         assert image.live is None
 
 
-def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_wrong_bytes_reach_nobody(place: Place, digest: str, tmp_path: Path) -> None:
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
         good = got.read(0, 10)
@@ -134,8 +136,9 @@ def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
     assert place.plain().prepare(digest).root.read_bytes() == DISK
 
 
-def test_a_read_waits_for_a_repository_that_comes_back(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_a_read_waits_for_a_repository_that_comes_back(
+    place: Place, digest: str, tmp_path: Path
+) -> None:
     with machine(place.cache(), digest, tmp_path / "s") as got:
         place.gate.away = True
         found: list[bytes] = []
@@ -151,8 +154,7 @@ def test_a_read_waits_for_a_repository_that_comes_back(place: Place, tmp_path: P
         assert got.errors == []
 
 
-def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_a_repository_that_stays_away(place: Place, digest: str, tmp_path: Path) -> None:
     cache = place.cache(patience=1.0)
     with machine(cache, digest, tmp_path / "s") as got:
         got.read(0, 10)
@@ -170,8 +172,7 @@ def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
         assert got.read_all() == DISK
 
 
-def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, digest: str, tmp_path: Path) -> None:
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got:
         for at in range(0, 2 * SEGMENT_BYTES, CHUNK_BYTES):
@@ -185,9 +186,10 @@ def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, tmp_path: Path) ->
     assert len({segment for segment, _ in before}) == 4  # including the kernel's
 
 
-def test_a_live_fetch_goes_on_where_another_was_killed(place: Place, tmp_path: Path) -> None:
+def test_a_live_fetch_goes_on_where_another_was_killed(
+    place: Place, digest: str, tmp_path: Path
+) -> None:
     """The file holds garbage and half a segment, without a record of them."""
-    digest = place.push(DISK)
     content = ImageManifest.parse(place.fetcher().manifest(digest), digest).root.digest
     partial = place.root / "partial" / content.removeprefix("tree:")
     partial.parent.mkdir(parents=True)
@@ -212,8 +214,7 @@ def test_blocks_of_other_images_are_not_fetched_again(place: Place, tmp_path: Pa
     assert place.gate.bytes < 3 * CHUNK_BYTES
 
 
-def test_who_reads_no_more_leaves_a_complete_image(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_who_reads_no_more_leaves_a_complete_image(place: Place, digest: str, tmp_path: Path) -> None:
     cache = place.cache()
     began = time.monotonic()
     with machine(cache, digest, tmp_path / "s") as got:
@@ -232,8 +233,7 @@ def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
     wait_until(lambda: not list((place.root / "partial").iterdir()))
 
 
-def test_questions_that_make_no_sense(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_questions_that_make_no_sense(place: Place, digest: str, tmp_path: Path) -> None:
     cache = place.cache()
     with machine(cache, digest, tmp_path / "s") as got, socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(got.live.socket))
@@ -246,8 +246,7 @@ def test_questions_that_make_no_sense(place: Place, tmp_path: Path) -> None:
         assert got.read(0, 10) == DISK[:10]
 
 
-def test_the_server_ends_with_whoever_fills_the_disk(place: Place, tmp_path: Path) -> None:
-    digest = place.push(DISK)
+def test_the_server_ends_with_whoever_fills_the_disk(place: Place, digest: str, tmp_path: Path) -> None:
     with place.cache().lease(digest, lazy=LazyStart(tmp_path / "s", lambda _error: None)) as image:
         assert image.live is not None
         process, _ = nbd_server.start("vmjobs-two", image.live, tmp_path)
