@@ -20,17 +20,17 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run) -> Run:
     return partial(typed, "image")
 
 
-@pytest.mark.parametrize("name", ["raw", "qcow2-compressed", "vmdk-stream", "vdi-dynamic"])
-def test_inspect_tells_what_a_file_is(lab: Lab, call: Run, name: str) -> None:
-    found = call("inspect", "--json", "--digest", lab.samples[name]).json
+def test_inspect_tells_what_a_file_is(lab: Lab, call: Run) -> None:
+    sample = lab.samples["qcow2-compressed"]
+    found = call("inspect", "--json", "--digest", sample).json
     assert found["verdict"] == "admitted"
-    assert found["format"] == name.partition("-")[0]
+    assert found["format"] == "qcow2"
     assert found["virtual_size"] == SIZE
     assert found["digest"] == compute_layout_of_bytes(disk()).digest
     assert found["boot"]["table"] == "mbr"
     assert found["boot"]["boot"] == "kernel"
     assert found["boot"]["partition"] == 1
-    quick = call("inspect", "--json", lab.samples[name]).json
+    quick = call("inspect", "--json", sample).json
     assert quick["digest"] is None
     assert quick["boot"] == found["boot"]
 
