@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,8 @@ from images.store.local_gc import MIN_AGE_SECONDS, collect_garbage
 from images.transfer.push import send_content
 from images.transfer.upload_state import FileDigestCache, UploadState
 from repository.images import Viewer
-from repository.service import Repository, open_repository
+from repository.service import Repository
 from tests.kit.segments import compute_layout_of_bytes
-from vmjobs.config import Config
 from vmjobs.errors import Conflict, InvalidRequest, MissingChunks
 
 ADA = Viewer("ada")
@@ -64,12 +63,6 @@ class Receiver:
     def put_content(self, digest: str, layout: bytes) -> None:
         self.contents += 1
         self.repository.uploads.put_content(ADA, self.upload, digest, layout)
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Iterator[Repository]:
-    with closing(open_repository(Config(data_dir=tmp_path / "data"))) as repository:
-        yield repository
 
 
 def receiver(images: Repository) -> Receiver:

@@ -225,7 +225,7 @@ def test_who_reads_no_more_leaves_a_complete_image(place: Place, digest: str, tm
 
 
 def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
-    digest = place.push(noise(8 * SEGMENT_BYTES))
+    digest = place.push(noise(4 * SEGMENT_BYTES))
     cache = place.cache(limit=20 * MIB)
     with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="is unavailable"):
         got.read_all()

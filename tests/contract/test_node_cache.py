@@ -95,7 +95,7 @@ def test_two_processes_at_once_fetch_once(place: Place) -> None:
     disk = noise(8 * SEGMENT_BYTES)
     digest = place.push(disk)
     place.gate.let = 2
-    nodes = [child(place, digest) for _ in range(3)]
+    nodes = [child(place, digest) for _ in range(2)]
     place.gate.wait_until(lambda: place.gate.let == 0)
     wait_until(lambda: all(has_open(node.pid, place.root) for node in nodes))
     place.gate.open()
