@@ -34,10 +34,9 @@ def store(place: Path) -> ImageStore:
 def made(tmp_path: Path, store: ImageStore) -> Callable[..., ImportedImage]:
     """Function that imports a container of given layers and configuration."""
 
-    def make(layers: list[Layer], config: dict[str, Any] | None = None, **more: Any) -> ImportedImage:
-        name = more.pop("name", "container")
-        write_layout(tmp_path / "layout", layers, config, **more)
-        return imported(f"oci-layout:{tmp_path}/layout", store, name=name)
+    def make(layers: list[Layer], config: dict[str, Any] | None = None) -> ImportedImage:
+        write_layout(tmp_path / "layout", layers, config)
+        return imported(f"oci-layout:{tmp_path}/layout", store, name="container")
 
     return make
 

@@ -208,9 +208,9 @@ class Lab:
                 refused(path, code)
                 overwrite(file, before)
 
-    def file(self, data: bytes, name: str = "") -> Path:
+    def file(self, data: bytes) -> Path:
         self._count += 1
-        path = self.directory / (name or f"attack-{self._count}")
+        path = self.directory / f"attack-{self._count}"
         path.write_bytes(data)
         return path
 

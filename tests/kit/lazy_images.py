@@ -113,9 +113,9 @@ class Place:
         """The node's cache."""
         return self.folder / "images"
 
-    def push(self, disk: bytes, kernel: bytes = b"a kernel", **wish: Any) -> str:
+    def push(self, disk: bytes) -> str:
         """Publish an image; returns its digest."""
-        return push(self.site.repository, ADMIN, disk, kernel, **wish).digest
+        return push(self.site.repository, ADMIN, disk, b"a kernel").digest
 
     def plain(self, **more: Any) -> ImageCache:
         """The node's cache as an ordinary one, without lazy start."""
@@ -155,9 +155,9 @@ class Machine:
         self.disk.read(buffer, offset)
         return bytes(buffer)
 
-    def read_all(self, step: int = CHUNK_BYTES) -> bytes:
+    def read_all(self) -> bytes:
         """Read all bytes, in order."""
-        size = self.disk.size
+        size, step = self.disk.size, CHUNK_BYTES
         return b"".join(self.read(at, min(step, size - at)) for at in range(0, size, step))
 
 

@@ -50,7 +50,7 @@ def test_passing_failures_are_tried_again(server: Scripted, method: str, status:
 
 
 def test_a_call_that_is_tried_again_for_long_is_told_once(server: Scripted) -> None:
-    server.script = fails_until(30, 503)
+    server.script = fails_until(12, 503)
     told: list[str] = []
     retries = replace(QUICK, on_wait=lambda error, _left: told.append(error.code), quiet=0.1)
     assert http(server, retries).call("GET", "/x").status_code == 200
