@@ -374,12 +374,3 @@ def test_an_image_that_fails_its_probe_is_not_published(service: Service, folder
         (build,) = images.builds()
         assert (build.state, build.code, build.digest) == (BuildState.FAILED, "BUILD_FAILED", "")
         assert list(images.list()) == []
-
-
-def test_recipes_that_cannot_be_built(service: Service, folder: Path) -> None:
-    for text, word in {
-        '[[files]]\npath = "/etc/passwd/x"\ntext = ""\n': "/etc/passwd, which is not a directory",
-        '[[files]]\npath = "/etc"\ntext = ""\n': "is a directory",
-        'packages = ["there-is-no-such-package"]': "there-is-no-such-package",
-    }.items():
-        service.fails(recipe(folder, text)[0], word)
