@@ -168,7 +168,7 @@ def test_what_is_neither_taken_nor_refused_is_told(guest: Guest) -> None:
 def test_what_is_not_sent_in_time_is_told(guest: Guest) -> None:
     guest.give("go", online=True)
     over = threading.Event()
-    guest.link.on_log = lambda: over.wait(30)
+    guest.link.on_log = lambda: over.wait(10)
     try:
         said = guest.run("cloud_kit.FLUSH_SECONDS = 1.0")
     finally:
