@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -31,8 +31,6 @@ from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
 from vmjobs.client.images import Images
 from vmjobs.wire import Build, BuildState
-
-T = TypeVar("T")
 
 #: For a build from a local package archive, its boot and its publishing, on a busy host.
 SECONDS = 400.0

@@ -243,8 +243,8 @@ def test_the_command_line_imports_and_runs(
     workdir(store)
     words = ["--insecure", "--username", USER, "--password-stdin"]
     call = partial(vmjobs, image_dir=store.root, state_dir=tmp_path / "s", hypervisors="uml")
-    wrong = call("image", "import", reference, "tool:1", *words, stdin="not this one\n")
-    assert wrong.code == Unauthenticated.exit_code, wrong.err
+    refused = {"stdin": "not this one\n", "code": Unauthenticated.exit_code}
+    wrong = call("image", "import", reference, "tool:1", *words, **refused)
     assert "Traceback" not in wrong.err
     done = call("image", "import", reference, "tool:1", "--json", *words, stdin=f"{PASSWORD}\n")
     told = done.json

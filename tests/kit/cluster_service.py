@@ -127,7 +127,7 @@ def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def vmjobs(service: Service, typed: Run) -> Run:
-    def run(*words: str, noun: str = "cluster", stdin: str = "") -> Done:
-        return typed(noun, *words, stdin=stdin)
+    def run(*words: str, noun: str = "cluster", **how: Any) -> Done:
+        return typed(noun, *words, **how)
 
     return run

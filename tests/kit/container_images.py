@@ -9,9 +9,8 @@ import io
 import json
 import subprocess
 import tarfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import zstandard
 
 from tests.kit.sockets import free_port
+from tests.kit.waiting import wait_until
 
 Pack = Callable[[bytes], bytes]
 
@@ -209,22 +209,17 @@ def registry(folder: Path, *, private: bool = False) -> Iterator[Registry]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        _await(process, port, folder / "log")
+        wait_until(lambda: _answers(port), 60, (folder / "log").read_text)
         yield Registry(f"127.0.0.1:{port}", data, private)
     finally:
         process.terminate()
         process.wait(30)
 
 
-def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/v2/")
-            connection.getresponse().read()
-            return
-        except OSError:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, "the registry does not answer"
-            time.sleep(0.05)
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with suppress(OSError), closing(connection):
+        connection.request("GET", "/v2/")
+        connection.getresponse().read()
+        return True
+    return False

@@ -39,8 +39,7 @@ def test_show_has_a_line_for_each_vm(service: Service, vmjobs: Run) -> None:
     failed = {"code": ClusterVmCode.KERNEL_PANIC, "message": "no root", "retry": retry}
     old = vm(1, ClusterVmState.BACKOFF, **failed)
     service.has(cluster(running(), old, generation=2))
-    done = vmjobs("show", "workers")
-    assert done.code == 0
+    done = vmjobs("show", "workers", code=0)
     lines = done.lines
     assert "VMs 1 UP of 2 (size 2)" in lines
     assert {"image worker", f"sha256 {'1' * 64}"} <= set(lines)
@@ -192,8 +191,7 @@ def test_events_are_followed_until_the_cluster_has_gone(service: Service, vmjobs
     service.says(
         "GET /v1/clusters/workers/events?after=1", {"events": []}, {"events": [event(2, "two")]}
     )
-    done = vmjobs("events", "-f", "--json", "workers")
-    assert done.code == 0
+    done = vmjobs("events", "-f", "--json", "workers", code=0)
     assert [json.loads(line)["message"] for line in done.out.splitlines()] == ["one", "two"]
 
 
@@ -266,8 +264,7 @@ def test_nodes_show_what_they_have_for_clusters(service: Service, vmjobs: Run) -
 def test_nodes_are_shown_to_those_who_may_not_see_clusters(service: Service, vmjobs: Run) -> None:
     service.says("GET /v1/nodes", {"nodes": [OFFER]})
     service.refuses("GET /v1/clusters", 403, "FORBIDDEN", "not for you")
-    done = vmjobs("list", noun="node")
-    assert done.code == 0
+    done = vmjobs("list", noun="node", code=0)
     assert "0       4 cpus, 4096 MiB  " in done.out
 
 
@@ -323,7 +320,6 @@ def test_wake_takes_the_clusters_name_from_a_machines_ad(service: Service, vmjob
     ],
 )
 def test_wake_takes_nothing_else_from_it(service: Service, vmjobs: Run, ad: str, said: str) -> None:
-    done = vmjobs("wake", stdin=ad)
-    assert done.code == 64
+    done = vmjobs("wake", stdin=ad, code=64)
     assert f"the machine's ad on standard input {said}" in " ".join(done.err.split())
     assert service.asked == []

@@ -79,8 +79,7 @@ def test_nothing_is_applied_if_the_service_finds_a_fault(service: Service, vmjob
     Path("d.yaml").write_text("image: worker\nname: other\nsize: 1\n")
     faults = (("spec.image", "there is no image 'worker'"), ("pool", "there is no pool"))
     service.refuses("POST /v1/cluster-assessments", 422, "INVALID_SPEC", "has faults", *faults)
-    done = vmjobs("apply", "c.yaml", "d.yaml")
-    assert done.code == 64
+    done = vmjobs("apply", "c.yaml", "d.yaml", code=64)
     assert "c.yaml:2:1: image: there is no image 'worker'" in done.err
     assert "c.yaml:1:1: pool: there is no pool" in done.err
     assert "d.yaml:1:1: image: there is no image 'worker'" in done.err
@@ -95,8 +94,7 @@ def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
         cluster(vm(0), vm(1, ClusterVmState.PROBING)),
         cluster(vm(0), vm(1)),
     )
-    done = vmjobs("apply", "--wait", "c.yaml")
-    assert done.code == 0
+    done = vmjobs("apply", "--wait", "c.yaml", code=0)
     assert "workers-0 BOOTING on node1\nworkers-1 STAGING on node1\nworkers-0 UP on node1" in done.err
 
 
@@ -105,8 +103,7 @@ def test_apply_says_why_not_all_are_up_in_time(service: Service, vmjobs: Run) ->
     service.applies(ApplyOutcome.CREATED)
     waiting = cluster(vm(0), vm(1, ClusterVmState.BACKOFF, **failed))
     service.has(waiting)
-    done = vmjobs("apply", "--wait", "--timeout", "0.2", "c.yaml")
-    assert done.code == 124
+    done = vmjobs("apply", "--wait", "--timeout", "0.2", "c.yaml", code=124)
     assert "workers: 1 of 2 UP (1 BACKOFF)" in done.err
     assert "  workers-1 BACKOFF on node1: BOOT_FAILED: no init found\n" in done.err
 
@@ -137,8 +134,7 @@ def test_nobody_is_waited_for_for_ever_unasked(
         service.says(f"POST /v1/clusters/workers/{verb}", there)
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    done = vmjobs(*words, "--wait")
-    assert done.code == 124
+    done = vmjobs(*words, "--wait", code=124)
     assert "after 1800 s: workers: " in done.err
     assert f"  workers-0 {state} on node1: NO_ROOM: no node has room" in done.err
     assert "`vmjobs cluster show workers`" in done.err
@@ -153,8 +149,7 @@ def test_drain_and_delete_wait_until_vms_have_ended(service: Service, vmjobs: Ru
     assert (done.code, done.out) == (0, "workers is draining: 1 VM up, 1 of them with jobs\n")
     assert "workers-0 GONE on node1" in done.err
     service.has(draining, cluster(vm(0)))
-    done = vmjobs("drain", "workers", "--wait")
-    assert done.code == Conflict.exit_code
+    done = vmjobs("drain", "workers", "--wait", code=Conflict.exit_code)
     assert "workers was resumed" in done.err
     deleting = cluster(vm(0, ClusterVmState.STOPPING), deleting=True)
     service.says("DELETE /v1/clusters/workers?mode=now", deleting)
@@ -174,8 +169,7 @@ def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -
     service.has(cluster(vm(0), vm(1), failed=FAILED))
     hint = "fix the declaration, or retry it: `vmjobs cluster retry workers`"
     assert vmjobs("apply", "c.yaml").out == f"workers unchanged\n  {FAILED.message}; {hint}\n"
-    done = vmjobs("apply", "--wait", "c.yaml")
-    assert done.code == Conflict.exit_code
+    done = vmjobs("apply", "--wait", "c.yaml", code=Conflict.exit_code)
     assert FAILED.message in done.err
     service.says("POST /v1/clusters/workers/scale", cluster(failed=FAILED))
     assert vmjobs("scale", "workers", "2", "--wait").code == 0
@@ -184,8 +178,7 @@ def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -
 def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmjobs: Run) -> None:
     service.applies(ApplyOutcome.UNCHANGED)
     service.has(cluster(draining=True))
-    done = vmjobs("apply", "--wait", "c.yaml")
-    assert done.code == 65
+    done = vmjobs("apply", "--wait", "c.yaml", code=65)
     assert "vmjobs cluster resume workers" in done.err
 
 
@@ -216,8 +209,7 @@ def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
     assert (done.code, done.out) == (0, "")
     service.says("GET /v1/images/worker", image_detail(NEW_IMAGE))
     Path("c.yaml").write_text(f"{DECLARED}site: grid\n")
-    done = vmjobs("diff", "c.yaml")
-    assert done.code == 1
+    done = vmjobs("diff", "c.yaml", code=1)
     assert done.out.splitlines() == [
         "workers would be changed",
         "  image: worker (111111111111) -> worker (222222222222)",
@@ -238,30 +230,25 @@ def test_validate_tells_where_there_is_room(service: Service, vmjobs: Run) -> No
     assert done.out == "c.yaml: workers: valid; there is room for 2 VMs (2 on node1)\n"
     scarce = Assessment(placed={"node1": 1}, pending=1, why="no node has room")
     service.says("POST /v1/cluster-assessments", scarce)
-    done = vmjobs("validate", "c.yaml")
-    assert done.code == 0
+    done = vmjobs("validate", "c.yaml", code=0)
     assert "room for 1 VM (1 on node1); 1 would be PENDING: no node has room" in done.out
-    done = vmjobs("validate", "--capacity", "c.yaml")
-    assert done.code == 64
+    done = vmjobs("validate", "--capacity", "c.yaml", code=64)
     assert "c.yaml:3:1: size: 1 VM would be PENDING: no node has room" in done.err
 
 
 def test_validate_as_json_has_the_places(service: Service, vmjobs: Run) -> None:
     service.refuses("POST /v1/cluster-assessments", 422, "INVALID_SPEC", "no", ("image", "no such"))
-    done = vmjobs("validate", "--json", "c.yaml")
-    assert done.code == 64
+    done = vmjobs("validate", "--json", "c.yaml", code=64)
     (finding,) = json.loads(done.out)["findings"]
     assert (finding["line"], finding["column"], finding["field"]) == (2, 1, "image")
 
 
 def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/nowhere")
-    done = vmjobs("validate", "c.yaml")
-    assert done.code == 77
+    done = vmjobs("validate", "c.yaml", code=77)
     assert vmjobs("validate", "--offline", "c.yaml").code == 0
     Path("c.yaml").write_text(f"{DECLARED}cpu: 2\n")
-    done = vmjobs("validate", "c.yaml")
-    assert done.code == 64
+    done = vmjobs("validate", "c.yaml", code=64)
     assert "c.yaml:4:1: cpu: there is no such field; did you mean cpus?" in done.err
     assert "the service was not asked" in done.err
 
@@ -292,8 +279,7 @@ def test_delete_asks_where_vms_are_up(service: Service, vmjobs: Run) -> None:
     service.has(there)
     service.says("DELETE /v1/clusters/workers?mode=drain", there)
     service.says("DELETE /v1/clusters/workers?mode=now", there)
-    done = vmjobs("delete", "workers", stdin="n\n")
-    assert done.code == 1
+    done = vmjobs("delete", "workers", stdin="n\n", code=1)
     assert "workers: 2 VMs up, 1 of them with jobs. Delete it once its jobs have ended?" in done.err
     assert not any(request.startswith("DELETE") for request in service.asked)
     assert vmjobs("delete", "workers").code == 1  # no answer

@@ -83,8 +83,7 @@ def test_errors_are_json_where_json_is_asked_for(
 
 
 def test_a_script_may_have_an_option_json(typed: Run) -> None:
-    done = typed("run", "--image", "nowhere", "--", "/nowhere", "--json")
-    assert done.code == 64
+    done = typed("run", "--image", "nowhere", "--", "/nowhere", "--json", code=64)
     assert done.err.startswith("vmjobs: cannot read /nowhere")
 
 

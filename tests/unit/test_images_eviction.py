@@ -18,6 +18,7 @@ from images.store.image_store import ImageStore
 from tests.kit import KIT, ROOT
 from tests.kit.image_cache import Remote, cut_off, files, put, used
 from tests.kit.noise import noise
+from tests.kit.waiting import wait_until
 from vmjobs.errors import StorageFull
 from vmjobs.model import MIB
 
@@ -138,9 +139,7 @@ def test_processes_that_are_killed_leave_nothing_that_stays(node: Path, remote: 
     chance = random.Random(1)
     for _ in range(3):
         users = [user(node, remote, limit, 1000, images) for _ in range(4)]
-        end = time.monotonic() + 30
-        while not list(node.glob("contents/*/*")) and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_until(lambda: list(node.glob("contents/*/*")), 30)
         time.sleep(0.7)  # let them start and get to any point
         for process in users:
             time.sleep(chance.random() / 4)

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from images.transfer.worker_threads import MAX_WAITING_RESULTS, THREADS, run_tasks
+from tests.kit.waiting import wait_until
 
 
 def test_all_results_come_whatever_their_order() -> None:
@@ -23,9 +24,7 @@ def test_no_more_is_begun_than_may_wait() -> None:
     begun: list[int] = []
     with closing(run_tasks(begun.append, range(100), lambda: None, 5.0)) as results:
         next(results)
-        end = time.monotonic() + 5
-        while len(begun) < THREADS + MAX_WAITING_RESULTS and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: len(begun) >= THREADS + MAX_WAITING_RESULTS, 5)
         assert len(begun) == THREADS + MAX_WAITING_RESULTS
 
 
