@@ -301,9 +301,16 @@ def test_a_build_is_canceled_while_packages_are_installed(service: Service, fold
     service.built(other)
 
 
-def test_a_build_is_canceled_while_its_image_boots(service: Service, folder: Path) -> None:
-    mine, _ = recipe(folder, 'probe = "sleep 900"')
-    build = service.build(mine)
+def test_an_image_whose_boot_test_fails_or_is_canceled_is_not_published(
+    service: Service, folder: Path
+) -> None:
+    failing, _ = recipe(folder, 'probe = "echo the cause; exit 3"')
+    service.fails(failing, "fails its boot test", "the cause", "status 3", "BUILD_FAILED")
+    with service.images() as images:
+        (failed,) = images.builds()
+        assert (failed.state, failed.code, failed.digest) == (BuildState.FAILED, "BUILD_FAILED", "")
+    endless, _ = recipe(folder, 'probe = "sleep 900"')
+    build = service.build(endless)
     service.until(build, lambda b: b.state is BuildState.TESTING)
     wait_until(lambda: any("linux" in words for words in service.programs()), SECONDS)
     check_canceling(service, build)
@@ -363,12 +370,3 @@ def _children(pid: int) -> set[int]:
     """A process' children, of all its threads."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(word) for path in lists for word in path.read_text().split()}
-
-
-def test_an_image_that_fails_its_probe_is_not_published(service: Service, folder: Path) -> None:
-    mine, _ = recipe(folder, 'probe = "echo the cause; exit 3"')
-    service.fails(mine, "fails its boot test", "the cause", "status 3", "BUILD_FAILED")
-    with service.images() as images:
-        (build,) = images.builds()
-        assert (build.state, build.code, build.digest) == (BuildState.FAILED, "BUILD_FAILED", "")
-        assert list(images.list()) == []
