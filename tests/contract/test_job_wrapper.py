@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -145,8 +146,10 @@ TRIES = {
 }
 
 
-def lay_out(place: Path) -> Path:
-    """Create the files that a job's variables name; return the mark that each would leave."""
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job's directory with the files that its variables name; each would leave a ``mark`` there."""
+    place = tmp_path_factory.mktemp("scratch")
     mark = place / "mark"
     evil = build_evil(place, mark)
     for folder in ("lib", "python", "bin", "tmp"):
@@ -160,23 +163,32 @@ def lay_out(place: Path) -> Path:
     for name in ("vmjobs", "python3", "env", "cat", "ls", "sh", "bash"):
         (place / "bin" / name).write_text(f"#!/bin/sh\n/usr/bin/touch {mark}\n")
         (place / "bin" / name).chmod(0o755)
-    return mark
+    return place
+
+
+@pytest.fixture
+def place(laid_out: Path) -> Iterator[Path]:
+    """This directory, without the mark of another test."""
+    yield laid_out
+    (laid_out / "mark").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def shows(tmp_path_factory: pytest.TempPathFactory, laid_out: Path) -> Path:
+    """The wrapper, with a program that prints what it gets in place of exec-unchanged."""
+    return wrapper_to(tmp_path_factory.mktemp("shows"), laid_out)
 
 
 @pytest.mark.parametrize("name", TRIES)
 def test_no_variable_of_a_job_gives_orders_on_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ad: str, name: str
+    place: Path, shows: Path, monkeypatch: pytest.MonkeyPatch, ad: str, name: str
 ) -> None:
     """And each reaches the program that runs the job, unaltered."""
-    place = tmp_path / "scratch"
-    place.mkdir()
-    mark = lay_out(place)
-    wrapper = wrapper_to(tmp_path, place)
     monkeypatch.chdir(place)
     variables = {name: TRIES[name].replace("HERE", str(place)), "_CONDOR_JOB_AD": ad}
     before = sorted(os.listdir(place))  # noqa: PTH208
-    done = start(wrapper, "/bin/true", **variables)
-    assert not mark.exists()
+    done = start(shows, "/bin/true", **variables)
+    assert not (place / "mark").exists()
     assert sorted(os.listdir(place)) == before  # noqa: PTH208
     assert (done.returncode, done.stderr) == (0, b"")
     told = b"".join(f"{n}={v}\0".encode() for n, v in {**ODD, **variables}.items())
@@ -185,27 +197,25 @@ def test_no_variable_of_a_job_gives_orders_on_the_node(
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT"])
 def test_a_job_that_asks_for_no_vm_has_its_variables_obeyed(
-    tmp_path: Path, wrapper: Path, name: str
+    place: Path, wrapper: Path, name: str
 ) -> None:
-    mark = lay_out(tmp_path)
-    assert start(wrapper, "/bin/true", **{name: str(tmp_path / "evil.so")}).returncode == 0
-    assert mark.exists()
+    assert start(wrapper, "/bin/true", **{name: str(place / "evil.so")}).returncode == 0
+    assert (place / "mark").exists()
 
 
 @pytest.mark.parametrize("way", ["file", "link"])
 def test_the_ssh_server_loads_no_library_of_a_job(
-    tmp_path: Path, wrapper: Path, ad: str, server: tuple[str, ...], way: str
+    tmp_path: Path, place: Path, wrapper: Path, ad: str, server: tuple[str, ...], way: str
 ) -> None:
     """HTCondor itself names a library of this name in LD_PRELOAD."""
-    mark = lay_out(tmp_path)
     library = tmp_path / "libgetpwnam.so"
     if way == "file":
-        shutil.copy(tmp_path / "evil.so", library)
+        shutil.copy(place / "evil.so", library)
     else:
-        library.symlink_to("evil.so")
+        library.symlink_to(place / "evil.so")
     variables = {"_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": str(tmp_path)}
     start(wrapper, *server, **variables, LD_PRELOAD=str(library))
-    assert not mark.exists()
+    assert not (place / "mark").exists()
 
 
 def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_path: Path) -> None:
