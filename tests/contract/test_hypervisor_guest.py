@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.hypervisor_drivers import bench, connection, driver, image
+from tests.kit.hypervisor_drivers import bench, driver, image
 from tests.kit.hypervisors import BOOT, Bench, Endpoint, endpoint, host_addresses, mentioning, said
 from tests.kit.waiting import wait_until
 from vmjobs.agent.guest.endpoint import serving
@@ -26,7 +26,7 @@ from vmjobs.hypervisor.uml import kernel_boot
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind, NetworkMode
 
-__all__ = ["bench", "connection", "driver", "image"]
+__all__ = ["bench", "driver", "image"]
 
 
 def digest(path: Path) -> str:

@@ -82,13 +82,6 @@ def test_stop_powers_off(driver: Libvirt, vm: VmConfig) -> None:
     assert driver.shutdown_cause(NAME) is ShutdownCause.UNKNOWN
 
 
-def test_verbs_for_a_vm_that_is_not_there(driver: Libvirt) -> None:
-    for verb in (driver.pause, driver.resume):
-        with pytest.raises(HypervisorError, match="does not run"):
-            verb(NAME)
-    assert driver.wait(NAME, 30) is VmState.GONE
-
-
 def test_no_daemon(tmp_path: Path) -> None:
     driver = Libvirt(
         HypervisorKind.QEMU,
@@ -106,13 +99,6 @@ def test_probe_without_a_kernel() -> None:
     result = Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list).probe(60)
     assert result.works, result.detail
     assert result.detail.startswith("a boot sector ran and powered off, isolated: ")
-
-
-def test_connections_of_one_process_see_the_same_vms() -> None:
-    first, second = (Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list) for _ in range(2))
-    assert first.probe(60).works
-    assert second.probe(60).works
-    assert first.state(NAME) is second.state(NAME) is VmState.GONE
 
 
 def test_a_process_may_make_any_number_of_drivers() -> None:

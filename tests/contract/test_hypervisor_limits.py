@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.kit import hypervisors
 from tests.kit.guests import direct_boot_guest, kernel_tree, root_disk_guest
-from tests.kit.hypervisors import BOOT, Bench, endpoint, said
+from tests.kit.hypervisors import BOOT, Bench, endpoint, said, start_elsewhere
 from tests.kit.waiting import wait_until
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import (
-    BootImage,
-    DataDisk,
-    Hypervisor,
-    VmLimits,
-    VmState,
-)
+from vmjobs.hypervisor.base import BootImage, DataDisk, VmLimits, VmState
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.sandbox import bubblewrap, helper_processes
@@ -34,37 +24,23 @@ from vmjobs.hypervisor.uml import mconsole
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 
-#: Starts a VM and exits at once, like a killed agent.
-_STARTER = """
-import os, pickle, sys
-from vmjobs.hypervisor.uml.driver import UserModeLinux
-UserModeLinux().start(pickle.load(sys.stdin.buffer))
-os._exit(0)
-"""
-
 
 @pytest.fixture(scope="module")
 def uml_guest(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
     return root_disk_guest(tmp_path_factory.mktemp("guest"))
 
 
-@contextmanager
-def _bench(driver: Hypervisor, image: BootImage, directory: Path) -> Iterator[Bench]:
-    with hypervisors.bench(driver, image, directory) as made:
-        yield made
-
-
 @pytest.fixture
 def uml(uml_guest: BootImage, tmp_path: Path) -> Iterator[Bench]:
-    with _bench(UserModeLinux(), uml_guest, tmp_path) as made:
+    with hypervisors.bench(UserModeLinux(), uml_guest, tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 def qemu(tmp_path: Path) -> Iterator[Bench]:
-    driver, directory = Libvirt(HypervisorKind.QEMU, node_connection()), tmp_path / "qemu"
-    directory.mkdir()
-    with _bench(driver, direct_boot_guest(directory, kernel_tree()), directory) as made:
+    driver = Libvirt(HypervisorKind.QEMU, node_connection())
+    image = direct_boot_guest(tmp_path, kernel_tree())
+    with hypervisors.bench(driver, image, tmp_path) as made:
         yield made
 
 
@@ -104,7 +80,9 @@ def test_a_greedy_vm_keeps_to_its_share_without_its_starter(uml: Bench) -> None:
     (told,) = uml.driver.unenforced(VmLimits(disk_bytes=1 << 20), uml.directory)
     assert "disks is not limited" in told
     limited = uml.vm("spin", limits=limits)
-    subprocess.run([sys.executable, "-c", _STARTER], input=pickle.dumps(limited), check=True)
+    starter = start_elsewhere(limited, uml.driver.kind)
+    starter.kill()
+    starter.wait()
     free = uml.start("spin", "spinning")
     uml.until(limited, "spinning")
     found = share_in_time(limited.name, 3, 0.2, 0.4)

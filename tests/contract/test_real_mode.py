@@ -6,10 +6,6 @@ QEMU's own processor runs the same guest, which shows that the guest is right.
 from __future__ import annotations
 
 import functools
-import pickle
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import hypervisors
-from tests.kit.hypervisors import BOOT, Bench, kill_all, mentioning, said
+from tests.kit.hypervisors import BOOT, Bench, kill_all, mentioning, said, start_elsewhere
 from tests.kit.image_jobs import Node
 from tests.kit.real_mode import MARK, real_mode_data, real_mode_disk
 from tests.kit.waiting import wait_until
@@ -131,27 +127,12 @@ def test_a_greedy_vm_keeps_to_its_share(bench: Bench) -> None:
     assert 1 / (time.monotonic() - began) < 0.45
 
 
-_STARTER = """
-import pickle, sys
-from vmjobs.hypervisor.libvirt.connection import node_connection
-from vmjobs.hypervisor.libvirt.driver import Libvirt
-from vmjobs.model import HypervisorKind
-vm, hidden = pickle.load(sys.stdin.buffer)
-driver = Libvirt(HypervisorKind.KVM, node_connection(), hidden_features=hidden)
-driver.start(vm)
-driver.wait(vm.name, 600)
-"""
-
-
 @pytest.mark.soak
 def test_a_vm_of_a_killed_agent_is_found(bench: Bench) -> None:
     vm = bench.vm(disks=real_mode_data(bench.directory, "C"))
-    starter = subprocess.Popen([sys.executable, "-c", _STARTER], stdin=subprocess.PIPE)
-    assert starter.stdin
-    with starter.stdin as data:
-        pickle.dump((vm, HIDDEN), data)
+    starter = start_elsewhere(vm, HypervisorKind.KVM, hidden_features=HIDDEN)
     bench.until(vm, "count=2")
-    starter.send_signal(signal.SIGKILL)
+    starter.kill()
     starter.wait()
     before = said(vm.console)
     wait_until(lambda: len(said(vm.console)) > len(before), BOOT, "the guest goes on")

@@ -10,33 +10,45 @@ import pytest
 from tests.kit import hypervisors
 from tests.kit.guests import direct_boot_guest, kernel_tree, root_disk_guest
 from tests.kit.hypervisors import BOOT, Bench
+from tests.kit.once_per_run import once
 from tests.kit.real_mode import untested
+from tests.kit.waiting import PATIENCE
 from vmjobs.hypervisor.base import BootImage, Hypervisor
-from vmjobs.hypervisor.libvirt.connection import Connection, node_connection
+from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 
 KINDS = [HypervisorKind.UML, HypervisorKind.QEMU, HypervisorKind.KVM]
+#: Seconds that KVM may take to boot a kernel: what a node allows it, too (``probe_seconds``).
+KVM_BOOT = 30.0
 
 
-@pytest.fixture(scope="session")
-def connection() -> Connection:
-    return node_connection()
+def working_driver(kind: HypervisorKind, factory: pytest.TempPathFactory) -> tuple[Hypervisor, str]:
+    """Return a driver and its version, or skip the test where it boots no kernel.
+
+    Each is probed once in a run of tests: KVM may boot nothing, which takes the whole deadline.
+    """
+    if kind is HypervisorKind.UML:
+        driver: Hypervisor = UserModeLinux()
+    else:
+        kernels = lambda: (kernel_tree() / "boot").glob("vmlinuz-*")  # noqa: E731
+        driver = Libvirt(kind, node_connection(), kernels=kernels)
+
+    def probe() -> list[str]:
+        result = driver.probe(KVM_BOOT * PATIENCE if kind is HypervisorKind.KVM else BOOT)
+        return [result.version, "" if result.works else result.detail]
+
+    version, fault = once(factory, f"probe-{kind}", probe)
+    if fault:
+        pytest.skip(f"{kind}: {fault}{untested(kind)}")
+    assert version
+    return driver, version
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def driver(request: pytest.FixtureRequest, connection: Connection) -> Hypervisor:
-    kind: HypervisorKind = request.param
-    if kind is HypervisorKind.UML:
-        found: Hypervisor = UserModeLinux()
-    else:
-        found = Libvirt(kind, connection, kernels=lambda: (kernel_tree() / "boot").glob("vmlinuz-*"))
-    result = found.probe(BOOT)
-    if not result.works:
-        pytest.skip(f"{kind}: {result.detail}{untested(kind)}")
-    assert result.version
-    return found
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hypervisor:
+    return working_driver(request.param, tmp_path_factory)[0]
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import pickle
 import secrets
 import signal
 import socketserver
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -118,6 +120,54 @@ def chooser(drivers: Mapping[HypervisorKind, Hypervisor]) -> Callable[..., Hyper
         return drivers[choose(tuple(drivers), demanded, found, able, cpus, **needs)]
 
     return choosing
+
+
+#: Starts a VM, and waits for its end.
+_STARTER = """
+import pickle, sys
+from dataclasses import replace
+from vmjobs.hypervisor.libvirt.connection import node_connection
+from vmjobs.hypervisor.libvirt.driver import Libvirt
+from vmjobs.hypervisor.uml.driver import UserModeLinux
+from vmjobs.model import HypervisorKind
+vm, kind, mode, hidden = pickle.load(sys.stdin.buffer)
+if kind is HypervisorKind.UML:
+    driver = UserModeLinux()
+else:
+    driver = Libvirt(kind, node_connection(), hidden_features=hidden)
+driver.start(replace(vm, network=driver.open_network(mode, [80]) if mode else None))
+print("started", flush=True)
+driver.wait(vm.name, 600)
+"""
+
+
+def start_elsewhere(
+    vm: VmConfig,
+    kind: HypervisorKind,
+    mode: NetworkMode | None = None,
+    hidden_features: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a VM, with a network or without, in another process; return that process."""
+    starter = subprocess.Popen(
+        [sys.executable, "-c", _STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert starter.stdin
+    assert starter.stdout
+    with starter.stdin as data:
+        pickle.dump((vm, kind, mode, hidden_features), data)
+    with starter.stdout as words:
+        assert words.readline() == b"started\n"
+    return starter
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process ids of a process's parent, its parent's, and so on."""
+    found = []
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        pid = int(stat.rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
 
 
 def mentioning(words: str) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.full_disk import files_left
+from tests.kit.hypervisors import ancestors
 from tests.kit.waiting import wait_until
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -127,14 +128,6 @@ def shells() -> Iterator[Shells]:
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def ancestors(pid: int) -> list[int]:
-    found = []
-    while pid > 1:
-        pid = parent(pid)
-        found.append(pid)
-    return found
 
 
 def test_it_is_no_descendant_and_its_environment_names_nobody(
