@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.api_site import Site, make_site
+from tests.kit.api_site import Site
 from tests.kit.cli import Run
 from tests.kit.cluster_nodes import POOLS, World, node_of
 from tests.kit.repository_jobs import clusters_of
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 
+pytestmark = pytest.mark.settings(pools=POOLS)
 Shell = Callable[..., str]
 DECLARED = """\
 name: vc
@@ -23,16 +24,6 @@ size: 2
 memory: 256
 disk: 100
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path / "data", pools=POOLS)
-
-
-@pytest.fixture
-def world(site: Site) -> World:
-    return World(site.repository, "n1", "n2")
 
 
 @pytest.fixture
