@@ -106,13 +106,16 @@ def test_many_connections_at_once(node: AgentNode, chirp: ChirpService) -> None:
     assert {f"ChirpN{n}" for n in (1, 2, 3, 4, 5, 6, 8)} <= set(chirp.attributes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def resident(node: AgentNode) -> Iterator[Job]:
-    """A job that keeps running."""
-    script = "echo mine >of-the-job; echo up; sleep 1000"
+    """A job that keeps running, while other jobs come and go."""
+    script = "echo mine >of-the-job; echo up; tail -f /dev/null"
     job = node.resident(script, environment={"GREETING": "two words"})
+    node.lasting.update(node.vms())
     yield job
+    node.lasting.clear()
     node.end(job)
+    wait_until(lambda: not [*(node.folder / "handed").iterdir()], 30, "its files to be gone")
 
 
 def surroundings(node: AgentNode, slot: int) -> dict[str, str]:
@@ -140,7 +143,7 @@ def entering(
 def test_a_command_runs_in_the_job(node: AgentNode, resident: Job) -> None:
     command = """
         id -u; pwd; cat of-the-job; echo "$GREETING"; cat; echo 'to you' >&2
-        cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep; exit 7
+        cat /proc/[0-9]*/comm 2>/dev/null | grep -c tail; exit 7
     """
     visitor = entering(node, resident.process.pid, command)
     out, err = visitor.communicate(b"typed\n", timeout=60)
@@ -248,8 +251,9 @@ def test_no_token_is_in_sight_in_there(node: AgentNode, monkeypatch: pytest.Monk
     assert [token for tokens in made.values() for token in tokens if token in job.out] == []
 
 
-def test_no_more_than_some_are_inside(node: AgentNode, resident: Job) -> None:
-    slot = resident.process.pid
+def test_no_more_than_some_are_inside(node: AgentNode) -> None:
+    job = node.resident("echo up; sleep 1000")
+    slot = job.process.pid
     visitors = [entering(node, slot, "echo in; sleep 1000") for _ in range(MAX_SESSIONS)]
     for visitor in visitors:
         assert visitor.stdout is not None
@@ -263,10 +267,12 @@ def test_no_more_than_some_are_inside(node: AgentNode, resident: Job) -> None:
     for visitor in visitors:
         visitor.kill()
         visitor.wait(10)
+    node.end(job)
 
 
-def test_who_leaves_while_nobody_reads_leaves_room(node: AgentNode, resident: Job) -> None:
-    slot = resident.process.pid
+def test_who_leaves_while_nobody_reads_leaves_room(node: AgentNode) -> None:
+    job = node.resident("echo up; sleep 1000")
+    slot = job.process.pid
     for _ in range(MAX_SESSIONS + 2):
         visitor = entering(node, slot, "echo in; sleep 1000")
         assert visitor.stdin is not None
@@ -276,6 +282,7 @@ def test_who_leaves_while_nobody_reads_leaves_room(node: AgentNode, resident: Jo
         wait_until(partial(is_full, visitor.stdin), 30, "what is on its way stands")
         visitor.kill()
         visitor.wait(10)
+    node.end(job)
 
 
 def is_full(pipe: IO[bytes]) -> bool:

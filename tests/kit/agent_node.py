@@ -41,7 +41,10 @@ def slot_of(pid: int) -> int:
 
 @dataclass
 class AgentNode:
-    """A node with an agent. program: how `exec-unchanged` is started."""
+    """A node with an agent.
+
+    program: how `exec-unchanged` is started. lasting: machines that go on beside other jobs.
+    """
 
     folder: Path
     socket: Path
@@ -50,6 +53,7 @@ class AgentNode:
     prefix: str
     program: list[str]
     places: list[Path] = field(default_factory=list)
+    lasting: set[str] = field(default_factory=set)
 
     def start(
         self,
@@ -140,8 +144,8 @@ class AgentNode:
         self.wait_empty()
 
     def wait_empty(self) -> None:
-        """Wait until no machine of this node is left."""
-        wait_until(lambda: not self.vms(), 30, "the VM to be gone")
+        """Wait until no machine of this node is left, besides the lasting ones."""
+        wait_until(lambda: self.lasting.issuperset(self.vms()), 30, "the VM to be gone")
 
     def run(self, *command: str, **wish: Any) -> Job:
         """Run a job to its end."""
