@@ -128,12 +128,15 @@ def test_links_that_lead_out_lead_to_files_of_the_guest(node: AgentNode, chirp: 
 
 
 def test_changes_come_back_and_nothing_else(node: AgentNode) -> None:
+    """A directory that was moved comes with all it holds."""
     script = """
         echo more >>changed; rm gone; mkdir -p made/deep; echo new >made/deep/file; ln -s made link
         chmod 750 made; mv moved elsewhere; echo x >'odd
 name'; touch -d 2001-01-01 old; ln changed second; rm -r was && echo now >was; mkfifo pipe
+        mv data results; mv one t; mv two one; mv t two; mkdir ro; echo x >ro/f; chmod 555 ro
     """
     files = {"changed": b"one\n", "gone": b"", "moved": b"m", "same": b"same", "was/a": b"1"}
+    files |= {"data/a": b"a", "data/deep/b": b"b", "one/x": b"1", "two/x": b"2"}
 
     def age(place: Path) -> None:
         os.utime(place / "same", (1, 1))
@@ -154,22 +157,14 @@ name'; touch -d 2001-01-01 old; ln changed second; rm -r was && echo now >was; m
     assert (place / "was").read_text() == "now\n"
     assert (place / "same").stat().st_mtime == 1
     assert not (place / "pipe").exists()
-    mine = [path for path in place.iterdir() if not path.name.startswith("_condor_")]
-    assert {path.stat(follow_symlinks=False).st_uid for path in mine} == {UID}
-
-
-def test_a_directory_that_was_moved_comes_with_all_it_holds(node: AgentNode) -> None:
-    files = {"data/a": b"a", "data/deep/b": b"b", "one/x": b"1", "two/x": b"2"}
-    script = "mv data results; mv one t; mv two one; mv t two; mkdir ro; echo x >ro/f; chmod 555 ro"
-    job = node.run("/bin/sh", "-c", script, files=files)
-    assert job.status == 0, job.err
-    place = job.place
     assert not (place / "data").exists()
     assert (place / "results/a").read_text() == "a"
     assert (place / "results/deep/b").read_text() == "b"
     assert ((place / "one/x").read_text(), (place / "two/x").read_text()) == ("2", "1")
     assert (place / "ro/f").read_text() == "x\n"
     (place / "ro").chmod(0o755)
+    mine = [path for path in place.iterdir() if not path.name.startswith("_condor_")]
+    assert {path.stat(follow_symlinks=False).st_uid for path in mine} == {UID}
 
 
 def test_a_job_that_removes_all_removes_nothing_of_the_starters(node: AgentNode) -> None:
