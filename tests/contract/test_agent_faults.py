@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.agent_process import NODE, Node, scrape, started
+from tests.kit.agent_process import NODE, Node, started
 from tests.kit.api_site import Site, make_site, serving
 from tests.kit.cli import vmjobs
+from tests.kit.prometheus import scrape
 from tests.kit.waiting import wait_until
 
 #: A corrected token takes effect within a minute; HTCondor queries the agent more often than that.

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from repository.images import LIBRARY
-from tests.kit.agent_process import Node, scrape, started
-from tests.kit.api_site import Site, make_site, serving
+from tests.kit.agent_process import Node, started
+from tests.kit.api_site import make_site, serving
 from tests.kit.cli import vmjobs
-from tests.kit.cluster_vm_node import (
-    Service,
-    assert_forgotten,
-    cluster_vm_guest,
-    kept,
-    machine_pid,
-    order,
-)
+from tests.kit.cluster_vm_node import cluster_vm_guest
+from tests.kit.prometheus import scrape
 from tests.kit.repository_jobs import ADMIN, push
-from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
-from vmjobs.agent.cluster_vms.services import ClusterVmServices
-from vmjobs.agent.metrics import AgentMetrics
-from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.run.steps import STEPS
-from vmjobs.cluster.vm_state import Goal
 
-pytest_plugins = ["tests.kit.cluster_vm_node"]
 SECONDS = 90.0
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    image = cluster_vm_guest()
-    made = make_site(tmp_path / "service")
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node with an agent, and a service with one image."""
+    folder, image = tmp_path_factory.mktemp("metrics"), cluster_vm_guest()
+    site = make_site(folder / "service")
     told = {"guest": {"contract": 1}, "cmdline": list(image.cmdline)}
     wish = {"namespace": LIBRARY, "name": "generic", "visibility": "public"}
-    push(made.repository, ADMIN, image.root.read_bytes(), b"UML has its own", told, **wish)
-    return made
-
-
-@pytest.fixture
-def node(site: Site, tmp_path: Path) -> Iterator[Node]:
-    with serving(site.app) as url, started(site, url, tmp_path / "node") as running:
+    push(site.repository, ADMIN, image.root.read_bytes(), b"UML has its own", told, **wish)
+    with serving(site.app) as url, started(site, url, folder / "node") as running:
         yield running
 
 
@@ -89,31 +71,3 @@ def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, t
     assert done.code != 0
     assert f"metrics_listen: cannot listen at {node.listen}" in done.err
     assert "Traceback" not in done.err
-
-
-def test_vms_of_clusters(parts: ClusterVmServices, service: Service) -> None:
-    metrics, listen = AgentMetrics(), f"127.0.0.1:{free_port()}"
-    parts.reporter.on_change, metrics.members = metrics.member, parts.reporter.known
-
-    def phase(name: str) -> float:
-        return scrape(listen)["vmjobs_agent_machines", "member", name]
-
-    service.wants(1, order())
-    with serving_metrics(metrics, listen), kept(parts):
-        wait_until(lambda: phase("running") == 1, SECONDS, "it runs")
-        found = scrape(listen)
-        assert found["vmjobs_agent_step_seconds_count", "member", "staging"] == 1
-        assert found["vmjobs_agent_step_seconds_sum", "member", "booting"] > 0
-
-        pid = machine_pid(parts)
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)  # before it was registered: a failure
-        failures = ("vmjobs_agent_member_failures_total", "GUEST_LOST")
-        wait_until(lambda: scrape(listen).get(failures) == 1, SECONDS, "a failure is counted")
-        wait_until(lambda: phase("running") == 1, SECONDS, "it runs again")
-        assert scrape(listen)["vmjobs_agent_step_seconds_count", "member", "booting"] == 2
-
-        service.wants(2, order(goal=Goal.STOP))
-        wait_until(lambda: phase("gone") == 1, SECONDS, "it is gone")
-        assert_forgotten(parts, service, 3)
-        wait_until(lambda: phase("gone") == 0, SECONDS, "no more is said of it")

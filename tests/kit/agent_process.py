@@ -1,4 +1,4 @@
-"""An agent in a process of its own, on a node with a REST interface, and what its metrics say."""
+"""An agent in a process of its own, on a node with a REST interface."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-from prometheus_client.parser import text_string_to_metric_families
-
 from tests.kit.api_site import Site
 from tests.kit.cli import VMJOBS
 from tests.kit.sockets import free_port
@@ -22,18 +19,6 @@ from tests.kit.waiting import wait_until
 #: Seconds until an agent is ready.
 SECONDS = 90.0
 NODE = "wn1.grid"
-Samples = dict[tuple[str, ...], float]
-
-
-def scrape(listen: str) -> Samples:
-    """Every sample, by its name and its label values in the order of the label names."""
-    answer = requests.get(f"http://{listen}/metrics", timeout=10)
-    assert answer.status_code == 200
-    return {
-        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
-        for family in text_string_to_metric_families(answer.text)
-        for sample in family.samples
-    }
 
 
 @dataclass

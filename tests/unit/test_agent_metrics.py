@@ -7,13 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import requests
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.cluster_vm_orders import cluster_vm_order, cluster_vm_record
+from tests.kit.prometheus import Samples, scrape
 from tests.kit.sockets import free_port
 from vmjobs import __version__
 from vmjobs.agent.cluster_vms.status_reporter import StatusReporter
@@ -22,8 +23,6 @@ from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.errors import ConfigError
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import HypervisorKind, JobState
-
-Samples = dict[tuple[str, ...], float]
 
 
 @pytest.fixture
@@ -34,19 +33,8 @@ def metrics() -> AgentMetrics:
 @contextmanager
 def served(metrics: AgentMetrics) -> Iterator[Callable[[], Samples]]:
     listen = f"127.0.0.1:{free_port()}"
-
-    def scrape() -> Samples:
-        answer = requests.get(f"http://{listen}/metrics", timeout=10)
-        assert answer.status_code == 200
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        return {
-            (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
-            for family in text_string_to_metric_families(answer.text)
-            for sample in family.samples
-        }
-
     with serving(metrics, listen):
-        yield scrape
+        yield partial(scrape, listen)
     with pytest.raises(requests.ConnectionError):
         requests.get(f"http://{listen}/metrics", timeout=10)
 
