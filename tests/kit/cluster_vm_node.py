@@ -20,6 +20,7 @@ from images.build import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.agent_runs import Images
+from tests.kit.cluster_vm_orders import cluster_vm_order
 from tests.kit.hypervisors import chooser
 from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.assignment_source import AssignmentSource
@@ -29,13 +30,12 @@ from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettin
 from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import vm_name_prefix
-from vmjobs.cluster.vm_state import Goal, Phase
+from vmjobs.cluster.vm_state import Phase
 from vmjobs.cluster.wire import (
     Assignment,
     ClusterVmOrder,
     ClusterVmReport,
     ClusterVmReports,
-    PoolAddress,
     PoolToken,
 )
 from vmjobs.errors import Unavailable, VMJobsError
@@ -76,22 +76,9 @@ def cluster_vm_guest() -> BootImage:
 
 
 def order(number: int = 0, **fields: object) -> ClusterVmOrder:
-    """An order for a VM that has to run."""
-    values: dict[str, object] = {
-        "id": f"{number:032x}",
-        "cluster": "tiny",
-        "name": f"tiny-{number}",
-        "goal": Goal.RUN,
-        "image": "sha256:" + "0" * 64,
-        "cpus": 1,
-        "memory": 128,
-        "disk": 64,
-        "network": "repository",
-        "pool": PoolAddress(name="site", collector="pool", trust_domain="site"),
-        "boot_seconds": 60,
-        "drain_seconds": 60,
-    }
-    return ClusterVmOrder.model_validate({**values, **fields})
+    """An order for a VM of the cluster ``tiny`` that has to run."""
+    values = {"cluster": "tiny", "name": f"tiny-{number}", "network": "repository", "drain_seconds": 60}
+    return cluster_vm_order(number, **{**values, **fields})
 
 
 @dataclass
