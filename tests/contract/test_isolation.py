@@ -136,10 +136,10 @@ def test_sockets_of_the_agent_and_of_other_vms(node: Node, victim: VmConfig) -> 
                 "agent's socket": ("connect", str(node.directory / "agent.sock")),
                 "another's endpoint": ("connect", str(node.directory / "endpoint")),
                 "abstract socket": ("connect", f"@{abstract}"),
+                # It takes datagrams: the test checks whether its directory is reachable.
+                "another's management": ("listing", str(Path(console).parent)),
             }
         )
-        # It takes datagrams: the test checks whether its directory is reachable.
-        node.check({"another's management": ("listing", str(Path(console).parent))})
 
 
 @each

@@ -110,8 +110,9 @@ confined)
     network
     wget -q -O - http://10.0.2.100/small
     for target in $(echo $targets | tr , ' '); do
-        nc -w 2 ${target%:*} ${target#*:} < /dev/null && echo "reached=$target"
+        { nc -w 2 ${target%:*} ${target#*:} < /dev/null && echo "reached=$target"; } &
     done
+    wait
     nslookup example.org > /dev/null 2>&1 && echo "reached=dns"
     ;;
 lan)
