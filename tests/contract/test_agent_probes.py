@@ -42,14 +42,6 @@ def agent(settings: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen([VMJOBS, "agent"], env=settings, stderr=subprocess.PIPE, text=True)
 
 
-def test_one_without_vms_ends(settings: dict[str, str]) -> None:
-    with agent(settings) as running:
-        _, said = running.communicate(timeout=SECONDS)
-    assert running.returncode != 0
-    assert "no hypervisor works on this node: uml:" in said
-    assert not Path(settings["VMJOBS_SOCKET"]).exists()
-
-
 def test_one_with_vms_looks_after_them(settings: dict[str, str], tmp_path: Path) -> None:
     order = cluster_vm_order()
     journal = ClusterVmJournal(cluster_vm_directory(Config(state_dir=tmp_path / "state")))
@@ -75,7 +67,7 @@ exec sleep 1000
 """
 
 
-def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next(
+def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next_which_ends(
     settings: dict[str, str], tmp_path: Path
 ) -> None:
     program = tmp_path / "linux.uml"
@@ -89,9 +81,12 @@ def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next(
         running.kill()
     assert list((tmp_path / "tmp").iterdir())
     assert probes(running.pid) == left
-    program.unlink()  # the next agent has nothing to probe with, and ends
+    program.unlink()  # the next agent has nothing to probe with, and no VMs: it ends
     with agent(settings) as running:
-        running.communicate(timeout=SECONDS)
+        _, said = running.communicate(timeout=SECONDS)
+    assert running.returncode != 0
+    assert "no hypervisor works on this node: uml:" in said
+    assert not Path(settings["VMJOBS_SOCKET"]).exists()
     assert not probes(running.pid)
     assert not list((tmp_path / "tmp").iterdir())
 
