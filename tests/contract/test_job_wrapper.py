@@ -83,14 +83,6 @@ printf '%s\\n' "$*"; env; echo; cat "$1"; ls -A FOLDER; python3 -c pass
 """
 
 
-def wrapper_to(folder: Path, scratch: Path) -> Path:
-    """The wrapper, with a program that prints all this in place of exec-unchanged."""
-    shows = folder / "shows"
-    shows.write_text(_SHOWS.replace("FOLDER", str(scratch)))
-    shows.chmod(0o755)
-    return build_wrapper(folder / "wrapper", shows)
-
-
 #: Variables that could make programs on a node run a job's own code, and values that try it.
 #: The job's directory (HERE) has a library, shell commands, modules and programs that leave a mark.
 TRIES = {
@@ -175,8 +167,12 @@ def place(laid_out: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def shows(tmp_path_factory: pytest.TempPathFactory, laid_out: Path) -> Path:
-    """The wrapper, with a program that prints what it gets in place of exec-unchanged."""
-    return wrapper_to(tmp_path_factory.mktemp("shows"), laid_out)
+    """The wrapper, with a program that prints all this in place of exec-unchanged."""
+    folder = tmp_path_factory.mktemp("shows")
+    program = folder / "program"
+    program.write_text(_SHOWS.replace("FOLDER", str(laid_out)))
+    program.chmod(0o755)
+    return build_wrapper(folder / "wrapper", program)
 
 
 @pytest.mark.parametrize("name", TRIES)
@@ -218,14 +214,14 @@ def test_the_ssh_server_loads_no_library_of_a_job(
     assert not (place / "mark").exists()
 
 
-def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_path: Path) -> None:
+def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(
+    tmp_path: Path, place: Path, shows: Path
+) -> None:
     """Its own environment has none of them. The job's directory gets no new file."""
     (tmp_path / "ad").write_text('vmjobimage = "x"\n')
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    wrapper = wrapper_to(tmp_path, scratch)
-    ad, place = str(tmp_path / "ad"), str(scratch)
-    done = start(wrapper, "/bin/true", "a b", _CONDOR_JOB_AD=ad, _CONDOR_SCRATCH_DIR=place)
+    ad, scratch = str(tmp_path / "ad"), str(place)
+    before = "".join(f"{path.name}\n" for path in sorted(place.iterdir())).encode()
+    done = start(shows, "/bin/true", "a b", _CONDOR_JOB_AD=ad, _CONDOR_SCRATCH_DIR=scratch)
     said, variables = done.stdout.split(b"\n\n", 1)
     words, *environment = said.decode().splitlines()
     assert words.startswith("/proc/self/fd/")
@@ -234,12 +230,13 @@ def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_
         *("PATH", "LANG", "HOME"),
         *("PWD", "SHLVL", "_"),  # the shell's own
     }
-    expected = {**ODD, "_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": place}
-    assert variables == b"".join(f"{name}={value}\0".encode() for name, value in expected.items())
+    expected = {**ODD, "_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": scratch}
+    told = b"".join(f"{name}={value}\0".encode() for name, value in expected.items())
+    assert variables == told + before
 
 
 def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(
-    tmp_path: Path, wrapper: Path, ad: str, server: tuple[str, ...]
+    tmp_path: Path, wrapper: Path, shows: Path, ad: str, server: tuple[str, ...]
 ) -> None:
     """HTCondor starts condor_ssh_to_job's server like a job, and a job may name its program."""
     config_file = Path(server[-1])
@@ -249,7 +246,7 @@ def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(
     variables = {"_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": str(tmp_path)}
     start(wrapper, *server, **variables)
     assert not mark.exists()
-    shows, up = wrapper_to(tmp_path, config_file.parent), f"{config_file.parent}/.."
+    up = f"{config_file.parent}/.."
     for other in ("/etc/ssh/sshd_config", str(tmp_path / "sshd_config"), f"{up}/sshd_config"):
         done = start(shows, *server[:-1], other, **variables)
         assert done.stdout.startswith(b"/proc/self/fd/"), other
