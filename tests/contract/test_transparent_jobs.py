@@ -273,7 +273,7 @@ TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
     [
         # It may take as long as HTCondor allows.
         (
-            "trap 'sleep 15; >state; echo stopped; exit 5' TERM; echo up; while :; do sleep 0.1; done",
+            "trap 'sleep 10; >state; echo stopped; exit 5' TERM; echo up; while :; do sleep 0.1; done",
             5,
             "up\nstopped\n",
             "it exited with status 5",
@@ -298,7 +298,7 @@ def test_a_job_that_does_not_leave_goes_with_whoever_ends_it(node: AgentNode) ->
     job = node.resident("trap '' TERM; echo up; while :; do sleep 0.1; done")
     job.process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
-        job.process.wait(15)
+        job.process.wait(10)
     node.end(job)
 
 
