@@ -117,7 +117,8 @@ def test_an_image_that_works_and_powers_off(node: Node) -> None:
         (SAYS, {"exit": "console:^all done$"}, C.NO_EXIT_REPORT, 7,
          "powered off before its console had shown"),
         # BOOT_FAILED, had its prompt not been seen in time
-        ("printf 'login: '; sleep 4", {"ready": "console:login:"}, C.NO_EXIT_REPORT, None, ""),
+        ("printf 'login: '; sleep 4; echo over", {"ready": "console:login: $"},
+         C.NO_EXIT_REPORT, None, ""),
         ("sleep 1000", {"ready": "console:^up$", "boot_seconds": 3}, C.BOOT_TIMED_OUT, None, ""),
         ("echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab; sleep 1000",
          {"exit": "console:^(a|aa|aaa)+$"}, C.NO_EXIT_REPORT, None, ""),
