@@ -10,23 +10,20 @@ import pytest
 from repository.jobs import dispatcher
 from repository.service import Repository
 from tests.kit.repository_jobs import Ledger, claim, dispatch_context, one, states, submission, told
-from tests.kit.repository_race import cancel as cancel_job
-from tests.kit.repository_race import claim as claim_job
-from tests.kit.repository_race import race
-from tests.kit.repository_race import stage as stage_job
-from tests.kit.repository_race import submit as submit_jobs
+from tests.kit.repository_race import Race, cancel_job, claim_job, stage_job, submit_jobs
 from vmjobs.batch import BatchStatus
 from vmjobs.config import Config
 from vmjobs.errors import AttemptSuperseded, NotFound, Unavailable
 from vmjobs.model import JobState
 
 pytestmark = pytest.mark.both_databases
+pytest_plugins = ["tests.kit.repository_race"]
 
 S = JobState
 ROUNDS = 12
 
 
-def test_claims_at_once(config: Config, repository: Repository) -> None:
+def test_claims_at_once(race: Race, config: Config, repository: Repository) -> None:
     ids = [one(repository).id for _ in range(ROUNDS)]
     won = [attempts for _, attempts in race(config, [claim_job] * 3, ids)]
     for job_id, attempts in zip(ids, zip(*won, strict=True), strict=True):
@@ -43,7 +40,7 @@ def test_claims_at_once(config: Config, repository: Repository) -> None:
         assert len(current) == 1
 
 
-def test_one_key_at_once(config: Config, repository: Repository) -> None:
+def test_one_key_at_once(race: Race, config: Config, repository: Repository) -> None:
     keys = [f"key{n}" for n in range(ROUNDS)]
     done = [answers for _, answers in race(config, [submit_jobs] * 3, keys)]
     for answers in zip(*done, strict=True):
@@ -53,7 +50,7 @@ def test_one_key_at_once(config: Config, repository: Repository) -> None:
     assert len(repository.jobs.page("ada").jobs) == 3 * ROUNDS
 
 
-def test_cancel_against_claim(config: Config, repository: Repository) -> None:
+def test_cancel_against_claim(race: Race, config: Config, repository: Repository) -> None:
     ids = [one(repository).id for _ in range(ROUNDS)]
     (_, canceled), (_, claimed) = race(config, [cancel_job, claim_job], ids)
     for job_id, said, attempt in zip(ids, canceled, claimed, strict=True):
@@ -67,7 +64,7 @@ def test_cancel_against_claim(config: Config, repository: Repository) -> None:
             assert len(attempt) == 32
 
 
-def test_one_report_at_once(config: Config, repository: Repository) -> None:
+def test_one_report_at_once(race: Race, config: Config, repository: Repository) -> None:
     ids = [one(repository).id for _ in range(ROUNDS)]
     race(config, [stage_job] * 3, [f"{job_id} {claim(repository, job_id)}" for job_id in ids])
     for job_id in ids:
