@@ -13,27 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from images.content import ContentLayout
-from images.segment import decode_segment
-from tests.kit.api_site import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Site, report_of, serving
+from tests.kit.api_site import ATTEMPT, OTHER_ATTEMPT, Site, report_of
 from tests.kit.cli import vmjobs
 from tests.kit.repository_jobs import refused
 from tests.kit.waiting import PATIENCE
 from vmjobs.agent.job_source import JobSource
-from vmjobs.client import Client, ImageClient, JobAgentClient, NodeClient, Retries
+from vmjobs.client import Client, JobAgentClient, NodeClient, Retries
 from vmjobs.errors import (
-    AttemptSuperseded,
     Conflict,
     DigestMismatch,
-    Forbidden,
-    IdempotencyConflict,
     InvalidRequest,
-    InvalidSpec,
     JobFinal,
     NotFound,
     PayloadTooLarge,
-    Unauthenticated,
-    Unavailable,
 )
 from vmjobs.model import (
     AttemptClaim,
@@ -135,20 +127,6 @@ def test_files_that_cannot_be_uploaded(client: Client, tmp_path: Path) -> None:
     with big.open("wb") as file:
         file.truncate(65 << 20)
     refused(PayloadTooLarge, lambda: client.upload_input(big))
-
-
-def test_submission_is_idempotent(client: Client) -> None:
-    first, again = (client.submit(SPEC, 2, key="k") for _ in range(2))
-    assert first == again
-    refused(IdempotencyConflict, lambda: client.submit(SPEC, 3, key="k"))
-    assert client.submit(SPEC).array != client.submit(SPEC).array
-
-
-def test_faults_arrive_as_faults(client: Client) -> None:
-    spec = SPEC.model_copy(update={"image": "none", "cpus": 100})
-    with pytest.raises(InvalidSpec) as caught:
-        client.submit(spec)
-    assert {fault.field for fault in caught.value.faults} == {"spec.image", "spec.cpus"}
 
 
 def test_lists_page_by_page(client: Client) -> None:
@@ -271,65 +249,20 @@ def test_outputs_that_cannot_be_written_keep_no_other_back(
     assert "Traceback" not in done.err
 
 
-def test_the_rest_of_the_service(site: Site, client: Client) -> None:
+def test_the_rest_of_the_service(site: Site, url: str, client: Client) -> None:
     (image,) = client.images()
     assert (image.name, image.digest) == ("tiny", site.image)
     assert client.image("tiny:latest").digest == site.image
     assert client.nodes() == []
+    node = Node(name="wn1.grid", cpus=4, memory=8000, disk=1000, updated=datetime.now(UTC))
+    NodeClient(url, site.issuer.node_token("wn1.grid"), retries=QUICK).put_node(node)
+    assert client.node("wn1.grid").cpus == 4
     assert client.service_info().limits.disk == 64
     assert client.health().status == "ok"
     refused(NotFound, lambda: client.image("none"))
 
 
-def test_tokens_make_the_difference(site: Site, url: str) -> None:
-    old, narrow = site.issuer.user_token("ada", lifetime=-1), site.issuer.user_token("ada", [])
-    refused(Unauthenticated, Client(url).job_page, match="bearer token")
-    refused(Unauthenticated, Client(url, old).job_page, match="expired")
-    refused(Forbidden, Client(url, narrow).job_page)
-
-
-def test_unhealthy_service_is_named(site: Site, client: Client) -> None:
-    site.queue.down = True
-    impatient = Retries(deadline=2.0)
-    with serving(site.app) as other:
-        quick = Client(other, site.issuer.user_token("ada"), retries=impatient)
-        with pytest.raises(Unavailable) as caught:
-            quick.submit(SPEC)
-    assert caught.value.service == "broker"
-    assert list(client.jobs()) == []
-
-
-def test_a_restart_of_the_api_is_survived(site: Site) -> None:
-    with serving(site.app) as url:
-        port = int(url.rpartition(":")[2])
-        client = Client(url, site.issuer.user_token("ada"), retries=QUICK)
-        (job,) = client.submit(SPEC).jobs
-    found: list[Job] = []
-    asking = threading.Thread(target=lambda: found.append(client.job(job.id)))
-    asking.start()
-    with serving(site.app, port):
-        asking.join(20 * PATIENCE)
-    assert [j.id for j in found] == [job.id]
-
-
 # ----------------------------------------------------------------- agents and nodes
-
-
-def test_agent_learns_that_it_is_superseded(site: Site, url: str, client: Client) -> None:
-    (job,) = client.submit(SPEC).jobs
-    old = agent_for(site, url, job.id)
-    tell(old, JobState.STAGING)
-    new = agent_for(site, url, job.id, OTHER_ATTEMPT)
-    tell(new, *UP, JobState.COLLECTING)
-    refused(
-        AttemptSuperseded,
-        lambda: tell(old, JobState.BOOTING),
-        lambda: old.append(StreamName.OUT, 0, b"x"),
-        lambda: old.put_output("a", io.BytesIO(b"x"), 1),
-        lambda: old.claim(AttemptClaim(attempt=ATTEMPT, node="wn1")),
-    )
-    tell(new, JobState.COMPLETED, **GOOD)
-    refused(JobFinal, lambda: new.append(StreamName.OUT, 0, b"x"))
 
 
 def test_agent_learns_how_a_job_ended_that_is_run_again(site: Site, url: str, client: Client) -> None:
@@ -341,14 +274,6 @@ def test_agent_learns_how_a_job_ended_that_is_run_again(site: Site, url: str, cl
     end = agent.end()
     assert (end.state, end.exit.code) == (JobState.FAILED, 3)
     refused(JobFinal, lambda: agent_for(site, url, job.id, OTHER_ATTEMPT))
-
-
-def test_outputs_beyond_the_disk(site: Site, url: str, client: Client) -> None:
-    (job,) = client.submit(SPEC.model_copy(update={"disk": 1})).jobs
-    agent = agent_for(site, url, job.id)
-    tell(agent, *UP, JobState.COLLECTING)
-    refused(PayloadTooLarge, lambda: agent.put_output("big", io.BytesIO(bytes(2 << 20)), 2 << 20))
-    refused(InvalidRequest, lambda: agent.put_output("../a", io.BytesIO(b"x"), 1))
 
 
 def test_long_streams_are_sent_in_pieces(site: Site, url: str, client: Client) -> None:
@@ -374,25 +299,3 @@ def test_chunked_output_is_refused(site: Site, url: str, client: Client) -> None
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["code"]) == (411, "LENGTH_REQUIRED")
     connection.close()
-
-
-def test_images_for_nodes_and_jobs(site: Site, url: str, client: Client) -> None:
-    (job,) = client.submit(SPEC).jobs
-    for token in (site.issuer.node_token("wn1"), site.issuer.job_token(job.id, "ada")):
-        images = ImageClient(url, token, retries=QUICK)
-        assert site.disk in images.manifest(site.image).decode()
-        layout = ContentLayout.parse(images.layout(site.image, site.disk), site.disk)
-        found = [
-            decode_segment(images.segment(site.image, digest), digest) for digest in layout.segments
-        ]
-        assert b"".join(found) == ROOT_DISK
-        refused(NotFound, lambda images=images: images.manifest("sha256:" + "0" * 64))
-
-
-def test_node_announces_itself(site: Site, url: str, client: Client) -> None:
-    node = Node(name="wn1.grid", cpus=4, memory=8000, disk=1000, updated=datetime.now(UTC))
-    nodes = NodeClient(url, site.issuer.node_token("wn1.grid"), retries=QUICK)
-    nodes.put_node(node)
-    assert [n.name for n in client.nodes()] == ["wn1.grid"]
-    assert client.node("wn1.grid").cpus == 4
-    refused(Forbidden, lambda: nodes.put_node(node.model_copy(update={"name": "wn2.grid"})))

