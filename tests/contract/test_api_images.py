@@ -12,7 +12,6 @@ from repository.images import Viewer
 from tests.kit.api_images import DISK, OCTETS, pieces, publication, push, put_content
 from tests.kit.api_site import Site
 from tests.kit.repository_jobs import images_of
-from vmjobs.model import JobState
 
 pytestmark = pytest.mark.in_process
 
@@ -120,18 +119,6 @@ def test_bad_names(site: Site) -> None:
     assert [e for e in images_of(site.repository, Viewer("ada")) if e.namespace == "ada"] == []
 
 
-def test_names_of_others_are_not_ours_to_give(site: Site, image: str) -> None:
-    ada = site.user()
-    upload = ada("POST", "/v1/uploads", json={"size": len(DISK)}).get_json()["id"]
-    layout = put_content(ada, upload, DISK)
-    for namespace in ("bob", "library", "Library", "..", "a" * 65, "ad\u0430"):
-        path = f"/v1/tags/{quote(namespace, safe='')}/x/latest"
-        assert ada("PUT", path, json={"digest": image}).status_code in {403, 404, 422}
-        assert ada("DELETE", path).status_code in {403, 404, 422}
-        wish = publication(layout, upload, name="x", namespace=namespace)
-        assert ada("POST", "/v1/images", json=wish).status_code in {403, 422}
-
-
 def test_admins_give_the_librarys_names(site: Site) -> None:
     shown = push(site.admin(), "hep", namespace="library", visibility="public")
     assert (shown["tags"][0]["namespace"], shown["owner"]) == ("library", "library")
@@ -206,33 +193,10 @@ def test_nodes_read_and_jobs_read_their_own(site: Site, image: str) -> None:
         who.problem(403, "POST", "/v1/uploads", json={"size": 1})
         who.problem(403, "DELETE", f"/v1/images/{image}")
     site.agent(job).problem(404, "GET", f"/v1/images/{site.image}/manifest")
+    assert site.user().problem(409, "DELETE", f"/v1/images/{image}")["code"] == "IMAGE_IN_USE"
     site.user()("DELETE", f"/v1/jobs/{job}")
     problem = site.agent(job).problem(409, "GET", f"/v1/images/{image}/manifest")
     assert problem["code"] == "JOB_FINAL"
-
-
-def test_an_image_that_a_job_needs_stays(site: Site, image: str) -> None:
-    ada = site.user()
-    (job,) = ada.submit(image="muons", hypervisor="uml")
-    problem = ada.problem(409, "DELETE", f"/v1/images/{image}")
-    assert problem["code"] == "IMAGE_IN_USE"
-    assert job in problem["detail"]
-    # Its tag may be deleted: the submitted job pins the digest.
-    assert ada("DELETE", "/v1/tags/ada/muons/latest").status_code == 204
-    ada("DELETE", f"/v1/jobs/{job}")
-    assert ada("GET", f"/v1/jobs/{job}").get_json()["state"] == JobState.CANCELED
-    assert ada("DELETE", f"/v1/images/{image}").status_code == 204
-    ada.problem(404, "GET", f"/v1/images/{image}")
-
-
-def test_deprecated_and_kept_for_some_days(site: Site, image: str) -> None:
-    ada = site.user()
-    changed = ada("PATCH", f"/v1/images/{image}", json={"deprecated": "old", "keep_days": 7}).get_json()
-    assert (changed["deprecated"], bool(changed["expires"])) == ("old", True)
-    changed = ada("PATCH", f"/v1/images/{image}", json={"keep_days": 0}).get_json()
-    assert (changed["deprecated"], changed["expires"]) == ("old", None)
-    problem = ada.problem(422, "PATCH", f"/v1/images/{image}", json={"owner": "bob"})
-    assert problem["errors"][0]["field"] == "owner"
 
 
 def test_prefetch_reaches_the_nodes_of_a_site(site: Site, image: str) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-import zstandard
-
 from images.content import CHUNK_BYTES, SEGMENT_BYTES, zero_chunk_digest, zero_segment_digest
 from images.segment import MAX_STORED_BYTES
 from tests.kit.api_images import (
@@ -47,37 +44,20 @@ def test_what_is_missing(site: Site) -> None:
     ada.problem(404, "GET", f"/v1/uploads/{upload}")
 
 
-def test_blocks_that_are_not_here_must_be_sent(site: Site) -> None:
+def test_segments_that_are_refused(site: Site) -> None:
+    """Damaged, without a chunk that the service lacks, and too large to be read."""
     ada, data = site.user(), noise(2 * CHUNK_BYTES)
     upload = open_upload(ada)
     (digest,) = pieces(data)
     path = f"/v1/uploads/{upload}/segments/{digest.hex()}"
-    body = encode_segment(data, absent={0})
-    problem = ada.problem(409, "PUT", path, data=body, content_type=OCTETS)
-    assert problem["code"] == "MISSING_BLOCKS"
+    for status, body, code in (
+        (422, encode_segment(data)[:-1], "DIGEST_MISMATCH"),
+        (409, encode_segment(data, absent={0}), "MISSING_BLOCKS"),
+        (413, bytes(MAX_STORED_BYTES + 1), "TOO_LARGE"),
+    ):
+        problem = ada.problem(status, "PUT", path, data=body, content_type=OCTETS)
+        assert problem["code"] == code
     assert put_segment(ada, upload, digest, encode_segment(data)).status_code == 201
-
-
-def test_damage_and_a_bomb_of_zeros_are_refused(site: Site) -> None:
-    """A frame that announces, or decompresses to, more than a chunk."""
-    ada = site.user()
-    upload = open_upload(ada)
-    data = noise(CHUNK_BYTES)
-    (digest,) = pieces(data)
-    damaged = encode_segment(data)[:-1]
-    assert put_segment(ada, upload, digest, damaged).get_json(force=True)["code"] == "DIGEST_MISMATCH"
-    for announce in (True, False):
-        frame = zstandard.ZstdCompressor(write_content_size=announce).compress(bytes(64 * MIB))
-        head = bytearray(encode_segment(data)[: 16 + 36])
-        head[16 + 32 : 16 + 36] = (2 << 30 | len(frame)).to_bytes(4, "big")
-        path = f"/v1/uploads/{upload}/segments/{digest.hex()}"
-        ada.problem(422, "PUT", path, data=bytes(head) + frame, content_type=OCTETS)
-
-
-def test_more_than_a_segment_is_not_even_read(site: Site) -> None:
-    ada = site.user()
-    path = f"/v1/uploads/{open_upload(ada)}/segments/{'0' * 64}"
-    ada.problem(413, "PUT", path, data=bytes(MAX_STORED_BYTES + 1), content_type=OCTETS)
 
 
 def test_layouts_that_are_none(site: Site) -> None:
@@ -121,22 +101,9 @@ def test_uploads_of_others_do_not_exist(site: Site) -> None:
             bob.problem(404, method, f"/v1/uploads/{other}{path}", **more)
 
 
-@pytest.mark.parametrize("size", [0, -1, "much", None, 2**70])
-def test_bad_sizes(site: Site, size: Any) -> None:
-    assert site.user()("POST", "/v1/uploads", json={"size": size}).status_code in {413, 422}
-
-
-def test_more_than_was_announced_is_refused(site: Site) -> None:
-    ada = site.user()
-    upload = open_upload(ada, SEGMENT_BYTES)
-    first, second = pieces(noise(2 * SEGMENT_BYTES)).items()
-    assert put_segment(ada, upload, first[0], encode_segment(first[1])).status_code == 201
-    path = f"/v1/uploads/{upload}/segments/{second[0].hex()}"
-    problem = ada.problem(413, "PUT", path, data=encode_segment(second[1]), content_type=OCTETS)
-    assert problem["code"] in {"TOO_LARGE", "QUOTA_EXCEEDED"}
-    # The data received is still good for a new upload that declares its size.
-    again = open_upload(ada, 2 * SEGMENT_BYTES)
-    assert ask(ada, again, "segments", [first[0], second[0]]) == [False, True]
+def test_bad_sizes(site: Site) -> None:
+    for size in (0, -1, "much", None, 2**70):
+        assert site.user()("POST", "/v1/uploads", json={"size": size}).status_code in {413, 422}, size
 
 
 def test_images_that_are_refused(site: Site) -> None:

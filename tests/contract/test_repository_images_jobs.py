@@ -92,15 +92,9 @@ def test_what_boots_an_image(repository: Repository) -> None:
     push(repository, ADA, DISK, manifest={"boot": "bios"}, name="disk")
     uml = repository.catalog.resolve(ADA, "uml")
     assert repository.catalog.parsed_manifest(ADA, uml).hypervisors == (K.UML,)
-    for spec, found, words in (
-        (
-            {"image": "disk", "hypervisor": "uml"},
-            "hypervisor",
-            "the image cannot be booted by uml, only",
-        ),
-    ):
-        ((field, message),) = faults(repository, **spec)
-        assert (field, message[: len(words)]) == (found, words)
+    ((field, message),) = faults(repository, image="disk", hypervisor="uml")
+    assert field == "hypervisor"
+    assert message.startswith("the image cannot be booted by uml, only")
     handed: dict[str, tuple[HypervisorKind, ...]] = {}
 
     class Counter(Ledger):
@@ -143,6 +137,7 @@ def test_an_image_that_jobs_need_stays(repository: Repository) -> None:
     assert sum(job in caught.value.message for job in jobs) == 5
     assert "2 more" in caught.value.message
     assert theirs not in caught.value.message
+    repository.catalog.untag(ADA, "ada", "own", "latest")  # jobs keep the digest
     for job in jobs:
         finish(repository, job)
     refused(ImageInUse, lambda: repository.catalog.remove(ADA, done.digest), match="1 of other users")
