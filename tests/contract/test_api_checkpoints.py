@@ -6,7 +6,6 @@ import secrets
 from typing import Any
 
 import pytest
-from werkzeug.test import TestResponse
 
 from images.content import ContentLayout
 from images.segment import decode_segment
@@ -30,20 +29,30 @@ def claimed(site: Site, who: Caller, job: str) -> str:
     return attempt
 
 
-def keep(site: Site, **change: Any) -> tuple[str, Caller, ContentLayout, TestResponse]:
-    """Save a job's VM; return the job, a caller with its token, the VM's layout, the answer."""
+def sent(site: Site) -> tuple[str, Caller, ContentLayout, str, dict[str, Any]]:
+    """Upload a job's VM; return the job, a caller with its token, the VM's layout, and its checkpoint.
+
+    The checkpoint is a path and a document.
+    """
     (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
     who = site.agent(job)
     attempt = claimed(site, who, job)
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/jobs/{job}/attempts/{attempt}/checkpoint?upload={upload}"
-    return job, who, layout, who("PUT", path, json=checkpoint_document(attempt, layout) | change)
+    return job, who, layout, path, checkpoint_document(attempt, layout)
+
+
+def keep(site: Site) -> tuple[str, Caller, ContentLayout]:
+    """Save a job's VM; return the job, a caller with its token, and the VM's layout."""
+    job, who, layout, path, document = sent(site)
+    answer = who("PUT", path, json=document)
+    assert answer.status_code == 204, answer.text
+    return job, who, layout
 
 
 def test_a_jobs_token_keeps_its_vm_and_fetches_it(site: Site) -> None:
-    job, who, layout, answer = keep(site)
-    assert answer.status_code == 204, answer.text
+    job, who, layout = keep(site)
     body = {"attempt": "c" * 32, "node": "node2"}
     ticket = who("POST", f"/v1/jobs/{job}/attempts", json=body).get_json()
     assert ticket["checkpoint"]["files"][0]["digest"] == layout.digest
@@ -57,7 +66,7 @@ def test_a_jobs_token_keeps_its_vm_and_fetches_it(site: Site) -> None:
 
 
 def test_nobody_else_reads_it(site: Site) -> None:
-    job, _, layout, _ = keep(site)
+    job, _, layout = keep(site)
     (other,) = site.user().submit(checkpoint=True, hypervisor="qemu")
     digest = next(digest for _, digest in layout.stored())
     for path in (f"contents/{layout.digest}/layout", f"segments/{digest.hex()}"):
@@ -68,17 +77,9 @@ def test_nobody_else_reads_it(site: Site) -> None:
         site.caller().problem(401, "GET", mine)
 
 
-def test_a_jobs_token_makes_no_image_of_it(site: Site) -> None:
-    (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
-    who = site.agent(job)
-    upload = open_upload(who)
-    layout = put_content(who, upload, DISK)
-    who.problem(403, "POST", "/v1/images", json=publication(layout, upload, name="mine"))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_is_no_checkpoint_is_refused(site: Site) -> None:
+    _, who, _, path, document = sent(site)
+    for change in (
         {"machine": "another"},
         {"machine": "vmjobs-0123abcd-" + "d" * 32},
         {"sentinel": "short"},
@@ -86,15 +87,19 @@ def test_a_jobs_token_makes_no_image_of_it(site: Site) -> None:
         {"files": [{"name": "no-content", "size": 1}]},
         {"ran": -1},
         {"more": 1},
-    ],
-)
-def test_what_is_no_checkpoint_is_refused(site: Site, change: dict[str, Any]) -> None:
-    assert keep(site, **change)[-1].status_code == 422
+    ):
+        who.problem(422, "PUT", path, json=document | change)
+    assert who("PUT", path, json=document).status_code == 204
 
 
-def test_only_a_job_that_is_to_be_saved_uploads_anything(site: Site) -> None:
+def test_a_jobs_token_uploads_its_vm_alone(site: Site) -> None:
     (job,) = site.user().submit()
     site.agent(job).problem(403, "POST", "/v1/uploads", json={"size": 1024})
+    (saved,) = site.user().submit(checkpoint=True, hypervisor="qemu")
+    who = site.agent(saved)
+    upload = open_upload(who)
+    layout = put_content(who, upload, b"a disk")
+    who.problem(403, "POST", "/v1/images", json=publication(layout, upload, name="mine"))
 
 
 def test_an_upload_of_a_jobs_is_nobody_elses(site: Site) -> None:

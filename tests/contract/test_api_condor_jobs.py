@@ -35,15 +35,24 @@ def claimed(site: Site, attempt: str = FIRST, job: str = JOB) -> tuple[Caller, d
     return site.caller(ticket["token"]), ticket["checkpoint"]
 
 
-def kept(site: Site, status: int = 204, **change: Any) -> tuple[Caller, ContentLayout]:
-    """Save a job's VM in its first attempt; return a caller with its token, and the layout."""
+def sent(site: Site) -> tuple[Caller, ContentLayout, str, dict[str, Any]]:
+    """Upload a VM in the job's first attempt; return a caller, the layout, and the checkpoint.
+
+    The checkpoint is a path and a document.
+    """
     who, found = claimed(site)
     assert found is None
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/condor-jobs/{JOB}/attempts/{FIRST}/checkpoint?upload={upload}"
-    answer = who("PUT", path, json=checkpoint_document(FIRST, layout) | {"making": MAKING, **change})
-    assert answer.status_code == status, answer.text
+    return who, layout, path, checkpoint_document(FIRST, layout) | {"making": MAKING}
+
+
+def kept(site: Site) -> tuple[Caller, ContentLayout]:
+    """Save a job's VM in its first attempt; return a caller with its token, and the layout."""
+    who, layout, path, document = sent(site)
+    answer = who("PUT", path, json=document)
+    assert answer.status_code == 204, answer.text
     return who, layout
 
 
@@ -106,7 +115,7 @@ def test_its_token_is_good_for_nothing_else(site: Site) -> None:
     """Not even for images, which the node reads."""
     who, _ = claimed(site)
     upload = open_upload(who)
-    layout = put_content(who, upload, DISK)
+    layout = put_content(who, upload, b"a disk")
     who.problem(403, "POST", "/v1/images", json=publication(layout, upload, name="mine"))
     who.problem(404, "GET", f"/v1/images/{site.image}/manifest")
 
@@ -119,15 +128,15 @@ def test_when_the_job_is_over_so_is_its_token(site: Site) -> None:
     assert claimed(site, SECOND)[1] is None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_is_no_checkpoint_is_refused(site: Site) -> None:
+    who, _, path, document = sent(site)
+    changes: tuple[dict[str, Any], ...] = (
         {"making": None},
         {"making": MAKING | {"door": "short"}},
         {"making": MAKING | {"memory": 0}},
         {"machine": "vmjobs-0123abcd-" + "9" * 32},
         {"more": 1},
-    ],
-)
-def test_what_is_no_checkpoint_is_refused(site: Site, change: dict[str, Any]) -> None:
-    kept(site, 422, **change)
+    )
+    for change in changes:
+        who.problem(422, "PUT", path, json=document | change)
+    assert who("PUT", path, json=document).status_code == 204

@@ -1,45 +1,35 @@
-"""Metrics of the service, and of a service process with several workers."""
+"""Metrics of the service."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-from collections.abc import Iterator
-from contextlib import closing
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-import requests
 from prometheus_client.parser import text_string_to_metric_families
 from pytest import approx
 
 from api.app import create_app
-from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope, make_issuer
+from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
 from images import recipe as recipes
 from repository.clusters.history import ClusterEventKind
 from repository.clusters.tables import AssignmentRow
 from repository.db.models import NodeRow
 from repository.images import Viewer
-from repository.service import Repository, open_repository
+from repository.service import Repository
 from tests.kit.api_site import Caller, Queue, Site
 from tests.kit.cluster_nodes import POOLS, Mint, World, node_of
-from tests.kit.processes import children, running
 from tests.kit.repository_jobs import ADMIN, claim, one, push, push_library, statements, told
-from tests.kit.sockets import free_port
-from tests.kit.waiting import wait_until
 from vmjobs import __version__
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
-from vmjobs.config import Config
 from vmjobs.model import JobState, now
 from vmjobs.wire import BuildRequest
 
-pytestmark = pytest.mark.settings(pools=POOLS, node_lease_seconds=300)
-
-SERVE_COMMAND = "from vmjobs.cli.main import main; main(['serve'])"
+pytestmark = [
+    pytest.mark.in_process,
+    pytest.mark.settings(pools=POOLS, node_lease_seconds=300),
+]
 
 Samples = dict[tuple[str, ...], float]
 
@@ -58,11 +48,16 @@ def parsed(text: str) -> Samples:
 
 
 @pytest.fixture
-def scraper(config: Config, repository: Repository) -> Iterator[Caller]:
+def scraper(repository: Repository) -> Caller:
     """Prometheus, with a read-only token."""
+    return scraper_of(repository)
+
+
+def scraper_of(repository: Repository) -> Caller:
+    config = repository.config
     issuer = ApiTokenIssuer(config.data_dir / "keys" / "issuer.pem", config.issuer)
     app = create_app(config, repository, dispatcher=Queue(), issuer=issuer)
-    yield Caller(app.test_client(), issuer.user_token("prometheus", [Scope.COMPUTE_READ]))
+    return Caller(app.test_client(), issuer.user_token("prometheus", [Scope.COMPUTE_READ]))
 
 
 def scrape(caller: Caller) -> Samples:
@@ -144,7 +139,9 @@ def test_a_cluster_comes_up_and_fails(world: World, scraper: Caller) -> None:
     assert scrape(scraper)["vmjobs_cluster_target_members", "vc"] == 0
 
 
-def test_drains_upgrades_and_rollbacks_are_counted(world: World, scraper: Caller) -> None:
+def test_drains_upgrades_and_rollbacks_are_counted(
+    world: World, other: Repository, scraper: Caller
+) -> None:
     world.apply(size=2)
     world.bring_up()
     world.step()
@@ -168,6 +165,7 @@ def test_drains_upgrades_and_rollbacks_are_counted(world: World, scraper: Caller
     found = scrape(scraper)
     assert found["vmjobs_cluster_changes_total", "draining", "vc"] == 1
     assert found["vmjobs_cluster_changes_total", "resumed", "vc"] == 1
+    assert scrape(scraper_of(other)) == found  # every process of a service gives the same answer
 
 
 def test_guards_are_shown_while_they_are_not_open(world: World, scraper: Caller) -> None:
@@ -269,37 +267,3 @@ def test_who_may_ask(site: Site) -> None:
     site.node("n1").problem(403, "GET", "/metrics")
     site.agent("0" * 32).problem(403, "GET", "/metrics")
     site.caller().problem(401, "GET", "/metrics")
-
-
-def test_every_process_gives_the_same_answer(tmp_path: Path) -> None:
-    settings = Config(data_dir=tmp_path / "data", listen=f"127.0.0.1:{free_port()}", api_workers=3)
-    with closing(open_repository(settings)) as repository:
-        push_library(repository)
-        for _ in range(5):
-            one(repository)
-    token = make_issuer(settings).user_token("prometheus", [Scope.COMPUTE_READ])
-    with running(settings, tmp_path / "log"):
-        texts = {
-            requests.get(
-                f"http://{settings.listen}/metrics",
-                headers={"Authorization": f"Bearer {token}", "Connection": "close"},
-                timeout=10,
-            ).text
-            for _ in range(12)
-        }
-    (text,) = texts
-    assert parsed(text)["vmjobs_jobs", "QUEUED"] == 5
-
-
-def test_every_line_of_the_service_s_log_is_json_where_that_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VMJOBS_LOG_FORMAT", "json")
-    settings = Config(data_dir=tmp_path / "data", listen=f"127.0.0.1:{free_port()}", api_workers=1)
-    with running(settings, tmp_path / "log", SERVE_COMMAND) as process:
-        (worker,) = children(process)
-        os.kill(worker, signal.SIGKILL)  # gunicorn logs this as JSON, too
-        wait_until(lambda: len(children(process)) == 1 and children(process) != [worker])
-    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert {"api.serve", "gunicorn.error"} <= {line["logger"] for line in lines}

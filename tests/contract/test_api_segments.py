@@ -34,9 +34,9 @@ def site(tmp_path: Path, clock: Clock) -> Site:
     return Site(app, made.config, made.repository, made.queue, issuer, made.image, made.disk)
 
 
-@pytest.fixture(params=["private", "public"])
+@pytest.fixture
 def image(request: pytest.FixtureRequest, site: Site) -> str:
-    return str(push(site.user(), visibility=request.param)["digest"])
+    return str(push(site.user(), visibility=getattr(request, "param", "private"))["digest"])
 
 
 @pytest.fixture
@@ -84,6 +84,7 @@ OTHERS: list[dict[str, str]] = [
 ]
 
 
+@pytest.mark.parametrize("image", ["private", "public"], indirect=True)
 def test_it_is_the_applications_answer(site: Site, path: str) -> None:
     who = site.user()
     for headers in RANGES + OTHERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -23,7 +25,7 @@ from images.content import SEGMENT_BYTES
 from images.segment import decode_segment
 from repository.service import open_repository
 from tests.kit.processes import children, running
-from tests.kit.repository_jobs import push_library
+from tests.kit.repository_jobs import prepare_library, push_library
 from tests.kit.segments import compute_layout_of_bytes
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
@@ -37,13 +39,31 @@ FEW_THREADS = "import api.serve as s; s.THREADS = 6"
 SPEC = JobSpec(image="tiny", script="true", disk=1)
 
 
+def prepared(folder: Path) -> Config:
+    """Settings of a service whose library has one image, ``tiny``."""
+    prepare_library(folder / "data", "tiny", b"disk" * 1024)
+    return Config(data_dir=folder / "data", listen=f"127.0.0.1:{free_port()}", api_workers=3)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Config:
-    listen = f"127.0.0.1:{free_port()}"
-    config = Config(data_dir=tmp_path / "data", listen=listen, api_workers=3)
-    with closing(open_repository(config)) as repository:
-        push_library(repository, "tiny", b"disk" * 1024)
-    return config
+    return prepared(tmp_path)
+
+
+class Service(NamedTuple):
+    """A service of three processes that several tests use."""
+
+    settings: Config
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    settings = prepared(folder)
+    with running(settings, folder / "log") as process:
+        yield Service(settings, process, folder / "log")
 
 
 @contextmanager
@@ -67,15 +87,8 @@ def answers_within(settings: Config, seconds: float) -> None:
         assert time.monotonic() - start < seconds
 
 
-@pytest.fixture
-def service(settings: Config, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with running(settings, tmp_path / "log") as process:
-        yield process
-
-
-def test_many_clients_many_processes_one_database(
-    settings: Config, service: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_many_clients_many_processes_one_database(service: Service) -> None:
+    settings = service.settings
     token = make_issuer(settings).user_token("ada")
 
     def work(number: int) -> str:
@@ -89,37 +102,40 @@ def test_many_clients_many_processes_one_database(
     assert len(set(jobs)) == 20
     with Client(f"http://{settings.listen}", token) as client:
         assert {job.id for job in client.jobs()} == set(jobs)
-    assert token not in (tmp_path / "log").read_text()
-    assert "/v1/jobs" not in (tmp_path / "log").read_text()
+    assert token not in service.log.read_text()
+    assert "/v1/jobs" not in service.log.read_text()
     key = settings.data_dir / "keys" / "issuer.pem"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
-def test_a_killed_process_is_replaced(settings: Config, service: subprocess.Popen[bytes]) -> None:
-    before = children(service)
-    os.kill(before[0], signal.SIGKILL)
-    wait_until(lambda: len(children(service)) == 3 and children(service) != before)
-    answers_within(settings, 15)
-
-
-def test_what_is_under_way_is_finished_before_the_end(
-    settings: Config, service: subprocess.Popen[bytes]
+def test_a_killed_process_is_replaced_and_what_is_under_way_is_finished_before_the_end(
+    settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every line of the log, gunicorn's too, is JSON where that is wanted."""
+    monkeypatch.setenv("VMJOBS_LOG_FORMAT", "json")
     token = make_issuer(settings).user_token("ada")
     digest = "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
-    with connected(settings) as slow:
-        head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
-        slow.sendall(f"{head}Authorization: Bearer {token}\r\n\r\nf".encode())
-        spool = settings.data_dir / "spool"
-        wait_until(lambda: spool.is_dir() and any(spool.iterdir()))
-        service.send_signal(signal.SIGTERM)
-        wait_until(lambda: len(children(service)) == 1)  # the idle workers have exited
-        slow.sendall(b"oo")
-        assert slow.recv(100).startswith(b"HTTP/1.1 201")
-    assert service.wait(40) == 0
+    with running(settings, tmp_path / "log") as process:
+        before = children(process)
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: len(children(process)) == 3 and children(process) != before)
+        answers_within(settings, 15)
+        with connected(settings) as slow:
+            head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+            slow.sendall(f"{head}Authorization: Bearer {token}\r\n\r\nf".encode())
+            spool = settings.data_dir / "spool"
+            wait_until(lambda: spool.is_dir() and any(spool.iterdir()))
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: len(children(process)) == 1)  # the idle workers have exited
+            slow.sendall(b"oo")
+            assert slow.recv(100).startswith(b"HTTP/1.1 201")
+        assert process.wait(40) == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert {"api.serve", "gunicorn.error"} <= {line["logger"] for line in lines}
 
 
-def test_hostile_requests_do_no_harm(settings: Config, service: subprocess.Popen[bytes]) -> None:
+def test_hostile_requests_do_no_harm(service: Service) -> None:
     for request in (
         b"GET /v1/jobs/../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -128,7 +144,7 @@ def test_hostile_requests_do_no_harm(settings: Config, service: subprocess.Popen
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"\r\n" * 1000,
     ):
-        with connected(settings) as connection:
+        with connected(service.settings) as connection:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
             answer = b""
@@ -137,8 +153,8 @@ def test_hostile_requests_do_no_harm(settings: Config, service: subprocess.Popen
         assert b" 200 " not in answer.split(b"\r\n", 1)[0]
         assert b"root:" not in answer
         assert b"Traceback" not in answer
-    answers_within(settings, 15)
-    assert len(children(service)) == 3
+    answers_within(service.settings, 15)
+    assert len(children(service.process)) == 3
 
 
 @pytest.mark.parametrize("trickling", [False, True])
@@ -203,7 +219,7 @@ def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path:
 
 def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
     """The kernel itself sends segments; it gives up on such peers, too."""
-    with closing(open_repository(settings)) as repository:
+    with closing(open_repository(settings, migrate=False)) as repository:
         data = os.urandom(SEGMENT_BYTES)
         image = push_library(repository, "large", data)
     host, port = settings.listen.split(":")
@@ -241,17 +257,15 @@ def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
     assert max(turns) <= 5 * min(turns), "threads stayed with their connections, others stood in line"
 
 
-def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path) -> None:
+def test_ranges_of_segments_over_one_connection(service: Service) -> None:
     """Each answer is as long as announced, so that the next one starts in the right place."""
-    data = os.urandom(SEGMENT_BYTES)
-    with closing(open_repository(settings)) as repository:
+    settings, data = service.settings, os.urandom(SEGMENT_BYTES)
+    with closing(open_repository(settings, migrate=False)) as repository:
         image = push_library(repository, "large", data)
     segment = compute_layout_of_bytes(data).segments[0]
     path = f"/v1/images/{image.digest}/segments/{segment.hex()}"
     headers = {"Authorization": f"Bearer {make_issuer(settings).node_token('wn1')}"}
-    with one_process(settings, tmp_path / "log") as stack:
-        connection = http.client.HTTPConnection(settings.listen, timeout=20)
-        stack.enter_context(closing(connection))
+    with closing(http.client.HTTPConnection(settings.listen, timeout=20)) as connection:
 
         def get(span: str = "") -> tuple[int, bytes, str | None]:
             wanted = {"Range": f"bytes={span}"} if span else {}
@@ -276,20 +290,18 @@ def peak_memory(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
-def test_large_files_pass_without_being_held_in_memory(
-    settings: Config, service: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_large_files_pass_without_being_held_in_memory(service: Service, tmp_path: Path) -> None:
     source = tmp_path / "large"
     with source.open("wb") as file:
         for number in range(200):
             file.write(number.to_bytes(4, "big") * (1 << 18))
-    before = {pid: peak_memory(pid) for pid in children(service)}
-    issuer, url = make_issuer(settings), f"http://{settings.listen}"
-    with Client(url, issuer.user_token("ada")) as client:
+    before = {pid: peak_memory(pid) for pid in children(service.process)}
+    issuer, url = make_issuer(service.settings), f"http://{service.settings.listen}"
+    with Client(url, issuer.user_token("bob")) as client:
         large = client.upload_input(source)
         spec = SPEC.model_copy(update={"inputs": (large,), "disk": 300})
         (job,) = client.submit(spec).jobs
-    agent = JobAgentClient(url, issuer.job_token(job.id, "ada"), job.id)
+    agent = JobAgentClient(url, issuer.job_token(job.id, "bob"), job.id)
     agent.claim(AttemptClaim(attempt="a" * 32, node="wn1"))
     with (tmp_path / "copy").open("wb") as sink:
         agent.fetch_input(large, sink)
