@@ -168,38 +168,7 @@ def test_scaling_within_a_range(world: World) -> None:
     assert world.apply(size=SizeRange(min=1, max=2)).cluster.target == 2
 
 
-def test_an_order_counts_until_it_is_gone(world: World) -> None:
-    world.apply(size=8)
-    world.bring_up()
-    world.repository.cluster_actions.scale("vc", 0, "root")
-    world.apply(declared("other"))
-    world.step()
-    world.step()
-    assert world.states("other") == {"other-0": ClusterVmState.PENDING}
-    world.obey("n1", "n2")
-    world.step()
-    assert world.states("other") == {"other-0": ClusterVmState.ASSIGNED}
-
-
 # ------------------------------------------------------------------------- changed declarations
-
-
-def test_vms_are_replaced_one_at_a_time(world: World) -> None:
-    world.apply(size=2)
-    world.bring_up()
-    world.apply(size=2, memory=300)
-    seen = []
-    for _ in range(12):
-        world.bring_up()
-        states = list(world.states().values())
-        assert states.count(ClusterVmState.UP) >= 1
-        assert states.count(ClusterVmState.DRAINING) <= 1
-        seen.append(tuple(world.states()))
-        world.obey("n1", "n2")
-    assert {m.generation for m in world.vms().values()} == {2}
-    assert set(world.states().values()) == {ClusterVmState.UP}
-    assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {300}
-    assert len(set(seen)) > 2
 
 
 @pytest.mark.both_databases

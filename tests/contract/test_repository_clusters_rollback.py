@@ -6,9 +6,9 @@ import pytest
 
 from repository.clusters import reconciler
 from repository.service import Repository
-from tests.kit.cluster_nodes import OPERATOR, POOLS, World, fail, node_of, seen
+from tests.kit.cluster_nodes import OPERATOR, POOLS, World, fail, seen
 from tests.kit.repository_jobs import clusters_of, push_library
-from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
+from vmjobs.cluster.vm_state import ClusterVmState, Goal
 from vmjobs.cluster.wire import ApplyOutcome
 from vmjobs.errors import ImageInUse
 
@@ -68,37 +68,6 @@ def test_a_failed_upgrade_is_taken_back(world: World, other: Repository) -> None
     assert [e[1] for e in world.codes()].count("ROLLED_BACK") == 1
 
 
-def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
-    first = upgraded(world, size=3)
-    world.run(first)
-    for _ in range(3):  # it is up, and the next one drains
-        world.step()
-    world.obey("n1", "n2")
-    world.step()
-    (new,) = [m.name for m in world.vms().values() if m.generation == 2 and m.name != first]
-    for node in ("n1", "n2"):  # no node has capacity for another try
-        world.repository.nodes.put(node_of(node, cluster_memory=256))
-    fail(world, new)
-    world.pool.join(first, 1, busy=True)
-    world.step()
-    assert seen(world).generation == 1
-    assert (world.vms()[first].goal, world.vms()[new].goal) == (Goal.RUN, Goal.DRAIN)
-    for node in ("n1", "n2"):
-        world.repository.nodes.put(node_of(node))
-    for name, order in {**world.orders("n1"), **world.orders("n2")}.items():
-        if order.goal is Goal.DRAIN:
-            world.report(world.vms()[name], Phase.GONE, 3, code=ClusterVmCode.DRAINED)
-    world.bring_up()
-    world.step(20)
-    assert world.vms()[first].goal is Goal.DRAIN
-    world.report(world.vms()[first], Phase.DRAINING)
-    for _ in range(5):  # its job still runs
-        world.step(20)
-    assert world.states()[first] is ClusterVmState.DRAINING
-    settle(world)
-    assert [m.generation for m in world.vms().values()] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("done", ["roll_back", "bump_revision"])
 def test_a_worker_that_is_killed_while_it_goes_back(world: World, done: str) -> None:
     fail(world, upgraded(world))
@@ -117,11 +86,6 @@ def taken_back(world: World, size: int = 2) -> None:
     fail(world, upgraded(world, size))
     world.step()
     settle(world)
-
-
-def test_a_cluster_of_one_vm_goes_back(world: World) -> None:
-    taken_back(world, size=1)
-    assert (seen(world).generation, world.states()) == (1, {"vc-0": ClusterVmState.UP})
 
 
 def test_a_retry_declares_it_again(world: World) -> None:

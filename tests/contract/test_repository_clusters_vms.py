@@ -126,16 +126,6 @@ def test_one_that_does_not_join_is_condemned_and_tried_again(world: World) -> No
     assert world.orders("n1")["vc-0"].admitted == 2
 
 
-def test_a_failed_probe_condemns(world: World) -> None:
-    world.apply()
-    world.step()
-    world.pool.probing = ProbeState.FAILED
-    world.run("vc-0")
-    world.step()
-    assert world.orders("n1")["vc-0"].why is ClusterVmCode.PROBE_FAILED
-    assert ("vc-0", "PROBING", "PROBE_FAILED") in world.codes()
-
-
 def test_a_pool_that_does_not_answer_is_nobodys_fault(world: World) -> None:
     world.apply()
     world.step()
