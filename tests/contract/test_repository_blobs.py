@@ -30,6 +30,8 @@ from vmjobs.errors import (
 pytestmark = pytest.mark.in_process
 
 LIMIT = 16 * CHUNK
+#: For tests in which the kind of object store makes no difference.
+LOCAL = pytest.mark.parametrize("object_store", ["local"], indirect=True)
 
 
 @pytest.fixture
@@ -69,6 +71,7 @@ def test_a_corrupt_blob_is_named_and_never_read_to_its_end(
         assert b"".join(reader) == data
 
 
+@LOCAL
 def test_wrong_bytes_leave_nothing(store: BlobStore, objects: ObjectStore, tmp_path: Path) -> None:
     wrong = digest_of(b"other")
 
@@ -84,6 +87,7 @@ def test_wrong_bytes_leave_nothing(store: BlobStore, objects: ObjectStore, tmp_p
     assert list((tmp_path / "spool").iterdir()) == []
 
 
+@LOCAL
 def test_names_of_no_blob(store: BlobStore) -> None:
     for name in ("", "sha256:", "sha256:" + "g" * 64, "../x", "sha256:../../x"):
         for ask in (store.open, store.size):
@@ -93,12 +97,14 @@ def test_names_of_no_blob(store: BlobStore) -> None:
     assert store.size(digest) is None
 
 
+@LOCAL
 def test_a_spool_that_cannot_be_used(objects: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     store = BlobStore(objects, tmp_path / "file")
     refused(Unavailable, lambda: store.put(io.BytesIO(b"x"), limit=LIMIT))
 
 
+@LOCAL
 @pytest.mark.starts_processes
 def test_a_full_spool(objects: ObjectStore, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1) as disk:
@@ -130,6 +136,7 @@ BlobStore(objects, Path(sys.argv[1]) / "spool").put(Endless(), limit=CHUNK * 100
 """
 
 
+@LOCAL
 @pytest.mark.starts_processes
 def test_a_killed_writer_leaves_no_blob(
     object_store: Store, store: BlobStore, objects: ObjectStore, tmp_path: Path
@@ -153,10 +160,3 @@ def test_a_killed_writer_leaves_no_blob(
     os.utime(half, (0, 0))
     assert store.clean() == 1
     assert not half.exists()
-
-
-def test_a_young_file_may_still_get_its_lock(store: BlobStore, tmp_path: Path) -> None:
-    temp = tmp_path / "spool"
-    temp.mkdir(parents=True)
-    (temp / "new").write_bytes(b"")
-    assert store.clean() == 0

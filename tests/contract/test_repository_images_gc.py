@@ -35,7 +35,7 @@ from vmjobs.errors import NotFound
 from vmjobs.model import now
 from vmjobs.wire import GcReport
 
-pytestmark = [pytest.mark.in_process, pytest.mark.both_databases]
+pytestmark = pytest.mark.in_process
 
 #: Random operations in the load test, all kinds together.
 STEPS = 300
@@ -81,6 +81,7 @@ def check_whole(images: Repository) -> None:
         assert held | needy == set(session.scalars(select(ImageRow.digest)))
 
 
+@pytest.mark.both_databases
 def test_what_nobody_needs_goes(images: Repository) -> None:
     push(images, ADA, noise(3 * CHUNK_BYTES), name="kept")
     push(images, ADA, noise(3 * CHUNK_BYTES) + noise(CHUNK_BYTES, 1), b"kernel", name="gone")
@@ -102,6 +103,7 @@ def test_what_nobody_needs_goes(images: Repository) -> None:
         images.uploads.get(BOB, upload)
 
 
+@pytest.mark.both_databases
 def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Repository) -> None:
     push(images, ADA, noise(3 * CHUNK_BYTES), b"kernel", name="kept")
     push(images, ADA, noise(3 * CHUNK_BYTES) + noise(CHUNK_BYTES, 1), b"kernel", name="gone")
@@ -129,6 +131,7 @@ def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Repository) -> N
     check_whole(images)
 
 
+@pytest.mark.both_databases
 def test_a_running_upload_keeps_what_it_was_told_of(images: Repository) -> None:
     push(images, ADA, noise(3 * CHUNK_BYTES), name="old", visibility="public")
     ((digest, piece),) = pieces(noise(3 * CHUNK_BYTES))
@@ -147,6 +150,7 @@ def test_a_running_upload_keeps_what_it_was_told_of(images: Repository) -> None:
     assert images.segments.put(BOB, fresh, digest, packed(piece))
 
 
+@pytest.mark.both_databases
 def test_objects_that_no_row_names(images: Repository) -> None:
     push(images, ADA, noise(10), name="kept")
     strange = ["segments/strange", "segments/00/00/" + "0" * 64 + ".0000000000000000"]
@@ -204,6 +208,7 @@ def test_a_killed_upload_leaves_no_row_without_object(images: Repository, place:
     check_whole(images)
 
 
+@pytest.mark.both_databases
 @pytest.mark.soak_for("sqlite")
 def test_under_load(config: Config, images: Repository, repository: Repository) -> None:
     """Collection never deletes what an image, job or upload needs, and keeps nothing else."""

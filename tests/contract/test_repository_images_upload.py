@@ -89,10 +89,12 @@ def test_a_segment_is_stored_once_whoever_brings_it(images: Repository) -> None:
     assert images.uploads.missing_segments(ADA, upload, [first]) == [True]
     assert images.segments.put(ADA, upload, first, packed(piece))
     assert not images.segments.put(ADA, upload, first, packed(piece))
-    assert images.segments.put(BOB, begin(images, BOB), first, packed(piece))
+    his = begin(images, BOB)
+    assert images.segments.put(BOB, his, first, packed(piece))  # bob does not learn that it is there
     assert not images.segments.put(BOB, begin(images, BOB), first, packed(piece))
     assert len(stored(images)) == 1
-    assert images.uploads.get(ADA, upload).received == len(packed(piece))
+    received = [images.uploads.get(ADA, upload).received, images.uploads.get(BOB, his).received]
+    assert received == [len(packed(piece))] * 2
 
 
 @BOTH_STORES

@@ -23,9 +23,8 @@ from tests.kit.repository_images import (
     manifest_of,
     packed,
     pieces,
-    read,
 )
-from tests.kit.repository_jobs import bring, claim, digest_of, one, push, refused, send
+from tests.kit.repository_jobs import bring, claim, digest_of, one, push, refused
 from vmjobs.errors import InvalidSpec, MissingChunks, NotFound, QuotaExceeded
 from vmjobs.model import JobState, now
 from vmjobs.wire import Publication
@@ -172,19 +171,6 @@ def test_an_image_cannot_be_made_of_digests(repository: Repository) -> None:
     theft = Publication(manifest=manifest_of(parts), upload=upload)
     refused(MissingChunks, lambda: repository.publisher.publish(EVE, theft))
     assert repository.uploads.get(EVE, upload).received == 0
-
-
-def test_who_sends_all_is_told_nothing_and_stores_nothing_twice(repository: Repository) -> None:
-    private = push(repository, ADA, DISK, name="secret")
-    before = len(list(repository.objects.keys("segments")))
-    upload = begin(repository, BOB)
-    for digest, piece in pieces(DISK):
-        assert repository.segments.put(BOB, upload, digest, packed(piece))
-    assert repository.uploads.get(BOB, upload).received == private.stored
-    parts = send(repository, BOB, upload, DISK)
-    made = repository.publisher.publish(BOB, Publication(manifest=manifest_of(parts), upload=upload))
-    assert read(repository, BOB, made) == DISK
-    assert len(list(repository.objects.keys("segments"))) == before
 
 
 @pytest.mark.both_databases
