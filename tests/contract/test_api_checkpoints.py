@@ -9,8 +9,9 @@ import pytest
 
 from images.content import ContentLayout
 from images.segment import decode_segment
-from tests.kit.api_images import DISK, checkpoint_document, open_upload, publication, put_content
+from tests.kit.api_images import DISK, open_upload, publication, put_content
 from tests.kit.api_site import Caller, Site, report_of
+from tests.kit.checkpoints import saved
 from vmjobs.model import JobState
 
 pytestmark = pytest.mark.in_process
@@ -40,7 +41,7 @@ def sent(site: Site) -> tuple[str, Caller, ContentLayout, str, dict[str, Any]]:
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/jobs/{job}/attempts/{attempt}/checkpoint?upload={upload}"
-    return job, who, layout, path, checkpoint_document(attempt, layout)
+    return job, who, layout, path, saved(attempt, layout).model_dump(mode="json")
 
 
 def keep(site: Site) -> tuple[str, Caller, ContentLayout]:

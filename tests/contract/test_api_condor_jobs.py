@@ -8,8 +8,9 @@ import pytest
 
 from images.content import ContentLayout
 from images.segment import decode_segment
-from tests.kit.api_images import DISK, checkpoint_document, open_upload, publication, put_content
+from tests.kit.api_images import DISK, open_upload, publication, put_content
 from tests.kit.api_site import Caller, Site
+from tests.kit.checkpoints import saved
 
 pytestmark = pytest.mark.in_process
 
@@ -45,7 +46,7 @@ def sent(site: Site) -> tuple[Caller, ContentLayout, str, dict[str, Any]]:
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/condor-jobs/{JOB}/attempts/{FIRST}/checkpoint?upload={upload}"
-    return who, layout, path, checkpoint_document(FIRST, layout) | {"making": MAKING}
+    return who, layout, path, saved(FIRST, layout).model_dump(mode="json") | {"making": MAKING}
 
 
 def kept(site: Site) -> tuple[Caller, ContentLayout]:
@@ -74,7 +75,7 @@ def test_a_node_that_was_replaced_is_told_so(site: Site) -> None:
     mine = f"/v1/condor-jobs/{JOB}/attempts/{FIRST}"
     upload = open_upload(who)
     put_content(who, upload, DISK)
-    late = checkpoint_document(FIRST, layout) | {"making": MAKING, "ran": 99.0}
+    late = saved(FIRST, layout).model_dump(mode="json") | {"making": MAKING, "ran": 99.0}
     for method, path, more in (
         ("PUT", f"{mine}/checkpoint?upload={upload}", {"json": late}),
         ("POST", f"{mine}/not-resumed", {}),

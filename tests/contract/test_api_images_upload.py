@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from images.content import CHUNK_BYTES, SEGMENT_BYTES, zero_chunk_digest, zero_segment_digest
+from images.content import (
+    CHUNK_BYTES,
+    SEGMENT_BYTES,
+    digest_chunks,
+    zero_chunk_digest,
+    zero_segment_digest,
+)
 from images.segment import MAX_STORED_BYTES
 from tests.kit.api_images import (
     DISK,
     OCTETS,
     ask,
-    block_list,
     open_upload,
     pieces,
     publication,
@@ -28,7 +33,7 @@ def test_what_is_missing(site: Site) -> None:
     upload = open_upload(ada)
     (first, body), (second, _) = pieces(DISK).items()
     assert ask(ada, upload, "segments", [first, second, zero_segment_digest()]) == [True, True, False]
-    assert ask(ada, upload, "blocks", [zero_chunk_digest(), *block_list(body)[:2]]) == [
+    assert ask(ada, upload, "blocks", [zero_chunk_digest(), *digest_chunks(memoryview(body))[:2]]) == [
         False,
         True,
         True,
@@ -37,7 +42,7 @@ def test_what_is_missing(site: Site) -> None:
     assert (answer.status_code, answer.data) == (201, b"")
     assert put_segment(ada, upload, first, encode_segment(body)).status_code == 200
     assert ask(ada, upload, "segments", [second, first]) == [True, False]
-    assert not any(ask(ada, upload, "blocks", block_list(body)))
+    assert not any(ask(ada, upload, "blocks", digest_chunks(memoryview(body))))
     shown = ada("GET", f"/v1/uploads/{upload}").get_json()
     assert 0 < shown["received"] < SEGMENT_BYTES
     assert ada("DELETE", f"/v1/uploads/{upload}").status_code == 204

@@ -33,8 +33,6 @@ from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
 from vmjobs.model import AttemptClaim, JobSpec
 
-#: Gives up on stalled peers after a second.
-QUICK_STALL = "import api.serve as s; s.STALL_SECONDS = 1"
 FEW_THREADS = "import api.serve as s; s.THREADS = 6"
 SPEC = JobSpec(image="tiny", script="true", disk=1)
 
@@ -67,11 +65,33 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @contextmanager
-def one_process(settings: Config, log: Path, patch: str = "") -> Iterator[ExitStack]:
-    """Run the service as one process with this patch; yield a stack for connections to it."""
-    alone = settings.model_copy(update={"api_workers": 1})
-    with running(alone, log, patch), ExitStack() as stack:
-        yield stack
+def one_process(factory: pytest.TempPathFactory, patch: str = "") -> Iterator[Config]:
+    """Run a service as one process with few threads and this patch; yield its settings."""
+    folder = factory.mktemp("service")
+    settings = prepared(folder).model_copy(update={"api_workers": 1})
+    with running(settings, folder / "log", f"{FEW_THREADS}; {patch}"):
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def few_threads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
+    with one_process(tmp_path_factory) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def quick_stall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
+    """A service that gives up on stalled peers after a second."""
+    with one_process(tmp_path_factory, "s.STALL_SECONDS = 1") as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def quick_trickle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
+    """A service that gives up on peers that need long for a header or a body."""
+    patch = "import api.worker as w; w.BODY_SECONDS = 2; w.HEADER_SECONDS = 3"
+    with one_process(tmp_path_factory, patch) as settings:
+        yield settings
 
 
 def connected(settings: Config) -> socket.socket:
@@ -157,50 +177,46 @@ def test_hostile_requests_do_no_harm(service: Service) -> None:
     assert len(children(service.process)) == 3
 
 
-@pytest.mark.parametrize("trickling", [False, True])
-def test_slow_bodies_do_not_keep_others_waiting(
-    settings: Config, tmp_path: Path, trickling: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["quick_stall", "quick_trickle"])
+def test_slow_bodies_do_not_keep_others_waiting(request: pytest.FixtureRequest, kind: str) -> None:
     """More connections than threads; each sends no more of its body, or a few bytes at a time."""
-    limit = "import api.worker as w; w.BODY_SECONDS = 2" if trickling else QUICK_STALL
+    settings: Config = request.getfixturevalue(kind)
     token = make_issuer(settings).user_token("ada")
     head = f"PUT /v1/blobs/sha256:{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
     head += f"Authorization: Bearer {token}\r\n\r\nf"
-    with one_process(settings, tmp_path / "log", f"{limit}; {FEW_THREADS}") as slow:
+    with ExitStack() as slow, ThreadPoolExecutor(1) as pool:
         peers = [slow.enter_context(connected(settings)) for _ in range(9)]
         for peer in peers:
             peer.sendall(head.encode())
-        with ThreadPoolExecutor(1) as pool:
-            start = time.monotonic()
-            answered = pool.submit(answers_within, settings, 15)
-            while not answered.done() and trickling:
-                for peer in peers:
-                    with suppress(OSError):
-                        peer.sendall(b"o")
-                time.sleep(0.1)
-            answered.result()
-            assert time.monotonic() - start > 0.5, "no thread was free until then"
+        start = time.monotonic()
+        answered = pool.submit(answers_within, settings, 15)
+        while not answered.done() and kind == "quick_trickle":
+            for peer in peers:
+                with suppress(OSError):
+                    peer.sendall(b"o")
+            time.sleep(0.1)
+        answered.result()
+        assert time.monotonic() - start > 0.5, "no thread was free until then"
 
 
-def test_bodies_of_refused_requests_keep_nobody_waiting(settings: Config, tmp_path: Path) -> None:
+def test_bodies_of_refused_requests_keep_nobody_waiting(few_threads: Config) -> None:
     """The senders have no token, and the API reads none of their bodies."""
     head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{"
-    with one_process(settings, tmp_path / "log", FEW_THREADS) as slow:
-        peers = [slow.enter_context(connected(settings)) for _ in range(60)]
+    with ExitStack() as slow:
+        peers = [slow.enter_context(connected(few_threads)) for _ in range(60)]
         for peer in peers:
             peer.sendall(head.encode())
-        answers_within(settings, 10)
+        answers_within(few_threads, 10)
         assert all(peer.recv(64).startswith(b"HTTP/1.1 401 ") for peer in peers)
 
 
-def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path: Path) -> None:
+def test_headers_that_trickle_in_take_nobodys_thread(quick_trickle: Config) -> None:
     """From many more clients than there are threads, all without a token."""
-    patch = "import api.worker as w; w.HEADER_SECONDS = 3"
-    with one_process(settings, tmp_path / "log", patch) as slow:
-        peers = [slow.enter_context(connected(settings)) for _ in range(200)]
+    with ExitStack() as slow:
+        peers = [slow.enter_context(connected(quick_trickle)) for _ in range(200)]
         for peer in peers:
             peer.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nA: ")
-        with Client(f"http://{settings.listen}") as client:
+        with Client(f"http://{quick_trickle.listen}") as client:
             for peer in peers[-MAX_INCOMPLETE_CONNECTIONS:]:
                 peer.sendall(b"a")
             start = time.monotonic()
@@ -217,33 +233,33 @@ def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path:
         assert time.monotonic() - start < 10
 
 
-def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
+def test_peers_that_take_nothing_do_not_keep_others_waiting(quick_stall: Config) -> None:
     """The kernel itself sends segments; it gives up on such peers, too."""
-    with closing(open_repository(settings, migrate=False)) as repository:
+    with closing(open_repository(quick_stall, migrate=False)) as repository:
         data = os.urandom(SEGMENT_BYTES)
         image = push_library(repository, "large", data)
-    host, port = settings.listen.split(":")
-    token = make_issuer(settings).user_token("ada")
+    host, port = quick_stall.listen.split(":")
+    token = make_issuer(quick_stall).user_token("ada")
     digest = compute_layout_of_bytes(data).segments[0].hex()
     head = f"GET /v1/images/{image.digest}/segments/{digest} HTTP/1.1\r\nHost: x\r\n"
     head += f"Authorization: Bearer {token}\r\n\r\n"
-    with one_process(settings, tmp_path / "log", f"{QUICK_STALL}; {FEW_THREADS}") as silent:
+    with ExitStack() as silent:
         for _ in range(20):
             peer = silent.enter_context(socket.socket())
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             peer.connect((host, int(port)))
             peer.sendall(head.encode())
-        answers_within(settings, 15)
+        answers_within(quick_stall, 15)
 
 
-def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
+def test_busy_connections_take_turns(few_threads: Config) -> None:
     """Twice as many connections as there are threads; each always has another request."""
-    turns = [0] * 16
+    turns = [0] * 12
     over = time.monotonic() + 60
     together = threading.Barrier(len(turns))
 
     def ask(number: int) -> None:
-        with closing(http.client.HTTPConnection(settings.listen, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection(few_threads.listen, timeout=30)) as connection:
             connection.connect()
             together.wait()
             while min(turns) < 50 and time.monotonic() < over:
@@ -251,7 +267,7 @@ def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
                 assert connection.getresponse().read()
                 turns[number] += 1
 
-    with one_process(settings, tmp_path / "log"), ThreadPoolExecutor(len(turns)) as pool:
+    with ThreadPoolExecutor(len(turns)) as pool:
         list(pool.map(ask, range(len(turns))))
     assert min(turns) >= 50
     assert max(turns) <= 5 * min(turns), "threads stayed with their connections, others stood in line"

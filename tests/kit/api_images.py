@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from images.content import SEGMENT_BYTES, ContentLayout, digest_chunks
+from images.content import SEGMENT_BYTES, ContentLayout
 from images.manifest import ImageManifest, Part
 from tests.kit.api_site import Caller
 from tests.kit.segments import compute_layout_of_bytes, encode_segment
@@ -75,20 +75,3 @@ def push(who: Caller, name: str = "muons", data: bytes = DISK, **wish: Any) -> d
     assert answer.status_code in {200, 201}, answer.text
     found: dict[str, Any] = answer.get_json()
     return found
-
-
-def block_list(data: bytes) -> list[bytes]:
-    """The digests of one segment's chunks."""
-    return digest_chunks(memoryview(data))
-
-
-def checkpoint_document(attempt: str, layout: ContentLayout) -> dict[str, Any]:
-    return {
-        "machine": f"vmjobs-0123abcd-{attempt}",
-        "hypervisor": "qemu",
-        "platform": "qemu 7.2.22, q35, tcg",
-        "sentinel": "5" * 32,
-        "guest": "6" * 64,
-        "ran": 12.5,
-        "files": [{"name": "machine.memory", "size": layout.size, "digest": layout.digest}],
-    }
