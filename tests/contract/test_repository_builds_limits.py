@@ -18,17 +18,15 @@ from vmjobs.errors import Conflict
 pytestmark = pytest.mark.in_process
 
 
-@pytest.mark.both_databases
-def test_two_at_the_same_moment_are_not_one_too_many(repository: Repository) -> None:
-    for _ in range(MAX_ACTIVE - 1):
-        create(repository)
-    refused: list[Conflict] = []
+def create_twice(repository: Repository, key: str = "") -> list[str | Conflict]:
+    """Create a build, and another one while that is published; return their ids or errors."""
+    done: list[str | Conflict] = []
 
     def other() -> None:
         try:
-            create(repository)
+            done.append(repository.builds.create(ADA, wish(), key=key).id)
         except Conflict as error:
-            refused.append(error)
+            done.append(error)
 
     second = threading.Thread(target=other)
 
@@ -36,11 +34,25 @@ def test_two_at_the_same_moment_are_not_one_too_many(repository: Repository) -> 
         second.start()
         second.join(1)  # without the lock, it would count now
 
-    repository.builds.create(ADA, wish(), publish=publish)
+    first = repository.builds.create(ADA, wish(), key=key, publish=publish).id
     second.join(30)
     assert not second.is_alive()
-    assert len(refused) == 1
+    return [first, *done]
+
+
+@pytest.mark.both_databases
+def test_two_at_the_same_moment_are_not_one_too_many(repository: Repository) -> None:
+    for _ in range(MAX_ACTIVE - 1):
+        create(repository)
+    _, second = create_twice(repository)
+    assert isinstance(second, Conflict)
     assert len(repository.builds.list("ada")) == MAX_ACTIVE
+
+
+@pytest.mark.both_databases
+def test_the_same_key_at_the_same_moment(repository: Repository) -> None:
+    first, second = create_twice(repository, key="k")
+    assert first == second
 
 
 def test_a_list_does_not_read_what_was_asked_for(repository: Repository) -> None:
@@ -49,26 +61,6 @@ def test_a_list_does_not_read_what_was_asked_for(repository: Repository) -> None
         assert repository.builds.list("ada") == [made]
     assert any("FROM builds" in statement for statement, _ in said)
     assert not any("builds.request" in statement for statement, _ in said)
-
-
-@pytest.mark.both_databases
-def test_the_same_key_at_the_same_moment(repository: Repository) -> None:
-    ids: list[str] = []
-
-    def other() -> None:
-        ids.append(repository.builds.create(ADA, wish(), key="k").id)
-
-    second = threading.Thread(target=other)
-
-    def publish(build: str) -> None:
-        ids.append(build)
-        second.start()
-        second.join(1)
-
-    repository.builds.create(ADA, wish(), key="k", publish=publish)
-    second.join(30)
-    assert len(ids) == 2
-    assert len(set(ids)) == 1
 
 
 def test_a_list_has_bounds(repository: Repository) -> None:

@@ -199,20 +199,6 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
 # ------------------------------------------------------------------------- draining and deleting
 
 
-def test_draining_and_resuming(world: World) -> None:
-    world.apply(size=2)
-    world.bring_up()
-    assert world.repository.cluster_actions.drain("vc", "root").draining
-    world.step()
-    world.obey("n1", "n2")
-    assert world.vms() == {}
-    world.step()
-    assert world.vms() == {}
-    assert not world.repository.cluster_actions.resume("vc", "root").draining
-    world.bring_up()
-    assert len(world.vms()) == 2
-
-
 @pytest.mark.both_databases
 def test_deleting_lets_jobs_end(world: World) -> None:
     world.apply(size=2)

@@ -46,8 +46,6 @@ def test_a_node_that_never_confirms(grid: Grid) -> None:
     [
         (S.COMPLETED, ReasonCode.SUCCEEDED),
         (S.FAILED, ReasonCode.SCRIPT_FAILED),
-        (S.FAILED, ReasonCode.SCRIPT_KILLED),
-        (S.FAILED, ReasonCode.GUEST_LOST),
         (S.PREEMPTED, ReasonCode.EVICTED),
         (S.CANCELED, ReasonCode.USER_CANCELED),
     ],
