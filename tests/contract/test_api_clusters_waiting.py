@@ -16,11 +16,11 @@ from api.tokens import make_issuer
 from repository.clusters.assignments import ClusterAssignments
 from repository.clusters.core import node_lease
 from repository.db.models import NodeRow
-from repository.service import open_repository
 from tests.kit.api_site import Site
 from tests.kit.cluster_nodes import POOLS, Mint, World
 from tests.kit.cluster_specs import spec
 from tests.kit.processes import running
+from tests.kit.repository_jobs import migrated_sqlite
 from tests.kit.sockets import free_port
 from vmjobs.client import AssignmentClient
 from vmjobs.client import agent as agent_client
@@ -97,7 +97,7 @@ def test_who_comes_when_too_many_wait_is_answered_at_once(site: Site, world: Wor
 def test_who_waits_does_not_hold_up_the_end_of_the_service(tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_port()}"
     settings = Config(data_dir=tmp_path / "data", listen=listen, api_workers=1)
-    open_repository(settings).close()
+    migrated_sqlite(tmp_path / "data" / "vmjobs.db")
     headers = {"Authorization": f"Bearer {make_issuer(settings).node_token('n1')}"}
     url = f"http://{listen}/v1/nodes/n1/members?seen=0&wait=25"
     with ThreadPoolExecutor(1) as pool:

@@ -14,7 +14,7 @@ import pytest
 from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
 from tests.kit.cluster_nodes import OPERATOR, POOLS, World, declared
-from tests.kit.repository_jobs import clusters_of, push_library
+from tests.kit.repository_jobs import clusters_of, prepare_library
 from tests.kit.waiting import wait_until
 from tests.kit.workers import worker
 from vmjobs.cluster.vm_state import ClusterVmState, Goal, Phase
@@ -68,8 +68,8 @@ class Agents(threading.Thread):
 
 def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None:
     config = Config(data_dir=tmp_path, pools=POOLS)
-    with closing(open_repository(config)) as repository:
-        push_library(repository)
+    prepare_library(tmp_path)
+    with closing(open_repository(config, migrate=False)) as repository:
         world = World(repository, "n1", "n2")
         publisher = TaskPublisher(config)
         world.apply(size=6)

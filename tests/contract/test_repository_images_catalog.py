@@ -15,11 +15,12 @@ from images.signature import sign
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.service import Repository
+from tests.kit.cluster_nodes import node_of
 from tests.kit.noise import noise
 from tests.kit.repository_images import ADA, BOB, EVE, layout, manifest_of, read, sweeper
 from tests.kit.repository_jobs import ADMIN, images_of, push, refused, send, with_settings
 from vmjobs.errors import Forbidden, ImageRejected, InvalidRequest, NotFound
-from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
+from vmjobs.model import now
 from vmjobs.wire import (
     MAX_SHARES,
     ImageChange,
@@ -321,27 +322,25 @@ def test_only_signed_images(images: Repository, tmp_path: Path) -> None:
     assert strict.catalog.signature(NODE, done.digest).split() == [bad, good]
 
 
-def node(name: str, site: str, *held: str) -> Node:
-    kvm = HypervisorInfo(kind=HypervisorKind.KVM, works=True)
-    room = {"cpus": 4, "memory": 4096, "disk": 9999}
-    return Node(name=name, site=site, **room, hypervisors=(kvm,), images=held, updated=now())
-
-
 @pytest.mark.both_databases
-def test_prefetching(repository) -> None:  # type: ignore[no-untyped-def]
-    images: Repository = repository
+def test_prefetching(repository: Repository) -> None:
+    images = repository
     done = push(images, ADA, DISK, name="hep")
-    for item in (node("a1", "a"), node("a2", "a", done.digest), node("b1", "b")):
+    for item in (
+        node_of("a1", site="a"),
+        node_of("a2", site="a", images=[done.digest]),
+        node_of("b1", site="b"),
+    ):
         repository.nodes.put(item)
     asked = images.prefetcher.request(ADA, done.digest, PrefetchRequest(site="a"))
     assert (asked.wanted, asked.cached) == (("a1",), ("a2",))
     asked = images.prefetcher.request(ADA, done.digest, PrefetchRequest(nodes=("b1", "a1")))
     assert (asked.wanted, asked.cached) == (("a1", "b1"), ("a2",))
-    assert images.prefetcher.wishes(node("a1", "a")).prefetch == (done.digest,)
-    assert images.prefetcher.wishes(node("a2", "a")).prefetch == ()
-    assert images.prefetcher.wishes(node("a1", "a", done.digest)).prefetch == ()
-    assert images.prefetcher.wishes(node("a1", "a")).prefetch == ()  # the request was deleted
+    assert images.prefetcher.wishes(node_of("a1", site="a")).prefetch == (done.digest,)
+    assert images.prefetcher.wishes(node_of("a2", site="a")).prefetch == ()
+    assert images.prefetcher.wishes(node_of("a1", site="a", images=[done.digest])).prefetch == ()
+    assert images.prefetcher.wishes(node_of("a1", site="a")).prefetch == ()  # the request was deleted
     for wish in (PrefetchRequest(nodes=("nope",)), PrefetchRequest(site="nowhere")):
         refused(NotFound, lambda wish=wish: images.prefetcher.request(ADA, done.digest, wish))
     images.catalog.remove(ADA, done.digest)
-    assert images.prefetcher.wishes(node("b1", "b")).prefetch == ()
+    assert images.prefetcher.wishes(node_of("b1", site="b")).prefetch == ()

@@ -13,6 +13,7 @@ from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.jobs import dispatcher
 from repository.service import Repository
+from tests.kit.cluster_nodes import node_of
 from tests.kit.noise import noise
 from tests.kit.repository_images import ADA, BOB, EVE, read, sweeper
 from tests.kit.repository_jobs import (
@@ -29,7 +30,7 @@ from tests.kit.repository_jobs import (
     told,
 )
 from vmjobs.errors import ImageInUse, InvalidSpec, NotFound
-from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, Node, now
+from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, now
 from vmjobs.wire import ImageChange
 
 pytestmark = pytest.mark.in_process
@@ -119,9 +120,7 @@ def test_what_no_live_node_boots(repository: Repository) -> None:
     push(repository, ADA, DISK, manifest={"boot": "uefi"}, name="disk")
     uml = HypervisorInfo(kind=K.UML, works=True)
     broken = HypervisorInfo(kind=K.KVM, works=False)
-    repository.nodes.put(
-        Node(name="n", cpus=4, memory=4096, disk=9999, hypervisors=(uml, broken), updated=now())
-    )
+    repository.nodes.put(node_of("n", hypervisors=[uml, broken]))
     why = "no live node has what boots the image (kvm, qemu); there is uml"
     assert faults(repository, image="disk") == [("image", why)]
     one(repository)

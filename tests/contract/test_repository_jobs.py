@@ -9,6 +9,7 @@ import pytest
 
 from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
+from tests.kit.cluster_nodes import node_of
 from tests.kit.repository_jobs import (
     ADMIN,
     bring,
@@ -39,17 +40,16 @@ from vmjobs.model import (
     Node,
     ReasonCode,
     StreamName,
-    now,
 )
 
 pytestmark = pytest.mark.in_process
 
 
 def node(name: str = "node1", **changes: object) -> Node:
-    works = HypervisorInfo(kind=HypervisorKind.UML, works=True)
     broken = HypervisorInfo(kind=HypervisorKind.KVM, works=False)
-    values = {"cpus": 2, "memory": 2048, "disk": 1500, "hypervisors": (works, broken), **changes}
-    return Node(name=name, updated=now(), **values)  # type: ignore[arg-type]
+    works = HypervisorInfo(kind=HypervisorKind.UML, works=True)
+    values = {"cpus": 2, "memory": 2048, "disk": 1500, "hypervisors": [works, broken], **changes}
+    return node_of(name, **values)
 
 
 @pytest.mark.both_databases

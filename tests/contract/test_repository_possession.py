@@ -23,6 +23,7 @@ from tests.kit.repository_images import (
     manifest_of,
     packed,
     pieces,
+    sweeper,
 )
 from tests.kit.repository_jobs import bring, claim, digest_of, one, push, refused
 from vmjobs.errors import InvalidSpec, MissingChunks, NotFound, QuotaExceeded
@@ -43,12 +44,6 @@ def with_input(repository: Repository, owner: str, data: bytes) -> str:
     """Submit a job with this input, given only by its digest."""
     file = {"name": "in", "digest": digest_of(data), "size": len(data)}
     return one(repository, owner, inputs=[file]).id
-
-
-def impatient(repository: Repository, **settings: object) -> Repository:
-    """Return the same repository, configured to keep only what is in use."""
-    config = repository.config.model_copy(update={"upload_seconds": 0, **settings})
-    return Repository(config, repository.database, repository.objects, orphan_seconds=0)
 
 
 # ----------------------------------------------------------------- inputs
@@ -84,7 +79,7 @@ def test_what_a_job_delivered_may_be_the_next_ones_input(repository: Repository)
     attempt = claim(repository, job)
     bring(repository, job, attempt, JobState.RUNNING)
     repository.attempts.put_output(job, attempt, "found", io.BytesIO(SECRET), len(SECRET))
-    impatient(repository).garbage_collector.collect()
+    sweeper(repository).garbage_collector.collect()
     with_input(repository, "ada", SECRET)
     refused(InvalidSpec, lambda: with_input(repository, "eve", SECRET))
 
@@ -97,8 +92,8 @@ def test_what_no_job_uses_goes(repository: Repository) -> None:
     repository.garbage_collector.collect()
     assert repository.blob_owners.has("ada", digest_of(b"never used"))
     job = with_input(repository, "ada", SECRET)
-    assert impatient(repository).garbage_collector.collect(dry_run=True).blobs == 1
-    report = impatient(repository).garbage_collector.collect()
+    assert sweeper(repository).garbage_collector.collect(dry_run=True).blobs == 1
+    report = sweeper(repository).garbage_collector.collect()
     assert (report.blobs, report.bytes) == (1, len(b"never used"))
     assert not repository.blob_owners.has("ada", digest_of(b"never used"))
     assert repository.blobs.size(digest_of(b"never used")) is None
@@ -119,12 +114,12 @@ def test_a_blob_that_is_collected_while_it_is_asked_for_is_not_there(
         return now()
 
     monkeypatch.setattr("repository.storage.blob_owners.utc_now", collected_now)
-    assert not impatient(repository).blob_owners.has("ada", digest_of(SECRET))
+    assert not sweeper(repository).blob_owners.has("ada", digest_of(SECRET))
 
 
 @pytest.mark.both_databases
 def test_what_no_job_uses_counts(repository: Repository) -> None:
-    tight = impatient(repository, image_quota=1, upload_seconds=3600)
+    tight = sweeper(repository, 3600, image_quota=1)
     put(tight, "ada", noise(MIB - 10))
     refused(QuotaExceeded, lambda: put(tight, "ada", SECRET), match="1 MiB")
     assert tight.blobs.size(digest_of(SECRET)) is None

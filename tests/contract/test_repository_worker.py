@@ -9,23 +9,29 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
-from tests.kit.repository_jobs import one, push_library, submission
+from tests.kit.repository_jobs import one, prepare_library, submission
 from tests.kit.sockets import free_ports
 from tests.kit.waiting import wait_until
 from tests.kit.workers import worker
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
-from vmjobs.model import JobState
+from vmjobs.model import Job, JobState
 
 
 def placed(repository: Repository, job_id: str) -> Callable[[], bool]:
     return lambda: repository.jobs.get(job_id).condor is not None
+
+
+def sent(repository: Repository, publisher: TaskPublisher, key: str = "") -> Job:
+    """Submit a job, and have a worker told of it."""
+    return repository.submissions.submit("ada", submission(), key, publisher.submit_array).jobs[0]
 
 
 RABBITMQ = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
@@ -109,65 +115,53 @@ def rabbit(tmp_path: Path) -> Iterator[Rabbit]:
 def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) -> None:
     url = f"amqps://guest:guest@127.0.0.1:{rabbit.port}//"
     config = Config(data_dir=tmp_path, broker_url=url, broker_ca=rabbit.root / "server.pem")
-    repository = open_repository(config)
-    push_library(repository)
+    prepare_library(tmp_path)
+    repository = open_repository(config, migrate=False)
     publisher = TaskPublisher(config)
     publisher.ping()
     with pytest.raises(Unavailable):  # the system does not trust its certificate
         TaskPublisher(config.model_copy(update={"broker_ca": None})).ping()
     with worker(config, tmp_path) as process:
-        first = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[
-            0
-        ]
+        first = sent(repository, publisher)
         wait_until(placed(repository, first.id))
         rabbit.kill()
         began = time.monotonic()
         with pytest.raises(Unavailable) as caught:
-            repository.submissions.submit("ada", submission(), "key", publisher.submit_array)
+            sent(repository, publisher, "key")
         assert caught.value.service == "broker"
         assert time.monotonic() - began < 10
         assert len(repository.jobs.page("ada").jobs) == 1
         rabbit.start()
-        second = repository.submissions.submit("ada", submission(), "key", publisher.submit_array)
-        assert second.created
-        wait_until(placed(repository, second.jobs[0].id))
-        repository.job_actions.cancel(second.jobs[0].id, "ada", publisher.change_jobs)
+        second = sent(repository, publisher, "key")
+        wait_until(placed(repository, second.id))
+        repository.job_actions.cancel(second.id, "ada", publisher.change_jobs)
         # CANCELED needs beat's `track`, so beat survives, too.
-        wait_until(lambda: repository.jobs.get(second.jobs[0].id).state is JobState.CANCELED)
+        wait_until(lambda: repository.jobs.get(second.id).state is JobState.CANCELED)
         assert process.poll() is None
     publisher.close()
     repository.close()
 
 
-@pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[tuple[Config, Repository]]:
+def test_a_worker_without_a_broker_service(tmp_path: Path) -> None:
     config = Config(data_dir=tmp_path)
-    repository = open_repository(config)
-    push_library(repository)
-    yield config, repository
-    repository.close()
-
-
-def test_a_worker_without_a_broker_service(embedded: tuple[Config, Repository], tmp_path: Path) -> None:
-    config, repository = embedded
+    prepare_library(tmp_path)
     publisher = TaskPublisher(config)
-    early = one(repository)
-    publisher.submit_array(early.array)
-    with worker(config, tmp_path) as process:
-        wait_until(placed(repository, early.id))
-        late = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[
-            0
-        ]
-        began = time.monotonic()
-        wait_until(placed(repository, late.id))
-        assert time.monotonic() - began < 5
-        os.killpg(process.pid, signal.SIGKILL)
-    lost = repository.submissions.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
-    with worker(config, tmp_path):
-        wait_until(placed(repository, lost.id))
-        canceled = repository.job_actions.cancel(lost.id, "ada", publisher.change_jobs)
-        assert canceled.state is JobState.CANCELING
-        wait_until(lambda: repository.jobs.get(lost.id).state is JobState.CANCELED)
+    with closing(open_repository(config, migrate=False)) as repository:
+        early = one(repository)
+        publisher.submit_array(early.array)
+        with worker(config, tmp_path) as process:
+            wait_until(placed(repository, early.id))
+            late = sent(repository, publisher)
+            began = time.monotonic()
+            wait_until(placed(repository, late.id))
+            assert time.monotonic() - began < 5
+            os.killpg(process.pid, signal.SIGKILL)
+        lost = sent(repository, publisher)
+        with worker(config, tmp_path):
+            wait_until(placed(repository, lost.id))
+            canceled = repository.job_actions.cancel(lost.id, "ada", publisher.change_jobs)
+            assert canceled.state is JobState.CANCELING
+            wait_until(lambda: repository.jobs.get(lost.id).state is JobState.CANCELED)
     assert list((tmp_path / "broker").glob("*.taken")) == []
 
 

@@ -46,9 +46,11 @@ def read(repository: Repository, viewer: Viewer, detail: ImageDetail, part: str 
     return b"".join(repository.contents.read(viewer, detail.digest, content))
 
 
-def sweeper(repository: Repository, patience: float = 0, orphans: float = 0) -> Repository:
+def sweeper(
+    repository: Repository, patience: float = 0, orphans: float = 0, **settings: object
+) -> Repository:
     """The same repository, with these limits in seconds for uploads and orphans."""
-    config = repository.config.model_copy(update={"upload_seconds": patience})
+    config = repository.config.model_copy(update={"upload_seconds": patience, **settings})
     return Repository(config, repository.database, repository.objects, orphan_seconds=orphans)
 
 
