@@ -139,22 +139,13 @@ def test_lists_page_by_page(client: Client) -> None:
     assert list(client.jobs([JobState.RUNNING])) == []
 
 
-def test_cancel(site: Site, url: str, client: Client) -> None:
-    (job,) = client.submit(SPEC).jobs
-    for _ in range(2):
-        assert client.cancel(job.id).state == JobState.CANCELED
-    refused(Conflict, lambda: agent_for(site, url, job.id))
+def test_sets_of_jobs_are_canceled(client: Client) -> None:
     array = client.submit(SPEC, 2)
     canceled = client.change_jobs(JobAction.CANCEL, [array.array], [JobState.QUEUED])
     assert [(each.index, each.state) for each in canceled] == [
         (0, JobState.CANCELED),
         (1, JobState.CANCELED),
     ]
-    refused(
-        NotFound,
-        lambda: client.cancel("0" * 32),
-        lambda: client.change_jobs(JobAction.HOLD, ["0" * 32]),
-    )
     refused(NotFound, lambda: client.job("../jobs"))
 
 

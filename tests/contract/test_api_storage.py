@@ -57,16 +57,6 @@ def test_storage_that_dies_is_named_and_serves_again_when_it_is_back(
     assert user("PUT", path, data=data).status_code == 201
 
 
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    site = make_site(tmp_path)
-    (tmp_path / "objects").rename(tmp_path / "elsewhere")
-    (tmp_path / "objects").write_text("not a directory")
-    health = site.caller()("GET", "/healthz")
-    assert health.status_code == 503
-    assert health.get_json()["services"]["storage"] == "the storage does not answer"
-    assert str(tmp_path) not in health.text
-
-
 def test_no_room_is_said_and_nothing_kept(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 4) as small:
         site = make_site(tmp_path, storage_url=str(small / "objects"))
