@@ -19,7 +19,7 @@ pytestmark = pytest.mark.in_process
 S = JobState
 
 
-def claimed(site: Site, who: Caller, job: str) -> str:
+def claimed(who: Caller, job: str) -> str:
     """Bring a job on a node to RUNNING; return its attempt."""
     attempt = secrets.token_hex(16)
     answer = who("POST", f"/v1/jobs/{job}/attempts", json={"attempt": attempt, "node": "node1"})
@@ -37,7 +37,7 @@ def sent(site: Site) -> tuple[str, Caller, ContentLayout, str, dict[str, Any]]:
     """
     (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
     who = site.agent(job)
-    attempt = claimed(site, who, job)
+    attempt = claimed(who, job)
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/jobs/{job}/attempts/{attempt}/checkpoint?upload={upload}"

@@ -99,10 +99,10 @@ def test_an_assessment_changes_nothing(world: World) -> None:
     found = world.repository.cluster_specs.assess(OPERATOR, declared(size=9))
     assert (found.placed, found.pending) == ({"n1": 4, "n2": 4}, 1)
     assert "n1 lacks" in found.why
-    world.apply(size=3)
+    world.apply(size=3, memory=512)
     world.step()
     other = world.repository.cluster_specs.assess(OPERATOR, declared("other", size=6))
-    assert (other.placed, other.pending) == ({"n1": 2, "n2": 3}, 1)
+    assert (other.placed, other.pending) == ({"n2": 2}, 4)
     # It replaces the present cluster.
     assert world.repository.cluster_specs.assess(OPERATOR, declared(size=8)).pending == 0
     assert [c.name for c in clusters_of(world.repository)] == ["vc"]
@@ -197,6 +197,20 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
 
 
 # ------------------------------------------------------------------------- draining and deleting
+
+
+def test_draining_and_resuming(world: World) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    assert world.repository.cluster_actions.drain("vc", "root").draining
+    world.step()
+    world.obey("n1", "n2")
+    assert world.vms() == {}
+    world.step()
+    assert world.vms() == {}
+    assert not world.repository.cluster_actions.resume("vc", "root").draining
+    world.bring_up()
+    assert len(world.vms()) == 2
 
 
 @pytest.mark.both_databases

@@ -110,6 +110,8 @@ def test_one_that_does_not_join_is_condemned_and_tried_again(world: World) -> No
     world.step(31)
     order = world.orders("n1")["vc-0"]
     assert (order.condemned, order.why) == (1, ClusterVmCode.JOIN_TIMED_OUT)
+    world.step()
+    assert [code for *_, code in world.codes()].count("JOIN_TIMED_OUT") == 1  # told once
     world.report(
         world.vms()["vc-0"],
         Phase.WAITING,

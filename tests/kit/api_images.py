@@ -12,9 +12,7 @@ from tests.kit.segments import compute_layout_of_bytes, encode_segment
 
 OCTETS = "application/octet-stream"
 #: A disk of different segments: a full one, a hole, and a part of one.
-DISK = b"".join(
-    [b"A" * SEGMENT_BYTES, bytes(SEGMENT_BYTES), bytes(range(256)) * (SEGMENT_BYTES // 512)]
-)
+DISK = b"".join([b"A" * SEGMENT_BYTES, bytes(SEGMENT_BYTES), bytes(range(256)) * 1024])
 
 
 def open_upload(who: Caller, size: int = 1 << 30) -> str:
