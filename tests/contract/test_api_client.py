@@ -90,6 +90,7 @@ def test_a_job_from_submission_to_its_output(
     agent.append(StreamName.OUT, 0, b"hello\n")
     tell(agent, JobState.COLLECTING)
     output = agent.put_output("plots/mass.png", io.BytesIO(b"PNG" * 100_000), 300_000)
+    refused(InvalidRequest, lambda: agent.put_output("../a", io.BytesIO(b"x"), 1))
     tell(agent, JobState.COMPLETED, **GOOD)
 
     (done,) = client.wait([job.id], timeout=10)

@@ -222,6 +222,7 @@ def test_the_operators_client(site: Site, world: World, url: str) -> None:
         assert not clusters.resume("vc").draining
         assert clusters.retry("vc").failed is None
         events = clusters.events("vc")
+        assert [e.state for e in events[-4:]] == ["SCALED", "DRAINING", "RESUMED", "RETRIED"]
         assert clusters.events("vc", events[-2].seq) == events[-1:]
         vm = found.members[0]
         world.repository.assignments.append_console(vm.node, vm.id, 1, 0, b"hello")
