@@ -95,6 +95,7 @@ def test_a_retry_declares_it_again(world: World) -> None:
     assert "generation 2 is declared again" in world.repository.clusters.events("vc")[-1].message
     settle(world, 10)
     assert {m.generation for m in world.vms().values()} == {3}
+    assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {300}
     assert set(world.states().values()) == {ClusterVmState.UP}
     # From then on, rollbacks return to that generation.
     world.apply(size=2, memory=310)
