@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ OURS = {
     "own, ptrace": (UserModeLinux(system_calls="ptrace"), 1),
 }
 DEBIAN = UserModeLinux(DEBIAN_KERNEL)
+PROBE_SECONDS = 30.0
 COSTS = ("system call", "fork", "exec", "two processes")
 Seconds = dict[str, float]
 
@@ -54,9 +55,12 @@ def uml_kernel(made: RunServices, digest: str, pairs: int) -> Iterator[Finding]:
             on_the_node = _seconds(subprocess.check_output([program], text=True))
             return {"compute on the node": on_the_node["compute"]} | inside(driver, cpus)
 
+        # Debian's release 6.1 boots nothing on processors with AMX: then its rows are left out.
+        is_usable = DEBIAN.probe(PROBE_SECONDS).works
+        theirs: Callable[[], Seconds] = partial(inside, DEBIAN, 1) if is_usable else dict
         for name, how in OURS.items():
-            seen = in_turns(pairs, partial(ours, *how), partial(inside, DEBIAN, 1))
-            for cost in (*COSTS, "boot to power-off", "pythia"):
+            seen = in_turns(pairs, partial(ours, *how), theirs)
+            for cost in (*COSTS, "boot to power-off", "pythia") if is_usable else ():
                 found = [(here[cost], there[cost]) for here, there in seen]
                 yield compare(10, f"{cost}, {name}", found, 1.0, measure="own / Debian's")
             found = [(here["compute"], here["compute on the node"]) for here, _ in seen]
