@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import select
 import socket
 import tempfile
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.kit.guest_endpoint import TOKEN, Guest, connect, endpoint, guest
 from tests.kit.waiting import wait_until
 from vmjobs.agent.guest import endpoint as endpoints
 from vmjobs.agent.guest.endpoint import MAX_CONNECTIONS, MAX_HEADER, MAX_LOG_CHUNK
+from vmjobs.agent.guest.guest_loop import Connections, accepting, guest_loop
 
 __all__ = ["guest"]
 
@@ -207,3 +210,33 @@ def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(
     assert not answers
     waiting.join(20)
     assert answers == [(200, b"")]
+
+
+def test_who_comes_while_accepting_ends_is_hung_up_on() -> None:
+    """The guest program then tries again, with the next agent."""
+    served, held, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(5)
+
+    async def keep(_connection: socket.socket) -> None:
+        served.set()
+        await asyncio.sleep(60)
+
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    with ExitStack() as closing:
+        closing.enter_context(accepting(server, Connections(keep, 10)))
+        closing.enter_context(socket.create_connection(address, 5))
+        served.wait(5)
+        guest_loop().call_soon_threadsafe(hold)
+        held.wait(5)
+        with socket.create_connection(address, 5) as late:
+            ended = threading.Thread(target=closing.close)
+            ended.start()
+            time.sleep(0.1)  # for the end of accepting to wait for the loop, too
+            go_on.set()
+            ended.join()
+            with suppress(ConnectionResetError):
+                assert late.recv(1) == b""

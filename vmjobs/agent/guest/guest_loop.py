@@ -110,8 +110,10 @@ def accepting(server: Socket, connections: Connections) -> Iterator[None]:
     async def accept() -> None:
         while True:
             try:
-                connections.serve((await guest_loop().sock_accept(server))[0])
+                connections.serve(server.accept()[0])
                 await asyncio.sleep(0)  # a flood of connections must not stop other guests
+            except BlockingIOError:
+                await _wait_readable(server)
             except OSError as error:
                 log.error("cannot accept a guest's connection: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -124,3 +126,13 @@ def accepting(server: Socket, connections: Connections) -> Iterator[None]:
         finally:
             accepts.cancel()
             in_loop(connections.close())
+
+
+async def _wait_readable(server: Socket) -> None:
+    """Wait for a connection. A canceled sock_accept() may lose one, and leave it open."""
+    is_readable = asyncio.Event()
+    guest_loop().add_reader(server, is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        guest_loop().remove_reader(server)
