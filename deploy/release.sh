@@ -55,6 +55,7 @@ deb vmjobs
 root=$work/vmjobs-node
 install -d "$root/usr/libexec/vmjobs" "$root/usr/share/vmjobs/condor" "$root/usr/lib/systemd/system"
 install deploy/libexec/agent-start deploy/libexec/token-renew deploy/libexec/exec-unchanged deploy/libexec/node-ad \
+    deploy/libexec/xen-card \
     "$root/usr/libexec/vmjobs"
 install -m 0644 deploy/libexec/ssh-to-job.sshd "$root/usr/libexec/vmjobs"
 gcc -std=gnu17 -O2 -Wall -Wextra -Werror -static -s -o "$root/usr/libexec/vmjobs/job-wrapper" deploy/job-wrapper/job-wrapper.c

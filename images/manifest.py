@@ -77,6 +77,7 @@ class ImageManifest(FrozenModel):
         ``uefi``: the boot loader on the disk.
     partition: of the root file system, for ``boot: kernel``; 0: the disk is one file system.
     guest: ``None``: the software in the image is unknown.
+    xen: the kernel runs paravirtualized on Xen, and finds the root disk there.
     cloud_init: the image looks for NoCloud data when it boots.
     parent: the image that this one was made from. recipe: digest of the recipe it was built from.
     """
@@ -90,6 +91,7 @@ class ImageManifest(FrozenModel):
     initrd: Part | None = None
     cmdline: tuple[KernelWord, ...] = Field(default=(), max_length=64)
     guest: GuestSupport | None = None
+    xen: bool = False
     cloud_init: bool = False
     program: Program | None = None
     parent: Digest | None = None
@@ -100,13 +102,15 @@ class ImageManifest(FrozenModel):
     def _check_boot_fields(self) -> Self:
         if self.boot is not BootMethod.KERNEL and (self.kernel or self.initrd or self.cmdline):
             raise ValueError(f"an image that boots by {self.boot} has no kernel, initrd or cmdline")
-        if self.initrd and not self.kernel:
-            raise ValueError("an image with an initrd needs a kernel")
+        if (self.initrd or self.xen) and not self.kernel:
+            raise ValueError("an image with an initrd needs a kernel, and so does one for Xen")
         return self
 
     def canonical(self) -> bytes:
         """The stored form: sorted keys, no spaces, UTF-8."""
         value = self.model_dump(mode="json", by_alias=True)
+        if not self.xen:  # digests of images without it stay the same
+            del value["xen"]
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return text.encode("utf-8")
 
@@ -128,6 +132,8 @@ class ImageManifest(FrozenModel):
     def hypervisors(self) -> tuple[HypervisorKind, ...]:
         """The hypervisors that can boot the image, best first."""
         able = [kind for kind in HypervisorKind if self.boot in CAPABILITIES[kind].boots]
+        if not self.xen:
+            able = [kind for kind in able if kind is not HypervisorKind.XEN]
         if self.boot is not BootMethod.KERNEL:
             return tuple(able)
         own = [kind for kind in able if CAPABILITIES[kind].boots_image_kernel]

@@ -40,6 +40,8 @@ BootTest = Callable[[str, Recipe, ScratchDir], None]
 _BUILDER_VERSION: Final = 4
 _GUEST_FOLDER: Final = "usr/lib/vmjobs"
 _INIT: Final = "sbin/vmjobs-init"
+#: The module with which a kernel finds its disks on Xen.
+_XEN_DISK: Final = "xen_blkfront"
 #: Links that devtmpfs lacks and the guest program adds; ``None`` for directories.
 _DEV: Final = {
     "fd": "/proc/self/fd",
@@ -174,6 +176,7 @@ def _build(
         initrd=store.folder.put(ramdisk) if ramdisk else None,
         cmdline=recipe.cmdline,
         guest=GuestSupport(contract=3),
+        xen=recipe.kernel is not None and _XEN_DISK in recipe.kernel.modules,
         recipe=recipe.digest,
         packages=packages,
     )

@@ -49,6 +49,7 @@ _path = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--cloud-init", is_flag=True, help="It reads NoCloud data when it boots.")
 @click.option("--guest", is_flag=True, help="It has the guest program of vmjobs.")
+@click.option("--xen", is_flag=True, help="Its kernel also runs paravirtualized on Xen.")
 @click.option("--architecture", default="x86_64", show_default=True, help="Processor architecture.")
 @click.option("--public", is_flag=True, help="All users may see and boot it.")
 @click.option(
@@ -71,6 +72,7 @@ def push(
     partition: int | None,
     cloud_init: bool,
     guest: bool,
+    xen: bool,
     architecture: str,
     public: bool,
     shares: tuple[str, ...],
@@ -95,6 +97,7 @@ def push(
         partition=partition,
         cloud_init=cloud_init,
         guest=guest,
+        xen=xen,
         architecture=architecture,
     )
     if all_local == bool(source):

@@ -27,7 +27,7 @@ from vmjobs.model import MAX_ARRAY
 @click.option(
     "--checkpoint",
     is_flag=True,
-    help="If the job is vacated, save its VM and continue on another node (kvm, qemu).",
+    help="If the job is vacated, save its VM and continue on another node (kvm, xen, qemu).",
 )
 @click.option("--route", default="", help="Route to a site; default: the service's default route.")
 @click.option("--accounting-group", default="", help="HTCondor accounting group.")

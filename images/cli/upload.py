@@ -49,6 +49,7 @@ class CommandOptions:
     partition: int | None = None
     cloud_init: bool = False
     guest: bool = False
+    xen: bool = False
     architecture: str = "x86_64"
 
 
@@ -161,6 +162,7 @@ def from_file(path: Path, options: CommandOptions) -> PendingPush:
             initrd=parts.get("initrd"),
             cmdline=options.cmdline,
             guest=GuestSupport() if options.guest else None,
+            xen=options.xen,
             cloud_init=options.cloud_init,
         )
 

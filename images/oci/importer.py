@@ -31,7 +31,7 @@ from vmjobs.model import MIB
 log = logging.getLogger(__name__)
 
 #: Increased whenever the importer makes different bytes from the same container image.
-_VERSION: Final = 1
+_VERSION: Final = 2
 #: Free space on the root disk, in bytes, for programs that write to paths chosen when they were built.
 #: It is a hole in the disk's file and costs nothing until it is used.
 _SLACK: Final = 512 * MIB
@@ -133,6 +133,7 @@ def _import(
         initrd=store.folder.add_file(kit.initrd),
         cmdline=(f"init={kits.INIT}", *kit.cmdline),
         guest=GuestSupport(contract=3),
+        xen=True,
         program=program,
         recipe=_recipe_digest(container),
         packages=found,

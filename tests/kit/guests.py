@@ -32,7 +32,7 @@ _INIT = (
 for word in $(cat /proc/cmdline); do
     case $word in do=*|targets=*|lines=*) eval "${word%%=*}=\${word#*=}" ;; esac
 done
-if [ -e /dev/ubda ]; then disk=ubd; else disk=vd; fi
+for disk in ubd xvd vd; do [ ! -e /dev/${disk}a ] || break; done
 echo
 echo "guest: up"
 
@@ -161,6 +161,8 @@ _MODULES = (
     "failover",
     "net_failover",
     "virtio_net",
+    "xen-blkfront",
+    "xen-netfront",
 )
 
 

@@ -17,9 +17,15 @@ from vmjobs.hypervisor.base import BootImage, Hypervisor
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml.driver import UserModeLinux
+from vmjobs.hypervisor.xen import driver as xen
 from vmjobs.model import HypervisorKind
 
-KINDS = [HypervisorKind.UML, HypervisorKind.QEMU, HypervisorKind.KVM]
+#: On a Xen host (``deploy/soak-xen.sh``) the others work as anywhere.
+KINDS = (
+    [HypervisorKind.UML, HypervisorKind.QEMU, HypervisorKind.KVM]
+    if xen.unavailable_reason()
+    else [HypervisorKind.XEN]
+)
 #: Seconds that KVM may take to boot a kernel: what a node allows it, too (``probe_seconds``).
 KVM_BOOT = 30.0
 
@@ -29,10 +35,12 @@ def working_driver(kind: HypervisorKind, factory: pytest.TempPathFactory) -> tup
 
     Each is probed once in a run of tests: KVM may boot nothing, which takes the whole deadline.
     """
+    kernels = lambda: (kernel_tree() / "boot").glob("vmlinuz-*")  # noqa: E731
     if kind is HypervisorKind.UML:
         driver: Hypervisor = UserModeLinux()
+    elif kind is HypervisorKind.XEN:
+        driver = xen.Xen(kernels=kernels)
     else:
-        kernels = lambda: (kernel_tree() / "boot").glob("vmlinuz-*")  # noqa: E731
         driver = Libvirt(kind, node_connection(), kernels=kernels)
 
     def probe() -> list[str]:

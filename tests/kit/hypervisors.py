@@ -129,10 +129,13 @@ from dataclasses import replace
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml.driver import UserModeLinux
+from vmjobs.hypervisor.xen.driver import Xen
 from vmjobs.model import HypervisorKind
 vm, kind, mode, hidden = pickle.load(sys.stdin.buffer)
 if kind is HypervisorKind.UML:
     driver = UserModeLinux()
+elif kind is HypervisorKind.XEN:
+    driver = Xen()
 else:
     driver = Libvirt(kind, node_connection(), hidden_features=hidden)
 driver.start(replace(vm, network=driver.open_network(mode, [80]) if mode else None))

@@ -76,7 +76,9 @@ def test_what_was_written_is_read_back() -> None:
 
 def test_how_it_boots_says_which_hypervisors_can() -> None:
     assert manifest().hypervisors == (HypervisorKind.UML,)
-    assert manifest(kernel=ROOT, guest=GuestSupport()).hypervisors == tuple(HypervisorKind)
+    every = manifest(kernel=ROOT, guest=GuestSupport(), xen=True)
+    assert every.hypervisors == tuple(HypervisorKind)
+    assert HypervisorKind.XEN not in manifest(kernel=ROOT, guest=GuestSupport()).hypervisors
     own = (HypervisorKind.KVM, HypervisorKind.QEMU)
     assert manifest(boot=BootMethod.BIOS).hypervisors == own
     assert manifest(kernel=ROOT).hypervisors == own, "what is in there wants its own kernel"
@@ -89,6 +91,7 @@ def test_how_it_boots_says_which_hypervisors_can() -> None:
         {"boot": "bios", "kernel": ROOT},
         {"boot": "uefi", "cmdline": ("quiet",)},
         {"initrd": ROOT},
+        {"xen": True},
         {"cmdline": ("two words",)},
         {"partition": -1},
     ],

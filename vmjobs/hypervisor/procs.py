@@ -120,6 +120,14 @@ def _scan() -> Iterator[Process]:
             yield found
 
 
+def all_processes() -> Iterator[Process]:
+    """Yield the living processes of all users. Raises as :func:`scan`."""
+    with _ProcAccess():
+        for name in os.listdir("/proc"):
+            if name.isdigit() and (found := read(int(name))):
+                yield found
+
+
 def read(pid: int) -> Process | None:
     """Read a process from ``/proc``; None if it has ended. Raises as :func:`scan`."""
     fields: list[bytes] = []

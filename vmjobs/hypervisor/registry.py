@@ -16,6 +16,7 @@ from vmjobs.hypervisor.probe import node_kernels
 from vmjobs.hypervisor.sandbox import bubblewrap
 from vmjobs.hypervisor.sandbox.process_launcher import Launcher
 from vmjobs.hypervisor.uml.driver import UserModeLinux
+from vmjobs.hypervisor.xen.driver import Xen
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ def drivers(
                 system_calls=config.uml_system_calls,
                 policy=policy,
             )
+        if kind is HypervisorKind.XEN:
+            return Xen(kernels=candidates, launcher=launcher, policy=policy)
         return Libvirt(
             kind,
             connection,

@@ -97,6 +97,12 @@ class ShutdownCauses:
                 entry.ended = True
                 self._changed.notify_all()
 
+    def has_ended(self, name: str) -> bool:
+        """Whether the end of a VM is recorded; also of a VM that this process did not start."""
+        with self._changed:
+            entry = self._entries.get(name)
+            return entry is None or entry.ended
+
     def of(self, name: str, timeout: float) -> ShutdownCause:
         """Return why a VM ended; wait ``timeout`` seconds for the end's record."""
         deadline = time.monotonic() + timeout

@@ -21,6 +21,7 @@ class HypervisorKind(StrEnum):
     """The hypervisor of a VM, best first for the node's own architecture."""
 
     KVM = "kvm"
+    XEN = "xen"
     UML = "uml"
     QEMU = "qemu"
 
@@ -62,6 +63,9 @@ class Capabilities:
 CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(
     {
         HypervisorKind.KVM: Capabilities(),
+        HypervisorKind.XEN: Capabilities(
+            boots=(BootMethod.KERNEL,), lazy_start=False, limits_disks=False, cpus=128, shared_cpus=128
+        ),
         HypervisorKind.UML: Capabilities(
             boots=(BootMethod.KERNEL,),
             boots_image_kernel=False,

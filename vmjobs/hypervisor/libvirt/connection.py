@@ -13,13 +13,14 @@ import os
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import NAME_PREFIX, ShutdownCause, VmState
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.base import NAME_PREFIX, ShutdownCause, VmState, VmUsage
 from vmjobs.hypervisor.libvirt.embedded import EmbeddedRoot
 from vmjobs.hypervisor.shutdown_causes import ShutdownCauses, cause_from_qemu
 
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 #: Seconds that a daemon may take to come back after it went away.
 RECONNECT_SECONDS = 15.0
+RETRY_SECONDS = 0.1
 
 
 @functools.cache
@@ -66,6 +68,33 @@ def _connection_of(_process: int) -> Connection:
     return Connection("qemu:///session" if os.geteuid() else "qemu:///embed")
 
 
+class Watch:
+    """Notices that something has changed since it was made, or last looked at."""
+
+    def __init__(self) -> None:
+        #: Readable after a change.
+        self.handle = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def notify(self) -> None:
+        """Report a change."""
+        os.eventfd_write(self.handle, 1)
+
+    def wait(self, timeout: float, beside: Sequence[int] = ()) -> bool:
+        """Block until something changes, one of these handles is readable, or the time is over.
+
+        Returns:
+            Whether one of the handles is readable.
+        """
+        found = procs.readable([self.handle, *beside], timeout)
+        if self.handle in found:
+            os.eventfd_read(self.handle)
+        return not set(beside).isdisjoint(found)
+
+    def close(self) -> None:
+        """Close its handle."""
+        os.close(self.handle)
+
+
 class Connection:
     """A connection that opens on first use, and again after the daemon went away.
 
@@ -79,8 +108,7 @@ class Connection:
         self.uri = uri
         self._embedded = EmbeddedRoot(embedded)
         self._lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._changes = 0
+        self._watches: set[Watch] = set()
         self._open: Any = None
         self._has_qemu_events = False
         #: Why this connection's VMs ended.
@@ -129,6 +157,11 @@ class Connection:
         self.shutdown_causes.expect(name)
         self._call(f"start {name}", begin)
 
+    def restore(self, name: str, saved: Path) -> None:
+        """Resume a VM of libxl's, whose file has its domain XML."""
+        self.shutdown_causes.expect(name)
+        self._call(f"resume {name}", lambda connection: connection.restore(str(saved)))
+
     def shutdown(self, name: str) -> None:
         """Press the power button of a VM, if it runs."""
         self._call_on_domain(name, "stop", lambda domain: domain.shutdown())
@@ -149,19 +182,40 @@ class Connection:
         """Save a VM, and end it; it runs once it is resumed.  Raises as :meth:`suspend`."""
 
         def save(domain: Any) -> object:
-            return domain.saveFlags(str(path), None, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+            if domain.OSType() == "hvm":
+                return domain.saveFlags(str(path), None, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+            return domain.save(str(path))  # libxl has no other flag than for a paused one
 
         self._call_on_active(name, "save", save)
 
-    @property
-    def changes(self) -> int:
-        """Grows whenever a VM changes its state, or the connection breaks."""
-        return self._changes
+    def usage(self, name: str) -> VmUsage:
+        """Return a VM's processor time and memory as its hypervisor counts them; zero: it is gone."""
+        found = self._call_on_domain(name, "look at", lambda domain: domain.info())
+        return VmUsage() if found is None else VmUsage(found[4] / 1e9, found[2] * 1024)
 
-    def wait_change(self, seen: int, timeout: float) -> None:
-        """Block until :attr:`changes` is not ``seen``, or for ``timeout`` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._changes != seen, timeout)
+    def scheduler(self) -> str:
+        """Return the name of the hypervisor's scheduler, which shares out the processors."""
+        ask = "ask for the scheduler"
+        return str(self._call(ask, lambda connection: connection.lookupByID(0).schedulerType()[0]))
+
+    def schedule(self, name: str, parameters: Mapping[str, int]) -> None:
+        """Set a VM's share of the processors.  Raises as :meth:`suspend`."""
+        self._call_on_active(
+            name, "limit", lambda domain: domain.setSchedulerParameters(dict(parameters))
+        )
+
+    @contextmanager
+    def watch(self) -> Iterator[Watch]:
+        """Watch for changes of VMs' states, and for the connection's end."""
+        watch = Watch()
+        with self._lock:
+            self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            with self._lock:
+                self._watches.remove(watch)
+            watch.close()
 
     def logs(self, name: str) -> list[Path]:
         """libvirt's logs of a VM's QEMU output; libvirt never removes them."""
@@ -232,8 +286,7 @@ class Connection:
             except libvirt.libvirtError:
                 if time.monotonic() > deadline:
                     raise
-            with self._changed:
-                self._changed.wait(0.1)
+            time.sleep(RETRY_SECONDS)  # no event tells when its socket is there
 
     def _drop(self, connection: Any) -> None:
         with self._lock:
@@ -241,16 +294,16 @@ class Connection:
                 self._open = None
 
     def _on_event(self, *_about: object) -> None:
-        with self._changed:
-            self._changes += 1
-            self._changed.notify_all()
+        with self._lock:
+            for watch in self._watches:
+                watch.notify()
 
     def _on_lifecycle(
         self, connection: Any, domain: Any, event: int, detail: int, _opaque: object
     ) -> None:
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
             # Without QEMU's causes, libvirt does not tell a power-off from a restart.
-            is_reliable = self._has_qemu_events or connection.getType().lower() == "test"
+            is_reliable = self._has_qemu_events or connection.getType().lower() in {"test", "xen"}
             self.shutdown_causes.ended(
                 domain.name(), _cause_from_libvirt(detail) if is_reliable else ShutdownCause.UNKNOWN
             )

@@ -31,9 +31,10 @@ _NETWORK_SLOT = "0x1e"
 
 @dataclass(frozen=True)
 class Board:
-    """An architecture's QEMU machine type, and its serial console.
+    """An architecture's machine type, and its serial console.
 
-    kernel: parameters that its kernels get.
+    kernel: parameters that its kernels get. disk: prefix of its disks' names. hypervisors: those that
+    have it.
     """
 
     architecture: str
@@ -41,6 +42,8 @@ class Board:
     console: str
     serial: str
     kernel: tuple[str, ...] = ()
+    disk: str = "vd"
+    hypervisors: str = "kvm or qemu"
 
 
 _BOARDS = {
@@ -86,13 +89,7 @@ def domain_xml(
     Raises:
         HypervisorError: the image boots by a kernel, and has none.
     """
-    domain = ET.Element("domain", {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
-    _text(domain, "name", vm.name)
-    _text(domain, "uuid", str(uuid.uuid5(_UUIDS, vm.name)))  # both identify a saved VM
-    metadata = ET.SubElement(domain, "metadata")
-    ET.SubElement(metadata, "vmjobs:machine", {"xmlns:vmjobs": VMJOBS_NAMESPACE, "name": vm.name})
-    ET.SubElement(domain, "memory", {"unit": "MiB"}).text = str(vm.memory)
-    _text(domain, "vcpu", str(vm.cpus))
+    domain = new_domain(vm, {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
     domain.append(_os(vm, board_model, uefi))
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     mode = "host-passthrough" if domain_type == "kvm" else "maximum"
@@ -101,11 +98,23 @@ def domain_xml(
         ET.SubElement(processor, "feature", {"policy": "disable", "name": name})
     ET.SubElement(domain, "clock", {"offset": "utc"})
     for event in ("on_poweroff", "on_reboot", "on_crash"):
-        _text(domain, event, "destroy")
+        add_text(domain, event, "destroy")
     domain.append(_devices(vm, overlay, nbd, emulator))
     ET.SubElement(domain, "seclabel", {"type": "none"})
     domain.append(_qemu_arguments(vm, board_model, emulator))
     return ET.tostring(domain, encoding="unicode")
+
+
+def new_domain(vm: VmConfig, attributes: dict[str, str]) -> ET.Element:
+    """Return a domain with its name, memory and processors. attributes: of its element."""
+    domain = ET.Element("domain", attributes)
+    add_text(domain, "name", vm.name)
+    add_text(domain, "uuid", str(uuid.uuid5(_UUIDS, vm.name)))  # both identify a saved VM
+    metadata = ET.SubElement(domain, "metadata")
+    ET.SubElement(metadata, "vmjobs:machine", {"xmlns:vmjobs": VMJOBS_NAMESPACE, "name": vm.name})
+    ET.SubElement(domain, "memory", {"unit": "MiB"}).text = str(vm.memory)
+    add_text(domain, "vcpu", str(vm.cpus))
+    return domain
 
 
 def kernel_parameters(image: BootImage, board_model: Board, more: Iterable[str] = ()) -> list[str]:
@@ -113,7 +122,7 @@ def kernel_parameters(image: BootImage, board_model: Board, more: Iterable[str] 
     return [
         *image.cmdline,
         *more,
-        f"root=/dev/vda{image.partition or ''}",
+        f"root=/dev/{board_model.disk}a{image.partition or ''}",
         "rw",
         f"console={board_model.console}",
         *board_model.kernel,
@@ -131,21 +140,30 @@ def _os(vm: VmConfig, board_model: Board, uefi: Firmware | None) -> ET.Element:
         if uefi is not None:
             loader = ET.SubElement(element, "loader", {"readonly": "yes", "type": "pflash"})
             loader.text = str(uefi.code.absolute())
-            _text(element, "nvram", str(uefi.variables.absolute()))
+            add_text(element, "nvram", str(uefi.variables.absolute()))
         return element
-    if vm.image.kernel is None:
-        raise HypervisorError("the image brings no kernel that kvm or qemu could boot")
-    _text(element, "kernel", str(vm.image.kernel.absolute()))
-    if vm.image.initrd is not None:
-        _text(element, "initrd", str(vm.image.initrd.absolute()))
-    _text(element, "cmdline", " ".join(kernel_parameters(vm.image, board_model, vm.cmdline)))
+    add_kernel(element, vm, board_model)
     return element
+
+
+def add_kernel(element: ET.Element, vm: VmConfig, board_model: Board) -> None:
+    """Add the image's kernel to an ``os`` element.
+
+    Raises:
+        HypervisorError: the image brings none.
+    """
+    if vm.image.kernel is None:
+        raise HypervisorError(f"the image brings no kernel that {board_model.hypervisors} could boot")
+    add_text(element, "kernel", str(vm.image.kernel.absolute()))
+    if vm.image.initrd is not None:
+        add_text(element, "initrd", str(vm.image.initrd.absolute()))
+    add_text(element, "cmdline", " ".join(kernel_parameters(vm.image, board_model, vm.cmdline)))
 
 
 def _devices(vm: VmConfig, overlay: Path, nbd: Path | None, emulator: Emulator | None) -> ET.Element:
     devices = ET.Element("devices")
     if emulator is not None:
-        _text(devices, "emulator", str(emulator.path))
+        add_text(devices, "emulator", str(emulator.path))
     cache = "unsafe" if vm.overlay is None else "writeback"
     root = _disk(overlay, "qcow2", "vda", cache, read_only=False)
     root.append(_backing(vm, nbd))
@@ -200,8 +218,8 @@ def _throttle(disk: ET.Element, vm: VmConfig) -> None:
     """All disks of a VM share one limit, which QEMU enforces: no cgroup is needed."""
     if vm.limits is not None and vm.limits.disk_bytes is not None:
         throttle = ET.SubElement(disk, "iotune")
-        _text(throttle, "total_bytes_sec", str(vm.limits.disk_bytes))
-        _text(throttle, "group_name", "disks")
+        add_text(throttle, "total_bytes_sec", str(vm.limits.disk_bytes))
+        add_text(throttle, "group_name", "disks")
 
 
 def _qemu_arguments(vm: VmConfig, board_model: Board, emulator: Emulator | None) -> ET.Element:
@@ -228,5 +246,6 @@ def _escaped(path: Path) -> str:
     return str(path).replace(",", ",,")
 
 
-def _text(parent: ET.Element, tag: str, text: str) -> None:
+def add_text(parent: ET.Element, tag: str, text: str) -> None:
+    """Add an element with only text."""
     ET.SubElement(parent, tag).text = text

@@ -101,7 +101,7 @@ class Libvirt:
         """See :attr:`Hypervisor.platform`: QEMU, board, and the guest's processor."""
         # Not cached: a later call may find another QEMU.
         qemu, _ = self._connection.versions()
-        processor = "tcg" if self.abilities.emulated else _processor_digest(self._hidden_features)
+        processor = "tcg" if self.abilities.emulated else processor_digest(self._hidden_features)
         return f"qemu {qemu}, {board().machine_type}, {processor}"
 
     @property
@@ -137,8 +137,9 @@ class Libvirt:
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
         """See :meth:`Hypervisor.open_network`."""
-        process = self._main_process(running) if running else None
-        return guest_network.open_network(self._launcher, mode, ports, process)
+        main = self._main_process(running) if running else None
+        namespaces = None if main is None else guest_network.namespaces_of(main.pid)
+        return guest_network.open_network(self._launcher, mode, ports, namespaces)
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """See :meth:`Hypervisor.open_private_network`."""
@@ -165,7 +166,7 @@ class Libvirt:
             if resumed:
                 check_overlay(overlay)
             else:
-                _make_overlay(vm, overlay)
+                make_overlay(vm, overlay)
             self._helpers.connect(vm)
             emulator = self._emulator(vm, overlay, uefi, nbd)
             text = domain_xml(
@@ -235,19 +236,20 @@ class Libvirt:
     def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
         """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
-        while True:
-            seen = self._connection.changes
-            state, main = self.state(name), self._main_process(name)
-            left = max(0.0, deadline - time.monotonic())
-            if state is VmState.GONE or not left:
-                return state
-            look = min(left, procs.POLL_SECONDS)
-            if main is None:  # QEMU ends, or was never there: libvirt tells which
-                self._connection.wait_change(seen, look)
-                continue
-            needed = self._required_processes(name)
-            if procs.wait_for_any([main, *(needed or ())], beside, look if needed is None else left):
-                return self.state(name)
+        with self._connection.watch() as changed:
+            while True:
+                state, main = self.state(name), self._main_process(name)
+                left = max(0.0, deadline - time.monotonic())
+                if state is VmState.GONE or not left:
+                    return state
+                look = min(left, procs.POLL_SECONDS)
+                if main is None:  # QEMU ends, or was never there: libvirt tells which
+                    changed.wait(look)
+                    continue
+                needed = self._required_processes(name)
+                needed_seconds = look if needed is None else left
+                if procs.wait_for_any([main, *(needed or ())], beside, needed_seconds):
+                    return self.state(name)
 
     def shutdown_cause(self, name: str) -> ShutdownCause:
         """See :meth:`Hypervisor.shutdown_cause`."""
@@ -361,8 +363,8 @@ class Libvirt:
         return f"QEMU {version}, libvirt {library}, {uefi}"
 
 
-def _processor_digest(hidden_features: Sequence[str]) -> str:
-    """The node's processor as guests see it: a digest of its model and features."""
+def processor_digest(hidden_features: Sequence[str] = ()) -> str:
+    """Return the node's processor as guests see it: a digest of its model and features."""
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0].splitlines()
     guest_visible = [
         line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags"))
@@ -370,7 +372,7 @@ def _processor_digest(hidden_features: Sequence[str]) -> str:
     return hashlib.sha256("\n".join([*guest_visible, *hidden_features]).encode()).hexdigest()[:16]
 
 
-def _make_overlay(vm: VmConfig, overlay: Path) -> None:
+def make_overlay(vm: VmConfig, overlay: Path) -> None:
     """Create the overlay atomically, unless an earlier VM has left it."""
     if vm.overlay is None or not overlay.exists():
         fresh = overlay.with_name(f"{overlay.name}.new")

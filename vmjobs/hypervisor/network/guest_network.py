@@ -8,6 +8,9 @@
 In mode ``repository`` a guest can reach nothing else in the namespace. In mode ``outbound`` packets are
 routed to slirp4netns, which turns them into connections; nftables rules limit the destinations
 (:mod:`.outbound`). The namespace ends with its VM and the last connection in it.
+
+The card of a Xen VM comes from the node's kernel. For it ``tap0`` is a bridge, which the card joins,
+and a process holds the namespace for as long as the VM runs.
 """
 
 from __future__ import annotations
@@ -51,9 +54,14 @@ _TAP_MAC: Final = "52:55:0a:00:02:02"
 MTU: Final = 32000
 
 _PROGRAM: Final = "slirp4netns"
-#: Name of slirp4netns's parent in its command line.
+#: Names of slirp4netns's parent, and of the process that holds a network, in their command lines.
 SLIRP_MARK: Final = "vmjobs-outside"
+HOLDER_MARK: Final = "vmjobs-network"
 _PARENT: Final = 'shift; "$@"; exit $?'
+#: Its input is a pipe whose other end it has, too: this never returns.
+_HOLD: Final = "read -r _"
+#: Numbers of its handles of the namespaces.
+_HELD_USER, _HELD_NETWORK = 4, 5
 _NETMASK: Final = str(IPv4Network((0, GUEST_NETMASK_BITS)).netmask)
 #: Interface where a guest's packets wait, if its network is limited.
 _IFB_DEVICE: Final = "in0"
@@ -67,11 +75,17 @@ _HINT: Final = "run vmjobs doctor on the node, which says what is missing"
 
 
 def open_network(
-    launcher: Launcher, mode: NetworkMode, ports: Sequence[int], process: procs.Process | None
+    launcher: Launcher,
+    mode: NetworkMode,
+    ports: Sequence[int],
+    namespaces: tuple[Path, Path] | None,
+    *,
+    bridged: bool = False,
 ) -> Network:
     """Return a VM's network, with sockets that listen at these ports of the endpoint.
 
-    process: of a running VM, to open its network; None: create a network.
+    namespaces: files of a running VM's user and network namespaces; None: create a network.
+    bridged: with a bridge instead of a tap device.
 
     Raises:
         HypervisorError: this node cannot give VMs a network, and why.
@@ -80,11 +94,11 @@ def open_network(
     try:
         with ExitStack() as closing:
             present = None
-            if process is not None:
-                present = _namespaces_of(process.pid)
+            if namespaces is not None:
+                present = open_namespaces(*namespaces)
                 for handle in present:
                     closing.callback(os.close, handle)
-            steps: Steps = [] if present else [("add_tap", tap)]
+            steps: Steps = [] if present else [("add_bridge" if bridged else "add_tap", tap)]
             steps += [("listen_for_dhcp", {})]
             steps += [("listen", {"address": ENDPOINT_ADDRESS, "ports": list(ports)})]
             there, sockets = launcher.run_steps(steps, present)
@@ -217,6 +231,26 @@ def _start_slirp4netns(launcher: Launcher, vm: VmConfig, network: Network) -> in
     return process.pid
 
 
+def hold_network(launcher: Launcher, vm: str, network: Network) -> int:
+    """Start a process that keeps a VM's network, and return its number.
+
+    It is for VMs without a process in their network.
+
+    Raises:
+        HypervisorError: it cannot be started.
+    """
+    argv = ["sh", "-c", _HOLD, HOLDER_MARK, vm]
+    with ExitStack() as closing:
+        nothing = closing.enter_context(open(os.devnull, "r+b")).fileno()  # noqa: PTH123
+        reader, writer = os.pipe()
+        closing.callback(os.close, reader)
+        closing.callback(os.close, writer)
+        handles = [reader, nothing, nothing, writer, *network.namespaces]
+        process = launcher.start(argv, handles, environment(), Path("/"))
+        process.close()
+    return process.pid
+
+
 def run_in_namespaces(
     launcher: Launcher,
     namespaces: tuple[int, int],
@@ -261,10 +295,10 @@ def _read_output(output_file: int) -> str:
     return os.pread(output_file, _LOG_BYTES, 0).rstrip(b"\0").decode("utf-8", "replace").strip()[-500:]
 
 
-def _namespaces_of(sandbox: int) -> tuple[int, int]:
-    """Open a VM's namespaces. sandbox: its first process, whose child is in them."""
+def namespaces_of(sandbox: int) -> tuple[Path, Path]:
+    """Return files of a VM's namespaces. sandbox: its first process, whose child is in them."""
     there = Path(f"/proc/{next(iter(procs.children(sandbox)), 0)}/ns")
-    return open_namespaces(there / "user", there / "net")
+    return there / "user", there / "net"
 
 
 def open_namespaces(user: Path, network: Path) -> tuple[int, int]:
@@ -286,8 +320,17 @@ def _which(program: str) -> str | None:
 
 
 def vm_of(process: procs.Process) -> str:
-    """Return the VM that a slirp4netns process serves; ``""`` if the process is none.
+    """Return the VM that a slirp4netns process serves, or whose network a process holds; or ``""``.
 
     process: the parent of slirp4netns, which itself is in the VM's user namespace.
     """
-    return process.argv[4] if process.argv[3:4] == (SLIRP_MARK,) and len(process.argv) > 4 else ""
+    is_ours = process.argv[3:4] in {(SLIRP_MARK,), (HOLDER_MARK,)} and len(process.argv) > 4
+    return process.argv[4] if is_ours else ""
+
+
+def held_namespaces(process: procs.Process) -> tuple[Path, Path] | None:
+    """Return files of the namespaces that a process holds; None: it holds none."""
+    if process.argv[3:4] != (HOLDER_MARK,):
+        return None
+    held = Path(f"/proc/{process.pid}/fd")
+    return held / str(_HELD_USER), held / str(_HELD_NETWORK)

@@ -38,6 +38,7 @@ _SIOCSIFADDR: Final = 0x8916
 _SIOCSIFNETMASK: Final = 0x891C
 _SIOCSIFMTU: Final = 0x8922
 _SIOCSIFHWADDR: Final = 0x8924
+_SIOCBRADDBR: Final = 0x89A0
 _ARPHRD_ETHER: Final = 1
 _IFF_UP: Final = 0x1
 # linux/rtnetlink.h, linux/netlink.h, linux/if_link.h and linux/ip.h
@@ -123,6 +124,23 @@ def add_tap(address: str, mask: str, mac: str, mtu: int) -> None:
         fcntl.ioctl(tap, _TUNSETPERSIST, 1)
     finally:
         os.close(tap)
+    _set_up(address, mask, mac, mtu)
+
+
+def add_bridge(address: str, mask: str, mac: str, mtu: int) -> None:
+    """Create a bridge named :data:`TAP`, which the card of a Xen VM joins.
+
+    Its arguments are those of :func:`add_tap`.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCBRADDBR, TAP.encode() + b"\0")
+    _set_up(address, mask, mac, mtu)
+
+
+def _set_up(address: str, mask: str, mac: str, mtu: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         hardware = struct.pack("H6s", _ARPHRD_ETHER, bytes.fromhex(mac.replace(":", "")))
         fcntl.ioctl(control, _SIOCSIFHWADDR, _ifreq(TAP, hardware))

@@ -1,4 +1,4 @@
-"""Helper processes that a VM must not run without: slirp4netns and CPU throttle."""
+"""Helper processes that a VM must not run without: slirp4netns, CPU throttle, holder of its network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import VmConfig
+from vmjobs.hypervisor.base import Network, VmConfig
 from vmjobs.hypervisor.network import guest_network
 from vmjobs.hypervisor.network.outbound import OutboundPolicy
 from vmjobs.hypervisor.sandbox import bubblewrap
@@ -64,6 +64,16 @@ class HelperProcesses:
             raise HypervisorError(message, hint=bubblewrap.HINT)
         slirp_pid = guest_network.set_up_network(self._launcher, vm, self._policy)
         self._pids[vm.name] = [] if slirp_pid is None else [slirp_pid]
+
+    def hold_network(self, vm: VmConfig, network: Network) -> int:
+        """Start a process that keeps a VM's network; return its number.
+
+        Raises:
+            HypervisorError: it cannot be started.
+        """
+        pid = guest_network.hold_network(self._launcher, vm.name, network)
+        self._pids.setdefault(vm.name, []).append(pid)
+        return pid
 
     def throttle(self, vm: VmConfig, pid: int, share: float) -> None:
         """Start a process that throttles ``pid`` of a VM to ``share`` processors.

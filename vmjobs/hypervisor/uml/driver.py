@@ -127,8 +127,9 @@ class UserModeLinux:
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
         """See :meth:`Hypervisor.open_network`."""
-        process = self._main_process(running) if running else None
-        return guest_network.open_network(self._launcher, mode, ports, process)
+        main = self._main_process(running) if running else None
+        namespaces = None if main is None else guest_network.namespaces_of(main.pid)
+        return guest_network.open_network(self._launcher, mode, ports, namespaces)
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """See :meth:`Hypervisor.open_private_network`."""
