@@ -13,11 +13,12 @@
 # make release   source archive, wheel, Debian packages, container images and checksums of a tagged commit
 # make lock      renews deploy/requirements.txt: releases and hashes of the packages in .venv
 # make soak      tests that take minutes each: what dies under clusters and jobs, builds of large images
+# make soak-xen  tests of hypervisor drivers on a Xen host, which runs in QEMU
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
 .PHONY: help setup kernel images vm-images gateway-images foreign test-images soak-images grid env logs stop down clean lint check \
-        test soak demo bench lock release
+        test soak soak-xen demo bench lock release
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
@@ -77,7 +78,7 @@ lint: setup
 	@$(BIN)/mypy
 	@shellcheck images/uml/build.sh deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/await deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/project deploy/debian/*.postinst deploy/libexec/agent-start \
-	    deploy/libexec/token-approve deploy/libexec/token-renew \
+	    deploy/libexec/token-approve deploy/libexec/token-renew deploy/libexec/xen-card deploy/xen/dom0-start \
 	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root bench/vm-universe-xml condor/worker/*.sh vmjobs/agent/condor_job/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
@@ -89,6 +90,9 @@ test: setup
 
 soak: setup
 	@deploy/test.sh soak
+
+soak-xen: setup
+	@deploy/soak-xen.sh
 
 demo: images grid
 	@deploy/demo.sh

@@ -7,7 +7,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "soak-xen.sh: run it as root: it makes the disk of a system" >&2; exit 2; }
-[ $# -gt 0 ] || set -- tests/contract/test_hypervisor.py tests/contract/test_hypervisor_guest.py -k xen
+[ $# -gt 0 ] || set -- tests/contract/test_hypervisor.py tests/contract/test_hypervisor_guest.py \
+    tests/contract/test_xen.py -k xen
 
 recipe=$(cat "$0" deploy/xen/dom0-start | sha256sum)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/vmjobs/dom0
