@@ -120,12 +120,18 @@ def _scan() -> Iterator[Process]:
             yield found
 
 
-def all_processes() -> Iterator[Process]:
-    """Yield the living processes of all users. Raises as :func:`scan`."""
+def processes_of(uid: int) -> Iterator[Process]:
+    """Yield the living processes of a user, in any namespace. Raises as :func:`scan`."""
+    everyone = []
     with _ProcAccess():
-        for name in os.listdir("/proc"):
-            if name.isdigit() and (found := read(int(name))):
-                yield found
+        everyone = [name for name in os.listdir("/proc") if name.isdigit()]
+    for name in everyone:
+        found = None
+        with _ProcAccess():
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                found = read(int(name))
+        if found:
+            yield found
 
 
 def read(pid: int) -> Process | None:

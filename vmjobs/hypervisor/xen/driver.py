@@ -50,6 +50,7 @@ URI: Final = "xen:///system"
 _CAPABILITIES_FILE: Final = Path("/proc/xen/capabilities")
 #: Where xenconsoled writes the consoles of VMs, as guest-NAME.log (xenconsoled(8), ``--log=guest``).
 CONSOLE_DIRECTORY: Final = Path("/var/log/xen/console")
+_ROOT: Final = 0
 #: The only scheduler whose parameters libvirt sets, and its weight of a VM without one.
 _SCHEDULER: Final = "credit"
 _WEIGHT_PER_CPU_WEIGHT: Final = 2.56
@@ -254,7 +255,7 @@ class Xen:
         if known is not None:
             found = procs.read(known.pid)
             return found if found is not None and _is_disk_server(found, name) else None
-        for process in procs.all_processes():
+        for process in procs.processes_of(_ROOT):
             if _is_disk_server(process, name):
                 self._disk_servers[name] = process
                 return process
