@@ -128,13 +128,13 @@ def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, rem
 def test_an_image_is_given_out_early_only_where_it_can_be(
     tmp_path: Path, remote: Remote, kind: HypervisorKind
 ) -> None:
-    """UML has no NBD: it waits for the whole image."""
+    """UML and Xen have no NBD: they wait for the whole image."""
     digest, _ = put(remote.store, noise(2 * SEGMENT_BYTES))
     cache = ImageCache(tmp_path / "node", remote, lazy_start=True)
     job = Job(cache, digest, kind=kind, directory=tmp_path)
     with job.resources:
         job.fetch()
-        whole = kind is HypervisorKind.UML
+        whole = kind in {HypervisorKind.UML, HypervisorKind.XEN}
         assert (job.image.live is None) == whole
         assert (cache.cached() == [digest]) == whole
     cache.close()

@@ -82,7 +82,7 @@ def test_one_that_has_ended_before_begins_anew(tmp_path: Path, state: str, *, an
         ("VMJobCheckpoint = 1", "VMJobCheckpoint of the job is 1, but must be true or false"),
         (
             'VMJobCheckpoint = true\nVMJobHypervisor = "uml"',
-            "checkpoint: checkpoint is for kvm and qemu: uml VMs cannot be saved",
+            "checkpoint: checkpoint is for kvm, xen and qemu: uml VMs cannot be saved",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_declaration_becomes_a_gateway() -> None:
         (machine(cpus=True), "machines.ce.cpus", "integer"),
         (machine(cpus=4), "machines.ce.cpus", "a uml VM has at most 1 processor, but 4 are requested"),
         (machine(disk=0), "machines.ce.disk", "64"),
-        (machine(hypervisor="xen"), "machines.ce.hypervisor", "uml"),
+        (machine(hypervisor="vmware"), "machines.ce.hypervisor", "uml"),
         (machine(name="ce"), "machines.ce.name", "is an unknown field"),
     ],
 )

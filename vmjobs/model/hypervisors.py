@@ -87,7 +87,8 @@ def check_checkpoint(kind: HypervisorKind | None) -> str:
     """Why a job that demands this hypervisor cannot be checkpointed, or ``""``."""
     if kind in {None, *CHECKPOINTABLE_KINDS}:
         return ""
-    return f"checkpoint is for {' and '.join(CHECKPOINTABLE_KINDS)}: {kind} VMs cannot be saved"
+    *others, last = CHECKPOINTABLE_KINDS
+    return f"checkpoint is for {', '.join(others)} and {last}: {kind} VMs cannot be saved"
 
 
 def cpu_limit(kind: HypervisorKind, *, shared: bool = False) -> int:
