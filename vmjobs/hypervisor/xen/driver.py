@@ -207,6 +207,8 @@ class Xen:
             path.touch(0o600)  # root writes it, and this user reads it
         except OSError as error:
             raise HypervisorError(f"cannot save {name} to {path}: {error.strerror}") from error
+        if self.state(name) is VmState.PAUSED:
+            self._connection.resume(name)  # the guest's kernel takes part in it
         self._connection.save(name, path)
 
     # ----------------------------------------------------------------- what there is
