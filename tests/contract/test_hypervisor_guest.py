@@ -66,11 +66,12 @@ def test_a_vm_whose_guest_leaves_its_network_goes_on(bench: Bench) -> None:
 
 @pytest.mark.soak_for("qemu")
 def test_console_is_complete(bench: Bench) -> None:
-    lines = 120_000
+    # xenconsoled reads 30 times in 200 ms, a KiB at most (tools/console/daemon/io.c in Xen's source).
+    lines = 12_000 if bench.driver.kind is HypervisorKind.XEN else 120_000
     text = bench.run("flood", f"lines={lines}")
     tail = " 0123456789012345678901234567890123456789"
     flood = [line.removesuffix(tail) for line in text.splitlines() if line.endswith(tail)]
-    assert len(text) > 5_000_000
+    assert len(text) > lines * 45
     assert flood == [str(number) for number in range(1, lines + 1)]
 
 
