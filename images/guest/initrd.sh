@@ -1,5 +1,5 @@
 #!/bin/sh
-# The first process on kvm and qemu: loads the modules that the root disk needs, mounts it and executes
+# The first process on kvm, xen and qemu: loads the modules that the root disk needs, mounts it and executes
 # the image's own init. Tools are called as busybox applets: there are no links.
 bb=/bin/busybox
 $bb mount -t proc proc /proc
@@ -22,11 +22,18 @@ while read -r module; do
     $bb insmod "/modules/$module.ko"
 done </modules/order
 
+# connected: whether Xen's disks and card are there; their drivers find them one after the other.
+connected() {
+    for device in /sys/bus/xen/devices/vbd-* /sys/bus/xen/devices/vif-*; do
+        [ ! -e "$device" ] || [ -e "$device/block" ] || [ -e "$device/net" ] || return 1
+    done
+}
+
 tries=0
-while [ ! -b "$root" ]; do
+while [ ! -b "$root" ] || ! connected; do
     tries=$((tries + 1))
     if [ "$tries" -gt 200 ]; then
-        echo "vmjobs: error: there is no root disk $root" >/dev/console
+        echo "vmjobs: error: there is no root disk $root, or a device of Xen's is missing" >/dev/console
         $bb poweroff -f
     fi
     $bb usleep 50000 # a driver may still be looking for its hardware

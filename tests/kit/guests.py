@@ -25,6 +25,9 @@ mount -t devtmpfs dev /dev 2>/dev/null
 for again in 1 2 3; do  # in whatever order they need one another
     for module in /modules/*.ko; do [ -e "$module" ] && insmod "$module" 2>/dev/null; done
 done
+for device in /sys/bus/xen/devices/v[bi]*; do  # its driver finds it later
+    [ ! -e $device ] || until [ -e $device/block ] || [ -e $device/net ]; do usleep 10000; done
+done
 """
 _INIT = (
     BEGIN
