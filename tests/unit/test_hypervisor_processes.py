@@ -25,9 +25,12 @@ from vmjobs.hypervisor.sandbox.process_launcher import LaunchedProcess, Launcher
 @pytest.fixture
 def other() -> Iterator[procs.Process]:
     with subprocess.Popen(["sleep", "100"], start_new_session=True) as process:
-        found = procs.read(process.pid)
-        assert found is not None
-        yield found
+
+        def shown() -> procs.Process | None:
+            found = procs.read(process.pid)
+            return found if found and found.argv else None  # it may not show its command line yet
+
+        yield wait_until(shown)
         process.kill()
 
 
