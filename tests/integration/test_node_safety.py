@@ -227,8 +227,9 @@ def test_nothing_of_a_vm_is_in_anothers_reach(victim: Victim) -> None:
         assert got.keys() == control.keys()
         open_to = {name for name, said in got.items() if said == "ok"}
         assert open_to <= (tokens if user == OWNER else set())
-        kinds = {said.partition(":")[0] for said in got.values()}
-        assert kinds <= {"PermissionError", "ok"}, got
+        kinds = {(said.partition(":")[0], name.startswith("process ")) for name, said in got.items()}
+        kinds -= {("FileNotFoundError", True)}  # a process has ended since the control
+        assert {kind for kind, _ in kinds} <= {"PermissionError", "ok"}, got
 
 
 def test_the_agent_has_no_right_but_its_users(victim: Victim) -> None:
