@@ -89,7 +89,7 @@ def test_a_deprecated_image_runs_and_says_so(repository: Repository) -> None:
 
 def test_what_boots_an_image(repository: Repository) -> None:
     push(repository, ADA, DISK, name="uml")
-    push(repository, ADA, DISK, b"kernel", {"guest": {"contract": 1}}, name="any")
+    push(repository, ADA, DISK, b"kernel", {"guest": {"contract": 1}, "xen": True}, name="any")
     push(repository, ADA, DISK, manifest={"boot": "bios"}, name="disk")
     uml = repository.catalog.resolve(ADA, "uml")
     assert repository.catalog.parsed_manifest(ADA, uml).hypervisors == (K.UML,)
