@@ -85,7 +85,7 @@ def test_a_nodes_token_is_renewed_and_that_of_nobody_else_is_made(grid: Grid) ->
     made = "/tmp/token-of-another"  # noqa: S108 - in the node's container
     ask = f"condor_token_request -type collector -identity condor@grid >{made} 2>/dev/null"
     # A busy collector may not answer the first time.
-    again = f"timeout 900 sh -c 'until {ask}; do sleep 1; done' >/dev/null &"
+    again = f"timeout 900 sh -c 'until {ask}; do sleep 1; done' >/dev/null 2>&1 &"
     grid.on("node1", "sh", "-c", again)
     asked = '"RequestedIdentity": "condor@grid"'
     wait_for(lambda: asked in grid.on("site", *list_all) or None, "the request to be there", 30)
