@@ -76,7 +76,8 @@ def test_console_is_complete(bench: Bench) -> None:
 
 
 def test_disks(bench: Bench) -> None:
-    job, scratch, output = (bench.directory / name for name in ("job", "scratch,a:b c", "output"))
+    odd = "" if bench.driver.kind is HypervisorKind.XEN else ",a:b c"
+    job, scratch, output = (bench.directory / name for name in ("job", f"scratch{odd}", "output"))
     job.write_bytes(b"the job!".ljust(1 << 20, b"\0"))
     for path in (scratch, output):
         with path.open("wb") as file:
@@ -96,7 +97,8 @@ def test_disks(bench: Bench) -> None:
 @pytest.mark.soak_for("qemu")
 def test_an_overlay_that_is_to_be_kept_outlives_its_vm(bench: Bench) -> None:
     before = digest(bench.image.root)
-    kept, workdir = bench.directory / "kept, a:b", bench.directory / "same"
+    odd = "" if bench.driver.kind is HypervisorKind.XEN else ", a:b"
+    kept, workdir = bench.directory / f"kept{odd}", bench.directory / "same"
     disks = []
     for name in ("job", "scratch", "output"):
         disks.append(DataDisk(bench.directory / name))

@@ -40,7 +40,7 @@ _CONTROLS = (
     ["xl", "list"],
     ["virsh", "-c", "xen:///system", "list"],
     ["xenstore-ls", "/"],
-    ["sh", "-c", "cat /var/log/xen/console/*"],
+    ["ls", "/var/log/xen/console"],
 )
 
 

@@ -67,6 +67,12 @@ def test_an_image_without_a_kernel_is_refused() -> None:
         parsed(replace(VM, image=replace(VM.image, kernel=None)))
 
 
+@pytest.mark.parametrize("name", ["a,b", "a:b"])
+def test_a_disk_that_xen_cannot_use_is_refused(name: str) -> None:
+    with pytest.raises(HypervisorError, match="a comma or a colon in its path"):
+        parsed(replace(VM, disks=(DataDisk(Path("/run") / name),)))
+
+
 def saved(xml: bytes, magic: bytes = b"libvirt-xml\n \0 \r") -> bytes:
     return struct.pack("=16sII40x", magic, 2, len(xml)) + xml + b"memory" * 1000
 

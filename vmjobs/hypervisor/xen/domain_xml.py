@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Final
 
+from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import VmConfig
 from vmjobs.hypervisor.libvirt.domain_xml import Board, add_kernel, add_text, new_domain
 from vmjobs.hypervisor.network.guest_network import MAC
@@ -25,7 +26,7 @@ def domain_xml(vm: VmConfig, overlay: Path, holder: int | None) -> str:
         holder: number of the process that holds the VM's network; None: it has none.
 
     Raises:
-        HypervisorError: the image has no kernel.
+        HypervisorError: the image has no kernel, or Xen cannot use the path of a disk.
     """
     domain = new_domain(vm, {"type": "xen"})
     system = ET.SubElement(domain, "os")
@@ -52,6 +53,9 @@ def domain_xml(vm: VmConfig, overlay: Path, holder: int | None) -> str:
 
 
 def _disk(devices: ET.Element, letter: str, path: Path, kind: str, *, read_only: bool) -> None:
+    if {",", ":"} & set(str(path)):  # the guest would wait for the disk for ever
+        message = f"Xen cannot use the disk {path}: there is a comma or a colon in its path"
+        raise HypervisorError(message, hint="choose another state_dir")
     disk = ET.SubElement(devices, "disk", {"type": "file", "device": "disk"})
     ET.SubElement(disk, "driver", {"name": "qemu", "type": kind})
     ET.SubElement(disk, "source", {"file": str(path.absolute())})

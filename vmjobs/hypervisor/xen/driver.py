@@ -185,7 +185,7 @@ class Xen:
         with procs.open_pidfds([server] if server else []) as handles:
             if handles and not procs.readable(handles, KILL_SECONDS):
                 raise HypervisorError(f"{name} is gone, but not the process that served its disks")
-        procs.kill_all(lambda: helper_processes.find(name), KILL_SECONDS, name)
+        _end_helpers(name)
         with suppress(FileNotFoundError):
             _console_log(name).unlink()
         self._connection.shutdown_causes.forget(name)
@@ -227,6 +227,8 @@ class Xen:
             while True:
                 state = self.state(name)
                 left = max(0.0, deadline - time.monotonic())
+                if state is VmState.GONE:
+                    _end_helpers(name)
                 if state is VmState.GONE or not left:
                     return state
                 needed = self._required_processes(name)
@@ -289,6 +291,11 @@ def unavailable_reason() -> str:
     except OSError:
         is_host = False
     return "" if is_host else "this node was not booted by Xen, or is a guest of it"
+
+
+def _end_helpers(name: str) -> None:
+    """End a VM's helpers, which do not notice its end."""
+    procs.kill_all(lambda: helper_processes.find(name), KILL_SECONDS, name)
 
 
 def _console_log(name: str) -> Path:
