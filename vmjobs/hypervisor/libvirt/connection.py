@@ -108,7 +108,9 @@ class Connection:
         self.uri = uri
         self._embedded = EmbeddedRoot(embedded)
         self._lock = threading.Lock()
+        # A lock of their own: libvirt's events must not wait for the opening of a connection.
         self._watches: set[Watch] = set()
+        self._watches_lock = threading.Lock()
         self._open: Any = None
         self._has_qemu_events = False
         #: Why this connection's VMs ended.
@@ -208,12 +210,12 @@ class Connection:
     def watch(self) -> Iterator[Watch]:
         """Watch for changes of VMs' states, and for the connection's end."""
         watch = Watch()
-        with self._lock:
+        with self._watches_lock:
             self._watches.add(watch)
         try:
             yield watch
         finally:
-            with self._lock:
+            with self._watches_lock:
                 self._watches.remove(watch)
             watch.close()
 
@@ -294,7 +296,7 @@ class Connection:
                 self._open = None
 
     def _on_event(self, *_about: object) -> None:
-        with self._lock:
+        with self._watches_lock:
             for watch in self._watches:
                 watch.notify()
 

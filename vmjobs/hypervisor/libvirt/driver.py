@@ -143,11 +143,7 @@ class Libvirt:
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """See :meth:`Hypervisor.open_private_network`."""
-        raise self._no_private_network()
-
-    def _no_private_network(self) -> HypervisorError:
-        message = f"VMs with private networks run on uml alone, not on {self.kind}"
-        return HypervisorError(message, hint="set their hypervisor to uml")
+        raise private_network_error(self.kind)
 
     def start(self, vm: VmConfig) -> None:
         """See :meth:`Hypervisor.start`."""
@@ -155,7 +151,7 @@ class Libvirt:
         if self.state(vm.name) is not VmState.GONE:
             raise HypervisorError(f"{vm.name} runs already")
         if vm.card is not None:
-            raise self._no_private_network()
+            raise private_network_error(self.kind)
         overlay = (vm.overlay or vm.workdir / "overlay.qcow2").absolute()
         with ExitStack() as undo:
             undo.callback(self.destroy, vm.name)
@@ -361,6 +357,12 @@ class Libvirt:
         version, library = self._connection.versions()
         uefi = "UEFI" if firmware.find() else "no UEFI firmware"
         return f"QEMU {version}, libvirt {library}, {uefi}"
+
+
+def private_network_error(kind: HypervisorKind) -> HypervisorError:
+    """Return the error of a VM that needs a private network, which this kind does not have."""
+    message = f"VMs with private networks run on uml alone, not on {kind}"
+    return HypervisorError(message, hint="set their hypervisor to uml")
 
 
 def processor_digest(hidden_features: Sequence[str] = ()) -> str:

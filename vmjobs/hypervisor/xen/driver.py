@@ -26,6 +26,7 @@ from vmjobs.hypervisor.libvirt.driver import (
     ENDING_SECONDS,
     KILL_SECONDS,
     make_overlay,
+    private_network_error,
     processor_digest,
 )
 from vmjobs.hypervisor.network import guest_network
@@ -127,17 +128,14 @@ class Xen:
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """See :meth:`Hypervisor.open_private_network`."""
-        raise HypervisorError(
-            f"VMs with private networks run on uml alone, not on {self.kind}",
-            hint="set their hypervisor to uml",
-        )
+        raise private_network_error(self.kind)
 
     def start(self, vm: VmConfig) -> None:
         """See :meth:`Hypervisor.start`."""
         if self._connection.state(vm.name) is not None:
             raise HypervisorError(f"{vm.name} runs already")
         if vm.card is not None:
-            self.open_private_network([])
+            raise private_network_error(self.kind)
         if vm.image.boot is not BootMethod.KERNEL or vm.image.live is not None:
             raise HypervisorError("a Xen VM starts only from a complete image with a kernel beside it")
         overlay = (vm.overlay or vm.workdir / "overlay.qcow2").absolute()
