@@ -222,9 +222,7 @@ class Config(FrozenModel):
         description="MiB of disk for cluster VMs; 0: half of the free disk",
     )
     hypervisors: tuple[HypervisorKind, ...] = Field(
-        # Xen is left out until its VMs get their read-only job disk (test_disks on Xen fails).
-        tuple(kind for kind in HypervisorKind if kind is not HypervisorKind.XEN),
-        description="hypervisors to try, best first",
+        tuple(HypervisorKind), description="hypervisors to try, best first"
     )
     isolation: Literal["required", "preferred"] = Field(
         "required",
