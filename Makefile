@@ -17,7 +17,7 @@
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup kernel images vm-images gateway-images foreign test-images soak-images grid env logs stop down clean lint check \
+.PHONY: help setup kernel images vm-images gateway-images foreign test-images soak-images grid xen env logs stop down clean lint check \
         test soak soak-xen demo bench lock release
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -47,6 +47,9 @@ gateway-images: images
 
 grid: kernel
 	@deploy/grid.sh up
+
+xen: images
+	@XEN=1 deploy/grid.sh up
 
 env:
 	@cat build/grid/env 2>/dev/null || { echo "the grid is not up: make grid" >&2; exit 1; }

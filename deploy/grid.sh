@@ -1,6 +1,7 @@
 #!/bin/sh
 # The grid on this host: grid.sh up|renew|down|remove|stop|logs. Its state is in build/grid, or in
 # VMJOBS_GRID_STATE.
+# XEN=1 adds the node that is a Xen host; it stays until down or remove.
 # renew starts an empty grid. remove deletes containers and volumes; down also the images made for them.
 set -eu
 cd "$(dirname "$0")/.."
@@ -84,10 +85,17 @@ empty() { compose down --volumes --remove-orphans --timeout 5; }
 up() {
     begin
     write_kvm
+    xen=
+    if [ -n "${XEN:-}" ] || [ -n "$(container node-xen)" ]; then
+        xen=node-xen
+        services="$services $xen"
+        : "${GRID_SECONDS:=900}" # its processors are emulated
+    fi
     say "base images"
     deploy/images.sh $made
     say "images of vmjobs"
-    compose build secrets node1 builder >"$state/build.log" 2>&1 || die "$(tail -n 40 "$state/build.log")"
+    # shellcheck disable=SC2086
+    compose build secrets node1 builder $xen >"$state/build.log" 2>&1 || die "$(tail -n 40 "$state/build.log")"
     if [ -n "$(container api)" ]; then
         VMJOBS_API_PORT=$(docker port "$(container api)" 8443 | sed -n 's/.*://p;q')
     else
@@ -176,7 +184,7 @@ down() {
     require_ours
     if docker info >/dev/null 2>&1; then
         empty 2>/dev/null || true
-        for name in base node builder; do docker rmi "$COMPOSE_PROJECT_NAME/$name"; done >/dev/null 2>&1 || true
+        for name in base node builder xen; do docker rmi "$COMPOSE_PROJECT_NAME/$name"; done >/dev/null 2>&1 || true
         docker image prune --force --filter label=vmjobs.project="$COMPOSE_PROJECT_NAME" >/dev/null 2>&1 || true
         if [ -f $made ]; then
             # Another deployment may use the same images: docker keeps images in use.

@@ -89,7 +89,7 @@ if [ "${1:-}" = soak ]; then
     phase images make -s --no-print-directory -j 2 soak-images
     background tests soak-contract tests/contract -n 0 -m soak "$@"
     phase grid grid test
-    tests soak-integration tests/integration -n 3 --dist loadfile -m 'soak and not disruptive' "$@"
+    tests soak-integration tests/integration -n 3 --dist loadfile -m 'soak and not disruptive and not xen' "$@"
     join
     tests soak-faults tests/integration -n 0 -m 'soak and disruptive' "$@"
 else

@@ -13,7 +13,7 @@ bootstrap() {
         --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
         --setup-hook='mkdir -p "$1/etc/initramfs-tools/conf.d" "$1/usr/share/initramfs-tools/modules.d"' \
         --setup-hook='printf "MODULES=list\nCOMPRESS=lz4\n" >"$1/etc/initramfs-tools/conf.d/small"' \
-        --setup-hook='printf "virtio_pci\nvirtio_blk\next4\n" >"$1/usr/share/initramfs-tools/modules.d/vm"' \
+        --setup-hook='printf "virtio_pci\nvirtio_blk\nxen_blkfront\next4\n" >"$1/usr/share/initramfs-tools/modules.d/vm"' \
         --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1/etc/hostname"' \
         --customize-hook='printf "nameserver 10.0.2.3\n" >"$1/etc/resolv.conf"' \
         --customize-hook="mkdir '$3' && tar -C \"\$1\" --one-file-system -c . | tar -C '$3' -xp" \

@@ -33,4 +33,4 @@ def guest_network() -> Network:
     """The network of a guest whose endpoint is a port on loopback."""
     server = socket.create_server(("127.0.0.1", 0))
     dhcp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    return Network(NetworkMode.REPOSITORY, (-1, -1), {ENDPOINT_PORT: server}, dhcp)
+    return Network(NetworkMode.REPOSITORY, (-1, -1), {ENDPOINT_PORT: server}, dhcp, 1500)

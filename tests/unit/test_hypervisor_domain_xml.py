@@ -138,7 +138,7 @@ def test_console_is_appended_and_commas_do_no_harm() -> None:
 
 def test_a_card_only_where_there_is_a_network() -> None:
     assert "-netdev" not in arguments(parsed())
-    network = Network(NetworkMode.REPOSITORY, (3, 4), {}, socket.socket())
+    network = Network(NetworkMode.REPOSITORY, (3, 4), {}, socket.socket(), 1500)
     words = arguments(parsed(replace(MACHINE, network=network)))
     assert "tap,id=net0,ifname=tap0,script=no,downscript=no" in words
 

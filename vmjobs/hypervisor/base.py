@@ -96,13 +96,14 @@ class Network:
 
     namespaces: handles of the user namespace and the network namespace; :meth:`close` closes them.
     listening: TCP sockets that listen at :data:`ENDPOINT_ADDRESS`, by port. dhcp: UDP socket that
-    receives DHCP requests. The server of a socket closes it.
+    receives DHCP requests. The server of a socket closes it. mtu: bytes in an IP packet to the guest.
     """
 
     mode: NetworkMode
     namespaces: tuple[int, int]
     listening: Mapping[int, socket.socket]
     dhcp: socket.socket
+    mtu: int
 
     @property
     def namespace_files(self) -> list[str]:

@@ -52,6 +52,9 @@ MAC: Final = "52:54:00:12:34:56"
 _TAP_MAC: Final = "52:55:0a:00:02:02"
 #: Bytes in an IP packet. Long ones cost slirp4netns as much processor time as short ones.
 MTU: Final = 32000
+#: The same of a card in a bridge. slirp4netns sends packets as long as it was told to, even if a guest
+#: asks for shorter ones, so they must agree.
+BRIDGED_MTU: Final = 1500
 
 _PROGRAM: Final = "slirp4netns"
 #: Names of slirp4netns's parent, and of the process that holds a network, in their command lines.
@@ -90,7 +93,8 @@ def open_network(
     Raises:
         HypervisorError: this node cannot give VMs a network, and why.
     """
-    tap = {"address": ENDPOINT_ADDRESS, "mask": _NETMASK, "mac": _TAP_MAC, "mtu": MTU}
+    mtu = BRIDGED_MTU if bridged else MTU
+    tap = {"address": ENDPOINT_ADDRESS, "mask": _NETMASK, "mac": _TAP_MAC, "mtu": mtu}
     try:
         with ExitStack() as closing:
             present = None
@@ -106,7 +110,7 @@ def open_network(
         why = unavailable_reason() or reason_of(error)
         raise HypervisorError(f"no VM can have a network on this node: {why}", hint=_HINT) from error
     dhcp, *listening = sockets
-    return Network(mode, there, dict(zip(ports, listening, strict=True)), dhcp)
+    return Network(mode, there, dict(zip(ports, listening, strict=True)), dhcp, mtu)
 
 
 def unavailable_reason() -> str:
@@ -164,7 +168,7 @@ def _shape_traffic(launcher: Launcher, network: Network, bits: int) -> None:
     """Shape both directions. Packets from the guest queue in a separate interface."""
     burst = max(_MIN_BURST_BYTES, bits // 8 * _BURST_MILLISECONDS // 1000)
     shaper = f"tbf rate {bits}bit burst {burst} latency 1s"
-    made = f"link add {_IFB_DEVICE} type ifb\nlink set {_IFB_DEVICE} up mtu {MTU}\n"
+    made = f"link add {_IFB_DEVICE} type ifb\nlink set {_IFB_DEVICE} up mtu {network.mtu}\n"
     shaped = (
         f"qdisc add dev {TAP} root {shaper}\n"
         f"qdisc add dev {_IFB_DEVICE} root {shaper}\n"
@@ -186,7 +190,7 @@ def _connect_outbound(
         launcher, network.namespaces, ["nft", "-f", "-"], nftables_rules(policy, node_addresses())
     )
     routes = (
-        f"link set {OUTBOUND_DEVICE} up mtu {MTU}\n"
+        f"link set {OUTBOUND_DEVICE} up mtu {network.mtu}\n"
         f"route add {GATEWAY_ADDRESS} dev {OUTBOUND_DEVICE}\n"
         f"route add {NAMESERVER_ADDRESS} dev {OUTBOUND_DEVICE}\n"
         f"route add default via {GATEWAY_ADDRESS}\n"
@@ -211,7 +215,7 @@ def _start_slirp4netns(launcher: Launcher, vm: VmConfig, network: Network) -> in
         # As root of that namespace it can create its own sandbox; it then gives up all rights.
         *("nsenter", "--preserve-credentials", f"--user=/proc/self/fd/{user}", "--"),
         *(_PROGRAM, "--enable-sandbox", "--enable-seccomp", "--disable-host-loopback"),
-        *(f"--mtu={MTU}", f"--ready-fd={ready}", "--netns-type=path"),
+        *(f"--mtu={network.mtu}", f"--ready-fd={ready}", "--netns-type=path"),
         *(f"/proc/self/fd/{net}", OUTBOUND_DEVICE),
     ]
     with ExitStack() as closing:

@@ -56,7 +56,7 @@ def _disk(devices: ET.Element, letter: str, path: Path, kind: str, *, read_only:
     if {",", ":"} & set(str(path)):  # the guest would wait for the disk for ever
         message = f"Xen cannot use the disk {path}: there is a comma or a colon in its path"
         raise HypervisorError(message, hint="choose another state_dir")
-    # QEMU 7.2's xen-disk asks for write access even to a read-only file and fails; its xen-cdrom does not.
+    # As a read-only disk it fails in QEMU 7.2, which asks for write access.
     device = "cdrom" if read_only else "disk"
     disk = ET.SubElement(devices, "disk", {"type": "file", "device": device})
     ET.SubElement(disk, "driver", {"name": "qemu", "type": kind})
