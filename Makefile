@@ -3,6 +3,7 @@
 # make images    the same, and VM images into build/images
 # make gateway-images   VM images of a grid gateway's machines, besides the worker's
 # make grid      the grid in containers: nine services, ready when this returns
+# make xen       the grid with one more node, a Xen host in QEMU: slow, but real
 # make env       what a shell needs to use it: eval "$(make -s env)"
 # make logs      what its services say;  make stop  stops them, make grid goes on
 # make down      removes all of it: containers, volumes, networks, images, build/
@@ -13,7 +14,7 @@
 # make release   source archive, wheel, Debian packages, container images and checksums of a tagged commit
 # make lock      renews deploy/requirements.txt: releases and hashes of the packages in .venv
 # make soak      tests that take minutes each: what dies under clusters and jobs, builds of large images
-# make soak-xen  tests of hypervisor drivers on a Xen host, which runs in QEMU
+# make soak-xen  tests on Xen hosts, which run in QEMU: of the driver, and of jobs on a grid's node
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
@@ -81,7 +82,7 @@ lint: setup
 	@$(BIN)/mypy
 	@shellcheck images/uml/build.sh deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/await deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/project deploy/debian/*.postinst deploy/libexec/agent-start \
-	    deploy/libexec/token-approve deploy/libexec/token-renew deploy/libexec/xen-card deploy/xen/dom0-start \
+	    deploy/libexec/token-approve deploy/libexec/token-renew deploy/libexec/xen-card deploy/xen/dom0-start deploy/xen/dom0/usr/local/sbin/xen-host \
 	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root bench/vm-universe-xml condor/worker/*.sh vmjobs/agent/condor_job/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
@@ -95,7 +96,7 @@ soak: setup
 	@deploy/test.sh soak
 
 soak-xen: setup
-	@deploy/soak-xen.sh
+	@deploy/test.sh xen
 
 demo: images grid
 	@deploy/demo.sh

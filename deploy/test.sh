@@ -1,7 +1,8 @@
 #!/bin/bash
-# Runs all tests: test.sh [soak] [PYTEST ARGUMENT...]. They use their own grids and images in build/test, which are
+# Runs all tests: test.sh [soak|xen] [PYTEST ARGUMENT...]. They use their own grids and images in build/test, which are
 # renewed at the start and removed at the end; other grids are not touched. test.sh down removes remaining grids.
 # soak: tests that take minutes each: deaths of processes under clusters and jobs, each with a line, and large images.
+# xen: tests on Xen hosts, which run in QEMU: of the driver, and of jobs on a grid's node.
 # Durations of phases and tests are in build/test/results; failed tests are not repeated.
 # bash, because job control of Debian's sh needs a terminal.
 set -eu
@@ -92,6 +93,13 @@ if [ "${1:-}" = soak ]; then
     tests soak-integration tests/integration -n 3 --dist loadfile -m 'soak and not disruptive and not xen' "$@"
     join
     tests soak-faults tests/integration -n 0 -m 'soak and disruptive' "$@"
+elif [ "${1:-}" = xen ]; then
+    shift
+    export XEN=1 VMJOBS_PATIENCE=4
+    phase images make -s --no-print-directory -j 2 test-images
+    phase drivers deploy/soak-xen.sh
+    phase grid grid test
+    tests xen tests/integration -n 0 -m xen "$@"
 else
     without_grid() {
         tests unit tests/unit -n 2
