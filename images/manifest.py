@@ -77,7 +77,8 @@ class ImageManifest(FrozenModel):
         ``uefi``: the boot loader on the disk.
     partition: of the root file system, for ``boot: kernel``; 0: the disk is one file system.
     guest: ``None``: the software in the image is unknown.
-    xen: the kernel runs paravirtualized on Xen, and finds the root disk there.
+    xen: the kernel runs paravirtualized on Xen, and finds the root disk there; for ``bios``, the one
+        that the GRUB menu on the disk starts.
     cloud_init: the image looks for NoCloud data when it boots.
     parent: the image that this one was made from. recipe: digest of the recipe it was built from.
     """
@@ -102,8 +103,8 @@ class ImageManifest(FrozenModel):
     def _check_boot_fields(self) -> Self:
         if self.boot is not BootMethod.KERNEL and (self.kernel or self.initrd or self.cmdline):
             raise ValueError(f"an image that boots by {self.boot} has no kernel, initrd or cmdline")
-        if (self.initrd or self.xen) and not self.kernel:
-            raise ValueError("an image with an initrd needs a kernel, and so does one for Xen")
+        if (self.initrd or (self.xen and self.boot is not BootMethod.BIOS)) and not self.kernel:
+            raise ValueError("an image with an initrd needs a kernel, and so does one for Xen, or bios")
         return self
 
     def canonical(self) -> bytes:

@@ -20,7 +20,8 @@ serial --unit=0 --speed=115200
 terminal_input serial
 terminal_output serial
 echo "GRUB: starting Debian"
-linux /vmlinuz root=/dev/vda1 ro console=ttyS0 quiet panic=-1 init=/usr/local/sbin/muons-init
+if [ "$grub_platform" = xen ]; then disk=xvda1 console=hvc0; else disk=vda1 console=ttyS0; fi
+linux /vmlinuz root=/dev/$disk ro console=$console quiet panic=-1 init=/usr/local/sbin/muons-init
 initrd /initrd.img
 boot
 END

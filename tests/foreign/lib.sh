@@ -34,7 +34,7 @@ file_system() {
 # boot.img looks for the rest in sector 1, and the rest is all in one piece.
 grub_in_gap() {
     grub-mkimage -O i386-pc -o "$1.core" -p '(hd0,msdos1)/boot/grub' \
-        biosdisk part_msdos ext2 linux normal configfile serial terminal echo
+        biosdisk part_msdos ext2 linux normal configfile serial terminal echo test
     dd if=/usr/lib/grub/i386-pc/boot.img of="$1" bs=1 count=440 conv=notrunc status=none
     dd if="$1.core" of="$1" bs=512 seek=1 conv=notrunc status=none
     rm "$1.core"

@@ -34,29 +34,30 @@ def offered(operator: Client) -> None:
 
 
 def test_a_script_job(grid: Grid) -> None:
-    script = "#!/bin/sh\ncat /sys/hypervisor/type\nls -d /sys/class/net/e*\nexit 3\n"
-    (job,) = grid.wait(*grid.submit(script, hypervisor=HypervisorKind.XEN), timeout=600)
+    script = "#!/bin/sh\ncat /sys/hypervisor/type\nnproc\nls -d /sys/class/net/e*\nexit 3\n"
+    (job,) = grid.wait(*grid.submit(script, cpus=2, hypervisor=HypervisorKind.XEN), timeout=600)
     assert (job.state, job.node) == (JobState.FAILED, NODE), job.reason
     assert job.exit is not None
     assert (job.exit.code, job.exit.channel) == (3, ExitChannel.ENDPOINT)
-    kind, *cards = grid.out(job).split()
-    assert (kind, len(cards)) == ("xen", 1)
+    kind, cpus, *cards = grid.out(job).split()
+    assert (kind, cpus, len(cards)) == ("xen", "2", 1)
 
 
-def test_a_job_with_its_own_kernel(grid: Grid, tmp_path: Path) -> None:
-    """The disk, kernel and initial RAM disk of a Debian, as its packages made them."""
+def test_jobs_with_their_own_kernels(grid: Grid, tmp_path: Path) -> None:
+    """One kernel is stored beside its disk, one starts by the GRUB menu on its disk."""
     linux, initrd = kernel()
     files = ("--kernel", linux, "--initrd", initrd, "--xen")
-    push(disk("trixie"), "foreign-xen", *files, *kernel_options("odd-poweroff"))
-    (name,) = submit(
-        "foreign-xen", "--exit", "poweroff", "--hypervisor", "xen", "--memory", "256",
-        "--boot-seconds", "900", "--output", "*.csv",
-    )  # fmt: skip
-    (job,) = grid.wait(grid.api.job(name), timeout=600)
-    assert (job.state, job.node) == (JobState.COMPLETED, NODE), job.reason
-    vmjobs("job", "outputs", name, "--fetch", tmp_path, code=0)
-    assert (tmp_path / "fit.csv").read_text("utf-8") == FIT
-    assert LIFETIME in vmjobs("job", "console", name).out
+    push(disk("trixie"), "xen-kernel", *files, *kernel_options("odd-poweroff"))
+    push(disk("bios"), "xen-grub", "--xen")
+    options = ("--exit", "poweroff", "--hypervisor", "xen", "--memory", "256", "--output", "*.csv")
+    names = [
+        submit(image, *options, "--boot-seconds", "900")[0] for image in ("xen-kernel", "xen-grub")
+    ]
+    for job in grid.wait(*(grid.api.job(name) for name in names), timeout=600):
+        assert (job.state, job.node) == (JobState.COMPLETED, NODE), job.reason
+        vmjobs("job", "outputs", job.id, "--fetch", tmp_path / job.id, code=0)
+        assert (tmp_path / job.id / "fit.csv").read_text("utf-8") == FIT
+        assert LIFETIME in vmjobs("job", "console", job.id).out
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, DataDisk, VmConfig
 from vmjobs.hypervisor.xen.domain_xml import domain_xml
 from vmjobs.hypervisor.xen.saved import replace_xml
+from vmjobs.model import BootMethod
 
 VM = VmConfig(
     name="vmjobs-1",
@@ -46,6 +47,14 @@ def test_a_vm_is_paravirtualized_and_has_its_disks_in_order() -> None:
         ("/run/job", "xvdb", True),
         ("/run/scratch", "xvdc", False),
     ]
+
+
+def test_a_disk_with_a_boot_loader_starts_by_grub() -> None:
+    image = BootImage(digest="", root=Path("/images/root"), boot=BootMethod.BIOS)
+    system = parsed(replace(VM, image=image)).find("os")
+    assert system is not None
+    assert [child.tag for child in system] == ["type", "kernel"]
+    assert (system.findtext("kernel") or "").endswith("x86_64-xen.bin")
 
 
 def test_only_a_restart_keeps_the_vm() -> None:

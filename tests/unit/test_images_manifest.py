@@ -81,6 +81,7 @@ def test_how_it_boots_says_which_hypervisors_can() -> None:
     assert HypervisorKind.XEN not in manifest(kernel=ROOT, guest=GuestSupport()).hypervisors
     own = (HypervisorKind.KVM, HypervisorKind.QEMU)
     assert manifest(boot=BootMethod.BIOS).hypervisors == own
+    assert HypervisorKind.XEN in manifest(boot=BootMethod.BIOS, xen=True).hypervisors
     assert manifest(kernel=ROOT).hypervisors == own, "what is in there wants its own kernel"
     assert manifest(cloud_init=True).hypervisors == (HypervisorKind.UML,)
 
@@ -92,6 +93,7 @@ def test_how_it_boots_says_which_hypervisors_can() -> None:
         {"boot": "uefi", "cmdline": ("quiet",)},
         {"initrd": ROOT},
         {"xen": True},
+        {"boot": "uefi", "xen": True},
         {"cmdline": ("two words",)},
         {"partition": -1},
     ],

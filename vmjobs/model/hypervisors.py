@@ -64,7 +64,11 @@ CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(
     {
         HypervisorKind.KVM: Capabilities(),
         HypervisorKind.XEN: Capabilities(
-            boots=(BootMethod.KERNEL,), lazy_start=False, limits_disks=False, cpus=128, shared_cpus=128
+            boots=(BootMethod.KERNEL, BootMethod.BIOS),
+            lazy_start=False,
+            limits_disks=False,
+            cpus=128,
+            shared_cpus=128,
         ),
         HypervisorKind.UML: Capabilities(
             boots=(BootMethod.KERNEL,),

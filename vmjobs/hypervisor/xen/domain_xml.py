@@ -10,12 +10,15 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import VmConfig
 from vmjobs.hypervisor.libvirt.domain_xml import Board, add_kernel, add_text, new_domain
 from vmjobs.hypervisor.network.guest_network import MAC
+from vmjobs.model import BootMethod
 
 BOARD: Final = Board("x86_64", "xenpv", console="hvc0", serial="", disk="xvd", hypervisors="xen")
 #: Run by the toolstack as root when a VM gets its card: puts it into the VM's network.
 CARD_SCRIPT: Final = Path("/usr/libexec/vmjobs/xen-card")
 #: Prefix of a card's name in the node; the rest is the process that holds its network.
 CARD_PREFIX: Final = "vmj"
+#: GRUB as a guest's kernel: it starts what the menu on the VM's root disk says.
+GRUB: Final = Path("/usr/lib/grub-xen/grub-x86_64-xen.bin")
 
 
 def domain_xml(vm: VmConfig, overlay: Path, holder: int | None) -> str:
@@ -32,7 +35,10 @@ def domain_xml(vm: VmConfig, overlay: Path, holder: int | None) -> str:
     system = ET.SubElement(domain, "os")
     kind = {"arch": BOARD.architecture, "machine": BOARD.machine_type}
     ET.SubElement(system, "type", kind).text = "linux"
-    add_kernel(system, vm, BOARD)
+    if vm.image.boot is BootMethod.BIOS:
+        add_text(system, "kernel", str(GRUB))
+    else:
+        add_kernel(system, vm, BOARD)
     ET.SubElement(domain, "clock", {"offset": "utc"})
     add_text(domain, "on_poweroff", "destroy")
     # libvirt reports a restart like a power-off. So a VM that restarts is kept, and known by that.

@@ -36,7 +36,7 @@ from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.hypervisor.sandbox import helper_processes
 from vmjobs.hypervisor.sandbox.process_launcher import Launcher
 from vmjobs.hypervisor.usage import UsageMeter
-from vmjobs.hypervisor.xen.domain_xml import domain_xml
+from vmjobs.hypervisor.xen.domain_xml import GRUB, domain_xml
 from vmjobs.hypervisor.xen.saved import replace_xml
 from vmjobs.model import CAPABILITIES, BootMethod, Capabilities, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
@@ -136,8 +136,11 @@ class Xen:
             raise HypervisorError(f"{vm.name} runs already")
         if vm.card is not None:
             raise private_network_error(self.kind)
-        if vm.image.boot is not BootMethod.KERNEL or vm.image.live is not None:
-            raise HypervisorError("a Xen VM starts only from a complete image with a kernel beside it")
+        if vm.image.boot is BootMethod.UEFI or vm.image.live is not None:
+            raise HypervisorError("a Xen VM starts only from a complete image, and not by UEFI")
+        if vm.image.boot is BootMethod.BIOS and not GRUB.exists():
+            hint = "apt-get install grub-xen-host"
+            raise HypervisorError(f"the image boots by GRUB, but there is no {GRUB}", hint=hint)
         overlay = (vm.overlay or vm.workdir / "overlay.qcow2").absolute()
         with ExitStack() as undo:
             undo.callback(self.destroy, vm.name)
