@@ -6,9 +6,11 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config as AlembicConfig
+from alembic.util import CommandError
 from sqlalchemy import Connection, text
 
 from repository.db.database import Database, translated
+from vmjobs.errors import ConfigError
 
 #: Number of the advisory lock for migrations: arbitrary, but the same in every process.
 _LOCK = 0x766D6A6F
@@ -17,7 +19,7 @@ _LOCK = 0x766D6A6F
 def upgrade(database_url: str) -> None:
     """Upgrade the schema to the newest revision; several processes may try at once.
 
-    Raises Unavailable("database"), ConfigError.
+    Raises Unavailable("database"), and ConfigError: bad URL, or tables of an unknown release.
     """
     database = Database(database_url)
     try:
@@ -25,6 +27,9 @@ def upgrade(database_url: str) -> None:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
             command.upgrade(alembic_config(connection), "head")
+    except CommandError as error:
+        message = f"the database has tables of another release of vmjobs: {error}"
+        raise ConfigError(message, hint="use the release that made them") from error
     finally:
         database.close()
 
