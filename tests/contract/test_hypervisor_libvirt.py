@@ -21,6 +21,7 @@ from vmjobs.hypervisor.base import (
     VmConfig,
     VmState,
 )
+from vmjobs.hypervisor.libvirt import kvm
 from vmjobs.hypervisor.libvirt.connection import Connection, node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.model import HypervisorKind
@@ -120,4 +121,4 @@ def test_probe_of_kvm_without_a_kernel() -> None:
     driver = Libvirt(HypervisorKind.KVM, node_connection(), kernels=list)
     result = driver.probe(5)
     assert not result.works
-    assert "/dev/kvm cannot" in result.detail or "no kernel to boot" in result.detail
+    assert result.detail.startswith(kvm.unavailable_reason() or "no kernel to boot")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vmjobs.hypervisor.base import VmConfig
+from vmjobs.hypervisor.libvirt import kvm
 from vmjobs.hypervisor.probe import boot_probe
 from vmjobs.model import HypervisorKind
 
@@ -46,3 +47,20 @@ def test_a_guest_that_was_booting_is_slow(
     found = boot_probe(driver, version=lambda: "1", deadline=DEADLINE, kernel=kernel)
     assert (found.works, found.is_slow) == (False, is_slow), found.detail
     assert (words.strip() or "nothing heard") in found.detail
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "works"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu vmx sse2\n", True),
+        ("processor\t: 0\nflags\t\t: fpu svm sse2\n", True),
+        ("processor\t: 0\nflags\t\t: fpu sse2\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", True),  # aarch64 has no flag for it
+    ],
+)
+def test_kvm_needs_hardware_virtualization(tmp_path: Path, cpuinfo: str, works: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    (tmp_path / "kvm").touch()
+    reason = kvm.unavailable_reason(tmp_path / "kvm", tmp_path / "cpuinfo")
+    assert reason == "" if works else "hardware virtualization" in reason
+    assert "cannot be opened" in kvm.unavailable_reason(tmp_path / "none", tmp_path / "cpuinfo")

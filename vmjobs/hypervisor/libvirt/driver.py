@@ -25,7 +25,7 @@ from vmjobs.hypervisor.base import (
     VmState,
     VmUsage,
 )
-from vmjobs.hypervisor.libvirt import firmware, nbd_server, qemu_sandbox
+from vmjobs.hypervisor.libvirt import firmware, kvm, nbd_server, qemu_sandbox
 from vmjobs.hypervisor.libvirt.connection import Connection
 from vmjobs.hypervisor.libvirt.domain_xml import board, domain_xml
 from vmjobs.hypervisor.libvirt.qemu_wrapper import qemu
@@ -112,8 +112,8 @@ class Libvirt:
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
         began = time.monotonic()
-        device = Path("/dev/kvm") if self.kind is HypervisorKind.KVM else None
-        if device is not None and (fault := _open_error(device)):
+        is_kvm = self.kind is HypervisorKind.KVM
+        if is_kvm and (fault := kvm.unavailable_reason()):
             return ProbeResult(self.kind, False, fault, time.monotonic() - began)
         kernel = first_kernel(self._kernels())
         # An emulated processor runs a kernel if it runs a boot sector; a virtualized one may not.
@@ -126,7 +126,7 @@ class Libvirt:
             version=self._version,
             deadline=deadline,
             kernel=kernel,
-            where=str(device) if device else "",
+            where=str(kvm.DEVICE) if is_kvm else "",
             by_bios=by_bios,
             isolation=bubblewrap.describe_isolation(isolated=self._isolated),
         )
@@ -283,8 +283,8 @@ class Libvirt:
         vm.console.touch()
         files = list(qemu_sandbox.files(vm, overlay, uefi, nbd))
         limits, program = resource_limits_for(vm, self.kind), self._program or qemu()
-        kvm = self.kind is HypervisorKind.KVM
-        return qemu_sandbox.build_emulator(files, limits, program, kvm=kvm, network=vm.network)
+        is_kvm = self.kind is HypervisorKind.KVM
+        return qemu_sandbox.build_emulator(files, limits, program, kvm=is_kvm, network=vm.network)
 
     def _serve_root(self, vm: VmConfig) -> Path | None:
         if vm.image.live is None:
@@ -389,12 +389,3 @@ def _overlay_command(vm: VmConfig, overlay: Path) -> _Argv:
         return [*make, vm.image.root.absolute(), overlay]
     # -u: qemu-img does not open the backing image to learn its size, which is known.
     return [*make, "nbd:", "-u", overlay, str(vm.image.live.size)]
-
-
-def _open_error(device: Path) -> str:
-    """Return why a device cannot be opened; ``""`` if it can."""
-    try:
-        with device.open("r+b", buffering=0):
-            return ""
-    except OSError as error:
-        return f"{device} cannot be opened: {error.strerror}"
