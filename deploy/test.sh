@@ -88,7 +88,7 @@ join() {
 if [ "${1:-}" = soak ]; then
     shift
     phase images make -s --no-print-directory -j 2 soak-images
-    background tests soak-contract tests/contract -n 0 -m soak "$@"
+    background tests soak-contract tests/contract -n 0 -m 'soak and not xen' "$@"
     phase grid grid test
     tests soak-integration tests/integration -n 3 --dist loadfile -m 'soak and not disruptive and not xen' "$@"
     join

@@ -14,8 +14,8 @@ pytest.register_assert_rewrite("tests.kit")
 
 _skipped: list[str] = []
 
-#: The one reason to skip a test: KVM's probe boots no kernel, which no package can change.
-_HARDWARE = re.compile(r"(Skipped: )?kvm: ")
+#: The one reason to skip a test: this processor cannot run KVM or Debian's UML kernel.
+_HARDWARE = re.compile(r"(Skipped: )?(kvm|AMX): ")
 #: At most this many tests may be marked ``flaky``.
 _MOST_FLAKY = 5
 

@@ -21,6 +21,7 @@ __all__ = ["bench", "driver", "image"]
 
 pytestmark = [
     pytest.mark.soak,
+    pytest.mark.xen,
     pytest.mark.skipif(
         bool(unavailable_reason()), reason=f"{unavailable_reason()}: deploy/soak-xen.sh"
     ),
