@@ -56,19 +56,19 @@ def test_a_node_is_drained(grid: Grid, jobs: tuple[Desk, str, str]) -> None:
 
 def test_a_node_that_is_cut_off_for_longer_than_the_lease(grid: Grid) -> None:
     """The job restarts on the other node and ends; then nothing of its first start is left."""
-    with ExitStack() as stack:
-        stack.enter_context(short_leases(grid))
-        desk = stack.enter_context(Desk(grid, "site"))
-        with closed(grid, OTHER):
-            cluster = desk.submit(HANGS)
-            desk.running(cluster)
-            stack.enter_context(silent(grid, FIRST))
-        ad = desk.ended(cluster)
-        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
-        assert (ad["NumJobStarts"], ad["LastRemoteHost"].rpartition("@")[2]) == (2, f"{OTHER}.grid")
-    wait_for(lambda: not runs(grid) or None, "the first node to have nothing left of it", PATIENT)
-    assert desk.read("out") == "begun\ndone\n"
-    assert desk.read("log").count(f"005 ({int(cluster):03d}.") == 1
+    with short_leases(grid), Desk(grid, "site") as desk:
+        with ExitStack() as stack:
+            with closed(grid, OTHER):
+                cluster = desk.submit(HANGS)
+                desk.running(cluster)
+                stack.enter_context(silent(grid, FIRST))
+            ad = desk.ended(cluster)
+            assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+            started = ad["NumJobStarts"], ad["LastRemoteHost"].rpartition("@")[2]
+            assert started == (2, f"{OTHER}.grid")
+        wait_for(lambda: not runs(grid) or None, "the first node to have nothing left of it", PATIENT)
+        assert desk.read("out") == "begun\ndone\n"
+        assert desk.read("log").count(f"005 ({int(cluster):03d}.") == 1
 
 
 def runs(grid: Grid) -> str:
