@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 packages="
-    ca-certificates curl gcc git libc6-dev make musl-tools bc bison flex xz-utils python3 python3-venv python3-dev python3-libvirt
+    ca-certificates curl gcc git libc6-dev make musl-tools bc bison flex lz4 xz-utils python3 python3-venv python3-dev python3-libvirt
     docker.io docker-compose iproute2
     user-mode-linux slirp4netns nftables qemu-system-x86 qemu-utils
     libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients

@@ -20,9 +20,9 @@ serial --unit=0 --speed=115200
 terminal_input serial
 terminal_output serial
 echo "GRUB: starting Debian"
-set where="root=/dev/vda1 console=ttyS0"
-if [ "$grub_platform" = xen ]; then set where="root=/dev/xvda1 console=hvc0"; fi
-linux /vmlinuz $where ro quiet panic=-1 init=/usr/local/sbin/muons-init
+set system="/vmlinuz root=/dev/vda1 console=ttyS0"
+if [ "$grub_platform" = xen ]; then set system="/vmlinux root=/dev/xvda1 console=hvc0"; fi
+linux $system ro quiet panic=-1 init=/usr/local/sbin/muons-init
 initrd /initrd.img
 boot
 END

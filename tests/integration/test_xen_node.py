@@ -9,7 +9,16 @@ from typing import Final
 import pytest
 
 from tests.kit.cli import vmjobs
-from tests.kit.foreign_images import FIT, LIFETIME, disk, kernel, kernel_options, push, submit
+from tests.kit.foreign_images import (
+    FIT,
+    LIFETIME,
+    disk,
+    kernel,
+    kernel_options,
+    push,
+    submit,
+    with_unpacked_kernel,
+)
 from tests.kit.grid import Grid
 from tests.kit.grid_clusters import Submitter, up
 from tests.kit.submit_host import Desk
@@ -48,7 +57,7 @@ def test_jobs_with_their_own_kernels(grid: Grid, tmp_path: Path) -> None:
     linux, initrd = kernel()
     files = ("--kernel", linux, "--initrd", initrd, "--xen")
     push(disk("trixie"), "xen-kernel", *files, *kernel_options("odd-poweroff"))
-    push(disk("bios"), "xen-grub", "--xen")
+    push(with_unpacked_kernel(tmp_path), "xen-grub", "--boot", "bios", "--xen")
     options = ("--exit", "poweroff", "--hypervisor", "xen", "--memory", "256", "--output", "*.csv")
     names = [
         submit(image, *options, "--boot-seconds", "900")[0] for image in ("xen-kernel", "xen-grub")
