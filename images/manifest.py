@@ -104,7 +104,9 @@ class ImageManifest(FrozenModel):
         if self.boot is not BootMethod.KERNEL and (self.kernel or self.initrd or self.cmdline):
             raise ValueError(f"an image that boots by {self.boot} has no kernel, initrd or cmdline")
         if (self.initrd or (self.xen and self.boot is not BootMethod.BIOS)) and not self.kernel:
-            raise ValueError("an image with an initrd needs a kernel, and so does one for Xen, or bios")
+            raise ValueError(
+                "an initrd needs a kernel, and an image for Xen needs one or boots by bios"
+            )
         return self
 
     def canonical(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+# The first one: earlier numbers were steps of development, before the first release.
 revision = "0016"
 down_revision = None
 branch_labels = None
