@@ -12,7 +12,7 @@
 # make lint      formatting, lints, types, shell scripts
 # make test      lint, then all tests but those of make soak, on a grid of their own
 # make release   source archive, wheel, Debian packages, container images and checksums of a tagged commit
-# make lock      renews deploy/requirements.txt: releases and hashes of the packages in .venv
+# make lock      renews deploy/requirements*.txt: releases and hashes of the Python packages
 # make soak      tests that take minutes each: what dies under clusters and jobs, builds of large images
 # make soak-xen  tests on Xen hosts, which run in QEMU: of the driver, and of jobs on a grid's node
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json

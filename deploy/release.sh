@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds a release into build/release: source archive, wheel, Debian packages, container images, a bill of materials of
-# the Python packages (CycloneDX), the list of Debian's packages in each image, and SHA256SUMS. The commit must have the tag v and the version of vmjobs/__init__.py.
+# the Python packages (CycloneDX), the list of Debian's packages in each image, and SHA256SUMS. The commit must have the
+# tag v and the version of vmjobs/__init__.py.
 #   release.sh             all of it
 #   release.sh packages    without container images, and from a commit without a tag
 # The UML kernel of the packages is that of vmjobs/kernel.
@@ -69,7 +70,8 @@ deb vmjobs-server
 
 # The bill of materials of the Python packages; its tool is not needed otherwise.
 python3 -m venv "$work/tools"
-"$work/tools/bin/pip" install --quiet --disable-pip-version-check 'cyclonedx-bom==7.*'
+"$work/tools/bin/pip" install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
+    -r deploy/requirements-release.txt
 "$work/tools/bin/cyclonedx-py" requirements --output-reproducible --output-file "$out/vmjobs-$version.cdx.json" \
     deploy/requirements.txt 2>/dev/null
 
