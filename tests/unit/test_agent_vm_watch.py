@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,3 +108,27 @@ def test_what_a_console_says_is_heard_at_once_and_an_idle_one_costs_nothing(tmp_
             assert isinstance(event_queue.next(began + 10), ExitReported)
             assert time.monotonic() - began < 0.3
     assert looks < 20
+
+
+def test_a_full_disk_that_another_vm_saw_counts_for_all_that_ran_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VM's write has failed, but others have freed space before its own watch looks."""
+    (tmp_path / "console").touch()
+    gone = SimpleNamespace(wait=lambda *_: VmState.GONE)
+
+    def end(watch: vm_watch.VmWatch, free: int) -> None:
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=4096))
+        with watching(watch):
+            assert isinstance(watch.event_queue.next(time.monotonic() + 10), VmEnded)  # type: ignore[attr-defined]
+
+    earlier, saw, unlucky = (watch_of(tmp_path, gone, disk=tmp_path) for _ in range(3))
+    end(earlier, 1 << 20)
+    assert not earlier.disk_was_full
+    end(saw, 0)
+    end(unlucky, 1 << 20)
+    assert saw.disk_was_full
+    assert unlucky.disk_was_full
+    later = watch_of(tmp_path, gone, disk=tmp_path)
+    end(later, 1 << 20)
+    assert not later.disk_was_full

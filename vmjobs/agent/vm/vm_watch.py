@@ -8,8 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmjobs.agent.file_watch import FileWatch
@@ -33,6 +33,9 @@ MAX_USAGE_SECONDS = 60.0
 MAX_FAILED_READS = 100
 #: Bytes: a disk with less free space counts as full.
 FULL_DISK_BYTES = 1 << 20
+#: Monotonic time when the watch of any VM last saw a file system full, by its device. When many VMs
+#: fill a disk, some may have ended and freed space before the watch of one whose write failed looks.
+_last_full: dict[int, float] = {}
 
 
 @dataclass
@@ -45,7 +48,7 @@ class VmWatch:
     tick: seconds between reads of a growing console.
     processed: bytes of the console whose events are all in the queue.
     on_time: called from time to time.
-    disk: directory of the VM's disks. disk_was_full: at least once.
+    disk: directory of the VM's disks.
     """
 
     driver: Hypervisor
@@ -61,7 +64,8 @@ class VmWatch:
     on_time: Callable[[], None] = lambda: None
     processed: int = 0
     disk: Path | None = None
-    disk_was_full: bool = False
+    _began: float = field(default_factory=time.monotonic)
+    _device: int = 0
     _awake_since: float = 0.0
     _failed_reads: int = 0
 
@@ -82,9 +86,7 @@ class VmWatch:
                     # This process slept, and could not receive heartbeats.
                     self._awake_since = checked_at
                 has_grown = file_watch.has_changed()
-                self.disk_was_full = self.disk_was_full or (
-                    self.disk is not None and _is_full(self.disk)
-                )
+                self._check_disk()
                 if not self._try_read_console(to_the_end=gone):
                     continue
                 if gone:
@@ -96,6 +98,18 @@ class VmWatch:
                     due = checked_at + pause
                 if not warned:
                     warned = self._check_limits()
+
+    @property
+    def disk_was_full(self) -> bool:
+        """Whether the disk was seen full since this watch began, by this or another one."""
+        return _last_full.get(self._device, -math.inf) >= self._began
+
+    def _check_disk(self) -> None:
+        if self.disk is not None:
+            with suppress(OSError):  # it is gone
+                self._device = self.disk.stat().st_dev
+                if _is_full(self.disk):
+                    _last_full[self._device] = time.monotonic()
 
     def _max_wait(self) -> float:
         """Return seconds until the next check if no event occurs."""
@@ -158,10 +172,7 @@ class VmWatch:
 
 def _is_full(directory: Path) -> bool:
     """Whether the file system of a directory is full."""
-    try:
-        there = os.statvfs(directory)
-    except OSError:
-        return False
+    there = os.statvfs(directory)
     return there.f_bavail * there.f_frsize < FULL_DISK_BYTES
 
 
