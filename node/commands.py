@@ -18,17 +18,31 @@ def gateway() -> None:
     """
 
 
+@click.command(cls=LazyGroup)
+def bench() -> None:
+    """Measure what VMs cost on this host: the same programs in VMs and on the host itself."""
+
+
 COMMANDS: Final[CommandTable] = {
     "vmjobs": {
         "gateway": Command("node.commands:gateway", "Run a grid gateway on this host.", before="node"),
         "run": Command("node.cli.run:run", "Run a script in a VM on this host.", before="exec"),
         "agent": Command("node.cli.agent:agent", "Run jobs for HTCondor on this node.", before="exec"),
+        "bench": Command(
+            "node.commands:bench", "Measure what VMs cost on this host.", before="completion"
+        ),
         "doctor": Command(
             "node.cli.doctor:doctor", "Check this host and report faults.", before="completion"
         ),
     },
     "image": {
         "build": Command("node.cli.build:build", "Build an image from a recipe.", before="builds"),
+    },
+    "bench": {
+        "list": Command("node.cli.bench:list_suites", "List suites and their tests."),
+        "run": Command("node.cli.bench:run", "Measure the same programs in VMs and on this host."),
+        "report": Command("node.cli.bench:write_report", "Write the reports of a measurement again."),
+        "compare": Command("node.cli.bench:compare", "Compare two measurements."),
     },
     "gateway": {
         "validate": Command("node.cli.gateway.install:validate", "Check a declaration for faults."),

@@ -1,0 +1,85 @@
+"""Takes the turns of a plan, one after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from node.bench.copies import Copy, CopyResult
+from node.bench.plan import Suite, Turn
+from node.bench.results import Results, TurnResult, result_of, save
+
+#: Makes the copies of a turn.
+CopyMaker = Callable[[Suite, Turn], Sequence[Copy]]
+_READY: Final = "ready"
+_ENDED: Final = "ended"
+
+
+def measure(
+    path: Path, results: Results, make: CopyMaker, on_turn: Callable[[Turn], object]
+) -> Results:
+    """Take the turns that are not done yet; save the results after each.
+
+    path: of the results' file. on_turn: called before each turn, done or not.
+    """
+    suites = {suite.name: suite for suite in results.plan.suites}
+    for turn in results.plan:
+        on_turn(turn)
+        if not results.is_done(turn):
+            suite = suites[turn.suite]
+            results = results.with_turn(_take(suite, turn, make(suite, turn)))
+            save(path, results)
+    return results
+
+
+def _take(suite: Suite, turn: Turn, copies: Sequence[Copy]) -> TurnResult:
+    began = time.monotonic()
+    return result_of(suite, turn, run_together(copies), time.monotonic() - began)
+
+
+def run_together(copies: Sequence[Copy]) -> list[CopyResult]:
+    """Run copies; they begin together, once all are ready. If one ends before that, all are stopped.
+
+    Returns their results in the order in which they ended. An exception, such as an interrupt, stops
+    all copies, and is raised once they have ended.
+    """
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ended: dict[int, CopyResult] = {}
+
+    def run(number: int, copy: Copy) -> None:
+        try:
+            ended[number] = copy.run(lambda: events.put(_READY))
+        except Exception as error:  # a thread's exception would be lost
+            ended[number] = CopyResult("", str(error) or type(error).__name__)
+        finally:
+            events.put(_ENDED)
+
+    threads = [threading.Thread(target=run, args=pair, name="copy") for pair in enumerate(copies)]
+    try:
+        for thread in threads:
+            thread.start()
+        _wait_until_ready(events, copies)
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        for copy in copies:
+            copy.stop()
+        for thread in threads:
+            if thread.ident is not None:  # it was started
+                thread.join()
+        raise
+    return list(ended.values())
+
+
+def _wait_until_ready(events: queue.SimpleQueue[str], copies: Sequence[Copy]) -> None:
+    for _ in copies:
+        if events.get() == _ENDED:
+            for copy in copies:
+                copy.stop()
+            return
+    for copy in copies:
+        copy.start()

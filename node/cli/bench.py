@@ -1,0 +1,261 @@
+"""``vmjobs bench``: measures what VMs cost on this host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+import vmjobs
+from images.store.image_store import ImageStore
+from node.bench import report
+from node.bench.copies import Copy, NativeCopy, VmCopy, missing_programs, unpack_tree
+from node.bench.measure import measure
+from node.bench.plan import NATIVE, Plan, Suite, Turn, load_suite, shipped_suites
+from node.bench.results import Results, load, load_or_begin
+from node.parts import make_hypervisors, make_run_parts
+from vmjobs.agent.hypervisor_registry import HypervisorRegistry
+from vmjobs.agent.run.services import RunServices
+from vmjobs.cli.common import config, echo, json_option, print_json, print_table
+from vmjobs.cli.progress import step_bars
+from vmjobs.config import Config
+from vmjobs.errors import InvalidRequest, NoHypervisor
+from vmjobs.hypervisor.uml.driver import UserModeLinux
+from vmjobs.model import HypervisorKind
+
+#: UML in its other modes: how its kernel catches a guest's system calls.
+_UML_MODES: Final = {"uml-ptrace": "ptrace", "uml-seccomp": "seccomp"}
+_ALL: Final = "all"
+_SIDES: Final = (_ALL, *(kind.value for kind in HypervisorKind), *_UML_MODES)
+#: Seconds and sizes of a test: as its suite needs them for good figures, and as short as possible.
+_FULL: Final = {"BENCH_SECONDS": "10", "BENCH_SCALE": "10"}
+_QUICK: Final = {"BENCH_SECONDS": "1", "BENCH_SCALE": "1"}
+_RESULTS: Final = "results.json"
+
+
+@click.command("list")
+@json_option
+def list_suites(as_json: bool) -> None:
+    """List the suites and their tests."""
+    suites = [load_suite(name) for name in shipped_suites()]
+    if as_json:
+        print_json([suite.model_dump(exclude={"script"}) for suite in suites])
+        return
+    lines = [
+        (suite.name, name, test.what, test.unit)
+        for suite in suites
+        for name, test in suite.tests.items()
+    ]
+    print_table(("SUITE", "TEST", "WHAT", "UNIT"), lines)
+
+
+@click.command()
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="A suite, or a file ./mine.toml beside its script ./mine.sh. May be repeated. Default: all.",
+)
+@click.option(
+    "--hypervisor",
+    "hypervisors",
+    multiple=True,
+    type=click.Choice(_SIDES),
+    help="May be repeated. Default: all that work here.",
+)
+@click.option(
+    "--image", default="bench", show_default=True, help="An image of this host with the programs."
+)
+@click.option(
+    "--guests", default="1", show_default=True, metavar="N,N…", help="Copies at the same time."
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 1000), help="Turns of each side. Default: 5, or 1 with --quick."
+)
+@click.option("--quick", is_flag=True, help="See that all works: the figures are worth little.")
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory for results and reports. Default: vmjobs-bench-TIME.",
+)
+def run(
+    suites: tuple[str, ...],
+    hypervisors: tuple[str, ...],
+    image: str,
+    guests: str,
+    rounds: int | None,
+    quick: bool,
+    output_dir: Path | None,
+) -> None:
+    """Measure the same programs in VMs and on this host itself.
+
+    Both sides take turns. On the host itself the programs come from the same image, and run in a
+    container with as many processors as a VM has; so use an image that you trust. Results are written
+    after each turn: run an interrupted command again, with its --output-dir, to continue it.
+    """
+    settings = config()
+    images = ImageStore(settings.images)
+    state = settings.state_dir / "local"
+    registry = make_hypervisors(settings, images, state / "probes.json")
+    services = make_run_parts(settings, images, registry, state / "runs")
+    services.journal.recover(registry.drivers)  # of earlier runs that were killed
+    plan = Plan(
+        image=images.resolve(image),
+        suites=tuple(load_suite(name) for name in suites or shipped_suites()),
+        sides=(NATIVE, *_chosen(hypervisors, registry)),
+        guests=_numbers(guests),
+        rounds=rounds or (1 if quick else 5),
+        quick=quick,
+    )
+    folder = output_dir or Path(f"vmjobs-bench-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    folder.mkdir(parents=True, exist_ok=True)
+    results = load_or_begin(folder / _RESULTS, plan, _about(registry))
+    copies = _Copies(settings, images, services, plan)
+    with step_bars() as bars:
+        total = len(list(plan))
+        task = bars.add_task("bench", total=total)
+
+        def on_turn(turn: Turn) -> None:
+            copies_text = f", {turn.guests} at once" if turn.guests > 1 else ""
+            text = f"{turn.suite} on {turn.side}{copies_text}, turn {turn.number + 1} of {plan.rounds}"
+            bars.update(
+                task, description=text, advance=1 if bars.tasks[0].description != "bench" else 0
+            )
+
+        results = measure(folder / _RESULTS, results, copies, on_turn)
+        bars.update(task, completed=total)
+    _write_reports(folder, results)
+    echo(report.markdown(results).rstrip())
+    echo(f"vmjobs: {folder}/{_RESULTS}, report.md and report.html", err=True)
+    if failed := [result for result in results.turns if result.error]:
+        echo(
+            f"vmjobs: {len(failed)} of {total} turns failed; the same command tries them again",
+            err=True,
+        )
+        sys.exit(1)
+
+
+@click.command("report")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def write_report(folder: Path) -> None:
+    """Write the reports of a measurement again, even of an unfinished one.
+
+    FOLDER is the directory of `vmjobs bench run`. The report is printed, too.
+    """
+    results = load(folder / _RESULTS)
+    _write_reports(folder, results)
+    echo(report.markdown(results).rstrip())
+
+
+@click.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@json_option
+def compare(before: Path, after: Path, as_json: bool) -> None:
+    """Compare two measurements: directories of `vmjobs bench run`, or their files.
+
+    The last column is the speed of AFTER in percent of BEFORE's; `~` marks differences within the
+    standard deviations.
+    """
+    first, second = (load(path / _RESULTS if path.is_dir() else path) for path in (before, after))
+    table = report.compared(first, second)
+    columns = ("TEST", "SIDE", "BEFORE", "AFTER", "SPEED")
+    if as_json:
+        print_json([dict(zip(map(str.lower, columns), line, strict=True)) for line in table])
+    else:
+        print_table(columns, table)
+
+
+class _Copies:
+    """Makes the copies of each turn. Unpacks the image before the first one on the host."""
+
+    def __init__(self, settings: Config, images: ImageStore, services: RunServices, plan: Plan) -> None:
+        self._services, self._plan = services, plan
+        self._work = settings.state_dir / "local" / "bench"
+        self._environment = _QUICK if plan.quick else _FULL
+        self._tree = unpack_tree(images.prepare(plan.image), self._work / "trees")
+        lacking = {suite.name: missing_programs(self._tree, suite) for suite in plan.suites}
+        if texts := [
+            f"{name} needs {', '.join(missing)}" for name, missing in lacking.items() if missing
+        ]:
+            raise InvalidRequest(
+                f"the image lacks programs: {'; '.join(texts)}",
+                hint="vmjobs image build bench; or name an image that has them, with --image",
+            )
+
+    def __call__(self, suite: Suite, turn: Turn) -> Sequence[Copy]:
+        """Return the copies of a turn."""
+        numbers = range(turn.guests)
+        if turn.side == NATIVE:
+            return [
+                NativeCopy(self._tree, self._work, suite, _cpus(suite, number), self._environment)
+                for number in numbers
+            ]
+        services, kind = self._services, HypervisorKind(turn.side.partition("-")[0])
+        if turn.side in _UML_MODES:
+            driver = UserModeLinux(system_calls=_UML_MODES[turn.side])
+            services = replace(services, choose=lambda *_, **__: driver)
+        return [VmCopy(services, kind, self._plan.image, suite, self._environment) for _ in numbers]
+
+
+def _cpus(suite: Suite, number: int) -> tuple[int, ...]:
+    """Return the processors of a copy on the host itself: as many as its VM has, others for each."""
+    usable = sorted(os.sched_getaffinity(0))
+    first = number * suite.cpus
+    return tuple(sorted({usable[place % len(usable)] for place in range(first, first + suite.cpus)}))
+
+
+def _chosen(names: Sequence[str], registry: HypervisorRegistry) -> tuple[str, ...]:
+    """Return the hypervisors to measure.
+
+    Raises:
+        NoHypervisor: one that was named does not work here, or none does.
+    """
+    probes = registry.probe()
+    working = [str(probe.kind) for probe in probes if probe.works]
+    wanted = list(dict.fromkeys(names or (_ALL,)))
+    if _ALL in wanted:
+        wanted = [*working, *(name for name in wanted if name in _UML_MODES)]
+    for name in wanted:
+        if name.partition("-")[0] not in working:
+            details = "; ".join(f"{probe.kind}: {probe.detail}" for probe in probes if not probe.works)
+            raise NoHypervisor(f"{name} does not work on this host: {details}")
+    if not wanted:
+        raise NoHypervisor(
+            "no hypervisor works on this host", hint="`vmjobs doctor` shows what is wrong"
+        )
+    return tuple(wanted)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1024 for word in words):
+        raise click.BadParameter(f"{text!r} is not a list of numbers like 1,2,4", param_hint="--guests")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def _about(registry: HypervisorRegistry) -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "vmjobs": vmjobs.__version__,
+        "host": f"{os.cpu_count()} x {names[0] if names else platform.machine()}, {memory} MiB, "
+        f"Linux {platform.release()}",
+        "hypervisors": {str(probe.kind): probe.version for probe in registry.results if probe.works},
+        "load before": round(os.getloadavg()[0], 2),
+    }
+
+
+def _write_reports(folder: Path, results: Results) -> None:
+    (folder / "report.md").write_text(report.markdown(results), "utf-8")
+    (folder / "report.html").write_text(report.page(results), "utf-8")
