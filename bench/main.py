@@ -100,7 +100,7 @@ def main() -> None:
         benches: dict[str, Bench] = {
             "kernel": lambda: uml_kernel(made, images.resolve(LAZY_IMAGE), few),
             "beside": lambda: beside(2 * pairs),
-            "start": lambda: start_overhead(made, digest, kinds, pairs),
+            "start": lambda: start_overhead(made, digest, kinds, pairs, few),
             "data": lambda: data(made, digest, few),
             "network": lambda: guest_network(made, digest, pairs),
             "cached": lambda: cached_start(made, images, IMAGE, kinds, pairs),

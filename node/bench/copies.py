@@ -194,7 +194,7 @@ class NativeCopy:
         self._environment = environment
         self._command = [*("taskset", "-c", ",".join(map(str, cpus))), *_bwrap(tree)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = threading.Event()
+        self._why_stopped = ""
         self._lock = threading.Lock()
 
     def run(self, on_ready: Callable[[], object]) -> CopyResult:
@@ -217,14 +217,15 @@ class NativeCopy:
             command = [*self._command, *words, "--bind", str(folder), "/job", "--", "sh", "-c", _LAUNCH]
             with tempfile.TemporaryFile() as errors:
                 with self._lock:
-                    if self._is_stopped.is_set():
-                        return CopyResult("", "it was stopped")
+                    if why := self._stopped():
+                        return CopyResult("", why)
                     pipe = subprocess.PIPE
                     process = subprocess.Popen(
                         command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
                     )
                     self._process = process
-                timer = threading.Timer(self._suite.seconds, self.stop)
+                late = f"the script was still running after {self._suite.seconds} s"
+                timer = threading.Timer(self._suite.seconds, self._kill, [late])
                 timer.start()
                 while process.stdout and (data := os.read(process.stdout.fileno(), 65536)):
                     output.write(data)
@@ -233,8 +234,8 @@ class NativeCopy:
                 errors.seek(max(0, errors.tell() - 4096))
                 said = Output(lambda: None, bytearray(errors.read())).last_line
         text = output.text.decode("utf-8", "replace")
-        if self._is_stopped.is_set():
-            return CopyResult(text, f"it was stopped, at the latest after {self._suite.seconds} s")
+        if why := self._stopped():
+            return CopyResult(text, why)
         said = said or output.last_line
         ended = f"the script ended with status {status}{said and f'; it printed last: {said}'}"
         return CopyResult(text, ended if status else "")
@@ -248,8 +249,15 @@ class NativeCopy:
 
     def stop(self) -> None:
         """See :class:`Copy`."""
+        self._kill("it was stopped")
+
+    def _stopped(self) -> str:
+        """Return why it was stopped, or an empty text."""
+        return self._why_stopped
+
+    def _kill(self, why: str) -> None:
         with self._lock:
-            self._is_stopped.set()
+            self._why_stopped = self._why_stopped or why
             if self._process is not None:
                 self._process.kill()  # its first process ends with it, and the namespace with that
 

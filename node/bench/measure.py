@@ -27,7 +27,7 @@ def measure(
     path: of the results' file. on_turn: called before each turn, done or not.
     """
     suites = {suite.name: suite for suite in results.plan.suites}
-    for turn in results.plan:
+    for turn in results.plan.turns():
         on_turn(turn)
         if not results.is_done(turn):
             suite = suites[turn.suite]

@@ -107,7 +107,7 @@ class Plan(FrozenModel):
     rounds: int = Field(5, ge=1, le=1000)
     quick: bool = False
 
-    def __iter__(self) -> Iterator[Turn]:  # type: ignore[override]
+    def turns(self) -> Iterator[Turn]:
         """Yield all turns in order: sides alternate, and each goes first as often as the others."""
         for suite in self.suites:
             for guests in self.guests:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
+from images.store.files import write_atomically
 from node.bench.copies import CopyResult
 from node.bench.plan import NATIVE, Plan, Suite, Test, Turn
 from vmjobs.errors import Conflict, InvalidRequest, NotFound, reason_of
@@ -124,14 +123,8 @@ def load_or_begin(path: Path, plan: Plan, about: dict[str, Any]) -> Results:
 
 def save(path: Path, results: Results) -> None:
     """Replace the file atomically."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(results.model_dump_json(indent=1) + "\n")
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    data = results.model_dump_json(indent=1) + "\n"
+    write_atomically(path, data.encode(), path.parent)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,15 +121,13 @@ def run(
     results = load_or_begin(folder / _RESULTS, plan, _about(registry))
     copies = _Copies(settings, images, services, plan)
     with step_bars() as bars:
-        total = len(list(plan))
-        task = bars.add_task("bench", total=total)
+        total = len(list(plan.turns()))
+        task, done = bars.add_task("bench", total=total), count()
 
         def on_turn(turn: Turn) -> None:
             copies_text = f", {turn.guests} at once" if turn.guests > 1 else ""
             text = f"{turn.suite} on {turn.side}{copies_text}, turn {turn.number + 1} of {plan.rounds}"
-            bars.update(
-                task, description=text, advance=1 if bars.tasks[0].description != "bench" else 0
-            )
+            bars.update(task, description=text, completed=next(done))
 
         results = measure(folder / _RESULTS, results, copies, on_turn)
         bars.update(task, completed=total)

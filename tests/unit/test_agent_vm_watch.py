@@ -117,18 +117,23 @@ def test_a_full_disk_that_another_vm_saw_counts_for_all_that_ran_then(
     (tmp_path / "console").touch()
     gone = SimpleNamespace(wait=lambda *_: VmState.GONE)
 
+    event_queue = EventQueue()
+
     def end(watch: vm_watch.VmWatch, free: int) -> None:
         monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=4096))
         with watching(watch):
-            assert isinstance(watch.event_queue.next(time.monotonic() + 10), VmEnded)  # type: ignore[attr-defined]
+            assert isinstance(event_queue.next(time.monotonic() + 10), VmEnded)
 
-    earlier, saw, unlucky = (watch_of(tmp_path, gone, disk=tmp_path) for _ in range(3))
+    def begin() -> vm_watch.VmWatch:
+        return watch_of(tmp_path, gone, event_queue=event_queue, disk=tmp_path)
+
+    earlier, saw, unlucky = begin(), begin(), begin()
     end(earlier, 1 << 20)
     assert not earlier.disk_was_full
     end(saw, 0)
     end(unlucky, 1 << 20)
     assert saw.disk_was_full
     assert unlucky.disk_was_full
-    later = watch_of(tmp_path, gone, disk=tmp_path)
+    later = begin()
     end(later, 1 << 20)
     assert not later.disk_was_full

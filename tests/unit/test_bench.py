@@ -33,7 +33,7 @@ def results_of(native: list[float], uml: list[float], error: str = "") -> Result
     """Results of turns with these speeds, and times that are their inverse."""
     plan = plan_of(rounds=len(native))
     results = Results(about={"host": "a <host>"}, plan=plan)
-    for turn in plan:
+    for turn in plan.turns():
         value = (native if turn.side == "native" else uml)[turn.number]
         printed = f"kernel 6.1\nready\nfigure speed {value}\nfigure time {1 / value}\nfigure size 7\n"
         results = results.with_turn(result_of(SUITE, turn, [CopyResult(printed, error)], 1.0))
@@ -41,7 +41,7 @@ def results_of(native: list[float], uml: list[float], error: str = "") -> Result
 
 
 def test_sides_take_turns_and_go_first_equally_often() -> None:
-    order = [(turn.guests, turn.number, turn.side) for turn in plan_of(guests=(1, 2))]
+    order = [(turn.guests, turn.number, turn.side) for turn in plan_of(guests=(1, 2)).turns()]
     once = [(0, "native"), (0, "uml"), (1, "uml"), (1, "native")]
     assert order == [(guests, *rest) for guests in (1, 2) for rest in once]
 
@@ -53,7 +53,7 @@ def test_the_shipped_suites_are_complete() -> None:
     assert report.published().keys() <= tests
     for name in names:
         suite = load_suite(name)
-        assert all(f"{test}" in suite.script for test in suite.tests), name
+        assert all(test in suite.script for test in suite.tests), name
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_suite_that_does_not_exist() -> None:
 
 def test_figures_are_those_of_the_hosts_clock() -> None:
     """A guest whose clock runs at half speed sees half the time, and twice the speed."""
-    turn = next(iter(plan_of()))
+    turn = next(plan_of().turns())
     printed = "figure speed 200\nfigure time 5\nfigure size 7\n"
     copies = [
         CopyResult(printed, pace=0.5),
@@ -99,14 +99,14 @@ def test_figures_are_those_of_the_hosts_clock() -> None:
     ],
 )
 def test_a_turn_without_all_figures_has_failed(copy: CopyResult, message: str) -> None:
-    result = result_of(SUITE, next(iter(plan_of())), [copy], 1.0)
+    result = result_of(SUITE, next(plan_of().turns()), [copy], 1.0)
     assert message in result.error
     assert result.figures == {}
 
 
 def test_a_measurement_continues_where_it_was(tmp_path: Path) -> None:
     path, plan = tmp_path / "results.json", plan_of(rounds=1)
-    native, uml = plan
+    native, uml = plan.turns()
     good = CopyResult("figure speed 1\nfigure time 1\nfigure size 1\n")
     results = load_or_begin(path, plan, {"host": "this"})
     results = results.with_turn(result_of(SUITE, native, [good], 1.0))
