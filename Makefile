@@ -74,6 +74,8 @@ foreign: setup
 test-images: images foreign
 
 soak-images: test-images gateway-images
+	@$(BIN)/vmjobs image build bench
+	@find build/images ! -perm -o+r -exec chmod a+rX {} +
 	@tests/foreign/build.sh uefi cloud bullseye >/dev/null
 
 lint: setup

@@ -12,16 +12,14 @@ from pathlib import Path
 from images.build.scratch_dir import CancelCheck, ScratchDir
 from images.recipe import Recipe
 from images.store.image_store import ImageStore
-from node.parts import make_hypervisors, make_run_parts
+from node.parts import make_hypervisors, make_run_parts, run_locally
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
-from vmjobs.agent.run.job_run import execute
-from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue, LeaseLost
 from vmjobs.config import Config
 from vmjobs.errors import BuildError
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.local import LocalJob, describe_inputs
-from vmjobs.model import HypervisorKind, JobSpec, JobState, Report, StreamName
+from vmjobs.model import HypervisorKind, JobSpec, JobState, StreamName
 
 #: Limits of a probe job: MiB, MiB, seconds.
 MEMORY, DISK, RUN_SECONDS = 1024, 512, 600
@@ -132,9 +130,7 @@ class BootTest:
         run_parts.journal.recover(self._hypervisors.drivers)  # of earlier runs that were killed
         event_queue = EventQueue()
         with _stop_on_check_failure(check_cancelled, event_queue):
-            attempt = uuid.uuid4().hex
-            request = RunRequest(job, _NullLease(), run_parts, job.job_id, attempt, event_queue)
-            outcome = execute(Run(request))
+            outcome = run_locally(run_parts, job, event_queue)
         if outcome.state is not JobState.COMPLETED:
             text = output.getvalue().decode("utf-8", "replace").strip()[-2000:]
             message = (
@@ -174,8 +170,3 @@ def _working_kinds(
 ) -> list[HypervisorKind]:
     working = {result.kind for result in results if result.works}
     return [kind for kind in wanted if kind in working]
-
-
-class _NullLease:
-    def progress(self, report: Report) -> None:
-        """Discard the report."""

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 import socket
+import uuid
 from pathlib import Path
 
 from images.cloudinit import write_seed
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
+from vmjobs.agent.run.job_run import execute
+from vmjobs.agent.run.outcome import RunOutcome
+from vmjobs.agent.run.reports import RunLease
 from vmjobs.agent.run.services import RunServices, RunSettings
+from vmjobs.agent.run.state import Run, RunRequest
+from vmjobs.agent.vm.events import EventQueue
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
+from vmjobs.local import LocalJob
+from vmjobs.model import Report
 
 log = logging.getLogger(__name__)
 
@@ -59,3 +67,16 @@ def make_run_parts(
         write_seed=write_seed,
         reprobe=hypervisors.reprobe,
     )
+
+
+def run_locally(
+    services: RunServices, job: LocalJob, events: EventQueue, lease: RunLease | None = None
+) -> RunOutcome:
+    """Run a job on this host to its end. events: end it early. lease: gets its reports."""
+    attempt = uuid.uuid4().hex
+    return execute(Run(RunRequest(job, lease or _NullLease(), services, job.job_id, attempt, events)))
+
+
+class _NullLease:
+    def progress(self, report: Report) -> None:
+        """Discard the report."""

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 from node.bench.plan import Suite
-from vmjobs.agent.run.job_run import execute
+from node.parts import run_locally
 from vmjobs.agent.run.services import RunServices
-from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue, LeaseLost, SignalSent
 from vmjobs.errors import InvalidRequest, VMJobsError
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.local import LocalJob
-from vmjobs.model import HypervisorKind, JobSpec, JobState, Report, StreamName
+from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, StreamName
 from vmjobs.subprocess import run
 from vmjobs.terminal import ByteSink
 
@@ -34,6 +34,8 @@ _STAMP: Final = re.compile(rb"vmjobs-bench (begin|end) ([0-9]+)")
 #: Account of native copies: some servers do not run as root.
 _NOBODY: Final = "65534"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Deadline of a server, until it is ready.
+_SERVER_SECONDS: Final = 60.0
 #: Deadline for unpacking an image, in seconds.
 _UNPACK_SECONDS: Final = 1800.0
 #: Sources the image's own variables, as the guest program does, then runs the script.
@@ -139,6 +141,7 @@ class VmCopy:
             memory=suite.memory,
             disk=suite.disk,
             hypervisor=kind,
+            network=NetworkMode.OUTBOUND if suite.server else NetworkMode.REPOSITORY,
             run_seconds=suite.seconds,
         )
 
@@ -153,9 +156,8 @@ class VmCopy:
         name = f"bench-{uuid.uuid4().hex[:12]}"
         with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as folder:
             job = LocalJob(name, self._spec, self._image, {}, Path(folder), lambda _report: None, sinks)
-            request = RunRequest(job, _NoLease(), self._services, name, uuid.uuid4().hex, self._events)
             try:
-                outcome = execute(Run(request))
+                outcome = run_locally(self._services, job, self._events)
             except VMJobsError as error:
                 return CopyResult("", error.message)
         text = output.text.decode("utf-8", "replace")
@@ -175,11 +177,6 @@ class VmCopy:
         self._events.put(LeaseLost())
 
 
-class _NoLease:
-    def progress(self, report: Report) -> None:
-        """Discard the report."""
-
-
 class NativeCopy:
     """A copy on the host: the image's files, the host's kernel, and namespaces (bubblewrap).
 
@@ -192,7 +189,8 @@ class NativeCopy:
         self._suite = suite
         self._work = work
         self._environment = environment
-        self._command = [*("taskset", "-c", ",".join(map(str, cpus))), *_bwrap(tree)]
+        self._command = ["taskset", "-c", ",".join(map(str, cpus))]
+        self._command += _bwrap(tree, network=bool(suite.server))
         self._process: subprocess.Popen[bytes] | None = None
         self._why_stopped = ""
         self._lock = threading.Lock()
@@ -202,19 +200,8 @@ class NativeCopy:
         output = Output(on_ready)
         with tempfile.TemporaryDirectory(dir=self._work, ignore_cleanup_errors=True) as name:
             folder = Path(name)
-            for part in ("work", "home", "tmp"):
-                (folder / part).mkdir()
-            (folder / "script").write_text(self._suite.whole_script)
-            variables = {
-                **self._environment,
-                "BENCH_SIDE": "native",
-                "PATH": _PATH,
-                "HOME": "/job/home",
-                "TMPDIR": "/job/tmp",
-                "LANG": "C.UTF-8",
-            }
-            words = [word for pair in variables.items() for word in ("--setenv", *pair)]
-            command = [*self._command, *words, "--bind", str(folder), "/job", "--", "sh", "-c", _LAUNCH]
+            _make_job_folder(folder, self._suite.whole_script)
+            command = [*self._command, *_job_words(folder, self._environment)]
             with tempfile.TemporaryFile() as errors:
                 with self._lock:
                     if why := self._stopped():
@@ -262,15 +249,10 @@ class NativeCopy:
                 self._process.kill()  # its first process ends with it, and the namespace with that
 
 
-def _bwrap(tree: Path) -> list[str]:
-    words = ["bwrap", "--unshare-user", "--uid", _NOBODY, "--gid", _NOBODY, "--cap-drop", "ALL"]
-    words += [
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-    ]
+def _bwrap(tree: Path, *, network: bool) -> list[str]:
+    """Return the command of a container. network: the host's; otherwise it has none."""
+    words = ["bwrap", "--unshare-all", "--unshare-user", *(["--share-net"] if network else [])]
+    words += ["--uid", _NOBODY, "--gid", _NOBODY, "--cap-drop", "ALL"]
     words += ["--die-with-parent", "--clearenv"]
     for path in sorted(tree.iterdir()):
         if path.is_symlink():
@@ -278,6 +260,73 @@ def _bwrap(tree: Path) -> list[str]:
         elif path.name not in {"dev", "proc", "run", "sys", "tmp", "job"}:
             words += ["--ro-bind", str(path), f"/{path.name}"]
     return [*words, "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run", "--tmpfs", "/tmp"]  # noqa: S108 - its own
+
+
+def _make_job_folder(folder: Path, script: str) -> None:
+    for part in ("work", "home", "tmp"):
+        (folder / part).mkdir()
+    (folder / "script").write_text(script)
+
+
+def _job_words(folder: Path, environment: dict[str, str]) -> list[str]:
+    variables = {
+        **environment,
+        "BENCH_SIDE": "native",
+        "PATH": _PATH,
+        "HOME": "/job/home",
+        "TMPDIR": "/job/tmp",
+        "LANG": "C.UTF-8",
+    }
+    words = [word for pair in variables.items() for word in ("--setenv", *pair)]
+    return [*words, "--bind", str(folder), "/job", "--", "sh", "-c", _LAUNCH]
+
+
+@contextmanager
+def served(
+    tree: Path, work: Path, suite: Suite, environment: dict[str, str]
+) -> Iterator[dict[str, str]]:
+    """Run a suite's server on the host, if it has one; yield the environment of the copies.
+
+    Raises:
+        VMJobsError: it ends, or is not ready within a minute; with what it printed last.
+    """
+    if not suite.server:
+        yield environment
+        return
+    with (
+        tempfile.TemporaryDirectory(dir=work, ignore_cleanup_errors=True) as name,
+        ExitStack() as stack,
+    ):
+        address = environment["BENCH_ADDRESS"]
+        environment = {**environment, "BENCH_PORTS": " ".join(map(str, _free_ports(address, 3)))}
+        _make_job_folder(Path(name), suite.server)
+        errors = stack.enter_context(tempfile.TemporaryFile())
+        process = subprocess.Popen(
+            [*_bwrap(tree, network=True), *_job_words(Path(name), environment)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        timer = threading.Timer(_SERVER_SECONDS, process.kill)
+        timer.start()
+        stack.callback(timer.cancel)
+        if process.stdout is None or not process.stdout.readline():
+            process.wait()
+            errors.seek(0)
+            said = Output(lambda: None, bytearray(errors.read(_MAX_OUTPUT))).last_line
+            raise VMJobsError(f"the server of {suite.name} ended; it printed last: {said or 'nothing'}")
+        timer.cancel()
+        threading.Thread(target=process.stdout.read, name="server", daemon=True).start()
+        yield environment
+
+
+def _free_ports(address: str, number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((address, 0))) for _ in range(number)]
+        return [one.getsockname()[1] for one in sockets]
 
 
 def unpack_tree(image: BootImage, cache: Path) -> Path:

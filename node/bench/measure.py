@@ -6,15 +6,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 from node.bench.copies import Copy, CopyResult
 from node.bench.plan import Suite, Turn
 from node.bench.results import Results, TurnResult, result_of, save
+from vmjobs.errors import VMJobsError
 
-#: Makes the copies of a turn.
-CopyMaker = Callable[[Suite, Turn], Sequence[Copy]]
+#: Makes the copies of a turn, and their neighbours; what serves them runs meanwhile.
+CopyMaker = Callable[[Suite, Turn], AbstractContextManager[tuple[Sequence[Copy], Sequence[Copy]]]]
 _READY: Final = "ready"
 _ENDED: Final = "ended"
 
@@ -30,23 +32,29 @@ def measure(
     for turn in results.plan.turns():
         on_turn(turn)
         if not results.is_done(turn):
-            suite = suites[turn.suite]
-            results = results.with_turn(_take(suite, turn, make(suite, turn)))
+            results = results.with_turn(_take(suites[turn.case.suite], turn, make))
             save(path, results)
     return results
 
 
-def _take(suite: Suite, turn: Turn, copies: Sequence[Copy]) -> TurnResult:
+def _take(suite: Suite, turn: Turn, make: CopyMaker) -> TurnResult:
     began = time.monotonic()
-    return result_of(suite, turn, run_together(copies), time.monotonic() - began)
+    try:
+        with make(suite, turn) as (copies, neighbours):
+            found = run_together(copies, neighbours)
+    except VMJobsError as error:
+        found = [CopyResult("", error.message)]
+    return result_of(suite, turn, found, time.monotonic() - began)
 
 
-def run_together(copies: Sequence[Copy]) -> list[CopyResult]:
+def run_together(measured: Sequence[Copy], neighbours: Sequence[Copy] = ()) -> list[CopyResult]:
     """Run copies; they begin together, once all are ready. If one ends before that, all are stopped.
 
-    Returns their results in the order in which they ended. An exception, such as an interrupt, stops
-    all copies, and is raised once they have ended.
+    neighbours: are stopped once the measured ones have ended.
+    Returns results of the measured ones in the order in which they ended, after those of neighbours
+    that failed. An exception, such as an interrupt, stops all copies, and is raised after their end.
     """
+    copies = (*measured, *neighbours)
     events: queue.SimpleQueue[str] = queue.SimpleQueue()
     ended: dict[int, CopyResult] = {}
 
@@ -63,6 +71,15 @@ def run_together(copies: Sequence[Copy]) -> list[CopyResult]:
         for thread in threads:
             thread.start()
         _wait_until_ready(events, copies)
+        for thread in threads[: len(measured)]:
+            thread.join()
+        failed = [
+            CopyResult("", f"its neighbour ended early: {result.error}")
+            for number, result in list(ended.items())
+            if number >= len(measured)
+        ]
+        for copy in neighbours:
+            copy.stop()
         for thread in threads:
             thread.join()
     except BaseException:
@@ -72,7 +89,7 @@ def run_together(copies: Sequence[Copy]) -> list[CopyResult]:
             if thread.ident is not None:  # it was started
                 thread.join()
         raise
-    return list(ended.values())
+    return [*failed, *(result for number, result in ended.items() if number < len(measured))]
 
 
 def _wait_until_ready(events: queue.SimpleQueue[str], copies: Sequence[Copy]) -> None:

@@ -18,6 +18,13 @@ FOLDER: Final = Path(__file__).parent / "suites"
 NATIVE: Final = "native"
 #: Units of durations. Units that end in ``/s`` are speeds; others do not depend on a clock.
 DURATIONS: Final = frozenset({"s", "ms", "us"})
+#: What a neighbour does: a VM, or natively a container, that misbehaves beside the measured copies.
+NEIGHBOURS: Final = {
+    "cpu": "--cpu 0",
+    "memory": "--vm 1 --vm-keep --vm-bytes 512m",
+    "disk": "--hdd 1 --hdd-bytes 64m --hdd-opts fsync",
+    "fork": "--fork 4 --exec 4",
+}
 #: Starts every script. ``BENCH_SIDE``: native, or vm. In a VM a signal starts the test, and the console
 #: shows the guest's clock without delay: it may run slower or faster than the host's.
 _PRELUDE: Final = r"""#!/bin/sh
@@ -75,6 +82,8 @@ class Suite(FrozenModel):
     script: calls ``figure NAME VALUE`` for each test. Its variables: ``BENCH_SECONDS``, how long a test
     should take; ``BENCH_SCALE``, 1 or 10, the size of a test that has a fixed size; ``as``, words
     before a program that does not run as root.
+    server: a script that serves the tests from the host; empty: none. It prints a line once it
+    is ready. Both get ``BENCH_ADDRESS`` and, for the server to listen on, three ``BENCH_PORTS``.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
@@ -86,6 +95,7 @@ class Suite(FrozenModel):
     seconds: int = Field(1800, ge=1)
     tests: dict[str, Test] = Field(min_length=1)
     script: str
+    server: str = ""
 
     @property
     def whole_script(self) -> str:
@@ -93,17 +103,32 @@ class Suite(FrozenModel):
         return _PRELUDE + self.script
 
 
+def neighbour(kind: str) -> Suite:
+    """Return the endless script of a neighbour. kind: one of :data:`NEIGHBOURS`."""
+    return Suite(
+        name=f"neighbour-{kind}",
+        what="misbehaves",
+        programs=("setpriv", "stress-ng"),
+        memory=768,
+        tests={"none": {"what": "it measures nothing", "unit": ""}},
+        seconds=7 * 24 * 3600,
+        script=f'cd "$TMPDIR"\nexec $as stress-ng {NEIGHBOURS[kind]} >&2\n',
+    )
+
+
 class Plan(FrozenModel):
     """What is measured.
 
     image: its digest. sides: ``native`` and hypervisors. guests: numbers of copies at the same time.
-    rounds: of each side. quick: tests take as little time as possible.
+    neighbours: beside them, one at a time; empty: none. rounds: of each side. quick: tests take as
+    little time as possible.
     """
 
     image: str
     suites: tuple[Suite, ...]
     sides: tuple[str, ...]
     guests: tuple[int, ...] = (1,)
+    neighbours: tuple[str, ...] = ("",)
     rounds: int = Field(5, ge=1, le=1000)
     quick: bool = False
 
@@ -114,27 +139,41 @@ class Plan(FrozenModel):
                 for number in range(self.rounds):
                     first = number % len(self.sides)
                     for side in (*self.sides[first:], *self.sides[:first]):
-                        yield Turn(suite=suite.name, side=side, guests=guests, number=number)
+                        for beside in self.neighbours:
+                            case = Case(suite=suite.name, guests=guests, neighbour=beside)
+                            yield Turn(case=case, side=side, number=number)
+
+
+class Case(FrozenModel):
+    """So many copies of a suite at the same time. neighbour: beside them; empty: none."""
+
+    suite: str
+    guests: int = 1
+    neighbour: str = ""
+
+    def __str__(self) -> str:
+        copies = f", {self.guests} at once" if self.guests > 1 else ""
+        return f"{self.suite}{copies}{f', beside {self.neighbour}' if self.neighbour else ''}"
 
 
 class Turn(FrozenModel):
-    """One turn of a side: so many copies of a suite at the same time. number: of the round, from 0."""
+    """One turn of a side. number: of the round, from 0."""
 
-    suite: str
+    case: Case
     side: str
-    guests: int
     number: int
 
 
 def shipped_suites() -> list[str]:
     """Return the names of the shipped suites."""
-    return sorted(path.stem for path in FOLDER.glob("*.sh"))
+    return sorted(path.stem for path in FOLDER.glob("*.sh") if "." not in path.stem)
 
 
 def load_suite(name: str) -> Suite:
     """Load a shipped suite, or one of the user's own.
 
-    name: of a shipped suite; or the path of a description, ``./mine.toml``, beside its script.
+    name: of a shipped suite; or the path of a description, ``./mine.toml``, beside its script,
+        ``mine.sh``, and that of its server, if it has one, ``mine.server.sh``.
 
     Raises:
         NotFound: there is no such suite, or a file cannot be read.
@@ -147,12 +186,14 @@ def load_suite(name: str) -> Suite:
     try:
         fields = tomllib.loads(path.read_text("utf-8"))
         script = path.with_suffix(".sh").read_text("utf-8")
+        serves = path.with_suffix(".server.sh")
+        server = serves.read_text("utf-8") if serves.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise NotFound(f"cannot read the suite {path} and its script: {reason_of(error)}") from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"{path} is no TOML: {error}") from error
     try:
-        return Suite(**{**fields, "name": path.stem, "script": script})
+        return Suite(**{**fields, "name": path.stem, "script": script, "server": server})
     except ValidationError as error:
         faults = faults_of(error)
         listing = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)

@@ -13,10 +13,11 @@ from vmjobs.model import FrozenModel
 
 _STYLE: Final = """
 body { font: 15px/1.45 sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: 0.5em 0 2em; width: 100% }
+table { border-collapse: collapse; margin: 0.5em 0 2em; table-layout: fixed; width: 100% }
+th:first-child, th:last-child { width: 25% }
 th, td { border-bottom: 1px solid #ddd; padding: 0.25em 0.6em; text-align: left; vertical-align: top }
 .bar { background: #4a7ab5; height: 0.5em; margin-top: 0.2em; max-width: 100% }
-.scale { background: #eee; width: 10em }
+.scale { background: #eee }
 .small { color: #666; font-size: 85% }
 @media print { body { margin: 0; max-width: none } .bar, .scale { print-color-adjust: exact } }
 """
@@ -68,26 +69,31 @@ def page(results: Results) -> str:
     return "\n".join([*parts, "</html>"]) + "\n"
 
 
-def describe(cell: Cell, unit: str) -> str:
-    """Return median and standard deviation with their unit."""
-    return f"{cell.median:.4g} {unit} ± {cell.deviation:.2g}"
+def describe(cell: Cell, unit: str = "") -> str:
+    """Return the median with its unit, and the standard deviation if there were several turns."""
+    deviation = f" ± {_number(cell.deviation, 2)}" if cell.turns > 1 else ""
+    return f"{_number(cell.median, 4)}{unit and ' '}{unit}{deviation}"
+
+
+def _number(value: float, digits: int) -> str:
+    """Return a number with so many significant digits: ``0.01235``, ``45,870``."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:g}"
 
 
 def _by_suite(results: Results) -> Iterable[tuple[Suite, list[list[str | Cell | None]]]]:
     """Yield each suite, and its table: the first line has the titles."""
     papers = published()
-    sides, several = results.plan.sides, results.plan.guests != (1,)
+    sides = results.plan.sides
     for suite in results.plan.suites:
-        lines: list[list[str | Cell | None]] = [
-            ["test", *(["copies"] if several else []), *sides, "published (percent of native)"]
-        ]
+        lines: list[list[str | Cell | None]] = [["test", *sides, "published (percent of native)"]]
         for row in rows(results):
-            if row.suite == suite.name:
-                said = papers.get(f"{row.suite}.{row.name}", [])
+            if row.case.suite == suite.name:
+                said = papers.get(f"{suite.name}.{row.name}", []) if not row.case.neighbour else []
                 words = "; ".join(f"{entry.hypervisor} {entry.text} ({entry.source})" for entry in said)
-                title = f"{row.test.what}, {row.test.unit}"
-                copies: list[str | Cell | None] = [str(row.guests)] if several else []
-                lines.append([title, *copies, *(row.cells.get(side) for side in sides), words])
+                how = str(row.case).removeprefix(suite.name)
+                title = f"{row.test.what}, {row.test.unit}{how}"
+                lines.append([title, *(row.cells.get(side) for side in sides), words])
         yield suite, lines
 
 
@@ -95,7 +101,7 @@ def _markdown_table(lines: Sequence[Sequence[str | Cell | None]]) -> list[str]:
     def text(cell: str | Cell | None) -> str:
         if isinstance(cell, Cell):
             percent = "" if cell.percent is None else f"**{cell.percent:.0f} %** "
-            return f"{percent}{cell.median:.4g} ± {cell.deviation:.2g}"
+            return percent + describe(cell)
         return (cell or "-").replace("|", "\\|")
 
     written = ["| " + " | ".join(text(cell) for cell in line) + " |" for line in lines]
@@ -106,7 +112,7 @@ def _html_table(lines: Sequence[Sequence[str | Cell | None]]) -> list[str]:
     def text(cell: str | Cell | None) -> str:
         if not isinstance(cell, Cell):
             return html.escape(cell or "-")
-        value = f"{cell.median:.4g} ± {cell.deviation:.2g}"
+        value = describe(cell)
         if cell.percent is None:
             return value
         bar = f'<div class="bar" style="width: {min(cell.percent, 100):.0f}%"></div>'
@@ -147,12 +153,13 @@ def _notes(results: Results) -> list[str]:
     notes = [
         "",
         "Values are medians and standard deviations of the turns. Percent: speed in VMs, in percent of "
-        "the same programs on the host itself with as many processors. Times are the host's.",
+        "the same programs on the host itself with as many processors; beside a neighbour that "
+        "misbehaves, in percent of the same side's without it. Times are the host's.",
     ]
     failed = [result for result in results.turns if result.error]
     notes += [
-        f"- failed: {result.turn.suite} on {result.turn.side}, {result.turn.guests} at once, "
-        f"turn {result.turn.number + 1}: {result.error}"
+        f"- failed: {result.turn.case} on {result.turn.side}, turn {result.turn.number + 1}: "
+        f"{result.error.partition(chr(10))[0]}"
         for result in failed
     ]
     return notes
@@ -163,10 +170,10 @@ def compared(first: Results, second: Results) -> list[list[str]]:
 
     A difference within both deviations together is marked ``~``.
     """
-    others = {(row.suite, row.name, row.guests): row for row in rows(second)}
+    others = {(row.case, row.name): row for row in rows(second)}
     table = []
     for row in rows(first):
-        other = others.get((row.suite, row.name, row.guests))
+        other = others.get((row.case, row.name))
         if other is None or other.test.unit != row.test.unit:
             continue
         for side, cell in row.cells.items():
@@ -178,9 +185,8 @@ def compared(first: Results, second: Results) -> list[list[str]]:
 def _compared(row: Row, side: str, before: Cell, after: Cell) -> list[str]:
     ratio = before.median / after.median if row.test.is_duration else after.median / before.median
     is_noise = abs(before.median - after.median) <= before.deviation + after.deviation
-    copies = f", {row.guests} at once" if row.guests != 1 else ""
     return [
-        f"{row.suite}: {row.test.what}{copies}",
+        f"{row.case}: {row.test.what}",
         side,
         describe(before, row.test.unit),
         describe(after, row.test.unit),

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from images.store.files import write_atomically
 from node.bench.copies import CopyResult
-from node.bench.plan import NATIVE, Plan, Suite, Test, Turn
+from node.bench.plan import NATIVE, Case, Plan, Suite, Test, Turn
 from vmjobs.errors import Conflict, InvalidRequest, NotFound, reason_of
 from vmjobs.model import FrozenModel
 
@@ -54,13 +54,12 @@ class Results(FrozenModel):
         kept = tuple(known for known in self.turns if known.turn != result.turn)
         return self.model_copy(update={"turns": (*kept, result)})
 
-    def values(self, suite: str, test: str, side: str, guests: int) -> list[float]:
+    def values(self, case: Case, test: str, side: str) -> list[float]:
         """Return the values of one test on one side, a turn each."""
         return [
             result.figures[test]
             for result in self.turns
-            if (result.turn.suite, result.turn.side, result.turn.guests) == (suite, side, guests)
-            and not result.error
+            if (result.turn.case, result.turn.side) == (case, side) and not result.error
         ]
 
 
@@ -129,7 +128,11 @@ def save(path: Path, results: Results) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """Values of one test on one side. percent: of the native speed; None: it is native, or alone."""
+    """Values of one test on one side.
+
+    percent: of the native speed; beside a neighbour, of the same side's speed without it; None: it is
+    native itself, or there is nothing to compare with.
+    """
 
     median: float
     deviation: float
@@ -139,35 +142,38 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the tables: a test with so many copies at once. cells: by side, as far as measured."""
+    """A line of the tables: a test of a case. cells: by side, as far as measured."""
 
-    suite: str
+    case: Case
     name: str
     test: Test
-    guests: int
     cells: dict[str, Cell]
 
 
 def rows(results: Results) -> list[Row]:
     """Return the lines of the tables, in the order of the plan."""
     return [
-        Row(suite.name, name, test, guests, _cells(results, suite.name, name, test, guests))
+        Row(case, name, test, _cells(results, case, name, test))
         for suite in results.plan.suites
         for guests in results.plan.guests
+        for neighbour in results.plan.neighbours
+        for case in [Case(suite=suite.name, guests=guests, neighbour=neighbour)]
         for name, test in suite.tests.items()
     ]
 
 
-def _cells(results: Results, suite: str, name: str, test: Test, guests: int) -> dict[str, Cell]:
-    seen = {side: results.values(suite, name, side, guests) for side in results.plan.sides}
-    medians = {side: statistics.median(values) for side, values in seen.items() if values}
-    native = medians.get(NATIVE)
+def _cells(results: Results, case: Case, name: str, test: Test) -> dict[str, Cell]:
+    alone = case.model_copy(update={"neighbour": ""})
     cells = {}
-    for side, median in medians.items():
-        percent = None
-        if native and median and side != NATIVE:
-            percent = 100 * (native / median if test.is_duration else median / native)
-        values = seen[side]
+    for side in results.plan.sides:
+        values = results.values(case, name, side)
+        other = results.values(alone, name, side if case.neighbour else NATIVE)
+        if not values:
+            continue
+        median, percent = statistics.median(values), None
+        if other and median and (case.neighbour or side != NATIVE):
+            base = statistics.median(other)
+            percent = 100 * (base / median if test.is_duration else median / base) if base else None
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         cells[side] = Cell(median, deviation, len(values), percent)
     return cells

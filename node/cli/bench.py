@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -17,9 +19,9 @@ import click
 import vmjobs
 from images.store.image_store import ImageStore
 from node.bench import report
-from node.bench.copies import Copy, NativeCopy, VmCopy, missing_programs, unpack_tree
+from node.bench.copies import Copy, NativeCopy, VmCopy, missing_programs, served, unpack_tree
 from node.bench.measure import measure
-from node.bench.plan import NATIVE, Plan, Suite, Turn, load_suite, shipped_suites
+from node.bench.plan import NATIVE, NEIGHBOURS, Plan, Suite, Turn, load_suite, neighbour, shipped_suites
 from node.bench.results import Results, load, load_or_begin
 from node.parts import make_hypervisors, make_run_parts
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
@@ -28,11 +30,17 @@ from vmjobs.cli.common import config, echo, json_option, print_json, print_table
 from vmjobs.cli.progress import step_bars
 from vmjobs.config import Config
 from vmjobs.errors import InvalidRequest, NoHypervisor
+from vmjobs.hypervisor.network.outbound import OutboundPolicy, node_addresses
+from vmjobs.hypervisor.uml import kernel_boot
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import HypervisorKind
 
-#: UML in its other modes: how its kernel catches a guest's system calls.
-_UML_MODES: Final = {"uml-ptrace": "ptrace", "uml-seccomp": "seccomp"}
+#: UML in its other modes: its kernel, and how that catches a guest's system calls.
+_UML_MODES: Final = {
+    "uml-ptrace": ("", "ptrace"),
+    "uml-seccomp": ("", "seccomp"),
+    "uml-debian": (kernel_boot.DEBIAN_KERNEL, kernel_boot.AUTO),
+}
 _ALL: Final = "all"
 _SIDES: Final = (_ALL, *(kind.value for kind in HypervisorKind), *_UML_MODES)
 #: Seconds and sizes of a test: as its suite needs them for good figures, and as short as possible.
@@ -79,6 +87,13 @@ def list_suites(as_json: bool) -> None:
     "--guests", default="1", show_default=True, metavar="N,N…", help="Copies at the same time."
 )
 @click.option(
+    "--neighbour",
+    "neighbours",
+    multiple=True,
+    type=click.Choice(list(NEIGHBOURS)),
+    help="Measure once more beside another VM that misbehaves in this way. May be repeated.",
+)
+@click.option(
     "--rounds", type=click.IntRange(1, 1000), help="Turns of each side. Default: 5, or 1 with --quick."
 )
 @click.option("--quick", is_flag=True, help="See that all works: the figures are worth little.")
@@ -92,6 +107,7 @@ def run(
     hypervisors: tuple[str, ...],
     image: str,
     guests: str,
+    neighbours: tuple[str, ...],
     rounds: int | None,
     quick: bool,
     output_dir: Path | None,
@@ -103,6 +119,11 @@ def run(
     after each turn: run an interrupted command again, with its --output-dir, to continue it.
     """
     settings = config()
+    loaded = tuple(load_suite(name) for name in suites or shipped_suites())
+    address = _server_address() if any(suite.server for suite in loaded) else ""
+    if address:  # VMs of this measurement may reach the servers
+        allow = (*settings.network_allow, address)
+        settings = settings.model_copy(update={"network_allow": allow})
     images = ImageStore(settings.images)
     state = settings.state_dir / "local"
     registry = make_hypervisors(settings, images, state / "probes.json")
@@ -110,23 +131,23 @@ def run(
     services.journal.recover(registry.drivers)  # of earlier runs that were killed
     plan = Plan(
         image=images.resolve(image),
-        suites=tuple(load_suite(name) for name in suites or shipped_suites()),
+        suites=loaded,
         sides=(NATIVE, *_chosen(hypervisors, registry)),
         guests=_numbers(guests),
+        neighbours=("", *dict.fromkeys(neighbours)),
         rounds=rounds or (1 if quick else 5),
         quick=quick,
     )
     folder = output_dir or Path(f"vmjobs-bench-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     folder.mkdir(parents=True, exist_ok=True)
     results = load_or_begin(folder / _RESULTS, plan, _about(registry))
-    copies = _Copies(settings, images, services, plan)
+    copies = _Copies(settings, images, services, plan, address)
     with step_bars() as bars:
         total = len(list(plan.turns()))
         task, done = bars.add_task("bench", total=total), count()
 
         def on_turn(turn: Turn) -> None:
-            copies_text = f", {turn.guests} at once" if turn.guests > 1 else ""
-            text = f"{turn.suite} on {turn.side}{copies_text}, turn {turn.number + 1} of {plan.rounds}"
+            text = f"{turn.case} on {turn.side}, turn {turn.number + 1} of {plan.rounds}"
             bars.update(task, description=text, completed=next(done))
 
         results = measure(folder / _RESULTS, results, copies, on_turn)
@@ -176,12 +197,21 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
 class _Copies:
     """Makes the copies of each turn. Unpacks the image before the first one on the host."""
 
-    def __init__(self, settings: Config, images: ImageStore, services: RunServices, plan: Plan) -> None:
+    def __init__(
+        self,
+        settings: Config,
+        images: ImageStore,
+        services: RunServices,
+        plan: Plan,
+        address: str,
+    ) -> None:
         self._services, self._plan = services, plan
+        self._policy = OutboundPolicy(settings.network_allow, settings.network_deny)
         self._work = settings.state_dir / "local" / "bench"
-        self._environment = _QUICK if plan.quick else _FULL
+        self._environment = {**(_QUICK if plan.quick else _FULL), "BENCH_ADDRESS": address}
         self._tree = unpack_tree(images.prepare(plan.image), self._work / "trees")
-        lacking = {suite.name: missing_programs(self._tree, suite) for suite in plan.suites}
+        needed = (*plan.suites, *map(neighbour, filter(None, plan.neighbours)))
+        lacking = {suite.name: missing_programs(self._tree, suite) for suite in needed}
         if texts := [
             f"{name} needs {', '.join(missing)}" for name, missing in lacking.items() if missing
         ]:
@@ -190,19 +220,24 @@ class _Copies:
                 hint="vmjobs image build bench; or name an image that has them, with --image",
             )
 
-    def __call__(self, suite: Suite, turn: Turn) -> Sequence[Copy]:
-        """Return the copies of a turn."""
-        numbers = range(turn.guests)
-        if turn.side == NATIVE:
-            return [
-                NativeCopy(self._tree, self._work, suite, _cpus(suite, number), self._environment)
-                for number in numbers
-            ]
-        services, kind = self._services, HypervisorKind(turn.side.partition("-")[0])
-        if turn.side in _UML_MODES:
-            driver = UserModeLinux(system_calls=_UML_MODES[turn.side])
+    @contextmanager
+    def __call__(self, suite: Suite, turn: Turn) -> Iterator[tuple[list[Copy], list[Copy]]]:
+        """Yield the copies of a turn, and its neighbours; the suite's server runs meanwhile."""
+        guests, kind = turn.case.guests, turn.case.neighbour
+        with served(self._tree, self._work, suite, self._environment) as environment:
+            copies = [self._copy(suite, turn.side, number, environment) for number in range(guests)]
+            beside = [self._copy(neighbour(kind), turn.side, guests, environment)] if kind else []
+            yield copies, beside
+
+    def _copy(self, suite: Suite, side: str, number: int, environment: dict[str, str]) -> Copy:
+        if side == NATIVE:
+            return NativeCopy(self._tree, self._work, suite, _cpus(suite, number), environment)
+        services, kind = self._services, HypervisorKind(side.partition("-")[0])
+        if side in _UML_MODES:
+            program, system_calls = _UML_MODES[side]
+            driver = UserModeLinux(program, system_calls=system_calls, policy=self._policy)
             services = replace(services, choose=lambda *_, **__: driver)
-        return [VmCopy(services, kind, self._plan.image, suite, self._environment) for _ in numbers]
+        return VmCopy(services, kind, self._plan.image, suite, environment)
 
 
 def _cpus(suite: Suite, number: int) -> tuple[int, ...]:
@@ -223,6 +258,11 @@ def _chosen(names: Sequence[str], registry: HypervisorRegistry) -> tuple[str, ..
     wanted = list(dict.fromkeys(names or (_ALL,)))
     if _ALL in wanted:
         wanted = [*working, *(name for name in wanted if name in _UML_MODES)]
+    if "uml-debian" in wanted and not shutil.which(kernel_boot.DEBIAN_KERNEL):
+        raise NoHypervisor(
+            "uml-debian needs Debian's kernel for User-mode Linux, which is not installed here",
+            hint="apt install user-mode-linux",
+        )
     for name in wanted:
         if name.partition("-")[0] not in working:
             details = "; ".join(f"{probe.kind}: {probe.detail}" for probe in probes if not probe.works)
@@ -232,6 +272,21 @@ def _chosen(names: Sequence[str], registry: HypervisorRegistry) -> tuple[str, ..
             "no hypervisor works on this host", hint="`vmjobs doctor` shows what is wrong"
         )
     return tuple(wanted)
+
+
+def _server_address() -> str:
+    """Return an address of this host that its VMs can reach.
+
+    Raises:
+        InvalidRequest: it has none but the loopback's.
+    """
+    for network in node_addresses():
+        if not network.is_loopback:
+            return str(network.network_address)
+    raise InvalidRequest(
+        "this host has no IPv4 address for the servers of its suites",
+        hint="connect it to a network, or choose suites without a server with --suite",
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -17,10 +17,8 @@ from rich.text import Text
 
 from images.cli.oci_ref import resolve_image
 from images.store.image_store import ImageStore
-from node.parts import make_hypervisors, make_run_parts
-from vmjobs.agent.run.job_run import execute
+from node.parts import make_hypervisors, make_run_parts, run_locally
 from vmjobs.agent.run.outcome import RunOutcome
-from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue, SignalSent
 from vmjobs.cli.common import config, echo, json_option, print_json
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
@@ -93,8 +91,7 @@ def run(
         hypervisors = make_hypervisors(settings, images, settings.state_dir / "local" / "probes.json")
         run_parts = make_run_parts(settings, images, hypervisors, runs)
         run_parts.journal.recover(hypervisors.drivers)  # of earlier runs that were killed
-        attempt, event_queue = uuid.uuid4().hex, EventQueue()
-        outcome = _execute(RunRequest(job, lease, run_parts, job.job_id, attempt, event_queue))
+        outcome = run_locally(run_parts, job, _stopped_by_signals(), lease)
     if as_json:
         sys.stderr.flush()
         print_json(_outcome_as_json(outcome, job, lease.last))
@@ -103,14 +100,16 @@ def run(
     sys.exit(outcome.exit_code)
 
 
-def _execute(request: RunRequest) -> RunOutcome:
+def _stopped_by_signals() -> EventQueue:
+    events = EventQueue()
+
     def stop(number: int, _frame: object) -> None:
-        request.event_queue.put(SignalSent(number))
+        events.put(SignalSent(number))
         signal.signal(number, signal.default_int_handler)  # a second signal ends this process at once
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    return execute(Run(request))
+    return events
 
 
 class _TerminalLease:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from node.bench import report
 from node.bench.copies import CopyResult
+from node.bench.measure import run_together
 from node.bench.plan import Plan, Suite, load_suite, shipped_suites
 from node.bench.results import Results, load_or_begin, result_of, save
 from vmjobs.errors import Conflict, InvalidRequest, NotFound
@@ -29,19 +32,22 @@ def plan_of(**fields: object) -> Plan:
     return Plan(image=DIGEST, suites=(SUITE,), sides=("native", "uml"), **{"rounds": 2, **fields})
 
 
-def results_of(native: list[float], uml: list[float], error: str = "") -> Results:
-    """Results of turns with these speeds, and times that are their inverse."""
-    plan = plan_of(rounds=len(native))
+def results_of(
+    native: list[float], uml: list[float], error: str = "", slower: float | None = None
+) -> Results:
+    """Results of turns with these speeds, and times that are their inverse. slower: by a neighbour."""
+    plan = plan_of(rounds=len(native), neighbours=("", "fork") if slower else ("",))
     results = Results(about={"host": "a <host>"}, plan=plan)
     for turn in plan.turns():
         value = (native if turn.side == "native" else uml)[turn.number]
+        value /= slower if turn.case.neighbour and slower else 1
         printed = f"kernel 6.1\nready\nfigure speed {value}\nfigure time {1 / value}\nfigure size 7\n"
         results = results.with_turn(result_of(SUITE, turn, [CopyResult(printed, error)], 1.0))
     return results
 
 
 def test_sides_take_turns_and_go_first_equally_often() -> None:
-    order = [(turn.guests, turn.number, turn.side) for turn in plan_of(guests=(1, 2)).turns()]
+    order = [(turn.case.guests, turn.number, turn.side) for turn in plan_of(guests=(1, 2)).turns()]
     once = [(0, "native"), (0, "uml"), (1, "uml"), (1, "native")]
     assert order == [(guests, *rest) for guests in (1, 2) for rest in once]
 
@@ -121,6 +127,8 @@ def test_a_measurement_continues_where_it_was(tmp_path: Path) -> None:
 
 def test_the_reports() -> None:
     results = results_of([100, 110, 90], [50, 55, 45])
+    large = report.markdown(results_of([123456, 123456], [12345.6, 12645.6]))
+    assert "| a speed, events/s | 123,500 ± 0 | **10 %** 12,500 ± 210 | - |" in large
     text, page = report.markdown(results), report.page(results)
     assert "| a speed, events/s | 100 ± 10 | **50 %** 50 ± 5 | - |" in text
     assert "| a time, ms | 0.01 ± 0.001 | **50 %** 0.02 ± 0.002 | - |" in text
@@ -128,7 +136,7 @@ def test_the_reports() -> None:
     assert "width: 50%" in page
     failed = report.markdown(results_of([1], [1], error="it broke"))
     assert "| a speed, events/s | - | - | - |" in failed
-    assert "failed: mine on uml, 1 at once, turn 1: it broke" in failed
+    assert "failed: mine on uml, turn 1: it broke" in failed
 
 
 def test_a_comparison_marks_what_is_noise() -> None:
@@ -138,3 +146,43 @@ def test_a_comparison_marks_what_is_noise() -> None:
         ["native", "100 events/s ± 10", "102 events/s ± 10", "102 % ~"],
         ["uml", "50 events/s ± 1", "100 events/s ± 1", "200 %"],
     ]
+
+
+def test_beside_a_neighbour_percent_are_of_the_same_side_without_it() -> None:
+    text = report.markdown(results_of([100], [50], slower=4))
+    assert "| a speed, events/s | 100 | **50 %** 50 | - |" in text
+    assert "| a speed, events/s, beside fork | **25 %** 25 | **25 %** 12.5 | - |" in text
+
+
+class Script:
+    """A copy that ends when it is told to, or by itself."""
+
+    def __init__(self, ends: bool) -> None:
+        self._ended = threading.Event()
+        self._ends = ends
+
+    def run(self, on_ready: Callable[[], object]) -> CopyResult:
+        on_ready()
+        assert self._ended.wait(10)
+        return CopyResult("" if self._ends else "stopped", "" if self._ends else "out of memory")
+
+    def start(self) -> None:
+        if self._ends:
+            self._ended.set()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+
+class Broken(Script):
+    def run(self, on_ready: Callable[[], object]) -> CopyResult:
+        return CopyResult("", "out of memory")
+
+
+def test_a_neighbour_lasts_until_the_measured_copies_have_ended() -> None:
+    assert run_together([Script(ends=True)], [Script(ends=False)]) == [CopyResult("")]
+
+
+def test_a_turn_beside_a_neighbour_that_ended_has_failed() -> None:
+    first = run_together([Script(ends=True)], [Broken(ends=False)])[0]
+    assert first.error == "its neighbour ended early: out of memory"
