@@ -1,6 +1,7 @@
 # make setup     packages and .venv, on a bare Debian 12
 # make kernel    the UML kernel, into vmjobs/kernel: once, in some minutes
 # make images    the same, and VM images into build/images
+# make architectures   what building and running images for aarch64 and s390x needs
 # make gateway-images   VM images of a grid gateway's machines, besides the worker's
 # make grid      the grid in containers: nine services, ready when this returns
 # make xen       the grid with one more node, a Xen host in QEMU: slow, but real
@@ -18,7 +19,7 @@
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup kernel images vm-images gateway-images foreign test-images soak-images grid xen env logs stop down clean lint check \
+.PHONY: help setup architectures kernel images vm-images gateway-images foreign test-images soak-images grid xen env logs stop down clean lint check \
         test soak soak-xen demo bench lock release
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -73,8 +74,11 @@ foreign: setup
 
 test-images: images foreign
 
-soak-images: test-images gateway-images
-	@$(BIN)/vmjobs image build bench
+architectures:
+	@deploy/setup.sh architectures
+
+soak-images: test-images gateway-images architectures
+	@$(BIN)/vmjobs image build bench generic-aarch64 generic-s390x
 	@find build/images ! -perm -o+r -exec chmod a+rX {} +
 	@tests/foreign/build.sh uefi cloud bullseye >/dev/null
 
@@ -103,7 +107,7 @@ soak-xen: setup
 demo: images grid
 	@deploy/demo.sh
 
-release: kernel
+release: kernel architectures
 	@deploy/release.sh
 
 lock: setup

@@ -26,7 +26,7 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 git archive HEAD | tar -x -C "$work/src"
 cp -a vmjobs/kernel "$work/src/vmjobs/"
-cp -a images/guest/talk "$work/src/images/guest/"
+cp -a images/guest/talk* "$work/src/images/guest/"
 
 git archive --prefix="vmjobs-$version/" HEAD | gzip -n >"$out/vmjobs-$version.tar.gz"
 .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$out" "$work/src"
@@ -50,6 +50,7 @@ install -d "$root/usr/lib/python3/dist-packages" "$root/usr/bin" "$root/usr/shar
 rm -rf "$root/usr/lib/vmjobs/bin"
 echo /usr/lib/vmjobs >"$root/usr/lib/python3/dist-packages/vmjobs.pth"
 install deploy/libexec/vmjobs deploy/libexec/vmjobs-qemu "$root/usr/bin"
+for name in aarch64 s390x; do ln -s vmjobs-qemu "$root/usr/bin/vmjobs-qemu-$name"; done
 install -m 0644 README.md CHANGELOG.md docs/*.md "$root/usr/share/doc/vmjobs"
 deb vmjobs
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Sets up a bare Debian 12: installs missing packages, and makes a virtual environment, again whenever its
 # requirements have changed. Prints nothing if there is nothing to do.
+#   setup.sh architectures    also what builds and runs images for other architectures
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -13,6 +14,9 @@ packages="
     postgresql rabbitmq-server shellcheck
     bubblewrap ovmf skopeo docker-registry golang-go nbdkit nbdkit-plugin-python
     grub-pc-bin cpio fdisk dosfstools openssh-client squid krb5-kdc krb5-admin-server"
+[ "${1:-}" != architectures ] || packages="$packages
+    arch-test binfmt-support qemu-user-static qemu-system-arm qemu-system-misc
+    gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross"
 
 root=
 [ "$(id -u)" = 0 ] || root=sudo
@@ -38,8 +42,21 @@ if [ "$(stat -c %a /dev/net/tun 2>/dev/null)" != 666 ]; then
 fi
 
 guest=images/guest
-if [ ! -x $guest/talk ] || [ -n "$(find $guest/talk.c -newer $guest/talk)" ]; then
-    musl-gcc -std=gnu17 -Os -Wall -Wextra -Werror -static -s -o $guest/talk $guest/talk.c
+# compile COMPILER FILE
+compile() {
+    if [ ! -x "$2" ] || [ -n "$(find $guest/talk.c -newer "$2")" ]; then
+        "$1" -std=gnu17 -Os -Wall -Wextra -Werror -static -s -o "$2" $guest/talk.c
+    fi
+}
+compile musl-gcc $guest/talk
+if [ "${1:-}" = architectures ]; then
+    [ -e /proc/sys/fs/binfmt_misc/register ] ||
+        $root mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
+    for architecture in aarch64 s390x; do
+        compile $architecture-linux-gnu-gcc $guest/talk-$architecture
+        [ -e /proc/sys/fs/binfmt_misc/qemu-$architecture ] ||
+            $root update-binfmts --enable qemu-$architecture
+    done
 fi
 
 stamp=.venv/.made-from

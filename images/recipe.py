@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
@@ -50,6 +50,7 @@ Module = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]{1,64}$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 RecipeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Suite = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,63}$")]
+Architecture = Literal["x86_64", "aarch64", "s390x"]
 Parameter = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
@@ -93,6 +94,7 @@ class RecipeLayer(FrozenModel):
     layers: recipes that this one extends, lowest first: names, or files beside this one.
     epoch: every time stamp in the image, seconds since 1970. slack: free MiB on the root disk (jobs
     have a disk of their own). drop: paths (or patterns, as in fnmatch) left out.
+    architecture: of the image, as ``uname -m`` calls it; default: the builder's own.
     probe: a script that must exit with status 0 in a job before the image may be published.
     needs_repository: some packages are only in a site's own repository.
     allow_expired_archive: accept an archive whose Valid-Until has passed, as in frozen snapshots.
@@ -105,6 +107,7 @@ class RecipeLayer(FrozenModel):
     description: str = ""
     layers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./_-]{1,255}$")], ...] = ()
     suite: Suite | None = None
+    architecture: Architecture | None = None
     epoch: int | None = Field(default=None, ge=0, lt=2**31)
     packages: tuple[Package, ...] = ()
     slack: int | None = Field(default=None, ge=1, le=65536, description="MiB")
@@ -130,6 +133,7 @@ class Recipe(FrozenModel):
     description: Text = ""
     layers: tuple[RecipeName, ...] = Field(default=(), max_length=MAX_PROBES)
     suite: Suite
+    architecture: Architecture | None = None
     epoch: int = Field(ge=0, lt=2**31)
     packages: tuple[Package, ...] = Field(min_length=1, max_length=MAX_PACKAGES)
     slack: int = Field(default=16, ge=1, le=65536, description="MiB")
@@ -149,6 +153,8 @@ class Recipe(FrozenModel):
         value = self.model_dump(mode="json", exclude={"description", "probes", "layers"})
         if not self.allow_expired_archive:
             del value["allow_expired_archive"]  # older recipes, without the field, keep their digests
+        if self.architecture is None:
+            del value["architecture"]  # likewise
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -165,7 +171,7 @@ def compose(layers: Sequence[RecipeLayer]) -> Recipe:
     faults = list(_contradictions(layers))
     values: dict[str, Any] = {"name": top.name, "version": top.version, "description": top.description}
     values["layers"] = tuple(layer.name for layer in layers)
-    for field in ("suite", "epoch", "slack", "cmdline", "kernel"):
+    for field in ("suite", "architecture", "epoch", "slack", "cmdline", "kernel"):
         given = [getattr(layer, field) for layer in layers if getattr(layer, field) is not None]
         if given:
             values[field] = given[-1]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from images.build.scratch_dir import CancelCheck, ScratchDir
+from images.manifest import ImageManifest
 from images.recipe import Recipe
 from images.store.image_store import ImageStore
 from node.parts import make_hypervisors, make_run_parts, run_locally
@@ -18,6 +19,7 @@ from vmjobs.agent.vm.events import EventQueue, LeaseLost
 from vmjobs.config import Config
 from vmjobs.errors import BuildError
 from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.hypervisor.select import has_architecture
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import HypervisorKind, JobSpec, JobState, StreamName
 
@@ -70,9 +72,9 @@ class BootTest:
             self._run(digest, recipe.name, kind, probes, scratch)
 
     def _kinds(self, digest: str) -> list[HypervisorKind]:
-        wanted = self._store.manifest(digest).hypervisors
-        known = self._hypervisors.results
-        kinds = _working_kinds(wanted, known) or _working_kinds(wanted, self._hypervisors.probe())
+        image, hypervisors = self._store.manifest(digest), self._hypervisors
+        wanted = image.hypervisors
+        kinds = _working_kinds(image, hypervisors.results) or _working_kinds(image, hypervisors.probe())
         if not kinds:
             raise BuildError(
                 f"no hypervisor on this host boots the image: it needs one of {', '.join(wanted)}",
@@ -165,8 +167,10 @@ def _stop_on_check_failure(check_cancelled: CancelCheck, event_queue: EventQueue
         raise raised[0]
 
 
-def _working_kinds(
-    wanted: Sequence[HypervisorKind], results: Sequence[ProbeResult]
-) -> list[HypervisorKind]:
-    working = {result.kind for result in results if result.works}
-    return [kind for kind in wanted if kind in working]
+def _working_kinds(image: ImageManifest, results: Sequence[ProbeResult]) -> list[HypervisorKind]:
+    working = {
+        result.kind
+        for result in results
+        if result.works and has_architecture(result.abilities, image.architecture)
+    }
+    return [kind for kind in image.hypervisors if kind in working]

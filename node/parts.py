@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import socket
 import uuid
 from pathlib import Path
@@ -40,10 +41,13 @@ def make_hypervisors(
         found = []
         for digest in images.cached():
             try:
-                found.append(images.prepare(digest).kernel)
+                image = images.prepare(digest)
             except (VMJobsError, OSError) as error:
                 log.warning("probes cannot use the image %s: %s", digest, error)
-        return [kernel for kernel in found if kernel is not None]
+                continue
+            if image.kernel is not None and image.architecture in {"", platform.machine()}:
+                found.append(image.kernel)
+        return found
 
     return HypervisorRegistry(drivers(settings, kernels), settings.probe_seconds, cache)
 

@@ -27,7 +27,7 @@ _FAULT_ADVICE: Final = (
 )
 #: Requirements of a job's image that a node has determined, by attribute.
 _IMAGE_REQUIREMENTS: Final = (
-    (names.VM_IMAGE_ARCH, "its image is for another CPU architecture than any node's"),
+    (names.VM_IMAGE_ARCH, "its image is for a CPU architecture that no node has or emulates"),
     (names.VM_IMAGE_KINDS, "no hypervisor that boots its image works on any node"),
 )
 

@@ -23,6 +23,7 @@ def attributes(node: Mapping[str, Any]) -> dict[str, ClassAdValue]:
     """Attributes for the machine ad; HasVMJobs is false on a fault or without hypervisors."""
     hypervisors, fault = node["hypervisors"], node.get("fault", "")
     working = [info["kind"] for info in hypervisors if info["works"]]
+    emulated = {name for info in hypervisors if info["works"] for name in info.get("architectures", ())}
     uml: Mapping[str, Any] = next((info for info in hypervisors if info["kind"] == "uml"), {})
     return {
         names.HAS_VMJOBS: bool(working) and not fault,
@@ -31,6 +32,7 @@ def attributes(node: Mapping[str, Any]) -> dict[str, ClassAdValue]:
         names.HYPERVISORS: ",".join(working),
         names.UML_CPUS: uml.get("cpus", 0),
         names.UML_CLOUD_INIT: uml.get("cloud_init", False),
+        names.ARCHITECTURES: ",".join(sorted(emulated)),
         names.NETWORKS: ",".join(node["networks"]),
         names.IMAGE_DIGESTS: ",".join(node["images"][:MAX_DIGESTS]),
         names.IMAGE_NAMES: ",".join(node.get("image_names", ())[:MAX_DIGESTS]),

@@ -158,7 +158,9 @@ def requirements(
         offered = f"TARGET.{names.NETWORKS}"
         terms.append(f'{offered} =?= undefined || stringListMember("{spec.network}", {offered})')
     if architecture:
-        terms.append(f"TARGET.Arch == {classad_string(architecture)}")
+        wanted_architecture = classad_string(architecture)
+        emulated = f"stringListIMember({wanted_architecture}, TARGET.{names.ARCHITECTURES}) =?= true"
+        terms.append(f"TARGET.Arch == {wanted_architecture} || {emulated}")
     wanted = _usable_hypervisors(spec, kinds)
     if cloud_init or spec.cpus > 1 or len(wanted) < len(HypervisorKind):
         found = [_hypervisor_term(kind, spec.cpus, cloud_init=cloud_init) for kind in wanted]

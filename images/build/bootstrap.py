@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import platform
 import re
 import shlex
 import stat
@@ -18,11 +19,15 @@ from typing import Final
 from images.build.process import run
 from images.build.scratch_dir import ScratchDir
 from images.build.tree import FileNode, FileTree, in_memory
+from images.manifest import OTHER_NAMES
 from images.recipe import Recipe
-from vmjobs.errors import BuildError, InvalidRequest
+from vmjobs.errors import BuildError, InvalidRequest, VMJobsError
+from vmjobs.subprocess import run as run_program
 
 #: Fetching and installing packages, in seconds.
 _TIMEOUT: Final = 1800.0
+#: Deadline of a test whether a program of another architecture runs here.
+_TEST_SECONDS: Final = 30.0
 KERNEL_FOLDER: Final = ".kernel"
 
 #: Left out of every image: files that differ between builds, that name the build host, or that no job
@@ -85,6 +90,11 @@ class SiteRepository:
             raise InvalidRequest(f"key of the package repository: not found: {self.key}")
 
 
+def is_foreign(recipe: Recipe) -> bool:
+    """Whether the image has another architecture than this host: its programs run in QEMU."""
+    return recipe.architecture not in {None, platform.machine()}
+
+
 def archive_path(recipe: Recipe, folder: Path, repository: SiteRepository | None = None) -> Path:
     """Path of the archive of a recipe's packages, which need not exist."""
     kernel = recipe.kernel.package if recipe.kernel else ""
@@ -93,6 +103,8 @@ def archive_path(recipe: Recipe, folder: Path, repository: SiteRepository | None
         inputs.append(repository.line)
     if recipe.allow_expired_archive:
         inputs.append("expired")
+    if is_foreign(recipe):
+        inputs.append(recipe.architecture)
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     return folder / f"{recipe.suite}-{key}.tar"
 
@@ -123,6 +135,10 @@ def bootstrap(
     part = place.folder / archive.name
     command = ["mmdebstrap", "--mode=auto", "--variant=essential", "--format=tar", "--quiet"]
     command += [f"--include={','.join(sorted(recipe.packages))}"]
+    if recipe.architecture is not None and is_foreign(recipe):
+        name = OTHER_NAMES[recipe.architecture]
+        _check_emulation(recipe, name)
+        command.append(f"--architectures={name}")
     dated = {"SOURCE_DATE_EPOCH": str(recipe.epoch)}
     try:
         with resources.as_file(resources.files("images.build") / "fetch-kernel.sh") as hook:
@@ -135,6 +151,18 @@ def bootstrap(
     finally:
         part.unlink(missing_ok=True)
     return archive
+
+
+def _check_emulation(recipe: Recipe, name: str) -> None:
+    try:
+        works = run_program(["arch-test", name], timeout=_TEST_SECONDS, check=False).returncode == 0
+    except VMJobsError:  # it is not installed
+        works = False
+    if not works:
+        raise BuildError(
+            f"{recipe.name} is for {recipe.architecture}, and this host cannot run its programs",
+            hint="apt-get install arch-test binfmt-support qemu-user-static; docs/recipes.md has more",
+        )
 
 
 def sources(recipe: Recipe, repository: SiteRepository | None = None) -> list[str]:

@@ -86,7 +86,7 @@ def build(
             f"the recipe {recipe.name} needs packages that only a site's own repository has",
             hint="name it with --repository and --repository-key",
         )
-    guest = guest_program()
+    guest = guest_program(recipe.architecture or "")
     key = build_key(recipe, guest, repository)
     report_step: StepProgress = progress or (lambda _step, _fraction: None)
     with exclusive_lock(store.root / "locks" / f"build-{key}", check_cancelled):
@@ -120,15 +120,18 @@ def _boot_test_key(key: str, digest: str, recipe: Recipe) -> str:
     return text.hexdigest()
 
 
-def guest_program() -> dict[str, bytes]:
-    """The guest program's files by their names in ``images/guest``."""
+def guest_program(architecture: str = "") -> dict[str, bytes]:
+    """The guest program's files by name, from ``images/guest``. architecture: default: the host's."""
+    talk = "talk" if architecture in {"", platform.machine()} else f"talk-{architecture}"
     folder = resources.files("images.guest")
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sh"))
     try:
-        return {name: (folder / name).read_bytes() for name in (*files, "talk")}
+        scripts = {name: (folder / name).read_bytes() for name in files}
+        return {**scripts, "talk": (folder / talk).read_bytes()}
     except FileNotFoundError as error:
         raise BuildError(
-            "a part of the guest program is missing", hint="`make setup` compiles images/guest/talk.c"
+            f"a part of the guest program is missing: {talk}",
+            hint="`make setup` compiles it, `make architectures` those for other architectures",
         ) from error
 
 
@@ -170,7 +173,7 @@ def _build(
     root = _store_root(tree, recipe, store, place)
     image, ramdisk = boot_files or (None, None)
     manifest = ImageManifest(
-        architecture=platform.machine(),
+        architecture=recipe.architecture or platform.machine(),
         root=root,
         kernel=store.folder.put(image) if image else None,
         initrd=store.folder.put(ramdisk) if ramdisk else None,

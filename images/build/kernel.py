@@ -101,7 +101,7 @@ def _plain(data: bytes) -> bytes:
 
 def depends(module: bytes) -> list[str]:
     """The dependencies of an ELF module, from the list that every kernel build writes into it."""
-    if module[:6] != b"\x7fELF\x02\x01":
+    if module[:5] != b"\x7fELF\x02":
         raise BuildError("a kernel module is not a 64-bit ELF file")
     found = _DEPENDS.search(module)
     return [name for name in found[1].decode().split(",") if name] if found else []

@@ -22,10 +22,18 @@ while read -r module; do
     $bb insmod "/modules/$module.ko"
 done </modules/order
 
-# connected: whether Xen's disks and card are there; their drivers find them one after the other.
+# connected: whether all disks and cards are there of Xen and s390x, whose drivers find them one after the other.
 connected() {
     for device in /sys/bus/xen/devices/vbd-* /sys/bus/xen/devices/vif-*; do
         [ ! -e "$device" ] || [ -e "$device/block" ] || [ -e "$device/net" ] || return 1
+    done
+    for device in /sys/bus/ccw/devices/*/virtio*; do
+        [ -e "$device" ] || [ ! -e "${device%/*}" ] || return 1
+        [ ! -e "$device" ] || read -r kind <"$device/device"
+        case ${kind:-} in
+        0x0001) [ -e "$device/net" ] || return 1 ;;
+        0x0002) [ -e "$device/block" ] || return 1 ;;
+        esac
     done
 }
 
@@ -37,6 +45,16 @@ while [ ! -b "$root" ] || ! connected; do
         $bb poweroff -f
     fi
     $bb usleep 50000 # a driver may still be looking for its hardware
+done
+
+# s390x finds disks in any order: their nodes get the order of their addresses, which is that of the VM's disks.
+set -- a b c d e f g h i j k l m n o p
+for disk in /sys/bus/ccw/devices/*/virtio*/block/*; do
+    [ -e "$disk" ] || continue
+    IFS=: read -r major minor <"$disk/dev"
+    $bb rm -f "/dev/vd$1"
+    $bb mknod "/dev/vd$1" b "$major" "$minor"
+    shift
 done
 
 if ! $bb mount -t ext4 -o "$mode$flags" "$root" /root; then

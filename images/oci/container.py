@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import Field, ValidationError
 
-from images.manifest import Program, sha256_digest
+from images.manifest import OTHER_NAMES, Program, sha256_digest
 from vmjobs.errors import DigestMismatch, ImageRejected
 from vmjobs.model import VARIABLE_NAME, Digest, LenientModel
 
@@ -24,8 +24,6 @@ _INDEXES: Final = {
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 }
-#: Architectures: our names, and those of container images.
-ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 _M = TypeVar("_M", bound=LenientModel)
 
@@ -128,7 +126,7 @@ def read_configuration(data: bytes, manifest: ContainerManifest, architecture: s
         ImageRejected: it does not match, or is for another architecture or operating system.
     """
     found = _validate(ContainerConfig, _parse_document(data, "configuration"), "configuration")
-    wanted = ARCHITECTURES.get(architecture, architecture)
+    wanted = OTHER_NAMES.get(architecture, architecture)
     if found.os != "linux" or found.architecture != wanted:
         raise ImageRejected(
             f"the container image is for {found.os}/{found.architecture}, not linux/{wanted}"

@@ -40,12 +40,12 @@ from repository.images.tables import (
 from repository.images.uploads import TRIES
 from vmjobs.config import Config
 from vmjobs.errors import Fault, ImageRejected, InvalidRequest, MissingChunks, Unavailable
-from vmjobs.model import MIB, faults_of
+from vmjobs.model import EMULATED_ARCHITECTURES, MIB, faults_of
 from vmjobs.model import now as utc_now
 from vmjobs.wire import MAX_SHARES, ImageDetail, Publication, Visibility
 
 #: Architectures that the hypervisor drivers support.
-ARCHITECTURES = frozenset({"x86_64"})
+ARCHITECTURES = frozenset({"x86_64", *EMULATED_ARCHITECTURES})
 
 
 @dataclass(frozen=True)

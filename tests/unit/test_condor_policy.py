@@ -165,6 +165,7 @@ def matches(offered: str, **job: object) -> bool:
     node = classad2.ClassAd(
         {
             "Arch": "X86_64",
+            "VMJobsArchitectures": "s390x",
             "HasVMJobs": True,
             "VMJobsHypervisors": offered,
             "VMJobsMemory": 4096,
@@ -198,6 +199,7 @@ def matches(offered: str, **job: object) -> bool:
         ("uml", {**FOUND, "VMJobImage": "disk:1", "ChirpVMTried": time.time() - 3601}, True),
         ("qemu", {**FOUND, "ChirpVMImageArch": "x86_64", "VMJobImage": "disk:1"}, True),
         ("qemu", {**FOUND, "ChirpVMImageArch": "aarch64", "VMJobImage": "disk:1"}, False),
+        ("qemu", {**FOUND, "ChirpVMImageArch": "s390x", "VMJobImage": "disk:1"}, True),
     ],
 )
 def test_which_nodes_a_job_goes_to(offered: str, job: dict[str, object], *, expected: bool) -> None:

@@ -243,6 +243,8 @@ def test_an_image_goes_where_its_machine_code_runs() -> None:
     ):
         found = matches(requirements(spec, (), architecture), slot(Arch=there))
         assert found is runs, (architecture, there)
+    emulator = slot(Arch="X86_64", VMJobsArchitectures="aarch64,s390x")
+    assert matches(requirements(spec, (), "s390x"), emulator) is True
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_a_hypervisor_that_works_nowhere() -> None:
         (
             {"ChirpVMImageKinds": '"qemu"', "ChirpVMImageArch": '"aarch64"'},
             "(ChirpVMImageArch == TARGET.Arch) =!= false",
-            "its image is for another CPU architecture than any node's "
+            "its image is for a CPU architecture that no node has or emulates "
             "(the job's ChirpVMImageArch is aarch64; the nodes' Arch is X86_64)",
         ),
     ],

@@ -147,6 +147,7 @@ DECLARED: dict[str, Callable[[Capabilities], object]] = {
     "private networks": lambda one: one.private_networks,
     "limits the speed": lambda one: one.limits_disks,
     "processors are": lambda one: "emulated" if one.emulated else "the node's",
+    "emulates other": lambda one: ", ".join(one.architectures) or False,
     "maximum number": lambda one: one.cpus,
     "the same for a cluster": lambda one: one.shared_cpus,
 }

@@ -48,6 +48,10 @@ def test_what_an_image_needs_decides() -> None:
     assert choose(ALL, None, probed(kvm=False, uml=True, qemu=True), DISK) is QEMU
     with pytest.raises(NoHypervisor, match="the image is for riscv64, and this node's processors are"):
         choose(ALL, None, found, architecture="riscv64")
+    emulator = replace(probed(qemu=True)[0], abilities=Capabilities(architectures=("s390x",)))
+    assert choose(ALL, None, [fallback, emulator], architecture="s390x") is QEMU
+    with pytest.raises(NoHypervisor, match="uml: its VMs have no s390x processors"):
+        choose(ALL, UML, [fallback, emulator], architecture="s390x")
 
 
 @pytest.mark.parametrize(

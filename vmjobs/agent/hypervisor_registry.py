@@ -52,7 +52,7 @@ class HypervisorRegistry:
         with self._lock:
             self._results = self._probe_kinds(tuple(self.drivers))
             self._save()
-        return self._results
+        return self.results
 
     def reprobe_failing(self, *, only_likely: bool = False) -> None:
         """Probe failing hypervisors again: a new image may have a kernel they can boot.
@@ -118,7 +118,9 @@ class HypervisorRegistry:
             NoHypervisor: there is none; the message has each probe's result.
         """
         if not self._results:
-            self._results = self._load() or self.probe()
+            self._results = self._load()
+            if not self._results:
+                self.probe()
         kinds, found = tuple(self.drivers), self.results
         return self.drivers[
             choose(kinds, demanded, found, able, cpus, cloud_init=cloud_init, architecture=architecture)

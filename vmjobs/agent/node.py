@@ -62,6 +62,7 @@ def describe(
                 version=p.version[:256],
                 cpus=p.abilities.cpus,
                 cloud_init=p.abilities.cloud_init,
+                architectures=p.abilities.architectures,
             )
             for p in probes
         ),

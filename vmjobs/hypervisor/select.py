@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vmjobs.errors import NoHypervisor
 from vmjobs.hypervisor.base import ProbeResult
-from vmjobs.model import HypervisorKind
+from vmjobs.model import Capabilities, HypervisorKind
 
 
 def choose(
@@ -29,13 +29,19 @@ def choose(
     Raises:
         NoHypervisor: none works; the message has the result of each probe.
     """
-    if architecture not in {"", here := platform.machine()}:
-        raise NoHypervisor(f"the image is for {architecture}, and this node's processors are {here}")
+    if results and not any(has_architecture(result.abilities, architecture) for result in results):
+        raise NoHypervisor(
+            f"the image is for {architecture}, and this node's processors are {platform.machine()}",
+            hint="install Debian's package qemu-system-arm for aarch64, qemu-system-misc for s390x",
+        )
     if demanded is not None and demanded not in able:
         why = f"its image boots by {' or '.join(able)} only" if able else "nothing can run its image"
         raise NoHypervisor(f"the job demands the hypervisor {demanded}, but {why}")
     wanted = [kind for kind in kinds if demanded in {None, kind} and kind in able]
-    lacking = {result.kind: _lacking(result, cpus, cloud_init=cloud_init) for result in results}
+    lacking = {
+        result.kind: _lacking(result, cpus, cloud_init=cloud_init, architecture=architecture)
+        for result in results
+    }
     for kind in wanted:
         if lacking.get(kind) == "":
             return kind
@@ -51,11 +57,18 @@ def choose(
     )
 
 
-def _lacking(result: ProbeResult, cpus: int, *, cloud_init: bool) -> str:
+def has_architecture(can: Capabilities, architecture: str) -> bool:
+    """Whether VMs can have an architecture, as ``uname -m`` calls it; ``""``: any."""
+    return architecture in {"", platform.machine(), *can.architectures}
+
+
+def _lacking(result: ProbeResult, cpus: int, *, cloud_init: bool, architecture: str) -> str:
     """Return why this hypervisor cannot run the VM; ``""`` if it can."""
     can = result.abilities
     if not result.works:
         return result.detail or "its probe failed"
+    if not has_architecture(can, architecture):
+        return f"its VMs have no {architecture} processors"
     if can.cpus < cpus:
         plural = "s" * (can.cpus > 1)
         return f"a VM has {can.cpus} processor{plural} here, and the job needs {cpus}"

@@ -9,6 +9,7 @@ from vmjobs.model.fields import ContentDigest, Digest, ImageName, ImageRef, Name
 from vmjobs.model.hypervisors import (
     CAPABILITIES,
     CHECKPOINTABLE_KINDS,
+    EMULATED_ARCHITECTURES,
     BootMethod,
     Capabilities,
     HypervisorKind,

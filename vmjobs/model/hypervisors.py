@@ -42,7 +42,8 @@ class Capabilities:
     cloud_init: their kernel reads the disk of NoCloud data. can_save: they can be saved, and resumed
     on another node. lazy_start: they start before their image is complete. private_networks: they
     can have a card on one. limits_disks: the hypervisor limits its VMs' disks; else a cgroup does.
-    emulated: their processors are emulated. cpus: maximum number of processors. shared_cpus: the same
+    emulated: their processors are emulated. architectures: other than the node's that they can have,
+    as ``uname -m`` calls them. cpus: maximum number of processors. shared_cpus: the same
     for VMs with several users, as cluster VMs have.
     """
 
@@ -54,10 +55,13 @@ class Capabilities:
     private_networks: bool = False
     limits_disks: bool = True
     emulated: bool = False
+    architectures: tuple[str, ...] = ()
     cpus: int = 256
     shared_cpus: int = 256
 
 
+#: Architectures that an emulator may have on a node of another one.
+EMULATED_ARCHITECTURES: Final = ("aarch64", "s390x", "x86_64")
 #: A UML VM boots UML's own kernel, and has several processors only if it need not isolate its users
 #: from each other (``kernel_boot.system_call_parameters``). A UML kernel may support less.
 CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(
@@ -80,7 +84,7 @@ CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(
             cpus=64,
             shared_cpus=1,
         ),
-        HypervisorKind.QEMU: Capabilities(emulated=True),
+        HypervisorKind.QEMU: Capabilities(emulated=True, architectures=EMULATED_ARCHITECTURES),
     }
 )
 #: Hypervisors whose VMs can be saved, and resumed on another node.

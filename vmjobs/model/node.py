@@ -24,6 +24,9 @@ class HypervisorInfo(FrozenModel):
     version: str = Field(default="", max_length=256)
     cpus: int = Field(default=1, ge=1, description="maximum for the VM of a job")
     cloud_init: bool = Field(default=True, description="its kernel reads the disk of NoCloud data")
+    architectures: tuple[str, ...] = Field(
+        default=(), max_length=16, description="besides the node's own, as `uname -m` calls them"
+    )
 
 
 class Node(LenientModel):

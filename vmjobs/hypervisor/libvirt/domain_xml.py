@@ -25,8 +25,9 @@ QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 VMJOBS_NAMESPACE = "urn:vmjobs:machine:1"
 
 _UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, VMJOBS_NAMESPACE)
-#: PCI slot of the network card: behind everything that libvirt places by itself.
-_NETWORK_SLOT = "0x1e"
+#: The network card, at an address behind everything that libvirt places by itself.
+_PCI_CARD = "virtio-net-pci,romfile=,bus=pcie.0,addr=0x1e"
+_CHANNEL_CARD = "virtio-net-ccw,devno=fe.0.00ff"
 
 
 @dataclass(frozen=True)
@@ -34,22 +35,26 @@ class Board:
     """An architecture's machine type, and its serial console.
 
     kernel: parameters that its kernels get. disk: prefix of its disks' names. hypervisors: those that
-    have it.
+    have it. acpi, panic: it has ACPI, and a device that reports panics. card: the network card.
     """
 
     architecture: str
     machine_type: str
     console: str
-    serial: str
     kernel: tuple[str, ...] = ()
     disk: str = "vd"
     hypervisors: str = "kvm or qemu"
+    acpi: bool = False
+    panic: str = ""
+    card: str = _PCI_CARD
 
 
 _BOARDS = {
     # If the emulator has to wait for a processor, a kernel finds that its timer does not work, and
     # panics (check_timer in arch/x86/kernel/apic/io_apic.c).
-    "x86_64": Board("x86_64", "q35", "ttyS0", "isa-serial", ("no_timer_check",)),
+    "x86_64": Board("x86_64", "q35", "ttyS0", ("no_timer_check",), acpi=True, panic="isa"),
+    "aarch64": Board("aarch64", "virt", "ttyAMA0"),
+    "s390x": Board("s390x", "s390-ccw-virtio", "ttysclp0", panic="s390", card=_CHANNEL_CARD),
 }
 
 
@@ -91,7 +96,8 @@ def domain_xml(
     """
     domain = new_domain(vm, {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
     domain.append(_os(vm, board_model, uefi))
-    ET.SubElement(ET.SubElement(domain, "features"), "acpi")
+    if board_model.acpi:
+        ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     mode = "host-passthrough" if domain_type == "kvm" else "maximum"
     processor = ET.SubElement(domain, "cpu", {"mode": mode})
     for name in hidden_features:
@@ -99,7 +105,7 @@ def domain_xml(
     ET.SubElement(domain, "clock", {"offset": "utc"})
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         add_text(domain, event, "destroy")
-    domain.append(_devices(vm, overlay, nbd, emulator))
+    domain.append(_devices(vm, board_model, overlay, nbd, emulator))
     ET.SubElement(domain, "seclabel", {"type": "none"})
     domain.append(_qemu_arguments(vm, board_model, emulator))
     return ET.tostring(domain, encoding="unicode")
@@ -160,7 +166,9 @@ def add_kernel(element: ET.Element, vm: VmConfig, board_model: Board) -> None:
     add_text(element, "cmdline", " ".join(kernel_parameters(vm.image, board_model, vm.cmdline)))
 
 
-def _devices(vm: VmConfig, overlay: Path, nbd: Path | None, emulator: Emulator | None) -> ET.Element:
+def _devices(
+    vm: VmConfig, board_model: Board, overlay: Path, nbd: Path | None, emulator: Emulator | None
+) -> ET.Element:
     devices = ET.Element("devices")
     if emulator is not None:
         add_text(devices, "emulator", str(emulator.path))
@@ -185,7 +193,8 @@ def _devices(vm: VmConfig, overlay: Path, nbd: Path | None, emulator: Emulator |
         ET.SubElement(ET.SubElement(devices, "video"), "model", {"type": "vga"})
     rng = ET.SubElement(devices, "rng", {"model": "virtio"})
     ET.SubElement(rng, "backend", {"model": "random"}).text = "/dev/urandom"
-    ET.SubElement(devices, "panic", {"model": "isa"})
+    if board_model.panic:
+        ET.SubElement(devices, "panic", {"model": board_model.panic})
     return devices
 
 
@@ -224,15 +233,14 @@ def _throttle(disk: ET.Element, vm: VmConfig) -> None:
 
 def _qemu_arguments(vm: VmConfig, board_model: Board, emulator: Emulator | None) -> ET.Element:
     console = f"file,id=console0,path={_escaped(vm.console.absolute())},append=on"
-    arguments = ["-chardev", console, "-device", f"{board_model.serial},chardev=console0"]
+    arguments = ["-chardev", console, "-serial", "chardev:console0"]
     if vm.image.boot is BootMethod.BIOS:
         # The BIOS copies the screen to the serial console, where boot loaders write to the screen.
         arguments += ["-machine", "graphics=off"]
     if vm.network is not None:
         netdev = f"tap,id=net0,ifname={TAP},script=no,downscript=no"
-        card = f"virtio-net-pci,netdev=net0,mac={MAC},host_mtu={MTU},romfile="
-        device = f"{card},bus=pcie.0,addr={_NETWORK_SLOT}"
-        arguments += ["-netdev", netdev, "-device", device]
+        card = f"{board_model.card},netdev=net0,mac={MAC},host_mtu={MTU}"
+        arguments += ["-netdev", netdev, "-device", card]
     element = ET.Element("qemu:commandline")
     for argument in arguments:
         ET.SubElement(element, "qemu:arg", {"value": argument})

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
+from shutil import which
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -107,7 +110,13 @@ class Libvirt:
     @property
     def abilities(self) -> Capabilities:
         """See :attr:`Hypervisor.abilities`."""
-        return CAPABILITIES[self.kind]
+        can = CAPABILITIES[self.kind]
+        # An emulator may be installed, or removed, at any time.
+        return replace(can, architectures=tuple(filter(self._emulates, can.architectures)))
+
+    def _emulates(self, architecture: str) -> bool:
+        is_foreign = architecture != platform.machine() and which(qemu(architecture)) is not None
+        return is_foreign and (not self._isolated or qemu_sandbox.find(architecture) is not None)
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
@@ -147,7 +156,8 @@ class Libvirt:
 
     def start(self, vm: VmConfig) -> None:
         """See :meth:`Hypervisor.start`."""
-        board_model, held = board(), self._limit_enforcer.plan_limits(vm)
+        board_model = board(vm.image.architecture)
+        held = self._limit_enforcer.plan_limits(vm)
         if self.state(vm.name) is not VmState.GONE:
             raise HypervisorError(f"{vm.name} runs already")
         if vm.card is not None:
@@ -278,13 +288,15 @@ class Libvirt:
         uefi: firmware.Firmware | None,
         nbd: Path | None,
     ) -> qemu_sandbox.Emulator | None:
+        program = self._program or qemu(vm.image.architecture)
         if not self._isolated:
-            return qemu_sandbox.Emulator(Path(self._program), {}) if self._program else None
+            is_usual = not self._program and vm.image.architecture in {"", platform.machine()}
+            return None if is_usual else qemu_sandbox.Emulator(Path(program), {})
         vm.console.touch()
         files = list(qemu_sandbox.files(vm, overlay, uefi, nbd))
-        limits, program = resource_limits_for(vm, self.kind), self._program or qemu()
+        limits = resource_limits_for(vm, self.kind)
         is_kvm = self.kind is HypervisorKind.KVM
-        return qemu_sandbox.build_emulator(files, limits, program, kvm=is_kvm, network=vm.network)
+        return qemu_sandbox.build_emulator(vm, files, limits, program, kvm=is_kvm)
 
     def _serve_root(self, vm: VmConfig) -> Path | None:
         if vm.image.live is None:

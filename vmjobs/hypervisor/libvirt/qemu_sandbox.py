@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Network, VmConfig
+from vmjobs.hypervisor.base import VmConfig
 from vmjobs.hypervisor.libvirt.firmware import Firmware
 from vmjobs.hypervisor.libvirt.qemu_wrapper import PROGRAM, QEMU_VARIABLE, SETUP_VARIABLE
 from vmjobs.hypervisor.network.namespaces import TUN_DEVICE
@@ -30,15 +31,19 @@ class Emulator:
     env: dict[str, str]
 
 
-def find() -> Path | None:
-    """The path of :data:`PROGRAM`: found on the path, or beside this Python."""
+def find(architecture: str = "") -> Path | None:
+    """The path of :data:`PROGRAM`: found on the path, or beside this Python.
+
+    architecture: of the VM; ``""``: the node's.
+    """
+    name = f"{PROGRAM}-{architecture}" if architecture not in {"", platform.machine()} else PROGRAM
     path = f"{os.environ.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
-    found = shutil.which(PROGRAM, path=path)
+    found = shutil.which(name, path=path)
     return Path(found) if found else None
 
 
 def build_emulator(
-    files: Sequence[BindMount], bounds: ResourceLimits, qemu: str, *, kvm: bool, network: Network | None
+    vm: VmConfig, files: Sequence[BindMount], bounds: ResourceLimits, qemu: str, *, kvm: bool
 ) -> Emulator:
     """Return the emulator for a VM that has these files, and nothing else of its node.
 
@@ -47,7 +52,7 @@ def build_emulator(
     Raises:
         HypervisorError: the wrapper is not installed.
     """
-    found = find()
+    found, network = find(vm.image.architecture), vm.network
     if found is None:
         raise HypervisorError(f"cannot isolate VMs here: {PROGRAM} is not installed", hint=HINT)
     devices = ["/dev/urandom", *(["/dev/kvm"] if kvm else []), *([TUN_DEVICE] if network else [])]

@@ -2,8 +2,9 @@
 
 libvirt takes :data:`PROGRAM` for QEMU (``<emulator>`` of the domain), and passes the VM's files and
 limits in an environment variable (``<qemu:env>``). Without this variable libvirt only asks for QEMU's
-capabilities, and gets QEMU itself. bubblewrap passes on the handles that libvirt gives to QEMU: its
-monitor's and those of saved VMs. It runs at each start, so it imports little.
+capabilities, and gets QEMU itself: the one for the architecture in the program's name, such as
+``vmjobs-qemu-aarch64``. bubblewrap passes on the handles that libvirt gives to QEMU: its monitor's and
+those of saved VMs. It runs at each start, so it imports little.
 """
 
 from __future__ import annotations
@@ -33,15 +34,20 @@ _RED_HAT_PATHS: Final = ("/usr/libexec/qemu-kvm", "/usr/bin/qemu-kvm")
 _ENV: Final = {"MALLOC_ARENA_MAX": "4"}
 
 
-def qemu() -> str:
-    """This node's QEMU for VMs of its own architecture."""
-    usual = f"qemu-system-{platform.machine()}"
-    return shutil.which(usual) or next((p for p in _RED_HAT_PATHS if os.access(p, os.X_OK)), usual)
+def qemu(architecture: str = "") -> str:
+    """This node's QEMU for VMs of an architecture; empty: its own."""
+    here = platform.machine()
+    usual = f"qemu-system-{architecture or here}"
+    found = shutil.which(usual)
+    if found is None and architecture in {"", here}:
+        found = next((path for path in _RED_HAT_PATHS if os.access(path, os.X_OK)), None)
+    return found or usual
 
 
 def main() -> NoReturn:
     """Run QEMU, in a sandbox if libvirt starts a VM."""
-    argv = [os.environ.get(QEMU_VARIABLE) or qemu(), *sys.argv[1:]]
+    architecture = Path(sys.argv[0]).name.removeprefix(PROGRAM).removeprefix("-")
+    argv = [os.environ.get(QEMU_VARIABLE) or qemu(architecture), *sys.argv[1:]]
     setup = os.environ.get(SETUP_VARIABLE)
     try:
         if setup is not None:

@@ -12,7 +12,7 @@ from vmjobs.hypervisor.libvirt.domain_xml import Board, add_kernel, add_text, ne
 from vmjobs.hypervisor.network.guest_network import MAC
 from vmjobs.model import BootMethod
 
-BOARD: Final = Board("x86_64", "xenpv", console="hvc0", serial="", disk="xvd", hypervisors="xen")
+BOARD: Final = Board("x86_64", "xenpv", console="hvc0", disk="xvd", hypervisors="xen")
 #: Run by the toolstack as root when a VM gets its card: puts it into the VM's network.
 CARD_SCRIPT: Final = Path("/usr/libexec/vmjobs/xen-card")
 #: Prefix of a card's name in the node; the rest is the process that holds its network.
