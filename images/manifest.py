@@ -104,6 +104,11 @@ class ImageManifest(FrozenModel):
 
     @model_validator(mode="after")
     def _check_boot_fields(self) -> Self:
+        if self.boot is not BootMethod.KERNEL and self.architecture != "x86_64":
+            raise ValueError(
+                f"a disk that boots by {self.boot} must be for x86_64; "
+                f"an image for {self.architecture} needs a kernel beside the disk"
+            )
         if self.boot is not BootMethod.KERNEL and (self.kernel or self.initrd or self.cmdline):
             raise ValueError(f"an image that boots by {self.boot} has no kernel, initrd or cmdline")
         if (self.initrd or (self.xen and self.boot is not BootMethod.BIOS)) and not self.kernel:

@@ -94,6 +94,7 @@ def test_how_it_boots_says_which_hypervisors_can() -> None:
         {"initrd": ROOT},
         {"xen": True},
         {"boot": "uefi", "xen": True},
+        {"boot": "uefi", "architecture": "aarch64"},
         {"cmdline": ("two words",)},
         {"partition": -1},
     ],
