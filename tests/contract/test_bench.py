@@ -54,15 +54,15 @@ def test_a_measurement_is_interrupted_and_continues(suite: Path, tmp_path: Path)
     words += ["--guests", "1,2", "--rounds", "2", "--output-dir", str(folder)]
     places = {"image_dir": STORE, "state_dir": state, "hypervisors": "uml"}
     variables = {f"VMJOBS_{name.upper()}": str(value) for name, value in places.items()}
-    first = subprocess.Popen(
-        [VMJOBS, *words], env={**os.environ, **variables}, stderr=subprocess.DEVNULL
-    )
-    wait_until(lambda: len(turns(folder)) >= 3 or None, 120, "some turns")
+    # A shell that starts the tests in the background lets them ignore SIGINT.
+    command = ["env", "--default-signal=INT", VMJOBS, *words]
+    first = subprocess.Popen(command, env={**os.environ, **variables}, stderr=subprocess.DEVNULL)
+    wait_until(lambda: turns(folder) or None, 120, "a turn")
     first.send_signal(signal.SIGINT)
     assert first.wait(60) != 0
     assert not any((state / "local" / "runs").iterdir()), "a VM's directory is left"
     kept = turns(folder)
-    assert 3 <= len(kept) < 8
+    assert 1 <= len(kept) < 8
 
     done = vmjobs(*words, **places, code=0)
     every = turns(folder)
