@@ -203,6 +203,12 @@ def _contradictions(layers: Sequence[RecipeLayer]) -> Iterator[Fault]:
     if len(suites) > 1:
         found_values = ", ".join(f"{name}: {suite}" for suite, name in suites.items())
         yield Fault("suite", "contradiction", f"layers are of different releases ({found_values})")
+    architectures = {la.architecture: la.name for la in layers if la.architecture is not None}
+    if len(architectures) > 1:
+        found_values = ", ".join(f"{name}: {kind}" for kind, name in architectures.items())
+        yield Fault("architecture", "contradiction", f"layers are for different ones ({found_values})")
+    if architectures.keys() - {"x86_64"} and any(la.python for la in layers):
+        yield Fault("python", "contradiction", "Python wheels are for x86_64 alone")
     pythons = {(la.python.version, la.python.target): la.name for la in layers if la.python}
     if len(pythons) > 1:
         found_values = ", ".join(

@@ -77,7 +77,8 @@ class BootTest:
         kinds = _working_kinds(image, hypervisors.results) or _working_kinds(image, hypervisors.probe())
         if not kinds:
             raise BuildError(
-                f"no hypervisor on this host boots the image: it needs one of {', '.join(wanted)}",
+                f"no hypervisor on this host boots the image, which is for {image.architecture}: "
+                f"it needs one of {', '.join(wanted)}",
                 hint="`vmjobs doctor` shows what is wrong; --no-boot-test builds without the test",
             )
         return kinds

@@ -42,8 +42,8 @@ def _take(suite: Suite, turn: Turn, make: CopyMaker) -> TurnResult:
     try:
         with make(suite, turn) as (copies, neighbours):
             found = run_together(copies, neighbours)
-    except VMJobsError as error:
-        found = [CopyResult("", error.message)]
+    except (VMJobsError, OSError) as error:
+        found = [CopyResult("", str(error))]
     return result_of(suite, turn, found, time.monotonic() - began)
 
 
@@ -70,12 +70,12 @@ def run_together(measured: Sequence[Copy], neighbours: Sequence[Copy] = ()) -> l
     try:
         for thread in threads:
             thread.start()
-        _wait_until_ready(events, copies)
+        began = _start_together(events, copies)
         for thread in threads[: len(measured)]:
             thread.join()
         failed = [
             CopyResult("", f"its neighbour ended early: {result.error}")
-            for number, result in list(ended.items())
+            for number, result in list(ended.items())[: None if began else 1]
             if number >= len(measured)
         ]
         for copy in neighbours:
@@ -92,11 +92,13 @@ def run_together(measured: Sequence[Copy], neighbours: Sequence[Copy] = ()) -> l
     return [*failed, *(result for number, result in ended.items() if number < len(measured))]
 
 
-def _wait_until_ready(events: queue.SimpleQueue[str], copies: Sequence[Copy]) -> None:
+def _start_together(events: queue.SimpleQueue[str], copies: Sequence[Copy]) -> bool:
+    """Start all copies once they are ready; if one ends before that, stop all, and return False."""
     for _ in copies:
         if events.get() == _ENDED:
             for copy in copies:
                 copy.stop()
-            return
+            return False
     for copy in copies:
         copy.start()
+    return True

@@ -20,7 +20,7 @@ NATIVE: Final = "native"
 DURATIONS: Final = frozenset({"s", "ms", "us"})
 #: What a neighbour does: a VM, or natively a container, that misbehaves beside the measured copies.
 NEIGHBOURS: Final = {
-    "cpu": "--cpu 0",
+    "cpu": "--cpu 1",
     "memory": "--vm 1 --vm-keep --vm-bytes 512m",
     "disk": "--hdd 1 --hdd-bytes 64m --hdd-opts fsync",
     "fork": "--fork 4 --exec 4",

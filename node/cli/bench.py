@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -55,7 +55,7 @@ def list_suites(as_json: bool) -> None:
     """List the suites and their tests."""
     suites = [load_suite(name) for name in shipped_suites()]
     if as_json:
-        print_json([suite.model_dump(exclude={"script"}) for suite in suites])
+        print_json([suite.model_dump(exclude={"script", "server"}) for suite in suites])
         return
     lines = [
         (suite.name, name, test.what, test.unit)
@@ -209,7 +209,13 @@ class _Copies:
         self._policy = OutboundPolicy(settings.network_allow, settings.network_deny)
         self._work = settings.state_dir / "local" / "bench"
         self._environment = {**(_QUICK if plan.quick else _FULL), "BENCH_ADDRESS": address}
-        self._tree = unpack_tree(images.prepare(plan.image), self._work / "trees")
+        image = images.prepare(plan.image)
+        if image.architecture not in {"", platform.machine()}:
+            raise InvalidRequest(
+                f"the image is for {image.architecture}, which this host itself does not run",
+                hint="measure an image for this host's own processors",
+            )
+        self._tree = unpack_tree(image, self._work / "trees")
         needed = (*plan.suites, *map(neighbour, filter(None, plan.neighbours)))
         lacking = {suite.name: missing_programs(self._tree, suite) for suite in needed}
         if texts := [
@@ -224,14 +230,20 @@ class _Copies:
     def __call__(self, suite: Suite, turn: Turn) -> Iterator[tuple[list[Copy], list[Copy]]]:
         """Yield the copies of a turn, and its neighbours; the suite's server runs meanwhile."""
         guests, kind = turn.case.guests, turn.case.neighbour
-        with served(self._tree, self._work, suite, self._environment) as environment:
-            copies = [self._copy(suite, turn.side, number, environment) for number in range(guests)]
-            beside = [self._copy(neighbour(kind), turn.side, guests, environment)] if kind else []
+        with ExitStack() as stack:
+            copies, beside = [], []
+            for number in range(guests):  # a server each: iperf3 serves one client at a time
+                serving = served(self._tree, self._work, suite, self._environment)
+                environment = stack.enter_context(serving)
+                copies.append(self._copy(suite, turn.side, number * suite.cpus, environment))
+            if kind:
+                first = guests * suite.cpus
+                beside = [self._copy(neighbour(kind), turn.side, first, self._environment)]
             yield copies, beside
 
-    def _copy(self, suite: Suite, side: str, number: int, environment: dict[str, str]) -> Copy:
+    def _copy(self, suite: Suite, side: str, first_cpu: int, environment: dict[str, str]) -> Copy:
         if side == NATIVE:
-            return NativeCopy(self._tree, self._work, suite, _cpus(suite, number), environment)
+            return NativeCopy(self._tree, self._work, suite, _cpus(suite, first_cpu), environment)
         services, kind = self._services, HypervisorKind(side.partition("-")[0])
         if side in _UML_MODES:
             program, system_calls = _UML_MODES[side]
@@ -240,10 +252,9 @@ class _Copies:
         return VmCopy(services, kind, self._plan.image, suite, environment)
 
 
-def _cpus(suite: Suite, number: int) -> tuple[int, ...]:
+def _cpus(suite: Suite, first: int) -> tuple[int, ...]:
     """Return the processors of a copy on the host itself: as many as its VM has, others for each."""
     usable = sorted(os.sched_getaffinity(0))
-    first = number * suite.cpus
     return tuple(sorted({usable[place % len(usable)] for place in range(first, first + suite.cpus)}))
 
 

@@ -43,7 +43,7 @@ def validate_recipe(value: dict[str, Any]) -> Recipe:
     """Validate a recipe from a request.
 
     Raises:
-        InvalidRequest: with every fault, or for packages that only a site's own repository has.
+        InvalidRequest: with every fault, or for what only a host of the user's own can build.
     """
     try:
         recipe = Recipe.model_validate(value)
@@ -51,6 +51,13 @@ def validate_recipe(value: dict[str, Any]) -> Recipe:
         faults = faults_of(error, "recipe.") if isinstance(error, ValidationError) else []
         listing = "; ".join(f"{fault.field}: {fault.message}" for fault in faults[:10])
         raise InvalidRequest(f"this is not a recipe: {listing}", faults=faults) from error
+    if recipe.architecture not in {None, "x86_64"}:
+        text = f"the recipe {recipe.name} is for {recipe.architecture}"
+        raise InvalidRequest(
+            f"{text}, and the service builds for x86_64 alone",
+            hint="build it on a host of yours, after `make architectures`, and push it",
+            faults=[Fault("recipe.architecture", "unknown_architecture", text)],
+        )
     if recipe.needs_repository:
         text = f"the recipe {recipe.name} needs packages that only a site's own repository has"
         raise InvalidRequest(

@@ -144,6 +144,8 @@ def test_every_fault_of_a_recipe_is_told(repository: Repository) -> None:
     assert fields >= {"files.0.path", "files.1.path", "files.2.path"}
     needy = {"needs_repository": True}
     refused(InvalidRequest, lambda: create(repository, recipe=needy), match="site's own repository")
+    foreign = {"architecture": "s390x"}
+    refused(InvalidRequest, lambda: create(repository, recipe=foreign), match="for x86_64 alone")
     assert repository.builds.list("ada") == []
 
 

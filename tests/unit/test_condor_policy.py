@@ -200,6 +200,11 @@ def matches(offered: str, **job: object) -> bool:
         ("qemu", {**FOUND, "ChirpVMImageArch": "x86_64", "VMJobImage": "disk:1"}, True),
         ("qemu", {**FOUND, "ChirpVMImageArch": "aarch64", "VMJobImage": "disk:1"}, False),
         ("qemu", {**FOUND, "ChirpVMImageArch": "s390x", "VMJobImage": "disk:1"}, True),
+        (
+            "uml,qemu",
+            {**FOUND, "ChirpVMImageArch": "s390x", "VMJobImage": "disk:1", "VMJobHypervisor": "uml"},
+            False,
+        ),
     ],
 )
 def test_which_nodes_a_job_goes_to(offered: str, job: dict[str, object], *, expected: bool) -> None:

@@ -245,6 +245,8 @@ def test_an_image_goes_where_its_machine_code_runs() -> None:
         assert found is runs, (architecture, there)
     emulator = slot(Arch="X86_64", VMJobsArchitectures="aarch64,s390x")
     assert matches(requirements(spec, (), "s390x"), emulator) is True
+    demanding = spec.model_copy(update={"hypervisor": HypervisorKind.UML})
+    assert matches(requirements(demanding, (), "s390x"), emulator) is False
 
 
 @pytest.mark.parametrize(

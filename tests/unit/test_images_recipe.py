@@ -190,3 +190,14 @@ def test_who_allows_an_archive_that_is_out_of_date_does_so_for_all_layers_and_no
     assert recipe.compose([recipe.parse(EXPIRED), top]).allow_expired_archive
     assert one(EXPIRED).digest != one(GOOD).digest
     assert archive_path(one(EXPIRED), tmp_path) != archive_path(one(GOOD), tmp_path)
+
+
+def test_an_image_has_one_architecture_and_wheels_for_x86_64_alone() -> None:
+    arm, root = recipe.parse(GOOD).model_copy(update={"architecture": "aarch64"}), recipe.load("root")
+    assert recipe.compose([recipe.parse(GOOD), arm]).architecture == "aarch64"
+    assert recipe.compose([recipe.parse(GOOD)]).digest != recipe.compose([arm]).digest
+    wheels = arm.model_copy(update={"name": "wheels", "python": root.python})
+    other = arm.model_copy(update={"name": "other", "architecture": "s390x"})
+    with pytest.raises(InvalidRequest) as caught:
+        recipe.compose([wheels, other])
+    assert {fault.field for fault in caught.value.faults} == {"architecture", "python"}

@@ -35,7 +35,8 @@ class Board:
     """An architecture's machine type, and its serial console.
 
     kernel: parameters that its kernels get. disk: prefix of its disks' names. hypervisors: those that
-    have it. acpi, panic: it has ACPI, and a device that reports panics. card: the network card.
+    have it. acpi: it has ACPI. gic: version of its interrupt controller. panic: a device that reports
+    panics. card: the network card.
     """
 
     architecture: str
@@ -45,6 +46,7 @@ class Board:
     disk: str = "vd"
     hypervisors: str = "kvm or qemu"
     acpi: bool = False
+    gic: str = ""
     panic: str = ""
     card: str = _PCI_CARD
 
@@ -53,7 +55,8 @@ _BOARDS = {
     # If the emulator has to wait for a processor, a kernel finds that its timer does not work, and
     # panics (check_timer in arch/x86/kernel/apic/io_apic.c).
     "x86_64": Board("x86_64", "q35", "ttyS0", ("no_timer_check",), acpi=True, panic="isa"),
-    "aarch64": Board("aarch64", "virt", "ttyAMA0"),
+    # Version 2 of its interrupt controller is for at most eight processors.
+    "aarch64": Board("aarch64", "virt", "ttyAMA0", gic="3"),
     "s390x": Board("s390x", "s390-ccw-virtio", "ttysclp0", panic="s390", card=_CHANNEL_CARD),
 }
 
@@ -96,8 +99,11 @@ def domain_xml(
     """
     domain = new_domain(vm, {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
     domain.append(_os(vm, board_model, uefi))
+    features = ET.SubElement(domain, "features")
     if board_model.acpi:
-        ET.SubElement(ET.SubElement(domain, "features"), "acpi")
+        ET.SubElement(features, "acpi")
+    if board_model.gic:
+        ET.SubElement(features, "gic", {"version": board_model.gic})
     mode = "host-passthrough" if domain_type == "kvm" else "maximum"
     processor = ET.SubElement(domain, "cpu", {"mode": mode})
     for name in hidden_features:
