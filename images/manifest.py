@@ -143,6 +143,8 @@ class ImageManifest(FrozenModel):
     def hypervisors(self) -> tuple[HypervisorKind, ...]:
         """The hypervisors that can boot the image, best first."""
         able = [kind for kind in HypervisorKind if self.boot in CAPABILITIES[kind].boots]
+        if self.architecture != "x86_64":  # that of all nodes
+            able = [kind for kind in able if CAPABILITIES[kind].emulated]
         if not self.xen:
             able = [kind for kind in able if kind is not HypervisorKind.XEN]
         if self.boot is not BootMethod.KERNEL:

@@ -82,6 +82,8 @@ def test_how_it_boots_says_which_hypervisors_can() -> None:
     own = (HypervisorKind.KVM, HypervisorKind.QEMU)
     assert manifest(boot=BootMethod.BIOS).hypervisors == own
     assert HypervisorKind.XEN in manifest(boot=BootMethod.BIOS, xen=True).hypervisors
+    foreign = manifest(kernel=ROOT, guest=GuestSupport(), architecture="s390x")
+    assert foreign.hypervisors == (HypervisorKind.QEMU,)
     assert manifest(kernel=ROOT).hypervisors == own, "what is in there wants its own kernel"
     assert manifest(cloud_init=True).hypervisors == (HypervisorKind.UML,)
 

@@ -214,7 +214,7 @@ def test_how_an_image_boots_is_told_to_the_hypervisor(store: ImageStore) -> None
     )
     digest = store.put_manifest(ImageManifest(root=root, partition=2, architecture="aarch64"))
     assert store.prepare(digest) == BootImage(
-        digest=digest, root=path, partition=2, kinds=(HypervisorKind.UML,), architecture="aarch64"
+        digest=digest, root=path, partition=2, kinds=(), architecture="aarch64"
     )
 
 
