@@ -29,7 +29,7 @@ from vmjobs.model import (
 MAX_MANIFEST_BYTES: Final = 4 * 1024 * 1024
 
 #: Architectures, as ``uname -m`` calls them: their names for Debian and in container images.
-OTHER_NAMES: Final = {"x86_64": "amd64", "aarch64": "arm64", "s390x": "s390x"}
+ARCHITECTURE_NAMES: Final = {"x86_64": "amd64", "aarch64": "arm64", "s390x": "s390x"}
 
 #: One word of a kernel command line.
 KernelWord = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]

@@ -160,8 +160,7 @@ def requirements(
     if architecture:
         wanted_architecture = classad_string(architecture)
         emulated = f"stringListIMember({wanted_architecture}, TARGET.{names.ARCHITECTURES}) =?= true"
-        can_emulate = spec.hypervisor in {None, HypervisorKind.QEMU}
-        terms.append(f"TARGET.Arch == {wanted_architecture}{f' || {emulated}' if can_emulate else ''}")
+        terms.append(f"TARGET.Arch == {wanted_architecture} || {emulated}")
     wanted = _usable_hypervisors(spec, kinds)
     if cloud_init or spec.cpus > 1 or len(wanted) < len(HypervisorKind):
         found = [_hypervisor_term(kind, spec.cpus, cloud_init=cloud_init) for kind in wanted]

@@ -19,7 +19,7 @@ from typing import Final
 from images.build.process import run
 from images.build.scratch_dir import ScratchDir
 from images.build.tree import FileNode, FileTree, in_memory
-from images.manifest import OTHER_NAMES
+from images.manifest import ARCHITECTURE_NAMES
 from images.recipe import Recipe
 from vmjobs.errors import BuildError, InvalidRequest, VMJobsError
 from vmjobs.subprocess import run as run_program
@@ -136,7 +136,7 @@ def bootstrap(
     command = ["mmdebstrap", "--mode=auto", "--variant=essential", "--format=tar", "--quiet"]
     command += [f"--include={','.join(sorted(recipe.packages))}"]
     if recipe.architecture is not None and is_foreign(recipe):
-        name = OTHER_NAMES[recipe.architecture]
+        name = ARCHITECTURE_NAMES[recipe.architecture]
         _check_emulation(recipe, name)
         command.append(f"--architectures={name}")
     dated = {"SOURCE_DATE_EPOCH": str(recipe.epoch)}

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import Field, ValidationError
 
-from images.manifest import OTHER_NAMES, Program, sha256_digest
+from images.manifest import ARCHITECTURE_NAMES, Program, sha256_digest
 from vmjobs.errors import DigestMismatch, ImageRejected
 from vmjobs.model import VARIABLE_NAME, Digest, LenientModel
 
@@ -126,7 +126,7 @@ def read_configuration(data: bytes, manifest: ContainerManifest, architecture: s
         ImageRejected: it does not match, or is for another architecture or operating system.
     """
     found = _validate(ContainerConfig, _parse_document(data, "configuration"), "configuration")
-    wanted = OTHER_NAMES.get(architecture, architecture)
+    wanted = ARCHITECTURE_NAMES.get(architecture, architecture)
     if found.os != "linux" or found.architecture != wanted:
         raise ImageRejected(
             f"the container image is for {found.os}/{found.architecture}, not linux/{wanted}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from images.manifest import OTHER_NAMES, sha256_digest
+from images.manifest import ARCHITECTURE_NAMES, sha256_digest
 from images.oci.container import (
     MAX_DOCUMENT,
     ContainerImage,
@@ -115,7 +115,7 @@ class ContainerFetcher:
         target = self._folder / "image"
         options = [option.replace("--tls-verify", "--src-tls-verify") for option in self._options]
         command = ["skopeo", *self._common, "--override-os", "linux", "--override-arch"]
-        command += [OTHER_NAMES.get(self._architecture, self._architecture)]
+        command += [ARCHITECTURE_NAMES.get(self._architecture, self._architecture)]
         command += ["copy", "--quiet", "--retry-times", "2", *options]
         command += [self._source(sha256_digest(self._raw)), f"dir:{target}"]
         self._run(command, _COPY_SECONDS)

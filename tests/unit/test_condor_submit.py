@@ -246,7 +246,8 @@ def test_an_image_goes_where_its_machine_code_runs() -> None:
     emulator = slot(Arch="X86_64", VMJobsArchitectures="aarch64,s390x")
     assert matches(requirements(spec, (), "s390x"), emulator) is True
     demanding = spec.model_copy(update={"hypervisor": HypervisorKind.UML})
-    assert matches(requirements(demanding, (), "s390x"), emulator) is False
+    with pytest.raises(InvalidSpec, match="cannot be booted by uml, but by qemu"):
+        requirements(demanding, (HypervisorKind.QEMU,), "s390x")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Capabilities:
 
 
 #: Architectures that an emulator may have on a node of another one.
-EMULATED_ARCHITECTURES: Final = ("aarch64", "s390x", "x86_64")
+EMULATED_ARCHITECTURES: Final = ("aarch64", "s390x")
 #: A UML VM boots UML's own kernel, and has several processors only if it need not isolate its users
 #: from each other (``kernel_boot.system_call_parameters``). A UML kernel may support less.
 CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(

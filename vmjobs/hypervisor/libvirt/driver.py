@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from shutil import which
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -111,12 +110,8 @@ class Libvirt:
     def abilities(self) -> Capabilities:
         """See :attr:`Hypervisor.abilities`."""
         can = CAPABILITIES[self.kind]
-        # An emulator may be installed, or removed, at any time.
-        return replace(can, architectures=tuple(filter(self._emulates, can.architectures)))
-
-    def _emulates(self, architecture: str) -> bool:
-        is_foreign = architecture != platform.machine() and which(qemu(architecture)) is not None
-        return is_foreign and (not self._isolated or qemu_sandbox.find(architecture) is not None)
+        there = qemu_sandbox.emulated(can.architectures, isolated=self._isolated)
+        return replace(can, architectures=there)
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""

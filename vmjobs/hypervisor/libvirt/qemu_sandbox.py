@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import VmConfig
 from vmjobs.hypervisor.libvirt.firmware import Firmware
-from vmjobs.hypervisor.libvirt.qemu_wrapper import PROGRAM, QEMU_VARIABLE, SETUP_VARIABLE
+from vmjobs.hypervisor.libvirt.qemu_wrapper import PROGRAM, QEMU_VARIABLE, SETUP_VARIABLE, qemu
 from vmjobs.hypervisor.network.namespaces import TUN_DEVICE
 from vmjobs.hypervisor.sandbox.bubblewrap import BindMount, ResourceLimits
 
@@ -42,12 +42,21 @@ def find(architecture: str = "") -> Path | None:
     return Path(found) if found else None
 
 
+def emulated(architectures: Iterable[str], *, isolated: bool) -> tuple[str, ...]:
+    """Return those that this node emulates now. isolated: its VMs need a sandbox."""
+    return tuple(
+        name
+        for name in architectures
+        if name != platform.machine() and shutil.which(qemu(name)) and (find(name) or not isolated)
+    )
+
+
 def build_emulator(
-    vm: VmConfig, files: Sequence[BindMount], bounds: ResourceLimits, qemu: str, *, kvm: bool
+    vm: VmConfig, files: Sequence[BindMount], bounds: ResourceLimits, program: str, *, kvm: bool
 ) -> Emulator:
     """Return the emulator for a VM that has these files, and nothing else of its node.
 
-    qemu: the program that it finally runs.
+    program: QEMU, which it finally runs.
 
     Raises:
         HypervisorError: the wrapper is not installed.
@@ -62,7 +71,7 @@ def build_emulator(
         "bounds": asdict(bounds),
         "namespaces": network.namespace_files if network else [],
     }
-    return Emulator(found, {SETUP_VARIABLE: json.dumps(setup), QEMU_VARIABLE: qemu})
+    return Emulator(found, {SETUP_VARIABLE: json.dumps(setup), QEMU_VARIABLE: program})
 
 
 def files(
