@@ -17,6 +17,7 @@ from images.content import MAX_CONTENT_BYTES
 from vmjobs.errors import DigestMismatch
 from vmjobs.model import (
     CAPABILITIES,
+    NODE_ARCHITECTURE,
     BootMethod,
     ContentDigest,
     Digest,
@@ -87,7 +88,7 @@ class ImageManifest(FrozenModel):
     """
 
     schema_version: Literal[2] = Field(default=2, alias="schema")
-    architecture: str = Field(default="x86_64", pattern=r"^[a-z0-9_]{1,32}$")
+    architecture: str = Field(default=NODE_ARCHITECTURE, pattern=r"^[a-z0-9_]{1,32}$")
     boot: BootMethod = BootMethod.KERNEL
     root: Part
     partition: int = Field(default=0, ge=0, le=128)
@@ -104,7 +105,7 @@ class ImageManifest(FrozenModel):
 
     @model_validator(mode="after")
     def _check_boot_fields(self) -> Self:
-        if self.boot is not BootMethod.KERNEL and self.architecture != "x86_64":
+        if self.boot is not BootMethod.KERNEL and self.architecture != NODE_ARCHITECTURE:
             raise ValueError(
                 f"a disk that boots by {self.boot} must be for x86_64; "
                 f"an image for {self.architecture} needs a kernel beside the disk"
@@ -143,7 +144,7 @@ class ImageManifest(FrozenModel):
     def hypervisors(self) -> tuple[HypervisorKind, ...]:
         """The hypervisors that can boot the image, best first."""
         able = [kind for kind in HypervisorKind if self.boot in CAPABILITIES[kind].boots]
-        if self.architecture != "x86_64":  # that of all nodes
+        if self.architecture != NODE_ARCHITECTURE:
             able = [kind for kind in able if CAPABILITIES[kind].emulated]
         if not self.xen:
             able = [kind for kind in able if kind is not HypervisorKind.XEN]

@@ -269,6 +269,8 @@ def _check_hypervisors(settings: Config) -> Iterator[DoctorFinding]:
 
     for result in make_hypervisors(settings, ImageStore(settings.images)).probe():
         detail = f"{result.detail} ({result.seconds:.1f} s) {result.version}".strip()
+        if result.works and (others := result.abilities.architectures):
+            detail += f", and emulates {', '.join(others)}"
         yield DoctorFinding(f"hypervisor: {result.kind}", result.works, detail, "running VMs here")
 
 

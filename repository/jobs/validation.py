@@ -12,6 +12,7 @@ from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.model import (
     CHECKPOINTABLE_KINDS,
     MIB,
+    NODE_ARCHITECTURE,
     HypervisorKind,
     JobSpec,
     NetworkMode,
@@ -39,19 +40,19 @@ def validate_job(
     of an owner's blob, ``None`` if the owner does not have it.
     Raises InvalidSpec with every fault, not only the first.
     """
-    digest, kinds = "", tuple(HypervisorKind)
+    digest, kinds, architecture = "", tuple(HypervisorKind), NODE_ARCHITECTURE
     faults: list[Fault] = []
     try:
         digest = catalog.resolve(viewer, spec.image)
         manifest = catalog.parsed_manifest(viewer, digest)
-        kinds = manifest.hypervisors
+        kinds, architecture = manifest.hypervisors, manifest.architecture
         if spec.checkpoint and spec.network is not NetworkMode.NONE:
             faults += _not_checkpointable(manifest.renews)
     except (NotFound, InvalidRequest) as error:
         faults.append(unknown_image(error))
     faults += _not_bootable(spec, kinds)
     faults += _beyond_limits(spec, config)
-    faults += _beyond_nodes(spec, nodes, kinds)
+    faults += _beyond_nodes(spec, nodes, kinds, architecture)
     faults += _wrong_inputs(spec, viewer.user, blob_size)
     faults += _conflicting_inputs(spec)
     if faults:
@@ -106,7 +107,7 @@ def _beyond_limits(spec: JobSpec, config: Config) -> Iterator[Fault]:
 
 
 def _beyond_nodes(
-    spec: JobSpec, nodes: Sequence[Node], able: tuple[HypervisorKind, ...]
+    spec: JobSpec, nodes: Sequence[Node], able: tuple[HypervisorKind, ...], architecture: str
 ) -> Iterator[Fault]:
     """Yield faults for resources that no live node has, alone or, if those fit, together."""
     if not nodes:
@@ -133,12 +134,17 @@ def _beyond_nodes(
         have, want = ", ".join(sorted(kinds)) or "none", ", ".join(able)
         text = f"no live node has what boots the image ({want}); there is {have}"
         yield Fault("image", "no_node", text)
-    if not before and not any(_has_resources(spec, node, able) for node in nodes):
+    elif not any(info.can_run(architecture) for node in nodes for info in node.hypervisors):
+        before += 1
+        yield Fault("image", "no_node", f"the image is for {architecture}, which no live node emulates")
+    if not before and not any(_has_resources(spec, node, able, architecture) for node in nodes):
         yield Fault("", "no_node", "no single live node has all that the job asks for")
 
 
-def _has_resources(spec: JobSpec, node: Node, able: tuple[HypervisorKind, ...]) -> bool:
-    kinds = {info.kind for info in node.hypervisors if info.works}.intersection(
+def _has_resources(
+    spec: JobSpec, node: Node, able: tuple[HypervisorKind, ...], architecture: str
+) -> bool:
+    kinds = {info.kind for info in node.hypervisors if info.can_run(architecture)}.intersection(
         narrow_kinds(spec, able)
     )
     enough = spec.cpus <= node.cpus and spec.memory <= node.memory and spec.disk <= node.disk

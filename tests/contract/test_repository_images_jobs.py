@@ -126,6 +126,17 @@ def test_what_no_live_node_boots(repository: Repository) -> None:
     one(repository)
 
 
+def test_what_no_live_node_emulates(repository: Repository) -> None:
+    arm = {"guest": {"contract": 1}, "architecture": "aarch64"}
+    push(repository, ADA, DISK, b"kernel", arm, name="arm")
+    repository.nodes.put(node_of("n", hypervisors=[HypervisorInfo(kind=K.QEMU, works=True)]))
+    why = "the image is for aarch64, which no live node emulates"
+    assert faults(repository, image="arm") == [("image", why)]
+    emulating = HypervisorInfo(kind=K.QEMU, works=True, architectures=("aarch64",))
+    repository.nodes.put(node_of("n", hypervisors=[emulating]))
+    one(repository, image="arm")
+
+
 @pytest.mark.both_databases
 def test_an_image_that_jobs_need_stays(repository: Repository) -> None:
     done = push(repository, ADA, DISK, name="own", visibility="public")

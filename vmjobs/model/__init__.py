@@ -10,6 +10,7 @@ from vmjobs.model.hypervisors import (
     CAPABILITIES,
     CHECKPOINTABLE_KINDS,
     EMULATED_ARCHITECTURES,
+    NODE_ARCHITECTURE,
     BootMethod,
     Capabilities,
     HypervisorKind,

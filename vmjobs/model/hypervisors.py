@@ -60,6 +60,8 @@ class Capabilities:
     shared_cpus: int = 256
 
 
+#: The architecture of all nodes, as ``uname -m`` calls it.
+NODE_ARCHITECTURE: Final = "x86_64"
 #: Architectures that an emulator may have on a node of another one.
 EMULATED_ARCHITECTURES: Final = ("aarch64", "s390x")
 #: A UML VM boots UML's own kernel, and has several processors only if it need not isolate its users

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from vmjobs.model.base import FrozenModel, LenientModel
 from vmjobs.model.fields import Digest, ImageRef
-from vmjobs.model.hypervisors import HypervisorKind, NetworkMode
+from vmjobs.model.hypervisors import NODE_ARCHITECTURE, HypervisorKind, NetworkMode
 
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
 
@@ -27,6 +27,10 @@ class HypervisorInfo(FrozenModel):
     architectures: tuple[str, ...] = Field(
         default=(), max_length=16, description="besides the node's own, as `uname -m` calls them"
     )
+
+    def can_run(self, architecture: str) -> bool:
+        """Whether it works, and its VMs can have this architecture."""
+        return self.works and architecture in {NODE_ARCHITECTURE, *self.architectures}
 
 
 class Node(LenientModel):
