@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import secrets as randomness
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -16,7 +16,7 @@ from condor import names
 from condor.pool.idtoken import create_token
 from condor.worker import accounts, escaped, packaged_file, slot_users
 from vmjobs.cluster.wire import PoolToken
-from vmjobs.errors import Fault, Forbidden, InvalidSpec
+from vmjobs.errors import Fault, Forbidden, InvalidSpec, NotFound
 from vmjobs.gateway.spec import Gateway, GatewayRole, GatewayVm
 
 #: The users' account, on the user interface and wherever their jobs and files are.
@@ -32,6 +32,9 @@ KEY_NAME: Final = "gateway"
 TOKEN_LIFETIME: Final = timedelta(days=30)
 #: A collector refuses tokens issued in the future, and a guest's clock may be slow.
 CLOCK_SLACK: Final = timedelta(minutes=10)
+
+#: The port of the pool, and of the schedd, unless another one is published.
+POOL_PORT: Final = 9618
 
 #: Names of a gateway's secrets.
 POOL_KEY: Final = "pool-key"
@@ -95,7 +98,21 @@ class GatewayKit:
         }
         if vm.role not in users:
             raise Forbidden(f"a {vm.role} needs no token")
-        user, *authorizations = users[vm.role]
+        return self._make_token(gateway, secrets, *users[vm.role])
+
+    def user_token(self, gateway: Gateway, secrets: Mapping[str, bytes]) -> PoolToken:
+        """A token for a user of the gateway on another host, who submits to its computing element.
+
+        Raises:
+            NotFound: the gateway has none.
+        """
+        if not gateway.of_role(GatewayRole.COMPUTING_ELEMENT):
+            raise NotFound(f"the gateway {gateway.name} has no computing element to submit to")
+        return self._make_token(gateway, secrets, USER_ACCOUNT, "READ", "WRITE")
+
+    def _make_token(
+        self, gateway: Gateway, secrets: Mapping[str, bytes], user: str, *authorizations: str
+    ) -> PoolToken:
         begin, identity = self._clock() - CLOCK_SLACK, f"{user}@{gateway.domain}"
         token = create_token(
             secrets[POOL_KEY],
@@ -163,8 +180,24 @@ def check_roles(gateway: Gateway) -> None:
             for m in gateway.machines
             if m.role in (GatewayRole.USER_INTERFACE, GatewayRole.WORKER)
         ]
+    for element in elements[:1]:
+        faults += _publishing_faults(gateway, element)
     if faults:
         raise InvalidSpec("the gateway's declaration has faults", faults=faults)
+
+
+def _publishing_faults(gateway: Gateway, element: GatewayVm) -> Iterator[Fault]:
+    """Yield faults of a computing element's ports. HTCondor tells its clients the port that it has."""
+    where = f"machines.{element.name}.publish"
+    if len(element.publish) > 1:
+        yield Fault(where, "too_many", "a computing element publishes one port, which is its pool's")
+    elif any(one.port != one.vm_port for one in element.publish):
+        yield Fault(
+            where, "different", "a computing element has the port that it publishes: write it once"
+        )
+    if element.publish and gateway.host is None:
+        text = "is missing: the name or address by which other hosts reach the computing element"
+        yield Fault("host", "missing", text)
 
 
 # --------------------------------------------------------------------------- parts of them
@@ -172,10 +205,10 @@ def check_roles(gateway: Gateway) -> None:
 
 def _condor(gateway: Gateway, vm: GatewayVm, *shipped: str, **settings: str) -> _Files:
     """HTCondor's configuration: the files that such VMs share, and the one of this VM."""
-    element = gateway.fqdn(gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0])
+    element = gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0]
     own = {
-        "CONDOR_HOST": element,
-        "COLLECTOR_HOST": element,
+        "CONDOR_HOST": gateway.fqdn(element),
+        "COLLECTOR_HOST": _collector(gateway),
         "TRUST_DOMAIN": gateway.domain,
         "UID_DOMAIN": gateway.domain,
         "FILESYSTEM_DOMAIN": gateway.fqdn(vm),
@@ -184,11 +217,27 @@ def _condor(gateway: Gateway, vm: GatewayVm, *shipped: str, **settings: str) -> 
         "GATEWAY_PEOPLE": f"{USER_ACCOUNT}@{gateway.domain}",
         **settings,
     }
+    if element.publish:  # VMs of the gateway use its address on their own network
+        own["PRIVATE_NETWORK_NAME"] = gateway.domain
+    if element.publish and vm == element:
+        own |= {
+            "BIND_ALL_INTERFACES": "True",
+            "PRIVATE_NETWORK_INTERFACE": str(vm.address),
+            "SHARED_PORT_PORT": str(vm.publish[0].port),
+            "TCP_FORWARDING_HOST": str(gateway.host),
+        }
     return {
         "condor.sh": packaged_file("gateway", "condor.sh"),
         **{name: packaged_file("gateway", name) for name in shipped},
         "99-gateway-machine.conf": _lines(*(f"{key} = {escaped(own[key])}" for key in own)),
     }
+
+
+def _collector(gateway: Gateway) -> str:
+    """The collector of the pool: its host, with the port unless that is HTCondor's own."""
+    element = gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0]
+    port = element.publish[0].port if element.publish else POOL_PORT
+    return gateway.fqdn(element) + ("" if port == POOL_PORT else f":{port}")
 
 
 def _storage_element(_gateway: Gateway, _vm: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
@@ -214,7 +263,7 @@ def _keytab(user: str, key: bytes) -> bytes:
 def _example(gateway: Gateway) -> bytes:
     element = gateway.fqdn(gateway.of_role(GatewayRole.COMPUTING_ELEMENT)[0])
     text = packaged_file("gateway", "example.sub").decode()
-    return text.replace("@COMPUTING_ELEMENT@", element).encode()
+    return text.replace("@COMPUTING_ELEMENT@", element).replace("@POOL@", _collector(gateway)).encode()
 
 
 def _lines(*lines: str) -> bytes:

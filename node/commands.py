@@ -55,6 +55,7 @@ COMMANDS: Final[CommandTable] = {
         "console": Command("node.cli.gateway.show:console", "Print the console of a VM."),
         "ssh": Command("node.cli.gateway.ssh:ssh", "Log in to a VM, or run a command in it."),
         "connect": Command("node.cli.gateway.ssh:connect", ""),
+        "token": Command("node.cli.gateway.token:token", "Print a token for a user on another host."),
         "run": Command("node.cli.gateway.lifecycle:run", "Supervise the VMs in the foreground."),
         "backup": Command("node.cli.gateway.backup:backup", "Copy a whole gateway into one file."),
         "restore": Command("node.cli.gateway.backup:restore", "Restore a gateway from a backup."),

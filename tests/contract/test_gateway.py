@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from images.build import build
 from images.store.image_store import ImageStore
 from tests.kit import KIT, ROOT
 from tests.kit.cli import Done, vmjobs
 from tests.kit.cluster_vm_node import UML, clear, cluster_vm_guest
+from tests.kit.hypervisors import host_addresses
+from tests.kit.sockets import free_ports
 from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.errors import Unavailable
@@ -33,7 +37,7 @@ gateway: {name}
 domain: test.example
 network: 10.77.0.0/24
 machines:
-  ce: {{role: computing-element, image: generic, address: 10.77.0.10, memory: 128, disk: 64}}
+  ce: {{role: computing-element, image: generic, address: 10.77.0.10, memory: 128, disk: 64{ce}}}
   wn: {{role: worker, image: generic, address: 10.77.0.20, memory: 128, disk: 64}}
 """
 IMAGES = ROOT / "build" / "images"
@@ -73,8 +77,8 @@ class Site:
     def place(self, name: str) -> GatewayDirectory:
         return GatewayDirectory(self.folder / "state" / "gateways" / name)
 
-    def install(self, name: str) -> None:
-        (self.folder / f"{name}.yaml").write_text(TWO.format(name=name))
+    def install(self, name: str, ce: str = "") -> None:
+        (self.folder / f"{name}.yaml").write_text(TWO.format(name=name, ce=ce))
         self.do("install", f"{name}.yaml")
 
     def supervise(self, name: str) -> subprocess.Popen[bytes]:
@@ -134,7 +138,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_gateway_lives(site: Site) -> None:
     """Install, boot, connect, kill its supervisor, stop, boot again; then delete."""
-    site.install("one")
+    port, other = free_ports(2)
+    site.install("one", f", publish: ['{port}:8080', '127.0.0.1:{other}:8081']")
     assert site.states("one") == ["stopped", "stopped"]
     first = site.supervise("one")
     assert len(site.image_tags("one")) == 2
@@ -153,6 +158,18 @@ def test_a_gateway_lives(site: Site) -> None:
     site.supervise("one")
     site.do("boot")
     assert [m["incarnation"] for m in site.shown("one").values()] == [1, 1], "they were adopted"
+    for address in ("127.0.0.1", *host_addresses()[:1]):
+        reply = requests.get(f"http://{address}:{port}/host", timeout=SECONDS)
+        assert reply.text == "ce.test.example\n", "the port is published, without a supervisor, too"
+    with socket.create_server((address, 0)) as closed:
+        closed.setblocking(False)
+        target = f"{address}:{closed.getsockname()[1]}"
+        reply = requests.get(f"http://127.0.0.1:{port}/cgi-bin/connect?{target}", timeout=SECONDS)
+        assert "connected" not in reply.text, "no way out from a published port"
+        with pytest.raises(BlockingIOError):
+            closed.accept()
+    assert f"{port}:8080" in site.do("show")
+    site.do("validate", "one.yaml")  # its own VM uses the port
 
     site.do("stop", "wn")
     assert site.states("one") == ["up", "stopped"]
@@ -168,6 +185,18 @@ def test_a_gateway_lives(site: Site) -> None:
     assert not site.image_tags("one"), "its images need not stay"
     prefix = vm_name_prefix(site.place("one").vms)
     assert not [name for name in UML.list() if name.startswith(prefix)]
+
+
+def test_ports_that_cannot_be_published_are_refused(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        used = other.getsockname()[1]
+        ports = f"22, '127.0.0.1:{used}:80', '203.0.113.9:2222:22'"
+        (site.folder / "one.yaml").write_text(TWO.format(name="one", ce=f", publish: [{ports}]"))
+        why = site.refused("validate", "one.yaml")
+    assert "one.yaml:5:" in why
+    assert "ports below 1024 are for root; publish another one, such as '2022:22'" in why
+    assert f"another program uses the port 127.0.0.1:{used} of this host" in why
+    assert "203.0.113.9 is not an address of this host" in why
 
 
 def test_a_vm_that_is_declared_no_more_goes_only_where_that_is_said(site: Site) -> None:

@@ -1,6 +1,7 @@
-"""A real grid gateway: the example's four VMs, used only through its users' commands.
+"""Real grid gateways, used only through their users' commands.
 
-It needs no grid, only images, which it builds if they are missing (`make gateway-images`).
+One has the example's four VMs and publishes its computing element; the other is where jobs for it come
+from. They need no grid, only images, which are built if they are missing (`make gateway-images`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import pytest
 from tests.kit import ROOT
 from tests.kit.cli import VMJOBS
 from tests.kit.grid import wait_for
+from tests.kit.hypervisors import host_addresses
+from tests.kit.sockets import free_port
 
 #: It takes five virtual machines and their images.
 pytestmark = pytest.mark.soak
@@ -33,11 +36,23 @@ JOB_OF = (
 )
 
 
+#: Another gateway, whose users submit to the first one's computing element.
+ELSEWHERE = """\
+gateway: elsewhere
+domain: elsewhere.example
+network: 10.78.0.0/24
+machines:
+  ce: {role: computing-element, image: gateway-ce, address: 10.78.0.10, memory: 384, disk: 512}
+  ui: {role: user-interface, image: gateway-ui, address: 10.78.0.12, memory: 384, disk: 512}
+"""
+
+
 @dataclass(frozen=True)
 class Gateway:
-    """An installed gateway. place: its state directory."""
+    """An installed gateway. place: its state directory. port: of its computing element on this host."""
 
     place: Path
+    port: int = 0
 
     def command(
         self, *words: str | Path, status: int = 0, stdin: bytes = b""
@@ -46,8 +61,9 @@ class Gateway:
         first, *more = map(str, words)
         argv = [VMJOBS, "gateway", first]
         argv += ["--state-dir", str(self.place), *more]
+        environ = {**os.environ, "VMJOBS_NETWORK_ALLOW": ",".join(host_addresses())}
         ended = subprocess.run(
-            argv, cwd=ROOT, input=stdin, capture_output=True, timeout=COMMAND, check=False
+            argv, cwd=ROOT, input=stdin, capture_output=True, timeout=COMMAND, check=False, env=environ
         )
         assert ended.returncode == status, f"{argv}\n{ended.stdout.decode()}\n{ended.stderr.decode()}"
         return ended
@@ -74,9 +90,16 @@ class Gateway:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The example gateway, booted."""
-    made = Gateway(tmp_path_factory.mktemp("g") / "state")
-    install(made)
+    """The example gateway with a published computing element, booted."""
+    folder = tmp_path_factory.mktemp("g")
+    made = Gateway(folder / "state", free_port())
+    example = (ROOT / "examples" / "gateway.yaml").read_text()
+    element = "    role: computing-element\n"
+    assert element in example
+    published = f"{element}    publish: [{made.port}]\n"
+    declared = f"host: {host_addresses()[0]}\n{example.replace(element, published)}"
+    (folder / "gateway.yaml").write_text(declared)
+    made.command("install", folder / "gateway.yaml")
     try:
         made.command("boot")
         yield made
@@ -85,11 +108,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     assert not made.place.exists()
     place = str(made.place)
     wait_for(lambda: not any(place in argv for _, argv in processes()), "all of it to be gone", 10)
-
-
-def install(gateway: Gateway) -> None:
-    """Install the example."""
-    gateway.command("install", str(ROOT / "examples" / "gateway.yaml"))
 
 
 def processes() -> list[tuple[int, str]]:
@@ -113,6 +131,27 @@ def test_a_job_goes_from_the_user_interface_to_the_worker_and_comes_back(gateway
     asked = "condor_history -limit 1 -autoformat Owner LastRemoteHost ExitCode"
     ran = wait_for(lambda: gateway.run("ce", asked), "the job's record", JOB)
     assert re.fullmatch(r"physicist slot1_\d+@wn\.tier3\.example 0\n", ran), ran
+
+
+def test_a_job_comes_from_a_schedd_elsewhere(gateway: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.yaml").write_text(ELSEWHERE)
+    elsewhere = Gateway(tmp_path / "state")
+    elsewhere.command("install", tmp_path / "elsewhere.yaml")
+    try:
+        elsewhere.command("boot")
+        pool = f"{host_addresses()[0]}:{gateway.port}"
+        asked = f"condor_status -pool {pool} -autoformat Machine"
+        assert "wn.tier3.example" not in elsewhere.physicist(asked, status=1), "without a token"
+        token = gateway.command("token").stdout.decode().strip()
+        elsewhere.physicist(f"umask 077; echo {token} >.condor/tokens.d/tier3")
+        assert "wn.tier3.example" in elsewhere.physicist(asked)
+        route = f"s|^grid_resource.*|grid_resource = condor ce.tier3.example {pool}|"
+        elsewhere.physicist(f"sed '{route}' example.sub >there.sub && condor_submit there.sub")
+        elsewhere.physicist(f"condor_wait -wait {JOB:.0f} example.log")
+        output = elsewhere.physicist("cat example.out")
+        assert output.startswith("Linux wn.tier3.example "), output
+    finally:
+        elsewhere.command("delete", "--yes")
 
 
 def test_a_file_is_stored_listed_and_read_back(gateway: Gateway) -> None:

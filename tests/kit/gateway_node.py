@@ -12,6 +12,7 @@ from importlib import resources
 from node.cli.gateway import common, install
 from vmjobs.cli.main import main
 from vmjobs.cluster.wire import PoolToken
+from vmjobs.errors import NotFound
 from vmjobs.gateway.spec import Gateway, GatewayVm
 
 SCRIPT = rb"""#!/bin/sh
@@ -33,6 +34,16 @@ busybox ip address add "$(cat "$here/address")" dev vec1
 busybox ip link set vec1 up
 echo "boot $boots of $(cat "$here/host") with $(cat "$here/secret")"
 setsid sh "$here/reach" &  # signals are for this script alone
+mkdir -p /run/web/cgi-bin && cp "$here/host" /run/web/host
+cat > /run/web/cgi-bin/connect <<'END'
+#!/usr/bin/perl
+# Connect to an address from the port 8081.
+use IO::Socket::INET;
+my $to = IO::Socket::INET->new(PeerAddr => $ENV{QUERY_STRING}, LocalPort => 8081, Timeout => 5);
+print "Content-type: text/plain\n\n", $to ? "connected" : $@;
+END
+chmod +x /run/web/cgi-bin/connect
+setsid busybox httpd -f -p 8080 -h /run/web &
 say_up
 while :; do
     sleep 1000 &
@@ -71,6 +82,10 @@ class CountingKit:
         self.minted += 1
         expires = datetime.now(UTC) + timedelta(seconds=20)
         return PoolToken(token=f"token {self.minted} of {vm.name}", identity="", expires=expires)
+
+    def user_token(self, gateway: Gateway, secrets: Mapping[str, bytes]) -> PoolToken:
+        """Refuse: nothing in these VMs accepts one."""
+        raise NotFound("nothing accepts a token")
 
 
 def with_kit(arguments: list[str] | None = None) -> None:

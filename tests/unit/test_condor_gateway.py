@@ -33,16 +33,20 @@ ROLES = {
 }
 
 
-def gateway(*vms: str, **more: tuple[str, str]) -> Gateway:
-    """A gateway with these VMs of ROLES, and more."""
+def gateway(
+    *vms: str, ce: dict[str, Any] | None = None, host: str = "", **more: tuple[str, str]
+) -> Gateway:
+    """A gateway with these VMs of ROLES, and more. ce: further fields of that VM."""
     chosen = {name: ROLES[name] for name in vms or ROLES} | more
     return parse_gateway(
         {
             "gateway": "tier3",
             "domain": "tier3.example",
             "network": "10.77.0.0/24",
+            **({"host": host} if host else {}),
             "machines": {
                 name: {"role": role, "image": "any", "address": address}
+                | ((ce or {}) if name == "ce" else {})
                 for name, (role, address) in chosen.items()
             },
         }
@@ -159,6 +163,41 @@ def test_each_vm_knows_the_computing_element_and_itself(
     assert "UID_DOMAIN = wn.tier3.example" in told
     example = files_of(kit, "ui", secrets)["example.sub"].decode()
     assert "\ngrid_resource = condor ce.tier3.example ce.tier3.example\n" in example
+
+
+def test_a_computing_element_that_is_published_says_where_it_is_reached(
+    kit: GatewayKit, secrets: dict[str, bytes]
+) -> None:
+    published = gateway(ce={"publish": [9700]}, host="192.0.2.5")
+    told = {
+        vm.name: kit.files(published, vm, secrets)["99-gateway-machine.conf"].decode().splitlines()
+        for vm in published.machines
+        if vm.name in {"ce", "wn"}
+    }
+    for lines in told.values():
+        assert "COLLECTOR_HOST = ce.tier3.example:9700" in lines
+        assert "PRIVATE_NETWORK_NAME = tier3.example" in lines
+    assert "TCP_FORWARDING_HOST = 192.0.2.5" in told["ce"]
+    assert "SHARED_PORT_PORT = 9700" in told["ce"]
+    assert "BIND_ALL_INTERFACES = True" not in told["wn"]
+    token = kit.user_token(published, secrets)
+    assert claims(token.token)["sub"] == "physicist@tier3.example"
+
+
+@pytest.mark.parametrize(
+    ("publish", "host", "fields"),
+    [
+        ([9700, 9701], "192.0.2.5", ["machines.ce.publish"]),
+        (["9700:9618"], "192.0.2.5", ["machines.ce.publish"]),
+        ([9618], "", ["host"]),
+    ],
+)
+def test_a_computing_element_publishes_its_own_port(
+    kit: GatewayKit, publish: list[Any], host: str, fields: list[str]
+) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        kit.secrets(gateway(ce={"publish": publish}, host=host))
+    assert [fault.field for fault in caught.value.faults] == fields
 
 
 def test_there_is_one_computing_element_and_what_needs_it_says_so(kit: GatewayKit) -> None:

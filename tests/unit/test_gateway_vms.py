@@ -91,6 +91,13 @@ def test_a_declaration_becomes_a_gateway() -> None:
         (machine(disk=0), "machines.ce.disk", "64"),
         (machine(hypervisor="vmware"), "machines.ce.hypervisor", "uml"),
         (machine(name="ce"), "machines.ce.name", "is an unknown field"),
+        (machine(publish=[1094, "22:"]), "machines.ce.publish.1", "must be like 1094, 2222:22"),
+        (machine(publish=["65536:22"]), "machines.ce.publish.0.port", "65535"),
+        (
+            machine(publish=[1094, "192.0.2.1:1094:94"]),
+            "machines.ce.publish.1",
+            "the port 192.0.2.1:1094 is also published for ce",
+        ),
     ],
 )
 def test_a_fault_is_told_at_its_field(data: Any, field: str, words: str) -> None:

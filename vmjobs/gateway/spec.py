@@ -12,11 +12,20 @@ from pydantic import Field, StringConstraints, ValidationError
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
-from vmjobs.model import CAPABILITIES, FrozenModel, HypervisorKind, ImageRef, check_cpus, faults_of
+from vmjobs.model import (
+    CAPABILITIES,
+    FrozenModel,
+    HypervisorKind,
+    ImageRef,
+    PublishedPort,
+    check_cpus,
+    faults_of,
+)
 
 #: The hypervisor of all gateway VMs.
 GATEWAY_HYPERVISOR: Final = next(kind for kind in HypervisorKind if CAPABILITIES[kind].private_networks)
 MAX_VMS: Final = 32
+MAX_PORTS: Final = 64
 #: Prefix bits of a private network: minimum and maximum.
 MIN_PREFIX_BITS: Final = 16
 MAX_PREFIX_BITS: Final = 29
@@ -35,6 +44,12 @@ Domain = Annotated[
 ]
 
 
+#: A host name, or an IPv4 address.
+HostName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)
+]
+
+
 class GatewayRole(StrEnum):
     """The role of a gateway's VM."""
 
@@ -49,7 +64,7 @@ class GatewayVm(FrozenModel):
 
     image: in the local store; if missing, built by the recipe of that name. recipe: a recipe's file,
     instead of ``image``. address: in the gateway's network. memory, disk: MiB; disk: for the data of
-    its services, which survives restarts.
+    its services, which survives restarts. publish: ports of this host that lead to the VM's.
     """
 
     name: VmName
@@ -61,17 +76,20 @@ class GatewayVm(FrozenModel):
     memory: int = Field(default=512, ge=64, le=4 * 1024 * 1024, strict=True, description="MiB")
     disk: int = Field(default=2048, ge=64, le=64 * 1024 * 1024, strict=True, description="MiB")
     hypervisor: HypervisorKind | None = None
+    publish: tuple[PublishedPort, ...] = Field(default=(), max_length=MAX_PORTS)
 
 
 class Gateway(FrozenModel):
     """One gateway, with its VMs in the declared order.
 
-    domain: of the VMs' host names. network: private network of the VMs alone.
+    domain: of the VMs' host names. network: private network of the VMs alone. host: name or address
+    by which other hosts reach published ports.
     """
 
     name: ClusterName
     domain: Domain
     network: IPv4Network
+    host: HostName | None = None
     machines: tuple[GatewayVm, ...] = Field(min_length=1, max_length=MAX_VMS)
 
     def vm(self, name: str) -> GatewayVm | None:
@@ -107,7 +125,7 @@ def parse_gateway(data: Any) -> Gateway:
     known = {fault.field for fault in faults}
     faults += [fault for fault in _consistency_faults(data) if fault.field not in known]
     if gateway is not None:
-        faults += _cpu_faults(gateway)
+        faults += [*_cpu_faults(gateway), *_port_faults(gateway)]
     if gateway is None or faults:
         raise InvalidSpec("the gateway's declaration has faults", faults=faults)
     return gateway
@@ -123,6 +141,16 @@ def _cpu_faults(gateway: Gateway) -> Iterator[Fault]:
         if why := check_cpus(GATEWAY_HYPERVISOR, vm.cpus, shared=True):
             field = f"machines.{vm.name}.cpus"
             yield Fault(field, "above_hypervisor", f"a gateway runs on {GATEWAY_HYPERVISOR}: {why}")
+
+
+def _port_faults(gateway: Gateway) -> Iterator[Fault]:
+    before: list[tuple[str, PublishedPort]] = []
+    for vm in gateway.machines:
+        for number, one in enumerate(vm.publish):
+            field = f"machines.{vm.name}.publish.{number}"
+            if other := next((name for name, port in before if port.overlaps(one)), None):
+                yield Fault(field, "twice", f"the port {one} is also published for {other}")
+            before.append((vm.name, one))
 
 
 def _as_model(data: Any) -> Any:

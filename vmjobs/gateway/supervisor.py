@@ -34,6 +34,7 @@ from vmjobs.gateway.directory import (
 )
 from vmjobs.gateway.spec import Gateway, GatewayVm
 from vmjobs.hypervisor.base import PrivateCard, PrivateNetwork
+from vmjobs.model import PublishedPort
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,13 @@ class RoleFiles(Protocol):
 
         Raises:
             Forbidden: VMs of this role have no token.
+        """
+
+    def user_token(self, gateway: Gateway, secrets: Mapping[str, bytes]) -> PoolToken:
+        """A token for a user on another host.
+
+        Raises:
+            NotFound: the gateway has nothing that accepts it.
         """
 
 
@@ -226,4 +234,8 @@ class Supervisor:
             vm = self.installed.gateway.vm(order.name)
             return None if vm is None else PrivateCard(network, mac_address(vm))
 
-        return running_reconciler(replace(self._parts, card=card))
+        def published(order: ClusterVmOrder) -> tuple[PublishedPort, ...]:
+            vm = self.installed.gateway.vm(order.name)
+            return () if vm is None else vm.publish
+
+        return running_reconciler(replace(self._parts, card=card, published=published))

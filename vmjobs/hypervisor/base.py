@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.model import BootMethod, Capabilities, HypervisorKind, NetworkMode
+from vmjobs.model import BootMethod, Capabilities, HypervisorKind, NetworkMode, PublishedPort
 
 #: Every VM's name starts with this prefix; drivers list only VMs that have it.
 NAME_PREFIX = "vmjobs-"
@@ -167,6 +167,7 @@ class VmConfig:
         exists. The next VM needs the same image and the same workdir. None: it is discarded.
     limits: enforced, except for what :meth:`Hypervisor.unenforced` lists.
     card: on a private network; the guest sees it after the VM's own card.
+    published: only in network mode ``outbound``.
     saved: file that :meth:`Hypervisor.save` wrote of a VM of this name: the VM resumes from it, with
         its disks and its overlay in ``workdir`` as they were then. None: it boots.
     shared: several users share its guest, whose kernel must isolate them from each other.
@@ -184,6 +185,7 @@ class VmConfig:
     overlay: Path | None = None
     limits: VmLimits | None = None
     card: PrivateCard | None = None
+    published: tuple[PublishedPort, ...] = ()
     saved: Path | None = None
     shared: bool = False
 

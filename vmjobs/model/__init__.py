@@ -41,6 +41,7 @@ from vmjobs.model.job import (
     reason,
 )
 from vmjobs.model.node import HypervisorInfo, Node, NodeName
+from vmjobs.model.published_port import PublishedPort
 from vmjobs.model.spec import (
     CONSOLE_RULE,
     MAX_ARRAY,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +27,8 @@ from vmjobs.cli.common import echo
 from vmjobs.cli.manifests import GatewayManifest, ManifestFinding, raise_findings, read_gateway
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
-from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, GatewayVm
-from vmjobs.model import MIB
+from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, Gateway, GatewayVm
+from vmjobs.model import MIB, PublishedPort
 
 file_argument = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 place_option = click.option(
@@ -65,6 +67,35 @@ def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterat
     room = shutil.disk_usage(_existing_parent(place.directory)).free // MIB
     there = sum(f.stat().st_blocks * 512 for f in place.vms.glob("*/disks/*")) // MIB
     yield from _excess_findings(manifest, "disk", room + there, f"room for disks at {place.directory}")
+    yield from map(manifest.finding, _port_faults(manifest.spec, place))
+
+
+def _port_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
+    """Yield faults for ports that this host cannot publish."""
+    ours: list[PublishedPort] = []
+    if (place.directory / "control").exists() and not is_stopped(place):
+        ours = [one for vm in place.installed().gateway.machines for one in vm.publish]
+    for vm in spec.machines:
+        for number, one in enumerate(vm.publish):
+            if not any(one.overlaps(other) for other in ours) and (why := _why_unpublishable(one)):
+                yield Fault(f"machines.{vm.name}.publish.{number}", "unavailable", why)
+
+
+def _why_unpublishable(one: PublishedPort) -> str:
+    """Return why a port of this host cannot be published; ``""``: it can."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    if one.port < lowest:  # whoever runs the gateway: VMs' networks are set up without privilege
+        other = f"{one.port + 2000}:{one.vm_port}"
+        return f"ports below {lowest} are for root; publish another one, such as '{other}'"
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((str(one.address), one.port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return f"{one.address} is not an address of this host"
+            return f"another program uses the port {one} of this host"
+    return ""
 
 
 def _excess_findings(

@@ -46,6 +46,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
                         "role": m.role,
                         "host": spec.fqdn(m),
                         "address": str(m.address),
+                        "publish": [one.model_dump(mode="json") for one in m.publish],
                         "image": installed.images.get(m.name),
                         **vms[m.name],
                         "used": _disk_bytes(place, m.name),
@@ -67,13 +68,14 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
                 vm.name,
                 vm.role,
                 str(vm.address),
+                " ".join(f"{one}:{one.vm_port}" for one in vm.publish),
                 state["state"],
                 since,
                 used,
                 str(state["message"]).partition("\n")[0][:80],
             )
         )
-    print_table(("VM", "ROLE", "ADDRESS", "STATE", "SINCE", "DISKS", "MESSAGE"), rows)
+    print_table(("VM", "ROLE", "ADDRESS", "PUBLISHED", "STATE", "SINCE", "DISKS", "MESSAGE"), rows)
 
 
 def _vm_states(

@@ -16,7 +16,7 @@ from vmjobs.agent.image_source import ImageSource
 from vmjobs.cluster.wire import ClusterVmOrder
 from vmjobs.hypervisor.base import DriverChooser, Hypervisor, PrivateCard, VmLimits
 from vmjobs.local import describe_inputs
-from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket
+from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, PublishedPort
 from vmjobs.paths import safe_join
 
 SCRIPT = "script"
@@ -53,7 +53,8 @@ class ClusterVmServices:
     """The services of this node that its cluster VMs share.
 
     sessions: None: no SSH sessions.
-    card: returns the private network card of an order's VM; called at each boot.
+    card: returns the private network card of an order's VM; called at each boot. published: likewise
+    the VM's published ports.
     words: receives the output of a VM's script with id and incarnation, from any thread.
     """
 
@@ -69,6 +70,7 @@ class ClusterVmServices:
     write_seed: Callable[[Path, JobTicket], object] | None = None
     sessions: SessionSource | None = None
     card: Callable[[ClusterVmOrder], PrivateCard | None] = lambda _order: None
+    published: Callable[[ClusterVmOrder], tuple[PublishedPort, ...]] = lambda _order: ()
     words: Callable[[str, int, bytes], object] = lambda _vm, _incarnation, _words: None
 
 

@@ -154,6 +154,7 @@ class VmInstance:
                 overlay=paths.kept / persistent_disks.ROOT_OVERLAY if self._persistent else None,
                 limits=vm_limits(self.order),
                 card=self.services.card(self.order),
+                published=self.services.published(self.order),
                 shared=True,
             )
         )

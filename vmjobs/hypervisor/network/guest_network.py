@@ -35,6 +35,7 @@ from vmjobs.hypervisor.base import (
     Network,
     VmConfig,
 )
+from vmjobs.hypervisor.network import published_ports
 from vmjobs.hypervisor.network.namespaces import TAP, TUN_DEVICE
 from vmjobs.hypervisor.network.outbound import (
     OUTBOUND_DEVICE,
@@ -186,9 +187,8 @@ def _connect_outbound(
     if missing := outbound_unavailable_reason():
         raise HypervisorError(f"VMs cannot have an outbound network on this node: {missing}")
     slirp_pid = _start_slirp4netns(launcher, vm, network)
-    run_in_namespaces(
-        launcher, network.namespaces, ["nft", "-f", "-"], nftables_rules(policy, node_addresses())
-    )
+    rules = nftables_rules(policy, node_addresses(), [one.vm_port for one in vm.published])
+    run_in_namespaces(launcher, network.namespaces, ["nft", "-f", "-"], rules)
     routes = (
         f"link set {OUTBOUND_DEVICE} up mtu {network.mtu}\n"
         f"route add {GATEWAY_ADDRESS} dev {OUTBOUND_DEVICE}\n"
@@ -204,6 +204,8 @@ def _connect_outbound(
     run_in_namespaces(
         launcher, network.namespaces, ["ip", "-batch", "-"], routes, forward=(TAP, OUTBOUND_DEVICE)
     )
+    if vm.published:
+        published_ports.publish(vm)
     return slirp_pid
 
 
@@ -216,6 +218,7 @@ def _start_slirp4netns(launcher: Launcher, vm: VmConfig, network: Network) -> in
         *("nsenter", "--preserve-credentials", f"--user=/proc/self/fd/{user}", "--"),
         *(_PROGRAM, "--enable-sandbox", "--enable-seccomp", "--disable-host-loopback"),
         *(f"--mtu={network.mtu}", f"--ready-fd={ready}", "--netns-type=path"),
+        *([f"--api-socket={published_ports.API_SOCKET}"] if vm.published else []),
         *(f"/proc/self/fd/{net}", OUTBOUND_DEVICE),
     ]
     with ExitStack() as closing:
@@ -225,7 +228,7 @@ def _start_slirp4netns(launcher: Launcher, vm: VmConfig, network: Network) -> in
         closing.callback(os.close, reader)
         try:
             passed_handles = [nothing.fileno(), output_file, output_file, *network.namespaces, writer]
-            process = launcher.start(argv, passed_handles, environment(), Path("/"))
+            process = launcher.start(argv, passed_handles, environment(), vm.workdir)
         finally:
             os.close(writer)
         process.close()

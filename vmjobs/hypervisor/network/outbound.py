@@ -13,7 +13,7 @@ from ipaddress import IPv4Network, collapse_addresses
 from typing import Final
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import NAMESERVER_ADDRESS
+from vmjobs.hypervisor.base import GUEST_ADDRESS, NAMESERVER_ADDRESS
 from vmjobs.hypervisor.network.namespaces import TAP
 from vmjobs.subprocess import run
 
@@ -44,8 +44,18 @@ class OutboundPolicy:
     deny: tuple[str, ...] = ()
 
 
-def nftables_rules(policy: OutboundPolicy, own: Iterable[IPv4Network]) -> str:
-    """Return the rules of a VM's network namespace. own: addresses of the node."""
+def nftables_rules(
+    policy: OutboundPolicy, own: Iterable[IPv4Network], published: Iterable[int] = ()
+) -> str:
+    """Return the rules of a VM's network namespace.
+
+    own: addresses of the node. published: the VM's ports that others may connect to, from any address.
+    Its packets to them do not begin connections.
+    """
+    answers = "".join(
+        f"ip saddr {GUEST_ADDRESS} tcp sport {port} tcp flags & (syn | ack) != syn accept\n    "
+        for port in sorted(set(published))
+    )
     return f"""
 table ip outbound {{
   {_set("denied", resolve_networks(policy.deny))}
@@ -57,7 +67,7 @@ table ip outbound {{
     iifname "{TAP}" oifname "{OUTBOUND_DEVICE}" jump leaving
   }}
   chain leaving {{
-    ip daddr {NAMESERVER_ADDRESS} meta l4proto {{ tcp, udp }} th dport 53 accept
+    {answers}ip daddr {NAMESERVER_ADDRESS} meta l4proto {{ tcp, udp }} th dport 53 accept
     ip daddr @denied goto refuse
     ip daddr @allowed accept
     ip daddr @closed goto refuse
