@@ -84,6 +84,9 @@ keep_scratch() {
     fi
     bb mount -t ext4 -o noatime "$scratch_disk" "$job" 2>"$run/e2fsck.log" ||
         keep_damaged "$(cat "$run/e2fsck.log")"
+    # The host may have enlarged the disk. This never makes a file system smaller.
+    ! command -v resize2fs >/dev/null || resize2fs "$scratch_disk" >"$run/resize2fs.log" 2>&1 ||
+        echo "vmjobs: cannot enlarge the kept file system: $(tail -n 1 "$run/resize2fs.log")"
     cd "$job" && rm -rf script inputs "$work" home tmp && cd /
 }
 

@@ -41,6 +41,13 @@ machines:
   wn: {{role: worker, image: generic, address: 10.77.0.20, memory: 128, disk: 64}}
 """
 IMAGES = ROOT / "build" / "images"
+
+
+def declaration(name: str, ce: str = "") -> str:
+    """A gateway with two VMs. ce: further fields of the first."""
+    return TWO.format(name=name, ce=ce)
+
+
 SECONDS = 120.0
 
 
@@ -78,7 +85,7 @@ class Site:
         return GatewayDirectory(self.folder / "state" / "gateways" / name)
 
     def install(self, name: str, ce: str = "") -> None:
-        (self.folder / f"{name}.yaml").write_text(TWO.format(name=name, ce=ce))
+        (self.folder / f"{name}.yaml").write_text(declaration(name, ce))
         self.do("install", f"{name}.yaml")
 
     def supervise(self, name: str) -> subprocess.Popen[bytes]:
@@ -191,7 +198,7 @@ def test_ports_that_cannot_be_published_are_refused(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         used = other.getsockname()[1]
         ports = f"22, '127.0.0.1:{used}:80', '203.0.113.9:2222:22'"
-        (site.folder / "one.yaml").write_text(TWO.format(name="one", ce=f", publish: [{ports}]"))
+        (site.folder / "one.yaml").write_text(declaration("one", f", publish: [{ports}]"))
         why = site.refused("validate", "one.yaml")
     assert "one.yaml:5:" in why
     assert "ports below 1024 are for root; publish another one, such as '2022:22'" in why
@@ -221,10 +228,11 @@ def test_a_vm_that_is_declared_no_more_goes_only_where_that_is_said(site: Site) 
 
 
 def test_an_upgrade_takes_the_image_as_it_is_now_and_keeps_the_data(site: Site) -> None:
+    """Its disk grows with the declaration, and never shrinks."""
     store, tag = ImageStore(IMAGES), f"now-{os.getpid()}"
     old, new = store.resolve("generic"), build("hep", store, ROOT / "build" / "work").digest
     (site.folder / "one.yaml").write_text(
-        TWO.format(name="one").replace("worker, image: generic", f"worker, image: upgraded:{tag}")
+        declaration("one").replace("worker, image: generic", f"worker, image: upgraded:{tag}")
     )
     try:
         store.tag("upgraded", tag, old)
@@ -236,6 +244,8 @@ def test_an_upgrade_takes_the_image_as_it_is_now_and_keeps_the_data(site: Site) 
         supervisor.wait()
         store.tag("upgraded", tag, new)
         assert f"image {old}" in site.do("install", "one.yaml"), "it keeps what it was installed with"
+        text = (site.folder / "one.yaml").read_text()
+        (site.folder / "one.yaml").write_text(text.replace("disk: 64}", "disk: 160}"))
         assert f"image {new}" in site.do("install", "one.yaml", "--upgrade")
     finally:
         store.untag("upgraded", tag)
@@ -244,6 +254,9 @@ def test_an_upgrade_takes_the_image_as_it_is_now_and_keeps_the_data(site: Site) 
     said = site.said("one", "wn")
     assert "boot 2 of wn.test.example" in said, "its data was kept"
     assert "root fresh" in said, "and its root disk is the new image's"
+    assert int(re.findall(r"room +([0-9]+)", said)[-1]) > 128, "its disk has grown"
+    (site.folder / "one.yaml").write_text(text)
+    assert "the disk of wn has 160 MiB and cannot shrink" in site.refused("install", "one.yaml")
     assert [tag.split("-")[0] for tag in site.image_tags("one")] == ["ce", "wn"]
     site.do("delete", "--yes")
 

@@ -27,6 +27,7 @@ take_token() (
 )
 boots=$(($(cat /job/boots 2>/dev/null || echo 0) + 1))
 echo "$boots" > /job/boots
+echo "room $(df --output=size -B 1M /job | tail -n 1)"
 echo "root $(cat /etc/boots 2>/dev/null || echo fresh)"
 echo "$boots" > /etc/boots
 sync

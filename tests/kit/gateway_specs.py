@@ -7,7 +7,8 @@ from typing import Any
 
 def gateway_spec(**changes: Any) -> dict[str, Any]:
     ce = {"role": "computing-element", "image": "gateway-ce", "address": "10.77.0.10", "memory": 512}
-    wn = {"role": "worker", "recipe": "mine.toml", "address": "10.77.0.20"}
+    wn: dict[str, Any] = {"role": "worker", "recipe": "mine.toml", "address": "10.77.0.20"}
+    wn["limits"] = {"cpu_percent": 50}
     return {
         "gateway": "tier3",
         "domain": "tier3.example",

@@ -92,6 +92,7 @@ def test_a_declaration_becomes_a_gateway() -> None:
         (machine(hypervisor="vmware"), "machines.ce.hypervisor", "uml"),
         (machine(name="ce"), "machines.ce.name", "is an unknown field"),
         (machine(publish=[1094, "22:"]), "machines.ce.publish.1", "must be like 1094, 2222:22"),
+        (machine(limits={"cpu_percent": 0}), "machines.ce.limits.cpu_percent", "1"),
         (machine(publish=["65536:22"]), "machines.ce.publish.0.port", "65535"),
         (
             machine(publish=[1094, "192.0.2.1:1094:94"]),
@@ -157,6 +158,8 @@ def test_what_is_wanted_is_ordered_and_outlives_the_supervisor(
     place: GatewayDirectory, assignments: GatewayAssignments
 ) -> None:
     assert goals(assignments) == {"ce": Goal.DRAIN, "wn": Goal.DRAIN}
+    limits = [order.limits.cpu_percent for order in assignments.assignment(-1, 0).members]
+    assert limits == [None, 50]
     assignments.set_wanted({"ce", "wn"}, set())
     assignments.set_wanted(set(), {"wn"})
     assert goals(assignments) == {"ce": Goal.RUN, "wn": Goal.DRAIN}

@@ -30,7 +30,11 @@ STDIN: Final = "-"
 _Fields = dict[str, type[BaseModel]]
 _CLUSTER_FIELDS: Final[_Fields] = {"": ClusterSpec, "limits": ClusterVmLimits, "size": SizeRange}
 #: A gateway's VMs are in a mapping by name.
-_GATEWAY_FIELDS: Final[_Fields] = {"": Gateway, "machines.*": GatewayVm}
+_GATEWAY_FIELDS: Final[_Fields] = {
+    "": Gateway,
+    "machines.*": GatewayVm,
+    "machines.*.limits": ClusterVmLimits,
+}
 #: Messages in place of a regular expression, by field.
 _PATTERN_MESSAGES: Final = {
     "name": "must be at most 32 of a-z, 0-9 and '-', beginning with a letter and not ending with '-'",

@@ -219,10 +219,8 @@ class GatewayAssignments:
             message = status.reason
         return {
             "state": condition,
-            # A requested shutdown needs no message; an unexpected end does.
-            "message": ""
-            if condition is GatewayVmState.UP or report.code is ClusterVmCode.DRAINED
-            else message,
+            # A requested shutdown needs no message. That of a VM that is up: limits not enforced.
+            "message": "" if report.code is ClusterVmCode.DRAINED else message,
             "code": report.code,
             "since": report.since.isoformat(),
             "incarnation": report.incarnation,

@@ -190,6 +190,7 @@ def vm_order(
         memory=vm.memory,
         disk=vm.disk,
         hypervisor=installed.kind,
+        limits=vm.limits,
         pool=PoolAddress(name="", collector="", trust_domain=""),
         lifecycle=Lifecycle.PERSISTENT,
         boot_seconds=BOOT_SECONDS,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from vmjobs.cluster.spec import ClusterName
+from vmjobs.cluster.spec import ClusterName, ClusterVmLimits
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
 from vmjobs.model import (
@@ -65,6 +65,7 @@ class GatewayVm(FrozenModel):
     image: in the local store; if missing, built by the recipe of that name. recipe: a recipe's file,
     instead of ``image``. address: in the gateway's network. memory, disk: MiB; disk: for the data of
     its services, which survives restarts. publish: ports of this host that lead to the VM's.
+    limits: of its use of this host.
     """
 
     name: VmName
@@ -77,6 +78,7 @@ class GatewayVm(FrozenModel):
     disk: int = Field(default=2048, ge=64, le=64 * 1024 * 1024, strict=True, description="MiB")
     hypervisor: HypervisorKind | None = None
     publish: tuple[PublishedPort, ...] = Field(default=(), max_length=MAX_PORTS)
+    limits: ClusterVmLimits = ClusterVmLimits()
 
 
 class Gateway(FrozenModel):

@@ -67,7 +67,17 @@ def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterat
     room = shutil.disk_usage(_existing_parent(place.directory)).free // MIB
     there = sum(f.stat().st_blocks * 512 for f in place.vms.glob("*/disks/*")) // MIB
     yield from _excess_findings(manifest, "disk", room + there, f"room for disks at {place.directory}")
+    yield from map(manifest.finding, _shrinking_faults(manifest.spec, place))
     yield from map(manifest.finding, _port_faults(manifest.spec, place))
+
+
+def _shrinking_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
+    for vm in spec.machines:
+        disk = place.disks(vm.name) / persistent_disks.SCRATCH_DISK
+        present = disk.stat().st_size // MIB if disk.exists() else 0
+        if vm.disk < present:
+            why = f"the disk of {vm.name} has {present} MiB and cannot shrink; declare at least as much"
+            yield Fault(f"machines.{vm.name}.disk", "shrinks", why)
 
 
 def _port_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from vmjobs.agent.vm.job_disk import create_blank_disk
+from vmjobs.agent.vm.job_disk import create_blank_disk, round_up
 from vmjobs.errors import HypervisorError
 from vmjobs.fsync import sync_directory
 from vmjobs.subprocess import run
@@ -100,6 +100,17 @@ def check(directory: Path, owner: str) -> None:
         raise HypervisorError(
             f"the persistent disk {disk} was truncated to {actual} of {expected} bytes: {remedy}"
         )
+
+
+def grow(directory: Path, size: int) -> None:
+    """Enlarge the scratch disk to at least ``size`` bytes; its guest enlarges the file system.
+
+    A larger disk stays as it is.
+    """
+    with (directory / SCRATCH_DISK).open("r+b") as file:
+        if os.fstat(file.fileno()).st_size < size:
+            file.truncate(round_up(size))
+            os.fsync(file.fileno())
 
 
 def record_root(directory: Path) -> None:

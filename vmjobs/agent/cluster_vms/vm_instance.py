@@ -297,6 +297,7 @@ class VmInstance:
         else:
             persistent_disks.make(paths.kept, order.id, order.disk * MIB)
             persistent_disks.check(paths.kept, order.id)
+            persistent_disks.grow(paths.kept, order.disk * MIB)
         create_blank_disk(folder / "output.disk", SIZE_UNIT)
         if image.cloud_init and self.services.write_seed is not None:
             self.services.write_seed(folder / "seed.disk", ticket)

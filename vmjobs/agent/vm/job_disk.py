@@ -59,7 +59,7 @@ def write_job_disk(
             if (size := file.tell() - start) != wanted.size:
                 raise OSError(errno.EIO, f"there are {size} bytes of {wanted.size}", wanted.name)
             file.write(bytes(-size % tarfile.BLOCKSIZE))
-        file.truncate(_round_up(file.tell() + 2 * tarfile.BLOCKSIZE))
+        file.truncate(round_up(file.tell() + 2 * tarfile.BLOCKSIZE))
         file.seek(0)
         # Again, with the time at which the disk is complete.
         file.write(_description_entries(job_description))
@@ -78,10 +78,11 @@ def data_disks(directory: Path, scratch: Path) -> tuple[DataDisk, ...]:
 def create_blank_disk(path: Path, size: int) -> None:
     """Create a blank, sparse disk of at least ``size`` bytes."""
     with path.open("xb") as file:
-        file.truncate(_round_up(size))
+        file.truncate(round_up(size))
 
 
-def _round_up(size: int) -> int:
+def round_up(size: int) -> int:
+    """Return the smallest size of a disk that has at least so many bytes."""
     return -(-size // SIZE_UNIT) * SIZE_UNIT
 
 
