@@ -77,6 +77,7 @@ class GatewayKit:
             GatewayRole.STORAGE_ELEMENT: _storage_element,
             GatewayRole.USER_INTERFACE: self._user_interface,
             GatewayRole.WORKER: self._worker,
+            GatewayRole.SERVICE: _service,
         }[vm.role]
         return {
             "script": packaged_file("gateway", f"{vm.role}.sh"),
@@ -252,6 +253,11 @@ def _storage_element(_gateway: Gateway, _vm: GatewayVm, secrets: Mapping[str, by
         "storage-keytab": person + own,
         "check-keytab": own,
     }
+
+
+def _service(_gateway: Gateway, vm: GatewayVm, _secrets: Mapping[str, bytes]) -> _Files:
+    commands = {"run": vm.run, "check": vm.check}
+    return {name: _lines(command) for name, command in commands.items() if command is not None}
 
 
 def _keytab(user: str, key: bytes) -> bytes:

@@ -21,7 +21,7 @@ import requests
 from images.build import build
 from images.store.image_store import ImageStore
 from tests.kit import KIT, ROOT
-from tests.kit.cli import Done, vmjobs
+from tests.kit.cli import VMJOBS, Done, vmjobs
 from tests.kit.cluster_vm_node import UML, clear, cluster_vm_guest
 from tests.kit.hypervisors import host_addresses
 from tests.kit.sockets import free_ports
@@ -31,7 +31,7 @@ from vmjobs.errors import Unavailable
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import GatewayDirectory
 
-PROGRAM = [sys.executable, str(KIT / "gateway_node.py"), "gateway"]
+PROGRAM = (sys.executable, str(KIT / "gateway_node.py"), "gateway")
 TWO = """\
 gateway: {name}
 domain: test.example
@@ -39,6 +39,25 @@ network: 10.77.0.0/24
 machines:
   ce: {{role: computing-element, image: generic, address: 10.77.0.10, memory: 128, disk: 64{ce}}}
   wn: {{role: worker, image: generic, address: 10.77.0.20, memory: 128, disk: 64}}
+"""
+SERVICE = """\
+gateway: web
+domain: test.example
+network: 10.77.0.0/24
+machines:
+  www:
+    role: service
+    image: generic
+    address: 10.77.0.30
+    memory: 128
+    disk: 64
+    publish: [{port}:80]
+    run: |
+      trap 'echo it ends; exit' TERM
+      echo hello >page
+      busybox httpd -f -h . &
+      wait
+    check: busybox wget -q -O /dev/null http://127.0.0.1/page
 """
 IMAGES = ROOT / "build" / "images"
 
@@ -58,6 +77,7 @@ class Site:
     folder: Path
     supervisors: list[subprocess.Popen[bytes]]
     images: Path = IMAGES
+    program: tuple[str, ...] = PROGRAM
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,7 +89,7 @@ class Site:
         }
 
     def run(self, *words: str) -> Done:
-        return vmjobs(*words, program=PROGRAM, environ=self.environment, cwd=self.folder)
+        return vmjobs(*words, program=self.program, environ=self.environment, cwd=self.folder)
 
     def do(self, *words: str) -> str:
         ended = self.run(*words)
@@ -192,6 +212,19 @@ def test_a_gateway_lives(site: Site) -> None:
     assert not site.image_tags("one"), "its images need not stay"
     prefix = vm_name_prefix(site.place("one").vms)
     assert not [name for name in UML.list() if name.startswith(prefix)]
+
+
+def test_a_service_of_any_image_is_checked_published_and_stopped(site: Site) -> None:
+    (port,) = free_ports(1)
+    site.program = (VMJOBS, "gateway")
+    (site.folder / "web.yaml").write_text(SERVICE.format(port=port))
+    site.do("install", "web.yaml")
+    site.do("boot")
+    assert requests.get(f"http://127.0.0.1:{port}/page", timeout=SECONDS).text == "hello\n"
+    site.do("stop")
+    assert "it ends" in site.said("web", "www")
+    assert "the service ended" not in site.said("web", "www")
+    site.do("delete", "--yes")
 
 
 def test_ports_that_cannot_be_published_are_refused(site: Site) -> None:

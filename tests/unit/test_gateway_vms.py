@@ -92,6 +92,8 @@ def test_a_declaration_becomes_a_gateway() -> None:
         (machine(hypervisor="vmware"), "machines.ce.hypervisor", "uml"),
         (machine(name="ce"), "machines.ce.name", "is an unknown field"),
         (machine(publish=[1094, "22:"]), "machines.ce.publish.1", "must be like 1094, 2222:22"),
+        (machine(run="httpd -f"), "machines.ce.run", "is for VMs with the role service"),
+        (machine(role="service"), "machines.ce.run", "is missing: the command of the service"),
         (machine(limits={"cpu_percent": 0}), "machines.ce.limits.cpu_percent", "1"),
         (machine(publish=["65536:22"]), "machines.ce.publish.0.port", "65535"),
         (

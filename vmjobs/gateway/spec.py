@@ -50,6 +50,9 @@ HostName = Annotated[
 ]
 
 
+ShellCommand = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
 class GatewayRole(StrEnum):
     """The role of a gateway's VM."""
 
@@ -57,6 +60,7 @@ class GatewayRole(StrEnum):
     STORAGE_ELEMENT = "storage-element"
     USER_INTERFACE = "user-interface"
     WORKER = "worker"
+    SERVICE = "service"
 
 
 class GatewayVm(FrozenModel):
@@ -64,7 +68,8 @@ class GatewayVm(FrozenModel):
 
     image: in the local store; if missing, built by the recipe of that name. recipe: a recipe's file,
     instead of ``image``. address: in the gateway's network. memory, disk: MiB; disk: for the data of
-    its services, which survives restarts. publish: ports of this host that lead to the VM's.
+    its services, which survives restarts. run: shell command of a ``service``, which runs as root;
+    check: another one, which succeeds if it answers. publish: ports of this host that lead to the VM's.
     limits: of its use of this host.
     """
 
@@ -77,6 +82,8 @@ class GatewayVm(FrozenModel):
     memory: int = Field(default=512, ge=64, le=4 * 1024 * 1024, strict=True, description="MiB")
     disk: int = Field(default=2048, ge=64, le=64 * 1024 * 1024, strict=True, description="MiB")
     hypervisor: HypervisorKind | None = None
+    run: ShellCommand | None = None
+    check: ShellCommand | None = None
     publish: tuple[PublishedPort, ...] = Field(default=(), max_length=MAX_PORTS)
     limits: ClusterVmLimits = ClusterVmLimits()
 
@@ -236,6 +243,11 @@ def _vm_faults(where: str, vm: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(f"{where}.image", "missing", "is missing, and so is recipe")
     if "image" in vm and "recipe" in vm:
         yield Fault(f"{where}.recipe", "twice", "a VM must have an image or a recipe, not both")
+    if vm.get("role") == GatewayRole.SERVICE and "run" not in vm:
+        yield Fault(f"{where}.run", "missing", "is missing: the command of the service")
+    for field in ("run", "check"):
+        if field in vm and vm.get("role") != GatewayRole.SERVICE:
+            yield Fault(f"{where}.{field}", "role", f"is for VMs with the role {GatewayRole.SERVICE}")
 
 
 def _address_faults(
