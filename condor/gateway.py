@@ -7,6 +7,8 @@ differ between gateways and between their VMs.
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import secrets as randomness
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -19,16 +21,16 @@ from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Fault, Forbidden, InvalidSpec, NotFound
 from vmjobs.gateway.spec import Gateway, GatewayRole, GatewayVm
 
-#: The users' account, on the user interface and wherever their jobs and files are.
-USER_ACCOUNT: Final = "physicist"
 #: The account that the storage element's own check uses.
 CHECK_ACCOUNT: Final = "check"
+#: Names that mean something else in a gateway's VMs; the VMs reject those of other accounts of theirs.
+RESERVED_NAMES: Final = frozenset({CHECK_ACCOUNT, "condor", "root", "xrootd"})
 #: The user name in a worker's token is this and the VM's name.
 WORKER_USER_PREFIX: Final = "worker-"
 #: File name of the pool's signing key, in HTCondor's directory of keys.
 KEY_NAME: Final = "gateway"
-#: Tokens are renewed whenever a VM starts, and once half of this is over. They are valid on the private
-#: network only; reinstalling a gateway invalidates them all.
+#: Tokens are renewed whenever a VM starts, and once half of this is over. Reinstalling a gateway
+#: invalidates them all.
 TOKEN_LIFETIME: Final = timedelta(days=30)
 #: A collector refuses tokens issued in the future, and a guest's clock may be slow.
 CLOCK_SLACK: Final = timedelta(minutes=10)
@@ -89,27 +91,38 @@ class GatewayKit:
     def token(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
         """A new token for a VM, to replace the one among its files.
 
+        That of a user interface has a line for each of the gateway's people: name and token.
+
         Raises:
             Forbidden: VMs of this role have none.
         """
-        users: Mapping[GatewayRole, tuple[str, ...]] = {
-            GatewayRole.COMPUTING_ELEMENT: ("condor",),
-            GatewayRole.USER_INTERFACE: (USER_ACCOUNT, "READ", "WRITE"),
-            GatewayRole.WORKER: (WORKER_USER_PREFIX + vm.name, "ADVERTISE_STARTD", "READ"),
-        }
-        if vm.role not in users:
-            raise Forbidden(f"a {vm.role} needs no token")
-        return self._make_token(gateway, secrets, *users[vm.role])
+        match vm.role:
+            case GatewayRole.COMPUTING_ELEMENT:
+                return self._make_token(gateway, secrets, "condor")
+            case GatewayRole.WORKER:
+                user = WORKER_USER_PREFIX + vm.name
+                return self._make_token(gateway, secrets, user, "ADVERTISE_STARTD", "READ")
+            case GatewayRole.USER_INTERFACE:
+                tokens = {name: self.person_token(gateway, name, secrets) for name in gateway.people}
+                lines = "".join(f"{name} {made.token}\n" for name, made in tokens.items())
+                expires = min(made.expires for made in tokens.values())
+                return PoolToken(token=lines, identity=f"*@{gateway.domain}", expires=expires)
+        raise Forbidden(f"a {vm.role} needs no token")
 
-    def user_token(self, gateway: Gateway, secrets: Mapping[str, bytes]) -> PoolToken:
-        """A token for a user of the gateway on another host, who submits to its computing element.
+    def person_token(self, gateway: Gateway, person: str, secrets: Mapping[str, bytes]) -> PoolToken:
+        """A token for one of the gateway's people, who submits to its computing element.
 
         Raises:
-            NotFound: the gateway has none.
+            NotFound: there is no such person, or no computing element.
         """
+        if person not in gateway.people:
+            known = ", ".join(gateway.people) or "none"
+            raise NotFound(
+                f"{person} is none of the people of {gateway.name}", hint=f"its people: {known}"
+            )
         if not gateway.of_role(GatewayRole.COMPUTING_ELEMENT):
             raise NotFound(f"the gateway {gateway.name} has no computing element to submit to")
-        return self._make_token(gateway, secrets, USER_ACCOUNT, "READ", "WRITE")
+        return self._make_token(gateway, secrets, person, "READ", "WRITE")
 
     def _make_token(
         self, gateway: Gateway, secrets: Mapping[str, bytes], user: str, *authorizations: str
@@ -133,7 +146,7 @@ class GatewayKit:
         return {
             **_condor(gateway, vm, "90-gateway-condor.conf", "92-gateway-ce.conf"),
             "91-gateway-site.conf": packaged_file("config", "site.conf"),
-            "person": _lines(USER_ACCOUNT),
+            "people": _people(gateway),
             "pool-key": secrets[POOL_KEY],
             "token": self._token(gateway, vm, secrets),
         }
@@ -142,10 +155,11 @@ class GatewayKit:
         return {
             **_condor(gateway, vm, "90-gateway-condor.conf", "93-gateway-ui.conf"),
             "91-gateway-submit.conf": packaged_file("config", "submit.conf"),
-            "person": _lines(USER_ACCOUNT),
+            "people": _people(gateway),
             "token": self._token(gateway, vm, secrets),
-            "storage-keytab": _keytab(USER_ACCOUNT, secrets[STORAGE_KEY]),
             "example.sub": _example(gateway),
+            **{f"keys/{name}": _lines(*person.keys) for name, person in gateway.people.items()},
+            **{f"storage/{name}": _keytab(name, secrets) for name in gateway.people},
         }
 
     def _worker(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
@@ -181,10 +195,20 @@ def check_roles(gateway: Gateway) -> None:
             for m in gateway.machines
             if m.role in (GatewayRole.USER_INTERFACE, GatewayRole.WORKER)
         ]
+    faults += _people_faults(gateway)
     for element in elements[:1]:
         faults += _publishing_faults(gateway, element)
     if faults:
         raise InvalidSpec("the gateway's declaration has faults", faults=faults)
+
+
+def _people_faults(gateway: Gateway) -> Iterator[Fault]:
+    if not gateway.people:
+        for vm in gateway.of_role(GatewayRole.USER_INTERFACE):
+            yield Fault("people", "missing", f"is missing: the users of {vm.name}")
+    for name in gateway.people:
+        if name in RESERVED_NAMES or name.startswith(WORKER_USER_PREFIX):
+            yield Fault(f"people.{name}", "reserved", f"{name} is an account of the gateway's own")
 
 
 def _publishing_faults(gateway: Gateway, element: GatewayVm) -> Iterator[Fault]:
@@ -215,7 +239,7 @@ def _condor(gateway: Gateway, vm: GatewayVm, *shipped: str, **settings: str) -> 
         "FILESYSTEM_DOMAIN": gateway.fqdn(vm),
         "NETWORK_HOSTNAME": gateway.fqdn(vm),
         "NETWORK_INTERFACE": str(vm.address),
-        "GATEWAY_PEOPLE": f"{USER_ACCOUNT}@{gateway.domain}",
+        "GATEWAY_PEOPLE": ", ".join(f"{name}@{gateway.domain}" for name in gateway.people),
         **settings,
     }
     if element.publish:  # VMs of the gateway use its address on their own network
@@ -241,18 +265,33 @@ def _collector(gateway: Gateway) -> str:
     return gateway.fqdn(element) + ("" if port == POOL_PORT else f":{port}")
 
 
-def _storage_element(_gateway: Gateway, _vm: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
-    person, own = (
-        _keytab(USER_ACCOUNT, secrets[STORAGE_KEY]),
-        _keytab(CHECK_ACCOUNT, secrets[CHECK_KEY]),
-    )
+def _people(gateway: Gateway) -> bytes:
+    """A line for each of the gateway's people: account and its number."""
+    return _lines(*(f"{name} {_number(name)}" for name in gateway.people))
+
+
+def _number(name: str) -> int:
+    """A user id, the same on all VMs and whoever else is declared."""
+    return 10**6 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 10**9
+
+
+def _storage_element(gateway: Gateway, _vm: GatewayVm, secrets: Mapping[str, bytes]) -> _Files:
+    own = _keytab_line(CHECK_ACCOUNT, 1, secrets[CHECK_KEY])
     return {
         "xrootd.cfg": packaged_file("gateway", "xrootd.cfg"),
         # a: everything; l: look up names. XRootD's acc.authdb.
-        "authdb": _lines(f"u {USER_ACCOUNT} /store a", f"u {CHECK_ACCOUNT} /store l"),
-        "storage-keytab": person + own,
+        "authdb": _lines(
+            *(f"u {name} /store a" for name in gateway.people), f"u {CHECK_ACCOUNT} /store l"
+        ),
+        "storage-keytab": b"".join(_keytab(name, secrets) for name in gateway.people) + own,
         "check-keytab": own,
     }
+
+
+def _keytab(person: str, secrets: Mapping[str, bytes]) -> bytes:
+    """A person's own key for the storage element."""
+    key = hmac.digest(secrets[STORAGE_KEY], person.encode(), "sha256").hex()
+    return _keytab_line(person, _number(person), key.encode())
 
 
 def _service(_gateway: Gateway, vm: GatewayVm, _secrets: Mapping[str, bytes]) -> _Files:
@@ -260,9 +299,8 @@ def _service(_gateway: Gateway, vm: GatewayVm, _secrets: Mapping[str, bytes]) ->
     return {name: _lines(command) for name, command in commands.items() if command is not None}
 
 
-def _keytab(user: str, key: bytes) -> bytes:
-    """A user's key for XRootD's Simple Shared Secret, as ``xrdsssadmin`` writes it."""
-    number = {USER_ACCOUNT: 1, CHECK_ACCOUNT: 2}[user]
+def _keytab_line(user: str, number: int, key: bytes) -> bytes:
+    """A key for XRootD's Simple Shared Secret, as ``xrdsssadmin`` writes it."""
     return _lines(f"0 u:{user} g:{user} n:{user} N:{number} c:1 e:0 k:{key.decode()}")
 
 

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Functions for all VMs of a gateway: address and names, the users' account, reports about the service, and
+# Functions for all VMs of a gateway: address and names, accounts, reports about the service, and
 # freezing for a backup. Each role's script reads this file and defines
 #
 #   prepare       set up everything that the service needs
@@ -86,18 +86,21 @@ start_ssh_relay() {
 
 # add_account NAME NUMBER HOME SHELL: without a password.
 add_account() {
-    grep -q "^$1:" /etc/passwd && return
+    ! grep -q "^$1:[^:]*:$2:" /etc/passwd || return 0
+    ! grep -q "^$1:" /etc/passwd || give_up "$1 is an account of this image already"
     echo "$1:*:$2:$2::$3:$4" >>/etc/passwd
     echo "$1:x:$2:" >>/etc/group
 }
 
-# add_person: the users' account, with the same number on all VMs.
-add_person() {
-    read -r person <"$here/person"
-    home=$data/people/$person
-    add_account "$person" 64000 "$home" /bin/bash
-    mkdir -p "$home" && chown "$person:$person" "$home" && chmod 0700 "$home" && return
-    give_up "cannot make $home"
+# add_people: their accounts and homes, with the same numbers on all VMs.
+add_people() {
+    while read -r person number; do
+        home=$data/people/$person
+        add_account "$person" "$number" "$home" /bin/bash
+        if ! mkdir -p "$home" || ! chown "$number:$number" "$home" || ! chmod 0700 "$home"; then
+            give_up "cannot make $home"
+        fi
+    done <"$here/people"
 }
 
 # --------------------------------------------------------------------------- a backup
@@ -140,9 +143,12 @@ stop_thaw_timer() {
 
 renew() { :; }
 
-# renew_token PATH OWNER: fetch the VM's token from its endpoint. The job's own token must not be an argument, so this
+# renew_token PATH OWNER
+renew_token() { fetch_token && put_secret token "$1" "$2"; }
+
+# fetch_token: fetch the VM's token from its endpoint. The job's own token must not be an argument, so this
 # does not use wget, but the guest program's HTTP with separate pipes.
-renew_token() {
+fetch_token() {
     (
         umask 077
         run=/run/vmjobs-gateway
@@ -154,7 +160,7 @@ renew_token() {
         # shellcheck source=/dev/null
         . /usr/lib/vmjobs/http.sh
         http main GET /v1/token >"$here/token" && [ -s "$here/token" ]
-    ) && put_secret token "$1" "$2"
+    )
 }
 
 # watch: report when the service begins to answer, when it stops, and when it answers again. First renew the token:

@@ -10,7 +10,7 @@
 . ./condor.sh
 
 prepare() {
-    add_person
+    add_people
     prepare_condor
     put_secret pool-key /etc/condor/passwords.d/gateway root:root
     put_secret token "$tokens/gateway" root:root

@@ -20,7 +20,7 @@ from tests.kit import ROOT
 from tests.kit.cli import VMJOBS
 from tests.kit.grid import wait_for
 from tests.kit.hypervisors import host_addresses
-from tests.kit.sockets import free_port
+from tests.kit.sockets import free_ports
 
 #: It takes five virtual machines and their images.
 pytestmark = pytest.mark.soak
@@ -41,6 +41,7 @@ ELSEWHERE = """\
 gateway: elsewhere
 domain: elsewhere.example
 network: 10.78.0.0/24
+people: {ada: {}}
 machines:
   ce: {role: computing-element, image: gateway-ce, address: 10.78.0.10, memory: 384, disk: 512}
   ui: {role: user-interface, image: gateway-ui, address: 10.78.0.12, memory: 384, disk: 512}
@@ -49,10 +50,14 @@ machines:
 
 @dataclass(frozen=True)
 class Gateway:
-    """An installed gateway. place: its state directory. port: of its computing element on this host."""
+    """An installed gateway. place: its state directory.
+
+    pool_port, login_port: of its computing element and its user interface on this host.
+    """
 
     place: Path
-    port: int = 0
+    pool_port: int = 0
+    login_port: int = 0
 
     def command(
         self, *words: str | Path, status: int = 0, stdin: bytes = b""
@@ -73,10 +78,10 @@ class Gateway:
         ended = self.command("ssh", vm, "--", script, status=status, stdin=stdin)
         return ended.stdout.decode()
 
-    def physicist(self, script: str, status: int = 0) -> str:
+    def ada(self, script: str, status: int = 0) -> str:
         """Run a command as a user on the user interface VM; return output and errors."""
         told = f"{script}\n".encode()
-        return self.run("ui", "exec su - physicist -c 'exec sh -s 2>&1'", status, told)
+        return self.run("ui", "exec su - ada -c 'exec sh -s 2>&1'", status, told)
 
     def jobs(self, vm: str) -> dict[int, int]:
         """The jobs in a VM's queue: cluster to JobStatus."""
@@ -92,12 +97,19 @@ class Gateway:
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """The example gateway with a published computing element, booted."""
     folder = tmp_path_factory.mktemp("g")
-    made = Gateway(folder / "state", free_port())
-    example = (ROOT / "examples" / "gateway.yaml").read_text()
-    element = "    role: computing-element\n"
-    assert element in example
-    published = f"{element}    publish: [{made.port}]\n"
-    declared = f"host: {host_addresses()[0]}\n{example.replace(element, published)}"
+    made = Gateway(folder / "state", *free_ports(2))
+    key = folder / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    declared = (ROOT / "examples" / "gateway.yaml").read_text()
+    public = key.with_suffix(".pub").read_text().strip()
+    for old, new in {
+        "role: computing-element": f"role: computing-element\n    publish: [{made.pool_port}]",
+        "role: user-interface": f"role: user-interface\n    publish: ['{made.login_port}:22']",
+        "people:": f"host: {host_addresses()[0]}\npeople:",
+        "ada: {keys: []}": f"bob: {{}}\n  ada: {{keys: ['{public}']}}",
+    }.items():
+        assert declared.count(old) == 1, old
+        declared = declared.replace(old, new)
     (folder / "gateway.yaml").write_text(declared)
     made.command("install", folder / "gateway.yaml")
     try:
@@ -122,15 +134,15 @@ def processes() -> list[tuple[int, str]]:
 
 
 def test_a_job_goes_from_the_user_interface_to_the_worker_and_comes_back(gateway: Gateway) -> None:
-    assert "1 job(s) submitted" in gateway.physicist("condor_submit example.sub")
-    gateway.physicist(f"condor_wait -wait {JOB:.0f} example.log")
-    output = gateway.physicist("cat example.out")
+    assert "1 job(s) submitted" in gateway.ada("condor_submit example.sub")
+    gateway.ada(f"condor_wait -wait {JOB:.0f} example.log")
+    output = gateway.ada("cat example.out")
     assert output.startswith("Linux wn.tier3.example "), output
-    assert "GridResource: condor ce.tier3.example" in gateway.physicist("cat example.log")
+    assert "GridResource: condor ce.tier3.example" in gateway.ada("cat example.log")
     # The computing element keeps a job until its output has been fetched.
     asked = "condor_history -limit 1 -autoformat Owner LastRemoteHost ExitCode"
     ran = wait_for(lambda: gateway.run("ce", asked), "the job's record", JOB)
-    assert re.fullmatch(r"physicist slot1_\d+@wn\.tier3\.example 0\n", ran), ran
+    assert re.fullmatch(r"ada slot1_\d+@wn\.tier3\.example 0\n", ran), ran
 
 
 def test_a_job_comes_from_a_schedd_elsewhere(gateway: Gateway, tmp_path: Path) -> None:
@@ -139,35 +151,57 @@ def test_a_job_comes_from_a_schedd_elsewhere(gateway: Gateway, tmp_path: Path) -
     elsewhere.command("install", tmp_path / "elsewhere.yaml")
     try:
         elsewhere.command("boot")
-        pool = f"{host_addresses()[0]}:{gateway.port}"
+        pool = f"{host_addresses()[0]}:{gateway.pool_port}"
         asked = f"condor_status -pool {pool} -autoformat Machine"
-        assert "wn.tier3.example" not in elsewhere.physicist(asked, status=1), "without a token"
-        token = gateway.command("token").stdout.decode().strip()
-        elsewhere.physicist(f"umask 077; echo {token} >.condor/tokens.d/tier3")
-        assert "wn.tier3.example" in elsewhere.physicist(asked)
+        assert "wn.tier3.example" not in elsewhere.ada(asked, status=1), "without a token"
+        token = gateway.command("token", "bob").stdout.decode().strip()
+        elsewhere.ada(f"umask 077; echo {token} >.condor/tokens.d/tier3")
+        assert "wn.tier3.example" in elsewhere.ada(asked)
         route = f"s|^grid_resource.*|grid_resource = condor ce.tier3.example {pool}|"
-        elsewhere.physicist(f"sed '{route}' example.sub >there.sub && condor_submit there.sub")
-        elsewhere.physicist(f"condor_wait -wait {JOB:.0f} example.log")
-        output = elsewhere.physicist("cat example.out")
+        elsewhere.ada(f"sed '{route}' example.sub >there.sub && condor_submit there.sub")
+        elsewhere.ada(f"condor_wait -wait {JOB:.0f} example.log")
+        output = elsewhere.ada("cat example.out")
         assert output.startswith("Linux wn.tier3.example "), output
     finally:
         elsewhere.command("delete", "--yes")
+
+
+def test_people_log_in_from_elsewhere_by_their_own_keys(gateway: Gateway, tmp_path: Path) -> None:
+    def login(user: str, *command: str) -> subprocess.CompletedProcess[str]:
+        key = gateway.place.parent / "key"
+        options = ["-F", "none", "-i", str(key), "-p", str(gateway.login_port), "-o", "BatchMode=yes"]
+        options += [
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            f"UserKnownHostsFile={tmp_path}/known",
+        ]
+        argv = ["ssh", *options, f"{user}@{host_addresses()[0]}", *command]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND, check=False)
+
+    there = login("ada", "id -un; hostname; ls .condor/tokens.d .xrd; ls ../bob")
+    assert there.stdout.split() == [
+        *("ada", "ui.tier3.example", ".condor/tokens.d:", "gateway", ".xrd:", "sss.keytab")
+    ]
+    assert "Permission denied" in there.stderr, "bob's home is his own"
+    for other in ("bob", "root"):
+        assert login(other, "id").returncode == 255
 
 
 def test_a_file_is_stored_listed_and_read_back(gateway: Gateway) -> None:
     data = os.urandom(300_000)
     gateway.run("ui", "cat >/tmp/events.dat", stdin=data)
     url = "root://se.tier3.example//store/run1/events.dat"
-    gateway.physicist(f"xrdcp --nopbar --cksum adler32:source /tmp/events.dat {url}")
-    listing = gateway.physicist("xrdfs se.tier3.example ls -l /store/run1")
+    gateway.ada(f"xrdcp --nopbar --cksum adler32:source /tmp/events.dat {url}")
+    listing = gateway.ada("xrdfs se.tier3.example ls -l /store/run1")
     assert re.search(r" 300000 .* /store/run1/events\.dat$", listing.strip()), listing
     assert re.search(
         "adler32 [0-9a-f]{8}",
-        gateway.physicist("xrdfs se.tier3.example query checksum /store/run1/events.dat"),
+        gateway.ada("xrdfs se.tier3.example query checksum /store/run1/events.dat"),
     )
-    gateway.physicist(f"rm -f back.dat; xrdcp --nopbar {url} back.dat")
+    gateway.ada(f"rm -f back.dat; xrdcp --nopbar {url} back.dat")
     known = hashlib.sha256(data).hexdigest()
-    assert gateway.physicist("sha256sum <back.dat").split()[0] == known
+    assert gateway.ada("sha256sum <back.dat").split()[0] == known
     assert known in gateway.run("se", "sha256sum /job/xrootd/store/run1/events.dat")
 
 
@@ -180,7 +214,7 @@ def test_who_has_no_key_stores_nothing(gateway: Gateway) -> None:
 
 def test_who_has_no_token_of_the_pools_gets_nowhere(gateway: Gateway) -> None:
     asked = "condor_{0} -name ce.tier3.example -pool ce.tier3.example {1} 2>&1"
-    assert "physicist" in gateway.physicist(asked.format("ping -type schedd", "WRITE"))
+    assert "ada" in gateway.ada(asked.format("ping -type schedd", "WRITE"))
     gateway.run("ui", asked.format("ping -type schedd", "READ"), status=1)
     # A worker's own token only advertises this worker; it does not allow submitting.
     gateway.run("wn", asked.format("ping -type schedd", "WRITE"), status=1)
@@ -189,26 +223,24 @@ def test_who_has_no_token_of_the_pools_gets_nowhere(gateway: Gateway) -> None:
 def test_a_backup_while_jobs_are_under_way_brings_queue_and_files_back(
     gateway: Gateway, tmp_path: Path
 ) -> None:
-    gateway.physicist(
-        "echo precious >kept && xrdcp --nopbar -f kept root://se.tier3.example//store/kept"
-    )
+    gateway.ada("echo precious >kept && xrdcp --nopbar -f kept root://se.tier3.example//store/kept")
     # One job runs and one waits behind it: the worker has one slot.
-    gateway.physicist(JOB_OF.format(program="/bin/sleep", arguments="100", name="long"))
-    gateway.physicist(JOB_OF.format(program="/bin/echo", arguments="it is done", name="next"))
+    gateway.ada(JOB_OF.format(program="/bin/sleep", arguments="100", name="long"))
+    gateway.ada(JOB_OF.format(program="/bin/echo", arguments="it is done", name="next"))
     wait_for(lambda: sorted(gateway.jobs("ce").values()) == [1, 2] or None, "a job to run", JOB)
     before = gateway.jobs("ui")
 
     archive = tmp_path / "gateway.backup"
     gateway.command("backup", "--no-images", archive)  # the images stay here
     # The gateway continues to run; the backup contains no later change.
-    gateway.physicist("xrdfs se.tier3.example rm /store/kept")
+    gateway.ada("xrdfs se.tier3.example rm /store/kept")
     gateway.command("delete", "--yes")
     assert not gateway.place.exists()
 
     gateway.command("restore", archive)
     gateway.command("boot")
-    assert gateway.physicist("xrdcp --nopbar root://se.tier3.example//store/kept -") == "precious\n"
+    assert gateway.ada("xrdcp --nopbar root://se.tier3.example//store/kept -") == "precious\n"
     # Jobs run as soon as it is up: a job that waited may have ended by now.
     assert set(before) <= set(gateway.jobs("ui")) | gateway.ended("ui")
-    gateway.physicist(f"condor_wait -wait {JOB + 200:.0f} next.log")
-    assert gateway.physicist("cat next.out") == "it is done\n"
+    gateway.ada(f"condor_wait -wait {JOB + 200:.0f} next.log")
+    assert gateway.ada("cat next.out") == "it is done\n"

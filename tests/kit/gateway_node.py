@@ -84,7 +84,7 @@ class CountingKit:
         expires = datetime.now(UTC) + timedelta(seconds=20)
         return PoolToken(token=f"token {self.minted} of {vm.name}", identity="", expires=expires)
 
-    def user_token(self, gateway: Gateway, secrets: Mapping[str, bytes]) -> PoolToken:
+    def person_token(self, gateway: Gateway, person: str, secrets: Mapping[str, bytes]) -> PoolToken:
         """Refuse: nothing in these VMs accepts one."""
         raise NotFound("nothing accepts a token")
 

@@ -33,8 +33,15 @@ ROLES = {
 }
 
 
+PEOPLE = {"ada": {"keys": ["ssh-ed25519 " + "A" * 68 + " ada@laptop"]}, "bob": {}}
+
+
 def gateway(
-    *vms: str, ce: dict[str, Any] | None = None, host: str = "", **more: tuple[str, str]
+    *vms: str,
+    ce: dict[str, Any] | None = None,
+    host: str = "",
+    people: Any = PEOPLE,
+    **more: tuple[str, str],
 ) -> Gateway:
     """A gateway with these VMs of ROLES, and more. ce: further fields of that VM."""
     chosen = {name: ROLES[name] for name in vms or ROLES} | more
@@ -44,6 +51,7 @@ def gateway(
             "domain": "tier3.example",
             "network": "10.77.0.0/24",
             **({"host": host} if host else {}),
+            "people": people,
             "machines": {
                 name: {"role": role, "image": "any", "address": address}
                 | ((ce or {}) if name == "ce" else {})
@@ -99,7 +107,7 @@ def test_no_two_tokens_are_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("vm", "subject", "rights"),
-    [("wn", "worker-wn", "ADVERTISE_STARTD READ"), ("ui", "physicist", "READ WRITE")],
+    [("wn", "worker-wn", "ADVERTISE_STARTD READ"), ("ui", "ada", "READ WRITE")],
 )
 def test_tokens_are_good_for_what_a_vm_is_there_for_and_nothing_else(
     kit: GatewayKit, secrets: dict[str, bytes], vm: str, subject: str, rights: str
@@ -122,7 +130,7 @@ def test_a_vm_that_runs_gets_a_token_like_its_first(
     passed = 15 * 86400
     then = {"jti": first["jti"], "iat": first["iat"] + passed, "exp": first["exp"] + passed}
     assert claims(later.token) | {"jti": first["jti"]} == first | then
-    assert (later.identity, later.expires.timestamp()) == (first["sub"], then["exp"])
+    assert later.expires.timestamp() == then["exp"]
 
 
 def test_a_vm_without_htcondor_gets_no_token(kit: GatewayKit, secrets: dict[str, bytes]) -> None:
@@ -134,7 +142,7 @@ def test_a_vm_without_htcondor_gets_no_token(kit: GatewayKit, secrets: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("secret", "having"), [(POOL_KEY, {"ce"}), (STORAGE_KEY, {"se", "ui"}), (CHECK_KEY, {"se"})]
+    ("secret", "having"), [(POOL_KEY, {"ce"}), (STORAGE_KEY, set()), (CHECK_KEY, {"se"})]
 )
 def test_a_key_is_on_no_vm_that_has_no_use_for_it(
     kit: GatewayKit, secrets: dict[str, bytes], secret: str, having: set[str]
@@ -145,6 +153,36 @@ def test_a_key_is_on_no_vm_that_has_no_use_for_it(
         if any(secrets[secret] in text for text in files_of(kit, name, secrets).values())
     }
     assert found == having
+
+
+def test_each_person_has_an_account_and_keys_of_his_own(
+    kit: GatewayKit, secrets: dict[str, bytes]
+) -> None:
+    ce, se, ui = (files_of(kit, name, secrets) for name in ("ce", "se", "ui"))
+    lines = [line.split() for line in ui["token"].decode().splitlines() if line]
+    assert [(name, claims(token)["sub"]) for name, token in lines] == [
+        ("ada", "ada@tier3.example"),
+        ("bob", "bob@tier3.example"),
+    ]
+    assert ui["keys/ada"].decode().splitlines() == PEOPLE["ada"]["keys"]
+    assert ui["keys/bob"] == b""
+    assert ui["storage/ada"] in se["storage-keytab"]
+    assert ui["storage/ada"].split()[-1] != ui["storage/bob"].split()[-1]
+    assert ui["people"] == ce["people"]
+    numbers = {line.split()[1] for line in ui["people"].decode().splitlines()}
+    assert len(numbers) == 2
+    others = gateway(people={"bob": {}, "eve": {}})
+    vm = others.vm("ui")
+    assert vm is not None
+    kept = kit.files(others, vm, secrets)
+    assert kept["storage/bob"] == ui["storage/bob"], "it stays when others come and go"
+
+
+@pytest.mark.parametrize("people", [{}, {"condor": {}}, {"worker-wn": {}}])
+def test_people_are_needed_and_have_names_of_their_own(kit: GatewayKit, people: Any) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        kit.secrets(gateway(people=people))
+    assert [fault.field for fault in caught.value.faults] == [".".join(["people", *people])]
 
 
 def test_two_gateways_share_no_key(kit: GatewayKit) -> None:
@@ -180,8 +218,8 @@ def test_a_computing_element_that_is_published_says_where_it_is_reached(
     assert "TCP_FORWARDING_HOST = 192.0.2.5" in told["ce"]
     assert "SHARED_PORT_PORT = 9700" in told["ce"]
     assert "BIND_ALL_INTERFACES = True" not in told["wn"]
-    token = kit.user_token(published, secrets)
-    assert claims(token.token)["sub"] == "physicist@tier3.example"
+    token = kit.person_token(published, "bob", secrets)
+    assert claims(token.token)["sub"] == "bob@tier3.example"
 
 
 @pytest.mark.parametrize(

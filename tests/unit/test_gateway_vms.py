@@ -94,6 +94,8 @@ def test_a_declaration_becomes_a_gateway() -> None:
         (machine(publish=[1094, "22:"]), "machines.ce.publish.1", "must be like 1094, 2222:22"),
         (machine(run="httpd -f"), "machines.ce.run", "is for VMs with the role service"),
         (machine(role="service"), "machines.ce.run", "is missing: the command of the service"),
+        (gateway_spec(people={"Ada": {}}), "people.Ada", "invalid format"),
+        (gateway_spec(people={"ada": {"keys": ["rm -rf /"]}}), "people.ada.keys.0", "invalid format"),
         (machine(limits={"cpu_percent": 0}), "machines.ce.limits.cpu_percent", "1"),
         (machine(publish=["65536:22"]), "machines.ce.publish.0.port", "65535"),
         (

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from vmjobs.cluster.spec import ClusterSpec, ClusterVmLimits, SizeRange, parse_cluster
 from vmjobs.errors import Fault, InvalidSpec
-from vmjobs.gateway.spec import Gateway, GatewayVm, parse_gateway
+from vmjobs.gateway.spec import Gateway, GatewayVm, Person, parse_gateway
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 16
@@ -34,6 +34,7 @@ _GATEWAY_FIELDS: Final[_Fields] = {
     "": Gateway,
     "machines.*": GatewayVm,
     "machines.*.limits": ClusterVmLimits,
+    "people.*": Person,
 }
 #: Messages in place of a regular expression, by field.
 _PATTERN_MESSAGES: Final = {

@@ -26,6 +26,7 @@ from vmjobs.model import (
 GATEWAY_HYPERVISOR: Final = next(kind for kind in HypervisorKind if CAPABILITIES[kind].private_networks)
 MAX_VMS: Final = 32
 MAX_PORTS: Final = 64
+MAX_PEOPLE: Final = 200
 #: Prefix bits of a private network: minimum and maximum.
 MIN_PREFIX_BITS: Final = 16
 MAX_PREFIX_BITS: Final = 29
@@ -50,6 +51,15 @@ HostName = Annotated[
 ]
 
 
+#: A user's account, at most 31 characters.
+PersonName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,29}[a-z0-9]$")]
+#: A line of an ``authorized_keys`` file (sshd(8)), without options.
+LoginKey = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(sk-)?(ssh|ecdsa)-[a-z0-9@.-]{3,40} [A-Za-z0-9+/]{60,1400}={0,2}( [ -~]{0,200})?$"
+    ),
+]
 ShellCommand = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
@@ -88,17 +98,24 @@ class GatewayVm(FrozenModel):
     limits: ClusterVmLimits = ClusterVmLimits()
 
 
+class Person(FrozenModel):
+    """A user of the gateway. keys: of OpenSSH, for log-ins on the user interface."""
+
+    keys: tuple[LoginKey, ...] = Field(default=(), max_length=16)
+
+
 class Gateway(FrozenModel):
     """One gateway, with its VMs in the declared order.
 
     domain: of the VMs' host names. network: private network of the VMs alone. host: name or address
-    by which other hosts reach published ports.
+    by which other hosts reach published ports. people: its users, by name of their account.
     """
 
     name: ClusterName
     domain: Domain
     network: IPv4Network
     host: HostName | None = None
+    people: dict[PersonName, Person] = Field(default={}, max_length=MAX_PEOPLE)
     machines: tuple[GatewayVm, ...] = Field(min_length=1, max_length=MAX_VMS)
 
     def vm(self, name: str) -> GatewayVm | None:
@@ -182,7 +199,7 @@ def _named(name: Any, vm: Any) -> Any:
 
 def _as_declared(fault: Fault, data: Any) -> Fault:
     """Convert a fault's field from the models' structure to the declaration's."""
-    first, *rest = fault.field.split(".")
+    first, *rest = fault.field.removesuffix(".[key]").split(".")  # pydantic's word for a mapping's key
     first = _DECLARED_KEYS.get(first, first)
     vms = data.get("machines") if isinstance(data, Mapping) else None
     if first == "machines" and rest and isinstance(vms, Mapping):

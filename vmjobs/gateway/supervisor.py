@@ -81,11 +81,11 @@ class RoleFiles(Protocol):
             Forbidden: VMs of this role have no token.
         """
 
-    def user_token(self, gateway: Gateway, secrets: Mapping[str, bytes]) -> PoolToken:
-        """A token for a user on another host.
+    def person_token(self, gateway: Gateway, person: str, secrets: Mapping[str, bytes]) -> PoolToken:
+        """A token for one of the gateway's people, for use on another host.
 
         Raises:
-            NotFound: the gateway has nothing that accepts it.
+            NotFound: there is no such person, or nothing that accepts a token.
         """
 
 

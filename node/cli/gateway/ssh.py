@@ -28,7 +28,7 @@ from vmjobs.gateway.directory import GatewayDirectory
 def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
     """Log in to VM as root, or run COMMAND in it and exit with its status.
 
-    `-t ui -- su - physicist` opens a shell of the gateway's users. ssh is OpenSSH's; its options go
+    `-t ui -- su - ada` opens a shell of a user. ssh is OpenSSH's; its options go
     before VM. It needs no open port.
     """
     options, vm, command = split_ssh_arguments(words)

@@ -1,4 +1,4 @@
-"""``vmjobs gateway token``: for users of the gateway on other hosts."""
+"""``vmjobs gateway token``: for people who submit from other hosts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from vmjobs.cli.common import echo
 
 
 @click.command()
+@click.argument("person", metavar="PERSON")
 @gateway_options
-def token(name: str | None, state_dir: Path | None) -> None:
-    """Print a token (IDTOKEN) for a user on another host.
+def token(person: str, name: str | None, state_dir: Path | None) -> None:
+    """Print a token (IDTOKEN) for PERSON, to be used on another host.
 
-    It is for `~/.condor/tokens.d` there. With it, jobs may be submitted to the computing element as
-    `physicist`, and its pool be read, for thirty days.
+    It belongs into a file in `~/.condor/tokens.d` there. For thirty days PERSON may submit jobs to the
+    computing element with it, and read its pool.
     """
     place = find_gateway(name, state_dir)
-    echo(role_kit().user_token(place.installed().gateway, place.secrets()).token)
+    echo(role_kit().person_token(place.installed().gateway, person, place.secrets()).token)
