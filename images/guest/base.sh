@@ -17,8 +17,24 @@ VMJOBS_SENTINEL=unknown
 
 newline='
 '
-applets=
-[ ! -x "$busybox" ] || applets=$newline$("$busybox" --list)$newline
+# What the first of this guest's programs has found out, for the others: busybox's applets, and env's options.
+found=/run/vmjobs/found
+applets='' defaults=unknown
+if [ -r $found ]; then
+    # shellcheck source=/dev/null
+    . $found
+elif [ -x "$busybox" ]; then
+    applets=$newline$("$busybox" --list)$newline
+fi
+
+# find_defaults: sets $defaults to env's option for signals: a shell starts background commands with SIGINT and SIGQUIT
+# ignored, which only env can undo.
+find_defaults() {
+    [ "$defaults" = unknown ] || return 0
+    defaults=
+    ! env --default-signal=INT --version >/dev/null 2>&1 || defaults='--default-signal=INT,QUIT,PIPE'
+    printf "applets='%s'\ndefaults='%s'\n" "$applets" "$defaults" >$found
+}
 
 # bb TOOL ARGUMENT...: runs busybox's version if there is one, so that behaviour does not depend on the
 # distribution; otherwise the one in the PATH.

@@ -105,19 +105,19 @@ deliver_outputs() {
     if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list" || : >"$run/undelivered"
     # Not on the scratch disk, which may be full. tar follows the links below; the outputs have none.
     collect=$run/collect
-    mkdir "$collect"
+    bb mkdir "$collect"
     printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$collect/exit.json"
     set -- exit.json
     read -r left <"/sys/class/block/${output_disk##*/}/size" && left=$((left * 512 - 1048576))
     if [ "$VMJOBS_NETWORK" = none ]; then
         for name in stdout stderr; do
             [ -f "$job/$name" ] || : >"$job/$name" # the script removed it
-            ln -s "$job/$name" "$collect/$name"
+            bb ln -s "$job/$name" "$collect/$name"
             left=$((left - $(size_of "$job/$name")))
         done
         set -- exit.json stdout stderr
     fi
-    ln -s "$work" "$collect/outputs"
+    bb ln -s "$work" "$collect/outputs"
     choose_outputs
     if [ -s "$run/left-out" ]; then
         ln -s "$run/left-out" "$collect/undelivered"
@@ -139,7 +139,7 @@ write_disk() {
     set -- "$@" $(cat "$run/fitting")
     unset IFS
     bb tar -chf "$output_disk" -C "$collect" "$@" &&
-        dd count=0 conv=notrunc,fsync if=/dev/null of="$output_disk"
+        bb dd count=0 conv=notrunc,fsync if=/dev/null of="$output_disk"
 }
 
 # choose_outputs: writes to `fitting` the outputs that fit into $left bytes with headers and padding, and the

@@ -36,11 +36,7 @@ announce_ready() {
 
 # start_script: starts it in a session of its own, so that a signal reaches all its processes.
 start_script() {
-    # A shell starts background commands with SIGINT and SIGQUIT ignored, which only env can undo.
-    defaults=
-    if [ -z "$container" ] && env --default-signal=INT --version >/dev/null 2>&1; then
-        defaults='--default-signal=INT,QUIT,PIPE'
-    fi
+    if [ -z "$container" ]; then find_defaults; else defaults=; fi
     (
         trap - PIPE CHLD INT TERM
         exec 3>&- 4>&- 8<&- 9<&- # ends of the pipes: not for the script

@@ -31,7 +31,7 @@ setup_mounts() {
 $table
 EOF
     [ -w / ] || bb mount -o remount,rw /
-    mkdir -m 0700 "$run" "$run/job"
+    bb mkdir -m 0700 "$run" "$run/job"
     echo 1 >/proc/sys/kernel/printk # the console is for the job; a panic is still shown
     echo 0 >/proc/sys/kernel/ctrl-alt-del # Ctrl-Alt-Del asks process 1 and does not reboot
     echo "$oom_spared" >/proc/self/oom_score_adj
@@ -69,7 +69,7 @@ keep_token() {
 # set_clock EPOCH SECONDS: sets the clock to the host's if it differs by more than SECONDS.
 set_clock() {
     case $1 in '' | *[!0-9]*) return 0 ;; esac
-    now=$(date +%s)
+    now=$(bb date +%s)
     if [ $((now - $1)) -gt "$2" ] || [ $(($1 - now)) -gt "$2" ]; then
         bb date -s "@$1" >/dev/null
     fi
@@ -96,6 +96,7 @@ keep_damaged() {
         "or restore it from a backup ($(echo "$1" | tr '\n' ' '))"
 }
 
+# make_file_system: for hosts that have not made one, or whose file system is too new for this kernel.
 make_file_system() {
     # The disk lives only as long as the job: no journal. Inode tables are initialized later.
     if ! mke2fs -q -F -t ext4 -m 0 -O ^has_journal -E lazy_itable_init=1,nodiscard \
@@ -105,16 +106,22 @@ make_file_system() {
     fi
 }
 
+mount_scratch() {
+    bb mount -t ext4 -o noatime "$scratch_disk" "$job"
+}
+
 make_scratch() {
     [ -b "$scratch_disk" ] || fail 'there is no scratch disk'
-    mkdir -p "$job"
+    [ -d "$job" ] || mkdir -p "$job"
     if [ "${VMJOBS_KEEP:-}" ]; then
         keep_scratch
     else
-        make_file_system
-        bb mount -t ext4 -o noatime "$scratch_disk" "$job" || fail 'cannot mount the scratch disk'
+        if [ -z "${VMJOBS_FORMATTED:-}" ] || ! mount_scratch 2>/dev/null; then
+            make_file_system
+            mount_scratch || fail 'cannot mount the scratch disk'
+        fi
     fi
-    mkdir -m 1777 "$job/tmp"
+    bb mkdir -m 1777 "$job/tmp"
     [ -z "$container" ] || spread_scratch
 }
 
@@ -122,7 +129,7 @@ make_scratch() {
 unpack_job() {
     bb tar -xf "$job_disk" -C "$job" 2>"$run/tar.log" ||
         fail "cannot unpack the job: $(cat "$run/tar.log")"
-    rm -f "$job/job.json" "$job/job.env" "$job/environment" "$job/outputs"
+    bb rm -f "$job/job.json" "$job/job.env" "$job/environment" "$job/outputs"
     if [ ! -s "$job/script" ]; then
         [ -n "$container" ] || fail 'the job has no script'
         # shellcheck disable=SC2034 # script.sh
@@ -132,11 +139,11 @@ unpack_job() {
     fi
     [ -x "$job/script" ] || chmod 0755 "$job/script"
     if [ -d "$job/inputs" ]; then
-        mv "$job/inputs" "$work"
-        chmod -R u+rwX "$work"
-        mkdir "$job/home"
+        bb mv "$job/inputs" "$work"
+        bb chmod -R u+rwX "$work"
+        bb mkdir "$job/home"
     else
-        mkdir "$work" "$job/home"
+        bb mkdir "$work" "$job/home"
     fi
     [ -z "$container" ] || own_job
 }
@@ -171,7 +178,7 @@ start_network() {
     fi
     if [ "$VMJOBS_NETWORK" = outbound ]; then
         bb ip route add default via 10.0.2.2 || bb route add default gw 10.0.2.2
-        rm -f /etc/resolv.conf
+        bb rm -f /etc/resolv.conf
         echo 'nameserver 10.0.2.3' >/etc/resolv.conf
     fi
 }

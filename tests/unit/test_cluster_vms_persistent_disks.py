@@ -80,7 +80,7 @@ def test_a_disk_on_a_file_system_that_is_not_mounted_is_not_made(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["disks"]
 
 
-@pytest.mark.parametrize("step", ["create_blank_disk", "run", "sync_directory"])
+@pytest.mark.parametrize("step", ["create_blank_disk", "make_file_system", "sync_directory"])
 def test_a_disk_is_whole_or_not_there_whenever_the_agent_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from vmjobs.agent.vm.job_disk import create_blank_disk, round_up
+from vmjobs.agent.vm.job_disk import create_blank_disk, make_file_system, round_up
 from vmjobs.errors import HypervisorError
 from vmjobs.fsync import sync_directory
-from vmjobs.subprocess import run
 
 #: The scratch disk, and the overlay of the VM's root file system.
 SCRATCH_DISK: Final = "scratch.disk"
@@ -31,9 +30,6 @@ ROOT_OVERLAY: Final = "root.overlay"
 #: An empty file: a non-empty overlay existed.
 ROOT_MARKER: Final = "root.made"
 
-#: ext4 features that kernels before 5.15, or their tools, do not support.
-_DISABLED_FEATURES: Final = "^metadata_csum_seed,^orphan_file"
-_FORMAT_SECONDS: Final = 60.0
 _SUPERBLOCK_AT, _SUPERBLOCK_SIZE = 1024, 1024
 _MAGIC, _64BIT = b"\x53\xef", 0x80
 #: The first six bytes of the UUIDs of our file systems.
@@ -58,10 +54,7 @@ def make(directory: Path, owner: str, size: int) -> None:
     fresh.mkdir(mode=0o700)
     disk = fresh / SCRATCH_DISK
     create_blank_disk(disk, size)
-    options = ["-q", "-F", "-t", "ext4", "-O", _DISABLED_FEATURES, "-m", "0", "-U", str(_uuid(owner))]
-    # Nothing has to be written where a sparse file has zeros.
-    extended = ["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"]
-    run(["mke2fs", *options, *extended, disk], timeout=_FORMAT_SECONDS, error=HypervisorError)
+    make_file_system(disk, "has_journal", "-U", str(_uuid(owner)))
     with disk.open("rb") as file:
         os.fsync(file.fileno())
     sync_directory(fresh)

@@ -41,6 +41,7 @@ from vmjobs.agent.vm.job_disk import (
     SIZE_UNIT,
     JobDescription,
     create_blank_disk,
+    create_scratch_disk,
     data_disks,
     write_job_disk,
 )
@@ -293,7 +294,7 @@ class VmInstance:
         write_job_disk(folder / "job.disk", job_description, add)
         shutil.rmtree(inputs)
         if not self._persistent:
-            create_blank_disk(self._scratch, order.disk * MIB)
+            create_scratch_disk(self._scratch, order.disk * MIB)
         else:
             persistent_disks.make(paths.kept, order.id, order.disk * MIB)
             persistent_disks.check(paths.kept, order.id)

@@ -20,7 +20,13 @@ from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.agent.vm.console import ConsoleReader
 from vmjobs.agent.vm.console_rules import ConsoleRule, ConsoleRuleError, parse_console_rule
 from vmjobs.agent.vm.events import ImageLost
-from vmjobs.agent.vm.job_disk import JobDescription, create_blank_disk, data_disks, write_job_disk
+from vmjobs.agent.vm.job_disk import (
+    JobDescription,
+    create_blank_disk,
+    create_scratch_disk,
+    data_disks,
+    write_job_disk,
+)
 from vmjobs.agent.vm.running_vm import RunningVm, serve_guest
 from vmjobs.agent.vm.vm_watch import VmWatch, watching
 from vmjobs.errors import (
@@ -198,7 +204,7 @@ def make_disks(run: Run) -> Network | None:
     """Make scratch disk, output disk and endpoint. A resumed VM already has its disks."""
     spec, write_seed = run.spec, run.request.services.write_seed
     if run.choice.resumed is None:
-        create_blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
+        create_scratch_disk(run.directory / "scratch.disk", spec.disk * MIB)
         create_blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_OVERHEAD_BYTES)
         if run.image.cloud_init and write_seed is not None:
             write_seed(run.directory / "seed.disk", run.ticket)

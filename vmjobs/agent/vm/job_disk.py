@@ -14,14 +14,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
+from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import DataDisk
 from vmjobs.model import InputFile, JobTicket
+from vmjobs.subprocess import run
 
 CONTRACT_VERSION = 3
 #: Disk sizes are multiples of this number of bytes, which every hypervisor accepts.
 SIZE_UNIT = 1024 * 1024
+#: ext4 features that kernels before 5.15, or their tools, do not support.
+_DISABLED_FEATURES: Final = "^metadata_csum_seed,^orphan_file"
+_FORMAT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,33 @@ def data_disks(directory: Path, scratch: Path) -> tuple[DataDisk, ...]:
     return *disks, DataDisk(directory / "output.disk"), *seeds
 
 
+def create_scratch_disk(path: Path, size: int) -> None:
+    """Create a sparse disk of at least ``size`` bytes: an empty ext4 file system without a journal.
+
+    A guest would take ten times as long to make it.
+
+    Raises:
+        HypervisorError: mke2fs is not installed, or fails.
+    """
+    create_blank_disk(path, size)
+    make_file_system(path, "^has_journal")
+
+
+def make_file_system(disk: Path, features: str, *options: str) -> None:
+    """Make an empty ext4 file system, for all kernels since 3.6.
+
+    features, options: as for mke2fs's option ``-O``, and more of its options.
+
+    Raises:
+        HypervisorError: mke2fs is not installed, or fails.
+    """
+    # Nothing has to be written where a sparse file has zeros.
+    extended = "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"
+    command = ["mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-E", extended]
+    command += ["-O", f"{_DISABLED_FEATURES},{features}", *options, str(disk)]
+    run(command, timeout=_FORMAT_SECONDS, error=HypervisorError)
+
+
 def create_blank_disk(path: Path, size: int) -> None:
     """Create a blank, sparse disk of at least ``size`` bytes."""
     with path.open("xb") as file:
@@ -106,7 +138,7 @@ def _description_files(job_description: JobDescription) -> Iterable[tuple[str, s
         "VMJOBS_SENTINEL": job_description.sentinel,
         "VMJOBS_ARGUMENTS": shlex.join(spec.arguments),
         "VMJOBS_EPOCH": f"{time.time():010.0f}",
-        **({"VMJOBS_KEEP": "1"} if job_description.keep else {}),
+        **({"VMJOBS_KEEP": "1"} if job_description.keep else {"VMJOBS_FORMATTED": "1"}),
         **({"VMJOBS_CHECKPOINT": "1"} if spec.checkpoint else {}),
     }
     fields = {

@@ -28,7 +28,7 @@ give_up() {
 
 # account TABLE NAME ID REST: adds a user or group to a table; entries with its name or number are removed.
 account() {
-    others=$(grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" 2>/dev/null)
+    others=$(bb grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" 2>/dev/null)
     printf '%s\n' ${others:+"$others"} "$2:x:$3:$4" >"$1"
 }
 
@@ -52,11 +52,11 @@ mkdir -m 0700 "$run" || exit
 . /usr/lib/vmjobs/script.sh
 account /etc/group "$group" "$gid" ''
 account /etc/passwd "$user" "$uid" "$gid::$directory:/bin/sh"
-mkdir -p "$directory" "$here/tree" || give_up "cannot create the directory $directory in this image"
+bb mkdir -p "$directory" "$here/tree" || give_up "cannot create the directory $directory in this image"
 bb mount --bind "$here/tree" "$directory" || give_up "cannot mount the directory $directory in this image"
 cd "$directory" || give_up "cannot enter the directory $directory in this image"
 tar -xpf "$here/tree.tar" --numeric-owner --warning=no-timestamp -C . || { check_programs; exit 1; }
-rm "$here/tree.tar"
+bb rm "$here/tree.tar"
 
 # The address of HTCondor's Chirp service for the guest.
 if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
@@ -79,19 +79,16 @@ directories() {
 directories "$here/directories" || { check_programs; exit 1; }
 until : >"$here/now" && [ -n "$(find "$here/now" -newer "$here/mark")" ]; do :; done
 
-# For `start`: a shell starts background commands with SIGINT and SIGQUIT ignored, which env can undo.
+# For `start`: a shell starts background commands with SIGINT and SIGQUIT ignored, which env can undo. Most guest
+# programs know already whether it can.
 setpriv=$(command -v setpriv)
-defaults=
-! env --default-signal=INT --version >/dev/null 2>&1 || defaults=--default-signal=INT,QUIT,PIPE
+if [ "${defaults:-unknown}" = unknown ]; then
+    defaults=
+    ! env --default-signal=INT --version >/dev/null 2>&1 || defaults=--default-signal=INT,QUIT,PIPE
+fi
 
 input=/dev/null
 [ ! -e "$here/input" ] || input=$here/input
-
-# starved: the number of processes that the kernel killed for lack of memory (proc_vmstat(5)).
-starved() {
-    grep -s '^oom_kill ' /proc/vmstat
-}
-before=$(starved)
 
 # Variables of the guest program, which tells `exit 137` from SIGKILL.
 ended='' running=' ' status=255
@@ -123,7 +120,8 @@ done
 trap - CHLD
 trap '' HUP INT QUIT TERM USR1 USR2 # the job has ended: its signals must not stop the rest of this script
 outcome
-[ "$(starved)" = "$before" ] || result="$result starved"
+# Whether the kernel has killed processes for lack of memory (proc_vmstat(5)).
+! bb grep -s -q '^oom_kill [1-9]' /proc/vmstat || result="$result starved"
 
 : >"$here/over" # no new sessions
 # A process that is killed while it forks can crash the User Mode Linux kernel (6.12 was seen to fault when it
