@@ -126,7 +126,7 @@ def _costs(grid: Grid) -> dict[str, Cost]:
             groups["network helpers"].append(process.pid)
         elif any(word.startswith("umid=") for word in process.argv):
             groups["VMs"].append(process.pid)
-        elif process.argv[-1] == "agent" or any(word.endswith(STARTER) for word in process.argv):
+        elif process.argv[-1:] == ("agent",) or any(word.endswith(STARTER) for word in process.argv):
             groups["agent"].append(process.pid)
     return {who: _cost(pids) for who, pids in groups.items()}
 
