@@ -106,7 +106,7 @@ deliver_outputs() {
     # Not on the scratch disk, which may be full. tar follows the links below; the outputs have none.
     collect=$run/collect
     bb mkdir "$collect"
-    printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$collect/exit.json"
+    printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$collect/exit.json" || : >"$run/undelivered"
     set -- exit.json
     read -r left <"/sys/class/block/${output_disk##*/}/size" && left=$((left * 512 - 1048576))
     if [ "$VMJOBS_NETWORK" = none ]; then

@@ -139,7 +139,8 @@ def test_a_guest_that_several_users_share_is_traced(bench: Bench, shared: bool) 
     kernel = max(int(pid) for pid in listed)
     children = procs.children(kernel)
     assert children
-    assert {procs.is_traced(child) for child in children} == {shared}
+    found = {procs.is_traced(child) for child in children} - {None}  # None: it has ended meanwhile
+    assert found == {shared}
 
 
 @pytest.mark.soak_for("qemu")
