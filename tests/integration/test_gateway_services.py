@@ -213,7 +213,8 @@ def test_who_has_no_key_stores_nothing(gateway: Gateway) -> None:
 
 
 def test_who_has_no_token_of_the_pools_gets_nowhere(gateway: Gateway) -> None:
-    asked = "condor_{0} -name ce.tier3.example -pool ce.tier3.example {1} 2>&1"
+    pool = f"ce.tier3.example:{gateway.pool_port}"
+    asked = f"condor_{{0}} -name ce.tier3.example -pool {pool} {{1}} 2>&1"
     assert "ada" in gateway.ada(asked.format("ping -type schedd", "WRITE"))
     gateway.run("ui", asked.format("ping -type schedd", "READ"), status=1)
     # A worker's own token only advertises this worker; it does not allow submitting.
