@@ -271,7 +271,7 @@ def _people(gateway: Gateway) -> bytes:
 
 
 def _number(name: str) -> int:
-    """A user id, the same on all VMs and whoever else is declared."""
+    """A user id, the same on all VMs, and independent of the other people."""
     return 10**6 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 10**9
 
 

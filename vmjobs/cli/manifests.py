@@ -29,7 +29,6 @@ STDIN: Final = "-"
 
 _Fields = dict[str, type[BaseModel]]
 _CLUSTER_FIELDS: Final[_Fields] = {"": ClusterSpec, "limits": ClusterVmLimits, "size": SizeRange}
-#: A gateway's VMs are in a mapping by name.
 _GATEWAY_FIELDS: Final[_Fields] = {
     "": Gateway,
     "machines.*": GatewayVm,

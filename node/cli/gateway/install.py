@@ -94,7 +94,7 @@ def _port_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
 def _why_unpublishable(one: PublishedPort) -> str:
     """Return why a port of this host cannot be published; ``""``: it can."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
-    if one.port < lowest:  # whoever runs the gateway: VMs' networks are set up without privilege
+    if one.port < lowest:  # even if root runs the gateway: networks of VMs need no privilege
         other = f"{one.port + 2000}:{one.vm_port}"
         return f"ports below {lowest} are for root; publish another one, such as '{other}'"
     with socket.socket() as listening:
