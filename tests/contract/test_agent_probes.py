@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
 from vmjobs.agent.node import cluster_vm_directory
 from vmjobs.config import Config
-from vmjobs.hypervisor import probe
+from vmjobs.hypervisor import probe, procs
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 
 SECONDS = 60.0
@@ -60,31 +61,46 @@ def test_one_with_vms_looks_after_them(settings: dict[str, str], tmp_path: Path)
     assert journal.paths(order.id).record.exists()
 
 
-#: Answers ``--version`` as UML does; its guest hangs.
-_HANGS = """#!/bin/sh
-[ "$1" = --version ] && { echo 1; exit; }
-exec sleep 1000
+#: Answers ``--version`` as UML does; its guest hangs. A sandbox has no shell for a script.
+_HANGS = """
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    if (count > 1 && !strcmp(words[1], "--version"))
+        return puts("1") < 0;
+    for (;;)
+        pause();
+}
 """
 
 
-def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next_which_ends(
+#: Probes as an agent does, with that kernel.
+_PROBES = """
+import sys
+from vmjobs.hypervisor.uml.driver import UserModeLinux
+UserModeLinux(sys.argv[1]).probe(600)
+"""
+
+
+def test_what_a_killed_process_was_probing_with_is_gone_with_the_next_agent(
     settings: dict[str, str], tmp_path: Path
 ) -> None:
     program = tmp_path / "linux.uml"
-    program.write_text(_HANGS)
-    program.chmod(0o755)
+    compiler = ["musl-gcc", "-static", "-x", "c", "-o", program, "-"]
+    subprocess.run(compiler, check=True, input=_HANGS, text=True)
     (tmp_path / "tmp").mkdir()
     settings |= {"TMPDIR": str(tmp_path / "tmp")}
-    with agent(settings | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}) as running:
-        wait_until(lambda: bool(probes(running.pid)), SECONDS, "the probe")
+    command = [sys.executable, "-c", _PROBES, program]
+    with subprocess.Popen(command, env=settings | {"PATH": os.environ["PATH"]}) as running:
+        wait_until(lambda: guest_runs(running.pid), SECONDS, "the guest")
         left = probes(running.pid)
         running.kill()
     assert list((tmp_path / "tmp").iterdir())
     assert probes(running.pid) == left
-    program.unlink()  # the next agent has nothing to probe with, and no VMs: it ends
-    with agent(settings) as running:
-        _, said = running.communicate(timeout=SECONDS)
-    assert running.returncode != 0
+    with agent(settings) as following:  # it has no sandbox to probe in, and no VMs: it ends
+        _, said = following.communicate(timeout=SECONDS)
+    assert following.returncode != 0
     assert "no hypervisor works on this node: uml:" in said
     assert not Path(settings["VMJOBS_SOCKET"]).exists()
     assert not probes(running.pid)
@@ -92,5 +108,13 @@ def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next_which_ends(
 
 
 def probes(pid: int) -> set[str]:
-    """Names of the VMs of one agent's probes; other tests have some, too."""
+    """Names of the VMs of one process's probes; other tests have some, too."""
     return {name for name in UserModeLinux().list() if name.startswith(f"{probe.PROBE_PREFIX}{pid}-")}
+
+
+def guest_runs(pid: int) -> bool:
+    """Whether the sandbox of a process's probe has started its program."""
+    umid = f"umid={probe.PROBE_PREFIX}{pid}-"
+    processes = procs.processes_of(os.getuid())
+    kernels = (process for process in processes if process.program == "linux.uml")
+    return any(word.startswith(umid) for kernel in kernels for word in kernel.argv)
