@@ -178,14 +178,15 @@ def test_physics_in_the_guest_is_the_physics_of_the_host(hep: str, vms: Bench, t
 
 def test_files_travel_by_disk_and_words_by_the_endpoint(generic: str, vms: Bench) -> None:
     binary = os.urandom(3_000_000)
-    script = "cat in.bin; echo err >&2; mv in.bin 'a b+\xfc.bin'; mkdir d; cd d; seq 3000 | xargs touch"
+    script = "cat in.bin */*; echo err >&2; mv in.bin 'a b+\xfc.bin'; mkdir d; cd d; touch `seq 3000`"
+    inputs = {"in.bin": binary, "deep/empty": b"", f"deep/{'long' * 50}": b"more"}
     guest = vms.start(
-        generic, f"{script}; exit 3", inputs={"in.bin": binary}, outputs=("*.bin", "d/*", "d/1*")
+        generic, f"{script}; exit 3", inputs=inputs, outputs=("*.bin", "d/*", "d/1*")
     ).end()
     posted = [line for line in vms.calls.seen if line in {"/v1/ready", "/v1/collecting", "/v1/exit"}]
     assert posted == ["/v1/ready", "/v1/collecting", "/v1/exit"], guest.text
     assert guest.exit == {"code": 3}
-    assert guest.out.getvalue() == binary
+    assert guest.out.getvalue() == binary + b"more"
     assert guest.err.getvalue() == b"err\n"
     assert guest.outputs == {"a b+\xfc.bin": binary, **{f"d/{n}": b"" for n in range(1, 3001)}}
     assert {member.name for member in guest.members} == {
@@ -270,6 +271,17 @@ def test_background_processes_that_keep_the_pipe_do_not_hold_up_the_end(
     assert guest.exit == {"code": 2}
     assert guest.out.getvalue() == b"last words\n"
     assert time.monotonic() - began < 60
+
+
+def test_a_guest_short_of_memory_keeps_its_network(generic: str, vms: Bench) -> None:
+    # Each line is a request, for which the guest needs memory that the writer has just filled.
+    write = (
+        "dd if=/dev/zero of=big bs=1M count=600 & while kill -0 $!; do echo; done; wait $! && rm big"
+    )
+    script = f"set -e; for number in 1 2; do {write}; done"
+    guest = vms.start(generic, script, memory=192, disk=1024).end()
+    assert guest.exit == {"code": 0}, guest.text
+    assert guest.out.getvalue().strip(b"\n") == b""
 
 
 def test_an_endpoint_that_fails_for_a_while_is_asked_again(generic: str, vms: Bench) -> None:
