@@ -26,7 +26,7 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 git archive HEAD | tar -x -C "$work/src"
 cp -a vmjobs/kernel "$work/src/vmjobs/"
-cp -a images/guest/talk* "$work/src/images/guest/"
+cp -a images/guest/talk* images/guest/unpack* "$work/src/images/guest/"
 
 git archive --prefix="vmjobs-$version/" HEAD | gzip -n >"$out/vmjobs-$version.tar.gz"
 .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$out" "$work/src"

@@ -42,18 +42,20 @@ if [ "$(stat -c %a /dev/net/tun 2>/dev/null)" != 666 ]; then
 fi
 
 guest=images/guest
-# compile COMPILER FILE
+# compile COMPILER SUFFIX: compiles the guest's programs.
 compile() {
-    if [ ! -x "$2" ] || [ -n "$(find $guest/talk.c -newer "$2")" ]; then
-        "$1" -std=gnu17 -Os -Wall -Wextra -Werror -static -s -o "$2" $guest/talk.c
-    fi
+    for program in $guest/talk $guest/unpack; do
+        if [ ! -x "$program$2" ] || [ -n "$(find "$program.c" -newer "$program$2")" ]; then
+            "$1" -std=gnu17 -Os -Wall -Wextra -Werror -static -s -o "$program$2" "$program.c"
+        fi
+    done
 }
-compile musl-gcc $guest/talk
+compile musl-gcc ''
 if [ "${1:-}" = architectures ]; then
     [ -e /proc/sys/fs/binfmt_misc/register ] ||
         $root mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
     for architecture in aarch64 s390x; do
-        compile $architecture-linux-gnu-gcc $guest/talk-$architecture
+        compile $architecture-linux-gnu-gcc -$architecture
         [ -e /proc/sys/fs/binfmt_misc/qemu-$architecture ] ||
             $root update-binfmts --enable qemu-$architecture
     done

@@ -40,6 +40,8 @@ BootTest = Callable[[str, Recipe, ScratchDir], None]
 _BUILDER_VERSION: Final = 4
 _GUEST_FOLDER: Final = "usr/lib/vmjobs"
 _INIT: Final = "sbin/vmjobs-init"
+#: Compiled parts of the guest program.
+GUEST_PROGRAMS: Final = ("talk", "unpack")
 #: The module with which a kernel finds its disks on Xen.
 _XEN_DISK: Final = "xen_blkfront"
 #: Links that devtmpfs lacks and the guest program adds; ``None`` for directories.
@@ -122,15 +124,16 @@ def _boot_test_key(key: str, digest: str, recipe: Recipe) -> str:
 
 def guest_program(architecture: str = "") -> dict[str, bytes]:
     """The guest program's files by name, from ``images/guest``. architecture: default: the host's."""
-    talk = "talk" if architecture in {"", platform.machine()} else f"talk-{architecture}"
+    suffix = "" if architecture in {"", platform.machine()} else f"-{architecture}"
     folder = resources.files("images.guest")
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sh"))
+    scripts = {name: (folder / name).read_bytes() for name in files}
     try:
-        scripts = {name: (folder / name).read_bytes() for name in files}
-        return {**scripts, "talk": (folder / talk).read_bytes()}
+        return scripts | {name: (folder / f"{name}{suffix}").read_bytes() for name in GUEST_PROGRAMS}
     except FileNotFoundError as error:
+        missing = Path(str(error.filename)).name
         raise BuildError(
-            f"a part of the guest program is missing: {talk}",
+            f"a part of the guest program is missing: {missing}",
             hint="`make setup` compiles it, `make architectures` those for other architectures",
         ) from error
 
@@ -191,9 +194,10 @@ def add_guest(tree: FileTree, recipe: Recipe, guest: dict[str, bytes]) -> None:
     """Put the guest program, the recipe's files and its environment for jobs into ``tree``."""
     for name, data in guest.items():
         if name == "init.sh":
-            tree.add_file(_INIT, data, 0o755)
+            tree.add_file(_INIT, _with_shell(tree, data), 0o755)
         elif name != "initrd.sh":
-            tree.add_file(f"{_GUEST_FOLDER}/{name}", data, 0o755 if name == "talk" else 0o644)
+            mode = 0o755 if name in GUEST_PROGRAMS else 0o644
+            tree.add_file(f"{_GUEST_FOLDER}/{name}", data, mode)
     add_dev_entries(tree, f"{_GUEST_FOLDER}/dev")
     lines = (
         f"export {name}={shlex.quote(value)}\n" for name, value in sorted(recipe.environment.items())
@@ -203,6 +207,13 @@ def add_guest(tree: FileTree, recipe: Recipe, guest: dict[str, bytes]) -> None:
     for file in recipe.files:
         check_destination(tree, file.path)
         tree.add_file(file.path.strip("/"), file.text.encode(), 0o755 if file.executable else 0o644)
+
+
+def _with_shell(tree: FileTree, script: bytes) -> bytes:
+    """A script to be run by busybox's shell if there is one, whose tools cost a VM half as much."""
+    if tree.resolve_parent("bin/busybox") not in tree.nodes:
+        return script
+    return b"#!/bin/busybox sh\n" + script.partition(b"\n")[2]
 
 
 def add_dev_entries(tree: FileTree, folder: str) -> None:

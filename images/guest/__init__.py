@@ -1,1 +1,1 @@
-"""The guest program: /sbin/vmjobs-init and its parts (POSIX shell), and `talk` (C)."""
+"""The guest program: /sbin/vmjobs-init and its parts (POSIX shell), and programs in C."""

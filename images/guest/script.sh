@@ -42,7 +42,8 @@ start_script() {
         exec 3>&- 4>&- 8<&- 9<&- # ends of the pipes: not for the script
         [ -z "$container" ] || start_in_container
         # shellcheck disable=SC2086 # no argument if env lacks the option
-        exec setsid env -i $defaults PATH="$PATH" HOME="$job/home" LANG=C.UTF-8 TMPDIR="$job/tmp" \
+        exec setsid ${defaults:+/usr/bin/}env -i $defaults \
+            PATH="$PATH" HOME="$job/home" LANG=C.UTF-8 TMPDIR="$job/tmp" \
             VMJOBS_JOB_ID="$VMJOBS_JOB_ID" VMJOBS_ARRAY_INDEX="$VMJOBS_ARRAY_INDEX" \
             VMJOBS_ARRAY_COUNT="$VMJOBS_ARRAY_COUNT" VMJOBS_ARGUMENTS="${VMJOBS_ARGUMENTS:-}" \
             /bin/sh "$lib/launch.sh"

@@ -18,7 +18,8 @@ mounts_left() {
 }
 
 setup_mounts() {
-    [ -r /proc/mounts ] || bb mount -t proc proc /proc
+    # A shell with tools of its own finds them by /proc.
+    [ -r /proc/mounts ] || "$busybox" mount -t proc proc /proc || mount -t proc proc /proc
     if [ ! -c /dev/null ] && ! bb mount -t devtmpfs -o mode=755 devtmpfs /dev; then
         bb mount -t tmpfs -o mode=755 tmpfs /dev
         bb mount -t sysfs sysfs /sys
@@ -50,8 +51,8 @@ find_disks() {
 }
 
 read_job_disk() {
-    bb tar -xf "$job_disk" -C "$run/job" job.env environment outputs 2>"$run/tar.log" ||
-        fail "cannot read the job disk: $(cat "$run/tar.log")"
+    "$lib/unpack" description "$job_disk" "$run/job" 2>"$run/unpack.log" ||
+        fail "cannot read the job disk: $(cat "$run/unpack.log")"
     # shellcheck disable=SC1091 # made by the host, every value quoted
     . "$run/job/job.env"
     [ "$VMJOBS_CONTRACT" = 3 ] ||
@@ -69,7 +70,8 @@ keep_token() {
 # set_clock EPOCH SECONDS: sets the clock to the host's if it differs by more than SECONDS.
 set_clock() {
     case $1 in '' | *[!0-9]*) return 0 ;; esac
-    now=$(bb date +%s)
+    # shellcheck disable=SC3028 # some shells have the variable
+    now=${EPOCHSECONDS:-$(bb date +%s)}
     if [ $((now - $1)) -gt "$2" ] || [ $(($1 - now)) -gt "$2" ]; then
         bb date -s "@$1" >/dev/null
     fi
@@ -87,7 +89,7 @@ keep_scratch() {
     # The host may have enlarged the disk. This never makes a file system smaller.
     ! command -v resize2fs >/dev/null || resize2fs "$scratch_disk" >"$run/resize2fs.log" 2>&1 ||
         echo "vmjobs: cannot enlarge the kept file system: $(tail -n 1 "$run/resize2fs.log")"
-    cd "$job" && rm -rf script inputs "$work" home tmp && cd /
+    cd "$job" && rm -rf script "$work" home tmp && cd /
 }
 
 # keep_damaged WHY: leaves the disk unchanged, for an operator to repair.
@@ -121,29 +123,19 @@ make_scratch() {
             mount_scratch || fail 'cannot mount the scratch disk'
         fi
     fi
-    bb mkdir -m 1777 "$job/tmp"
-    [ -z "$container" ] || spread_scratch
 }
 
 # unpack_job: unpacks the script, and the inputs to its directory, all writable.
 unpack_job() {
-    bb tar -xf "$job_disk" -C "$job" 2>"$run/tar.log" ||
-        fail "cannot unpack the job: $(cat "$run/tar.log")"
-    bb rm -f "$job/job.json" "$job/job.env" "$job/environment" "$job/outputs"
+    "$lib/unpack" files "$job_disk" "$job" 2>"$run/unpack.log" ||
+        fail "cannot unpack the job: $(cat "$run/unpack.log")"
+    [ -z "$container" ] || spread_scratch
     if [ ! -s "$job/script" ]; then
         [ -n "$container" ] || fail 'the job has no script'
         # shellcheck disable=SC2034 # script.sh
         what=program
         take_program
         return
-    fi
-    [ -x "$job/script" ] || chmod 0755 "$job/script"
-    if [ -d "$job/inputs" ]; then
-        bb mv "$job/inputs" "$work"
-        bb chmod -R u+rwX "$work"
-        bb mkdir "$job/home"
-    else
-        bb mkdir "$work" "$job/home"
     fi
     [ -z "$container" ] || own_job
 }

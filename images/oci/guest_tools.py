@@ -15,7 +15,7 @@ from typing import Final
 
 from images import recipe as recipes
 from images.build import bootstrap, kernel
-from images.build.builder import StepProgress, add_dev_entries, guest_program
+from images.build.builder import GUEST_PROGRAMS, StepProgress, add_dev_entries, guest_program
 from images.build.scratch_dir import ScratchDir, scratch_dir
 from images.build.tree import FileTree, from_tar
 from images.store.files import exclusive_lock
@@ -86,8 +86,9 @@ class GuestTools:
         for name in _TOOLS:
             data = (self.folder / "tools" / name).read_bytes()
             tree.add_file(f"{FOLDER}/{name}", data, 0o755)
+        executable = {"init", *GUEST_PROGRAMS}
         for name, data in _programs().items():
-            tree.add_file(f"{FOLDER}/{name}", data, 0o755 if name in {"init", "talk"} else 0o644)
+            tree.add_file(f"{FOLDER}/{name}", data, 0o755 if name in executable else 0o644)
         add_dev_entries(tree, f"{FOLDER}/dev")
         for name in ("run", "job"):
             tree.add_dir(f"{FOLDER}/{name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from configparser import ConfigParser
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from setuptools import Distribution
 
+from images.build.builder import GUEST_PROGRAMS
 from tests.kit import ROOT
 
 PACKAGES = ("vmjobs", "images", "repository", "condor", "node", "api")
@@ -27,7 +29,8 @@ def test_a_wheel_has_every_file_of_the_packages(monkeypatch: pytest.MonkeyPatch)
     data = {f"{source}/{name}" for _, source, _, names in build.data_files for name in names}
     command = ["git", "ls-files", *PACKAGES, ":!*/README.md"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
-    built = {*Path("vmjobs/kernel").glob("*"), *Path("images/guest").glob("talk*")}
+    compiled = (Path("images/guest").glob(f"{name}*") for name in GUEST_PROGRAMS)
+    built = {*Path("vmjobs/kernel").glob("*"), *chain(*compiled)}
     assert {*listed.stdout.split(), *map(str, built)} == modules | data
 
 

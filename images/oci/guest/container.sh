@@ -48,17 +48,15 @@ spread_scratch() {
 # which gets the inputs, and from which the outputs are collected.
 take_program() {
     work=$program_directory
-    if [ -d "$job/inputs" ]; then
-        cd "$job/inputs" || fail 'cannot read the inputs'
-        find . -type f >"$run/inputs.list"
-        while IFS= read -r path; do
-            bb mkdir -p "$work/${path%/*}"
-            bb cp "$path" "$work/$path" || fail "no room for the input ${path#./} in $work"
-            bb chown "$program_uid:$program_gid" "$work/$path"
-        done <"$run/inputs.list"
-        cd / || fail 'cannot change to /'
-        rm -rf "$job/inputs"
-    fi
+    cd "$job/work" || fail 'cannot read the inputs'
+    find . -type f >"$run/inputs.list"
+    while IFS= read -r path; do
+        bb mkdir -p "$work/${path%/*}"
+        bb cp "$path" "$work/$path" || fail "no room for the input ${path#./} in $work"
+        bb chown "$program_uid:$program_gid" "$work/$path"
+    done <"$run/inputs.list"
+    cd / || fail 'cannot change to /'
+    rm -rf "$job/work"
 }
 
 # own_job: give the script's directory to the image's user.
