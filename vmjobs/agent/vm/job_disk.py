@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shlex
 import tarfile
 import time
@@ -68,8 +67,6 @@ def write_job_disk(
         file.seek(0)
         # Again, with the time at which the disk is complete.
         file.write(_description_entries(job_description))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def data_disks(directory: Path, scratch: Path) -> tuple[DataDisk, ...]:

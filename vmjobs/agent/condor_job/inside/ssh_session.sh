@@ -13,7 +13,6 @@ keep() {
     set -- $relay
     token=$3 pause=1 netcat=
     export token
-    sleep 1 # a job that has ended by then needs no sessions
     [ ! -x "$busybox" ] || ! "$busybox" nc -h 2>&1 | grep -q -e '-e PROG' || netcat="$busybox nc"
     while [ ! -e "$here/over" ]; do
         begun=$(date +%s)

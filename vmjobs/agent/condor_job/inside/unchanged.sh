@@ -8,7 +8,7 @@
 # ended, followed by files that cannot go back, and why; `left`, all names in the job's directory;
 # `changed.tar`, the files that the job made or changed there.
 #
-# shellcheck disable=SC1091,SC2034,SC2154 # parts of the guest program, and their variables
+# shellcheck disable=SC1091,SC2034,SC2154,SC3013 # parts of the guest program, and their variables; test -nt
 here=$PWD
 user=$1 uid=$2 group=$3 gid=$4 directory=$5 chirp=$6 relay=
 
@@ -26,10 +26,26 @@ give_up() {
     exit 0
 }
 
-# account TABLE NAME ID REST: adds a user or group to a table; entries with its name or number are removed.
-account() {
-    others=$(bb grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" 2>/dev/null)
-    printf '%s\n' ${others:+"$others"} "$2:x:$3:$4" >"$1"
+# add_account: adds the job's user and group to their tables; entries with the same name or number are removed.
+add_account() {
+    : >>/etc/group
+    : >>/etc/passwd
+    # shellcheck disable=SC2016 # the variables are awk's
+    bb awk -F: '
+        BEGIN {
+            for (word = 1; word <= 5; word++) {
+                given[word] = ARGV[word]
+                delete ARGV[word]
+            }
+            name["/etc/passwd"] = given[1]; number["/etc/passwd"] = given[2]
+            name["/etc/group"] = given[3]; number["/etc/group"] = given[4]
+            more["/etc/passwd"] = given[4] "::" given[5] ":/bin/sh"
+        }
+        $1 != name[FILENAME] && $3 != number[FILENAME] { kept[FILENAME] = kept[FILENAME] $0 "\n" }
+        END {
+            for (table in name)
+                printf "%s%s:x:%s:%s\n", kept[table], name[table], number[table], more[table] >table
+        }' "$user" "$uid" "$group" "$gid" "$directory" /etc/group /etc/passwd
 }
 
 # check_programs: gives up if the image has busybox's versions of programs, which lack options that are used below.
@@ -47,23 +63,21 @@ for tool in setpriv tar find grep; do
 done
 [ -r /usr/lib/vmjobs/script.sh ] || give_up 'the image has no guest program of vmjobs'
 run=/run/vmjobs-unchanged # in memory: a job may use up its disk
-mkdir -m 0700 "$run" || exit
 . /usr/lib/vmjobs/base.sh
 . /usr/lib/vmjobs/script.sh
-account /etc/group "$group" "$gid" ''
-account /etc/passwd "$user" "$uid" "$gid::$directory:/bin/sh"
-bb mkdir -p "$directory" "$here/tree" || give_up "cannot create the directory $directory in this image"
+add_account
+bb mkdir -p "$run" "$directory" "$here/tree" || give_up "cannot create the directory $directory in this image"
 bb mount --bind "$here/tree" "$directory" || give_up "cannot mount the directory $directory in this image"
 cd "$directory" || give_up "cannot enter the directory $directory in this image"
 tar -xpf "$here/tree.tar" --numeric-owner --warning=no-timestamp -C . || { check_programs; exit 1; }
-bb rm "$here/tree.tar"
+: >"$here/tree.tar" # its space is the job's
 
 # The address of HTCondor's Chirp service for the guest.
 if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
     read -r _ _ cookie <.chirp.config
     echo "$chirp $cookie" >.chirp.config
     program=/usr/libexec/condor/condor_chirp
-    [ -e $program ] || bb install -D -m 0755 "$here/condor_chirp.sh" $program
+    [ -e $program ] || install -D -m 0755 "$here/condor_chirp.sh" $program
     [ -e /usr/bin/condor_chirp ] || bb ln -s $program /usr/bin/condor_chirp
 fi
 
@@ -77,7 +91,7 @@ directories() {
 # Files that change from now on are newer than the mark: the clock has moved past its time.
 : >"$here/mark"
 directories "$here/directories" || { check_programs; exit 1; }
-until : >"$here/now" && [ -n "$(find "$here/now" -newer "$here/mark")" ]; do :; done
+until : >"$here/now" && [ "$here/now" -nt "$here/mark" ]; do :; done
 
 # For `start`: a shell starts background commands with SIGINT and SIGQUIT ignored, which env can undo. Most guest
 # programs know already whether it can.
@@ -108,7 +122,11 @@ script=$!
 [ -z "$told" ] || kill -s "$told" "$script" 2>/dev/null
 if [ -n "$relay" ]; then
     export here uid gid directory relay setpriv defaults busybox
-    setsid /bin/sh "$here/ssh_session.sh" keep </dev/null >/dev/null 2>&1 &
+    (
+        trap : HUP INT QUIT TERM USR1 USR2
+        bb sleep 1 # a job that has ended by then needs no sessions
+        exec setsid /bin/sh "$here/ssh_session.sh" keep
+    ) </dev/null >/dev/null 2>&1 &
 fi
 while :; do
     changed=
