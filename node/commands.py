@@ -57,6 +57,8 @@ COMMANDS: Final[CommandTable] = {
         "connect": Command("node.cli.gateway.ssh:connect", ""),
         "token": Command("node.cli.gateway.token:token", "Print a token for a user on another host."),
         "run": Command("node.cli.gateway.lifecycle:run", "Supervise the VMs in the foreground."),
+        "enable": Command("node.cli.gateway.enable:enable", "Let systemd start it with this host."),
+        "disable": Command("node.cli.gateway.enable:disable", "Let systemd no longer start it."),
         "backup": Command("node.cli.gateway.backup:backup", "Copy a whole gateway into one file."),
         "restore": Command("node.cli.gateway.backup:restore", "Restore a gateway from a backup."),
         "delete": Command(

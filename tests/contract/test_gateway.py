@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -372,3 +373,23 @@ def test_a_backup_is_all_that_another_computer_needs(site: Site) -> None:
     elsewhere.do("boot")
     assert "boot 2 of ce.test.example with the key of one" in elsewhere.said("one", "ce")
     assert "root 1" in elsewhere.said("one", "ce")
+
+
+def test_systemd_starts_it_with_the_host(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    units = site.folder / "of 100% me"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(units))
+    site.install("one")
+    for _ in range(2):
+        site.do("enable", "--user")
+    [unit] = units.glob("systemd/user/*.service")
+    assert unit.with_name("default.target.wants").joinpath(unit.name).resolve() == unit
+    [command] = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+    words = shlex.split(command.removeprefix("ExecStart=").replace("%%", "%"))
+    site.supervisors.append(subprocess.Popen(words, env=site.environment))
+    wait_until(lambda: "a supervisor runs" in site.do("show"), SECONDS, "a supervisor")
+    other = site.folder / "other"
+    site.do("install", "one.yaml", "--state-dir", str(other))
+    assert "in another directory" in site.refused("enable", "--user", "--state-dir", str(other))
+    site.do("delete", "--yes", "--state-dir", str(other))
+    site.do("disable")
+    assert not [file for file in units.rglob("*") if not file.is_dir()]

@@ -26,6 +26,7 @@ from node.cli.gateway.common import (
     vms_argument,
     watch_vms,
 )
+from node.cli.gateway.enable import remove_units
 from vmjobs.cli.common import config, echo
 from vmjobs.cli.logs import configure_logging
 from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, Unavailable
@@ -172,6 +173,7 @@ def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bo
             raise Conflict(message, hint="vmjobs gateway stop")
         for vm in installed.images:
             untag_image(installed, vm)
+        remove_units(installed.gateway.name, place)
         (place.directory / "gateway.json").unlink()
         shutil.rmtree(place.directory)
     echo(f"{installed.gateway.name} is deleted")
