@@ -54,8 +54,11 @@ start_script() {
 # deliver NUMBER: sends a signal to the script's process group.
 deliver() {
     case $1 in '' | *[!0-9]*) return 0 ;; esac
-    # Not `kill -N -- -GROUP`: dash takes the `--` for a process.
-    kill -s "$1" -- "-$script" 2>/dev/null || kill -s "$1" "$script" 2>/dev/null
+    # dash demands the `--` and takes it for a process in `kill -N -- -GROUP`; busybox's shell always does.
+    dashes=--
+    [ "$applets" != shell ] || dashes=
+    # shellcheck disable=SC2086 # no word for busybox's
+    kill -s "$1" $dashes "-$script" 2>/dev/null || kill -s "$1" "$script" 2>/dev/null
 }
 
 # control: requests signals from the host repeatedly, which is also the heartbeat. The request has the number of
