@@ -2,7 +2,7 @@
 # The vmjobs guest program (guest contract, version 3). It runs as process 1, or an init starts it: it
 # finds its job on the job disk, runs the script, reports its exit status and powers off.
 #
-# POSIX shell (dash, busybox ash), busybox-level tools, and talk.c. docs/guest-contract.md has the
+# POSIX shell (dash, busybox ash), busybox-level tools, and programs in C. docs/guest-contract.md has the
 # contract. Errors before the script runs end in fail(), which prints them on the console.
 #
 # shellcheck source-path=SCRIPTDIR

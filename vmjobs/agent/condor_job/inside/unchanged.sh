@@ -62,7 +62,7 @@ for tool in setpriv tar find grep; do
     command -v $tool >/dev/null || give_up "the image has no $tool, which HTCondor jobs need"
 done
 [ -r /usr/lib/vmjobs/script.sh ] || give_up 'the image has no guest program of vmjobs'
-run=/run/vmjobs-unchanged # in memory: a job may use up its disk
+run=/run/vmjobs/unchanged # in memory, as a job may use up its disk, and in a directory of root alone
 . /usr/lib/vmjobs/base.sh
 . /usr/lib/vmjobs/script.sh
 add_account
