@@ -111,8 +111,11 @@ def test_many_clients_many_processes_one_database(service: Service) -> None:
     settings = service.settings
     token = make_issuer(settings).user_token("ada")
 
+    # Writers take turns, each with a flush of the disk, which other tests keep busy.
+    patient = Retries(deadline=90)
+
     def work(number: int) -> str:
-        with Client(f"http://{settings.listen}", token) as client:
+        with Client(f"http://{settings.listen}", token, retries=patient) as client:
             (job,) = client.submit(SPEC, key=f"key-{number % 20}").jobs
             assert client.job(job.id).id == job.id
             return job.id
