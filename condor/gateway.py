@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from condor import names
+from condor.gateway_nodes import NODE_TOKEN_LIFETIME, node_user, nodes_config
 from condor.pool.idtoken import create_token
 from condor.worker import accounts, escaped, packaged_file, slot_users
 from vmjobs.cluster.wire import PoolToken
@@ -124,8 +125,19 @@ class GatewayKit:
             raise NotFound(f"the gateway {gateway.name} has no computing element to submit to")
         return self._make_token(gateway, secrets, person, "READ", "WRITE")
 
+    def node_token(self, gateway: Gateway, node: str, secrets: Mapping[str, bytes]) -> PoolToken:
+        """A token for one of the site's nodes, which advertises itself in the gateway's pool."""
+        rights = ("ADVERTISE_STARTD", "ADVERTISE_MASTER", "READ")
+        user = node_user(node, secrets)
+        return self._make_token(gateway, secrets, user, *rights, lifetime=NODE_TOKEN_LIFETIME)
+
     def _make_token(
-        self, gateway: Gateway, secrets: Mapping[str, bytes], user: str, *authorizations: str
+        self,
+        gateway: Gateway,
+        secrets: Mapping[str, bytes],
+        user: str,
+        *authorizations: str,
+        lifetime: timedelta = TOKEN_LIFETIME,
     ) -> PoolToken:
         begin, identity = self._clock() - CLOCK_SLACK, f"{user}@{gateway.domain}"
         token = create_token(
@@ -133,10 +145,10 @@ class GatewayKit:
             KEY_NAME,
             identity,
             now=begin,
-            lifetime=TOKEN_LIFETIME,
+            lifetime=lifetime,
             authorizations=authorizations,
         )
-        return PoolToken(token=token, identity=identity, expires=begin + TOKEN_LIFETIME)
+        return PoolToken(token=token, identity=identity, expires=begin + lifetime)
 
     # ----------------------------------------------------------------- roles
 
@@ -146,6 +158,7 @@ class GatewayKit:
         return {
             **_condor(gateway, vm, "90-gateway-condor.conf", "92-gateway-ce.conf"),
             "91-gateway-site.conf": packaged_file("config", "site.conf"),
+            "95-gateway-nodes.conf": nodes_config(gateway, secrets),
             "people": _people(gateway),
             "pool-key": secrets[POOL_KEY],
             "token": self._token(gateway, vm, secrets),

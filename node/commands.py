@@ -19,6 +19,11 @@ def gateway() -> None:
 
 
 @click.command(cls=LazyGroup)
+def worker() -> None:
+    """Let execute nodes of the site join the pool of a gateway's computing element."""
+
+
+@click.command(cls=LazyGroup)
 def bench() -> None:
     """Measure what VMs cost on this host: the same programs in VMs and on the host itself."""
 
@@ -44,6 +49,11 @@ COMMANDS: Final[CommandTable] = {
         "report": Command("node.cli.bench:write_report", "Write the reports of a measurement again."),
         "compare": Command("node.cli.bench:compare", "Compare two measurements."),
     },
+    "worker": {
+        "add": Command("node.cli.gateway.worker:add", "Write what a node needs to join the pool."),
+        "remove": Command("node.cli.gateway.worker:remove", "Refuse a node from now on."),
+        "list": Command("node.cli.gateway.worker:list_nodes", "List nodes that may be in the pool."),
+    },
     "gateway": {
         "validate": Command("node.cli.gateway.install:validate", "Check a declaration for faults."),
         "install": Command(
@@ -56,6 +66,7 @@ COMMANDS: Final[CommandTable] = {
         "ssh": Command("node.cli.gateway.ssh:ssh", "Log in to a VM, or run a command in it."),
         "connect": Command("node.cli.gateway.ssh:connect", ""),
         "token": Command("node.cli.gateway.token:token", "Print a token for a user on another host."),
+        "worker": Command("node.commands:worker", "Let nodes of the site run the gateway's jobs."),
         "run": Command("node.cli.gateway.lifecycle:run", "Supervise the VMs in the foreground."),
         "enable": Command("node.cli.gateway.enable:enable", "Let systemd start it with this host."),
         "disable": Command("node.cli.gateway.enable:disable", "Let systemd no longer start it."),

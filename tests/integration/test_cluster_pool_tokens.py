@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import uuid
 from dataclasses import replace
 
 from tests.kit.grid import Grid, wait_for
 from tests.kit.grid_pool import advertise, as_bearer, mint, withdraw
+from tests.kit.idtokens import claims_of
 from vmjobs.cluster.pool import PoolVm
 
 
@@ -66,7 +65,7 @@ def test_a_token_is_for_one_vm_and_for_nothing_else(grid: Grid) -> None:
 
 def test_a_nodes_token_is_for_that_node_and_administers_nothing(grid: Grid) -> None:
     token = grid.on("node1", "cat", "/etc/condor/tokens.d/condor").strip()
-    claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+    claims = claims_of(token)
     assert claims["sub"] == "node-node1.grid@grid"
     assert claims["exp"] - claims["iat"] <= 366 * 86400
     for right in ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER"):
@@ -99,7 +98,7 @@ def test_a_nodes_token_is_renewed_and_that_of_nobody_else_is_made(grid: Grid) ->
 
     # The renewal may find the central manager busy; by itself it retries only after an hour.
     after = wait_for(renewed, "a new token", 120)
-    claims = [json.loads(base64.urlsafe_b64decode(t.split(".")[1] + "==")) for t in (before, after)]
+    claims = [claims_of(token) for token in (before, after)]
     for same in ("sub", "scope"):
         assert claims[0][same] == claims[1][same]
     assert claims[1]["exp"] - claims[1]["iat"] == 365 * 86400

@@ -36,7 +36,7 @@ JOB_OF = (
 )
 
 
-#: Another gateway, whose users submit to the first one's computing element.
+#: Another gateway, whose users submit to the first one's computing element, and a node for that one.
 ELSEWHERE = """\
 gateway: elsewhere
 domain: elsewhere.example
@@ -45,6 +45,13 @@ people: {ada: {}}
 machines:
   ce: {role: computing-element, image: gateway-ce, address: 10.78.0.10, memory: 384, disk: 512}
   ui: {role: user-interface, image: gateway-ui, address: 10.78.0.12, memory: 384, disk: 512}
+  wn7: {role: service, image: worker, address: 10.78.0.20, memory: 512, disk: 512, run: sleep 86400}
+"""
+NODE = "wn7.elsewhere.example"
+#: Starts HTCondor in a VM whose image lacks what its package makes.
+START_NODE = """\
+cd /var && mkdir -p log/condor lib/condor/execute lib/condor/spool /run/condor /run/lock/condor &&
+    chown -R condor:condor log/condor lib/condor /run/condor /run/lock/condor && setsid condor_master
 """
 
 
@@ -64,7 +71,7 @@ class Gateway:
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ``vmjobs gateway ...`` and assert its exit status."""
         first, *more = map(str, words)
-        argv = [VMJOBS, "gateway", first]
+        argv = [VMJOBS, "gateway", *first.split()]
         argv += ["--state-dir", str(self.place), *more]
         environ = {**os.environ, "VMJOBS_NETWORK_ALLOW": ",".join(host_addresses())}
         ended = subprocess.run(
@@ -145,25 +152,71 @@ def test_a_job_goes_from_the_user_interface_to_the_worker_and_comes_back(gateway
     assert re.fullmatch(r"ada slot1_\d+@wn\.tier3\.example 0\n", ran), ran
 
 
-def test_a_job_comes_from_a_schedd_elsewhere(gateway: Gateway, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere.yaml").write_text(ELSEWHERE)
-    elsewhere = Gateway(tmp_path / "state")
-    elsewhere.command("install", tmp_path / "elsewhere.yaml")
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Another gateway, booted."""
+    folder = tmp_path_factory.mktemp("e")
+    (folder / "elsewhere.yaml").write_text(ELSEWHERE)
+    made = Gateway(folder / "state")
+    made.command("install", folder / "elsewhere.yaml")
     try:
-        elsewhere.command("boot")
-        pool = f"{host_addresses()[0]}:{gateway.pool_port}"
-        asked = f"condor_status -pool {pool} -autoformat Machine"
-        assert "wn.tier3.example" not in elsewhere.ada(asked, status=1), "without a token"
-        token = gateway.command("token", "bob").stdout.decode().strip()
-        elsewhere.ada(f"umask 077; echo {token} >.condor/tokens.d/tier3")
-        assert "wn.tier3.example" in elsewhere.ada(asked)
-        route = f"s|^grid_resource.*|grid_resource = condor ce.tier3.example {pool}|"
-        elsewhere.ada(f"sed '{route}' example.sub >there.sub && condor_submit there.sub")
-        elsewhere.ada(f"condor_wait -wait {JOB:.0f} example.log")
-        output = elsewhere.ada("cat example.out")
-        assert output.startswith("Linux wn.tier3.example "), output
+        made.command("boot")
+        yield made
     finally:
-        elsewhere.command("delete", "--yes")
+        made.command("delete", "--yes")
+
+
+def test_a_job_comes_from_a_schedd_elsewhere(gateway: Gateway, elsewhere: Gateway) -> None:
+    pool = f"{host_addresses()[0]}:{gateway.pool_port}"
+    asked = f"condor_status -pool {pool} -autoformat Machine"
+    assert "wn.tier3.example" not in elsewhere.ada(asked, status=1), "without a token"
+    token = gateway.command("token", "bob").stdout.decode().strip()
+    elsewhere.ada(f"umask 077; echo {token} >.condor/tokens.d/tier3")
+    assert "wn.tier3.example" in elsewhere.ada(asked)
+    route = f"s|^grid_resource.*|grid_resource = condor ce.tier3.example {pool}|"
+    elsewhere.ada(f"sed '{route}' example.sub >there.sub && condor_submit there.sub")
+    elsewhere.ada(f"condor_wait -wait {JOB:.0f} example.log")
+    output = elsewhere.ada("cat example.out")
+    assert output.startswith("Linux wn.tier3.example "), output
+
+
+def test_a_node_of_the_site_runs_jobs_until_it_is_removed(
+    gateway: Gateway, elsewhere: Gateway, tmp_path: Path
+) -> None:
+    """It is behind a firewall: nothing can connect to it."""
+
+    def in_pool() -> bool:
+        return NODE in gateway.run("ce", "condor_status -autoformat Machine")
+
+    gateway.command("worker add", NODE, "--output", tmp_path)
+    for file, mode, place in (
+        ("60-gateway-tier3.conf", 644, "config.d/60-gateway-tier3.conf"),
+        ("token", 600, "tokens.d/gateway-tier3"),
+    ):
+        put = f"cd /etc/condor && mkdir -p tokens.d && install -m {mode} /dev/stdin {place}"
+        elsewhere.run("wn7", put, stdin=(tmp_path / file).read_bytes())
+    elsewhere.run("wn7", START_NODE)
+    wait_for(in_pool, "the node in the pool", JOB)
+    assert NODE in gateway.command("worker list").stdout.decode()
+
+    chosen = f's|^+remote_Requirements.*|+remote_Requirements = Machine == "{NODE}"|'
+    gateway.ada(f"cp example.sub any.sub; sed -i '{chosen}' example.sub; condor_submit example.sub")
+    gateway.ada(f"condor_wait -wait {JOB:.0f} example.log")
+    assert gateway.ada("tail -1 example.out").startswith(f"Linux {NODE} ")
+    gateway.ada(JOB_OF.format(program="/bin/sleep", arguments="100", name="gone"))
+    gateway.ada("mv any.sub example.sub")
+    wait_for(lambda: 2 in gateway.jobs("ce").values(), "the job to run", JOB)
+
+    gateway.command("worker remove", NODE)
+    assert not in_pool()
+    wait_for(lambda: 2 not in gateway.jobs("ce").values(), "the job to wait for another node", JOB)
+    refused = f"grep -c 'DENIED to node-{NODE}' /job/log/CollectorLog || true"
+    before = int(gateway.run("ce", refused))
+    elsewhere.run("wn7", "condor_restart -master")
+    wait_for(lambda: int(gateway.run("ce", refused)) > before, "the node to try again", JOB)
+    assert not in_pool()
+    gateway.command("worker remove", NODE, status=66)
+    gateway.ada("condor_rm -all")
 
 
 def test_people_log_in_from_elsewhere_by_their_own_keys(gateway: Gateway, tmp_path: Path) -> None:

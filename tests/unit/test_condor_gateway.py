@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from condor.gateway import CHECK_KEY, POOL_KEY, STORAGE_KEY, GatewayKit
 from condor.pool.idtoken import create_token, sign
+from tests.kit.idtokens import claims_of
 from vmjobs.errors import Forbidden, InvalidSpec
 from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
 
@@ -78,21 +77,14 @@ def secrets(kit: GatewayKit) -> dict[str, bytes]:
     return dict(kit.secrets(gateway()))
 
 
-def claims(token: bytes | str) -> dict[str, Any]:
-    text = token.decode() if isinstance(token, bytes) else token
-    part = text.split(".")[1]
-    found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-    return found
-
-
 def test_a_token_is_signed_and_says_what_those_of_htcondor_do() -> None:
     said, _, signature = KNOWN_TOKEN.rpartition(".")
     assert sign(KNOWN_KEY, said) == signature
     assert sign(KNOWN_KEY[:-1] + b"0", said) != signature
-    known, rights = claims(KNOWN_TOKEN), ("READ", "WRITE")
+    known, rights = claims_of(KNOWN_TOKEN), ("READ", "WRITE")
     when = {"now": datetime.fromtimestamp(known["iat"], UTC), "lifetime": timedelta(hours=1)}
     made = create_token(KNOWN_KEY, "gateway", "x@tier3.example", authorizations=rights, **when)
-    assert claims(made) == known | {"jti": claims(made)["jti"]}
+    assert claims_of(made) == known | {"jti": claims_of(made)["jti"]}
     said, _, signature = made.rpartition(".")
     assert signature == sign(KNOWN_KEY, said)
 
@@ -101,8 +93,8 @@ def test_no_two_tokens_are_the_same() -> None:
     def one() -> str:
         return create_token(b"key", "gateway", "x@d", now=NOW, lifetime=timedelta(1))
 
-    assert claims(one())["jti"] != claims(one())["jti"]
-    assert "scope" not in claims(one())
+    assert claims_of(one())["jti"] != claims_of(one())["jti"]
+    assert "scope" not in claims_of(one())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ def test_no_two_tokens_are_the_same() -> None:
 def test_tokens_are_good_for_what_a_vm_is_there_for_and_nothing_else(
     kit: GatewayKit, secrets: dict[str, bytes], vm: str, subject: str, rights: str
 ) -> None:
-    token = claims(files_of(kit, vm, secrets)["token"])
+    token = claims_of(files_of(kit, vm, secrets)["token"])
     assert (token["sub"], token["iss"]) == (f"{subject}@tier3.example", "tier3.example")
     assert token["scope"].split() == [f"condor:/{right}" for right in rights.split()]
     assert 29 * 86400 < token["exp"] - NOW.timestamp() < 31 * 86400
@@ -125,11 +117,11 @@ def test_a_vm_that_runs_gets_a_token_like_its_first(
     plain = gateway()
     vm = plain.vm(name)
     assert vm is not None
-    first = claims(files_of(kit, name, secrets)["token"])
+    first = claims_of(files_of(kit, name, secrets)["token"])
     later = GatewayKit(clock=lambda: NOW + timedelta(days=15)).token(plain, vm, secrets)
     passed = 15 * 86400
     then = {"jti": first["jti"], "iat": first["iat"] + passed, "exp": first["exp"] + passed}
-    assert claims(later.token) | {"jti": first["jti"]} == first | then
+    assert claims_of(later.token) | {"jti": first["jti"]} == first | then
     assert later.expires.timestamp() == then["exp"]
 
 
@@ -160,7 +152,7 @@ def test_each_person_has_an_account_and_keys_of_his_own(
 ) -> None:
     ce, se, ui = (files_of(kit, name, secrets) for name in ("ce", "se", "ui"))
     lines = [line.split() for line in ui["token"].decode().splitlines() if line]
-    assert [(name, claims(token)["sub"]) for name, token in lines] == [
+    assert [(name, claims_of(token)["sub"]) for name, token in lines] == [
         ("ada", "ada@tier3.example"),
         ("bob", "bob@tier3.example"),
     ]
@@ -219,7 +211,7 @@ def test_a_computing_element_that_is_published_says_where_it_is_reached(
     assert "SHARED_PORT_PORT = 9700" in told["ce"]
     assert "BIND_ALL_INTERFACES = True" not in told["wn"]
     token = kit.person_token(published, "bob", secrets)
-    assert claims(token.token)["sub"] == "bob@tier3.example"
+    assert claims_of(token.token)["sub"] == "bob@tier3.example"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,10 @@ class GatewayDirectory:
         for name, data in secrets.items():
             write_durably(safe_join(folder, name), data)
 
+    def remove_secret(self, name: str) -> None:
+        """Remove a key, if it is there."""
+        safe_join(self.directory / "secrets", name).unlink(missing_ok=True)
+
     def prepare(self, installed: InstalledGateway, vm: GatewayVm) -> None:
         """Create a VM's empty disk, and its record as stopped, unless it has a record."""
         journal = ClusterVmJournal(self.vms)

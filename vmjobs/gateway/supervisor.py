@@ -91,20 +91,20 @@ class RoleFiles(Protocol):
 
 @dataclass(frozen=True)
 class VmFiles:
-    """The files for each VM's guest, by its role (a ``GuestFiles``)."""
+    """The files for each VM's guest, by its role (a ``GuestFiles``). secrets: the present ones."""
 
     installed: InstalledGateway
     kit: RoleFiles
-    secrets: Mapping[str, bytes]
+    secrets: Callable[[], Mapping[str, bytes]]
 
     def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name."""
         gateway, vm = self.installed.gateway, self._vm(order.name)
-        return {**self.kit.files(gateway, vm, self.secrets), **network_files(gateway, vm)}
+        return {**self.kit.files(gateway, vm, self.secrets()), **network_files(gateway, vm)}
 
     def token(self, name: str) -> PoolToken:
         """A new token for a VM. Raises as :meth:`vmjobs.gateway.supervisor.RoleFiles.token`."""
-        return self.kit.token(self.installed.gateway, self._vm(name), self.secrets)
+        return self.kit.token(self.installed.gateway, self._vm(name), self.secrets())
 
     def _vm(self, name: str) -> GatewayVm:
         vm = self.installed.gateway.vm(name)
@@ -132,7 +132,7 @@ class Supervisor:
         self.place = place
         self.installed = place.installed()
         self.stop = threading.Event()
-        files = VmFiles(self.installed, kit, place.secrets())
+        files = VmFiles(self.installed, kit, place.secrets)
         self.assignments = GatewayAssignments(place, self.installed, mint=files.token)
         self._parts = replace(make(self.assignments, files), words=self.assignments.words)
         self._reconciler: Reconciler | None = None

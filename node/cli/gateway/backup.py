@@ -41,7 +41,7 @@ from vmjobs.gateway.directory import DATA_DISK, ROOT_DISK, GatewayDirectory, Ins
 from vmjobs.model import MIB
 
 _HEADER_ENTRY = "gateway.json"
-_SECRET = re.compile(r"secrets/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+_SECRET = re.compile(r"secrets/([A-Za-z0-9][A-Za-z0-9._-]{0,249})")
 _DISK = re.compile(
     rf"machines/([a-z0-9-]+)/({re.escape(ROOT_DISK)}|{re.escape(DATA_DISK)})\.(map|data)"
 )

@@ -226,6 +226,11 @@ def watch_vms(control: SupervisorClient, seconds: float) -> Iterator[dict[str, d
         yield answer["machines"]
 
 
+def running_vms(place: GatewayDirectory) -> set[str]:
+    """The names of the gateway's VMs that run, by its records alone."""
+    return {name for name, record in place.records().items() if record.phase in ALIVE_PHASES}
+
+
 def is_stopped(place: GatewayDirectory) -> bool:
     """Whether no VM of the gateway runs, by its records alone."""
-    return not any(record.phase in ALIVE_PHASES for record in place.records().values())
+    return not running_vms(place)

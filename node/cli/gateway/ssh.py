@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -32,16 +34,25 @@ def ssh(words: tuple[str, ...], name: str | None, state_dir: Path | None) -> Non
     before VM. It needs no open port.
     """
     options, vm, command = split_ssh_arguments(words)
-    place = find_gateway(name, state_dir)
+    with open_login(find_gateway(name, state_dir), vm) as login:
+        status = run_openssh(["ssh", *login, *options, "--", vm, *command])
+    sys.exit(status)
+
+
+@contextmanager
+def open_login(place: GatewayDirectory, vm: str) -> Iterator[list[str]]:
+    """Yield options with which OpenSSH reaches a VM as root, once; then delete the key.
+
+    Raises:
+        NotFound: there is no such VM. Unavailable: no supervisor runs. ConfigError: no OpenSSH.
+    """
     select_vms(place.installed(), [vm])
     SupervisorClient(place.control).close()  # reports a missing supervisor before ssh does
     with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as folder:
         make_key(Path(folder))
         connect = ["gateway", "connect", str(place.directory), vm, folder]
         login = openssh_options(vm, "root", Path(folder), connect)
-        login += ["-o", "ProxyUseFdpass=yes"]
-        status = run_openssh(["ssh", *login, *options, "--", vm, *command])
-    sys.exit(status)
+        yield [*login, "-o", "ProxyUseFdpass=yes"]
 
 
 @click.command(hidden=True)
