@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from vmjobs.hypervisor.base import ENDPOINT_PORT, Network
 from vmjobs.model import NetworkMode
 
+#: Below those that the kernel gives to programs that ask for any: none of them can take such a port.
+_PORTS = range(10000, 32768)
+
 
 def free_ports(count: int) -> list[int]:
     """Ports of this host at which nothing listens now."""
+    found: list[int] = []
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(probe.getsockname()[1]) for probe in probes]
+        while len(found) < count:
+            port = secrets.choice(_PORTS)
+            with suppress(OSError):  # it is in use
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+    return found
 
 
 def free_port() -> int:
