@@ -25,6 +25,7 @@ from tests.kit.once_per_run import after_run, once
 from tests.kit.postgres import PostgresCluster
 from tests.kit.repository_jobs import migrated_sqlite, prepare_library, push_library
 from tests.kit.waiting import Clock
+from vmjobs.client.transport import ApiClient, Retries
 from vmjobs.config import Config
 
 #: Parameters and fixtures that start a server.
@@ -121,6 +122,14 @@ def own_postgresql() -> Iterator[PostgresCluster]:
     yield made
     made.stop()
     shutil.rmtree(made.root)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clients_are_patient() -> Iterator[None]:
+    """Let clients wait for a service whose disk other tests keep busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ApiClient, "default_retries", Retries(deadline=120, read=240))
+        yield
 
 
 @pytest.fixture

@@ -207,9 +207,9 @@ def kill_halfway(desk: Workstation, proxy: Proxy, *words: str | Path) -> None:
     passed = proxy.up + proxy.down
     proxy.hold_after(64 * MIB)
     process = desk.start(*words)
-    proxy.wait_for(passed + 64 * MIB)
+    proxy.wait_for(passed + 64 * MIB, 240)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     proxy.hold_after(None)
 
 
@@ -242,13 +242,13 @@ def test_a_push_outlives_the_service(tmp_path: Path, typed: Run) -> None:
         with running(config, tmp_path / "log") as process:
             proxy.hold_after(12 * MIB)
             push = desk.start("push", file, "big", "--json", *RAW)
-            proxy.wait_for(12 * MIB)
+            proxy.wait_for(12 * MIB, 240)
             for pid in [process.pid, *children(process)]:
                 os.kill(pid, signal.SIGKILL)
-            process.wait(20)
+            process.wait(60)
         proxy.hold_after(None)
         with running(config, tmp_path / "log2"):
-            out, said = push.communicate(timeout=120)
+            out, said = push.communicate(timeout=300)
             assert push.returncode == 0, said
             assert json.loads(out)["image"]["size"] == 32 * MIB
             desk.run("pull", "big", tmp_path / "back.img")

@@ -51,7 +51,7 @@ shutdown_lifetime 1 seconds
 """
 DISK = os.urandom(2 * SEGMENT_BYTES)
 SECRET = os.urandom(SEGMENT_BYTES)
-QUICK = Retries(deadline=20, ceiling=0.5)
+QUICK = Retries(deadline=120, ceiling=0.5)
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Site:
     def get(self, path: str, token: str, **headers: str) -> requests.Response:
         """Send a request through the cache."""
         headers = {"Authorization": f"Bearer {token}"} | headers if token else headers
-        return requests.get(f"{self.url}{path}", headers=headers, timeout=30)
+        return requests.get(f"{self.url}{path}", headers=headers, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def squid(peer: str) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url) or process.poll() is not None, 40)
+        wait_until(lambda: answers(url) or process.poll() is not None, 120)
         assert process.poll() is None, (folder / "cache.log").read_text()
         yield url
     finally:
@@ -116,7 +116,7 @@ def squid(peer: str) -> Iterator[str]:
 
 def answers(url: str) -> bool:
     try:
-        return requests.get(f"{url}/healthz", timeout=5).status_code == 200
+        return requests.get(f"{url}/healthz", timeout=30).status_code == 200
     except requests.RequestException:
         return False
 

@@ -47,7 +47,7 @@ def answered(site: Site, pool: ThreadPoolExecutor, **answer: Any) -> tuple[Any, 
     assert (call["key"], call["incarnation"]) == (KEY, 1)
     assert share("POST", f"/v1/nodes/n1/sessions/{call['id']}", json=answer).status_code == 204
     assert share("GET", "/v1/nodes/n1/members").get_json()["sessions"] == []
-    return asked.result(20), call["id"]
+    return asked.result(60), call["id"]
 
 
 def test_bytes_pass_and_the_login_is_in_the_history(

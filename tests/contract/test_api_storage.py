@@ -9,6 +9,7 @@ from tests.kit.api_site import ROOT_DISK, make_site
 from tests.kit.full_disk import small_disk
 from tests.kit.repository_jobs import digest_of
 from tests.kit.s3_server import S3Server
+from tests.kit.waiting import wait_until
 from vmjobs.model import MIB
 
 
@@ -39,7 +40,7 @@ def test_storage_that_dies_is_named_and_serves_again_when_it_is_back(
     site = make_site(tmp_path, storage_url=own_s3_server.url(bucket))
     user, data = site.user(), b"data"
     path = f"/v1/blobs/{digest_of(data)}"
-    assert user("GET", "/healthz").get_json()["services"]["storage"] == "ok"
+    wait_until(lambda: user("GET", "/healthz").get_json()["services"]["storage"] == "ok")
     own_s3_server.kill()
     health = user("GET", "/healthz")
     assert health.status_code == 503
@@ -53,7 +54,7 @@ def test_storage_that_dies_is_named_and_serves_again_when_it_is_back(
     assert own_s3_server.endpoint not in str(problem)
     assert user("GET", "/v1/jobs").status_code == 200
     own_s3_server.start()
-    assert user("GET", "/healthz").status_code == 200
+    wait_until(lambda: user("GET", "/healthz").status_code == 200)
     assert user("PUT", path, data=data).status_code == 201
 
 

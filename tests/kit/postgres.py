@@ -36,13 +36,13 @@ class PostgresCluster:
 
     def start(self) -> None:
         options = f"-k {self.root} -c listen_addresses= -c fsync=off -c max_connections=200"
-        self._run("pg_ctl", "-w", "-l", str(self.root / "log"), "-o", options, "start")
+        self._run("pg_ctl", "-w", "-t", "240", "-l", str(self.root / "log"), "-o", options, "start")
 
     def stop(self) -> None:
         """Stop the cluster, as a power cut would."""
         self._run(*self.STOP)
 
-    STOP = ("pg_ctl", "-w", "-m", "immediate", "stop")
+    STOP = ("pg_ctl", "-w", "-t", "240", "-m", "immediate", "stop")
 
     def create(self, name: str, template: str = "template1") -> str:
         """Create a database; returns its URL."""

@@ -37,13 +37,13 @@ def running(config: Config, log: Path, patch: str = "") -> Iterator[subprocess.P
         program = [sys.executable, "-c", f"{patch}\n{MAIN}"] if patch else [VMJOBS]
         process = subprocess.Popen([*program, "serve"], env=environ, stderr=sink, stdout=sink)
     try:
-        with Client(f"http://{config.listen}", retries=Retries(deadline=60, ceiling=0.2)) as client:
-            wait_until(lambda: client.health().status == "ok")
+        with Client(f"http://{config.listen}", retries=Retries(deadline=240, ceiling=0.2)) as client:
+            wait_until(lambda: client.health().status == "ok", 240)
         wait_until(lambda: len(children(process)) == config.api_workers)
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        process.wait(90)
 
 
 def children(process: subprocess.Popen[bytes]) -> list[int]:

@@ -10,7 +10,7 @@ Samples = dict[tuple[str, ...], float]
 
 def scrape(listen: str) -> Samples:
     """Every sample, by its name and its label values in the order of the label names."""
-    answer = requests.get(f"http://{listen}/metrics", timeout=10)
+    answer = requests.get(f"http://{listen}/metrics", timeout=60)
     assert answer.status_code == 200
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     return {

@@ -18,7 +18,7 @@ from tests.kit.once_per_run import after_run, once
 from tests.kit.sockets import free_port
 
 BUILD = Path(__file__).parents[2] / "deploy" / "s3-server.sh"
-READY_SECONDS = 30.0
+READY_SECONDS = 120.0
 #: What boto3 reads, so that tests never use the account of the person who runs them.
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "vmjobs-tests",

@@ -54,7 +54,7 @@ class Workstation:
     def run(self, *arguments: str | Path, code: int = 0) -> str:
         """Run ``vmjobs image …`` to its end; return its output, or its errors if it should fail."""
         if self.typed is None:
-            done = vmjobs("image", *arguments, code=code, environ=self.environ(), timeout=120)
+            done = vmjobs("image", *arguments, code=code, environ=self.environ(), timeout=400)
         else:
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in self.environ().items():
