@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import pytest
 
+from api.serve import STALL_SECONDS
 from api.tokens import make_issuer
-from api.worker import MAX_INCOMPLETE_CONNECTIONS
+from api.worker import BODY_SECONDS, MAX_INCOMPLETE_CONNECTIONS
 from images.content import SEGMENT_BYTES
 from images.segment import decode_segment
 from repository.service import open_repository
@@ -29,7 +30,7 @@ from tests.kit.repository_jobs import prepare_library, push_library
 from tests.kit.segments import compute_layout_of_bytes
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
-from vmjobs.client import Client, JobAgentClient, Retries
+from vmjobs.client import Client, JobAgentClient
 from vmjobs.config import Config
 from vmjobs.model import AttemptClaim, JobSpec
 
@@ -81,41 +82,39 @@ def few_threads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
 
 @pytest.fixture(scope="module")
 def quick_stall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
-    """A service that gives up on stalled peers after a second."""
-    with one_process(tmp_path_factory, "s.STALL_SECONDS = 1") as settings:
+    """A service that gives up on stalled peers after a second, but not on its own process."""
+    patch = "real = s.settings; s.settings = lambda c: real(c) | {'timeout': 60}; s.STALL_SECONDS = 1"
+    with one_process(tmp_path_factory, patch) as settings:
         yield settings
 
 
 @pytest.fixture(scope="module")
 def quick_trickle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     """A service that gives up on peers that need long for a header or a body."""
-    patch = "import api.worker as w; w.BODY_SECONDS = 2; w.HEADER_SECONDS = 3"
+    patch = "import api.worker as w; w.BODY_SECONDS = 2; w.HEADER_SECONDS = 12"
     with one_process(tmp_path_factory, patch) as settings:
         yield settings
 
 
 def connected(settings: Config) -> socket.socket:
     host, port = settings.listen.split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
-def answers_within(settings: Config, seconds: float) -> None:
-    """Check that the service answers a new client in time."""
-    with Client(f"http://{settings.listen}", retries=Retries(deadline=20, read=20)) as client:
+def answers(settings: Config) -> None:
+    """Check that the service answers a new client before its usual limits end slow connections."""
+    with Client(f"http://{settings.listen}") as client:
         start = time.monotonic()
         assert client.health().status == "ok"
-        assert time.monotonic() - start < seconds
+        assert time.monotonic() - start < min(STALL_SECONDS, BODY_SECONDS) - 15
 
 
 def test_many_clients_many_processes_one_database(service: Service) -> None:
     settings = service.settings
     token = make_issuer(settings).user_token("ada")
 
-    # Writers take turns, each with a flush of the disk, which other tests keep busy.
-    patient = Retries(deadline=90)
-
     def work(number: int) -> str:
-        with Client(f"http://{settings.listen}", token, retries=patient) as client:
+        with Client(f"http://{settings.listen}", token) as client:
             (job,) = client.submit(SPEC, key=f"key-{number % 20}").jobs
             assert client.job(job.id).id == job.id
             return job.id
@@ -142,7 +141,7 @@ def test_a_killed_process_is_replaced_and_what_is_under_way_is_finished_before_t
         before = children(process)
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: len(children(process)) == 3 and children(process) != before)
-        answers_within(settings, 15)
+        answers(settings)
         with connected(settings) as slow:
             head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
             slow.sendall(f"{head}Authorization: Bearer {token}\r\n\r\nf".encode())
@@ -152,7 +151,7 @@ def test_a_killed_process_is_replaced_and_what_is_under_way_is_finished_before_t
             wait_until(lambda: len(children(process)) == 1)  # the idle workers have exited
             slow.sendall(b"oo")
             assert slow.recv(100).startswith(b"HTTP/1.1 201")
-        assert process.wait(40) == 0
+        assert process.wait(90) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     assert {"api.serve", "gunicorn.error"} <= {line["logger"] for line in lines}
@@ -176,7 +175,7 @@ def test_hostile_requests_do_no_harm(service: Service) -> None:
         assert b" 200 " not in answer.split(b"\r\n", 1)[0]
         assert b"root:" not in answer
         assert b"Traceback" not in answer
-    answers_within(service.settings, 15)
+    answers(service.settings)
     assert len(children(service.process)) == 3
 
 
@@ -189,10 +188,10 @@ def test_slow_bodies_do_not_keep_others_waiting(request: pytest.FixtureRequest, 
     head += f"Authorization: Bearer {token}\r\n\r\nf"
     with ExitStack() as slow, ThreadPoolExecutor(1) as pool:
         peers = [slow.enter_context(connected(settings)) for _ in range(9)]
+        start = time.monotonic()
         for peer in peers:
             peer.sendall(head.encode())
-        start = time.monotonic()
-        answered = pool.submit(answers_within, settings, 15)
+        answered = pool.submit(answers, settings)
         while not answered.done() and kind == "quick_trickle":
             for peer in peers:
                 with suppress(OSError):
@@ -209,7 +208,7 @@ def test_bodies_of_refused_requests_keep_nobody_waiting(few_threads: Config) -> 
         peers = [slow.enter_context(connected(few_threads)) for _ in range(60)]
         for peer in peers:
             peer.sendall(head.encode())
-        answers_within(few_threads, 10)
+        answers(few_threads)
         assert all(peer.recv(64).startswith(b"HTTP/1.1 401 ") for peer in peers)
 
 
@@ -224,16 +223,15 @@ def test_headers_that_trickle_in_take_nobodys_thread(quick_trickle: Config) -> N
                 peer.sendall(b"a")
             start = time.monotonic()
             assert client.health().status == "ok"
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 10, "not when others have been given up"
         last = peers[-1]
         last.sendall(b"a\r\n\r\n")
         assert last.recv(64).startswith(b"HTTP/1.1 401 ")
-        assert time.monotonic() - start < 2
         for peer in peers[:-1]:
             with suppress(ConnectionResetError):
                 while data := peer.recv(4096):
                     assert data.startswith(b"HTTP/1.1 400 "), "it is not served"
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < STALL_SECONDS - 15
 
 
 def test_peers_that_take_nothing_do_not_keep_others_waiting(quick_stall: Config) -> None:
@@ -252,17 +250,17 @@ def test_peers_that_take_nothing_do_not_keep_others_waiting(quick_stall: Config)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             peer.connect((host, int(port)))
             peer.sendall(head.encode())
-        answers_within(quick_stall, 15)
+        answers(quick_stall)
 
 
 def test_busy_connections_take_turns(few_threads: Config) -> None:
     """Twice as many connections as there are threads; each always has another request."""
     turns = [0] * 12
-    over = time.monotonic() + 60
+    over = time.monotonic() + 240
     together = threading.Barrier(len(turns))
 
     def ask(number: int) -> None:
-        with closing(http.client.HTTPConnection(few_threads.listen, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection(few_threads.listen, timeout=120)) as connection:
             connection.connect()
             together.wait()
             while min(turns) < 50 and time.monotonic() < over:
@@ -285,7 +283,7 @@ def test_ranges_of_segments_over_one_connection(service: Service) -> None:
     segment = compute_layout_of_bytes(data).segments[0]
     path = f"/v1/images/{image.digest}/segments/{segment.hex()}"
     headers = {"Authorization": f"Bearer {make_issuer(settings).node_token('wn1')}"}
-    with closing(http.client.HTTPConnection(settings.listen, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection(settings.listen, timeout=60)) as connection:
 
         def get(span: str = "") -> tuple[int, bytes, str | None]:
             wanted = {"Range": f"bytes={span}"} if span else {}
