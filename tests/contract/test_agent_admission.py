@@ -130,7 +130,7 @@ class Place:
         """Run the job as its owner does; return its exit status and output."""
         argv = (VMJOBS, "exec", "--job", "job1", "--token-file", str(self.folder / "token"))
         with self.started(*argv, starter=starter) as process:
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=240)
             return process.returncode, out
 
 
@@ -144,7 +144,7 @@ def place(service: Service) -> Iterator[Place]:
         (folder / "token").write_text(GOOD)
 
         def open_job(job: str, token: str) -> JobAgentClient:
-            return JobAgentClient(service.url, token, job, retries=Retries(deadline=5.0))
+            return JobAgentClient(service.url, token, job, retries=Retries(deadline=60.0))
 
         def describe(running: tuple[str, ...]) -> Node:
             return Node(name="here", cpus=1, memory=1, disk=1, running=running, updated=now())

@@ -76,13 +76,13 @@ def test_whoever_is_told_to_end_while_its_vm_is_sent_sends_no_more(place: Place,
 
     def wait(check_cancelled: Callable[[], None]) -> None:
         sending.set()
-        wait_until(lambda: check_cancelled() is not None, 60, "the upload to be given up")
+        wait_until(lambda: check_cancelled() is not None, 120, "the upload to be given up")
 
     place.submit()
     node = place.node(file_transfer=WatchedTransfer(wait))
     place.counts()
     node.signal(15)
-    assert sending.wait(60)
+    assert sending.wait(120)
     node.run.request.event_queue.put(why)
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)

@@ -17,7 +17,7 @@ from tests.kit.repository_jobs import ADMIN, push
 from tests.kit.waiting import wait_until
 from vmjobs.agent.run.steps import STEPS
 
-SECONDS = 90.0
+SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_an_agent_shows_what_it_does(node: Node) -> None:
     assert idle["vmjobs_agent_machines", "job", "running"] == 0
     assert idle["vmjobs_agent_image_cache_bytes",] == 0
 
-    job, process = node.start("#!/bin/sh\nsleep 5\n")
+    job, process = node.start("#!/bin/sh\nsleep 15\n")
     running = ("vmjobs_agent_machines", "job", "running")
     wait_until(lambda: scrape(node.listen)[running] == 1, SECONDS, "the job runs")
     assert process.wait(SECONDS) == 0
@@ -49,7 +49,7 @@ def test_an_agent_shows_what_it_does(node: Node) -> None:
     assert found["vmjobs_agent_image_cache_bytes",] > 1024**2
     counts = {key[2]: value for key, value in found.items() if key[0].endswith("step_seconds_count")}
     assert counts == {step.title: 1 for step in STEPS} | {"deliver": 1}
-    assert found["vmjobs_agent_step_seconds_sum", "job", "run script"] >= 5
+    assert found["vmjobs_agent_step_seconds_sum", "job", "run script"] >= 15
 
     _, process = node.start("#!/bin/sh\nexit 3\n")
     assert process.wait(SECONDS) == 3

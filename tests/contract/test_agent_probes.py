@@ -18,7 +18,7 @@ from vmjobs.config import Config
 from vmjobs.hypervisor import probe, procs
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
 
 #: Seconds until an agent is ready.
-SECONDS = 90.0
+SECONDS = 240.0
 NODE = "wn1.grid"
 
 
@@ -61,6 +61,7 @@ def started(site: Site, url: str, folder: Path) -> Iterator[Node]:
         "VMJOBS_HYPERVISORS": "uml",
         "VMJOBS_METRICS_LISTEN": listen,
         "VMJOBS_LOG_FORMAT": "json",
+        "VMJOBS_PROBE_SECONDS": "120",
     }
     with (folder / "agent.log").open("wb") as log:
         agent = subprocess.Popen([VMJOBS, "agent"], env=environ, stderr=log)
@@ -70,4 +71,4 @@ def started(site: Site, url: str, folder: Path) -> Iterator[Node]:
         yield Node(site, folder, environ, listen, agent)
     finally:
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(60) == 0
+        assert agent.wait(240) == 0

@@ -39,7 +39,7 @@ class Lease:
         return any(report.state is state for report in self.reports)
 
     def wait_for(self, state: JobState) -> None:
-        wait_until(lambda: self.reached(state), 60, f"it is {state}")
+        wait_until(lambda: self.reached(state), 240, f"it is {state}")
 
 
 @dataclass
@@ -79,7 +79,7 @@ def job_that(
     told = place / "inputs" / "do"
     told.parent.mkdir(parents=True)
     told.write_text(do)
-    values = {"strategy": "image", "network": "none", "disk": 16, "memory": 96, "boot_seconds": 60}
+    values = {"strategy": "image", "network": "none", "disk": 16, "memory": 96, "boot_seconds": 240}
     spec = {"image": image, "inputs": describe_inputs({"do": told}), **values, **fields}
     return kind(
         job_id=f"job-{place.name}",

@@ -31,8 +31,9 @@ from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.model import MIB, Checkpoint, HypervisorKind, JobState, ReasonCode, StreamName
 
-BOOT = 120.0
-LAST = 40
+BOOT = 240.0
+#: Large enough that a script whose test is held up for seconds does not end before its VM is saved.
+LAST = 60
 #: Counts to LAST; tests insert extra commands.
 COUNTS = f"""#!/bin/sh
 n=0
@@ -80,7 +81,7 @@ class Node:
             Images(image), self._choose, journal, settings, file_transfer=self.file_transfer
         )
         token = self.site.issuer.job_token(self.job, "ada")
-        source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=2.0))
+        source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=60.0))
         self.run = Run(
             RunRequest(source, self.lease, services, self.job, secrets.token_hex(16), EventQueue())
         )
@@ -97,7 +98,7 @@ class Node:
         self.run.request.event_queue.put(SignalSent(number))
 
     def wait(self) -> None:
-        self._thread.join(180)
+        self._thread.join(400)
 
     def runs(self) -> None:
         """Wait until the script runs on this node, or the attempt has ended."""
@@ -135,7 +136,7 @@ class Place:
     def submit(self, script: str = COUNTS, **fields: Any) -> None:
         spec: dict[str, Any] = {"hypervisor": "qemu", "memory": 192, "disk": 32, "checkpoint": True}
         (self.job,) = self.site.user().submit(
-            script=script, outputs=["numbers", "clock"], run_seconds=120, **(spec | fields)
+            script=script, outputs=["numbers", "clock"], run_seconds=600, **(spec | fields)
         )
 
     def node(
