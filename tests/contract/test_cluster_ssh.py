@@ -31,9 +31,9 @@ from vmjobs.client import Client
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, NotFound, SessionEnded, Unauthenticated
 
-SECONDS = 90.0
-#: From a keystroke to the VM's answer on the screen, on a busy host.
-KEYSTROKE_SECONDS = 0.5
+SECONDS = 240.0
+#: From a keystroke to the VM's answer on the screen; without a wake-up, requests wait for 10 s.
+KEYSTROKE_SECONDS = 2.5
 SECRETS = ("/run/vmjobs/job/job.env", "/run/vmjobs-ssh/key", "/run/vmjobs-ssh/config")
 KEY = "ssh-ed25519 " + "A" * 68
 

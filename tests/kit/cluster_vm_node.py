@@ -46,7 +46,7 @@ from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, now
 
 UML = UserModeLinux()
-SECONDS = 60.0
+SECONDS = 240.0
 
 #: Keeps running, prints the signals that it gets, and exits with 0 when it has to drain.
 SCRIPT = rb"""#!/bin/sh
@@ -77,8 +77,9 @@ def cluster_vm_guest() -> BootImage:
 
 def order(number: int = 0, **fields: object) -> ClusterVmOrder:
     """An order for a VM of the cluster ``tiny`` that has to run."""
-    values = {"cluster": "tiny", "name": f"tiny-{number}", "network": "repository", "drain_seconds": 60}
-    return cluster_vm_order(number, **{**values, **fields})
+    values = {"cluster": "tiny", "name": f"tiny-{number}", "network": "repository"}
+    seconds = {"boot_seconds": 240, "drain_seconds": 60}
+    return cluster_vm_order(number, **{**values, **seconds, **fields})
 
 
 @dataclass
@@ -120,7 +121,8 @@ class Service:
     def reports(self) -> list[ClusterVmReport]:
         """All reports, in order."""
         told = self.folder / "reports"
-        lines = told.read_text().splitlines() if told.exists() else []
+        text = told.read_text() if told.exists() else ""
+        lines = text.splitlines()[: text.count("\n")]  # a node may be writing another one
         bodies = (ClusterVmReports.model_validate_json(line) for line in lines)
         return [report for body in bodies for report in body.reports]
 
