@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,9 @@ def test_a_measurement_is_interrupted_and_continues(suite: Path, tmp_path: Path)
     # A shell that starts the tests in the background lets them ignore SIGINT.
     command = ["env", "--default-signal=INT", VMJOBS, *words]
     first = subprocess.Popen(command, env={**os.environ, **variables}, stderr=subprocess.DEVNULL)
-    wait_until(lambda: turns(folder) or None, 120, "a turn")
+    wait_until(lambda: turns(folder) or None, 240, "a turn")
     first.send_signal(signal.SIGINT)
-    assert first.wait(60) != 0
+    assert first.wait(240) != 0
     assert not any((state / "local" / "runs").iterdir()), "a VM's directory is left"
     kept = turns(folder)
     assert 1 <= len(kept) < 8
@@ -77,8 +78,9 @@ def test_a_measurement_is_interrupted_and_continues(suite: Path, tmp_path: Path)
         os.uname().release
     }
     assert {turn["kernel"] for turn in every if turn["turn"]["side"] == "uml"} != {os.uname().release}
-    paces = [turn["pace"] for turn in every]  # the host may be busy while it reads a console
-    assert all(0.2 < pace < 5 for pace in paces), "clocks of UML are the host's"
+    paces = [turn["pace"] for turn in every if turn["turn"]["side"] == "uml"]
+    # The host may be busy while it reads a console.
+    assert 0.2 < statistics.median(paces) < 5, "clocks of UML are the host's"
     assert done.out == (folder / "report.md").read_text()
     assert "rounds of a loop, rounds/s" in (folder / "report.html").read_text()
 

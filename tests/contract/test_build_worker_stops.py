@@ -9,8 +9,8 @@ import os
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ sleep 1000 &
 echo $! >{note}.part && mv {note}.part {note}
 wait
 """
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 def _no_boot(_digest: str, _recipe: Recipe, _place: ScratchDir) -> None:
@@ -66,11 +66,9 @@ class Builder:
         return Path("/proc") / note.read_text().strip()
 
     def end(self) -> Build:
-        """Wait for the builder to leave the build, at most 10 seconds; return the build."""
-        began = time.monotonic()
+        """Wait for the builder to leave the build, long before its program ends; return the build."""
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
-        assert time.monotonic() - began < 10
         return self.builds.get(self.build.id)
 
     def assert_nothing_left(self, child: Path) -> None:
@@ -115,11 +113,11 @@ def test_a_build_is_canceled_while_packages_are_installed(repository: Repository
 
 
 def test_a_build_has_a_deadline(repository: Repository, folder: Path) -> None:
-    builder = Builder(repository, folder, seconds=2)
+    builder = Builder(repository, folder, seconds=10)
     child = builder.child()
     late = builder.end()
     assert (late.state, late.code) == (BuildState.FAILED, "BUILD_TIMED_OUT")
-    assert late.message == "the build was not done after 2 s"
+    assert late.message == "the build was not done after 10 s"
     builder.assert_nothing_left(child)
 
 
@@ -142,7 +140,8 @@ def test_a_builder_whose_program_fails_once_the_build_is_canceled(
     builder = Builder(repository, folder)
     child = builder.child()
     canceled = builder.builds.cancel(builder.build.id, ADA)
-    os.kill(int(child.name), signal.SIGKILL)
+    with suppress(ProcessLookupError):  # the builder was faster
+        os.kill(int(child.name), signal.SIGKILL)
     assert builder.end() == canceled
     assert builder.failure is None
     assert builder.leftovers() == []

@@ -35,7 +35,7 @@ from vmjobs.wire import Build, BuildState
 #: For a build from a local package archive, its boot and its publishing, on a busy host.
 SECONDS = 400.0
 #: For a builder to learn that a build is canceled, and to end what it has started.
-STOP_SECONDS = 30.0
+STOP_SECONDS = 120.0
 NOBODY = "nobody"
 #: Subordinate user ids are in a file of this host; only these processes see another file.
 AS_NOBODY = """
@@ -259,7 +259,7 @@ def test_an_image_is_built_booted_published_and_runs_elsewhere(service: Service,
 def test_a_builder_that_is_killed_in_the_middle(
     service: Service, folder: Path, state: BuildState
 ) -> None:
-    mine, _ = recipe(folder)
+    mine, _ = recipe(folder, 'probe = "sleep 10"')  # long enough to be killed in its boot test
     build = service.build(mine)
     service.until(build, lambda b: b.state is state and b.step not in {"starting", "boot test"})
     service.kill_builder()

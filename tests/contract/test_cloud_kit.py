@@ -111,7 +111,7 @@ class Guest:
 
     def seen(self) -> RunEvent | None:
         assert isinstance(self.link.event_queue, EventQueue)
-        return self.link.event_queue.next(time.monotonic() + 10)
+        return self.link.event_queue.next(time.monotonic() + 60)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def host() -> Iterator[Host]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             made.asked.set()
-            made.busy.wait(60)
+            made.busy.wait(240)
             status = int(self.path[1:]) if self.headers["Authorization"] == "Bearer secret" else 401
             self.send_response(status)
             self.end_headers()
@@ -60,7 +60,7 @@ def host() -> Iterator[Host]:
 
         def do_POST(self) -> None:
             made.asked.set()
-            made.busy.wait(60)
+            made.busy.wait(240)
             (offset,) = parse_qs(urlsplit(self.path).query)["offset"]
             data = self.rfile.read(int(self.headers["Content-Length"]))
             assert int(offset) <= len(made.taken), "there would be a gap"
@@ -93,17 +93,17 @@ def host() -> Iterator[Host]:
     ],
 )
 def test_a_guest_knows_whether_to_ask_again(host: Host, status: int, seen: str) -> None:
-    assert host.ask(f"/{status}").communicate(timeout=30)[0] == f"{seen}\n"
+    assert host.ask(f"/{status}").communicate(timeout=120)[0] == f"{seen}\n"
 
 
 def test_a_request_that_a_signal_has_ended_is_not_refused(host: Host) -> None:
     """As if the signal were sent to all of the script's processes."""
     host.busy.clear()
     asking = host.ask("/200")
-    assert host.asked.wait(30)
+    assert host.asked.wait(120)
     children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGUSR1)
-    assert asking.communicate(timeout=30)[0] == "1 000\n"
+    assert asking.communicate(timeout=120)[0] == "1 000\n"
 
 
 def test_what_is_printed_survives_its_carrier(host: Host, tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_what_is_printed_survives_its_carrier(host: Host, tmp_path: Path) -> Non
         carrying = carrier()
         host.asked.wait(30)
         carrying.kill()
-        carrying.wait(30)
+        carrying.wait(60)
     last = carrier()
-    assert last.wait(60) == 0
+    assert last.wait(240) == 0
     printing.join()
     os.close(source)
     assert bytes(host.taken) == said

@@ -38,7 +38,7 @@ def processors() -> None:
     with subprocess.Popen(["sh", "-c", "(while :; do :; done) & while :; do :; done"]) as busy:
         HOLDER.enforce(held, "vmjobs-1", lambda: [busy.pid, *children(busy.pid)])
         began, before = time.monotonic(), processor_seconds(busy.pid)
-        threading.Event().wait(2)
+        threading.Event().wait(5)
         tell("share", (processor_seconds(busy.pid) - before) / (time.monotonic() - began))
         tell("weight", (GROUP / "vmjobs-1" / "cpu.weight").read_text().strip())
         for pid in (*children(busy.pid), busy.pid):
