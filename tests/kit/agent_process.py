@@ -41,7 +41,8 @@ class Node:
             return job, subprocess.Popen(argv, env=self.environ, stderr=log)
 
     def log(self) -> list[dict[str, str]]:
-        lines = (self.folder / "agent.log").read_text().splitlines()
+        text = (self.folder / "agent.log").read_text()
+        lines = text.splitlines()[: text.count("\n")]  # the agent may be writing another one
         return [json.loads(line) for line in lines]
 
 
