@@ -193,7 +193,7 @@ def root_disk_guest(directory: Path, script: str = _INIT, *programs: Path) -> Bo
     tree = _tree(directory, script)
     for program in programs:
         shutil.copy(program, tree / "bin")
-    run(["mke2fs", "-q", "-t", "ext4", "-d", tree, disk, "32M"], timeout=60)
+    run(["mke2fs", "-q", "-t", "ext4", "-d", tree, disk, "32M"], timeout=300)
     return BootImage(digest="", root=disk, cmdline=("init=/init",))
 
 
@@ -208,7 +208,7 @@ def direct_boot_guest(directory: Path, kernel_tree: Path, script: str = _INIT) -
     names = "".join(f"{path.relative_to(tree)}\n" for path in sorted(tree.rglob("*")))
     pack = ["cpio", "-o", "-H", "newc", "--quiet"]
     initrd = directory / "initrd"
-    initrd.write_bytes(subprocess.check_output(pack, cwd=tree, input=names.encode(), timeout=60))
+    initrd.write_bytes(subprocess.check_output(pack, cwd=tree, input=names.encode(), timeout=300))
     disk = directory / "root.img"
     disk.write_bytes(b"base disk".ljust(1 << 20, b"\0"))
     kernel = sorted((kernel_tree / "boot").glob("vmlinuz-*"))[-1]
@@ -231,13 +231,13 @@ def _fetch_kernel(cache: Path) -> None:
     scratch = cache.with_name(f"kernel-{os.getpid()}")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    depends = run(["apt-cache", "depends", "linux-image-cloud-amd64"], timeout=60).text
+    depends = run(["apt-cache", "depends", "linux-image-cloud-amd64"], timeout=300).text
     package = next(
         line.split()[-1] for line in depends.splitlines() if line.strip().startswith("Depends:")
     )
     subprocess.run(["apt-get", "download", package], timeout=300, cwd=scratch, check=True)
     archive = next(scratch.glob("*.deb"))
-    run(["dpkg-deb", "-x", archive, scratch], timeout=120)
+    run(["dpkg-deb", "-x", archive, scratch], timeout=300)
     archive.unlink()
     try:
         scratch.rename(cache)
