@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.hypervisor_drivers import KINDS, bench, driver, image
+from tests.kit.hypervisor_drivers import KINDS, bench, driver, image, patient
 from tests.kit.hypervisors import (
     BOOT,
     Bench,
@@ -23,7 +23,7 @@ from tests.kit.hypervisors import (
     said,
     start_elsewhere,
 )
-from tests.kit.waiting import PATIENCE, wait_until
+from tests.kit.waiting import wait_until
 from vmjobs.agent.cluster_vms.vm_instance import CONSOLE_TICK_SECONDS
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -33,10 +33,10 @@ from vmjobs.hypervisor.uml import kernel_boot
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import CHECKPOINTABLE_KINDS, MIB, HypervisorKind, NetworkMode
 
-__all__ = ["bench", "driver", "image"]
+__all__ = ["bench", "driver", "image", "patient"]
 
 #: Seconds within which a VM must be gone after a call of :meth:`Hypervisor.destroy`.
-DESTROY = 20.0
+DESTROY = 60.0
 #: Least processor seconds of a guest that has worked.
 WORK = 1.0
 
@@ -137,10 +137,12 @@ def test_a_guest_that_several_users_share_is_traced(bench: Bench, shared: bool) 
     assert "Linux version 7" in said(vm.console), "make kernel"
     listed = subprocess.check_output(["pgrep", "-f", f"umid={vm.name} "], text=True).split()
     kernel = max(int(pid) for pid in listed)
-    children = procs.children(kernel)
-    assert children
-    found = {procs.is_traced(child) for child in children} - {None}  # None: it has ended meanwhile
-    assert found == {shared}
+
+    def traced() -> set[bool | None]:
+        found = {procs.is_traced(child) for child in procs.children(kernel)}
+        return found - {None}  # None: it has ended meanwhile
+
+    wait_until(lambda: traced() == {shared}, what="a new process to be as the others")
 
 
 @pytest.mark.soak_for("qemu")
@@ -153,12 +155,15 @@ def test_a_vm_that_lost_its_way_outside_has_ended(bench: Bench) -> None:
 
 
 def ends_soon(bench: Bench, vm: VmConfig) -> None:
-    """Check that a VM that lost a process ends: an idle host notices within a second."""
+    """Check that a VM that lost a process ends: an idle host notices within a second.
+
+    One that is not looked after hangs for ever.
+    """
     began = time.monotonic()
     wait_until(
         lambda: bench.driver.wait(vm.name, CONSOLE_TICK_SECONDS) is VmState.GONE, BOOT, "it ends"
     )
-    assert time.monotonic() - began < 3 * PATIENCE
+    assert time.monotonic() - began < 30
     assert bench.driver.shutdown_cause(vm.name) is ShutdownCause.KILLED
 
 
@@ -177,7 +182,7 @@ def test_pause_and_resume(bench: Bench) -> None:
     vm = bench.start("count", "count=3")
     began = time.monotonic()
     assert bench.driver.wait(vm.name, 0.5) is VmState.RUNNING
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < BOOT
     bench.driver.pause(vm.name)
     assert bench.driver.state(vm.name) is VmState.PAUSED
     assert vm.name in bench.driver.list()
@@ -188,7 +193,7 @@ def test_pause_and_resume(bench: Bench) -> None:
     for _ in range(2):
         bench.driver.resume(vm.name)
         assert bench.driver.state(vm.name) is VmState.RUNNING
-    wait_until(lambda: len(said(vm.console)) > len(before), 20, "the guest goes on")
+    wait_until(lambda: len(said(vm.console)) > len(before), BOOT, "the guest goes on")
     bench.driver.pause(vm.name)
     bench.driver.destroy(vm.name)
     assert bench.driver.state(vm.name) is VmState.GONE
@@ -250,7 +255,7 @@ def test_saving_what_cannot_be_saved_leaves_it_running(bench: Bench) -> None:
     with pytest.raises(HypervisorError):
         bench.driver.save(vm.name, bench.directory / "no-such-directory" / "memory")
     before = counted(vm.console)
-    wait_until(lambda: len(counted(vm.console)) > len(before) + 2, 20, "the guest goes on")
+    wait_until(lambda: len(counted(vm.console)) > len(before) + 2, BOOT, "the guest goes on")
     with pytest.raises(HypervisorError):
         bench.driver.save("vmjobs-test-never-was", bench.directory / "memory")
 

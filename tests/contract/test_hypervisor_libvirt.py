@@ -97,7 +97,7 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 
 def test_probe_without_a_kernel() -> None:
-    result = Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list).probe(60)
+    result = Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list).probe(180)
     assert result.works, result.detail
     assert result.detail.startswith("a boot sector ran and powered off, isolated: ")
 

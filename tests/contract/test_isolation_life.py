@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,21 @@ def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:
     driver, vm = node.driver(isolated=True), node.broken({}, then="hide")
     driver.start(vm)
     assert driver.wait(vm.name, BOOT) is VmState.GONE
-    assert mentioning(vm.name) == []
+    wait_until(lambda: not mentioning(vm.name), what="all are gone")
     driver.destroy(vm.name)
 
 
 def test_it_cannot_pass_for_another_vm(node: Node, victim: VmConfig) -> None:
     driver, vm = node.begun("pose", victim.name)
-    _, phantom = node.begun("pose", "vmjobs-test-phantom")
-    wait_until(lambda: len(mentioning(f"umid={victim.name}")) > 4, 10, "it poses")
+    nowhere = f"vmjobs-test-phantom-{secrets.token_hex(6)}"
+    _, phantom = node.begun("pose", nowhere)
+    wait_until(lambda: len(mentioning(f"umid={victim.name}")) > 4, what="it poses")
     names = driver.list()
     assert {vm.name, phantom.name, victim.name} <= set(names)
-    assert "vmjobs-test-phantom" not in names
+    assert nowhere not in names
     driver.destroy(vm.name)
     driver.destroy(phantom.name)
-    assert mentioning(vm.name) == mentioning("vmjobs-test-phantom") == []
+    assert mentioning(vm.name) == mentioning(nowhere) == []
     assert UserModeLinux().state(victim.name) is VmState.RUNNING
 
 
@@ -77,7 +79,7 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
         words = f"guest={vm.name},"
     os.kill(chain(words)[which], number)
     assert driver.wait(vm.name, BOOT) is VmState.GONE
-    wait_until(lambda: mentioning(vm.name) == [], 10, "all are gone")
+    wait_until(lambda: not mentioning(vm.name), what="all are gone")
     assert driver.shutdown_cause(vm.name) in {ShutdownCause.KILLED, ShutdownCause.CRASHED}
 
 
@@ -86,7 +88,7 @@ def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
     driver, vm = node.begun(then="heed")
     os.kill(chain(f"umid={vm.name}")[0], signal.SIGTERM)
     assert driver.wait(vm.name, BOOT) is VmState.GONE
-    assert mentioning(vm.name) == []
+    wait_until(lambda: not mentioning(vm.name), what="all are gone")
     assert "told to end" in said(vm.console).splitlines()
 
 

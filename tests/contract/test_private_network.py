@@ -66,26 +66,32 @@ def cards(launcher: Launcher, network: PrivateNetwork) -> Iterator[list[socket.s
             private_network.connect_card(launcher, PrivateCard(network, mac(n))) for n in range(3)
         ]
         for card in plugged:
-            stack.enter_context(card).settimeout(0.3)
+            stack.enter_context(card)
         yield plugged
 
 
-def got(card: socket.socket) -> list[bytes]:
-    """Receive frames until none arrives any more."""
-    found = []
+def got(card: socket.socket, least: int = 1) -> list[bytes]:
+    """Receive frames, at least so many, until none arrives any more."""
+    found: list[bytes] = []
     while True:
+        card.settimeout(60 if len(found) < least else 0.3)
         try:
             found.append(card.recv(2000))
         except TimeoutError:
             return found
 
 
+def check_got(cards: list[socket.socket], *frames: list[bytes]) -> None:
+    """Check that the cards receive these frames, and no others."""
+    assert [got(card, len(few)) for card, few in zip(cards, frames, strict=True)] == [*frames]
+
+
 def test_a_frame_reaches_its_receivers_and_not_its_sender(cards: list[socket.socket]) -> None:
     asked, answer = frame(ALL, mac(0)), frame(mac(0), mac(1), b"here")
     cards[0].send(asked)
-    assert [got(card) for card in cards] == [[], [asked], [asked]]
+    check_got(cards, [], [asked], [asked])
     cards[1].send(answer)
-    assert [got(card) for card in cards] == [[answer], [], []]
+    check_got(cards, [answer], [], [])
 
 
 @pytest.mark.parametrize("source", [mac(1), mac(9), ALL])
@@ -93,7 +99,7 @@ def test_a_frame_from_a_foreign_address_is_dropped(cards: list[socket.socket], s
     cards[0].send(frame(mac(2), source))
     cards[0].send(frame(ALL, source))
     cards[1].send(frame(ALL, mac(1)))
-    assert [got(card) for card in cards] == [[frame(ALL, mac(1))], [], [frame(ALL, mac(1))]]
+    check_got(cards, [frame(ALL, mac(1))], [], [frame(ALL, mac(1))])
 
 
 def test_the_namespace_of_a_card_has_no_other_device(cards: list[socket.socket]) -> None:
@@ -116,7 +122,6 @@ def test_a_new_card_may_have_the_address_of_one_that_was_closed(
 ) -> None:
     cards[0].close()
     with private_network.connect_card(launcher, PrivateCard(network, mac(0))) as again:
-        again.settimeout(0.3)
         again.send(frame(mac(1), mac(0)))
         assert got(cards[1]) == [frame(mac(1), mac(0))]
         cards[1].send(frame(mac(0), mac(1)))
@@ -128,7 +133,7 @@ def test_a_network_ends_with_its_last_handle(launcher: Launcher) -> None:
         card = private_network.connect_card(launcher, PrivateCard(network, mac(0)))
         assert "card" in _devices(card)
     with card:
-        wait_until(lambda: "card" not in _devices(card), 10, "its other end is gone")
+        wait_until(lambda: "card" not in _devices(card), what="its other end is gone")
 
 
 # --------------------------------------------------------------------------- VMs

@@ -123,8 +123,8 @@ def test_pause_resume_and_destroy(bench: Bench) -> None:
 def test_a_greedy_vm_keeps_to_its_share(bench: Bench) -> None:
     vm = vm_that(bench, "S", "spinning", limits=VmLimits(cpu_percent=30))
     began, before = time.monotonic(), bench.driver.usage(vm.name).cpu_seconds
-    wait_until(lambda: bench.driver.usage(vm.name).cpu_seconds > before + 1, BOOT, "it works")
-    assert 1 / (time.monotonic() - began) < 0.45
+    wait_until(lambda: bench.driver.usage(vm.name).cpu_seconds > before + 5, BOOT, "it works")
+    assert 5 / (time.monotonic() - began) < 0.45
 
 
 @pytest.mark.soak

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.kit.guests import direct_boot_guest, kernel_tree
-from tests.kit.hypervisor_drivers import bench, driver, image
+from tests.kit.hypervisor_drivers import bench, driver, image, patient
 from tests.kit.hypervisors import Bench
 from vmjobs.hypervisor.base import VmLimits
 from vmjobs.hypervisor.xen.driver import unavailable_reason
 
-__all__ = ["bench", "driver", "image"]
+__all__ = ["bench", "driver", "image", "patient"]
 
 pytestmark = [
     pytest.mark.soak,

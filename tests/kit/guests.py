@@ -33,7 +33,7 @@ _INIT = (
     BEGIN
     + r"""
 for word in $(cat /proc/cmdline); do
-    case $word in do=*|targets=*|lines=*) eval "${word%%=*}=\${word#*=}" ;; esac
+    case $word in do=*|targets=*|lines=*|within=*) eval "${word%%=*}=\${word#*=}" ;; esac
 done
 for disk in ubd xvd vd; do [ ! -e /dev/${disk}a ] || break; done
 echo
@@ -113,7 +113,7 @@ confined)
     network
     wget -q -O - http://10.0.2.100/small
     for target in $(echo $targets | tr , ' '); do
-        { nc -w 2 ${target%:*} ${target#*:} < /dev/null && echo "reached=$target"; } &
+        { nc -w ${within:-2} ${target%:*} ${target#*:} < /dev/null && echo "reached=$target"; } &
     done
     wait
     nslookup example.org > /dev/null 2>&1 && echo "reached=dns"

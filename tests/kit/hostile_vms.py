@@ -117,7 +117,7 @@ def hostile_node(request: pytest.FixtureRequest, tmp_path: Path, program: Path) 
     for name in made.names:
         made.driver(isolated=True).destroy(name)
         UserModeLinux().destroy(name)
-    assert mentioning(str(tmp_path)) == []
+    wait_until(lambda: not mentioning(str(tmp_path)), what="nothing of them to be left")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from tests.kit.waiting import PATIENCE
 from vmjobs.hypervisor.base import BootImage, Hypervisor
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
+from vmjobs.hypervisor.uml import driver as uml
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.hypervisor.xen import driver as xen
 from vmjobs.model import HypervisorKind
@@ -68,6 +69,12 @@ def image(driver: Hypervisor, tmp_path_factory: pytest.TempPathFactory) -> BootI
 
 
 @pytest.fixture
-def bench(driver: Hypervisor, image: BootImage, tmp_path: Path) -> Iterator[Bench]:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have UML's driver wait for a kernel that gets no processor time."""
+    monkeypatch.setattr(uml, "ANSWER_SECONDS", BOOT)
+
+
+@pytest.fixture
+def bench(driver: Hypervisor, image: BootImage, tmp_path: Path, patient: None) -> Iterator[Bench]:
     with hypervisors.bench(driver, image, tmp_path) as made:
         yield made

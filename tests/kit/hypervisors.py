@@ -32,7 +32,7 @@ from vmjobs.hypervisor.select import choose
 from vmjobs.model import HypervisorKind, NetworkMode
 
 #: Seconds that a guest may take to boot and do its little work, on a slow host too.
-BOOT = 90.0
+BOOT = 180.0
 
 
 def said(console: Path) -> str:
@@ -98,7 +98,7 @@ def bench(driver: Hypervisor, image: BootImage, directory: Path, **fields: Any) 
     yield made
     for name in made.names:  # others run VMs at the same time
         driver.destroy(name)
-        wait_until(lambda name=name: not mentioning(name), 10, "all its processes are gone")  # type: ignore[misc]
+        wait_until(lambda name=name: not mentioning(name), what="all its processes are gone")  # type: ignore[misc]
     assert not set(made.names) & set(driver.list())
     for network in made.networks:
         network.close()
