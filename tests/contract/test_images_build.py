@@ -40,7 +40,7 @@ def test_what_was_built_is_not_built_again(tmp_path: Path) -> None:
     began = time.monotonic()
     # A directory without packages: any step of a build would have to fetch them.
     assert build("generic", store, tmp_path / "nothing-here") == first
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 15  # a build takes minutes
     assert not (tmp_path / "nothing-here").exists()
 
 

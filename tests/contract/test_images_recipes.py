@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from images.store.image_store import ImageStore
 from tests.kit.cli import Done, vmjobs
 from tests.kit.image_builds import STORE, need
+from tests.kit.waiting import wait_until
 from vmjobs.errors import NotFound
 
 BUILD_SECONDS = 900
@@ -164,10 +166,16 @@ def kdc(tmp_path: Path) -> Iterator[Kdc]:
             stderr=subprocess.DEVNULL,
         ) as process:
             try:
+                wait_until(lambda: _listens(address), what="the KDC to listen")
                 yield Kdc(address, config, folder / "keytab")
                 assert process.poll() is None, (folder / "log").read_text()
             finally:
                 process.terminate()
+
+
+def _listens(address: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((address, 8888)) == 0
 
 
 @pytest.mark.soak

@@ -131,7 +131,7 @@ def test_another_file_cannot_be_read(
 
 def test_the_network_cannot_be_reached(tmp_path: Path, output: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(20)
+        server.settimeout(120)
         port = server.getsockname()[1]
         image = tmp_path / "image"
         backing = json.dumps(
@@ -148,7 +148,7 @@ def test_the_network_cannot_be_reached(tmp_path: Path, output: Path) -> None:
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as free:
             connection, _ = server.accept()
             connection.close()
-            free.wait(20)
+            free.wait(120)
         server.settimeout(0.0)
         check_nothing_got_out(image, output, "qcow2")
         with pytest.raises(BlockingIOError):
@@ -230,8 +230,8 @@ def test_time_is_limited_and_nothing_is_left_behind() -> None:
     began = time.monotonic()
     program = f"import time, signal\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)  # {mark}"
     assert code_of(program, SandboxLimits(seconds=1.0)) == "too_long"
-    assert time.monotonic() - began < 30
-    wait_until(lambda: not mentioning(mark), 20, "no process of the sandbox is left")
+    assert time.monotonic() - began < 120
+    wait_until(lambda: not mentioning(mark), 60, "no process of the sandbox is left")
 
 
 #: Writes files of half a MiB, one after the other, until it is stopped.

@@ -41,7 +41,11 @@ def server(tmp_path: Path) -> tuple[str, ...]:
 def start(wrapper: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run the wrapper as the starter does."""
     return subprocess.run(
-        [str(wrapper), *command], env={**ODD, **variables}, capture_output=True, check=False, timeout=30
+        [str(wrapper), *command],
+        env={**ODD, **variables},
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
 
 

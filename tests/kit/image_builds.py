@@ -47,7 +47,7 @@ from vmjobs.model import (
 STORE = ROOT / "build" / "images"
 WORK = ROOT / "build" / "work"
 #: Seconds for a job from start to end, on a host that has other work as well.
-DEADLINE = 120.0
+DEADLINE = 300.0
 
 
 def need(*programs: str) -> None:
