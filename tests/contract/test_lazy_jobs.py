@@ -19,7 +19,7 @@ from images.manifest import ImageManifest, Part
 from tests.kit import lazy_node
 from tests.kit.agent_runs import Lease
 from tests.kit.guests import direct_boot_guest, kernel_tree
-from tests.kit.lazy_images import Place, place_at
+from tests.kit.lazy_images import QUICK, Place, place_at
 from tests.kit.lazy_node import INIT, Node, qemu
 from tests.kit.noise import noise
 from tests.kit.repository_jobs import ADMIN, send
@@ -139,6 +139,7 @@ def test_a_job_of_a_damaged_image_is_rejected(place: Place, node: Node) -> None:
 def test_the_repository_goes_away_while_a_guest_boots(
     place: Place, driver: Libvirt, image: str
 ) -> None:
+    place.retries = QUICK
     cache = place.cache(patience=3.0)
     node = Node(place.folder, cache, driver, image)
 
@@ -148,7 +149,7 @@ def test_the_repository_goes_away_while_a_guest_boots(
         wait_until(lambda: run.waited_for_image > 2)
         assert not lease.reached(JobState.COLLECTING)
 
-    ended, _ = node.run(LOOK, cut, outputs=("sum",), boot_seconds=30)
+    ended, _ = node.run(LOOK, cut, outputs=("sum",), boot_seconds=300)
     assert ended.reason.code is ReasonCode.IMAGE_UNAVAILABLE, ended.reason
     assert vms(place.folder, driver) == servers(place.folder) == []
     cache.close()
@@ -174,7 +175,7 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     def release(run: Run, lease: Lease) -> None:
         try:
             lease.wait_for(JobState.BOOTING)
-            wait_until(lambda: run.waited_for_image > boot + 1, 120)
+            wait_until(lambda: run.waited_for_image > boot + 1, boot + 120)
         finally:
             place.gate.withheld = frozenset()
 
@@ -189,7 +190,7 @@ def test_the_block_server_is_killed(node: Node) -> None:
         (server,) = nbd_server.find(run.choice.vm_name)
         os.kill(server.pid, signal.SIGKILL)
 
-    ended, _ = node.run("sleep 1000", kill, run_seconds=60)
+    ended, _ = node.run("sleep 1000", kill, run_seconds=300)
     assert ended.reason.code is ReasonCode.NODE_FAILED
     assert "serves the root disk" in ended.reason.message
 

@@ -20,9 +20,10 @@ from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.signature import require_signed, sign
 from tests.kit import KIT, ROOT
 from tests.kit.api_site import make_site, serving
-from tests.kit.lazy_images import DEADLINE, QUICK, Gate, Place, place_at
+from tests.kit.lazy_images import DEADLINE, PATIENT, QUICK, Gate, Place, place_at
 from tests.kit.noise import noise
 from tests.kit.repository_jobs import ADMIN
+from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
 from vmjobs.agent.node import NodeAnnouncer, describe
 from vmjobs.agent.prefetch import Prefetcher
@@ -136,7 +137,7 @@ def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place:
     node = child(place, digest)
     wait_until(lambda: kept(place.root) >= 2 * SEGMENT_BYTES)
     node.send_signal(signal.SIGINT)
-    assert node.wait(DEADLINE / 4) != 0  # far below the timeout for a silent peer
+    assert node.wait(DEADLINE / 3) != 0  # far below the timeout for a silent peer
     place.gate.open()
     assert kept(place.root) == 2 * SEGMENT_BYTES
     [note] = place.root.glob("partial/*.note")
@@ -149,8 +150,9 @@ def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     site = make_site(tmp_path / "site")
     gate = Gate(site.app, let=5)
     token = site.issuer.node_token("n1")
-    with serving(gate) as url:
-        place = Place(site, gate, url, tmp_path / "node", token)
+    port = free_port()
+    with serving(gate, port) as url:
+        place = Place(site, gate, url, tmp_path / "node", token, QUICK)
         digest = place.push(disk)
         failure: list[Exception] = []
 
@@ -166,11 +168,10 @@ def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         gate.away = True  # current and later requests fail
         gate.open()
         thread.join(DEADLINE)
-    port = int(url.rpartition(":")[2])
     with pytest.raises(Unavailable, match="cannot reach the API"):
         place.plain().prepare(digest)
     assert "503" in str(failure[0])
-    gate.away, gate.bytes = False, 0
+    gate.away, gate.bytes, place.retries = False, 0, PATIENT
     with serving(gate, port):
         assert place.plain().prepare(digest).root.read_bytes() == disk
     assert gate.bytes < 3 * SEGMENT_BYTES + 10 * CHUNK_BYTES
@@ -188,7 +189,9 @@ def test_connections_that_break_in_the_middle_of_a_segment(place: Place) -> None
         return pieces % 10 == 0
 
     place.gate.cut = cut
-    fetcher = ImageClient(place.url, place.token, retries=Retries(deadline=20.0, first=0.05))
+    fetcher = ImageClient(
+        place.url, place.token, retries=Retries(deadline=DEADLINE, first=0.05, ceiling=0.5)
+    )
     assert ImageCache(place.root, fetcher).prepare(digest).root.read_bytes() == disk
     assert pieces > 20
     assert place.gate.bytes < 3 * SEGMENT_BYTES * 1.2 + 10 * CHUNK_BYTES
@@ -256,7 +259,7 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
     repository = place.site.repository
     cache = place.plain()
     settings = Config(state_dir=tmp_path, site="here")
-    registry = NodeClient(place.url, place.token, retries=QUICK)
+    registry = NodeClient(place.url, place.token, retries=PATIENT)
     prefetcher = Prefetcher(cache)
     announcer = NodeAnnouncer(
         registry, lambda: describe("n1", settings, (), cache.cached(), ()), prefetcher.set_wanted

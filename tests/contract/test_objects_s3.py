@@ -149,12 +149,13 @@ def test_no_such_bucket(s3_server: S3Server) -> None:
 
 
 def test_no_server(s3_keys: None) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unheard:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # nothing else may listen there
         port = unheard.getsockname()[1]
-    objects = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}")
-    unavailable("does not answer", objects.check)
-    unavailable(str(port), objects.check)  # for the operator
-    unavailable("does not answer$", lambda: objects.put_bytes("a", b"x"))  # for users
+        objects = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}")
+        unavailable("does not answer", objects.check)
+        unavailable(str(port), objects.check)  # for the operator
+        unavailable("does not answer$", lambda: objects.put_bytes("a", b"x"))  # for users
 
 
 @pytest.mark.parametrize("size", [1, LARGE])

@@ -24,8 +24,10 @@ from vmjobs.hypervisor.base import LazyDisk
 from vmjobs.hypervisor.libvirt.nbd_plugin import LazyDiskReader
 
 #: Seconds for short operations, on a host that has other work as well.
-DEADLINE = 60.0
-QUICK = Retries(deadline=2.0 * PATIENCE, first=0.05)
+DEADLINE = 120.0
+PATIENT = Retries(deadline=DEADLINE, first=0.05, ceiling=0.5)
+#: For repositories that are away: a test waits that long for the failure.
+QUICK = Retries(deadline=5.0 * PATIENCE, first=0.05, ceiling=0.5)
 SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
 
 
@@ -107,6 +109,7 @@ class Place:
     url: str
     folder: Path
     token: str
+    retries: Retries = PATIENT
 
     @property
     def root(self) -> Path:
@@ -127,7 +130,7 @@ class Place:
 
     def fetcher(self) -> ImageClient:
         """The API's client, as the node uses it."""
-        return ImageClient(self.url, self.token, retries=QUICK)
+        return ImageClient(self.url, self.token, retries=self.retries)
 
 
 @contextmanager

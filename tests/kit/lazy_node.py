@@ -16,14 +16,14 @@ from pathlib import Path
 from images.cache.node_cache import ImageCache
 from tests.kit.agent_runs import SETTINGS, Lease, executed, job_that
 from tests.kit.guests import BEGIN
-from tests.kit.waiting import PATIENCE
+from tests.kit.lazy_images import PATIENT
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue
-from vmjobs.client import ImageClient, Retries
+from vmjobs.client import ImageClient
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
@@ -80,7 +80,7 @@ class Node:
 
 def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
     """Run one job, and print each of its states."""
-    fetcher = ImageClient(url, token, retries=Retries(deadline=2.0 * PATIENCE))
+    fetcher = ImageClient(url, token, retries=PATIENT)
     cache = ImageCache(Path(folder) / "images", fetcher, lazy_start=True)
     node = Node(Path(folder), cache, qemu(), image)
     run, lease, _ = node.start(do)

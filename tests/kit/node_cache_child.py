@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     # A background process of a shell inherits an ignored SIGINT; restore the default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    fetcher = ImageClient(options.url, options.token, retries=Retries(deadline=5.0))
+    fetcher = ImageClient(options.url, options.token, retries=Retries(deadline=120.0))
     for tmpfs in options.tmpfs or [""]:
         if tmpfs:  # over the one before
             mount = ["mount", "-t", "tmpfs", "-o", tmpfs, "tmpfs", options.root]
