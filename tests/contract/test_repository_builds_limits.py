@@ -35,7 +35,7 @@ def create_twice(repository: Repository, key: str = "") -> list[str | Conflict]:
         second.join(1)  # without the lock, it would count now
 
     first = repository.builds.create(ADA, wish(), key=key, publish=publish).id
-    second.join(30)
+    second.join(120)
     assert not second.is_alive()
     return [first, *done]
 

@@ -14,6 +14,7 @@ from tests.kit.cluster_nodes import POOLS, ROOMY, World
 from tests.kit.repository_jobs import clusters_of, refused
 from vmjobs.cluster.vm_state import ClusterVmState, Goal
 from vmjobs.errors import NotFound
+from vmjobs.model import now
 
 pytestmark = [
     pytest.mark.in_process,
@@ -22,9 +23,12 @@ pytestmark = [
 
 
 @pytest.fixture
-def world(repository: Repository) -> World:
-    """Nodes with more capacity than any of these clusters needs."""
-    return World(repository, "n1", "n2", **ROOMY)
+def world(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Nodes with more capacity than any of these clusters needs; time passes as tests say alone."""
+    monkeypatch.setattr(autoscaling, "monotonic", lambda: 0.0)
+    made, began = World(repository, "n1", "n2", **ROOMY), now()
+    made.clock = lambda: began
+    return made
 
 
 def ranged(world: World, least: int, most: int, **more: Any) -> None:

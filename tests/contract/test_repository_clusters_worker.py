@@ -114,11 +114,11 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, other: 
         operators = [pool.submit(operate) for _ in range(2)]
         worker_thread = pool.submit(work)
         for operator in operators:
-            operator.result(120)
+            operator.result(300)
         world.apply(size=3, memory=220)
-        wait_until(lambda: _is_as_declared(world, 3), 60)
+        wait_until(lambda: _is_as_declared(world, 3), 120)
         over.set()
-        worker_thread.result(30)
+        worker_thread.result(120)
     assert (faults, agents.faults) == ([], [])
     numbers = [event.seq for event in world.repository.clusters.events("vc")]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

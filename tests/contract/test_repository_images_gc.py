@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from datetime import timedelta
 
 import pytest
@@ -117,13 +116,12 @@ def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Repository) -> N
         ):
             holding.expires = now() - timedelta(hours=1)
     before = rows(images)
-    with images.database.write() as session:  # all rows are locked
+    # All rows are locked; what waited for them would fail after BUSY_SECONDS.
+    with images.database.write() as session:
         for table in (ContentRow, SegmentRow, ImageRow, UploadRow):
             session.scalars(select(table).with_for_update()).all()
-        began = time.monotonic()
         with statements(images.database) as asked:
             dry = sweeper(images).garbage_collector.collect(dry_run=True)
-        assert time.monotonic() - began < 10
     assert all(statement.startswith("SELECT") for statement, _ in asked)
     assert rows(images) == before
     assert (dry.images, dry.uploads) == (1, 1)

@@ -215,7 +215,7 @@ def test_removal_waits_for_a_submission(repository: Repository, other: Repositor
         assert said == []
 
     jobs = repository.submissions.submit("ada", submission(image="own"), publish=publish).jobs
-    thread.join(30)
+    thread.join(120)
     assert said == ["IMAGE_IN_USE"]
     assert read(repository, Viewer("ada", image=jobs[0].image_digest), done) == DISK
 

@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
+from repository.db import database as databases
 from repository.db.database import Database
 from repository.db.models import Base
 from repository.migrations import alembic_config, upgrade
@@ -31,7 +32,12 @@ def test_models_and_migrations_agree_and_lead_back_to_nothing(empty_database: st
     database.close()
 
 
-def test_several_processes_may_migrate_at_once(empty_database: str) -> None:
+def test_several_processes_may_migrate_at_once(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last one waits for all others.
+    monkeypatch.setattr(databases, "BUSY_SECONDS", 120)
+    monkeypatch.setitem(databases._TIMEOUT_OPTIONS, "options", "-c lock_timeout=120s")
     faults: list[BaseException] = []
 
     def work() -> None:

@@ -133,6 +133,7 @@ class World:
         self.repository = repository
         self.pool = Roll(self._id_of)
         self.later = timedelta()
+        self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
         for name in nodes:
             repository.nodes.put(node_of(name, **offers))
 
@@ -144,7 +145,7 @@ class World:
     def step(self, seconds: float = 0) -> None:
         """Reconcile once, as the worker does, after this many seconds."""
         self.later += timedelta(seconds=seconds)
-        self.repository.reconciler.reconcile({"site": self.pool}, datetime.now(UTC) + self.later)
+        self.repository.reconciler.reconcile({"site": self.pool}, self.clock() + self.later)
 
     def step_killed_after(self, what: Any, name: str) -> None:
         """Reconcile with a worker that is killed right after it has called this function."""

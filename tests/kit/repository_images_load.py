@@ -34,7 +34,7 @@ THREADS: Final = 2
 #: Uploads idle for this many seconds expire; unreferenced data is removed at once.
 PATIENCE: Final = 0.3
 #: Seconds after which objects without a row are removed.
-ORPHANS: Final = 10.0
+ORPHANS: Final = 120.0
 DEADLINE: Final = 120
 #: Index of the board's stop flag; before it, each process counts its actions.
 STOP: Final = -1
