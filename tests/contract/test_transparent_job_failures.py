@@ -42,7 +42,7 @@ def test_what_cannot_be_is_no_end_of_the_job(node: AgentNode, ad: str) -> None:
     began = time.monotonic()
     job = node.run("/bin/true", ad=ad)
     assert job.status == -signal.SIGKILL
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert job.out == job.err == ""
 
 
@@ -108,12 +108,14 @@ def test_a_job_for_which_its_vm_has_not_the_memory(node: AgentNode, chirp: Chirp
 
 
 def test_no_room_for_what_the_job_left(node: AgentNode, chirp: ChirpService) -> None:
-    script = "echo up; sleep 5; head -c 1000000 /dev/urandom >made"
+    full = "until condor_chirp get_job_attr_delayed ChirpFull >/dev/null 2>&1; do sleep 0.2; done"
+    script = f"echo up; {full}; head -c 1000000 /dev/urandom >made"
     with small_disk(node.folder / "handed", 1026):
         job = node.resident(script, files={".chirp.config": chirp.config})
         with (node.folder / "handed" / "filler").open("wb") as filler:
             room = os.statvfs(node.folder / "handed")
             os.posix_fallocate(filler.fileno(), 0, room.f_bavail * room.f_frsize)
+        chirp.attributes["ChirpFull"] = "1"
         assert job.process.wait(60) == -signal.SIGKILL
     said = chirp.attributes["ChirpVMReason"]
     assert said.startswith('"NODE_FAILED: output ')

@@ -234,7 +234,7 @@ def test_the_ad_of_a_job_that_was_cut_short_does_not_say_that_it_runs(
     state, reason = chirp.shown()
     assert (state, reason.partition(":")[0]) == ("RUNNING", "PROGRESS")
     job.process.kill()
-    job.process.wait(10)
+    job.process.wait(60)
     lost = f"EXEC_LOST: the program that runs the job was killed; last report: {reason}"
     assert chirp.shown(status=IDLE) == ("PREEMPTED", lost)
     node.wait_empty()
@@ -244,17 +244,17 @@ def test_a_job_whose_starter_died_begins_again_once_its_vm_is_gone(
     node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, destroy = threading.Event(), node.driver.destroy
-    wait_until(lambda: not node.agent.runner.active.names(), 30, "jobs of other tests to be gone")
+    wait_until(lambda: not node.agent.runner.active.names(), what="jobs of other tests to be gone")
 
     def slowly(name: str) -> None:
-        may_end.wait(60)
+        may_end.wait(300)
         destroy(name)
 
     monkeypatch.setattr(node.driver, "destroy", slowly)
     first = node.resident("echo up; sleep 1000")
     vms = node.vms()
     first.process.kill()
-    first.process.wait(10)
+    first.process.wait(60)
     second = node.start("/bin/echo", "up")
     with pytest.raises(subprocess.TimeoutExpired):
         second.process.wait(5)
@@ -287,7 +287,7 @@ def test_a_signal_reaches_the_job(
 ) -> None:
     job = node.resident(script, files={".chirp.config": chirp.config})
     job.process.send_signal(signal.SIGTERM)
-    assert job.process.wait(90) == status
+    assert job.process.wait(180) == status
     assert job.out == out
     assert chirp.shown() == ("PREEMPTED", f"{TOLD_TO_LEAVE}, and {how}")
     assert (job.place / "state").exists() is ("stopped" in out), "what it does then comes back"
@@ -307,11 +307,11 @@ def test_a_job_that_is_suspended_stands_still(node: AgentNode) -> None:
     wait_until(lambda: len(job.out) > 3, BOOT, "the job")
     job.process.send_signal(signal.SIGSTOP)
     (name,) = node.vms()
-    wait_until(lambda: node.driver.state(name) is VmState.PAUSED, 10, "the VM to stand still")
+    wait_until(lambda: node.driver.state(name) is VmState.PAUSED, what="the VM to stand still")
     job.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: node.driver.state(name) is VmState.RUNNING, 10, "the VM to go on")
+    wait_until(lambda: node.driver.state(name) is VmState.RUNNING, what="the VM to go on")
     before = len(job.out)
-    wait_until(lambda: len(job.out) > before + 3, 10, "the job to go on")
+    wait_until(lambda: len(job.out) > before + 3, what="the job to go on")
     node.end(job)
 
 

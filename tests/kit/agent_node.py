@@ -28,7 +28,7 @@ from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.model import MIB, Node, now
 
 UID, GID = 4242, 4343
-BOOT = 60.0
+BOOT = 180.0
 
 
 def slot_of(pid: int) -> int:
@@ -140,17 +140,17 @@ class AgentNode:
     def end(self, job: Job) -> None:
         """End a job as a starter that waits no longer."""
         job.process.kill()
-        job.process.wait(10)
+        job.process.wait(60)
         self.wait_empty()
 
     def wait_empty(self) -> None:
         """Wait until no machine of this node is left, besides the lasting ones."""
-        wait_until(lambda: self.lasting.issuperset(self.vms()), 30, "the VM to be gone")
+        wait_until(lambda: self.lasting.issuperset(self.vms()), what="the VM to be gone")
 
     def run(self, *command: str, **wish: Any) -> Job:
         """Run a job to its end."""
         job = self.start(*command, **wish)
-        job.process.wait(120)
+        job.process.wait(300)
         return job
 
 
@@ -226,8 +226,8 @@ def agent_node() -> Iterator[AgentNode]:
                 install_program(folder, "exec-unchanged"),
             )
             yield node
-        agent.stop(20)
+        agent.stop(60)
         assert node.vms() == []
         assert list((folder / "runs").iterdir()) == []
         # A job's files are removed by the thread that served its wrapper.
-        wait_until(lambda: not list((folder / "handed").glob("*")), 10, "the jobs' files to be gone")
+        wait_until(lambda: not list((folder / "handed").glob("*")), what="the jobs' files to be gone")
