@@ -28,6 +28,10 @@ FAULTS = re.compile("test_cluster_faults|test_every_step|test_crash|test_vacate|
 REPORTS = {True: ROOT / "build" / "soak.txt", False: ROOT / "build" / "faults.txt"}
 
 
+#: For a service whose disk or database others keep busy.
+PATIENT = Retries(deadline=60.0 * PATIENCE)
+
+
 @pytest.fixture(scope="session")
 def grid() -> Iterator[Grid]:
     """The grid, once both nodes have announced themselves."""
@@ -37,7 +41,7 @@ def grid() -> Iterator[Grid]:
     url = os.environ["VMJOBS_API_URL"]
     token = Path(os.environ["VMJOBS_TOKEN_FILE"])
     store = ImageStore(Path(os.environ.get("VMJOBS_IMAGE_DIR", ROOT / "build" / "images")))
-    with Client(url, token.read_text("ascii").strip()) as api:
+    with Client(url, token.read_text("ascii").strip(), retries=PATIENT) as api:
         up = Grid(api, url, os.environ["VMJOBS_GRID"], store, token.with_name("admin-token"))
         wait_for(
             lambda: len(api.nodes()) >= len(NODES) or None, "both nodes to announce themselves", 120
@@ -48,7 +52,7 @@ def grid() -> Iterator[Grid]:
 @pytest.fixture(scope="session")
 def operator(grid: Grid) -> Iterator[Client]:
     token = grid.admin_token.read_text("ascii").strip()
-    with Client(grid.url, token, retries=Retries(deadline=15.0 * PATIENCE)) as api:
+    with Client(grid.url, token, retries=PATIENT) as api:
         yield api
 
 

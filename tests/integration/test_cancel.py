@@ -17,7 +17,7 @@ def assert_gone(grid: Grid, job: Job) -> None:
     for service in ("submit", "site"):
         look = partial(queued, grid, service, job)
         wait_for(lambda look=look: not look(), f"job {job.id} to leave {service}", 60)  # type: ignore[misc]
-    assert grid.leftovers(job) == []
+    grid.assert_clean(job)
 
 
 def queued(grid: Grid, service: str, job: Job) -> str:

@@ -53,7 +53,7 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
     # A pool that takes seconds to answer, as on a busy host, is polled ten times less often.
     wait_for(lambda: not operator.clusters.get(name).members or None, "the VM to go", 300)
     assert operator.clusters.get(name).target == 0
-    assert shown(grid, name) == "true"
+    wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
 
 
 @contextmanager

@@ -98,8 +98,8 @@ def test_a_vm_that_is_killed_comes_back_under_its_name(
     before, *_ = up(operator, cluster, 2).members
     user = Submitter(grid)
     here = f'TARGET.Machine == "{before.name}.vc"'
-    job = user.submit_where(here, "hostname; sleep 10; echo done", lease=20)
-    wait_for(lambda: user.status(job) == "2" or None, "the job to run", 60)
+    job = user.submit_where(here, "hostname; sleep 30; echo done", lease=20)
+    wait_for(lambda: user.status(job) == "2" or None, "the job to run", 120)
     node = before.node.removesuffix(".grid")
     grid.on(node, "pkill", "-KILL", "-f", f"umid=vmjobs-[^ ]*{before.id}-")
 
@@ -111,7 +111,7 @@ def test_a_vm_that_is_killed_comes_back_under_its_name(
 
     after = wait_for(back, "another VM of the same name", UP_SECONDS)
     assert (after.name, after.id, after.node) == (before.name, before.id, before.node)
-    assert user.output(job).splitlines() == [f"{before.name}.vc", "done"]  # in the new VM
+    assert user.output(job, 240).splitlines() == [f"{before.name}.vc", "done"]  # in the new VM
 
 
 def test_a_drain_lets_running_jobs_end_and_leaves_nothing(
@@ -120,8 +120,8 @@ def test_a_drain_lets_running_jobs_end_and_leaves_nothing(
     """This is the last test of the module: it deletes the cluster."""
     up(operator, cluster, 2)
     user = Submitter(grid)
-    running = user.submit(cluster, "sleep 10; echo to the end")
-    wait_for(lambda: user.status(running) == "2" or None, "the job to run", 60)
+    running = user.submit(cluster, "sleep 30; echo to the end")
+    wait_for(lambda: user.status(running) == "2" or None, "the job to run", 120)
     operator.clusters.drain(cluster)
     late = user.submit(cluster, "echo never")
     assert user.output(running) == "to the end\n"

@@ -50,7 +50,7 @@ class Scheduler:
             input=json.dumps({"verb": verb, "config": config, **request}),
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=450,
             check=False,
         )
         return done.returncode, done.stdout or done.stderr
@@ -74,7 +74,7 @@ class Scheduler:
 def scheduler(grid: Grid) -> Iterator[Scheduler]:
     found = Scheduler(grid, f"/tmp/vmjobs-{uuid.uuid4().hex[:8]}")  # noqa: S108
     offers = ("condor_status", "-constraint", "HasVMJobs", "-af", "Name")
-    wait_until(lambda: found.run("site", *offers).strip(), 120)
+    wait_until(lambda: found.run("site", *offers).strip(), 120, "nodes that run VMs")
     places = ("submit", "site", *NODES)
     for place in places:
         grid.on(place, "mkdir", found.code)

@@ -126,7 +126,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         made.command("delete", "--yes")
     assert not made.place.exists()
     place = str(made.place)
-    wait_for(lambda: not any(place in argv for _, argv in processes()), "all of it to be gone", 10)
+    wait_for(lambda: not any(place in argv for _, argv in processes()), "all of it to be gone", 60)
 
 
 def processes() -> list[tuple[int, str]]:

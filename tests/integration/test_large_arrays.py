@@ -19,7 +19,7 @@ pytestmark = pytest.mark.disruptive
 #: The submit host's own pool, which has no nodes: its jobs stay in the queue.
 NOWHERE: dict[str, Any] = {"route": "local"}
 #: Seconds: a few times the measured values, far below those of one submission per job.
-QUEUED_SECONDS, CHANGED_SECONDS, ANSWER_SECONDS = 15, 30, 5
+QUEUED_SECONDS, CHANGED_SECONDS, ANSWER_SECONDS = 30, 60, 10
 
 
 @contextmanager

@@ -42,6 +42,7 @@ def test_what_a_job_used_is_known_to_the_api_and_to_htcondor(grid: Grid) -> None
     script = """#!/bin/sh
         dd if=/dev/zero of=filled bs=1M count=40 conv=fsync
         end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do :; done
+        n=0; while [ $n -lt 3000000 ]; do n=$((n + 1)); done  # work, however busy the host is
         head -c 100000 /dev/zero >kept
     """
     (job,) = grid.submit(script, outputs=["kept"])

@@ -110,7 +110,7 @@ def victim(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Victim]:
     make = ("vmjobs", "token", "create", "user")
     tokens = {n: grid.on("api", *make, f"safety-{n}").strip() for n in ("owner", "other")}
     spec = JobSpec(
-        image="generic", memory=160, disk=64, run_seconds=600, hypervisor=request.param,
+        image="generic", memory=160, disk=64, run_seconds=3600, hypervisor=request.param,
         outputs=("left",),
         script="#!/bin/sh\necho to the owner; echo x >left; while :; do sleep 1; done\n",
     )  # fmt: skip
@@ -182,7 +182,7 @@ def test_nothing_of_an_transparent_jobs_vm_is_in_anothers_reach(grid: Grid, site
     The job's directory belongs to the job's owner.
     """
     mark = f"mark-{uuid.uuid4().hex}"
-    cluster = site.submit(f": {mark}; exec sleep 600", __VMJobHypervisor='"uml"')
+    cluster = site.submit(f": {mark}; exec sleep 3600", __VMJobHypervisor='"uml"')
     node, name = where(site, cluster)
 
     def holding(text: str, place: str) -> str:

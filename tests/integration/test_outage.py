@@ -30,9 +30,11 @@ def stopped(grid: Grid, service: str) -> Iterator[None]:
 
 
 def impatient(grid: Grid) -> Client:
+    """A client that tries once, and waits for the answer."""
     from vmjobs.cli.common import config, read_token
 
-    return Client(grid.url, read_token(config().token_file), retries=Retries(deadline=3.0))
+    once = Retries(deadline=120.0, first=600.0, ceiling=600.0)
+    return Client(grid.url, read_token(config().token_file), retries=once)
 
 
 @pytest.mark.soak_for("rabbitmq")
@@ -46,7 +48,7 @@ def test_submission_says_what_is_down_and_stores_nothing(grid: Grid, service: st
         health = requests.get(f"{grid.url}/healthz", timeout=30)
         assert health.status_code == 503
         assert health.json()["services"][named] != "ok"
-    wait_for(lambda: requests.get(f"{grid.url}/healthz", timeout=30).ok, "the API to be well", 60)
+    wait_for(lambda: requests.get(f"{grid.url}/healthz", timeout=30).ok, "the API to be well", 120)
     assert all(job.spec.name != spec.name for job in grid.api.jobs())
     (job,) = grid.submit(TRUE)
     assert grid.wait(job)[0].state is JobState.COMPLETED

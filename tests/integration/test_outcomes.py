@@ -166,4 +166,4 @@ def test_a_job_that_has_ended_cannot_be_canceled(grid: Grid, ended: dict[str, Jo
 
 
 def test_nothing_is_left_on_the_nodes(grid: Grid, ended: dict[str, Job]) -> None:
-    assert grid.leftovers(*ended.values()) == []
+    grid.assert_clean(*ended.values())

@@ -38,7 +38,7 @@ JOBS += "unchanged-stdin unchanged-out unchanged-environment unchanged-argument 
 REST = """#!/bin/sh
 # {script}
 cat input >/dev/null; cat /proc/cmdline; echo "of the environment: $SECRET"; echo {out}; echo {err} >&2
-sleep 8; exit {status}
+sleep 20; exit {status}
 """
 UNCHANGED = """
 cat data /dev/stdin >seen; cat seen; echo {out}; echo "in the machine: $SECRET"; cat /proc/cmdline

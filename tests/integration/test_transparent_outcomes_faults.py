@@ -101,7 +101,7 @@ FAULTS: list[tuple[str, Fault]] = [
             partial(small_disk, name="handed", kib=1100 * 1024),
             Way(
                 "could not be delivered.*No space left",
-                "sleep 15; head -c 1000000 /dev/urandom >made",
+                "sleep 40; head -c 1000000 /dev/urandom >made",
                 deed=fill_disk,
             ),
         ),

@@ -153,7 +153,7 @@ def test_a_job_comes_back_with_all_that_is_its_own(jobs: Jobs, way: str) -> None
     assert desk.read("made") == "result\n"
     assert desk.read("data") == "from a file\nagain\n"
     assert desk.read("renamed") == "other\n"
-    wait_for(lambda: "Job terminated" in desk.read("log"), "the job's end in its log", 20)
+    wait_for(lambda: "Job terminated" in desk.read("log"), "the job's end in its log", 60)
 
 
 @each

@@ -108,9 +108,15 @@ def test_the_console_of_a_running_job_is_shown(jobs: Jobs) -> None:
     desk.running(cluster)
     shown = desk("vmjobs", "job", "console", cluster)
     assert "ready" in shown
-    end = "(sleep 3; condor_ssh_to_job -auto-retry $1 'touch over') >/dev/null 2>&1 </dev/null &"
-    follow = f"{end} exec vmjobs job console -f $1.0 --offset $2"
-    followed = desk("sh", "-c", follow, "sh", cluster, str(len(shown)))
+    # The job ends once the last byte that was there has come.
+    follow = """
+        vmjobs job console -f "$1.0" --offset "$2" >"$3" &
+        until [ -s "$3" ] || ! kill -0 $!; do sleep 0.2; done
+        condor_ssh_to_job -auto-retry "$1" 'touch over' >/dev/null 2>&1
+        wait $! && cat "$3"
+    """
+    place = f"{desk.folder}/followed"
+    followed = desk("sh", "-c", follow, "sh", cluster, str(len(shown) - 1), place)
     assert "exit code=0" in followed
     assert "ready" not in followed
     assert desk.ended(cluster)["ExitCode"] == 0
@@ -168,7 +174,7 @@ def test_a_vacated_job_goes_on_with_what_it_has_saved(site: Desk) -> None:
 @pytest.mark.soak_for("qemu")
 @pytest.mark.parametrize("hypervisor", ["uml", "qemu"])
 def test_a_suspended_job_stands_still(site: Desk, hypervisor: str) -> None:
-    script = "n=0; while [ $n -lt 80 ]; do n=$((n + 1)); echo $n; sleep 0.2; done"
+    script = "n=0; while [ $n -lt 200 ]; do n=$((n + 1)); echo $n; sleep 0.2; done"
     lines = {"__VMJobHypervisor": f'"{hypervisor}"', "request_memory": "192", "stream_output": "true"}
     cluster = site.submit(script, **lines)
     node, name = where(site, cluster)
@@ -177,14 +183,17 @@ def test_a_suspended_job_stands_still(site: Desk, hypervisor: str) -> None:
     wait_for(
         lambda: f"{name} is suspended" in site.grid.on(node, "tail", "-n", "50", LOG) or None,
         "the machine to stand still",
-        30,
+        60,
     )
-    time.sleep(1)  # earlier output is on its way
-    said = site.read("out")
-    time.sleep(3)  # fifteen numbers, if it were running
-    assert site.read("out") == said
-    assert len(said.split()) < 80
+
+    def stands() -> str | None:
+        said = site.read("out")
+        time.sleep(3)  # fifteen numbers, if it were running
+        return said if site.read("out") == said else None
+
+    said = wait_for(stands, "the last output to have come", 60)
+    assert len(said.split()) < 200
     site("condor_continue", cluster)
     ad = site.ended(cluster)
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 1)
-    assert site.read("out").split() == [str(n) for n in range(1, 81)]
+    assert site.read("out").split() == [str(n) for n in range(1, 201)]

@@ -67,8 +67,8 @@ KINDS = {
     ),
     "no network": Kind("cat data; echo ran; exit 5", lines={"__VMJobNetwork": '"none"'}),
     "outbound": Kind(
-        "for at in 'site.grid 9618' 'api.grid 8443'; do "
-        "busybox nc -w 5 $at </dev/null >/dev/null && echo there || echo none; done",
+        "for at in '60 site.grid 9618' '5 api.grid 8443'; do "
+        "busybox nc -w $at </dev/null >/dev/null && echo there || echo none; done",
         lines={"__VMJobNetwork": '"outbound"'},
     ),
     "periodic_release": Kind(

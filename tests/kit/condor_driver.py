@@ -27,7 +27,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     config = Config(**request.pop("config"))
     program = JobProgram("/bin/sh", ("-c", request.pop("command", "true")))
-    scheduler = CondorScheduler(config, program=program, timeout=request.pop("timeout", 30.0))
+    scheduler = CondorScheduler(config, program=program, timeout=request.pop("timeout", 90.0))
     started = time.monotonic()
     try:
         answer = VERBS[request.pop("verb")](scheduler, **request)
@@ -61,7 +61,7 @@ def _die(when: str) -> None:
     Schedd.submit = dying  # type: ignore[assignment,method-assign]
 
 
-def watch(scheduler: CondorScheduler, array: str, until: list[str], seconds: float = 160) -> Any:
+def watch(scheduler: CondorScheduler, array: str, until: list[str], seconds: float = 300) -> Any:
     """Each job's observations in order, until all jobs have a status in ``until``."""
     seen: dict[str, list[Observation]] = {}
     deadline = time.monotonic() + seconds

@@ -159,7 +159,7 @@ def silent(grid: Grid, service: str) -> Iterator[None]:
     # Use the address: a host that is cut off may be unable to resolve names.
     api = grid.on(service, "getent", "ahostsv4", "api.grid").split()[0]
     knock = partial(grid.on, service, "python3", "-c", KNOCK, api)
-    wait_for(lambda: knock() == "there\n" or None, f"{service} to reach the API", 30)
+    wait_for(lambda: knock() == "there\n" or None, f"{service} to reach the API", 60)
     rule("-I")
     try:
         assert knock().startswith("no way: "), f"{service} is not cut off"
@@ -239,7 +239,7 @@ def _restart(grid: Grid, node: str) -> None:
     grid.on(node, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
     # A startd that is just starting cannot be reached.
     command = ("condor_restart", "-daemon", "startd")
-    wait_for(lambda: "Sent" in grid.on(node, *command, check=False), f"the startd of {node}", 60)
+    wait_for(lambda: "Sent" in grid.on(node, *command, check=False), f"the startd of {node}", 120)
 
 
 def _offered(grid: Grid, node: str) -> int:
@@ -270,4 +270,4 @@ def without_agent(grid: Grid, node: str) -> Iterator[None]:
         yield
     finally:
         grid.on(node, "condor_on", "-daemon", "VMJOBS_AGENT")
-        wait_for(lambda: grid.on(node, "find", socket, check=False), "the agent to be there", 60)
+        wait_for(lambda: grid.on(node, "find", socket, check=False), "the agent to be there", 120)

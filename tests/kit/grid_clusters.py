@@ -123,7 +123,7 @@ class Submitter:
             queued = self.grid.on("site", "condor_q", remote, "-af", "NumShadowStarts")
             return queued or self.grid.on("site", "condor_history", remote, "-af", "NumShadowStarts")
 
-        return int(wait_for(look, f"the site to tell of job {remote}", 30))
+        return int(wait_for(look, f"the site to tell of job {remote}", 60))
 
 
 def machines(grid: Grid, name: str) -> list[str]:
