@@ -14,6 +14,7 @@ from tests.kit.once_per_run import once
 from tests.kit.real_mode import untested
 from tests.kit.waiting import PATIENCE
 from vmjobs.hypervisor.base import BootImage, Hypervisor
+from vmjobs.hypervisor.libvirt import driver as libvirt
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml import driver as uml
@@ -70,8 +71,9 @@ def image(driver: Hypervisor, tmp_path_factory: pytest.TempPathFactory) -> BootI
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have UML's driver wait for a kernel that gets no processor time."""
-    monkeypatch.setattr(uml, "ANSWER_SECONDS", BOOT)
+    """Have drivers wait for kernels, and for their ends, while those get no processor time."""
+    for module, name in ((uml, "ANSWER_SECONDS"), (uml, "ENDING_SECONDS"), (libvirt, "ENDING_SECONDS")):
+        monkeypatch.setattr(module, name, BOOT)
 
 
 @pytest.fixture
