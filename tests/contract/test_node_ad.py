@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.cli import vmjobs
+from tests.kit.waiting import wait_until
 from tests.kit.wrapper import install_program
 from vmjobs.agent import protocol
 from vmjobs.agent.listener import listening
@@ -94,7 +95,8 @@ def test_an_agent_that_comes_and_goes_is_told_as_it_happens(
         with agent.up():
             assert "HasVMJobs = true" in following.next()
             assert len(agent.connections) >= 1
-        assert "HasVMJobs = false" in following.next()
+        # The ad is renewed every ten seconds.
+        wait_until(lambda: "HasVMJobs = false" in following.next(), what="the agent to be missed")
 
 
 def test_it_ends_with_whoever_reads_it(following: Following) -> None:
