@@ -166,8 +166,9 @@ fetch_token() {
 # watch: report when the service begins to answer, when it stops, and when it answers again. First renew the token:
 # watch is restarted when there is a new one.
 watch() {
-    last='' renewed=''
+    last='' renewed='' last_full=''
     while :; do
+        report_fullness
         [ -n "$renewed" ] || ! renew || renewed=1
         if problem=$(check); then
             now=up
@@ -180,6 +181,16 @@ watch() {
         fi
         if [ "$now" = up ]; then sleep "$look_seconds"; else sleep 1; fi
     done
+}
+
+# report_fullness: report how full $data is, in percent, in steps of five. Room that was made goes back to the host.
+report_fullness() {
+    full=$(busybox df -P "$data" | awk 'NR == 2 { print int($5 / 5) * 5 }')
+    [ -n "$full" ] && [ "$full" != "$last_full" ] || return
+    say "full $full"
+    # The file system discards blocks whose end its journal has on disk.
+    if [ "$full" -lt "${last_full:-0}" ]; then sync && fstrim "$data" 2>/dev/null; fi
+    last_full=$full
 }
 
 # become PROGRAM...: replace this process by the program, in a session of its own.

@@ -210,6 +210,14 @@ def test_words_that_say_nothing_count_for_nothing() -> None:
     assert heard.frozen is False
 
 
+def test_a_full_disk_is_told(assignments: GatewayAssignments) -> None:
+    report(assignments, "ce", Phase.RUNNING)
+    assignments.words(vm_id("ce"), 1, b"vmjobs-gateway: full 85\nvmjobs-gateway: up\n")
+    assert (shown(assignments, "ce")["full"], shown(assignments, "ce")["message"]) == (85, "")
+    assignments.words(vm_id("ce"), 1, b"vmjobs-gateway: full 95\nvmjobs-gateway: full of ideas\n")
+    assert "its data disk is 95 % full" in shown(assignments, "ce")["message"]
+
+
 def test_who_asks_for_frozen_data_waits_for_the_answer(assignments: GatewayAssignments) -> None:
     vm = vm_id("ce")
     assignments.words(vm, 1, b"vmjobs-gateway: up\nvmjobs-gateway: frozen\n")

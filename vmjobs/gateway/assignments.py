@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1024
 _STATUS_LINE = re.compile(rb"vmjobs-gateway: (.*?)\r?$")
+#: From this percentage on a full disk is a fault.
+FULL_PERCENT = 90
 #: Phases in which a VM may exist.
 ALIVE_PHASES = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING})
 
@@ -52,12 +54,16 @@ def vm_state(phase: Phase, up: bool | None) -> GatewayVmState:
 
 @dataclass
 class ScriptStatus:
-    """The status that an incarnation's script printed. frozen: None until the script answers."""
+    """The status that an incarnation's script printed.
+
+    frozen: None until the script answers. full: percent of the VM's data disk.
+    """
 
     incarnation: int = 0
     up: bool | None = None
     reason: str = ""
     frozen: bool | None = None
+    full: int | None = None
     rest: bytes = b""
 
     def take(self, words: bytes) -> bool:
@@ -77,6 +83,8 @@ class ScriptStatus:
             self.up, self.reason = word == "up", rest
         elif word in {"frozen", "thawed"}:
             self.frozen = word == "frozen"
+        elif word == "full" and rest.isdecimal():
+            self.full = min(int(rest), 100)
         elif word == "error:":
             self.frozen, self.reason = False, rest
         else:
@@ -215,14 +223,18 @@ class GatewayAssignments:
         up = status.up if mine and status is not None else None
         condition = vm_state(report.phase, up)
         message = report.message
+        full = status.full if mine and status is not None else None
         if condition is GatewayVmState.DOWN and status is not None:
             message = status.reason
+        elif not message and full is not None and full >= FULL_PERCENT:
+            message = f"its data disk is {full} % full: remove data, or declare a larger disk"
         return {
             "state": condition,
             # A requested shutdown needs no message. That of a VM that is up: limits not enforced.
             "message": "" if report.code is ClusterVmCode.DRAINED else message,
             "code": report.code,
             "since": report.since.isoformat(),
+            "full": full,
             "incarnation": report.incarnation,
             "failures": report.failures,
             "wanted": name in self._wanted,

@@ -58,8 +58,9 @@ class RoleFiles(Protocol):
     /etc/hosts, of all VMs). /job and the root disk survive restarts.
 
     The script traps its signals first. It prints a line ``vmjobs-gateway: up`` once its service
-    answers, ``vmjobs-gateway: down REASON`` when it no longer does. SIGUSR1: freeze the data on /job,
-    print ``vmjobs-gateway: frozen``; it thaws by itself after 60 s. SIGUSR2: thaw if frozen, print
+    answers, ``vmjobs-gateway: down REASON`` when it no longer does, and may print
+    ``vmjobs-gateway: full PERCENT`` of /job. SIGUSR1: freeze the data on /job, print
+    ``vmjobs-gateway: frozen``; it thaws by itself after 60 s. SIGUSR2: thaw if frozen, print
     ``vmjobs-gateway: thawed``, and then again whether it is up or down. SIGTERM: shut down cleanly, end
     with status 0.
     """

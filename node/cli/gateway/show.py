@@ -72,10 +72,13 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
                 state["state"],
                 since,
                 used,
+                "" if state.get("full") is None else f"{state['full']}%",
                 str(state["message"]).partition("\n")[0][:80],
             )
         )
-    print_table(("VM", "ROLE", "ADDRESS", "PUBLISHED", "STATE", "SINCE", "DISKS", "MESSAGE"), rows)
+    print_table(
+        ("VM", "ROLE", "ADDRESS", "PUBLISHED", "STATE", "SINCE", "DISKS", "FULL", "MESSAGE"), rows
+    )
 
 
 def _vm_states(
