@@ -13,6 +13,7 @@ import pytest
 
 from images.build import cpio, kernel, wheels
 from images.build.bootstrap import clean
+from images.build.builder import add_guest
 from images.build.tree import FileTree, from_tar
 from images.recipe import parse
 from vmjobs.errors import BuildError
@@ -58,6 +59,25 @@ def test_links_are_followed_and_circles_end() -> None:
         tree.file("a")
     with pytest.raises(BuildError):
         tree.add_file("a/x", b"")
+
+
+@pytest.mark.parametrize(
+    ("busybox", "shell"),
+    [
+        (b"..BusyBox v1.37.0 (Debian 1:1.37.0-6)..", b"#!/bin/busybox sh"),
+        (b"..BusyBox v1.38.0 (Debian 1:1.38.0-3)..", b"#!/bin/sh"),
+        (b"something else", b"#!/bin/sh"),
+        (None, b"#!/bin/sh"),
+    ],
+)
+def test_the_guest_program_has_a_shell_that_works(busybox: bytes | None, shell: bytes) -> None:
+    tree = FileTree()
+    tree.add_dir("usr/bin")
+    tree.add_link("bin", "usr/bin")
+    if busybox is not None:
+        tree.add_file("bin/busybox", busybox)
+    add_guest(tree, RECIPE, {"init.sh": b"#!/bin/sh\necho hello\n"})
+    assert tree.file("sbin/vmjobs-init").read() == shell + b"\necho hello\n"
 
 
 def test_what_would_differ_between_builds_is_taken_out() -> None:
