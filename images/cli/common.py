@@ -73,11 +73,6 @@ def complete_local(_ctx: click.Context, _parameter: click.Parameter, incomplete:
     return [name for name in found if name.startswith(incomplete)]
 
 
-jobs_option = click.option(
-    "--parallel", type=click.IntRange(1, 32), default=4, show_default=True, help="Transfers at once."
-)
-
-
 def cache_folder(name: str) -> Path:
     """Return a directory below the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmjobs" / name

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from images.oci.fetch import RegistryAccess
     from images.oci.importer import ImportedImage
 
-_PARALLEL = 4
-
 
 def resolve_image(ref: str, *, push: bool = False) -> str:
     """Return ``ref``, or the digest of the image made from the container that it names.
@@ -58,11 +56,12 @@ def push_container(found: ImportedImage, namespace: str = "") -> ImageDetail:
     """Push an imported image to the repository under its local name."""
     # Slow imports that only this function needs.
     from images.cli.common import QualifiedName  # noqa: PLC0415
-    from images.cli.upload import PublishOptions, from_store, publish, send  # noqa: PLC0415
+    from images.cli.upload import PublishOptions, from_store, send_and_publish  # noqa: PLC0415
 
-    settings = config()
     origin = Origin(source=found.source[:1024], format="oci", builder=f"vmjobs {__version__}")
-    pending = replace(from_store(ImageStore(settings.images), found.digest), origin=origin)
-    with pending, repository() as images:
-        sent = send(images, settings.api_url, replace(pending, name=found.name), _PARALLEL)
-        return publish(images, sent, QualifiedName(namespace, found.name, found.tag), PublishOptions())
+    pending = replace(
+        from_store(ImageStore(config().images), found.digest), name=found.name, origin=origin
+    )
+    wanted = QualifiedName(namespace, found.name, found.tag)
+    with repository() as images:
+        return send_and_publish(images, pending, wanted, PublishOptions())[0]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from images.cli.change import parse_share
-from images.cli.common import QualifiedName, complete_local, display_name, jobs_option, parse_name
+from images.cli.common import QualifiedName, complete_local, display_name, parse_name
 from images.cli.upload import (
     CommandOptions,
     PendingPush,
     PublishOptions,
     from_file,
     from_store,
-    publish,
-    send,
+    send_and_publish,
 )
+from images.formats import Format
 from images.store.image_store import ImageStore
 from vmjobs.cli.common import config, echo, json_option, print_json, repository
 from vmjobs.client.images import Images
@@ -26,7 +27,6 @@ from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB, BootMethod
 from vmjobs.wire import Visibility
 
-FORMATS = ("raw", "qcow2", "vmdk", "vdi", "vhdx")
 _path = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -34,7 +34,10 @@ _path = click.Path(path_type=Path, dir_okay=False)
 @click.argument("source", metavar="FILE|LOCALIMAGE", required=False, shell_complete=complete_local)
 @click.argument("name", metavar="[NAME[:TAG]]", required=False, default="")
 @click.option(
-    "--format", "pinned", type=click.Choice(FORMATS), help="Required format of FILE; default: detected."
+    "--format",
+    "pinned",
+    type=click.Choice([form.value for form in Format]),
+    help="Required format of FILE; default: detected.",
 )
 @click.option(
     "--boot",
@@ -59,21 +62,15 @@ _path = click.Path(path_type=Path, dir_okay=False)
 @click.option("--namespace", default="", help="Default: yours. `library` requires an admin's token.")
 @click.option("--sign", "key", type=_path, help="Sign it with this Ed25519 key (PEM or OpenSSH).")
 @click.option("--all-local", is_flag=True, help="Push all images of the local store that changed.")
-@jobs_option
+@click.option(
+    "--parallel", type=click.IntRange(1, 32), default=4, show_default=True, help="Transfers at once."
+)
 @json_option
 def push(
     source: str | None,
     name: str,
-    pinned: str | None,
     boot: str | None,
-    kernel: Path | None,
-    initrd: Path | None,
     append: str,
-    partition: int | None,
-    cloud_init: bool,
-    guest: bool,
-    xen: bool,
-    architecture: str,
     public: bool,
     shares: tuple[str, ...],
     keep_days: int,
@@ -82,6 +79,7 @@ def push(
     all_local: bool,
     parallel: int,
     as_json: bool,
+    **file_options: Any,
 ) -> None:
     """Send an image to the repository: a disk in FILE, or an image of the local store.
 
@@ -89,16 +87,7 @@ def push(
     becomes NAME:TAG in your own namespace; NAME defaults to its local name or the file's name.
     """
     options = CommandOptions(
-        pinned=pinned,
-        boot=BootMethod(boot) if boot else None,
-        kernel=kernel,
-        initrd=initrd,
-        cmdline=tuple(append.split()),
-        partition=partition,
-        cloud_init=cloud_init,
-        guest=guest,
-        xen=xen,
-        architecture=architecture,
+        boot=BootMethod(boot) if boot else None, cmdline=tuple(append.split()), **file_options
     )
     if all_local == bool(source):
         raise click.UsageError("give FILE, LOCALIMAGE or --all-local")
@@ -133,17 +122,16 @@ def _push_one(
     as_json: bool,
 ) -> dict[str, object]:
     began = time.monotonic()
-    with _open_source(source, options) as pending:
-        wanted = wanted or parse_name(pending.name, namespace)
-        sent = send(images, config().api_url, pending, parallel)
-        found = publish(images, sent, wanted, publish_options)
+    pending = _open_source(source, options)
+    wanted, size = wanted or parse_name(pending.name, namespace), pending.size
+    found, sent = send_and_publish(images, pending, wanted, publish_options, parallel)
     seconds = time.monotonic() - began
     if not as_json:
-        rate = sent.size / MIB / max(seconds, 0.001)
-        wire = f"{sent.sent / MIB:.1f} MiB sent"
-        echo(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}", err=True)
+        rate = size / MIB / max(seconds, 0.001)
+        wire = f"{sent / MIB:.1f} MiB sent"
+        echo(f"{size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}", err=True)
         echo(f"{display_name(found, wanted)} {found.digest}")
-    return {"image": found, "bytes": sent.size, "sent": sent.sent, "seconds": round(seconds, 3)}
+    return {"image": found, "bytes": size, "sent": sent, "seconds": round(seconds, 3)}
 
 
 def _push_all(

@@ -7,11 +7,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from pydantic import ValidationError
 
@@ -26,8 +24,9 @@ from images.store.files import mark_of
 from images.store.image_store import ImageStore
 from images.transfer.push import send_content
 from images.transfer.upload_state import MAX_AGE_SECONDS, FileDigestCache, UploadState
+from images.transfer.worker_threads import THREADS
 from vmjobs import __version__
-from vmjobs.cli.common import echo
+from vmjobs.cli.common import config, echo
 from vmjobs.client.images import Images
 from vmjobs.client.uploads import UploadClient
 from vmjobs.errors import InvalidRequest, NotFound, PayloadTooLarge, VMJobsError
@@ -72,44 +71,24 @@ class _PushedPart:
     layout: ContentLayout | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class PendingPush:
-    """An image to push. source: identifies it on this host. finish: makes the manifest."""
+    """An image to push. source: identifies it on this host. finish: makes the manifest.
+
+    converted: the raw copy of its disk, if there is one; it is kept until a push succeeds.
+    """
 
     name: str
     source: str
     origin: Origin
     contents: list[_PushedPart]
     finish: Callable[[dict[str, Part]], ImageManifest]
-    stack: ExitStack = field(default_factory=ExitStack)
+    converted: Path | None = None
 
     @property
     def size(self) -> int:
         """Bytes of content."""
         return sum(content.path.stat().st_size for content in self.contents)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stack.__exit__(kind, error, trace)
-
-
-@dataclass(frozen=True)
-class SentImage:
-    """A pushed image. size: bytes of content; sent: bytes transferred."""
-
-    manifest: ImageManifest
-    upload: UploadClient
-    note: UploadState
-    origin: Origin
-    size: int
-    sent: int
 
 
 # --------------------------------------------------------------------------- sources
@@ -142,8 +121,8 @@ def from_file(path: Path, options: CommandOptions) -> PendingPush:
     described = inspect_image(path, options.pinned)
     if options.pinned is None:
         echo(f"{path.name} is {described.format}: {described.virtual_size} bytes of disk", err=True)
-    stack = ExitStack()
-    disk = path if described.format is Format.RAW else _convert_to_raw(path, described, stack)
+    converted = None if described.format is Format.RAW else _convert_to_raw(path, described)
+    disk = converted or path
     boot, partition = _boot_method(disk, path.name, options)
     contents = [_PushedPart("root", disk)]
     contents += [_PushedPart("kernel", options.kernel)] if options.kernel else []
@@ -168,12 +147,12 @@ def from_file(path: Path, options: CommandOptions) -> PendingPush:
 
     _check_manifest(finish, contents)
     return PendingPush(
-        _name_from_file(path), os.fspath(path.resolve()), origin, contents, finish, stack
+        _name_from_file(path), os.fspath(path.resolve()), origin, contents, finish, converted
     )
 
 
-def _convert_to_raw(path: Path, described: ImageDescription, stack: ExitStack) -> Path:
-    """Convert a disk to a raw file; keep that file until the push succeeds."""
+def _convert_to_raw(path: Path, described: ImageDescription) -> Path:
+    """Convert a disk to a raw file, unless an earlier push of it has."""
     from images.inspect.convert import to_raw  # noqa: PLC0415 - raw files need no sandbox
 
     folder = cache_folder("converted")
@@ -186,7 +165,6 @@ def _convert_to_raw(path: Path, described: ImageDescription, stack: ExitStack) -
     if not raw.is_file():
         with byte_progress(f"converting {path.name}", described.virtual_size) as shown:
             to_raw(path, described, raw, progress=shown.show_fraction)
-    stack.push(lambda kind, _error, _trace: raw.unlink(missing_ok=True) if kind is None else None)
     return raw
 
 
@@ -229,26 +207,50 @@ def _name_from_file(path: Path) -> str:
 # --------------------------------------------------------------------------- upload
 
 
-def send(images: Images, service: str, pending: PendingPush, parallel: int) -> SentImage:
-    """Upload all contents that the repository lacks.
+def send_and_publish(
+    images: Images,
+    pending: PendingPush,
+    wanted: QualifiedName,
+    options: PublishOptions,
+    parallel: int = THREADS,
+) -> tuple[ImageDetail, int]:
+    """Upload all contents that the repository lacks, and publish the image.
+
+    Returns the image as published, and the number of bytes sent.
 
     Raises:
-        InvalidRequest, Conflict: a file cannot be read, or changes. Also errors of the service.
+        InvalidRequest, Conflict: a file cannot be read, or changes.
+        ImageRejected: the service refuses the image. Also other errors of the service.
     """
-    note = UploadState(cache_folder(STATE_FOLDER), service, pending.source)
+    note = UploadState(cache_folder(STATE_FOLDER), config().api_url, pending.source)
     upload = _resume_or_open_upload(images, note, pending.size)
     parts: dict[str, Part] = {}
-    wire = 0
-    with (
-        byte_progress(pending.name or "pushing", pending.size) as shown,
-        _drop_if_too_large(upload, note),
-    ):
-        for content in pending.contents:
-            layout = _send_content(upload, content, parallel, shown)
-            parts[content.role] = Part(digest=layout.digest, size=layout.size)
-            wire += shown.sent
-            shown.start_next_part()
-    return SentImage(pending.finish(parts), upload, note, pending.origin, pending.size, wire)
+    sent = 0
+    with _drop_if_too_large(upload, note):
+        with byte_progress(pending.name or "pushing", pending.size) as shown:
+            for content in pending.contents:
+                layout = _send_content(upload, content, parallel, shown)
+                parts[content.role] = Part(digest=layout.digest, size=layout.size)
+                sent += shown.sent
+                shown.start_next_part()
+        manifest = pending.finish(parts)
+        publication = Publication(
+            manifest=manifest.model_dump(mode="json", by_alias=True),
+            upload=upload.id,
+            namespace=wanted.namespace,
+            name=wanted.name,
+            tag=wanted.tag,
+            visibility=options.visibility,
+            shares=options.shares,
+            keep_days=options.keep_days,
+            origin=pending.origin,
+            signature=sign(manifest.digest, read_private_key(options.key)) if options.key else "",
+        )
+        found = images.publish(publication)
+    note.clear()
+    if pending.converted is not None:
+        pending.converted.unlink(missing_ok=True)
+    return found, sent
 
 
 @contextmanager
@@ -261,33 +263,6 @@ def _drop_if_too_large(upload: UploadClient, note: UploadState) -> Iterator[None
         with suppress(VMJobsError):
             upload.drop()
         raise
-
-
-def publish(
-    images: Images, sent: SentImage, wanted: QualifiedName, publish_options: PublishOptions
-) -> ImageDetail:
-    """Publish an uploaded image.
-
-    Raises:
-        ImageRejected: the service refuses the image. Also other errors of the service.
-    """
-    digest = sent.manifest.digest
-    publication = Publication(
-        manifest=sent.manifest.model_dump(mode="json", by_alias=True),
-        upload=sent.upload.id,
-        namespace=wanted.namespace,
-        name=wanted.name,
-        tag=wanted.tag,
-        visibility=publish_options.visibility,
-        shares=publish_options.shares,
-        keep_days=publish_options.keep_days,
-        origin=sent.origin,
-        signature=sign(digest, read_private_key(publish_options.key)) if publish_options.key else "",
-    )
-    with _drop_if_too_large(sent.upload, sent.note):
-        found = images.publish(publication)
-    sent.note.clear()
-    return found
 
 
 def _send_content(
