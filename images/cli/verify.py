@@ -5,21 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from images.cli.common import ByteProgress, byte_progress
-from images.content import (
-    CHUNK_BYTES,
-    SEGMENT_BYTES,
-    ContentLayout,
-    digest_chunks,
-    read_segment,
-    segment_digest,
-)
-from images.content import zero_segment_digest as zeros
+from images.content import CHUNK_BYTES, SEGMENT_BYTES, ContentLayout, compute_layout
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
 from vmjobs.cli.common import (
@@ -167,19 +159,12 @@ def _verify_local(
 
 def _verify_file(
     store: ImageStore, content: str, layout: ContentLayout, shown: ByteProgress
-) -> Iterable[str]:
-    """Return a line for each segment of a content's file whose digest is wrong."""
-    lines = []
-    buffer = bytearray(SEGMENT_BYTES)
+) -> Iterator[str]:
+    """Yield a line for each segment of a content's file whose digest is wrong."""
     with store.folder.path(content).open("rb", buffering=0) as file:
-        for number, digest in enumerate(layout.segments):
-            data = read_segment(file, number, layout.size, buffer)
-            length = layout.length(number)
-            actual = zeros(length) if data is None else segment_digest(digest_chunks(data))
-            if actual != digest:
-                begin = number * SEGMENT_BYTES
-                lines.append(
-                    f"{content} from byte {begin} to {begin + length}: the digest does not match"
-                )
-            shown(number * SEGMENT_BYTES + length)
-    return lines
+        actual = compute_layout(file, layout.size, shown)
+    for number, digest in enumerate(layout.segments):
+        if actual.segments[number] != digest:
+            begin = number * SEGMENT_BYTES
+            end = begin + layout.length(number)
+            yield f"{content} from byte {begin} to {end}: the digest does not match"
