@@ -181,19 +181,6 @@ def _source(options: Sequence[str], rest: str) -> str:
     return f"deb [{' '.join(options)}] {rest}" if options else f"deb {rest}"
 
 
-def package_versions(tree: FileTree) -> dict[str, str]:
-    """Names and versions of the Debian packages installed in ``tree``."""
-    status = tree.file("var/lib/dpkg/status").read().decode("utf-8", "replace")
-    versions: dict[str, str] = {}
-    for paragraph in status.split("\n\n"):
-        fields = dict(
-            line.split(": ", 1) for line in paragraph.splitlines() if line[:1] > " " and ": " in line
-        )
-        if fields.get("Status", "").endswith(" installed"):
-            versions[fields["Package"]] = fields["Version"]
-    return versions
-
-
 def kernel_package(tree: FileTree) -> FileNode:
     """The kernel's .deb that the hook downloaded.
 

@@ -19,6 +19,7 @@ from typing import Final
 from images import recipe as recipes
 from images.build import bootstrap, ext4, kernel, wheels
 from images.build.bootstrap import SiteRepository
+from images.build.packages import package_versions
 from images.build.scratch_dir import CancelCheck, ScratchDir, never_cancelled, scratch_dir
 from images.build.tree import FileTree, check_destination, from_tar
 from images.manifest import GuestSupport, ImageManifest, Part
@@ -163,7 +164,7 @@ def _build(
     archive = bootstrap.bootstrap(recipe, packages_dir, place, force=force, repository=repository)
     report_step("read packages", 0.6)
     tree = from_tar(archive)
-    packages = bootstrap.package_versions(tree)
+    packages = package_versions(tree)
     boot_files = _kernel_files(recipe, tree, place, report_step)
     bootstrap.clean(tree, recipe)
     if recipe.python:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from images.build import StepProgress, ext4
+from images.build import ext4
+from images.build.builder import StepProgress
+from images.build.packages import package_versions
 from images.build.scratch_dir import locked_dir
 from images.build.tree import FileNode, FileTree
 from images.manifest import GuestSupport, ImageManifest, Program
 from images.oci import guest_tools as kits
-from images.oci import packages
 from images.oci.changeset import apply_layer
 from images.oci.container import ContainerImage, program_of
 from images.oci.fetch import ContainerFetcher, RegistryAccess
@@ -117,7 +118,7 @@ def _import(
         log.warning("%s: no shell can set the variable %r: left out", reference.text, variable)
     tree = _merge_layers(container, fetcher, folder, report_step)
     identity = look_up_user(tree, program.user)
-    found = packages.versions(tree)
+    found = package_versions(tree)
     _add_vm_files(tree, kit, program, identity)
     report_step("write root disk", 0.8)
     seed = " ".join(layer.digest for layer in container.layers).encode()

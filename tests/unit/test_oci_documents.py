@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from images.build.packages import package_versions
 from images.build.tree import FileTree
-from images.oci import packages
 from images.oci.container import (
     ContainerConfig,
     index_digests,
@@ -211,10 +211,10 @@ def test_packages_of_debian_of_images_without_dpkg_and_of_alpine() -> None:
     tree.add_file("var/lib/dpkg/status", (status + gone).encode())
     tree.add_file("var/lib/dpkg/status.d/libc6", b"Package: libc6\nVersion: 2.36\n")
     tree.add_file("lib/apk/db/installed", b"C:x\nP:musl\nV:1.2-r1\n\nP:busybox\nV:1.36\n")
-    assert packages.versions(tree) == {
+    assert package_versions(tree) == {
         "bash": "5.2",
         "busybox": "1.36",
         "libc6": "2.36",
         "musl": "1.2-r1",
     }
-    assert packages.versions(FileTree()) == {}
+    assert package_versions(FileTree()) == {}

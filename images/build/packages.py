@@ -1,4 +1,4 @@
-"""List a container image's packages, from Debian's and Alpine's databases."""
+"""List an image's packages, from Debian's and Alpine's databases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vmjobs.errors import BuildError
 _MAX_FILE: Final = 64 * 1024 * 1024
 
 
-def versions(tree: FileTree) -> dict[str, str]:
+def package_versions(tree: FileTree) -> dict[str, str]:
     """Names and versions of installed packages; empty if there is no known database."""
     found: dict[str, str] = {}
     for content in _files(tree, "var/lib/dpkg/status", "var/lib/dpkg/status.d/"):
