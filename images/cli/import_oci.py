@@ -9,12 +9,12 @@ import click
 
 from images.cli.common import parse_name
 from images.cli.oci_ref import import_container, push_container
-from images.manifest import ARCHITECTURE_NAMES
+from images.oci.container import ARCHITECTURE
 from images.oci.fetch import RegistryAccess
 from vmjobs.cli.common import echo, json_option, print_json
 from vmjobs.errors import InvalidRequest
 
-_PLATFORM = f"linux/{ARCHITECTURE_NAMES['x86_64']}"
+_PLATFORM = f"linux/{ARCHITECTURE}"
 
 
 @click.command("import")

@@ -10,8 +10,10 @@ from pydantic import Field, ValidationError
 
 from images.manifest import ARCHITECTURE_NAMES, Program, sha256_digest
 from vmjobs.errors import DigestMismatch, ImageRejected
-from vmjobs.model import VARIABLE_NAME, Digest, LenientModel
+from vmjobs.model import NODE_ARCHITECTURE, VARIABLE_NAME, Digest, LenientModel
 
+#: The only architecture with a kernel for container images.
+ARCHITECTURE: Final = ARCHITECTURE_NAMES[NODE_ARCHITECTURE]
 #: Larger documents are refused, in bytes.
 MAX_DOCUMENT: Final = 8 * 1024 * 1024
 MAX_LAYERS: Final = 512
@@ -119,17 +121,16 @@ def index_digests(data: bytes) -> set[str]:
     return {str(item.get("digest")) for item in items if isinstance(item, dict)}
 
 
-def read_configuration(data: bytes, manifest: ContainerManifest, architecture: str) -> ContainerConfig:
+def read_configuration(data: bytes, manifest: ContainerManifest) -> ContainerConfig:
     """Read the configuration that belongs to ``manifest``.
 
     Raises:
         ImageRejected: it does not match, or is for another architecture or operating system.
     """
     found = _validate(ContainerConfig, _parse_document(data, "configuration"), "configuration")
-    wanted = ARCHITECTURE_NAMES.get(architecture, architecture)
-    if found.os != "linux" or found.architecture != wanted:
+    if found.os != "linux" or found.architecture != ARCHITECTURE:
         raise ImageRejected(
-            f"the container image is for {found.os}/{found.architecture}, not linux/{wanted}"
+            f"the container image is for {found.os}/{found.architecture}, not linux/{ARCHITECTURE}"
         )
     if len(found.rootfs.diff_ids) != len(manifest.layers):
         raise ImageRejected(

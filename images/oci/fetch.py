@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from images.manifest import ARCHITECTURE_NAMES, sha256_digest
+from images.manifest import sha256_digest
 from images.oci.container import (
+    ARCHITECTURE,
     MAX_DOCUMENT,
     ContainerImage,
     digest_checked,
@@ -62,24 +63,14 @@ class RegistryAccess:
 
 
 class ContainerFetcher:
-    """Fetches one container image into ``folder``, a directory that no other user can read.
+    """Fetches one container image into ``folder``, a directory that no other user can read."""
 
-    architecture: our name, e.g. ``x86_64``.
-    """
-
-    def __init__(
-        self,
-        reference: ContainerReference,
-        access: RegistryAccess,
-        folder: Path,
-        architecture: str = "x86_64",
-    ) -> None:
+    def __init__(self, reference: ContainerReference, access: RegistryAccess, folder: Path) -> None:
         if shutil.which("skopeo") is None:
             raise BuildError(
                 "skopeo is not installed, and container images cannot be fetched without it"
             )
         self._reference = reference
-        self._architecture = architecture
         self._folder = folder
         self._common = _policy()
         self._options = []
@@ -114,8 +105,7 @@ class ContainerFetcher:
         """
         target = self._folder / "image"
         options = [option.replace("--tls-verify", "--src-tls-verify") for option in self._options]
-        command = ["skopeo", *self._common, "--override-os", "linux", "--override-arch"]
-        command += [ARCHITECTURE_NAMES.get(self._architecture, self._architecture)]
+        command = ["skopeo", *self._common, "--override-os", "linux", "--override-arch", ARCHITECTURE]
         command += ["copy", "--quiet", "--retry-times", "2", *options]
         command += [self._source(sha256_digest(self._raw)), f"dir:{target}"]
         self._run(command, _COPY_SECONDS)
@@ -129,7 +119,7 @@ class ContainerFetcher:
         manifest = read_manifest(data)
         what = f"the configuration of {self._reference.text}"
         text = digest_checked(_read(self.blob(manifest.config.digest)), manifest.config.digest, what)
-        configuration = read_configuration(text, manifest, self._architecture)
+        configuration = read_configuration(text, manifest)
         return ContainerImage(digest, manifest.layers, configuration)
 
     def blob(self, digest: str) -> Path:

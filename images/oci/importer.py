@@ -27,7 +27,7 @@ from images.oci.users import ContainerUser, look_up_user
 from images.store.files import exclusive_lock
 from images.store.image_store import ImageEntry, ImageStore
 from vmjobs.errors import BuildError, ImageRejected
-from vmjobs.model import MIB
+from vmjobs.model import MIB, NODE_ARCHITECTURE
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ def import_reference(
     progress: StepProgress | None = None,
     *,
     access: RegistryAccess | None = None,
-    architecture: str = "x86_64",
     name: str = "",
     tag: str = "",
 ) -> ImportedImage:
@@ -74,10 +73,11 @@ def import_reference(
     workdir.mkdir(parents=True, exist_ok=True)
     with locked_dir(workdir, "container-", workdir / "containers" / "sweep") as folder:
         report_step("ask for the image", 0.0)
-        fetcher = ContainerFetcher(parsed, access or RegistryAccess(), folder, architecture)
+        fetcher = ContainerFetcher(parsed, access or RegistryAccess(), folder)
         asked = fetcher.resolve()
         kit = kits.prepare(workdir, report_step)
-        key = _key(asked, kit, architecture)
+        inputs = f"{_VERSION} {asked} {kit.digest} {NODE_ARCHITECTURE}"
+        key = hashlib.sha256(inputs.encode()).hexdigest()
         with exclusive_lock(store.root / "locks" / f"import-{key}"):
             digest = store.built(key)
             if digest is None:
@@ -96,11 +96,6 @@ def import_reference(
     store.tag(entry.name, entry.tag, digest)
     report_step("done", 1.0)
     return entry
-
-
-def _key(digest: str, kit: kits.GuestTools, architecture: str) -> str:
-    """A digest of an import's inputs."""
-    return hashlib.sha256(f"{_VERSION} {digest} {kit.digest} {architecture}".encode()).hexdigest()
 
 
 def _import(

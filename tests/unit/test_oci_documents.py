@@ -94,7 +94,7 @@ def configuration(**run: Any) -> ContainerConfig:
 
 def test_a_manifest_and_its_configuration() -> None:
     manifest = read_manifest(json.dumps(MANIFEST).encode())
-    found = read_configuration(json.dumps(CONFIG).encode(), manifest, "x86_64")
+    found = read_configuration(json.dumps(CONFIG).encode(), manifest)
     assert found.rootfs.diff_ids == (DIGEST,)
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_document_is_refused(data: bytes) -> None:
 def test_other_configurations_are_refused(change: dict[str, Any]) -> None:
     manifest = read_manifest(json.dumps(MANIFEST).encode())
     with pytest.raises(ImageRejected):
-        read_configuration(json.dumps({**CONFIG, **change}).encode(), manifest, "x86_64")
+        read_configuration(json.dumps({**CONFIG, **change}).encode(), manifest)
 
 
 def test_an_index_lists_its_images() -> None:
