@@ -257,12 +257,9 @@ def load(name_or_path: str) -> Recipe:
     return compose(list(_collect_layers(name_or_path, Path(), (), {}).values()))
 
 
-_LayersByKey = dict[str, RecipeLayer]
-
-
 def _collect_layers(
-    ref: str, folder: Path, above: tuple[str, ...], found: _LayersByKey
-) -> _LayersByKey:
+    ref: str, folder: Path, above: tuple[str, ...], found: dict[str, RecipeLayer]
+) -> dict[str, RecipeLayer]:
     """The layers of ``ref``, each once, lowest first. above: layers that extend it."""
     in_file = "/" in ref or ref.endswith(".toml")
     key = str((folder / ref).resolve()) if in_file else ref

@@ -147,7 +147,7 @@ class CacheEviction:
         return False
 
     def _evict_oldest(self) -> bool:
-        for digest in sorted(self._store.digests(), key=self._last_use):
+        for digest in sorted(self._store.digests(), key=lambda d: _modified_ns(self._lease_path(d))):
             with try_exclusive_lock(self._lease_path(digest)) as locked:
                 if locked:
                     log.info("evicting the image %s", digest)
@@ -162,9 +162,6 @@ class CacheEviction:
         for content in contents - self._store.contents_of(self._store.digests()):
             self._store.folder.remove(content)
         self._lease_path(digest).unlink(missing_ok=True)
-
-    def _last_use(self, digest: str) -> int:
-        return _modified_ns(self._lease_path(digest))
 
     def _remove_lease(self, digest: str) -> None:
         """Remove the lease and the signatures of an image that is not here."""

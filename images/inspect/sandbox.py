@@ -91,11 +91,11 @@ def run(
     require(limits)
     deadline = time.monotonic() + limits.seconds
     with contextlib.ExitStack() as stack:
-        command = _command(argv, source, output, limits, stack)
+        command, descriptors = _command(argv, source, output, limits, stack)
         process = stack.enter_context(
             subprocess.Popen(
-                command.argv,
-                pass_fds=command.descriptors,
+                command,
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -126,11 +126,11 @@ def require(limits: SandboxLimits | None = None) -> None:
     with contextlib.ExitStack() as stack:
         # An arbitrary file: older versions of bubblewrap cannot bind a file descriptor.
         file = stack.enter_context(Path("/usr/bin/env").open("rb"))
-        words = _command(("true",), file, None, limits or SandboxLimits(), stack)
+        command, descriptors = _command(("true",), file, None, limits or SandboxLimits(), stack)
         try:
             done = subprocess.run(
-                words.argv,
-                pass_fds=words.descriptors,
+                command,
+                pass_fds=descriptors,
                 capture_output=True,
                 timeout=_PROBE_SECONDS,
                 env=environment(),
@@ -151,19 +151,13 @@ def require(limits: SandboxLimits | None = None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Command:
-    argv: tuple[str, ...]
-    descriptors: tuple[int, ...]
-
-
 def _command(
     argv: Sequence[str],
     source: BinaryIO | None,
     output: Path | None,
     limits: SandboxLimits,
     stack: contextlib.ExitStack,
-) -> _Command:
+) -> tuple[list[str], list[int]]:
     """The complete command line and the descriptors that it inherits."""
     rules = seccomp.build_filter(_FORBIDDEN, clone_without=seccomp.CLONE_THREAD)
     syscalls = seccomp.open_filter(rules)
@@ -186,7 +180,7 @@ def _command(
         words += ["--bind", str(output.absolute()), OUTPUT]
     words += ["--remount-ro", "/", "--seccomp", str(syscalls), "--"]
     words += ["prlimit", *_rlimits(limits), "--", *argv]
-    return _Command(tuple(words), tuple(descriptors))
+    return words, descriptors
 
 
 def _rlimits(limits: SandboxLimits) -> list[str]:

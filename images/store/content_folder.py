@@ -29,7 +29,6 @@ from images.store.files import (
     FileMark,
     mark_of,
     move_into_place,
-    remove_leftovers,
     temporary,
     write_all,
     write_atomically,
@@ -76,10 +75,6 @@ class ContentFolder:
     def temporary(self) -> Path:
         """Directory for files that are being written."""
         return self.root / "tmp"
-
-    def remove_leftovers(self) -> None:
-        """Remove temporary files of writers that have exited."""
-        remove_leftovers(self.temporary)
 
     def put(self, data: bytes) -> Part:
         """Store bytes, unless they are here.

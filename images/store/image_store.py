@@ -11,7 +11,7 @@ from typing import Final
 
 from images.manifest import ImageManifest, Part
 from images.store.content_folder import ContentFolder
-from images.store.files import write_atomically
+from images.store.files import remove_leftovers, write_atomically
 from vmjobs.agent.image_source import LazyStart
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.file_transfer import ProgressCallback
@@ -23,7 +23,6 @@ DigestList = list[str]
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_KEY: Final = re.compile(r"[0-9a-f]{64}")
 #: The directory of names without a namespace; no namespace starts with this character.
 _NO_NAMESPACE: Final = "_"
 
@@ -50,7 +49,7 @@ class ImageStore:
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
         self.folder = ContentFolder(self.root)
-        self.folder.remove_leftovers()
+        remove_leftovers(self.folder.temporary)
 
     # ------------------------------------------------------------------ manifests
 
@@ -181,14 +180,10 @@ class ImageStore:
 
     def record_build(self, key: str, digest: str) -> None:
         """Record the image built from inputs with this key (64 hexadecimal digits)."""
-        if not _KEY.fullmatch(key):
-            raise InvalidRequest(f"{key!r} is not a build key")
         self._write(self.root / "builds" / key, f"{digest}\n".encode())
 
     def built(self, key: str) -> str | None:
         """Digest of the image built from inputs with this key, if it is complete."""
-        if not _KEY.fullmatch(key):
-            return None
         try:
             digest = self._read_tag(self.root / "builds" / key)
         except (FileNotFoundError, DigestMismatch):
