@@ -165,7 +165,10 @@ def _build(
     report_step("read packages", 0.6)
     tree = from_tar(archive)
     packages = package_versions(tree)
-    boot_files = _kernel_files(recipe, tree, place, report_step)
+    image = ramdisk = b""
+    if recipe.kernel is not None:
+        report_step("unpack kernel", 0.65)
+        image, ramdisk = kernel.boot_files(tree, recipe.kernel.modules, place, epoch=recipe.epoch)
     bootstrap.clean(tree, recipe)
     if recipe.python:
         for wheel in recipe.python.wheels:
@@ -176,7 +179,6 @@ def _build(
     add_guest(tree, recipe, guest)
     report_step("write root disk", 0.85)
     root = _store_root(tree, recipe, store, place)
-    image, ramdisk = boot_files or (None, None)
     manifest = ImageManifest(
         architecture=recipe.architecture or platform.machine(),
         root=root,
@@ -235,20 +237,6 @@ def add_dev_entries(tree: FileTree, folder: str) -> None:
             tree.add_dir(f"{folder}/{name}")
         else:
             tree.add_link(f"{folder}/{name}", target)
-
-
-def _kernel_files(
-    recipe: Recipe, tree: FileTree, place: ScratchDir, report_step: StepProgress
-) -> tuple[bytes, bytes] | None:
-    if recipe.kernel is None:
-        return None
-    report_step("unpack kernel", 0.65)
-    package = bootstrap.kernel_package(tree).content.read()
-    file = place.folder / "kernel.deb"
-    file.write_bytes(package)
-    files = kernel.unpack(file, place)
-    busybox = tree.file("bin/busybox").read()
-    return files.image, kernel.initrd(files, recipe.kernel.modules, busybox, epoch=recipe.epoch)
 
 
 def _store_root(tree: FileTree, recipe: Recipe, store: ImageStore, place: ScratchDir) -> Part:

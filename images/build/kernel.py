@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from images.build import cpio
+from images.build.bootstrap import kernel_package
 from images.build.process import run
 from images.build.scratch_dir import ScratchDir
 from images.build.tree import FileTree
@@ -38,12 +39,21 @@ class KernelFiles:
     builtin: frozenset[str]
 
 
-def unpack(package: Path, place: ScratchDir) -> KernelFiles:
-    """Read a kernel's .deb.
+def boot_files(
+    tree: FileTree, modules: Iterable[str], place: ScratchDir, *, epoch: int
+) -> tuple[bytes, bytes]:
+    """The kernel whose package is in ``tree``, and an initial RAM disk with these modules.
 
     Raises:
-        BuildError: it cannot be read or has no kernel.
+        BuildError: there is no such package or module, or no busybox.
     """
+    package = place.folder / "kernel.deb"
+    package.write_bytes(kernel_package(tree).content.read())
+    files = _unpack(package, place)
+    return files.image, _initrd(files, modules, tree.file("bin/busybox").read(), epoch=epoch)
+
+
+def _unpack(package: Path, place: ScratchDir) -> KernelFiles:
     files = run(["dpkg-deb", "--fsys-tarfile", package], timeout=_UNPACK_SECONDS, place=place)
     image, version, builtin = b"", "", frozenset[str]()
     modules: dict[str, bytes] = {}
@@ -107,7 +117,7 @@ def depends(module: bytes) -> list[str]:
     return [name for name in found[1].decode().split(",") if name] if found else []
 
 
-def initrd(files: KernelFiles, wanted: Iterable[str], busybox: bytes, *, epoch: int) -> bytes:
+def _initrd(files: KernelFiles, wanted: Iterable[str], busybox: bytes, *, epoch: int) -> bytes:
     """An initial RAM disk that mounts ``root=`` and hands over to the image's init.
 
     busybox: a static one. Left uncompressed: it is small, and unpacking costs more than reading.

@@ -123,13 +123,9 @@ def _write_tools(
     folder: Path, tree: FileTree, modules: tuple[str, ...], epoch: int, place: ScratchDir
 ) -> None:
     folder.mkdir()
-    package = folder / "kernel.deb"
-    package.write_bytes(bootstrap.kernel_package(tree).content.read())
-    files = kernel.unpack(package, place)
-    package.unlink()
-    (folder / "kernel").write_bytes(files.image)
-    busybox = tree.file(_TOOLS["busybox"]).read()
-    (folder / "initrd").write_bytes(kernel.initrd(files, modules, busybox, epoch=epoch))
+    image, ramdisk = kernel.boot_files(tree, modules, place, epoch=epoch)
+    (folder / "kernel").write_bytes(image)
+    (folder / "initrd").write_bytes(ramdisk)
     for name, path in _TOOLS.items():
         target = folder / "tools" / name
         target.parent.mkdir(parents=True, exist_ok=True)
