@@ -50,12 +50,11 @@ class CacheEviction:
     def _acquire_lease(self, digest: str, held: ExitStack) -> int:
         while True:
             try:
-                return held.enter_context(shared_lock(self._lease_path(digest)))
-            except OSError as error:
-                if error.errno not in DISK_FULL_ERRNOS:
-                    raise
+                with raise_storage_full():
+                    return held.enter_context(shared_lock(self._lease_path(digest)))
+            except StorageFull:
                 if not self.evict_one():
-                    raise storage_full(error) from error
+                    raise
 
     @staticmethod
     def touch(lease: int) -> None:
@@ -175,11 +174,6 @@ class CacheEviction:
         return self._store.root / "leases" / digest.removeprefix("sha256:")
 
 
-def storage_full(error: OSError) -> StorageFull:
-    """The StorageFull error for an OSError that means a full disk."""
-    return StorageFull(f"the image does not fit onto this node: {error.strerror}")
-
-
 @contextmanager
 def raise_storage_full() -> Iterator[None]:
     """Raise StorageFull in place of each OSError that means a full disk."""
@@ -188,7 +182,7 @@ def raise_storage_full() -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
-        raise storage_full(error) from error
+        raise StorageFull(f"the image does not fit onto this node: {error.strerror}") from error
 
 
 def _disk_bytes(path: Path) -> int:
