@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -200,21 +200,20 @@ def compose(layers: Sequence[RecipeLayer]) -> Recipe:
 
 def _contradictions(layers: Sequence[RecipeLayer]) -> Iterator[Fault]:
     suites = {layer.suite: layer.name for layer in layers if layer.suite is not None}
-    if len(suites) > 1:
-        found_values = ", ".join(f"{name}: {suite}" for suite, name in suites.items())
-        yield Fault("suite", "contradiction", f"layers are of different releases ({found_values})")
+    yield from _differing("suite", "layers are of different releases", suites)
     architectures = {la.architecture: la.name for la in layers if la.architecture is not None}
-    if len(architectures) > 1:
-        found_values = ", ".join(f"{name}: {kind}" for kind, name in architectures.items())
-        yield Fault("architecture", "contradiction", f"layers are for different ones ({found_values})")
+    yield from _differing("architecture", "layers are for different ones", architectures)
     if architectures.keys() - {"x86_64"} and any(la.python for la in layers):
         yield Fault("python", "contradiction", "Python wheels are for x86_64 alone")
-    pythons = {(la.python.version, la.python.target): la.name for la in layers if la.python}
-    if len(pythons) > 1:
-        found_values = ", ".join(
-            f"{name}: {version} in {to}" for (version, to), name in pythons.items()
-        )
-        yield Fault("python", "contradiction", f"layers install for different Pythons ({found_values})")
+    pythons = {f"{p.version} in {p.target}": la.name for la in layers if (p := la.python)}
+    yield from _differing("python", "layers install for different Pythons", pythons)
+
+
+def _differing(field: str, message: str, names: Mapping[Any, str]) -> Iterator[Fault]:
+    """The fault of a field that has several values; names: of the last layer with each."""
+    if len(names) > 1:
+        found_values = ", ".join(f"{name}: {value}" for value, name in names.items())
+        yield Fault(field, "contradiction", f"{message} ({found_values})")
 
 
 def _merge_python(parts: Sequence[PythonPart]) -> PythonPart | None:
