@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from functools import partial
 from typing import Final, NamedTuple
 
 from images.formats.base import (
@@ -28,7 +29,6 @@ from images.formats.base import (
     unpack_array,
 )
 from images.formats.regions import AllocationMap
-from vmjobs.errors import ImageRejected
 
 _V2: Final = struct.Struct(">4xIQIIQIIQQII8x")
 _V3: Final = struct.Struct(">Q8xQII")
@@ -43,6 +43,8 @@ _MAX_L1: Final = 32 * MIB
 _MAX_REFCOUNT_TABLE: Final = 8 * MIB
 _COMPRESSIONS: Final = ("zlib", "zstd")
 _FLATTEN_HINT: Final = "make one file of it: qemu-img convert -O qcow2 IMAGE NEW"
+#: Refuses a file that is not one plain disk.
+_refusal_of_parts: Final = partial(refusal, hint=_FLATTEN_HINT)
 _CHECK_HINT: Final = "qemu-img check -r all IMAGE"
 
 _LAST_EXTENSION: Final = 0
@@ -99,11 +101,6 @@ class _Header(NamedTuple):
     def l2_table_covers(self) -> int:
         """Bytes of the disk that one second-level table maps."""
         return self.cluster // (16 if self.extended_l2 else 8) * self.cluster
-
-
-def _refusal_of_parts(code: str, message: str) -> ImageRejected:
-    """Return the refusal of a file that is not one plain disk."""
-    return refusal(code, message, hint=_FLATTEN_HINT)
 
 
 def inspect(reader: ImageReader) -> ImageDescription:

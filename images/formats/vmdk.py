@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import partial
 from typing import Final, NamedTuple
 
 from images.formats.base import (
@@ -27,7 +28,6 @@ from images.formats.base import (
     unpack_array,
 )
 from images.formats.regions import AllocationMap, FileRegions
-from vmjobs.errors import ImageRejected
 
 _HEADER: Final = struct.Struct("<4sIIQQQQI8xQ8xB4sH")
 _NEWLINES: Final = b"\n \r\n"
@@ -41,6 +41,8 @@ _NO_PARENT: Final = "ffffffff"
 _SINGLE_FILE_HINT: Final = (
     "write it as one file: qemu-img convert -O vmdk -o subformat=monolithicSparse IMAGE NEW"
 )
+#: Refuses a disk that is not in this file alone.
+_refusal_of_parts: Final = partial(refusal, hint=_SINGLE_FILE_HINT)
 _EXTENT: Final = re.compile(r'(RW|RDONLY|NOACCESS)\s+(\d+)\s+([A-Z]+)(?:\s+"([^"]*)")?(.*)', re.ASCII)
 
 
@@ -61,11 +63,6 @@ class _VmdkHeader(NamedTuple):
     @property
     def is_compressed(self) -> bool:
         return bool(self.flags & _COMPRESSED)
-
-
-def _refusal_of_parts(code: str, message: str) -> ImageRejected:
-    """Return the refusal of a disk that is not in this file alone."""
-    return refusal(code, message, hint=_SINGLE_FILE_HINT)
 
 
 def inspect(reader: ImageReader) -> ImageDescription:

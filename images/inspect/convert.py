@@ -33,6 +33,7 @@ FractionCallback = Callable[[float], None]
 _PERCENT: Final = re.compile(rb"\(\s*(\d+(?:\.\d+)?)/100%\)")
 _EXTRA_BYTES: Final = 256 * MIB
 _OUTPUT_NAME: Final = "disk"
+_OUTPUT: Final = f"{sandbox.OUTPUT}/{_OUTPUT_NAME}"
 _FORMATS_WITH_BACKING_FILE: Final = frozenset({Format.QCOW2, Format.VMDK})
 
 
@@ -94,7 +95,7 @@ def read_head(source: Path, description: ImageDescription, length: int) -> bytes
             return file.read(length)
     with tempfile.TemporaryDirectory(prefix="vmjobs-") as scratch, open_image(source) as file:
         _check_same(file, description)
-        words = (f"if={_source_json(description.format)}", f"of={sandbox.OUTPUT}/{_OUTPUT_NAME}")
+        words = (f"if={_source_json(description.format)}", f"of={_OUTPUT}")
         sandbox.run(
             ("qemu-img", "dd", "-O", "raw", f"bs={MIB}", f"count={-(-length // MIB)}", *words),
             source=file,
@@ -127,14 +128,7 @@ def _convert(
         del seen[:-256]
 
     sandbox.run(
-        (
-            "qemu-img",
-            "convert",
-            "-p",
-            *options,
-            _source_json(format),
-            f"{sandbox.OUTPUT}/{_OUTPUT_NAME}",
-        ),
+        ("qemu-img", "convert", "-p", *options, _source_json(format), _OUTPUT),
         source=file,
         output=directory,
         limits=limits,
