@@ -142,37 +142,29 @@ class _Push:
         count, size = -(-self._segments.size // SEGMENT_BYTES), FIRST_BATCH
         while len(digests) < count:
             first = len(digests)
-            found, missing = self._find_missing(range(first, min(first + size, count)))
+            yield from self._find_missing(range(first, min(first + size, count)), digests)
             size = min(size * 2, MAX_BATCH)
-            digests += found
-            yield from missing
 
-    def _find_missing(self, batch: range) -> tuple[list[bytes], list[_MissingSegment]]:
-        """The digests of a batch, and the segments to send; counts others as done."""
-        length, layout = self._segments.length, self._segments.layout
+    def _find_missing(self, batch: range, digests: list[bytes]) -> Iterator[_MissingSegment]:
+        """Yield the segments of a batch to send; count others as done, and append all digests."""
+        segments, length, layout = self._segments, self._segments.length, self._segments.layout
         chunk_digests: dict[int, list[bytes]] = {}
         if layout is None:
-            chunk_digests = {number: self._segments.chunk_digests(number) for number in batch}
-            digests = [self._segments.digest_of(number, chunk_digests[number]) for number in batch]
+            chunk_digests = {number: segments.chunk_digests(number) for number in batch}
+            digests += [segments.digest_of(number, chunk_digests[number]) for number in batch]
         else:
-            digests = list(layout.segments[batch.start : batch.stop])
-        nonzero = [
-            (number, digest)
-            for number, digest in zip(batch, digests, strict=True)
-            if digest != zero_segment_digest(length(number))
-        ]
-        flags = self._receiver.missing_segments([digest for _, digest in nonzero]) if nonzero else []
-        missing = [pair for pair, flag in zip(nonzero, flags, strict=True) if flag]
-        self._report_progress(sum(length(n) for n in batch) - sum(length(n) for n, _ in missing), 0)
-        for number, digest in missing if layout is not None else ():
-            chunk_digests[number] = self._segments.chunk_digests(number)
-            if self._segments.digest_of(number, chunk_digests[number]) != digest:
+            digests += layout.segments[batch.start : batch.stop]
+        nonzero = [number for number in batch if digests[number] != zero_segment_digest(length(number))]
+        flags = self._receiver.missing_segments([digests[n] for n in nonzero]) if nonzero else []
+        missing = [number for number, flag in zip(nonzero, flags, strict=True) if flag]
+        self._report_progress(sum(map(length, batch)) - sum(map(length, missing)), 0)
+        for number in missing if layout is not None else ():
+            chunk_digests[number] = segments.chunk_digests(number)
+            if segments.digest_of(number, chunk_digests[number]) != digests[number]:
                 raise DigestMismatch(f"segment {number} of the file has changed")
-        missing_chunks = self._missing_chunks({number: chunk_digests[number] for number, _ in missing})
-        return digests, [
-            _MissingSegment(number, digest, chunk_digests[number], missing_chunks[number])
-            for number, digest in missing
-        ]
+        send = self._missing_chunks({number: chunk_digests[number] for number in missing})
+        for number in missing:
+            yield _MissingSegment(number, digests[number], chunk_digests[number], send[number])
 
     def _missing_chunks(
         self, chunk_digests: Mapping[int, Sequence[bytes]]
