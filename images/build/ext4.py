@@ -40,11 +40,6 @@ class _Geometry:
     def __init__(self, tables: int) -> None:
         self.tables = tables
 
-    @property
-    def most_groups(self) -> int:
-        """The largest number of groups that fits into the tables."""
-        return self.tables * BLOCK // layout.DESCRIPTOR
-
     def bitmap(self, group: int) -> int:
         """First of the two bitmap blocks; the inode table follows them."""
         return group * PER_GROUP + (1 + self.tables if group in _SUPER_GROUPS else 0)
@@ -123,7 +118,7 @@ def write(
         tree.add_dir("lost+found", 0o700)
     layers = _number(tree)
     tables = 1
-    while (plan := _plan(layers, slack, tables)).groups > plan.geometry.most_groups:
+    while (plan := _plan(layers, slack, tables)).groups * layout.DESCRIPTOR > tables * BLOCK:
         tables = -(-plan.groups * layout.DESCRIPTOR // BLOCK)
     with ExitStack() as stack:
         target = stack.enter_context(file.open("wb"))
@@ -234,7 +229,7 @@ def _plan(layers: list[list[Inode]], slack: int, tables: int) -> _Plan:
 
 def _allocate_extras(inode: Inode, allocator: _Allocator) -> None:
     inode.leaf = inode.attributes = 0
-    if inode.needs_leaf:
+    if len(inode.runs) > layout.INLINE_EXTENTS:
         if len(inode.runs) > layout.LEAF_EXTENTS:
             raise BuildError(f"a file of {inode.size} bytes is too large for a root disk")
         inode.leaf = allocator.take(1)[0][0]

@@ -71,11 +71,6 @@ class Inode:
         """Whether it is a symbolic link whose target is kept in the inode."""
         return self.node.is_link and self.size < _FAST_LINK
 
-    @property
-    def needs_leaf(self) -> bool:
-        """Whether its runs do not fit into the inode."""
-        return len(self.runs) > INLINE_EXTENTS
-
 
 # --------------------------------------------------------------------------- directories
 
