@@ -175,11 +175,13 @@ class ImageManifest(FrozenModel):
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise DigestMismatch(
-                f"{digest} is not an image manifest: {where}: {first['msg']}"
-            ) from error
+            raise DigestMismatch(f"{digest} is not an image manifest: {first_fault(error)}") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """Place and message of the first error in a document."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def sha256_digest(data: bytes) -> str:

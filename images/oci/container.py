@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import Field, ValidationError
 
-from images.manifest import ARCHITECTURE_NAMES, Program, sha256_digest
+from images.manifest import ARCHITECTURE_NAMES, Program, first_fault, sha256_digest
 from vmjobs.errors import DigestMismatch, ImageRejected
 from vmjobs.model import NODE_ARCHITECTURE, VARIABLE_NAME, Digest, LenientModel
 
@@ -164,7 +164,7 @@ def program_of(configuration: ContainerConfig) -> tuple[Program, list[str]]:
             user=run.user or "",
         )
     except ValidationError as error:
-        raise ImageRejected(f"the container cannot be run: {_first(error)}") from error
+        raise ImageRejected(f"the container cannot be run: {first_fault(error)}") from error
     return program, dropped
 
 
@@ -184,9 +184,6 @@ def _validate(model: type[_M], document: dict[str, Any], what: str) -> _M:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise ImageRejected(f"the container image's {what} has a fault: {_first(error)}") from error
-
-
-def _first(error: ValidationError) -> str:
-    item = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+        raise ImageRejected(
+            f"the container image's {what} has a fault: {first_fault(error)}"
+        ) from error
