@@ -158,7 +158,6 @@ def read_segment(file: BinaryIO, number: int, size: int, buffer: bytearray) -> m
 
 
 def digest_chunks(data: memoryview) -> list[bytes]:
-    """The digests of the chunks of a segment's bytes."""
     found = []
     for begin in range(0, len(data), CHUNK_BYTES):
         piece = data[begin : begin + CHUNK_BYTES]

@@ -128,7 +128,6 @@ class ImageManifest(FrozenModel):
 
     @property
     def digest(self) -> str:
-        """The image's digest."""
         return sha256_digest(self.canonical())
 
     def parts(self) -> tuple[Part, ...]:

@@ -102,12 +102,10 @@ class FileNode:
 
     @property
     def is_dir(self) -> bool:
-        """True for a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_link(self) -> bool:
-        """True for a symbolic link."""
         return stat.S_ISLNK(self.mode)
 
 

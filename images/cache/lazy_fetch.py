@@ -125,7 +125,6 @@ class LazyFetch(ContentFetch):
 
     @property
     def waiting(self) -> bool:
-        """Whether a read is waiting."""
         return self._waiting_reads > 0
 
     @property

@@ -48,7 +48,6 @@ class RootDiskService:
             first = False
 
     def close(self) -> None:
-        """Close all connections."""
         with self._lock:
             self._closed = True
             for connection in self._open:

@@ -95,7 +95,6 @@ class ByteProgress:
             self._done = self.sent = 0
 
     def show_fraction(self, fraction: float) -> None:
-        """Show that this fraction of the total is done."""
         self(int(fraction * self._total))
 
     def __call__(self, done: int, sent: int = 0) -> None:

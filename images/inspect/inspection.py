@@ -13,7 +13,6 @@ from vmjobs.config import Config
 
 
 def limits_from_config(config: Config) -> ImageLimits:
-    """The limits from the settings."""
     return ImageLimits(virtual_size=config.max_image_size * MIB)
 
 

@@ -140,7 +140,6 @@ class _Layer:
     # ------------------------------------------------------------------ entries
 
     def add(self, path: str, member: tarfile.TarInfo) -> None:
-        """Add one entry of the archive to the tree."""
         if path.rpartition("/")[2].startswith(_WHITEOUT):
             return
         if not path and not member.isdir():

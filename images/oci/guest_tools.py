@@ -53,19 +53,17 @@ _TOOLS: Final = {
 
 @dataclass(frozen=True)
 class GuestTools:
-    """The files, on this host. folder: has ``kernel``, ``initrd`` and ``tools/``."""
+    """The files, on this host. folder: has a ``kernel`` for KVM and QEMU, ``initrd``, ``tools/``."""
 
     folder: Path
     cmdline: tuple[str, ...]
 
     @property
     def kernel(self) -> Path:
-        """The kernel for KVM and QEMU."""
         return self.folder / "kernel"
 
     @property
     def initrd(self) -> Path:
-        """Its initial RAM disk."""
         return self.folder / "initrd"
 
     @property

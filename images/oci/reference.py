@@ -47,7 +47,6 @@ class ContainerReference:
 
     @property
     def text(self) -> str:
-        """The reference as text."""
         if self.transport is ContainerTransport.REGISTRY:
             tag = f":{self.tag}" if self.tag else ""
             return f"{self.transport}{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")

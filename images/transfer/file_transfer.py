@@ -21,7 +21,6 @@ class ChunkedFileTransfer:
     def send(
         self, path: Path, receiver: ContentReceiver, check_cancelled: Callable[[], None]
     ) -> tuple[str, int]:
-        """See :meth:`vmjobs.file_transfer.FileTransfer.send`."""
         sent = 0
 
         def on_progress(_done: int, sent_bytes: int) -> None:
@@ -34,7 +33,6 @@ class ChunkedFileTransfer:
     def fetch(
         self, file: SavedFile, source: ContentSource, target: Path, check_cancelled: Callable[[], None]
     ) -> int:
-        """See :meth:`vmjobs.file_transfer.FileTransfer.fetch`."""
         if file.digest is None:
             target.touch()
             return 0

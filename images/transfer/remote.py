@@ -71,13 +71,11 @@ class CountingFetcher:
         return self._bytes[image]
 
     def segment(self, image: str, segment: bytes) -> bytes:
-        """See :class:`ImageFetcher`."""
         data = self._fetcher.segment(image, segment)
         self._count(image, data)
         return data
 
     def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
-        """See :class:`ImageFetcher`."""
         data, size = self._fetcher.segment_range(image, segment, begin, end)
         self._count(image, data)
         return data, size

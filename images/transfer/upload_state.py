@@ -71,13 +71,11 @@ class FileDigestCache:
         return found if len(data) == count * DIGEST_BYTES and UNKNOWN not in found else None
 
     def save(self, number: int, chunk_digests: Sequence[bytes]) -> None:
-        """Store the digests of a segment's chunks."""
         if self._file is not None:
             with suppress(OSError):
                 write_all(self._file.fileno(), b"".join(chunk_digests), self._offset(number))
 
     def clear(self) -> None:
-        """Discard all digests."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.truncate(0)
@@ -92,7 +90,6 @@ def _header(path: Path, status: os.stat_result) -> bytes:
 
 
 def _remove_old_files(folder: Path) -> None:
-    """Remove old cache files."""
     oldest = time.time() - MAX_AGE_SECONDS
     for path in folder.iterdir():
         with suppress(OSError):
@@ -122,7 +119,6 @@ class UploadState:
         return self._file.read(_MAX_ID_BYTES).decode("ascii", "replace").strip()
 
     def save(self, upload: str) -> None:
-        """Store the upload's identifier."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.truncate(0)
