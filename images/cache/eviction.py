@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from images.content import CONTENT_PREFIX
 from images.manifest import ImageManifest
-from images.store.files import exclusive_lock, shared_lock, try_exclusive_lock
+from images.store.files import shared_lock, try_exclusive_lock
 from images.store.image_store import ImageStore
 from vmjobs.errors import DISK_FULL_ERRNOS, StorageFull
 from vmjobs.model import MIB
@@ -65,7 +66,7 @@ class CacheEviction:
 
     def add_manifest(self, manifest: ImageManifest) -> None:
         """Store the manifest, so that eviction keeps the contents that it names."""
-        with self._hold_lock():
+        with self._store.hold_lock():
             self._store.write_manifest(manifest)
 
     def ensure_free(self, size: int) -> None:
@@ -80,14 +81,14 @@ class CacheEviction:
 
     def evict_one(self) -> bool:
         """Remove one unused partial file, content or image; whether there was one."""
-        with self._hold_lock():
+        with self._store.hold_lock():
             return self._remove_partial() or self._remove_orphan() or self._evict_oldest()
 
     def remove_incomplete(self, digest: str) -> None:
         """Remove an incomplete image that does not fit, unless it is leased."""
         with (
             suppress(OSError),
-            self._hold_lock(),
+            self._store.hold_lock(),
             try_exclusive_lock(self._lease_path(digest)) as locked,
         ):
             if locked and not self._store.complete(digest):
@@ -107,17 +108,10 @@ class CacheEviction:
         """The reason why ``size`` more bytes do not fit; empty if they fit."""
         if self._limit and self.used() + size > self._limit:
             return f"images may take {self._limit // MIB} MiB here, and all other images are in use"
-        disk = os.statvfs(self._store.root)
-        if disk.f_bavail * disk.f_frsize < self._keep_free + size:
-            left = disk.f_bavail * disk.f_frsize // MIB
-            return f"the disk has {left} MiB left, and {self._keep_free // MIB} MiB are for jobs"
+        free = shutil.disk_usage(self._store.root).free
+        if free < self._keep_free + size:
+            return f"the disk has {free // MIB} MiB left, and {self._keep_free // MIB} MiB are for jobs"
         return ""
-
-    @contextmanager
-    def _hold_lock(self) -> Iterator[None]:
-        """Hold the lock for additions of manifests and for removals."""
-        with exclusive_lock(self._store.root / "locks" / "room"):
-            yield
 
     def _remove_partial(self) -> bool:
         """Remove a partial file that no fetch uses."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from images.manifest import ImageManifest, Part
 from images.store.content_folder import ContentFolder
-from images.store.files import remove_leftovers, write_atomically
+from images.store.files import exclusive_lock, remove_leftovers, write_atomically
 from vmjobs.agent.image_source import LazyStart
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.file_transfer import ProgressCallback
@@ -50,6 +50,10 @@ class ImageStore:
         self.root = Path(root)
         self.folder = ContentFolder(self.root)
         remove_leftovers(self.folder.temporary)
+
+    def hold_lock(self) -> AbstractContextManager[None]:
+        """Hold the lock for removals, and for manifests that are added before their contents."""
+        return exclusive_lock(self.root / "locks" / "room")
 
     # ------------------------------------------------------------------ manifests
 

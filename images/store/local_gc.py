@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from images.store.files import exclusive_lock, try_exclusive_lock
+from images.store.files import try_exclusive_lock
 from images.store.image_store import ImageStore
 from vmjobs.wire import GcReport
 
@@ -22,7 +22,7 @@ def collect_garbage(store: ImageStore, *, dry_run: bool = False) -> GcReport:
     Contents that are being fetched stay, and so does all that is so new that its image or name may
     be about to be stored.
     """
-    with exclusive_lock(store.root / "locks" / "room"):
+    with store.hold_lock():
         named = {entry.digest for entry in store.list()}
         present = {f"sha256:{path.stem}": path for path in store.root.glob("manifests/*.json")}
         nameless = {d for d, path in present.items() if d not in named and _is_old(_status(path))}
