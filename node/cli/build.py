@@ -10,8 +10,8 @@ import click
 from rich.progress import TaskID
 
 from images import recipe as recipes
-from images.build import build as build_image
 from images.build.bootstrap import SiteRepository
+from images.build.builder import build as build_image
 from images.cli.remote import RemoteBuildOptions, build_remotely
 from images.store.image_store import ImageEntry, ImageStore
 from node.boot_test import BootTest

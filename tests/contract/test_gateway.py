@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from images.build import build
+from images.build.builder import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.cli import VMJOBS

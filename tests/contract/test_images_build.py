@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from images.build import bootstrap, build, kernel, process, wheels
+from images.build import bootstrap, kernel, process, wheels
+from images.build.builder import build
 from images.store.image_store import ImageStore
 from tests.kit.image_builds import STORE, WORK, fsck, need
 from vmjobs.errors import BuildError

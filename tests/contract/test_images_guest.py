@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from images import recipe
-from images.build import build
+from images.build.builder import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.image_builds import STORE, WORK, Bench, Guest, exit_json, need, spoil_job_disk

@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from images.build import build
+from images.build.builder import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.agent_runs import Images

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from images.build import build
+from images.build.builder import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.agent_runs import Images

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from images.build import build
+from images.build.builder import build
 from images.manifest import ImageManifest
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
