@@ -281,13 +281,10 @@ def _write_groups(plan: _Plan, target: BinaryIO, epoch: int, seed: bytes, label:
         free = PER_GROUP - blocks.bit_count(), PER_GROUP - inodes.bit_count()
         rows.append((bitmap, *free, folders))
     table = layout.descriptors(rows)
-    totals = layout.Totals(
-        plan.groups, plan.blocks, sum(row[1] for row in rows), sum(row[2] for row in rows)
-    )
     for group in range(plan.groups):
         if group in _SUPER_GROUPS:
             target.seek(group * PER_GROUP * BLOCK + (1024 if group == 0 else 0))
-            target.write(layout.superblock(totals, group, epoch, seed, label))
+            target.write(layout.superblock(rows, plan.blocks, group, epoch, seed, label))
             target.seek((group * PER_GROUP + 1) * BLOCK)
             target.write(table)
 

@@ -237,18 +237,15 @@ def _attribute_hash(name: bytes, value: bytes) -> int:
 # --------------------------------------------------------------------------- superblock
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Totals for the superblock."""
-
-    groups: int
-    blocks: int
-    free_blocks: int
-    free_inodes: int
+#: A group's bitmap block, and its numbers of free blocks, free inodes and directories.
+GroupRow = tuple[int, int, int, int]
 
 
-def superblock(totals: Totals, group: int, epoch: int, seed: bytes, label: str) -> bytes:
-    """The copy of the superblock in ``group``. seed: the UUID is derived from it."""
+def superblock(
+    rows: Sequence[GroupRow], blocks: int, group: int, epoch: int, seed: bytes, label: str
+) -> bytes:
+    """The superblock's copy in ``group``. blocks: of the disk. seed: the UUID is derived from it."""
+    free_blocks, free_inodes = (sum(row[column] for row in rows) for column in (1, 2))
     digest = hashlib.sha256(seed).digest()
     uuid = bytearray(digest[:16])
     uuid[6] = uuid[6] & 0x0F | 0x80  # RFC 9562: version 8, made from a hash
@@ -258,8 +255,8 @@ def superblock(totals: Totals, group: int, epoch: int, seed: bytes, label: str) 
     def put(offset: int, layout: str, *values: int | bytes) -> None:
         struct.pack_into("<" + layout, block, offset, *values)
 
-    put(0, "IIII", INODES_PER_GROUP * totals.groups, totals.blocks, 0, totals.free_blocks)
-    put(16, "IIII", totals.free_inodes, 0, 2, 2)
+    put(0, "IIII", INODES_PER_GROUP * len(rows), blocks, 0, free_blocks)
+    put(16, "IIII", free_inodes, 0, 2, 2)
     put(32, "IIII", PER_GROUP, PER_GROUP, INODES_PER_GROUP, 0)
     put(48, "IHHHHHH", epoch, 0, 0xFFFF, 0xEF53, 1, 1, 0)
     put(64, "IIII", epoch, 0, 0, 1)
@@ -272,8 +269,8 @@ def superblock(totals: Totals, group: int, epoch: int, seed: bytes, label: str) 
     return bytes(block)
 
 
-def descriptors(rows: Sequence[tuple[int, int, int, int]]) -> bytes:
-    """The group descriptors. rows: bitmap block, free blocks, free inodes, directories."""
+def descriptors(rows: Sequence[GroupRow]) -> bytes:
+    """The group descriptors."""
     return b"".join(
         struct.pack("<IIIHHHHIHHHH", bitmap, bitmap + 1, bitmap + 2, blocks, inodes, folders, *[0] * 6)
         for bitmap, blocks, inodes, folders in rows
