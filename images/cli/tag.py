@@ -64,12 +64,7 @@ def _remove(images: Images, ref: str, force: bool) -> dict[str, object]:
     referenced = _referenced_tag(found, ref)
     others = [one for one in found.tags if one != referenced]
     # A library name is the last one if no namespace has another; others, if their namespace has none.
-    remaining = (
-        others
-        if referenced.namespace == LIBRARY
-        else [o for o in others if o.namespace == referenced.namespace]
-    )
-    last = not remaining
+    last = not any(referenced.namespace in {LIBRARY, other.namespace} for other in others)
     if last:
         images.remove(found.digest)
     else:
