@@ -30,7 +30,7 @@ class CacheEviction:
     limit: most bytes of images; 0: no limit. keep_free: bytes of the disk that images never take.
     """
 
-    def __init__(self, store: ImageStore, limit: int, keep_free: int) -> None:
+    def __init__(self, store: ImageStore, limit: int = 0, keep_free: int = 0) -> None:
         self._store = store
         self._limit, self._keep_free = limit, keep_free
 

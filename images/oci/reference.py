@@ -28,10 +28,8 @@ class ContainerTransport(StrEnum):
 
 
 _PREFIXES: Final = {
-    "oci:": ContainerTransport.REGISTRY,
+    **{transport.value: transport for transport in ContainerTransport},
     "docker://": ContainerTransport.REGISTRY,
-    "oci-layout:": ContainerTransport.LAYOUT,
-    "docker-archive:": ContainerTransport.ARCHIVE,
 }
 
 

@@ -22,9 +22,6 @@ from vmjobs.fsync import sync_directory
 class _NoEviction(CacheEviction):
     """The space of a store whose images are there on purpose: evicts none of them."""
 
-    def __init__(self, store: ImageStore) -> None:
-        super().__init__(store, 0, 0)
-
     def evict_one(self) -> bool:
         return False
 
