@@ -123,11 +123,10 @@ class LazyFetch(ContentFetch):
             self._held_until = 0.0
             self._changed.notify_all()
 
-    @property
-    def waiting(self) -> bool:
+    def is_waiting(self) -> bool:
+        """Whether a read is waiting."""
         return self._waiting_reads > 0
 
-    @property
     def waited(self) -> float:
         """Seconds for which reads have waited so far."""
         with self._changed:
@@ -235,24 +234,18 @@ class LazyFetch(ContentFetch):
         return max(self._held_until, min(quiet, self._last_request + TRICKLE_SECONDS))
 
     def _missing_windows(self) -> list[int]:
-        found: list[int] = []
         while self._first_missing in self._present:
             self._first_missing += 1
         for number in range(self._first_missing, len(self.layout.segments)):
             if number in self._present:
                 continue
             chunks = -(-self.layout.length(number) // CHUNK_BYTES)
-            for window in range(
-                number * _WINDOWS_PER_SEGMENT,
-                number * _WINDOWS_PER_SEGMENT + -(-chunks // WINDOW_CHUNKS),
-            ):
-                if window not in self._claimed and self._missing_chunks(window):
-                    found.append(window)
-                    if len(found) == BATCH_WINDOWS:
-                        return found
-            if found:
+            first = number * _WINDOWS_PER_SEGMENT
+            windows = range(first, first + -(-chunks // WINDOW_CHUNKS))
+            missing = (w for w in windows if w not in self._claimed and self._missing_chunks(w))
+            if found := list(islice(missing, BATCH_WINDOWS)):
                 return found
-        return found
+        return []
 
     # ------------------------------------------------------------------ windows
 

@@ -223,8 +223,8 @@ class ImageCache:
             lazy.socket.absolute(),
             root.size,
             fetch_rest=fetch.fetch_rest_now,
-            is_waiting=lambda: fetch.waiting,
-            waited=lambda: fetch.waited,
+            is_waiting=fetch.is_waiting,
+            waited=fetch.waited,
         )
         return replace(image, live=disk)
 
