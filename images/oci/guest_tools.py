@@ -59,14 +59,6 @@ class GuestTools:
     cmdline: tuple[str, ...]
 
     @property
-    def kernel(self) -> Path:
-        return self.folder / "kernel"
-
-    @property
-    def initrd(self) -> Path:
-        return self.folder / "initrd"
-
-    @property
     def digest(self) -> str:
         """Digest of all files that it adds to an image."""
         text = hashlib.sha256()

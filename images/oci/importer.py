@@ -125,8 +125,8 @@ def _import(
     report_step("store", 0.9)
     manifest = ImageManifest(
         root=store.folder.add_file(disk),
-        kernel=store.folder.add_file(kit.kernel),
-        initrd=store.folder.add_file(kit.initrd),
+        kernel=store.folder.add_file(kit.folder / "kernel"),
+        initrd=store.folder.add_file(kit.folder / "initrd"),
         cmdline=(f"init={kits.INIT}", *kit.cmdline),
         guest=GuestSupport(contract=3),
         xen=True,
