@@ -10,7 +10,6 @@ class Closeable:
     """Base of classes with ``close()``: leaving their ``with`` statement calls it."""
 
     def close(self) -> None:
-        """Release all resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

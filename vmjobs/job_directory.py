@@ -110,7 +110,6 @@ def _split_path(name: str) -> list[str]:
 
 
 def _open_parent(top: int, parts: Sequence[str]) -> AbstractContextManager[int]:
-    """Open the parent directory of an entry."""
     return _open_directory(top, parts[:-1])
 
 

@@ -104,12 +104,10 @@ class LocalJob:
         raise Conflict(f"attempt {attempt} ended with the process that ran it")
 
     def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
-        """Copy the file."""
         with self.files[file.name].open("rb") as source:
             shutil.copyfileobj(source, sink, CHUNK)
 
     def report(self, report: Report) -> None:
-        """Pass the report on."""
         self.final = report
         self.on_report(report)
 

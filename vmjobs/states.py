@@ -39,7 +39,6 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True if no transition leaves this state."""
         return not TRANSITIONS[self]
 
 

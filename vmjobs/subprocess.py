@@ -28,8 +28,6 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_H
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The result of a program."""
-
     returncode: int
     stdout: bytes
     stderr: bytes

@@ -32,7 +32,6 @@ class Exit:
 
     @property
     def ok(self) -> bool:
-        """True for exit code 0."""
         return self.code == 0
 
 

@@ -49,7 +49,6 @@ class _InotifyReader:
             return watch
 
     def remove(self, watch: int) -> None:
-        """End a watch."""
         with self._lock:
             del self._events[watch]
             _libc.inotify_rm_watch(self._handle, watch)  # fails if the file is gone

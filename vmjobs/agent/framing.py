@@ -71,7 +71,6 @@ class DataMessage:
 
 
 def send(connection: socket.socket, message: DataMessage | Mapping[str, object]) -> None:
-    """Send one whole message."""
     if isinstance(message, DataMessage):
         connection.sendall(message.encode())
     else:

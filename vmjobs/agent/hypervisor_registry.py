@@ -97,7 +97,6 @@ class HypervisorRegistry:
 
     @property
     def results(self) -> tuple[ProbeResult, ...]:
-        """Results of the last probe of each hypervisor."""
         drivers = self.drivers
         return tuple(replace(one, abilities=drivers[one.kind].abilities) for one in self._results)
 

@@ -22,7 +22,6 @@ class ImageNames:
         self._lock = threading.Lock()
 
     def resolve(self, name: str) -> str:
-        """Return the digest of an image, from its name."""
         digest = self._resolve(name)
         if name != digest:
             with self._lock:

@@ -94,14 +94,11 @@ class VmJournal:
 
 
 class Journal(VmJournal):
-    """The journal of runs."""
-
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._reassigned: dict[str, tuple[str, Hypervisor]] = {}
 
     def vm_name(self, attempt: str) -> str:
-        """Return the name of an attempt's VM."""
         return f"{self.prefix}{attempt}"
 
     def directory(self, attempt: str) -> Path:

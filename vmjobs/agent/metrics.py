@@ -99,7 +99,6 @@ class AgentMetrics(Collector):
     # ------------------------------------------------------------------ read at each scrape
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the present values."""
         yield InfoMetricFamily("vmjobs_agent", "The agent's release.", {"version": __version__})
         yield self._vm_metrics()
         yield self._fault_metrics()

@@ -41,7 +41,6 @@ def describe(
     running: tuple[str, ...],
     image_names: tuple[str, ...] = (),
 ) -> Node:
-    """Return the present description of the node."""
     free = shutil.disk_usage(settings.state_dir).free // MIB
     networks = (
         guest_network.available_modes() if _has_isolation(settings.isolation) else (NetworkMode.NONE,)
@@ -121,7 +120,6 @@ class NodeAnnouncer(StoppableLoop):
 
 
 def cluster_vm_directory(settings: Config) -> Path:
-    """Return the directory of the disks of cluster VMs."""
     return settings.state_dir / "members"
 
 
@@ -139,5 +137,4 @@ def _cluster_vm_disk_mib(settings: Config) -> int:
 
 
 def memory_mib() -> int:
-    """Return the MiB of the host's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB

@@ -37,7 +37,6 @@ class Prefetcher(StoppableLoop):
         self._retries: dict[str, tuple[float, float]] = {}
 
     def set_wanted(self, node_wishes: NodeWishes) -> None:
-        """Replace the list of wanted images."""
         with self._changed:
             self._wanted = node_wishes.prefetch
             self._retries = {d: when for d, when in self._retries.items() if d in node_wishes.prefetch}

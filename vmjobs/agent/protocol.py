@@ -260,7 +260,6 @@ class PeerCredentials(NamedTuple):
 
 
 def peer_credentials(connection: socket.socket) -> PeerCredentials:
-    """Return the peer's credentials, as the kernel reports them."""
     layout = struct.Struct("3i")
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
     return PeerCredentials(*layout.unpack(data))

@@ -107,7 +107,6 @@ class FailureBackoff:
     proven: bool = False
 
     def state(self, present: datetime) -> BackoffState:
-        """Return whether VMs may start."""
         if self.until is None:
             return BackoffState.OPEN
         return BackoffState.CLOSED if present < self.until else BackoffState.HALF_OPEN
@@ -119,14 +118,12 @@ class FailureBackoff:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether the failures exceed the limit."""
         if self.node:
             return self.failures >= PAIR_LIMIT
         spread = self.failures >= IMAGE_LIMIT or len(self.nodes) >= IMAGE_NODES
         return spread and not self.proven
 
     def after_failure(self, failure: VmFailures, present: datetime) -> FailureBackoff:
-        """Return this backoff after failed VMs."""
         if not self.is_relevant(failure):
             return self
         nodes = self.nodes
@@ -140,7 +137,6 @@ class FailureBackoff:
         return replace(seen, closures=self.closures + 1, until=present + pause)
 
     def after_success(self) -> FailureBackoff:
-        """Return this backoff after a VM came up."""
         return replace(self.reset(), proven=True)
 
     def reset(self) -> FailureBackoff:

@@ -77,7 +77,6 @@ def free_capacity(
 
 
 def vm_request(spec: ClusterSpec) -> VmRequest:
-    """Return the resources of one VM of a cluster."""
     return VmRequest(spec.cpus, spec.memory, spec.disk)
 
 

@@ -58,7 +58,6 @@ class ClusterVmSnapshot:
 
     @property
     def joined(self) -> bool:
-        """Whether its present incarnation is in the pool."""
         return self.incarnation > 0 and self.advertised == self.incarnation
 
     @property

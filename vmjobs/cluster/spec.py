@@ -149,7 +149,6 @@ class ClusterSpec(FrozenModel):
 
     @property
     def range(self) -> SizeRange:
-        """The size as a range."""
         return (
             self.size if isinstance(self.size, SizeRange) else SizeRange(min=self.size, max=self.size)
         )

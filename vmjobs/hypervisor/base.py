@@ -127,7 +127,6 @@ class PrivateNetwork:
     namespaces: tuple[int, int]
 
     def close(self) -> None:
-        """Close the namespaces' handles."""
         for handle in self.namespaces:
             os.close(handle)
 

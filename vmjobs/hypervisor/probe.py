@@ -80,7 +80,6 @@ def readable_file(path: Path) -> bool:
 
 
 def first_kernel(kernels: Iterable[Path]) -> Path | None:
-    """The first readable kernel."""
     return next((path for path in kernels if readable_file(path)), None)
 
 

@@ -67,7 +67,6 @@ class Process:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it is the first process of its session."""
         return self.pid == self.session
 
 

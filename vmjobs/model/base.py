@@ -35,7 +35,6 @@ class FrozenModel(LenientModel):
 
 
 def now() -> datetime:
-    """The current time, in UTC."""
     return datetime.now(UTC)
 
 

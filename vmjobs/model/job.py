@@ -57,7 +57,6 @@ class ExitStatus(FrozenModel):
 
     @property
     def ok(self) -> bool:
-        """True for exit code 0."""
         return self.code == 0
 
     @property

@@ -28,7 +28,6 @@ class AssignmentPoller(RetryingLoop):
         self._wait = 0.0
 
     def step(self) -> None:
-        """Poll once."""
         assignment = self._source.assignment(self._seen, self._wait)
         self._wait, self._seen = POLL_SECONDS, assignment.revision
         self._accept(assignment)

@@ -46,8 +46,6 @@ PERSISTENT_DISKS = "disks"
 
 
 class ClusterVmPaths:
-    """Paths of one cluster VM."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         #: Disks and other files of the present incarnation, removed with it.
@@ -76,14 +74,11 @@ class ClusterVmPaths:
 
 
 class ClusterVmJournal(VmJournal):
-    """The journal of a node's cluster VMs."""
-
     def vm_name(self, vm_id: str, incarnation: int) -> str:
         """Return the hypervisor's name for an incarnation: at most 63 characters."""
         return f"{self.prefix}{vm_id}-{incarnation}"
 
     def paths(self, vm_id: str) -> ClusterVmPaths:
-        """Return the paths of a cluster VM."""
         return ClusterVmPaths(self.root / vm_id)
 
     def write(self, record: ClusterVmRecord) -> None:

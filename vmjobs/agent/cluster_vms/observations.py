@@ -96,7 +96,6 @@ class ObservedState:
     again: bool = False
 
     def with_event(self, event: ClusterVmEvent, now: float) -> ObservedState:
-        """Return this state, updated with an event."""
         state = self
         match event:
             case ImageStaged():

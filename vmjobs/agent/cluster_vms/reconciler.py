@@ -87,12 +87,10 @@ class Reconciler(StoppableLoop):
         return self._assignment.revision if self._assignment is not None else 0
 
     def accept(self, assignment: Assignment) -> None:
-        """Accept an assignment of the service."""
         self._assignments.put(assignment)
         self.wake()
 
     def put_event(self, vm_id: str, incarnation: int, event: ClusterVmEvent) -> None:
-        """Accept an event of a cluster VM."""
         self._events.put((vm_id, incarnation, event))
         self.wake()
 

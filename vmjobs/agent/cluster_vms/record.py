@@ -63,7 +63,6 @@ class ClusterVmRecord(FrozenModel):
     seconds: dict[str, float] = Field(default_factory=dict)
 
     def with_changes(self, **changes: object) -> ClusterVmRecord:
-        """Return this record with some fields changed."""
         return self.model_copy(update=changes)
 
     def enter(self, phase: Phase, code: ClusterVmCode, message: str, now: float) -> ClusterVmRecord:
@@ -73,7 +72,6 @@ class ClusterVmRecord(FrozenModel):
         )
 
     def report(self) -> ClusterVmReport:
-        """Return the report for the service."""
         waiting = self.phase is Phase.WAITING and self.retry > 0
         message = self.message
         if self.phase is Phase.STOPPING and self.undestroyed:
@@ -109,7 +107,6 @@ class IncompatibleRecord(LenientModel):
     hypervisor: Annotated[HypervisorKind | None, _with_default(None)] = None
 
     def report(self, path: Path, now: float) -> ClusterVmReport:
-        """Return the report for the service."""
         message = (
             f"this agent cannot read {path}, which another release has written: its VM is "
             "left alone. Install that release again; or remove its directory and restart the agent, "

@@ -63,7 +63,6 @@ class StatusReporter(RetryingLoop):
             return tuple(self._reports.values())
 
     def forget(self, vm_id: str) -> None:
-        """Remove a cluster VM."""
         with self._changed:
             self._reports.pop(vm_id, None)
             self._reported.pop(vm_id, None)
@@ -79,7 +78,6 @@ class StatusReporter(RetryingLoop):
             return self._changed.wait_for(is_known, timeout)
 
     def step(self) -> None:
-        """Send reports, then wait for changes."""
         reports = self._take(complete=self._complete)
         self._complete = True
         self._source.report(reports)
@@ -132,7 +130,6 @@ class ConsoleFile:
         return self.path.with_name(f"{self.path.name}.base")
 
     def truncate_if_full(self) -> None:
-        """Truncate the file if it has grown too large."""
         with suppress(FileNotFoundError), self._lock:
             if self.path.stat().st_size > self.limit:
                 self._base += self._sent
@@ -205,7 +202,6 @@ class ConsoleUploader(RetryingLoop):
         return grew
 
     def forget(self, vm_id: str) -> None:
-        """Remove a cluster VM."""
         with self._changed:
             for key in [key for key in self._consoles if key[0] == vm_id]:
                 del self._consoles[key]

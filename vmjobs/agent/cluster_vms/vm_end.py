@@ -16,14 +16,11 @@ class VmUnwanted(VMJobsError):
 
 @dataclass(frozen=True)
 class VmEnd:
-    """Why a VM ends."""
-
     code: ClusterVmCode
     message: str
 
 
 def end_by_failure(failure: VmFailure) -> VmEnd:
-    """Return the end of a VM that failed."""
     # Both enumerations have the code of a failure, except of a script's end without exit status.
     ended = failure.code is ReasonCode.NO_EXIT_REPORT
     code = ClusterVmCode.GUEST_ENDED if ended else ClusterVmCode(failure.code)
@@ -31,7 +28,6 @@ def end_by_failure(failure: VmFailure) -> VmEnd:
 
 
 def end_by_exit(exit: ExitStatus) -> VmEnd:
-    """Return the end of a VM whose guest's script has ended."""
     if exit.signal is not None:
         how = f"was killed by signal {exit.signal}"
     else:

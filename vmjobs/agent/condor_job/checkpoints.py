@@ -90,7 +90,6 @@ class StartPoint:
             log.warning("the checkpoint of an ended job is not removed yet: %s", error)
 
     def close(self) -> None:
-        """Close the store."""
         if self.store is not None:
             self.store.close()
 
@@ -184,13 +183,10 @@ class CheckpointedJob(LocalJob):
         super().report(report)
 
     def open_upload(self, size: int) -> ContentReceiver:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return self.store.open_upload(size)
 
     def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self.store.save_checkpoint(upload, checkpoint.model_copy(update={"making": self.vm_spec}))
 
     def saved(self) -> ContentSource:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return self.store.saved()

@@ -167,7 +167,6 @@ def _command_line(message: EnterMessage) -> str:
 
 
 def _forward_input(messages: Iterator[protocol.Message], guest: socket.socket) -> None:
-    """Pass the client's input to the guest."""
     try:
         for piece in messages:
             if isinstance(piece, DataMessage) and piece.channel is Channel.SHELL:

@@ -67,7 +67,6 @@ class GuestRequest:
         return urlsplit(self.target).path
 
     def number(self, name: str, default: int) -> int:
-        """Return a number of the query."""
         try:
             return int(dict(parse_qsl(urlsplit(self.target).query))[name])
         except (KeyError, ValueError):
@@ -244,8 +243,6 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class _Endpoint:
-    """The endpoint of one guest."""
-
     def __init__(self, session: GuestSession) -> None:
         self._session = session
         self.connections = Connections(self._serve, MAX_CONNECTIONS)
@@ -298,7 +295,6 @@ class _Endpoint:
 
 
 async def _serve_dhcp(network: Network) -> None:
-    """Answer the guest's DHCP requests."""
     network.dhcp.setblocking(False)
     while True:
         request = await guest_loop().sock_recv(network.dhcp, dhcp.MAX_REQUEST)

@@ -55,7 +55,6 @@ class Connections:
         self._released: set[Socket] = set()
 
     def serve(self, connection: Socket) -> None:
-        """Serve a new connection."""
         connection.setblocking(False)
         task = self._tasks[connection] = guest_loop().create_task(self._serve_connection(connection))
         self._unidentified[connection] = None
@@ -70,7 +69,6 @@ class Connections:
         self._unidentified.pop(connection, None)
 
     def hang_up(self, connection: Socket) -> None:
-        """Close a connection."""
         self._tasks[connection].cancel()
 
     async def release(self, connection: Socket) -> None:

@@ -194,7 +194,6 @@ def _check_cancelled(run: Run, wait: float = 0.0) -> None:
 
 
 def _raise_if_cancelled(seen: RunEvent | None) -> None:
-    """Raise Ended if the event cancels the run."""
     if (end := run_unwanted(seen)) is not None:
         raise end
     if isinstance(seen, SignalSent) and seen.number in STOP_SIGNALS - {VACATE_SIGNAL}:

@@ -138,7 +138,6 @@ def _timed_out(run: Run) -> RunEnded:
 
 
 def _is_over(run: Run) -> bool:
-    """Whether only outputs remain to be waited for."""
     return run.observed.is_over(run.spec.exit)
 
 

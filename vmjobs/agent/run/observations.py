@@ -28,7 +28,6 @@ class Observations:
     disk: DiskContents | None = None
 
     def record(self, seen: RunEvent | None) -> None:
-        """Record an event of the guest."""
         if isinstance(seen, ScriptEnded):
             self.script_ended = seen
         elif isinstance(seen, ExitReported):
@@ -76,11 +75,9 @@ class RunClock:
     _suspended_since: float = math.inf
 
     def begin_boot(self) -> None:
-        """Note that the VM starts now."""
         self.boot_begun = time.monotonic()
 
     def begin_run(self) -> None:
-        """Note that the job itself runs from now on."""
         self._run_begun = time.monotonic()
 
     @property
@@ -89,11 +86,9 @@ class RunClock:
         return self._run_begun < math.inf
 
     def suspend(self) -> None:
-        """Note that the VM is suspended from now on."""
         self._suspended_since = time.monotonic()
 
     def resume(self) -> None:
-        """Note that the VM is resumed now."""
         # For a moment both fields count.
         self._suspended_seconds += time.monotonic() - self._suspended_since
         self._suspended_since = math.inf

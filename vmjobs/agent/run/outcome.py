@@ -77,7 +77,6 @@ class RunEnded(Exception):
 def run_failed(
     code: ReasonCode, message: str, exit: ExitStatus | None = None, *, node_at_fault: bool = False
 ) -> RunEnded:
-    """Return the end of a run that failed."""
     return RunEnded(RunOutcome(JobState.FAILED, reason(code, message), exit, node_at_fault))
 
 
@@ -102,7 +101,6 @@ def run_stopped(message: str, exit: ExitStatus | None = None) -> RunEnded:
 
 
 def outcome_of_error(error: VMJobsError) -> RunOutcome:
-    """Return the job's outcome after an error of a step."""
     if isinstance(error, Conflict):
         return run_stopped(error.message).outcome
     if isinstance(error, HypervisorError):
@@ -113,7 +111,6 @@ def outcome_of_error(error: VMJobsError) -> RunOutcome:
 
 
 def outcome_of_node_error(error: OSError) -> RunOutcome:
-    """Return the job's outcome after an error of this node."""
     return _ended_by(node_failure(error)).outcome
 
 
@@ -224,7 +221,6 @@ def requeue_if_retryable(outcome: RunOutcome, tries_left: int) -> RunOutcome:
 
 
 def timeout_message(rule: str, seconds: int, *, script: bool) -> str:
-    """Return the message for a job that exceeded its time limit."""
     if rule == POWEROFF:
         return f"the VM had not powered off after {seconds} s"
     if rule != REPORT:

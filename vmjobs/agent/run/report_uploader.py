@@ -92,7 +92,6 @@ class ReportUploader(RetryingLoop):
         return any(read_piece(path, self._sent[name]) for name, path in self._streams.items())
 
     def step(self) -> None:
-        """Wait until there is something to deliver, and deliver it."""
         with self._changed:
             self._idle = True
             self._changed.notify_all()

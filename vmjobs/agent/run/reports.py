@@ -47,11 +47,9 @@ class RunReports:
         self.hypervisor = kind
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        """Add time spent in a phase."""
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + seconds, 3)
 
     def make(self, outcome: RunOutcome) -> Report:
-        """Return a report of this state or outcome."""
         return Report(
             state=outcome.state,
             reason=outcome.reason,

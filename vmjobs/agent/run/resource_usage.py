@@ -29,12 +29,10 @@ class ResourceUsage:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def raise_to(self, name: str, amount: int) -> None:
-        """Raise an amount to this many bytes."""
         with self._lock:
             self.bytes[name] = max(self.bytes.get(name, 0), amount)
 
     def add(self, name: str, amount: int) -> None:
-        """Add this many bytes to an amount."""
         with self._lock:
             self.bytes[name] = self.bytes.get(name, 0) + amount
 

@@ -104,12 +104,10 @@ class Run:
 
     @property
     def settings(self) -> RunSettings:
-        """The node's limits and deadlines."""
         return self.request.services.settings
 
     @property
     def spec(self) -> JobSpec:
-        """The job's specification."""
         return self.ticket.spec
 
     @property
@@ -135,7 +133,6 @@ class Run:
         return self.running_vm
 
     def stream(self, name: StreamName) -> Path:
-        """Return the file of a stream."""
         return self.directory / f"stream-{name}"
 
     def measure_usage(self) -> None:

@@ -51,7 +51,6 @@ class ClientProcess:
         return state.startswith(b"T") or b"frozen 1" in _content(self._events).splitlines()
 
     def close(self) -> None:
-        """Close its files."""
         for handle in self._handles:
             os.close(handle)
 
@@ -135,7 +134,6 @@ class _Suspensions:
         self._checking: asyncio.Task[None] | None = None
 
     async def add(self, suspension: _Suspension) -> None:
-        """Begin to check it."""
         self._all.append(suspension)
         if self._checking is None:
             self._checking = guest_loop().create_task(self._check_all())

@@ -55,7 +55,6 @@ def has_errno(error: BaseException | None, numbers: frozenset[int]) -> bool:
 
 
 def node_failure(error: Exception) -> VmFailure:
-    """Return the failure for an error of this node."""
     at_fault = isinstance(error, OSError) and is_node_fault(error)
     return VmFailure(ReasonCode.NODE_FAILED, f"the node failed: {reason_of(error)}", at_fault)
 

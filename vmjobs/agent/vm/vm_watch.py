@@ -171,7 +171,6 @@ class VmWatch:
 
 
 def _is_full(directory: Path) -> bool:
-    """Whether the file system of a directory is full."""
     there = os.statvfs(directory)
     return there.f_bavail * there.f_frsize < FULL_DISK_BYTES
 

@@ -76,7 +76,6 @@ class Watch:
         self.handle = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def notify(self) -> None:
-        """Report a change."""
         os.eventfd_write(self.handle, 1)
 
     def wait(self, timeout: float, beside: Sequence[int] = ()) -> bool:
@@ -91,7 +90,6 @@ class Watch:
         return not set(beside).isdisjoint(found)
 
     def close(self) -> None:
-        """Close its handle."""
         os.close(self.handle)
 
 
@@ -117,8 +115,6 @@ class Connection:
         self.shutdown_causes = ShutdownCauses()
 
     def versions(self) -> tuple[str, str]:
-        """Return the versions of QEMU and of libvirt."""
-
         def ask(connection: Any) -> tuple[str, str]:
             return _dotted(connection.getVersion()), _dotted(connection.getLibVersion())
 
@@ -323,7 +319,6 @@ class Connection:
 
 
 def _cause_from_libvirt(detail: int) -> ShutdownCause:
-    """Return the cause that the detail of libvirt's event STOPPED means."""
     return {
         libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: ShutdownCause.POWEROFF,
         libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: ShutdownCause.KILLED,

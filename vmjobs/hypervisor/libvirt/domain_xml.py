@@ -261,5 +261,4 @@ def _escaped(path: Path) -> str:
 
 
 def add_text(parent: ET.Element, tag: str, text: str) -> None:
-    """Add an element with only text."""
     ET.SubElement(parent, tag).text = text

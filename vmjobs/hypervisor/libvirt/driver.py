@@ -59,7 +59,7 @@ ENDING_SECONDS = 5.0
 
 
 class Libvirt:
-    """The driver of one kind of domain.
+    """The driver of one kind of domain (:class:`vmjobs.hypervisor.base.Hypervisor`).
 
     kernels: kernels that a probe may boot, the best first.
     domain_type: libvirt's, if it differs from the name of the kind.
@@ -108,13 +108,11 @@ class Libvirt:
 
     @property
     def abilities(self) -> Capabilities:
-        """See :attr:`Hypervisor.abilities`."""
         can = CAPABILITIES[self.kind]
         there = qemu_sandbox.emulated(can.architectures, isolated=self._isolated)
         return replace(can, architectures=there)
 
     def probe(self, deadline: float) -> ProbeResult:
-        """See :meth:`Hypervisor.probe`."""
         began = time.monotonic()
         is_kvm = self.kind is HypervisorKind.KVM
         if is_kvm and (fault := kvm.unavailable_reason()):
@@ -136,21 +134,17 @@ class Libvirt:
         )
 
     def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
-        """See :meth:`Hypervisor.unenforced`."""
         return self._limit_enforcer.unenforced(limits, directory)
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
-        """See :meth:`Hypervisor.open_network`."""
         main = self._main_process(running) if running else None
         namespaces = None if main is None else guest_network.namespaces_of(main.pid)
         return guest_network.open_network(self._launcher, mode, ports, namespaces)
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
-        """See :meth:`Hypervisor.open_private_network`."""
         raise private_network_error(self.kind)
 
     def start(self, vm: VmConfig) -> None:
-        """See :meth:`Hypervisor.start`."""
         board_model = board(vm.image.architecture)
         held = self._limit_enforcer.plan_limits(vm)
         if self.state(vm.name) is not VmState.GONE:
@@ -186,7 +180,6 @@ class Libvirt:
         self._connection.shutdown(name)
 
     def destroy(self, name: str) -> None:
-        """See :meth:`Hypervisor.destroy`."""
         with procs.open_pidfds(self._processes_with_helpers(name)) as processes:
             try:
                 self._connection.destroy(name)
@@ -214,11 +207,9 @@ class Libvirt:
         self._main_pids.pop(name, None)
 
     def pause(self, name: str) -> None:
-        """See :meth:`Hypervisor.pause`."""
         self._connection.suspend(name)
 
     def resume(self, name: str) -> None:
-        """See :meth:`Hypervisor.resume`."""
         self._connection.resume(name)
 
     def save(self, name: str, path: Path) -> None:
@@ -228,14 +219,12 @@ class Libvirt:
     # ----------------------------------------------------------------- what there is
 
     def state(self, name: str) -> VmState:
-        """See :meth:`Hypervisor.state`."""
         if (found := self._connection.state(name)) is not None:
             return found
         # A VM of another process's embedded driver shows only as a process.
         return VmState.RUNNING if self._main_process(name) else VmState.GONE
 
     def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
-        """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
         with self._connection.watch() as changed:
             while True:
@@ -253,7 +242,6 @@ class Libvirt:
                     return self.state(name)
 
     def shutdown_cause(self, name: str) -> ShutdownCause:
-        """See :meth:`Hypervisor.shutdown_cause`."""
         return self._connection.shutdown_causes.of(name, ENDING_SECONDS)
 
     def usage(self, name: str) -> VmUsage:
@@ -262,7 +250,6 @@ class Libvirt:
         return self._meter.look(name, VmUsage() if main is None else process_tree_usage(main.pid))
 
     def list(self) -> _Names:
-        """See :meth:`Hypervisor.list`."""
         known = self._connection.names(self._type)
         return sorted({*known, *(self._name_of(process) for process in procs.scan())} - {""})
 
@@ -339,7 +326,6 @@ class Libvirt:
         return None
 
     def _qemu_process(self, name: str) -> procs.Process:
-        """The VM's QEMU itself."""
         for process in self._processes(name):
             if bubblewrap.is_leader(process):
                 return next(iter(bubblewrap.inner_processes(process)), process)

@@ -136,7 +136,6 @@ def outbound_unavailable_reason() -> str:
 
 
 def available_modes() -> tuple[NetworkMode, ...]:
-    """Return the network modes that VMs can have on this node."""
     if unavailable_reason():
         return (NetworkMode.NONE,)
     return tuple(

@@ -104,7 +104,6 @@ def resolve_networks(words: Iterable[str]) -> Iterator[IPv4Network]:
 
 
 def node_addresses() -> list[IPv4Network]:
-    """Return the node's own addresses."""
     output = run(["ip", "-json", "-4", "address"], timeout=_TIMEOUT_SECONDS, error=HypervisorError).text
     return [
         IPv4Network(one["local"]) for link in json.loads(output) for one in link.get("addr_info", ())

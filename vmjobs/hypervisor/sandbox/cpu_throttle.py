@@ -74,7 +74,6 @@ class ThrottledProcess:
         self.handle = os.pidfd_open(pid)
 
     def stop(self) -> None:
-        """Stop it, and its guest's programs."""
         deadline = time.monotonic() + HALT_SECONDS
         while True:
             # Repeatedly: others may pause and resume it while it is stopped here.
@@ -92,7 +91,6 @@ class ThrottledProcess:
                     os.kill(child, signal.SIGALRM)
 
     def resume(self) -> None:
-        """Continue it."""
         signal.pidfd_send_signal(self.handle, signal.SIGCONT)
 
     def has_ended(self, timeout: float) -> bool:

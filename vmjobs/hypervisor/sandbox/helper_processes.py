@@ -109,5 +109,4 @@ class HelperProcesses:
         return [one for one in self.of(name) if throttled_vm(one)]
 
     def forget(self, name: str) -> None:
-        """Discard what is known of a VM that is gone."""
         self._pids.pop(name, None)

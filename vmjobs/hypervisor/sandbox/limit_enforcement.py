@@ -158,7 +158,6 @@ class LimitEnforcer:
         self._kind = kind
 
     def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
-        """See :meth:`Hypervisor.unenforced`."""
         return self._plan(limits, 1, [directory]).unenforced
 
     def plan_limits(self, vm: VmConfig) -> LimitPlan:

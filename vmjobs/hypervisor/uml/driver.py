@@ -60,7 +60,7 @@ KILL_SECONDS = 30.0
 
 
 class UserModeLinux:
-    """The UML driver.
+    """The UML driver (:class:`vmjobs.hypervisor.base.Hypervisor`).
 
     program: the UML kernel; empty: vmjobs' own if installed, or else Debian's.
     isolated: run VMs in a sandbox (bubblewrap), or refuse to start them. VMs
@@ -107,11 +107,9 @@ class UserModeLinux:
 
     @property
     def abilities(self) -> Capabilities:
-        """See :attr:`Hypervisor.abilities`."""
         return kernel_boot.abilities(self._program, self._system_calls)
 
     def probe(self, deadline: float) -> ProbeResult:
-        """See :meth:`Hypervisor.probe`."""
         # A UML kernel gets the initial file system by a parameter of its own.
         return boot_probe(
             self,
@@ -122,17 +120,14 @@ class UserModeLinux:
         )
 
     def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
-        """See :meth:`Hypervisor.unenforced`."""
         return self._limit_enforcer.unenforced(limits, directory)
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
-        """See :meth:`Hypervisor.open_network`."""
         main = self._main_process(running) if running else None
         namespaces = None if main is None else guest_network.namespaces_of(main.pid)
         return guest_network.open_network(self._launcher, mode, ports, namespaces)
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
-        """See :meth:`Hypervisor.open_private_network`."""
         for name in names:
             main = self._main_process(name)
             if main is not None and (found := kernel_boot.private_network_of(main.pid)) is not None:
@@ -140,7 +135,6 @@ class UserModeLinux:
         return private_network.create(self._launcher)
 
     def start(self, vm: VmConfig) -> None:
-        """See :meth:`Hypervisor.start`."""
         kernel_boot.check_vm(vm, self._program, self._system_calls)
         held = self._limit_enforcer.plan_limits(vm)
         if vm.saved is not None:
@@ -177,7 +171,6 @@ class UserModeLinux:
                 mconsole.command(kernel.pid, name, "cad", ANSWER_SECONDS)
 
     def destroy(self, name: str) -> None:
-        """See :meth:`Hypervisor.destroy`."""
         # If only their leader is killed, the kernel's processes live on, and spin.
         procs.kill_all(lambda: self._all_processes(name), self._kill_seconds, name)
         self._limit_enforcer.remove(name)
@@ -192,7 +185,6 @@ class UserModeLinux:
             kernel[0].close()
 
     def pause(self, name: str) -> None:
-        """See :meth:`Hypervisor.pause`."""
         kernel = self._kernel(name)
         if kernel is None:
             raise HypervisorError(f"{name} does not run")
@@ -211,7 +203,6 @@ class UserModeLinux:
         procs.wait_stopped(kernel.pid, ANSWER_SECONDS)
 
     def resume(self, name: str) -> None:
-        """See :meth:`Hypervisor.resume`."""
         kernel = self._kernel(name)
         if kernel is None:
             raise HypervisorError(f"{name} does not run")
@@ -221,13 +212,11 @@ class UserModeLinux:
             _signal(process.pid, signal.SIGCONT)
 
     def save(self, name: str, path: Path) -> None:
-        """See :meth:`Hypervisor.save`."""
         raise HypervisorError(f"cannot save {name} to {path}: UML VMs cannot be saved")
 
     # ----------------------------------------------------------------- what there is
 
     def state(self, name: str) -> VmState:
-        """See :meth:`Hypervisor.state`."""
         main = self._main_process(name)
         if main is None:
             return VmState.GONE
@@ -236,7 +225,6 @@ class UserModeLinux:
         return VmState.PAUSED if paused else VmState.RUNNING
 
     def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
-        """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
         while (main := self._main_process(name)) is not None:
             self._placement.rebalance(name, main.pid)
@@ -247,7 +235,6 @@ class UserModeLinux:
         return self.state(name)
 
     def shutdown_cause(self, name: str) -> ShutdownCause:
-        """See :meth:`Hypervisor.shutdown_cause`."""
         with self._lock:
             kernel = self._kernels.get(name)
         if kernel is None:
@@ -284,7 +271,6 @@ class UserModeLinux:
         return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
 
     def _all_processes(self, name: str) -> _Processes:
-        """Return all processes of a VM."""
         all_processes = list(procs.scan())
         ours = [process for process in all_processes if self._name_of(process) == name]
         # A session with another leader was not made by start(): leave the rest of it alone.

@@ -63,7 +63,7 @@ _NO_DISK_LIMIT: Final = "the speed of its disks is not limited: xen cannot do th
 
 
 class Xen:
-    """The driver of Xen VMs.
+    """The driver of Xen VMs (:class:`vmjobs.hypervisor.base.Hypervisor`).
 
     kernels: kernels that a probe may boot, the best first.
     launcher: starts processes that shall last as long as a VM.
@@ -97,11 +97,9 @@ class Xen:
 
     @property
     def abilities(self) -> Capabilities:
-        """See :attr:`Hypervisor.abilities`."""
         return CAPABILITIES[self.kind]
 
     def probe(self, deadline: float) -> ProbeResult:
-        """See :meth:`Hypervisor.probe`."""
         began = time.monotonic()
         kernel = first_kernel(self._kernels())
         detail = unavailable_reason()
@@ -114,24 +112,20 @@ class Xen:
         )
 
     def unenforced(self, limits: VmLimits, directory: Path) -> tuple[str, ...]:
-        """See :meth:`Hypervisor.unenforced`."""
         shares = limits.cpu_percent is not None or limits.cpu_weight is not None
         found = [_NO_SCHEDULER] if shares and self._connection.scheduler() != _SCHEDULER else []
         return (*found, *([_NO_DISK_LIMIT] if limits.disk_bytes is not None else []))
 
     def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
-        """See :meth:`Hypervisor.open_network`."""
         helpers = self._helpers.of(running) if running else []
         held = (guest_network.held_namespaces(helper) for helper in helpers)
         namespaces = next((found for found in held if found), None)
         return guest_network.open_network(self._launcher, mode, ports, namespaces, bridged=True)
 
     def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
-        """See :meth:`Hypervisor.open_private_network`."""
         raise private_network_error(self.kind)
 
     def start(self, vm: VmConfig) -> None:
-        """See :meth:`Hypervisor.start`."""
         if self._connection.state(vm.name) is not None:
             raise HypervisorError(f"{vm.name} runs already")
         if vm.card is not None:
@@ -179,7 +173,6 @@ class Xen:
         self._connection.shutdown(name)
 
     def destroy(self, name: str) -> None:
-        """See :meth:`Hypervisor.destroy`."""
         server = self._disk_server(name)
         self._connection.destroy(name)
         # It is root's, and Xen's toolstack ends it.
@@ -195,11 +188,9 @@ class Xen:
         self._disk_servers.pop(name, None)
 
     def pause(self, name: str) -> None:
-        """See :meth:`Hypervisor.pause`."""
         self._connection.suspend(name)
 
     def resume(self, name: str) -> None:
-        """See :meth:`Hypervisor.resume`."""
         self._connection.resume(name)
 
     def save(self, name: str, path: Path) -> None:
@@ -215,14 +206,12 @@ class Xen:
     # ----------------------------------------------------------------- what there is
 
     def state(self, name: str) -> VmState:
-        """See :meth:`Hypervisor.state`."""
         found = self._connection.state(name)
         if found is VmState.GONE and not self._connection.shutdown_causes.has_ended(name):
             return VmState.RUNNING  # its guest has ended; Xen's toolstack removes the rest
         return found or VmState.GONE
 
     def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> VmState:
-        """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
         with self._connection.watch() as changed:
             while True:
@@ -267,7 +256,6 @@ class Xen:
         return None
 
     def shutdown_cause(self, name: str) -> ShutdownCause:
-        """See :meth:`Hypervisor.shutdown_cause`."""
         cause = self._connection.shutdown_causes.of(name, ENDING_SECONDS)
         is_kept = cause is ShutdownCause.POWEROFF and self._connection.state(name) is not None
         return ShutdownCause.RESET if is_kept else cause
@@ -277,7 +265,6 @@ class Xen:
         return self._meter.look(name, self._connection.usage(name))
 
     def list(self) -> _Names:
-        """See :meth:`Hypervisor.list`."""
         return sorted(self._connection.names("xen"))
 
     def _version(self) -> str:
