@@ -17,29 +17,6 @@ from vmjobs.hypervisor.sandbox.limit_enforcement import (
     plan_limits,
     resource_limit_settings,
 )
-from vmjobs.hypervisor.sandbox.token_bucket import TokenBucket
-
-
-def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim(clock: Clock) -> None:
-    bucket = TokenBucket(1000, 0.1, clock)
-    assert bucket.level == 100
-    clock.now += 60
-    assert bucket.level == 100
-    bucket.take(50)
-    clock.now += 0.02
-    assert bucket.level == pytest.approx(70)
-    assert bucket.wait() == 0
-
-
-def test_a_debt_is_paid_before_more_is_had(clock: Clock) -> None:
-    bucket = TokenBucket(1000, 0.1, clock)
-    bucket.take(1100)
-    assert bucket.level == -1000
-    assert bucket.wait() == 1
-    clock.now += 0.75
-    assert bucket.wait() == pytest.approx(0.25)
-    clock.now += 0.25
-    assert bucket.wait() == 0
 
 
 def use(share: float, greed: float, seconds: float, late: float = 0.0) -> float:
@@ -73,6 +50,13 @@ def test_what_was_used_before_is_free_and_a_rest_is_a_period_and_the_debt(clock:
     next_step = allowance.next_step(1000.0 + 0.5 * BURST_SECONDS + 0.2)
     assert not next_step.runs
     assert next_step.seconds == pytest.approx(PERIOD + 0.4)
+
+
+def test_a_rest_saves_no_more_than_the_burst(clock: Clock) -> None:
+    allowance = CpuAllowance(0.5, clock)
+    allowance.next_step(0.0)
+    clock.now += 60
+    assert not allowance.next_step(0.5 * BURST_SECONDS).runs
 
 
 def test_processes_that_vanish_earn_nothing(clock: Clock) -> None:

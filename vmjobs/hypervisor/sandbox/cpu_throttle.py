@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.sandbox.token_bucket import TokenBucket
 
 #: Seconds that a VM rests at a time, or longer while it is in debt; also the interval of checks.
 PERIOD = 0.1
@@ -46,24 +45,30 @@ class ThrottleStep:
 
 
 class CpuAllowance:
-    """Decides when a VM may run, from its usage. Pure but for the clock.
+    """Decides when a VM may run, from its usage, by a token bucket. Pure but for the clock.
+
+    A VM may overdraw its bucket: it pays the debt before it runs again.
 
     share: processors that it may use on average.
     """
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bucket = TokenBucket(share, BURST_SECONDS, clock)
+        self._share, self._clock = share, clock
+        #: Processor seconds in the bucket; negative: a debt.
+        self._level, self._updated = share * BURST_SECONDS, clock()
         self._used: float | None = None
 
     def next_step(self, used: float) -> ThrottleStep:
         """Return the next step. used: processor seconds; the first call's are free."""
         before = used if self._used is None else self._used
         self._used = max(used, before)
-        self._bucket.take(self._used - before)
-        level = self._bucket.level
-        if level <= 0:
-            return ThrottleStep(runs=False, seconds=PERIOD + self._bucket.wait())
-        return ThrottleStep(runs=True, seconds=max(SHORTEST_RUN, min(PERIOD, level)))
+        now = self._clock()
+        filled = self._level + (now - self._updated) * self._share
+        self._level = min(filled, self._share * BURST_SECONDS) - (self._used - before)
+        self._updated = now
+        if self._level <= 0:
+            return ThrottleStep(runs=False, seconds=PERIOD - self._level / self._share)
+        return ThrottleStep(runs=True, seconds=max(SHORTEST_RUN, min(PERIOD, self._level)))
 
 
 class ThrottledProcess:
@@ -74,6 +79,7 @@ class ThrottledProcess:
         self.handle = os.pidfd_open(pid)
 
     def stop(self) -> None:
+        """Stop it, and its guest's programs."""
         deadline = time.monotonic() + HALT_SECONDS
         while True:
             # Repeatedly: others may pause and resume it while it is stopped here.
