@@ -96,7 +96,7 @@ class Start:
 
 
 class _Watch:
-    """A lease that notes when the run's guest becomes ready."""
+    """Notes when the run's guest becomes ready."""
 
     def __init__(self, line: Proxy, start: Start) -> None:
         self._line, self._start = line, start
@@ -214,7 +214,7 @@ def start_once(
         ours = replace(made, images=cache)
         began = time.monotonic()
         with step_times() as steps:
-            run = execute(ours, digest, spec, _Watch(line, start))
+            run = execute(ours, digest, spec, _Watch(line, start).progress)
         start.end = time.monotonic() - began
         start.waited = run.waited_for_image + sum(steps.seconds["fetch image"])
         cache.close(60)

@@ -8,14 +8,13 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from bench.figures import Finding, compare, in_turns, spread
 from bench.raw_boot import raw_boot
 from vmjobs.agent.run import job_run
-from vmjobs.agent.run.reports import RunLease
 from vmjobs.agent.run.services import RunServices
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue
@@ -28,7 +27,7 @@ TARGETS = {HypervisorKind.UML: 1.05, HypervisorKind.KVM: 1.25, HypervisorKind.QE
 
 
 class _Stopwatch:
-    """A lease that notes when the run's guest becomes ready."""
+    """Notes when the run's guest becomes ready."""
 
     ready = 0.0
 
@@ -87,7 +86,7 @@ def run_once(made: RunServices, digest: str, spec: JobSpec) -> float:
     """Seconds from the start of a run to a ready guest."""
     watch = _Stopwatch()
     began = time.monotonic()
-    execute(made, digest, spec, watch)
+    execute(made, digest, spec, watch.progress)
     return watch.ready - began
 
 
@@ -95,7 +94,7 @@ def execute(
     made: RunServices,
     digest: str,
     spec: JobSpec,
-    lease: RunLease | None = None,
+    on_report: Callable[[Report], object] = lambda _report: None,
     files: Mapping[str, Path] | None = None,
     sinks: Mapping[StreamName, ByteSink] | None = None,
 ) -> Run:
@@ -114,9 +113,7 @@ def execute(
             on_report=lambda report: None,
             sinks=sinks or {},
         )
-        run = Run(
-            RunRequest(job, lease or _Stopwatch(), made, job.job_id, uuid.uuid4().hex, EventQueue())
-        )
+        run = Run(RunRequest(job, on_report, made, job.job_id, uuid.uuid4().hex, EventQueue()))
         outcome = job_run.execute(run)
     if outcome.state is not JobState.COMPLETED:
         raise RuntimeError(f"the measured job ended as {outcome.state}: {outcome.reason.message}")

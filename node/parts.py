@@ -6,6 +6,7 @@ import logging
 import platform
 import socket
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from images.cloudinit import write_seed
@@ -14,7 +15,6 @@ from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.outcome import RunOutcome
-from vmjobs.agent.run.reports import RunLease
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue
@@ -74,13 +74,11 @@ def make_run_parts(
 
 
 def run_locally(
-    services: RunServices, job: LocalJob, events: EventQueue, lease: RunLease | None = None
+    services: RunServices,
+    job: LocalJob,
+    events: EventQueue,
+    on_report: Callable[[Report], object] = lambda _report: None,
 ) -> RunOutcome:
-    """Run a job on this host to its end. events: end it early. lease: gets its reports."""
+    """Run a job on this host to its end. events: end it early. on_report: gets its reports."""
     attempt = uuid.uuid4().hex
-    return execute(Run(RunRequest(job, lease or _NullLease(), services, job.job_id, attempt, events)))
-
-
-class _NullLease:
-    def progress(self, report: Report) -> None:
-        """Discard the report."""
+    return execute(Run(RunRequest(job, on_report, services, job.job_id, attempt, events)))

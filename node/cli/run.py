@@ -91,7 +91,7 @@ def run(
         hypervisors = make_hypervisors(settings, images, settings.state_dir / "local" / "probes.json")
         run_parts = make_run_parts(settings, images, hypervisors, runs)
         run_parts.journal.recover(hypervisors.drivers)  # of earlier runs that were killed
-        outcome = run_locally(run_parts, job, _stopped_by_signals(), lease)
+        outcome = run_locally(run_parts, job, _stopped_by_signals(), lease.progress)
     if as_json:
         sys.stderr.flush()
         print_json(_outcome_as_json(outcome, job, lease.last))

@@ -275,7 +275,11 @@ class Bench:
             on_report=lambda _report: None,
             sinks=sinks,
         )
-        run = Run(RunRequest(job, _NoLease(), self._parts, job.job_id, uuid.uuid4().hex, EventQueue()))
+        run = Run(
+            RunRequest(
+                job, lambda _report: None, self._parts, job.job_id, uuid.uuid4().hex, EventQueue()
+            )
+        )
         out, err, console = (sinks[n] for n in (StreamName.OUT, StreamName.ERR, StreamName.CONSOLE))
         guest = Guest(run, job, out, err, console)
         guest.start()
@@ -326,11 +330,6 @@ def spoil_job_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes((b"not a tar archive" * 100).ljust(MIB, b"\0"))
 
     monkeypatch.setattr(steps, "write_job_disk", write)
-
-
-class _NoLease:
-    def progress(self, report: Report) -> None:
-        """Ignore progress: only the test wants this run."""
 
 
 def exit_json(guest: Guest) -> dict[str, int]:

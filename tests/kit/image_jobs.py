@@ -86,7 +86,7 @@ class Node:
         )
         lease = Lease()
         return (
-            Run(RunRequest(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue())),
+            Run(RunRequest(job, lease.progress, services, job.job_id, uuid.uuid4().hex, EventQueue())),
             job,
             lease,
         )

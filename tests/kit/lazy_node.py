@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from images.cache.node_cache import ImageCache
@@ -67,7 +67,7 @@ class Node:
         journal = Journal(self.folder / "runs")
         services = RunServices(self.cache, lambda *_, **__: self.driver, journal, self.settings)
         lease = Lease()
-        run = Run(RunRequest(job, lease, services, job.job_id, uuid.uuid4().hex, EventQueue()))
+        run = Run(RunRequest(job, lease.progress, services, job.job_id, uuid.uuid4().hex, EventQueue()))
         return run, lease, job.output_directory
 
     def run(
@@ -83,15 +83,13 @@ def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
     fetcher = ImageClient(url, token, retries=PATIENT)
     cache = ImageCache(Path(folder) / "images", fetcher, lazy_start=True)
     node = Node(Path(folder), cache, qemu(), image)
-    run, lease, _ = node.start(do)
-    told: Callable[[Report], None] = lease.progress
+    run, _, _ = node.start(do)
 
     def progress(report: Report) -> None:
-        told(report)
         sys.stdout.write(f"{report.state}\n")
         sys.stdout.flush()
 
-    lease.progress = progress  # type: ignore[method-assign]
+    run.request = replace(run.request, on_report=progress)
     execute(run)
 
 

@@ -83,7 +83,9 @@ class Node:
         token = self.site.issuer.job_token(self.job, "ada")
         source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=60.0))
         self.run = Run(
-            RunRequest(source, self.lease, services, self.job, secrets.token_hex(16), EventQueue())
+            RunRequest(
+                source, self.lease.progress, services, self.job, secrets.token_hex(16), EventQueue()
+            )
         )
         self._thread = threading.Thread(target=self._execute)
         self._thread.start()

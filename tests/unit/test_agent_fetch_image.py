@@ -48,7 +48,7 @@ class Job:
         self.ticket = SimpleNamespace(image_digest=self.digest, checkpoint=None)
         self.choice = VmChoice(driver_of(self.kind), "", "")
         self.settings = SimpleNamespace(deliver_seconds=self.patience)
-        self.reports = SimpleNamespace(name_hypervisor=lambda _kind: None)
+        self.reports = SimpleNamespace(hypervisor=None)
         services = SimpleNamespace(
             images=self.cache,
             choose=lambda *_, **__: driver_of(HypervisorKind.UML),

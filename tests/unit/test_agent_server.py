@@ -110,7 +110,7 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
             if isinstance(seen, LeaseLost):
                 raise run_stopped("gone")
         told = report(script.end, script.code, "exit 7", exit=ended(7))
-        run.request.lease.progress(told)
+        run.request.on_report(told)
         exit = None if script.node_at_fault or script.unbooted else told.exit
         return RunOutcome(script.end, told.reason, exit, script.node_at_fault)
 

@@ -97,8 +97,8 @@ class JobRunner:
     ) -> RunOutcome:
         """Run a job, unless the repository knows that it has ended."""
         lease, name, events = active.lease, active.name, active.event_queue
-        attempt, on_usage = uuid.uuid4().hex, lease.progress
-        request = RunRequest(source, lease, self.services, name, attempt, events, on_usage=on_usage)
+        attempt, told = uuid.uuid4().hex, lease.progress
+        request = RunRequest(source, told, self.services, name, attempt, events, on_usage=told)
         run = active.run = Run(request)
         try:
             with suspending(run, peer.pid):
@@ -201,7 +201,7 @@ class JobRunner:
         lease, name, events = active.lease, active.name, active.event_queue
         request = RunRequest(
             source,
-            lease,
+            lease.progress,
             services,
             name,
             attempt,

@@ -112,7 +112,7 @@ def _report_early_end(run: Run, outcome: RunOutcome) -> RunOutcome:
     for state in (JobState.STAGING, outcome.state):
         report = Report(state=state, reason=outcome.reason, time=now())
         run.request.source.report(report)
-        run.request.lease.progress(report)
+        run.request.on_report(report)
     return outcome
 
 
@@ -121,7 +121,7 @@ def _prepare_outputs(run: Run) -> None:
     run.output_collector = OutputCollector(run.spec.outputs, run.spec.disk * MIB)
     streams = {name: run.stream(name) for name in StreamName}
     run.reports = RunReports(
-        lease=request.lease,
+        on_report=request.on_report,
         uploader=ReportUploader(request.source, request.event_queue, streams),
         rejected=run.output_collector.rejected,
         usage=run.usage,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from vmjobs.agent.run.outcome import RunOutcome
 from vmjobs.agent.run.report_uploader import ReportUploader
@@ -13,24 +12,18 @@ from vmjobs.agent.run.resource_usage import ResourceUsage
 from vmjobs.model import HypervisorKind, JobState, ReasonCode, RejectedEntry, Report, now, reason
 
 
-class RunLease(Protocol):
-    """The client that started the run; receives its progress."""
-
-    def progress(self, report: Report) -> None:
-        """Receive a report of a new state. Must not block for long and must not raise."""
-
-
 @dataclass
 class RunReports:
     """The reports of one run.
 
-    on_usage: receives the resource usage from time to time, between states; must neither block nor
-        raise.
+    on_report: receives each report of a new state, for the client that started the run. on_usage:
+        likewise the resource usage from time to time, between states. Both must neither block for
+        long nor raise.
     rejected: rejected outputs; they may become more. measure: brings ``usage`` up to date.
     hypervisor: one that is known to boot the image; None until then. seconds: time spent in each phase.
     """
 
-    lease: RunLease
+    on_report: Callable[[Report], object]
     uploader: ReportUploader
     rejected: Sequence[RejectedEntry]
     usage: ResourceUsage
@@ -41,10 +34,6 @@ class RunReports:
     #: The progress that was reported last; None: none yet, or the run has ended.
     _last_progress: RunOutcome | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def name_hypervisor(self, kind: HypervisorKind) -> None:
-        """Name the hypervisor from now on: it is known to boot the image."""
-        self.hypervisor = kind
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + seconds, 3)
@@ -69,7 +58,7 @@ class RunReports:
             self._last_progress = RunOutcome(state, reason(ReasonCode.PROGRESS, message))
             report = self.make(self._last_progress)
             self.uploader.report(report)
-            self.lease.progress(report)
+            self.on_report(report)
 
     def report_usage(self) -> None:
         """Measure the usage and pass it to ``on_usage``.
@@ -85,4 +74,4 @@ class RunReports:
         """Report the outcome to the client; nothing is reported after it."""
         with self._lock:
             self._last_progress = None
-            self.lease.progress(self.make(outcome))
+            self.on_report(self.make(outcome))

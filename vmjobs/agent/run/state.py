@@ -17,7 +17,7 @@ from vmjobs.agent.job_source import JobSource
 from vmjobs.agent.run.observations import Observations, RunClock, RunControl
 from vmjobs.agent.run.outcome import STOP_SIGNALS, image_failed, run_stopped
 from vmjobs.agent.run.outputs import OutputCollector
-from vmjobs.agent.run.reports import RunLease, RunReports
+from vmjobs.agent.run.reports import RunReports
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.vm.events import EventQueue, ImageLost, LeaseLost, RunSuperseded, SignalSent
@@ -34,11 +34,11 @@ class RunRequest:
     attempt: id of this attempt at the job. remark: message of the first state, if not its step's title.
     port_handlers: handlers of the guest's connections to further ports of its endpoint's address.
     shut: closes the connections to those ports and rejects new ones while the VM is being saved.
-    on_usage: see ``RunReports``.
+    on_report, on_usage: see ``RunReports``.
     """
 
     source: JobSource
-    lease: RunLease
+    on_report: Callable[[Report], object]
     services: RunServices
     job_id: str
     attempt: str

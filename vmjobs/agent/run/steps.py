@@ -118,7 +118,7 @@ def choose_hypervisor(run: Run) -> VmChoice:
     choice = replace(run.choice, driver=_suitable_driver(run))
     if choice.driver is not run.choice.driver:
         journal.reassign(attempt, choice.vm_name, choice.driver)
-    run.reports.name_hypervisor(choice.driver.kind)
+    run.reports.hypervisor = choice.driver.kind
     if not choice.driver.abilities.lazy_start and run.image.live is not None:
         run.image.live.fetch_rest()
         choice = replace(choice, image=_lease_image(run, lazy=False))
