@@ -231,7 +231,7 @@ def _announce_node(
     registry = _RenewingNodeRegistry(settings.api_url, settings.agent_token_file)
     prefetcher = Prefetcher(images)
     announcer = this_node.NodeAnnouncer(
-        registry, describe, prefetcher.set_wanted, checks.note_token_fault
+        registry.put_node, describe, prefetcher.set_wanted, checks.note_token_fault
     )
     start_thread("announce", announcer.run)
     start_thread("prefetch", prefetcher.run, announcer.wake)
@@ -250,7 +250,7 @@ class _RenewingNodeRegistry:
         self._token = NodeToken(token_file)
 
     def put_node(self, node: Node) -> NodeWishes:
-        """See :class:`vmjobs.agent.node.NodeRegistry`."""
+        """Register or update the node; return the service's requests to it."""
         wishes = self._client.put_node(node, renew=self._token.is_due())
         if wishes.token:
             self._token.replace(wishes.token)

@@ -262,7 +262,9 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
     registry = NodeClient(place.url, place.token, retries=PATIENT)
     prefetcher = Prefetcher(cache)
     announcer = NodeAnnouncer(
-        registry, lambda: describe("n1", settings, (), cache.cached(), ()), prefetcher.set_wanted
+        registry.put_node,
+        lambda: describe("n1", settings, (), cache.cached(), ()),
+        prefetcher.set_wanted,
     )
     announcer.step()
     repository.prefetcher.request(ADMIN, digest, PrefetchRequest(site="here"))

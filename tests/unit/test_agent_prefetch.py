@@ -113,7 +113,6 @@ class Registry:
         self.changed = threading.Condition()
 
     def put_node(self, node: Node) -> NodeWishes:
-        """See ``vmjobs.agent.node.NodeRegistry``."""
         with self.changed:
             self.nodes.append(node)
             self.changed.notify_all()
@@ -129,7 +128,9 @@ def test_a_prefetched_image_is_announced_at_once(
     registry = Registry(NodeWishes(prefetch=(digest,)))
     settings = Config(state_dir=tmp_path, site="here", image_cache_size=1024 * MIB)
     announcer = NodeAnnouncer(
-        registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.set_wanted
+        registry.put_node,
+        lambda: describe("n", settings, (), cache.cached(), ()),
+        prefetcher.set_wanted,
     )
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(announcer.run), pool.submit(prefetcher.run, announcer.wake)]
@@ -149,7 +150,9 @@ def test_an_api_that_does_not_answer_stops_nothing(tmp_path: Path) -> None:
     registry.broken = True
     settings = Config(state_dir=tmp_path)
     granted: list[NodeWishes] = []
-    announcer = NodeAnnouncer(registry, lambda: describe("n", settings, (), [], ()), granted.append)
+    announcer = NodeAnnouncer(
+        registry.put_node, lambda: describe("n", settings, (), [], ()), granted.append
+    )
     announcer.step()
     assert (len(registry.nodes), granted) == (1, [])
     registry.broken = False

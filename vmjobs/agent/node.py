@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 from vmjobs import __version__
 from vmjobs.agent.background import StoppableLoop
@@ -24,13 +23,6 @@ from vmjobs.wire import NodeWishes
 log = logging.getLogger(__name__)
 
 ANNOUNCE_SECONDS = 15.0
-
-
-class NodeRegistry(Protocol):
-    """The service's registry of nodes."""
-
-    def put_node(self, node: Node) -> NodeWishes:
-        """Register or update a node; return the service's requests to it."""
 
 
 def describe(
@@ -85,19 +77,20 @@ def _has_isolation(isolation: str) -> bool:
 class NodeAnnouncer(StoppableLoop):
     """Registers the node at once, every few seconds, and on :meth:`wake`, after a change.
 
-    on_wishes: called with the service's requests to the node, after each registration.
+    register: registers the node at the service, and returns the service's requests to it.
+    on_wishes: called with these requests, after each registration.
     on_token_fault: called with why the service rejects the node's token, or with "" if it accepts it.
     """
 
     def __init__(
         self,
-        registry: NodeRegistry,
+        register: Callable[[Node], NodeWishes],
         describe_now: Callable[[], Node],
         on_wishes: Callable[[NodeWishes], object],
         on_token_fault: Callable[[str], object] = lambda _why: None,
     ) -> None:
         super().__init__()
-        self._registry, self._describe, self._on_wishes = registry, describe_now, on_wishes
+        self._register, self._describe, self._on_wishes = register, describe_now, on_wishes
         self._on_token_fault = on_token_fault
 
     def run(self) -> None:
@@ -109,7 +102,7 @@ class NodeAnnouncer(StoppableLoop):
     def step(self) -> None:
         """Register once; log a failure."""
         try:
-            wishes = self._registry.put_node(self._describe())
+            wishes = self._register(self._describe())
         except (VMJobsError, OSError, ValueError) as error:
             log.warning("cannot register this node with the API: %s", error)
             if isinstance(error, Unauthenticated | Forbidden):

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from vmjobs.agent.background import RetryingLoop, start_thread
 from vmjobs.agent.file_watch import read_piece
+from vmjobs.agent.job_source import JobSource
 from vmjobs.agent.vm.events import EventQueue, RunSuperseded
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -43,16 +43,6 @@ def _drop_if_rejected(what: str) -> Iterator[None]:
         log.error("%s was rejected and is dropped: %s", what, error)
 
 
-class ReportSink(Protocol):
-    """The part of a :class:`vmjobs.agent.job_source.JobSource` that receives reports and streams."""
-
-    def report(self, report: Report) -> None:
-        """Deliver one report."""
-
-    def append(self, stream: StreamName, offset: int, data: bytes) -> None:
-        """Add to a stream."""
-
-
 class ReportUploader(RetryingLoop):
     """Delivers the reports and streams of one attempt, in a thread of its own.
 
@@ -62,7 +52,7 @@ class ReportUploader(RetryingLoop):
     purpose = "deliver to the job's repository"
 
     def __init__(
-        self, source: ReportSink, event_queue: EventQueue, streams: Mapping[StreamName, Path]
+        self, source: JobSource, event_queue: EventQueue, streams: Mapping[StreamName, Path]
     ) -> None:
         super().__init__()
         self._source = source
