@@ -85,7 +85,7 @@ class ActiveRuns:
     def __init__(self) -> None:
         self._runs: dict[str, ActiveRun] = {}
         self._reserved: dict[str, int] = {}
-        self._is_stopping = False
+        self.is_stopping = False
         self._changed = threading.Condition()
 
     # ------------------------------------------------------------------ admission
@@ -136,7 +136,7 @@ class ActiveRuns:
             Unavailable: the agent is stopping, or the job's earlier run is active.
         """
         with self._changed:
-            if self._is_stopping:
+            if self.is_stopping:
                 raise Unavailable("agent", STOPPING_MESSAGE)
             if active.name in self._runs:
                 raise Unavailable(
@@ -151,11 +151,6 @@ class ActiveRuns:
                 self._changed.notify_all()
 
     # ------------------------------------------------------------------ state
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether :meth:`stop` was called."""
-        return self._is_stopping
 
     def names(self, uid: int | None = None) -> tuple[str, ...]:
         """Return the names of the jobs: of all, or of those that ``uid`` may see."""
@@ -214,7 +209,7 @@ class ActiveRuns:
         patience: seconds for VMs that are only stopped. saving: for those that can be saved.
         """
         with self._changed:
-            self._is_stopping = True
+            self.is_stopping = True
             saved = [
                 active
                 for active in self._runs.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -108,30 +109,22 @@ def find_start_point(
     Raises:
         InvalidRequest: no VM of the image can be saved. Others: those of ``resolve`` and the store.
     """
-    store = stores.open(slot)
-    try:
-        return _start_point(message, attempt, resolve, stores, store)
-    except BaseException:
-        store.close()
-        raise
-
-
-def _start_point(
-    message: SubmitMessage,
-    attempt: str,
-    resolve: Callable[[str], str],
-    stores: CheckpointStores,
-    store: CheckpointStore,
-) -> StartPoint:
-    found = _find_checkpoint(store, attempt, anew=message.anew)
-    why = _resume_obstacle(found.making, message, stores) if found and found.making else ""
-    if found and found.making and not why:
-        same = {name: getattr(found.making, name) for name in ("cpus", "memory", "disk")}
-        return StartPoint(message.model_copy(update=same), found.making.image, store, found)
-    image = resolve(message.image)
-    if obstacle := stores.save_obstacle(image, message.network):
-        raise InvalidRequest(obstacle)
-    return StartPoint(message, image, store, remark=f"the job starts again: {why}" if why else "")
+    with ExitStack() as undo:
+        store = stores.open(slot)
+        undo.callback(store.close)
+        found = _find_checkpoint(store, attempt, anew=message.anew)
+        why = _resume_obstacle(found.making, message, stores) if found and found.making else ""
+        if found and found.making and not why:
+            same = {name: getattr(found.making, name) for name in ("cpus", "memory", "disk")}
+            start = StartPoint(message.model_copy(update=same), found.making.image, store, found)
+        else:
+            image = resolve(message.image)
+            if obstacle := stores.save_obstacle(image, message.network):
+                raise InvalidRequest(obstacle)
+            remark = f"the job starts again: {why}" if why else ""
+            start = StartPoint(message, image, store, remark=remark)
+        undo.pop_all()
+        return start
 
 
 def _find_checkpoint(store: CheckpointStore, attempt: str, *, anew: bool) -> Checkpoint | None:

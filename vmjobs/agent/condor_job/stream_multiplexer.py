@@ -57,7 +57,7 @@ class StreamMultiplexer:
     answer: Callable[[socket.socket], object] | None = None
     _open: dict[int, _Connection] = field(default_factory=dict)
     _last_number: int = 0
-    _closed: bool = False
+    closed: bool = False
     _blocked: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -67,7 +67,7 @@ class StreamMultiplexer:
         Call it from one thread only: the other side expects connections in the order of their numbers.
         """
         with self._lock:
-            if self._closed or self._blocked or len(self._open) >= MAX_CONNECTIONS:
+            if self.closed or self._blocked or len(self._open) >= MAX_CONNECTIONS:
                 connection.close()
                 return
             self._last_number += 1
@@ -105,21 +105,16 @@ class StreamMultiplexer:
     def close(self) -> None:
         """Close all connections for good."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             left = list(self._open.values())
         for opened in left:
             shutdown_socket(opened.socket)
             opened.queue.put(None)
 
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
     def _open_served(self, number: int) -> _Connection | None:
         with self._lock:
             # No limit here: the other side enforces one.
-            if self.answer is None or self._closed or number <= self._last_number:
+            if self.answer is None or self.closed or number <= self._last_number:
                 return None
             self._last_number = number
             near, far = socket.socketpair()

@@ -66,7 +66,6 @@ class UserModeLinux:
     isolated: run VMs in a sandbox (bubblewrap), or refuse to start them. VMs
         that were started without one are still found and ended.
     launcher: starts VMs, so that they outlive this process and its supervisor.
-    kill_seconds: how long :meth:`destroy` waits for killed processes.
     system_calls: how the kernel catches its guest's, see :func:`.kernel_boot.system_call_parameters`.
     policy: destinations that guests may reach in network mode ``outbound``.
     """
@@ -79,7 +78,6 @@ class UserModeLinux:
         *,
         isolated: bool = True,
         launcher: Launcher | None = None,
-        kill_seconds: float = KILL_SECONDS,
         system_calls: str = kernel_boot.AUTO,
         policy: OutboundPolicy | None = None,
     ) -> None:
@@ -87,7 +85,6 @@ class UserModeLinux:
         self._name = Path(self._program).name
         self._isolated = isolated
         self._launcher = launcher or Launcher()
-        self._kill_seconds = kill_seconds
         self._system_calls = system_calls
         self._main_pids: dict[str, int] = {}
         self._kernels: _Kernels = {}
@@ -172,7 +169,7 @@ class UserModeLinux:
 
     def destroy(self, name: str) -> None:
         # If only their leader is killed, the kernel's processes live on, and spin.
-        procs.kill_all(lambda: self._all_processes(name), self._kill_seconds, name)
+        procs.kill_all(lambda: self._all_processes(name), KILL_SECONDS, name)
         self._limit_enforcer.remove(name)
         self._meter.forget(name)
         self._placement.forget(name)
