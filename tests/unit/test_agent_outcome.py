@@ -13,6 +13,7 @@ from vmjobs.agent.cluster_vms.vm_end import end_by_error
 from vmjobs.agent.run.outcome import (
     NO_EXIT_STATUS,
     RunOutcome,
+    Success,
     blame_full_disk,
     outcome_of_error,
     outcome_of_exit,
@@ -30,9 +31,9 @@ from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import RETRYABLE, ExitChannel, ExitStatus, JobState, ReasonCode
 
 
-def judged(exit: ExitStatus, **facts: Any) -> RunOutcome:
-    nothing: dict[str, Any] = {"disk_full": False, "too_large": False, "missing": [], "disk": 10}
-    return outcome_of_exit(exit, **{**nothing, **facts})
+def judged(success: Success, **facts: Any) -> RunOutcome:
+    nothing: dict[str, Any] = {"disk_full": False, "too_large": False, "missing": [], "lacking": {}}
+    return outcome_of_exit(success, disk=10, **{**nothing, **facts})
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def judged(exit: ExitStatus, **facts: Any) -> RunOutcome:
     ],
 )
 def test_verdicts(exit: ExitStatus, facts: dict[str, Any], code: ReasonCode, exit_code: int) -> None:
-    outcome = judged(exit, **facts)
+    outcome = judged(Success(exit), **facts)
     assert outcome.reason.code is code
     assert outcome.state is (JobState.COMPLETED if code is ReasonCode.SUCCEEDED else JobState.FAILED)
     assert outcome.exit_code == exit_code
@@ -58,7 +59,7 @@ def test_verdicts(exit: ExitStatus, facts: dict[str, Any], code: ReasonCode, exi
 
 def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
     lacking = {f"odd\n{number}": "not printable" for number in range(5)}
-    outcome = judged(ended(0), lacking=lacking)
+    outcome = judged(Success(ended(0)), lacking=lacking)
     assert (outcome.state, outcome.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
     assert r"'odd\n0' was rejected: not printable" in outcome.reason.message
     assert outcome.reason.message.endswith("; 2 more were rejected")
@@ -120,7 +121,7 @@ def test_a_power_off_counts_under_its_rule_alone(
 def test_a_line_counts_and_is_quoted() -> None:
     success = success_by_rule(L, None, "all done")
     assert success is not None
-    outcome = judged(success.exit, subject=success.subject, achievement=success.achievement)
+    outcome = judged(success)
     assert outcome.state is JobState.COMPLETED
     assert outcome.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
     assert "'all done'" in outcome.reason.message

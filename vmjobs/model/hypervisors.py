@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 
@@ -66,29 +65,27 @@ NODE_ARCHITECTURE: Final = "x86_64"
 EMULATED_ARCHITECTURES: Final = ("aarch64", "s390x")
 #: A UML VM boots UML's own kernel, and has several processors only if it need not isolate its users
 #: from each other (``kernel_boot.system_call_parameters``). A UML kernel may support less.
-CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = MappingProxyType(
-    {
-        HypervisorKind.KVM: Capabilities(),
-        HypervisorKind.XEN: Capabilities(
-            boots=(BootMethod.KERNEL, BootMethod.BIOS),
-            lazy_start=False,
-            limits_disks=False,
-            cpus=128,
-            shared_cpus=128,
-        ),
-        HypervisorKind.UML: Capabilities(
-            boots=(BootMethod.KERNEL,),
-            boots_image_kernel=False,
-            can_save=False,
-            lazy_start=False,
-            private_networks=True,
-            limits_disks=False,
-            cpus=64,
-            shared_cpus=1,
-        ),
-        HypervisorKind.QEMU: Capabilities(emulated=True, architectures=EMULATED_ARCHITECTURES),
-    }
-)
+CAPABILITIES: Final[Mapping[HypervisorKind, Capabilities]] = {
+    HypervisorKind.KVM: Capabilities(),
+    HypervisorKind.XEN: Capabilities(
+        boots=(BootMethod.KERNEL, BootMethod.BIOS),
+        lazy_start=False,
+        limits_disks=False,
+        cpus=128,
+        shared_cpus=128,
+    ),
+    HypervisorKind.UML: Capabilities(
+        boots=(BootMethod.KERNEL,),
+        boots_image_kernel=False,
+        can_save=False,
+        lazy_start=False,
+        private_networks=True,
+        limits_disks=False,
+        cpus=64,
+        shared_cpus=1,
+    ),
+    HypervisorKind.QEMU: Capabilities(emulated=True, architectures=EMULATED_ARCHITECTURES),
+}
 #: Hypervisors whose VMs can be saved, and resumed on another node.
 CHECKPOINTABLE_KINDS: Final = tuple(kind for kind, can in CAPABILITIES.items() if can.can_save)
 

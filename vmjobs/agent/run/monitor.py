@@ -188,14 +188,12 @@ def _outcome_of_success(run: Run, disk: DiskContents, success: Success) -> RunOu
         return run_failed(ReasonCode.GUEST_LOST, message, success.exit).outcome
     too_large = run.output_collector.too_large or undelivered or cut_off
     return outcome_of_exit(
-        success.exit,
+        success,
         disk_full=disk_full,
         too_large=too_large,
         missing=run.output_collector.missing(),
         lacking=run.output_collector.lacking,
         disk=run.spec.disk,
-        subject=success.subject,
-        achievement=success.achievement,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from types import MappingProxyType
 
 from vmjobs.agent.vm.events import LeaseLost, RunEvent, RunSuperseded
 from vmjobs.agent.vm.vm_failures import VmFailure, hypervisor_failure, image_failure, node_failure
@@ -39,8 +38,6 @@ STOP_SIGNALS = frozenset({2, 3, VACATE_SIGNAL})
 #: Exit status of ``vmjobs exec`` and ``vmjobs run`` if there is no script status to pass on.
 #: (Like env(1) and nice(1), which use 125 for their own failures.)
 NO_EXIT_STATUS = 125
-
-_EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -152,40 +149,38 @@ def success_by_rule(
 
 
 def outcome_of_exit(
-    exit: ExitStatus,
+    success: Success,
     *,
     disk_full: bool,
     too_large: bool,
     missing: Sequence[str],
-    lacking: Mapping[str, str] = _EMPTY,
+    lacking: Mapping[str, str],
     disk: int,
-    subject: str = "the script",
-    achievement: str = "succeeded",
 ) -> RunOutcome:
     """Return the outcome of a job whose exit status is known and whose outputs were checked.
 
     disk: MiB of the job's disk; disk_full: it was full when the script ended. missing: patterns that
     match no output. lacking: outputs that did not arrive, with the reason.
     """
+    exit, subject = success.exit, success.subject
     if (not exit.ok and disk_full) or too_large:
         message = f"the job wrote more than its disk of {disk} MiB; ask for more with --disk"
-        return RunOutcome(JobState.FAILED, reason(ReasonCode.OUTPUT_TOO_LARGE, message), exit)
+        return run_failed(ReasonCode.OUTPUT_TOO_LARGE, message, exit).outcome
     if exit.signal is not None:
         message = f"{subject} was killed by signal {exit.signal}"
-        return RunOutcome(JobState.FAILED, reason(ReasonCode.SCRIPT_KILLED, message), exit)
+        return run_failed(ReasonCode.SCRIPT_KILLED, message, exit).outcome
     if not exit.ok:
         message = f"{subject} exited with status {exit.code}"
-        return RunOutcome(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, message), exit)
+        return run_failed(ReasonCode.SCRIPT_FAILED, message, exit).outcome
+    how = f"{subject} {success.achievement}"
     if missing or lacking:
         faults = [f"left nothing that matches {', '.join(missing)}"] if missing else []
         told = islice(lacking.items(), 3)
         faults += [f"its output {name[:255]!r} was rejected: {why}" for name, why in told]
         faults += [f"{len(lacking) - 3} more were rejected"] if len(lacking) > 3 else []
-        message = f"{subject} {achievement} but {'; '.join(faults)}"
-        return RunOutcome(JobState.FAILED, reason(ReasonCode.OUTPUT_MISSING, message), exit)
-    return RunOutcome(
-        JobState.COMPLETED, reason(ReasonCode.SUCCEEDED, f"{subject} {achievement}"), exit
-    )
+        message = f"{how} but {'; '.join(faults)}"
+        return run_failed(ReasonCode.OUTPUT_MISSING, message, exit).outcome
+    return RunOutcome(JobState.COMPLETED, reason(ReasonCode.SUCCEEDED, how), exit)
 
 
 #: Reasons that a full disk of the node can cause, too.
