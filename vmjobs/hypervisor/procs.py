@@ -107,27 +107,23 @@ def scan() -> tuple[Process, ...]:
 
 
 def _scan() -> Iterator[Process]:
-    uid, ours, everyone = os.getuid(), os.readlink("/proc/self/ns/user"), []
+    ours = os.readlink("/proc/self/ns/user")
+    return (process for process in processes_of(os.getuid(), ours) if process.argv)
+
+
+def processes_of(uid: int, namespace: str = "") -> Iterator[Process]:
+    """Yield the living processes of a user. Raises as :func:`scan`.
+
+    namespace: of users, as the link ``ns/user`` names it; empty: any.
+    """
+    everyone = []
     with _ProcAccess():
         everyone = [name for name in os.listdir("/proc") if name.isdigit()]
     for name in everyone:
         found, entry = None, f"/proc/{name}"
         with _ProcAccess():
-            if os.stat(entry).st_uid == uid and os.readlink(f"{entry}/ns/user") == ours:
-                found = read(int(name))
-        if found and found.argv:
-            yield found
-
-
-def processes_of(uid: int) -> Iterator[Process]:
-    """Yield the living processes of a user, in any namespace. Raises as :func:`scan`."""
-    everyone = []
-    with _ProcAccess():
-        everyone = [name for name in os.listdir("/proc") if name.isdigit()]
-    for name in everyone:
-        found = None
-        with _ProcAccess():
-            if os.stat(f"/proc/{name}").st_uid == uid:
+            is_ours = os.stat(entry).st_uid == uid
+            if is_ours and (not namespace or os.readlink(f"{entry}/ns/user") == namespace):
                 found = read(int(name))
         if found:
             yield found
