@@ -110,7 +110,7 @@ def _run(
         network=NetworkMode.NONE,
     )
     execute(
-        replace(made, choose=lambda *_, **__: driver),
+        replace(made, choose=lambda _needs: driver),
         digest,
         spec,
         files=files,

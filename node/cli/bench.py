@@ -248,7 +248,7 @@ class _Copies:
         if side in _UML_MODES:
             program, system_calls = _UML_MODES[side]
             driver = UserModeLinux(program, system_calls=system_calls, policy=self._policy)
-            services = replace(services, choose=lambda *_, **__: driver)
+            services = replace(services, choose=lambda _needs: driver)
         return VmCopy(services, kind, self._plan.image, suite, environment)
 
 

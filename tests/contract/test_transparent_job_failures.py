@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from tests.kit.full_disk import small_disk
 from vmjobs.agent.image_source import ImageSource
 from vmjobs.agent.node_health import NodeHealth
 from vmjobs.errors import Unauthenticated
-from vmjobs.hypervisor.base import BootImage, Hypervisor, ProbeResult
+from vmjobs.hypervisor.base import BootImage, Hypervisor, ProbeResult, VmNeeds
 from vmjobs.hypervisor.select import choose
 from vmjobs.model import CHECKPOINTABLE_KINDS, MIB, HypervisorKind
 
@@ -157,18 +157,10 @@ class Changed:
             yield replace(image, **self._fields)
 
 
-def only_uml(
-    driver: Hypervisor,
-    demanded: HypervisorKind | None,
-    able: Sequence[HypervisorKind] = (),
-    _cpus: int = 1,
-    *,
-    architecture: str = "",
-    **_needs: bool,
-) -> Hypervisor:
+def only_uml(driver: Hypervisor, needs: VmNeeds) -> Hypervisor:
     """Choose as a node that has only UML."""
     works = ProbeResult(HypervisorKind.UML, works=True, detail="", seconds=0.0)
-    choose((HypervisorKind.UML,), demanded, [works], able, architecture=architecture)
+    choose((HypervisorKind.UML,), needs, [works])
     return driver
 
 

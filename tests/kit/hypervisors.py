@@ -12,7 +12,7 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +22,12 @@ from tests.kit.waiting import wait_until
 from vmjobs.hypervisor.base import (
     ENDPOINT_PORT,
     BootImage,
+    DriverChooser,
     Hypervisor,
     Network,
     ProbeResult,
     VmConfig,
+    VmNeeds,
     VmState,
 )
 from vmjobs.hypervisor.select import choose
@@ -107,17 +109,12 @@ def bench(driver: Hypervisor, image: BootImage, directory: Path, **fields: Any) 
             listening.close()
 
 
-def chooser(drivers: Mapping[HypervisorKind, Hypervisor]) -> Callable[..., Hypervisor]:
+def chooser(drivers: Mapping[HypervisorKind, Hypervisor]) -> DriverChooser:
     """Choose among these drivers as an agent does whose probes have all booted a guest."""
 
-    def choosing(
-        demanded: HypervisorKind | None,
-        able: Sequence[HypervisorKind] = tuple(HypervisorKind),
-        cpus: int = 1,
-        **needs: Any,
-    ) -> Hypervisor:
+    def choosing(needs: VmNeeds) -> Hypervisor:
         found = [ProbeResult(kind, True, "", 0.0, abilities=d.abilities) for kind, d in drivers.items()]
-        return drivers[choose(tuple(drivers), demanded, found, able, cpus, **needs)]
+        return drivers[choose(tuple(drivers), needs, found)]
 
     return choosing
 

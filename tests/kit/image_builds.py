@@ -28,7 +28,7 @@ from vmjobs.agent.run.job_run import execute
 from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue, LeaseLost
-from vmjobs.hypervisor.base import Hypervisor
+from vmjobs.hypervisor.base import Hypervisor, VmNeeds
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.hypervisor.uml.driver import UserModeLinux
@@ -161,7 +161,7 @@ class Guest:
         """Remove all processes of this VM, after any outcome of the test."""
         self.run.request.event_queue.put(LeaseLost())
         self.thread.join(DEADLINE)
-        self.run.request.services.choose(self.job.spec.hypervisor).destroy(self.machine)
+        self.run.request.services.choose(VmNeeds(self.job.spec.hypervisor)).destroy(self.machine)
 
     @property
     def machine(self) -> str:
@@ -238,7 +238,7 @@ class Bench:
         self._drivers = drivers
         self._parts = RunServices(
             images=images,
-            choose=lambda kind, *_, **__: self._drivers[kind or HypervisorKind.UML],
+            choose=lambda needs: self._drivers[needs.demanded or HypervisorKind.UML],
             journal=Journal(folder / "runs"),
             settings=RunSettings(node="bench", max_console=16 * MIB, max_log=64 * MIB),
         )

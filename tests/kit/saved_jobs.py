@@ -26,7 +26,7 @@ from vmjobs.agent.run.services import RunServices, RunSettings
 from vmjobs.agent.run.state import Run, RunRequest
 from vmjobs.agent.vm.events import EventQueue, SignalSent
 from vmjobs.client import JobAgentClient, Retries
-from vmjobs.hypervisor.base import Hypervisor
+from vmjobs.hypervisor.base import Hypervisor, VmNeeds
 from vmjobs.hypervisor.libvirt.connection import node_connection
 from vmjobs.hypervisor.libvirt.driver import Libvirt
 from vmjobs.model import MIB, Checkpoint, HypervisorKind, JobState, ReasonCode, StreamName
@@ -93,7 +93,7 @@ class Node:
     def _execute(self) -> None:
         self.outcome = execute(self.run)
 
-    def _choose(self, *_: object, **__: object) -> Hypervisor:
+    def _choose(self, _needs: VmNeeds) -> Hypervisor:
         return self.driver
 
     def signal(self, number: int) -> None:

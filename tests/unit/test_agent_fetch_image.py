@@ -51,7 +51,7 @@ class Job:
         self.reports = SimpleNamespace(hypervisor=None)
         services = SimpleNamespace(
             images=self.cache,
-            choose=lambda *_, **__: driver_of(HypervisorKind.UML),
+            choose=lambda _needs: driver_of(HypervisorKind.UML),
             journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
             file_transfer=None,
         )

@@ -9,7 +9,7 @@ import pytest
 
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
 from vmjobs.errors import NoHypervisor
-from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.hypervisor.base import ProbeResult, VmNeeds
 from vmjobs.model import Capabilities, HypervisorKind
 
 QEMU, UML = HypervisorKind.QEMU, HypervisorKind.UML
@@ -37,11 +37,11 @@ def test_what_failed_is_looked_at_again_and_what_works_is_not() -> None:
     uml, qemu = Driver(UML, works=True), Driver(QEMU, works=False)
     node = fleet(uml, qemu)
     with pytest.raises(NoHypervisor, match="no kernel"):
-        node.choose(QEMU)
+        node.choose(VmNeeds(QEMU))
     qemu.works = True
     node.reprobe_failing()
-    assert node.choose(QEMU) is qemu
-    assert node.choose(None) is uml
+    assert node.choose(VmNeeds(QEMU)) is qemu
+    assert node.choose(VmNeeds()) is uml
     assert (uml.probes, qemu.probes) == (1, 2)
 
 
@@ -57,12 +57,12 @@ def test_a_hypervisor_in_doubt_is_probed_again_and_others_are_not() -> None:
     assert len(losses) == 1, "it is told once"
     uml.probes -= 1
     assert (uml.probes, qemu.probes) == (3, 1)
-    assert node.choose(None) is qemu
+    assert node.choose(VmNeeds()) is qemu
     with pytest.raises(NoHypervisor):
-        node.choose(UML)
+        node.choose(VmNeeds(UML))
     uml.works = True
     node.reprobe_failing(only_likely=True)
-    assert node.choose(None) is uml
+    assert node.choose(VmNeeds()) is uml
 
 
 def test_what_never_worked_is_not_looked_at_as_if_it_were_lost() -> None:
@@ -79,18 +79,18 @@ def test_what_was_slow_when_the_node_was_busy_is_looked_at_again() -> None:
     node.probe()
     qemu.works = True
     node.reprobe_failing(only_likely=True)
-    assert node.choose(QEMU) is qemu
+    assert node.choose(VmNeeds(QEMU)) is qemu
 
 
 def test_findings_are_kept_between_processes(tmp_path: Path) -> None:
     first, second = Driver(UML, works=True), Driver(UML, works=True)
-    fleet(first, cache=tmp_path / "probes.json").choose(None)
-    assert fleet(second, cache=tmp_path / "probes.json").choose(None) is second
+    fleet(first, cache=tmp_path / "probes.json").choose(VmNeeds())
+    assert fleet(second, cache=tmp_path / "probes.json").choose(VmNeeds()) is second
     assert second.probes == 0
 
 
 def test_a_cache_in_which_nothing_works_is_not_believed(tmp_path: Path) -> None:
     with pytest.raises(NoHypervisor):
-        fleet(Driver(UML, works=False), cache=tmp_path / "probes.json").choose(None)
+        fleet(Driver(UML, works=False), cache=tmp_path / "probes.json").choose(VmNeeds())
     mended = Driver(UML, works=True)
-    assert fleet(mended, cache=tmp_path / "probes.json").choose(None) is mended
+    assert fleet(mended, cache=tmp_path / "probes.json").choose(VmNeeds()) is mended

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vmjobs.errors import NoHypervisor
-from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.hypervisor.base import ProbeResult, VmNeeds
 from vmjobs.hypervisor.select import choose
 from vmjobs.model import Capabilities, HypervisorKind
 
@@ -32,7 +32,7 @@ def probed(**works: bool) -> list[ProbeResult]:
 def test_the_first_that_works(
     works: dict[str, bool], demanded: HypervisorKind | None, expected: HypervisorKind
 ) -> None:
-    assert choose(ALL, demanded, probed(**works)) is expected
+    assert choose(ALL, VmNeeds(demanded), probed(**works)) is expected
 
 
 DISK = (KVM, QEMU)
@@ -41,17 +41,17 @@ DISK = (KVM, QEMU)
 def test_what_an_image_needs_decides() -> None:
     fallback = replace(probed(uml=True)[0], abilities=Capabilities(cloud_init=False))
     found = [fallback, *probed(qemu=True)]
-    assert choose(ALL, None, found) is UML
-    assert choose(ALL, None, found, cloud_init=True) is QEMU
+    assert choose(ALL, VmNeeds(), found) is UML
+    assert choose(ALL, VmNeeds(cloud_init=True), found) is QEMU
     with pytest.raises(NoHypervisor, match="uml: its kernel here cannot read cloud-init data"):
-        choose(ALL, UML, found, cloud_init=True)
-    assert choose(ALL, None, probed(kvm=False, uml=True, qemu=True), DISK) is QEMU
+        choose(ALL, VmNeeds(UML, cloud_init=True), found)
+    assert choose(ALL, VmNeeds(able=DISK), probed(kvm=False, uml=True, qemu=True)) is QEMU
     with pytest.raises(NoHypervisor, match="the image is for riscv64, and this node's processors are"):
-        choose(ALL, None, found, architecture="riscv64")
+        choose(ALL, VmNeeds(architecture="riscv64"), found)
     emulator = replace(probed(qemu=True)[0], abilities=Capabilities(architectures=("s390x",)))
-    assert choose(ALL, None, [fallback, emulator], architecture="s390x") is QEMU
+    assert choose(ALL, VmNeeds(architecture="s390x"), [fallback, emulator]) is QEMU
     with pytest.raises(NoHypervisor, match="uml: its VMs have no s390x processors"):
-        choose(ALL, UML, [fallback, emulator], architecture="s390x")
+        choose(ALL, VmNeeds(UML, architecture="s390x"), [fallback, emulator])
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_why_there_is_none(
     why: str,
 ) -> None:
     with pytest.raises(NoHypervisor, match=why):
-        choose(kinds, demanded, probed(**works), able)
+        choose(kinds, VmNeeds(demanded, able), probed(**works))

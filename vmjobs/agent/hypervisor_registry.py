@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from vmjobs import __version__
-from vmjobs.hypervisor.base import Hypervisor, ProbeResult
+from vmjobs.hypervisor.base import Hypervisor, ProbeResult, VmNeeds
 from vmjobs.hypervisor.select import choose
 from vmjobs.model import HypervisorKind
 
@@ -100,18 +100,8 @@ class HypervisorRegistry:
         drivers = self.drivers
         return tuple(replace(one, abilities=drivers[one.kind].abilities) for one in self._results)
 
-    def choose(
-        self,
-        demanded: HypervisorKind | None,
-        able: Sequence[HypervisorKind] = tuple(HypervisorKind),
-        cpus: int = 1,
-        *,
-        cloud_init: bool = False,
-        architecture: str = "",
-    ) -> Hypervisor:
-        """Return the first driver that can boot the image, or the demanded one.
-
-        cpus: processors of the VM. cloud_init, architecture: as :class:`DriverChooser` has them.
+    def choose(self, needs: VmNeeds) -> Hypervisor:
+        """Return the first driver that can boot the VM, or the demanded one.
 
         Raises:
             NoHypervisor: there is none; the message has each probe's result.
@@ -120,10 +110,7 @@ class HypervisorRegistry:
             self._results = self._load()
             if not self._results:
                 self.probe()
-        kinds, found = tuple(self.drivers), self.results
-        return self.drivers[
-            choose(kinds, demanded, found, able, cpus, cloud_init=cloud_init, architecture=architecture)
-        ]
+        return self.drivers[choose(tuple(self.drivers), needs, self.results)]
 
     def _save(self) -> None:
         if self._cache is None:

@@ -327,24 +327,22 @@ class Hypervisor(Protocol):
         """Names of this user's running and paused VMs, also of other processes."""
 
 
-class DriverChooser(Protocol):
-    """Chooses the driver for a job."""
+@dataclass(frozen=True)
+class VmNeeds:
+    """What a VM needs of its driver.
 
-    def __call__(
-        self,
-        demanded: HypervisorKind | None,
-        able: Sequence[HypervisorKind] = ...,
-        cpus: int = ...,
-        /,
-        *,
-        cloud_init: bool = ...,
-        architecture: str = ...,
-    ) -> Hypervisor:
-        """Return the driver for a job that demands a hypervisor or leaves it open (None).
+    demanded: the hypervisor that its job demands; None: any. able: those that can boot its image and
+    have the features that its job needs; all while the image is unknown. cpus: its processors.
+    cloud_init: its guest looks for NoCloud data. architecture: of its image, as ``uname -m`` calls it;
+    "": any.
+    """
 
-        able: those that can boot its image; all while the image is unknown. cpus: of its VM.
-        cloud_init: its guest looks for NoCloud data. architecture: of its image, ``""``: any.
+    demanded: HypervisorKind | None = None
+    able: Sequence[HypervisorKind] = tuple(HypervisorKind)
+    cpus: int = 1
+    cloud_init: bool = False
+    architecture: str = ""
 
-        Raises:
-            NoHypervisor: no driver fits.
-        """
+
+#: Returns the driver for a VM. Raises NoHypervisor: no driver fits.
+DriverChooser = Callable[[VmNeeds], Hypervisor]

@@ -6,29 +6,21 @@ import platform
 from collections.abc import Sequence
 
 from vmjobs.errors import NoHypervisor
-from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.hypervisor.base import ProbeResult, VmNeeds
 from vmjobs.model import Capabilities, HypervisorKind
 
 
 def choose(
     kinds: Sequence[HypervisorKind],
-    demanded: HypervisorKind | None,
+    needs: VmNeeds,
     results: Sequence[ProbeResult],
-    able: Sequence[HypervisorKind] = tuple(HypervisorKind),
-    cpus: int = 1,
-    *,
-    cloud_init: bool = False,
-    architecture: str = "",
 ) -> HypervisorKind:
-    """Return the first of ``kinds`` that works for the job, or the demanded one.
-
-    able: those that can boot the image and have the features that the job needs.
-    cpus: processors of its VM. cloud_init: its guest looks for NoCloud data.
-    architecture: of the image's machine code, as ``uname -m`` calls it; ``""``: any.
+    """Return the first of ``kinds`` that works for the VM, or the demanded one.
 
     Raises:
         NoHypervisor: none works; the message has the result of each probe.
     """
+    demanded, able, architecture = needs.demanded, needs.able, needs.architecture
     if results and not any(has_architecture(result.abilities, architecture) for result in results):
         raise NoHypervisor(
             f"the image is for {architecture}, and this node's processors are {platform.machine()}",
@@ -38,10 +30,7 @@ def choose(
         why = f"its image boots by {' or '.join(able)} only" if able else "nothing can run its image"
         raise NoHypervisor(f"the job demands the hypervisor {demanded}, but {why}")
     wanted = [kind for kind in kinds if demanded in {None, kind} and kind in able]
-    lacking = {
-        result.kind: _lacking(result, cpus, cloud_init=cloud_init, architecture=architecture)
-        for result in results
-    }
+    lacking = {result.kind: _lacking(result, needs) for result in results}
     for kind in wanted:
         if lacking.get(kind) == "":
             return kind
@@ -62,17 +51,17 @@ def has_architecture(can: Capabilities, architecture: str) -> bool:
     return architecture in {"", platform.machine(), *can.architectures}
 
 
-def _lacking(result: ProbeResult, cpus: int, *, cloud_init: bool, architecture: str) -> str:
+def _lacking(result: ProbeResult, needs: VmNeeds) -> str:
     """Return why this hypervisor cannot run the VM; ``""`` if it can."""
     can = result.abilities
     if not result.works:
         return result.detail or "its probe failed"
-    if not has_architecture(can, architecture):
-        return f"its VMs have no {architecture} processors"
-    if can.cpus < cpus:
+    if not has_architecture(can, needs.architecture):
+        return f"its VMs have no {needs.architecture} processors"
+    if can.cpus < needs.cpus:
         plural = "s" * (can.cpus > 1)
-        return f"a VM has {can.cpus} processor{plural} here, and the job needs {cpus}"
-    if cloud_init and not can.cloud_init:
+        return f"a VM has {can.cpus} processor{plural} here, and the job needs {needs.cpus}"
+    if needs.cloud_init and not can.cloud_init:
         return "its kernel here cannot read cloud-init data"
     return ""
 

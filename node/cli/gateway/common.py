@@ -132,11 +132,12 @@ def vm_services_factory(
     from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings  # noqa: PLC0415
     from vmjobs.agent.cluster_vms.status_reporter import ConsoleUploader, StatusReporter  # noqa: PLC0415
     from vmjobs.gateway.supervisor import THAW_SIGNAL  # noqa: PLC0415
+    from vmjobs.hypervisor.base import VmNeeds  # noqa: PLC0415
 
     settings = config()
     store = images()
     hypervisors = make_hypervisors(settings, store, settings.state_dir / "local" / "probes.json")
-    hypervisors.choose(GATEWAY_HYPERVISOR)  # fails at once if the hypervisor does not work
+    hypervisors.choose(VmNeeds(GATEWAY_HYPERVISOR))  # fails at once if the hypervisor does not work
 
     def make(share: GatewayAssignments, files: VmFiles) -> ClusterVmServices:
         reporter = StatusReporter(share)

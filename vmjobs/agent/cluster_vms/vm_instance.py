@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -67,6 +67,7 @@ from vmjobs.hypervisor.base import (
     Network,
     ShutdownCause,
     VmConfig,
+    VmNeeds,
     VmState,
 )
 from vmjobs.model import (
@@ -119,14 +120,16 @@ class VmInstance:
         if why := check_cpus(self.order.hypervisor, self.order.cpus, shared=True):
             raise NoHypervisor(why)
         able = kinds_with_cpus(self.order.cpus, shared=True)
-        self.services.choose(self.order.hypervisor, able)  # fails before the image is fetched
-        self._image = self._fetch_image()
-        image, kinds = self._image, [kind for kind in self._image.kinds if kind in able]
+        needs = VmNeeds(self.order.hypervisor, able)
+        self.services.choose(needs)  # fails before the image is fetched
+        image = self._image = self._fetch_image()
         self.driver = self.services.choose(
-            self.order.hypervisor,
-            kinds,
-            cloud_init=image.cloud_init,
-            architecture=image.architecture,
+            replace(
+                needs,
+                able=[kind for kind in image.kinds if kind in able],
+                cloud_init=image.cloud_init,
+                architecture=image.architecture,
+            )
         )
         unenforced = self.driver.unenforced(vm_limits(self.order), self._paths.directory)
         return ImageStaged(self.driver.kind, "; ".join(unenforced))

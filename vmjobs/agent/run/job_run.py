@@ -40,7 +40,7 @@ from vmjobs.errors import (
     VMJobsError,
     reason_of,
 )
-from vmjobs.hypervisor.base import BootImage, Hypervisor, Network
+from vmjobs.hypervisor.base import BootImage, Hypervisor, Network, VmNeeds
 from vmjobs.model import (
     MIB,
     AttemptClaim,
@@ -103,8 +103,8 @@ def _choose_driver(run: Run) -> Hypervisor:
         raise NoHypervisor(why)
     if saved is not None and spec.hypervisor is None:
         with suppress(NoHypervisor):
-            return choose(saved.hypervisor, spec.kinds, spec.cpus)
-    return choose(spec.hypervisor, spec.kinds, spec.cpus)
+            return choose(VmNeeds(saved.hypervisor, spec.kinds, spec.cpus))
+    return choose(VmNeeds(spec.hypervisor, spec.kinds, spec.cpus))
 
 
 def _report_early_end(run: Run, outcome: RunOutcome) -> RunOutcome:

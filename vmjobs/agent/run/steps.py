@@ -44,6 +44,7 @@ from vmjobs.hypervisor.base import (
     Hypervisor,
     Network,
     VmConfig,
+    VmNeeds,
 )
 from vmjobs.model import (
     MIB,
@@ -136,14 +137,9 @@ def _suitable_driver(run: Run) -> Hypervisor:
     image, spec = run.image, run.spec
     # A demanded hypervisor was checked against the job earlier: only the image matters here.
     kinds = [kind for kind in image.kinds if spec.hypervisor is not None or kind in spec.kinds]
+    needs = VmNeeds(spec.hypervisor, kinds, spec.cpus, image.cloud_init, image.architecture)
     try:
-        return run.request.services.choose(
-            spec.hypervisor,
-            kinds,
-            spec.cpus,
-            cloud_init=image.cloud_init,
-            architecture=image.architecture,
-        )
+        return run.request.services.choose(needs)
     except NoHypervisor as error:
         raise run_unbootable(error.message) from error
 
