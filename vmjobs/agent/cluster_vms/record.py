@@ -6,12 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import (
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from vmjobs.agent.cluster_vms.vm_end import VmEnd
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase

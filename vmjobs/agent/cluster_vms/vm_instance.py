@@ -31,12 +31,7 @@ from vmjobs.agent.cluster_vms.vm_end import VmEnd, VmUnwanted, end_by_exit, end_
 from vmjobs.agent.guest import ssh_relay
 from vmjobs.agent.guest.guest_session import GuestSession
 from vmjobs.agent.vm.console import ConsoleReader, panic_text, with_last_lines
-from vmjobs.agent.vm.events import (
-    ExitReported,
-    GuestReady,
-    RunEvent,
-    VmEnded,
-)
+from vmjobs.agent.vm.events import ExitReported, GuestReady, RunEvent, VmEnded
 from vmjobs.agent.vm.job_disk import (
     SIZE_UNIT,
     JobDescription,
@@ -70,14 +65,7 @@ from vmjobs.hypervisor.base import (
     VmNeeds,
     VmState,
 )
-from vmjobs.model import (
-    MIB,
-    ExitStatus,
-    InputFile,
-    NetworkMode,
-    check_cpus,
-    kinds_with_cpus,
-)
+from vmjobs.model import MIB, ExitStatus, InputFile, NetworkMode, check_cpus, kinds_with_cpus
 
 log = logging.getLogger(__name__)
 

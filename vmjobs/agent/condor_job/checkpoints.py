@@ -18,15 +18,7 @@ from vmjobs.agent.protocol import SubmitMessage
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable, VMJobsError
 from vmjobs.file_transfer import ContentReceiver, ContentSource
 from vmjobs.local import LocalJob
-from vmjobs.model import (
-    AttemptClaim,
-    Checkpoint,
-    JobTicket,
-    NetworkMode,
-    ReasonCode,
-    Report,
-    VmSpec,
-)
+from vmjobs.model import AttemptClaim, Checkpoint, JobTicket, NetworkMode, ReasonCode, Report, VmSpec
 
 log = logging.getLogger(__name__)
 

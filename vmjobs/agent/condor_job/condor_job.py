@@ -25,13 +25,7 @@ from vmjobs.agent.condor_job.job_access import JobAccess
 from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.agent.protocol import PeerCredentials, SubmitMessage
 from vmjobs.agent.run.outputs import rejected_entry
-from vmjobs.errors import (
-    DISK_FULL_ERRNOS,
-    InvalidRequest,
-    PayloadTooLarge,
-    StorageFull,
-    reason_of,
-)
+from vmjobs.errors import DISK_FULL_ERRNOS, InvalidRequest, PayloadTooLarge, StorageFull, reason_of
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, RejectedEntry, Strategy, StreamName
 from vmjobs.tar_guard import MAX_REJECTED

@@ -53,15 +53,7 @@ from vmjobs.errors import (
 )
 from vmjobs.file_transfer import ContentReceiver
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.model import (
-    MIB,
-    Checkpoint,
-    JobState,
-    ReasonCode,
-    SavedFile,
-    StreamName,
-    reason,
-)
+from vmjobs.model import MIB, Checkpoint, JobState, ReasonCode, SavedFile, StreamName, reason
 from vmjobs.paths import safe_join
 
 T = TypeVar("T")

@@ -32,25 +32,9 @@ from vmjobs.agent.run.state import Run, VmChoice
 from vmjobs.agent.run.steps import STEPS, Made, Step
 from vmjobs.agent.vm.running_vm import RunningVm
 from vmjobs.agent.vm.vm_failures import is_node_fault
-from vmjobs.errors import (
-    Conflict,
-    HypervisorError,
-    NoHypervisor,
-    Unavailable,
-    VMJobsError,
-    reason_of,
-)
+from vmjobs.errors import Conflict, HypervisorError, NoHypervisor, Unavailable, VMJobsError, reason_of
 from vmjobs.hypervisor.base import BootImage, Hypervisor, Network, VmNeeds
-from vmjobs.model import (
-    MIB,
-    AttemptClaim,
-    JobState,
-    ReasonCode,
-    Report,
-    StreamName,
-    check_cpus,
-    now,
-)
+from vmjobs.model import MIB, AttemptClaim, JobState, ReasonCode, Report, StreamName, check_cpus, now
 
 log = logging.getLogger(__name__)
 

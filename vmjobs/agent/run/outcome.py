@@ -8,14 +8,7 @@ from itertools import islice
 
 from vmjobs.agent.vm.events import LeaseLost, RunEvent, RunSuperseded
 from vmjobs.agent.vm.vm_failures import VmFailure, hypervisor_failure, image_failure, node_failure
-from vmjobs.errors import (
-    Conflict,
-    DigestMismatch,
-    HypervisorError,
-    NotFound,
-    Unavailable,
-    VMJobsError,
-)
+from vmjobs.errors import Conflict, DigestMismatch, HypervisorError, NotFound, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import ShutdownCause
 from vmjobs.model import (
     CONSOLE_RULE,

@@ -38,14 +38,7 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from vmjobs.hypervisor.base import (
-    ENDPOINT_ADDRESS,
-    BootImage,
-    Hypervisor,
-    Network,
-    VmConfig,
-    VmNeeds,
-)
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Hypervisor, Network, VmConfig, VmNeeds
 from vmjobs.model import (
     MIB,
     InputFile,
