@@ -70,17 +70,13 @@ def node_kernels() -> list[Path]:
     return found
 
 
-def readable_file(path: Path) -> bool:
-    """Whether ``path`` is a file that we may read, and not empty."""
-    try:
-        with path.open("rb") as file:
-            return bool(file.read(1))
-    except OSError:
-        return False
-
-
 def first_kernel(kernels: Iterable[Path]) -> Path | None:
-    return next((path for path in kernels if readable_file(path)), None)
+    """Return the first one that we may read, and that is not empty."""
+    for path in kernels:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if file.read(1):
+                return path
+    return None
 
 
 def boot_probe(

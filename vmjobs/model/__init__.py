@@ -3,7 +3,7 @@
 The modules of this package and :mod:`vmjobs.states` define the models; others import them from here.
 """
 
-from vmjobs.model.base import MAX_FAULTS, MIB, REPLY, FrozenModel, LenientModel, faults_of, now
+from vmjobs.model.base import MIB, REPLY, FrozenModel, LenientModel, faults_of, now
 from vmjobs.model.checkpoint import Checkpoint, SavedFile, VmSpec
 from vmjobs.model.fields import ContentDigest, Digest, ImageName, ImageRef, Namespace, RelativePath, Tag
 from vmjobs.model.hypervisors import (
@@ -37,7 +37,6 @@ from vmjobs.model.job import (
     Report,
     StreamName,
     advance,
-    may_follow,
     reason,
 )
 from vmjobs.model.node import HypervisorInfo, Node, NodeName
@@ -66,5 +65,4 @@ from vmjobs.states import (
     Actor,
     JobState,
     ReasonCode,
-    actor_for,
 )

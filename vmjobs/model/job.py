@@ -196,17 +196,12 @@ class Job(LenientModel):
     condor: CondorRef | None = None
 
 
-def may_follow(old: JobState, new: JobState) -> bool:
-    """Whether the table allows the transition from ``old`` to ``new``."""
-    return new in TRANSITIONS[old]
-
-
 def advance(old: JobState, new: JobState, *, job_id: str = "") -> JobState:
     """Check one transition of a job; returns the new state.
 
     Raises:
         Conflict: the table does not allow it.
     """
-    if not may_follow(old, new):
+    if new not in TRANSITIONS[old]:
         raise Conflict(f"job {job_id} is {old} and cannot become {new}")
     return new

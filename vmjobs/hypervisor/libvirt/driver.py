@@ -47,7 +47,6 @@ from vmjobs.subprocess import run
 log = logging.getLogger(__name__)
 
 _Names = list[str]
-_Argv = list[str | Path]
 _Processes = list[procs.Process]
 
 #: Lines of libvirt's log of a VM that are logged if its QEMU crashed.
@@ -368,17 +367,17 @@ def processor_digest(hidden_features: Sequence[str] = ()) -> str:
 
 
 def make_overlay(vm: VmConfig, overlay: Path) -> None:
-    """Create the overlay atomically, unless an earlier VM has left it."""
-    if vm.overlay is None or not overlay.exists():
-        fresh = overlay.with_name(f"{overlay.name}.new")
-        run(_overlay_command(vm, fresh), timeout=60, error=HypervisorError)
-        fresh.rename(overlay)
+    """Create the overlay atomically, unless an earlier VM has left it.
 
-
-def _overlay_command(vm: VmConfig, overlay: Path) -> _Argv:
-    """The command that creates an overlay. The domain XML repeats its backing image."""
-    make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
+    The domain XML repeats its backing image.
+    """
+    if vm.overlay is not None and overlay.exists():
+        return
+    fresh = overlay.with_name(f"{overlay.name}.new")
+    make: list[str | Path] = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
     if vm.image.live is None:
-        return [*make, vm.image.root.absolute(), overlay]
-    # -u: qemu-img does not open the backing image to learn its size, which is known.
-    return [*make, "nbd:", "-u", overlay, str(vm.image.live.size)]
+        make += [vm.image.root.absolute(), fresh]
+    else:  # -u: qemu-img does not open the backing image to learn its size, which is known
+        make += ["nbd:", "-u", fresh, str(vm.image.live.size)]
+    run(make, timeout=60, error=HypervisorError)
+    fresh.rename(overlay)
