@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from repository.images import LIBRARY
 from tests.kit.agent_process import Node, started
 from tests.kit.api_site import make_site, serving
-from tests.kit.cli import vmjobs
 from tests.kit.cluster_vm_node import cluster_vm_guest
 from tests.kit.prometheus import scrape
 from tests.kit.repository_jobs import ADMIN, push
@@ -63,11 +61,3 @@ def test_an_agent_shows_what_it_does(node: Node) -> None:
         message.rpartition(" took")[0] + " took" for message in steps
     }
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-
-
-def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, tmp_path: Path) -> None:
-    own = {"state_dir": tmp_path / "other", "socket": tmp_path / "other.s"}
-    done = vmjobs("agent", environ=node.environ, timeout=SECONDS, **own)
-    assert done.code != 0
-    assert f"metrics_listen: cannot listen at {node.listen}" in done.err
-    assert "Traceback" not in done.err
