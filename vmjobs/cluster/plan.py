@@ -319,18 +319,17 @@ def _has_stale_ad(vm: ClusterVmSnapshot) -> bool:
 
 
 def _rollback_reason(vm: ClusterVmSnapshot, cluster: ClusterSnapshot) -> str:
-    failure = f"generation {cluster.generation} failed ({_failure_text(vm)})"
-    return f"{failure}: back to generation {cluster.good}"
+    failure = f"{vm.name} failed {vm.failures} times: {_why(vm)}"
+    return f"generation {cluster.generation} failed ({failure}): back to generation {cluster.good}"
 
 
-def _failure_text(vm: ClusterVmSnapshot) -> str:
-    why = f"{vm.code}{': ' if vm.why else ''}{vm.why}"
-    return f"{vm.name} failed {vm.failures} times: {why}"
+def _why(vm: ClusterVmSnapshot) -> str:
+    return f"{vm.code}: {vm.why}" if vm.why else vm.code
 
 
 def _pause_reason(vm: ClusterVmSnapshot, generation: int, old: int) -> str:
     return (
         f"the rollout is paused: {vm.name} of generation {generation} failed "
-        f"{vm.failures} times ({vm.code}{': ' if vm.why else ''}{vm.why}); "
+        f"{vm.failures} times ({_why(vm)}); "
         f"{old} of earlier generations stay. Correct the declaration, or apply the earlier one again"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -74,7 +75,7 @@ def _check_script(value: str) -> str:
     return value
 
 
-def _check_rule(value: str, *words: str) -> str:
+def _check_rule(value: str, words: tuple[str, ...]) -> str:
     if value in words:
         return value
     pattern = value.removeprefix(CONSOLE_RULE)
@@ -87,14 +88,8 @@ def _check_rule(value: str, *words: str) -> str:
     return value
 
 
-def _check_exit_rule(value: str) -> str:
-    return _check_rule(value, REPORT, POWEROFF)
-
-
-def _check_ready_rule(value: str) -> str:
-    return _check_rule(value, REPORT, STARTED)
-
-
+ExitRule = Annotated[str, AfterValidator(partial(_check_rule, words=(REPORT, POWEROFF)))]
+ReadyRule = Annotated[str, AfterValidator(partial(_check_rule, words=(REPORT, STARTED)))]
 Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._/-]+$")]
 Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_reject_nul)]
 Environment = Annotated[dict[str, str], AfterValidator(_check_environment)]
@@ -125,8 +120,8 @@ class JobSpec(FrozenModel):
     name: str = Field(default="", max_length=128)
     image: ImageRef
     script: Annotated[str, AfterValidator(_check_script)] = Field(default="", validate_default=True)
-    exit: Annotated[str, AfterValidator(_check_exit_rule)] = REPORT
-    ready: Annotated[str, AfterValidator(_check_ready_rule)] | None = None
+    exit: ExitRule = REPORT
+    ready: ReadyRule | None = None
     user_data: Annotated[str, StringConstraints(max_length=64 * 1024), AfterValidator(_reject_nul)] = ""
     arguments: tuple[Argument, ...] = Field(default=(), max_length=256)
     environment: Environment = Field(default_factory=dict)

@@ -48,7 +48,6 @@ class StatusReporter(RetryingLoop):
         self._complete = True
 
     def tell(self, report: ClusterVmReport) -> None:
-        """Accept the present report of a cluster VM."""
         with self._changed:
             before = self._reports.get(report.id)
             self._reports[report.id] = report
@@ -70,12 +69,8 @@ class StatusReporter(RetryingLoop):
 
     def is_reported(self, vm_id: str, incarnation: int, timeout: float = 0.0) -> bool:
         """Whether the service has a report of this incarnation; waits up to ``timeout`` seconds."""
-
-        def is_known() -> bool:
-            return self._reported.get(vm_id, 0) >= incarnation
-
         with self._changed:
-            return self._changed.wait_for(is_known, timeout)
+            return self._changed.wait_for(lambda: self._reported.get(vm_id, 0) >= incarnation, timeout)
 
     def step(self) -> None:
         reports = self._take(complete=self._complete)
