@@ -239,8 +239,6 @@ class VmInstance:
             self._tokens.close()
         self._resources.close()
 
-    # ------------------------------------------------------------------ inside
-
     @property
     def _paths(self) -> ClusterVmPaths:
         return self.services.journal.paths(self.order.id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -141,25 +141,23 @@ class CondorJob:
 
         ``code=N`` or ``signal=N``, and ``starved`` if the guest ran out of memory; or ``refused WHY``.
         """
-        try:
-            with (self.directory / "outputs" / _OUTCOME_OUTPUT).open("rb") as file:
-                return file.readline(512).decode("utf-8", "replace").strip()
-        except FileNotFoundError:
-            return ""
+        return self._read_outcome()[0].decode("utf-8", "replace").strip()
 
     def rejected(self) -> tuple[RejectedEntry, ...]:
-        """Return the files that cannot be sent back.
-
-        After its first line the file has a name and a reason for each, both terminated by NULs.
-        """
-        try:
-            with (self.directory / "outputs" / _OUTCOME_OUTPUT).open("rb") as file:
-                file.readline(512)
-                words = file.read(_MAX_REJECTED).decode("utf-8", "surrogateescape").split("\0")[:-1]
-        except FileNotFoundError:
-            return ()
+        """Return the files that cannot be sent back."""
+        words = self._read_outcome()[1].decode("utf-8", "surrogateescape").split("\0")[:-1]
         pairs = zip(words[::2], words[1::2], strict=False)
         return tuple(rejected_entry(name, why) for name, why in islice(pairs, MAX_REJECTED))
+
+    def _read_outcome(self) -> tuple[bytes, bytes]:
+        """Return how the job ended, and the files that cannot be sent back; empty: there is no outcome.
+
+        Each of these files has a name and a reason, both terminated by NULs.
+        """
+        path = self.directory / "outputs" / _OUTCOME_OUTPUT
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            return file.readline(512), file.read(_MAX_REJECTED)
+        return b"", b""
 
     def send_outputs(self, send: Callable[[protocol.Message], None]) -> None:
         """Send the job's output files to the client, if they exist yet."""

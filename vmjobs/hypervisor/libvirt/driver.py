@@ -252,8 +252,6 @@ class Libvirt:
         known = self._connection.names(self._type)
         return sorted({*known, *(self._name_of(process) for process in procs.scan())} - {""})
 
-    # ----------------------------------------------------------------- inside
-
     def _start_domain(self, vm: VmConfig, text: str) -> None:
         try:
             self._connection.start(vm.name, text, vm.saved)

@@ -129,7 +129,8 @@ def unavailable_reason() -> str:
 
 def outbound_unavailable_reason() -> str:
     """Return what mode ``outbound`` lacks on this node; ``""`` if nothing."""
-    missing = [name for name in (_PROGRAM, "nft", "ip") if _which(name) is None]
+    path = environment()["PATH"]
+    missing = [name for name in (_PROGRAM, "nft", "ip") if shutil.which(name, path=path) is None]
     if not missing:
         return ""
     return f"not installed: {', '.join(missing)} (apt-get install slirp4netns nftables iproute2)"
@@ -319,10 +320,6 @@ def open_namespaces(user: Path, network: Path) -> tuple[int, int]:
     except OSError:
         os.close(first)
         raise
-
-
-def _which(program: str) -> str | None:
-    return shutil.which(program, path=environment()["PATH"])
 
 
 def vm_of(process: procs.Process) -> str:

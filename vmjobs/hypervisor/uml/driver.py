@@ -257,8 +257,6 @@ class UserModeLinux:
         """See :meth:`Hypervisor.list`; includes VMs of which only parts are left."""
         return sorted({name for process in procs.scan() if (name := self._name_of(process))})
 
-    # ----------------------------------------------------------------- inside
-
     def _name_of(self, process: procs.Process) -> str:
         """The VM that a process belongs to, ``""`` if none."""
         if process.program != self._name and not bubblewrap.is_outer_process(process):
