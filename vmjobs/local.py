@@ -127,13 +127,11 @@ class LocalJob:
 
     def open_upload(self, size: int) -> ContentReceiver:
         """Fail: a local job has no repository for checkpoints."""
-        raise Conflict(f"a job without a repository has no checkpoints: {size} bytes")
+        raise Conflict("a job without a repository has no checkpoints")
 
     def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """Fail: see :meth:`open_upload`."""
-        raise Conflict(
-            f"a job without a repository has no checkpoints: {checkpoint.machine} ({upload.id})"
-        )
+        raise Conflict("a job without a repository has no checkpoints")
 
     def saved(self) -> ContentSource:
         """Fail: see :meth:`open_upload`."""

@@ -94,7 +94,6 @@ class NodeAnnouncer(StoppableLoop):
         self._on_token_fault = on_token_fault
 
     def run(self) -> None:
-        """Register repeatedly until :meth:`stop` is called."""
         while not self._stopped:
             self.step()
             self._await_wake(ANNOUNCE_SECONDS)

@@ -61,8 +61,6 @@ class IdleJobs:
 
 
 class ProbeState(StrEnum):
-    """The state of a probe job."""
-
     WAITING = "waiting"
     RAN = "ran"
     FAILED = "failed"

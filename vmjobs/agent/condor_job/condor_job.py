@@ -230,5 +230,4 @@ def receive_job(
 
 
 def remove_leftovers(spool: Path) -> None:
-    """Remove the files that a killed agent left."""
     shutil.rmtree(spool, ignore_errors=True)

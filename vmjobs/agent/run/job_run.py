@@ -169,7 +169,6 @@ def _take(run: Run, step: Step) -> None:
 
 
 def _store(run: Run, made: Made) -> None:
-    """Store what a step has made."""
     match made:
         case BootImage():
             run.image = made

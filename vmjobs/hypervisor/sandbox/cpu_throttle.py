@@ -163,7 +163,6 @@ def _reaped_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    """Throttle one VM until it ends."""
     parser = argparse.ArgumentParser(description="Throttles a VM to a share of the processors.")
     parser.add_argument("--machine", required=True, help="name of the VM")
     parser.add_argument("--pid", type=int, required=True, help="process of the VM")
