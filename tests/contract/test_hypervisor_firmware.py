@@ -12,9 +12,7 @@ from tests.kit import hypervisors
 from tests.kit.firmware_guests import bios_disk, uefi_disk
 from tests.kit.hypervisor_drivers import working_driver
 from tests.kit.hypervisors import Bench
-from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmConfig, VmState
-from vmjobs.hypervisor.uml.driver import UserModeLinux
+from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmState
 from vmjobs.model import HypervisorKind
 
 Disk = Callable[[Path, str, str], BootImage]
@@ -64,13 +62,3 @@ def test_a_disk_that_never_ends_is_killed(bench: Bench) -> None:
     assert bench.driver.state(vm.name) is VmState.RUNNING
     bench.driver.destroy(vm.name)
     assert bench.driver.state(vm.name) is VmState.GONE
-
-
-@pytest.mark.parametrize("disk", [bios_disk, uefi_disk])
-def test_uml_boots_no_disk(tmp_path: Path, disk: Disk) -> None:
-    image = disk(tmp_path / "disk", "never", "poweroff")
-    driver = UserModeLinux()
-    vm = VmConfig("vmjobs-test-uml", 1, 64, image, (), tmp_path / "console", tmp_path)
-    with pytest.raises(HypervisorError, match="cannot boot by"):
-        driver.start(vm)
-    assert driver.state(vm.name) is VmState.GONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from vmjobs.hypervisor.overlay import check
 from vmjobs.hypervisor.uml.cow import create_overlay, update_base
 from vmjobs.hypervisor.uml.driver import UserModeLinux
 from vmjobs.hypervisor.uml.kernel_boot import allowed_parameters
+from vmjobs.model import BootMethod
 
 #: Parameters by which a UML kernel opens files of its node, starts programs there, or takes its memory.
 OF_THE_NODE = [
@@ -63,6 +65,13 @@ def test_too_many_disks(tmp_path: Path) -> None:
     disks = tuple(DataDisk(tmp_path / str(number)) for number in range(8))
     with pytest.raises(HypervisorError, match="7 data disks, not 8"):
         UserModeLinux().start(_machine(tmp_path, "vmjobs-1", disks))
+
+
+@pytest.mark.parametrize("boot", [BootMethod.BIOS, BootMethod.UEFI])
+def test_a_disk_that_boots_by_itself(boot: BootMethod, tmp_path: Path) -> None:
+    vm = _machine(tmp_path, "vmjobs-1")
+    with pytest.raises(HypervisorError, match=f"cannot boot by {boot}"):
+        UserModeLinux().start(replace(vm, image=replace(vm.image, boot=boot)))
 
 
 def test_no_such_program(tmp_path: Path) -> None:
