@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Final
 
 from vmjobs.batch import BatchStatus, Observation
@@ -59,57 +58,8 @@ class RecordedJob:
     seen_running: bool = False
 
 
-class PolicyRule(StrEnum):
-    """The rule in one cell of the table."""
-
-    KEEP = "keep"
-    REQUEUE = "requeue"
-    RELEASE = "release"
-    EVICT = "evict"
-    HOLD = "hold"
-    CANCEL = "cancel"
-    END = "end"
-    LOSE = "lose"
-
-
 _S, _B = JobState, BatchStatus
 _QUEUED, _HELD, _PREEMPTED, _CANCELING = _S.QUEUED, _S.HELD, _S.PREEMPTED, _S.CANCELING
-
-
-def _row(
-    queued: PolicyRule,
-    on_node: PolicyRule,
-    held: PolicyRule,
-    preempted: PolicyRule,
-    canceling: PolicyRule,
-) -> dict[JobState, PolicyRule]:
-    return {
-        _QUEUED: queued,
-        _HELD: held,
-        _PREEMPTED: preempted,
-        _CANCELING: canceling,
-        **dict.fromkeys(ON_NODE_STATES, on_node),
-    }
-
-
-_R = PolicyRule
-#: Rules by the scheduler's status and the job's state. Final states are in no row: they never change.
-TABLE: Final[Mapping[BatchStatus, Mapping[JobState, PolicyRule]]] = {
-    # status            QUEUED     on a node  HELD        PREEMPTED   CANCELING
-    _B.IDLE: _row(_R.KEEP, _R.EVICT, _R.RELEASE, _R.REQUEUE, _R.KEEP),
-    _B.RUNNING: _row(_R.KEEP, _R.KEEP, _R.RELEASE, _R.REQUEUE, _R.KEEP),
-    _B.SUSPENDED: _row(_R.KEEP, _R.KEEP, _R.RELEASE, _R.REQUEUE, _R.KEEP),
-    _B.HELD: _row(_R.HOLD, _R.HOLD, _R.KEEP, _R.HOLD, _R.KEEP),
-    _B.REMOVED: _row(_R.CANCEL, _R.CANCEL, _R.CANCEL, _R.CANCEL, _R.CANCEL),
-    _B.COMPLETED: _row(_R.END, _R.END, _R.END, _R.END, _R.CANCEL),
-    _B.MISSING: _row(_R.LOSE, _R.LOSE, _R.LOSE, _R.LOSE, _R.CANCEL),
-}
-
-
-def decide(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
-    """Return the state changes to make now, in order; none during a grace period."""
-    rule = TABLE[seen.status].get(facts.state, PolicyRule.KEEP)
-    return _RULES[rule](facts, seen, now)
 
 
 def is_silent(facts: RecordedJob, now: datetime, span: timedelta) -> bool:
@@ -208,15 +158,35 @@ def _fail_lost(facts: RecordedJob, seen: Observation, now: datetime) -> list[Sta
     return [StateChange(_S.FAILED, reason(ReasonCode.SCHEDULER_LOST, why))]
 
 
-_RULES: Final[
-    Mapping[PolicyRule, Callable[[RecordedJob, Observation, datetime], list[StateChange]]]
-] = {
-    PolicyRule.KEEP: _keep,
-    PolicyRule.REQUEUE: _requeue,
-    PolicyRule.RELEASE: _release,
-    PolicyRule.EVICT: _evict,
-    PolicyRule.HOLD: _hold,
-    PolicyRule.CANCEL: _cancel,
-    PolicyRule.END: _end,
-    PolicyRule.LOSE: _fail_lost,
+_Rule = Callable[[RecordedJob, Observation, datetime], list[StateChange]]
+
+
+def _row(
+    queued: _Rule, on_node: _Rule, held: _Rule, preempted: _Rule, canceling: _Rule
+) -> dict[JobState, _Rule]:
+    return {
+        _QUEUED: queued,
+        _HELD: held,
+        _PREEMPTED: preempted,
+        _CANCELING: canceling,
+        **dict.fromkeys(ON_NODE_STATES, on_node),
+    }
+
+
+#: Rules by the scheduler's status and the job's state. Final states are in no row: they never change.
+_TABLE: Final[Mapping[BatchStatus, Mapping[JobState, _Rule]]] = {
+    # from QUEUED, from a node, from HELD, from PREEMPTED, from CANCELING
+    _B.IDLE: _row(_keep, _evict, _release, _requeue, _keep),
+    _B.RUNNING: _row(_keep, _keep, _release, _requeue, _keep),
+    _B.SUSPENDED: _row(_keep, _keep, _release, _requeue, _keep),
+    _B.HELD: _row(_hold, _hold, _keep, _hold, _keep),
+    _B.REMOVED: _row(_cancel, _cancel, _cancel, _cancel, _cancel),
+    _B.COMPLETED: _row(_end, _end, _end, _end, _cancel),
+    _B.MISSING: _row(_fail_lost, _fail_lost, _fail_lost, _fail_lost, _cancel),
 }
+
+
+def decide(facts: RecordedJob, seen: Observation, now: datetime) -> list[StateChange]:
+    """Return the state changes to make now, in order; none during a grace period."""
+    rule = _TABLE[seen.status].get(facts.state, _keep)
+    return rule(facts, seen, now)
