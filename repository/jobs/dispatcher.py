@@ -68,14 +68,12 @@ class Scheduler(Protocol):
 class DispatchContext:
     """The collaborators of the functions in this module.
 
-    clean: called by the sweep, to remove leftovers of killed processes.
     pools: the pools that virtual clusters may join, by name.
     """
 
     repository: Repository
     scheduler: Scheduler
     issue_token: IssueToken
-    clean: tuple[Callable[[], int], ...] = field(default=())
     pools: Mapping[str, Pool] = field(default_factory=dict)
 
 
@@ -186,8 +184,10 @@ def reconcile(parts: DispatchContext) -> None:
 def sweep(parts: DispatchContext) -> None:
     """Handle leftovers: pending jobs, jobs to remove, spool directories, temporary files."""
     sync = parts.repository.condor_sync
-    for remove_leftovers in (parts.repository.blobs.clean, *parts.clean):
-        _clean(remove_leftovers)
+    try:
+        parts.repository.blobs.clean()
+    except VMJobsError as error:  # an unavailable storage must not keep jobs waiting
+        logger.warning("cannot remove leftovers of killed writers now: %s", error.message)
     submit_waiting(parts)
     left = sync.overdue_removals(REMOVE_CANCELED_AFTER, REMOVE_ENDED_AFTER)
     if left:
@@ -198,11 +198,3 @@ def sweep(parts: DispatchContext) -> None:
     for array in sync.finished_arrays():
         parts.scheduler.forget(array)
         sync.mark_forgotten(array)
-
-
-def _clean(remove_leftovers: Callable[[], int]) -> None:
-    """Remove leftovers; an unavailable storage must not keep jobs waiting."""
-    try:
-        remove_leftovers()
-    except VMJobsError as error:
-        logger.warning("cannot remove leftovers of killed writers now: %s", error.message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,12 +165,15 @@ def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
     assert (grid.state(job), grid.schedd.removed) == (S.CANCELED, [])
 
 
-def test_the_sweep_submits_what_was_left_even_where_storage_does_not_answer(grid: Grid) -> None:
+def test_the_sweep_submits_what_was_left_even_where_storage_does_not_answer(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> int:
         raise Unavailable("storage", "the storage does not answer")
 
     job = one(grid.repository)
-    dispatcher.sweep(replace(grid.parts, clean=(broken,)))
+    monkeypatch.setattr(grid.repository.blobs, "clean", broken)
+    grid.sweep()
     assert grid.schedd.submitted == 1
     assert grid.repository.jobs.get(job.id).condor is not None
 
