@@ -18,7 +18,6 @@ from repository.broker import (
     CLUSTERS,
     QUEUE,
     SUBMIT_ARRAY,
-    TaskPublisher,
     broker_settings,
     file_broker_folder,
 )
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from repository.builds.build_worker import BuildContext
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["TaskPublisher", "make_builder", "make_celery", "worker_arguments"]
 
 #: Periodic tasks, and seconds between their runs.
 PERIODIC: Final = {
