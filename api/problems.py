@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Final
+from typing import Any, Final
 
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
@@ -116,17 +116,14 @@ def on_error(error: VMJobsError) -> Response:
         return on_unexpected_error(error)
     if error.http_status >= 500:
         log.warning("%s: %s", error.code, error.message)
-    document = Problem(
-        type=TYPE_PREFIX + error.code,
-        title=title(error.http_status),
-        status=error.http_status,
-        detail=error.message,
-        code=error.code,
+    response = _reply(
+        error.http_status,
+        error.code,
+        error.message,
         hint=error.hint,
         errors=tuple(ProblemFault(**fault._asdict()) for fault in error.faults),
         service=error.service if isinstance(error, Unavailable) else "",
     )
-    response = reply(document)
     if isinstance(error, Unauthenticated | Forbidden):
         response.headers["WWW-Authenticate"] = challenge(error)
     if isinstance(error, RangeNotSatisfiable):
@@ -144,14 +141,8 @@ def on_http_error(error: HTTPException) -> Response:
     if status < 400:
         return Response(error.get_response().response, status, dict(error.get_headers()))
     code = _HTTP_CODES.get(status, "INTERNAL" if status >= 500 else "BAD_REQUEST")
-    document = Problem(
-        type=TYPE_PREFIX + code,
-        title=title(status),
-        status=status,
-        detail=_HTTP_SENTENCES.get(status) or error.description or title(status),
-        code=code,
-    )
-    response = reply(document)
+    detail = _HTTP_SENTENCES.get(status) or error.description or title(status)
+    response = _reply(status, code, detail)
     for name, value in error.get_headers():
         if name.lower() not in {"content-type", "content-length"}:
             response.headers[name] = value
@@ -162,23 +153,22 @@ def on_unexpected_error(error: Exception) -> Response:
     """Log an unexpected error in full, and answer with an incident number to quote."""
     incident = secrets.token_hex(8)
     log.error("incident %s", incident, exc_info=error)
-    return reply(
-        Problem(
-            type=TYPE_PREFIX + "INTERNAL",
-            title=title(500),
-            status=500,
-            detail=f"Something went wrong inside the service; this is incident {incident}.",
-            code="INTERNAL",
-            hint="report the incident number to the people who run the service",
-            instance=f"urn:vmjobs:incident:{incident}",
-        )
+    return _reply(
+        500,
+        "INTERNAL",
+        f"Something went wrong inside the service; this is incident {incident}.",
+        hint="report the incident number to the people who run the service",
+        instance=f"urn:vmjobs:incident:{incident}",
     )
 
 
-def reply(document: Problem) -> Response:
+def _reply(status: int, code: str, detail: str, **more: Any) -> Response:
     """Return a problem document as an HTTP answer."""
+    document = Problem(
+        type=TYPE_PREFIX + code, title=title(status), status=status, detail=detail, code=code, **more
+    )
     body = document.model_dump_json(exclude_defaults=True)
-    response = Response(body, document.status, content_type=CONTENT_TYPE)
+    response = Response(body, status, content_type=CONTENT_TYPE)
     response.headers["Cache-Control"] = "no-store"
     return response
 
