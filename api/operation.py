@@ -93,7 +93,8 @@ class Operation:
         @functools.wraps(view)
         def guarded(**arguments: Any) -> Response:
             if not self.access.public:
-                g.principal = authorize(self.access, arguments.get("job"))
+                g.principal = services().principal(request.headers.get("Authorization"))
+                require(self.access, g.principal, arguments.get("job"))
                 _complete_ids(arguments, g.principal)
             return view(**arguments)
 
@@ -116,18 +117,6 @@ def operation_of(view: object) -> Operation | None:
 
 
 # --------------------------------------------------------------------------- who asks
-
-
-def authorize(access: AccessRule, job_id: str | None) -> Principal:
-    """Verify the request's token and its permission.
-
-    Raises:
-        Unauthenticated: no token, or no valid one.
-        Forbidden: a valid token without the permission.
-    """
-    principal = services().principal(request.headers.get("Authorization"))
-    require(access, principal, job_id)
-    return principal
 
 
 def _complete_ids(arguments: dict[str, Any], principal: Principal) -> None:
