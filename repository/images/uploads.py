@@ -151,13 +151,11 @@ class Uploads:
         for _ in range(TRIES):
             try:
                 with self.database.write() as session:
-                    content = _usable_content(session, viewer, digest)
-                    new = content is None
+                    content, cost = _usable_content(session, viewer, digest), 0
                     if content is None:
                         content = _add_content(session, viewer, digest, parts, layout)
+                        cost = len(layout)  # a content of zeros has no segments, but its layout counts
                     add_missing(session, UploadContentRow, [{"upload": upload, "content": content}])
-                    # A content of zeros has no segments, so its layout alone counts.
-                    cost = len(layout) if new else 0
                     check_quota(session, self.config, viewer.user, cost)
                     record_use(session, viewer, upload, received=cost)
                     return
@@ -260,8 +258,7 @@ def lock_segments(
 
 def _usable_content(session: Session, viewer: Viewer, digest: str) -> int | None:
     query = select(ContentRow.id).where(ContentRow.digest == digest, may_use_content(viewer))
-    found = session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none()
-    return found if found is None else int(found)
+    return session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none()
 
 
 def _add_content(

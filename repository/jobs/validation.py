@@ -36,8 +36,7 @@ def validate_job(
     """Validate a job; return the digest of the image that will run.
 
     nodes: the live nodes; if there are none, their resources are not checked.
-    viewer: the submitting user; images that he may not see do not exist. blob_size: returns the size
-    of an owner's blob, ``None`` if the owner does not have it.
+    viewer: the submitting user; images that he may not see do not exist.
     Raises InvalidSpec with every fault, not only the first.
     """
     digest, kinds, architecture = "", tuple(HypervisorKind), NODE_ARCHITECTURE
@@ -46,8 +45,9 @@ def validate_job(
         digest = catalog.resolve(viewer, spec.image)
         manifest = catalog.parsed_manifest(viewer, digest)
         kinds, architecture = manifest.hypervisors, manifest.architecture
-        if spec.checkpoint and spec.network is not NetworkMode.NONE:
-            faults += _not_checkpointable(manifest.renews)
+        if spec.checkpoint and spec.network is not NetworkMode.NONE and not manifest.renews:
+            text = "the guest cannot be checkpointed: it does not accept a new token (guest contract 3)"
+            faults.append(Fault("checkpoint", "cannot_save", text))
     except (NotFound, InvalidRequest) as error:
         faults.append(unknown_image(error))
     faults += _not_bootable(spec, kinds)
@@ -81,12 +81,6 @@ def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[
     elif not narrow_kinds(spec, kinds):
         able, want = ", ".join(kinds), " and ".join(CHECKPOINTABLE_KINDS)
         text = f"only {want} can checkpoint a VM, but the image boots on {able}"
-        yield Fault("checkpoint", "cannot_save", text)
-
-
-def _not_checkpointable(renews: bool) -> Iterator[Fault]:
-    if not renews:
-        text = "the guest cannot be checkpointed: it does not accept a new token (guest contract 3)"
         yield Fault("checkpoint", "cannot_save", text)
 
 
