@@ -67,7 +67,6 @@ class OwnNamespaceConverter(_ModelConverter):
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """Return the part's JSON schema."""
         kinds = [{"const": "_"}, cls.kind.json_schema()]
         return {"type": "string", "anyOf": kinds, "description": cls.__doc__}
 

@@ -42,7 +42,7 @@ _ERRORS: Final = {error.code: error for error in (SessionEnded, Conflict)}
 class SessionClient:
     """The service's sessions, usable in any of its processes.
 
-    Methods raise as those of the hub, and ``Unavailable`` if they cannot reach it.
+    Methods do and raise what those of the hub do; they raise ``Unavailable`` if they cannot reach it.
 
     directory: the service's own, for lock and socket. limit: requests that may wait at once, of the
     process's threads; further ones wait only a moment, and ask again.
@@ -55,7 +55,6 @@ class SessionClient:
         self._hub_lock: IO[bytes] | None = None
 
     def open(self, operator: str, node: str, vm: str, incarnation: int, key: str) -> str:
-        """See :meth:`SessionHub.open`."""
         return str(self._ask("open", operator, node, vm, incarnation, key))
 
     def calls(self, node: str) -> list[PendingSession]:
@@ -69,27 +68,22 @@ class SessionClient:
         return [PendingSession.model_validate(call) for call in found]
 
     def answer(self, node: str, session: str, answer: SessionAnswer) -> None:
-        """See :meth:`SessionHub.answer`."""
         self._ask("answer", node, session, answer)
 
     def await_answer(self, operator: str, session: str, seconds: float) -> SessionAnswer | None:
-        """See :meth:`SessionHub.await_answer`."""
         found = self._ask("await_answer", operator, session, seconds, wait=seconds)
         return None if found is None else SessionAnswer.model_validate(found)
 
     def close(self, side: Side, who: str, session: str) -> None:
-        """See :meth:`SessionHub.close`."""
         self._ask("close", side, who, session)
 
     def send(self, side: Side, who: str, session: str, offset: int, data: bytes, end: bool) -> int:
-        """See :meth:`SessionHub.send`."""
         with self._limited_wait(BUFFER_WAIT_SECONDS) as wait:
             return int(self._ask("send", side, who, session, offset, end, wait, data=data, wait=wait))
 
     def receive(
         self, side: Side, who: str, session: str, offset: int, seconds: float
     ) -> tuple[bytes, bool]:
-        """See :meth:`SessionHub.receive`."""
         with self._limited_wait(seconds) as wait:
             arguments = (side, who, session, offset, MAX_PIECE_BYTES, wait)
             ended, data = self._ask("receive", *arguments, wait=wait)

@@ -39,7 +39,6 @@ class LocalObjects(ObjectStore):
         self._spool = Spool(root / ".tmp")
 
     def put(self, key: str, source: BinaryIO, size: int) -> None:
-        """See :meth:`ObjectStore.put`."""
         final = self._path(key)
         with self._spool.temporary() as (temp, file):
             for chunk in read_exactly(source, size):
@@ -63,7 +62,6 @@ class LocalObjects(ObjectStore):
                 self.put(key, file, os.fstat(file.fileno()).st_size)
 
     def open(self, key: str) -> LocalReader:
-        """See :meth:`ObjectStore.open`."""
         path = self._path(key)
         with translated():
             try:
@@ -72,7 +70,6 @@ class LocalObjects(ObjectStore):
                 raise NotFound(f"there is no object {key}") from None
 
     def size(self, key: str) -> int | None:
-        """See :meth:`ObjectStore.size`."""
         with translated():
             try:
                 found = self._path(key).stat()
@@ -91,13 +88,11 @@ class LocalObjects(ObjectStore):
             sync_directory(path.parent)
 
     def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """See :meth:`ObjectStore.keys`."""
         folder = checked_prefix(prefix)
         with translated():
             yield from _walk(self._root / folder, f"{folder}/" if folder else "")
 
     def clean(self) -> int:
-        """See :meth:`ObjectStore.clean`."""
         return self._spool.clean()
 
     def check(self) -> None:
@@ -135,16 +130,13 @@ class LocalReader(ObjectReader):
         super().__init__(os.fstat(self._file.fileno()).st_size, self._file)
 
     def read(self, n: int = -1) -> bytes:
-        """See :meth:`ObjectReader.read`."""
         with translated():
             return self._file.read(n) or b""
 
     def seek(self, offset: int) -> None:
-        """See :meth:`ObjectReader.seek`."""
         self._file.seek(offset)
 
     def close(self) -> None:
-        """See :meth:`ObjectReader.close`."""
         self._file.close()
 
 

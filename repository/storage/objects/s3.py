@@ -60,7 +60,6 @@ class S3Objects(ObjectStore):
             raise ConfigError(message, faults=[Fault("storage_url", "boto3", message)]) from error
 
     def put(self, key: str, source: BinaryIO, size: int) -> None:
-        """See :meth:`ObjectStore.put`."""
         named = self._object_arguments(key)
         parts = _parts(read_exactly(source, size), max(PART_BYTES, -(-size // MAX_PARTS)))
         if size > PART_BYTES:
@@ -71,13 +70,11 @@ class S3Objects(ObjectStore):
             self._client.put_object(**named, Body=data, ContentMD5=_md5(data))
 
     def open(self, key: str) -> S3Reader:
-        """See :meth:`ObjectStore.open`."""
         named = self._object_arguments(key)
         with translated(self._bucket, key):
             return S3Reader(self._client, named, self._client.get_object(**named))
 
     def size(self, key: str) -> int | None:
-        """See :meth:`ObjectStore.size`."""
         named = self._object_arguments(key)
         with translated(self._bucket):
             try:
@@ -90,7 +87,6 @@ class S3Objects(ObjectStore):
         return None
 
     def delete(self, key: str) -> None:
-        """See :meth:`ObjectStore.delete`."""
         with translated(self._bucket):
             self._client.delete_object(**self._object_arguments(key))
 
@@ -168,7 +164,6 @@ class S3Reader(ObjectReader):
         self._at = 0
 
     def read(self, n: int = -1) -> bytes:
-        """See :meth:`ObjectReader.read`."""
         left = max(0, self.size - self._at)
         wanted = left if n < 0 else min(n, left)
         got: list[bytes] = []
@@ -180,13 +175,11 @@ class S3Reader(ObjectReader):
         return b"".join(got)
 
     def seek(self, offset: int) -> None:
-        """See :meth:`ObjectReader.seek`."""
         if offset != self._at:
             self.close()
             self._at = offset
 
     def close(self) -> None:
-        """See :meth:`ObjectReader.close`."""
         body, self._body = self._body, None
         if body is not None:
             body.close()
