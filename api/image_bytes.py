@@ -74,12 +74,12 @@ def content(digest: str, content: str) -> Response:
     Clients that support segments should fetch those: they are compressed and cost the service less.
     """
     who, contents = current_viewer(), repository().contents
-    size = ContentLayout.parse(contents.layout(who, digest, content), content).size
+    parts = ContentLayout.parse(contents.layout(who, digest, content), content)
 
     def read(start: int, stop: int) -> Iterator[bytes]:
-        return contents.read(who, digest, content, start, stop - start)
+        return contents.read(parts, start, stop - start)
 
-    return send(size, read, etag=content, immutable=True, public=_public(who, digest))
+    return send(parts.size, read, etag=content, immutable=True, public=_public(who, digest))
 
 
 @blueprint.get("/segments/<segment:segment>")

@@ -65,23 +65,14 @@ class ContentReader:
                 raise NotFound(f"the image {digest[:80]} has no segment {segment.hex()[:80]}")
         return self.segments.open(segment)
 
-    def read(
-        self, viewer: Viewer, digest: str, content: str, offset: int = 0, length: int | None = None
-    ) -> Iterator[bytes]:
-        """Yield verified bytes of one of an image's contents, at most a chunk (64 KiB) at a time.
+    def read(self, parts: ContentLayout, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """Yield verified bytes of a content, by its layout, at most a chunk (64 KiB) at a time.
 
         Args:
             offset, length: in bytes; a range beyond the end is cut.
 
         Raises DigestMismatch while iterating, at a damaged chunk.
         """
-        parts = ContentLayout.parse(self.layout(viewer, digest, content), content)
-        return self.content_bytes(parts, offset, length)
-
-    def content_bytes(
-        self, parts: ContentLayout, offset: int = 0, length: int | None = None
-    ) -> Iterator[bytes]:
-        """Yield bytes of a content, by its layout; see :meth:`read`."""
         end = parts.size if length is None else min(parts.size, offset + length)
         while offset < end:
             number, begin = divmod(offset, SEGMENT_BYTES)

@@ -115,8 +115,8 @@ class Publisher:
 
     def _inspect_root(self, root: ContentLayout) -> None:
         """Inspect the root disk.  Raises ImageRejected if it could be anything but a raw disk."""
-        head = b"".join(self.contents.content_bytes(root, 0, HEAD))
-        tail = b"".join(self.contents.content_bytes(root, max(0, root.size - TAIL)))
+        head = b"".join(self.contents.read(root, 0, HEAD))
+        tail = b"".join(self.contents.read(root, max(0, root.size - TAIL)))
         if why := refusal_of_raw(head, root.size, tail):
             raise ImageRejected(why, faults=[Fault("manifest.root", "raw_with_header", why)])
         if kind := archive_kind(head):

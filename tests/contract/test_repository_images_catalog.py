@@ -52,7 +52,6 @@ def sees(images: Repository, viewer: Viewer, done: ImageDetail) -> bool:
         lambda: images.catalog.manifest(viewer, done.digest),
         lambda: images.contents.layout(viewer, done.digest, content),
         lambda: images.contents.open_segment(viewer, done.digest, layout(DISK).segments[0]).close(),
-        lambda: list(images.contents.read(viewer, done.digest, content)),
         lambda: images.contents.verify(viewer, done.digest, []),
         lambda: images.catalog.visibility(viewer, done.digest),
         lambda: images.catalog.signature(viewer, done.digest),

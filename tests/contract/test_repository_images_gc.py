@@ -220,13 +220,11 @@ def test_under_load(config: Config, images: Repository, repository: Repository) 
         assert {image.digest for image in images_of(images, ADMIN)} <= set(left)
     for digest in left:
         viewer = Viewer("x", image=digest)
-        parts = images.catalog.parsed_manifest(viewer, digest).root
-        assert b"".join(images.contents.read(viewer, digest, parts.digest)) == disks[digest]
+        root = images.catalog.parsed_manifest(viewer, digest).root.digest
+        parts = ContentLayout.parse(images.contents.layout(viewer, digest, root), root)
+        assert b"".join(images.contents.read(parts)) == disks[digest]
         assert sha256_digest(images.catalog.manifest(viewer, digest)) == digest
-        segments = ContentLayout.parse(
-            images.contents.layout(viewer, digest, parts.digest), parts.digest
-        ).stored()
-        report = images.contents.verify(viewer, digest, [name for _, name in segments])
+        report = images.contents.verify(viewer, digest, [name for _, name in parts.stored()])
         assert (report.damaged, report.missing) == ((), ())
     check_whole(images)
     for job in repository.jobs.page(None, limit=2000).jobs:

@@ -63,15 +63,15 @@ def test_what_was_pushed_is_what_is_read(images: Repository) -> None:
     assert len(stored(images)) == 3  # two of the disk, none for zeros, one of the kernel
     assert done.stored == sum(info.size for info in images.objects.keys("segments"))
     content = done.manifest["root"]["digest"]
+    parts = ContentLayout.parse(images.contents.layout(ADA, done.digest, content), content)
     for offset, length in [
         (0, 1),
         (CHUNK_BYTES - 1, 2),
         (SEGMENT_BYTES - 5, SEGMENT_BYTES + 10),
         (len(data) - 3, 99),
     ]:
-        found = b"".join(images.contents.read(ADA, done.digest, content, offset, length))
+        found = b"".join(images.contents.read(parts, offset, length))
         assert found == data[offset : offset + length]
-    parts = ContentLayout.parse(images.contents.layout(ADA, done.digest, content), content)
     for number, digest in parts.stored():
         with images.contents.open_segment(ADA, done.digest, digest) as reader:
             assert (

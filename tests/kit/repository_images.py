@@ -43,7 +43,8 @@ def manifest_of(layout: ContentLayout, **more: Any) -> dict[str, Any]:
 def read(repository: Repository, viewer: Viewer, detail: ImageDetail, part: str = "root") -> bytes:
     """All bytes of a part of an image."""
     content = detail.manifest[part]["digest"]
-    return b"".join(repository.contents.read(viewer, detail.digest, content))
+    data = repository.contents.layout(viewer, detail.digest, content)
+    return b"".join(repository.contents.read(ContentLayout.parse(data, content)))
 
 
 def sweeper(
