@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -130,27 +130,20 @@ class ClusterReconciler:
             logger.warning("cannot remove the consoles of the VM %s: %s", vm, error.message)
 
 
+@dataclass(frozen=True)
 class _ActionExecutor:
     """Carries out a plan within one transaction, in which clusters and VMs are locked.
 
     withdrawn: ads withdrawn from the pools. nodes: nodes whose assignment changes.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        session: Session,
-        snapshot: Snapshot,
-        withdrawn: WithdrawnAds,
-        present: datetime,
-    ) -> None:
-        self._config = config
-        self._session = session
-        self._snapshot = snapshot
-        self._withdrawn = withdrawn
-        self._present = present
-        self.forgotten: list[str] = []
-        self.nodes: set[str] = set()
+    config: Config
+    session: Session
+    snapshot: Snapshot
+    withdrawn: WithdrawnAds
+    present: datetime
+    forgotten: list[str] = field(default_factory=list)
+    nodes: set[str] = field(default_factory=set)
 
     def carry_out(self, action: Action) -> None:
         """Carry out one action."""
@@ -158,28 +151,28 @@ class _ActionExecutor:
             case CreateVm():
                 self._create(action)
             case AssignNode(vm, node):
-                row = self._snapshot.vms[vm]
+                row = self.snapshot.vms[vm]
                 row.node, row.code, row.message = node, ClusterVmCode.PROGRESS.value, ""
                 self.nodes.add(node)
             case SetPending(vm, code, why):
-                row = self._snapshot.vms[vm]
+                row = self.snapshot.vms[vm]
                 changed, row.code, row.message = row.code != code.value, code.value, why
                 if changed:
                     self._record(row, HistoryEntry(row.state, code.value, why))
             case SetGoal(vm, goal):
-                row = self._snapshot.vms[vm]
+                row = self.snapshot.vms[vm]
                 row.goal = goal.value
                 self.nodes.add(row.node)
             case AllowJobs(vm, incarnation):
-                row = self._snapshot.vms[vm]
+                row = self.snapshot.vms[vm]
                 row.admitted, row.waiting = incarnation, None
-                backoff.record_success(self._session, self._snapshot.guards, row.image, row.node)
+                backoff.record_success(self.session, self.snapshot.guards, row.image, row.node)
                 self.nodes.add(row.node)
             case ReplaceVm():
                 self._replace(action)
             case RemoveAd(vm):
-                if (vms := self._withdrawn.get(vm)) is not None:
-                    row = self._snapshot.vms[vm]
+                if (vms := self.withdrawn.get(vm)) is not None:
+                    row = self.snapshot.vms[vm]
                     # If the first plan was to delete the VM, its next incarnation was withdrawn, too.
                     known = [vm for vm in vms if vm <= row.incarnation]
                     row.withdrawn = max([row.withdrawn, *known])
@@ -193,69 +186,67 @@ class _ActionExecutor:
     def _change_generation(
         self, action: PauseRollout | CompleteRollout | RollBack | DeleteCluster
     ) -> None:
-        session, generations = self._session, self._snapshot.generations
-        row = self._snapshot.clusters[action.cluster]
+        session, generations = self.session, self.snapshot.generations
+        row = self.snapshot.clusters[action.cluster]
         match action:
             case PauseRollout(_, why):
                 row.stalled = row.generation
-                record(session, row, HistoryEntry("STALLED", "REPLACEMENT_FAILED", why), self._present)
+                record(session, row, HistoryEntry("STALLED", "REPLACEMENT_FAILED", why), self.present)
             case CompleteRollout():
-                keep_good(session, generations, row, self._present)
+                keep_good(session, generations, row, self.present)
             case RollBack(_, why):
-                roll_back(session, generations, row, why, self._present)
+                roll_back(session, generations, row, why, self.present)
             case DeleteCluster(name):
-                session.delete(self._snapshot.clusters.pop(name))
+                session.delete(self.snapshot.clusters.pop(name))
 
     def _create(self, action: CreateVm) -> None:
-        cluster = self._snapshot.clusters[action.cluster]
+        cluster = self.snapshot.clusters[action.cluster]
         try:
-            address = pool_address(self._config, ClusterSpec.model_validate(cluster.spec).pool)
+            address = pool_address(self.config, ClusterSpec.model_validate(cluster.spec).pool)
         except NotFound as error:
             self._record_once(
                 cluster, HistoryEntry("NO_POOL", "NO_POOL", f"no VMs are created: {error.message}")
             )
             return
-        row = _new_vm(cluster, address, action.name, action.place, self._present)
-        self._session.add(row)
-        self._snapshot.vms[row.id] = row
+        row = _new_vm(cluster, address, action.name, action.place, self.present)
+        self.session.add(row)
+        self.snapshot.vms[row.id] = row
         self._enter_state(row, ClusterVmState(row.state))
         if row.node:
             self.nodes.add(row.node)
 
     def _record_once(self, cluster: ClusterRow, entry: HistoryEntry) -> None:
         """Add a line to the cluster's history, unless it is the last one there."""
-        last = self._session.get(ClusterEventRow, (cluster.name, cluster.events_count))
+        last = self.session.get(ClusterEventRow, (cluster.name, cluster.events_count))
         if last is None or (last.code, last.message) != (entry.code, entry.message):
-            record(self._session, cluster, entry, self._present)
-            self._session.flush()
+            record(self.session, cluster, entry, self.present)
+            self.session.flush()
 
     def _replace(self, action: ReplaceVm) -> None:
-        row = self._snapshot.vms[action.vm]
+        row = self.snapshot.vms[action.vm]
         row.condemned = action.incarnation
         row.why, row.why_message = action.code.value, action.why
         self.nodes.add(row.node)
         self._record(row, HistoryEntry(row.state, action.code.value, action.why))
 
     def _forget(self, vm: str) -> None:
-        row = self._snapshot.vms[vm]
-        if _may_have_ads(row) and row.incarnation + 1 not in self._withdrawn.get(vm, ()):
+        row = self.snapshot.vms[vm]
+        if _may_have_ads(row) and row.incarnation + 1 not in self.withdrawn.get(vm, ()):
             return  # the pool does not answer now, and would go on to match jobs to its ad
         if row.state != ClusterVmState.GONE.value:
             self._enter_state(row, ClusterVmState.GONE)
         if row.node:
             self.nodes.add(row.node)
-        self._session.delete(row)
+        self.session.delete(row)
         self.forgotten.append(vm)
-        del self._snapshot.vms[vm]
+        del self.snapshot.vms[vm]
 
     def _enter_state(self, row: ClusterVmRow, state: ClusterVmState) -> None:
         entry = HistoryEntry(state.value, row.code, row.message)
-        record_state_entry(
-            self._session, self._snapshot.clusters[row.cluster], row, entry, self._present
-        )
+        record_state_entry(self.session, self.snapshot.clusters[row.cluster], row, entry, self.present)
 
     def _record(self, row: ClusterVmRow, entry: HistoryEntry) -> None:
-        record(self._session, self._snapshot.clusters[row.cluster], entry, self._present, row)
+        record(self.session, self.snapshot.clusters[row.cluster], entry, self.present, row)
 
 
 def _update_states(session: Session, snapshot: Snapshot, present: datetime) -> None:
