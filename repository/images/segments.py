@@ -10,7 +10,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -220,19 +219,22 @@ class SegmentStore:
 
     def _store(self, viewer: Viewer, upload: str, index: SegmentHeader, body: bytes) -> bool:
         key, began = object_key(index.digest), time.monotonic()
-        with self._removed_if_refused(key):
+        try:
             self.objects.put_bytes(key, body)
-            try:
-                blocks = self._unknown_blocks(viewer, index)
-                with self.database.write() as session:
-                    row = _segment_row(index, key, len(body))
-                    new, obsolete = self._record(session, viewer, upload, row, blocks)
-                    if time.monotonic() - began > self.orphan_seconds / 2:
-                        raise Unavailable(
-                            "storage", "the storage took too long; send the segment again"
-                        )
-            except IntegrityError as error:
-                raise upload_not_found(upload) from error
+            blocks = self._unknown_blocks(viewer, index)
+            with self.database.write() as session:
+                row = _segment_row(index, key, len(body))
+                new, obsolete = self._record(session, viewer, upload, row, blocks)
+                if time.monotonic() - began > self.orphan_seconds / 2:
+                    raise Unavailable("storage", "the storage took too long; send the segment again")
+        except Unavailable:
+            raise  # there may be a row: the sweep decides about the object
+        except IntegrityError as error:
+            self._discard(key)
+            raise upload_not_found(upload) from error
+        except VMJobsError:
+            self._discard(key)
+            raise
         for old in obsolete:
             self._discard(old)
         return new
@@ -292,17 +294,6 @@ class SegmentStore:
                 f"the upload was announced with {row.size} bytes of content, and {row.content} came",
                 hint="begin an upload of the right size",
             )
-
-    @contextmanager
-    def _removed_if_refused(self, key: str) -> Iterator[None]:
-        """Remove the object on errors that leave no row; after other errors, the sweep decides."""
-        try:
-            yield
-        except Unavailable:
-            raise
-        except VMJobsError:
-            self._discard(key)
-            raise
 
     def _discard(self, key: str) -> None:
         """Remove an object that no row names; if that fails, the sweep does it."""
