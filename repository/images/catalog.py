@@ -133,9 +133,15 @@ class Catalog:
 
     def visibility(self, viewer: Viewer, digest: str) -> Visibility:
         """Return the image's visibility: PUBLIC if any of its holdings is public."""
+        query = select(HoldingRow.id).where(
+            HoldingRow.image == digest,
+            HoldingRow.visibility == Visibility.PUBLIC.value,
+            is_unexpired(utc_now()),
+        )
         with self.database.read() as session:
             holding_of(session, viewer, digest)
-            return Visibility.PUBLIC if is_public(session, digest) else Visibility.PRIVATE
+            found = session.scalars(query.limit(1)).one_or_none()
+        return Visibility.PRIVATE if found is None else Visibility.PUBLIC
 
     def parsed_manifest(self, viewer: Viewer, digest: str) -> ImageManifest:
         """An image's manifest."""
@@ -317,16 +323,6 @@ def _cursor_values(cursor: str) -> Any:
         return tuple_(literal(namespace), literal(name), literal(tag), literal(int(holding[:18])))
     except ValueError:
         raise bad_cursor() from None
-
-
-def is_public(session: Session, digest: str) -> bool:
-    """Whether all users may read the image."""
-    query = select(HoldingRow.id).where(
-        HoldingRow.image == digest,
-        HoldingRow.visibility == Visibility.PUBLIC.value,
-        is_unexpired(utc_now()),
-    )
-    return session.scalars(query.limit(1)).one_or_none() is not None
 
 
 def _tags(session: Session, viewer: Viewer, digest: str) -> tuple[ImageTag, ...]:

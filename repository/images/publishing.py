@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from images.content import ContentLayout
 from images.formats import refusal_of_raw
 from images.formats.signatures import HEAD, TAIL, archive_kind
-from images.manifest import MAX_MANIFEST_BYTES, ImageManifest, Part
+from images.manifest import MAX_MANIFEST_BYTES, ImageManifest
 from repository.db.database import Database
 from repository.db.sql import add_missing, upsert
 from repository.images.access import may_use_content
@@ -150,20 +150,17 @@ class Publisher:
             holding.visibility = publication.visibility.value
         if publication.shares:
             shares = {*publication.shares, *shares_of(session, holding)}
-            _check_shares(len(shares))
+            if len(shares) > MAX_SHARES:
+                text = f"the image would be shared with {len(shares)} users and groups; "
+                text += f"it may be with {MAX_SHARES}"
+                hint = "share it with a group, or remove shares: publishing again only adds some"
+                raise InvalidRequest(text, hint=hint, faults=[Fault("shares", "too_many", text)])
             set_shares(session, holding, shares)
         holding.expires = expiry(publication.keep_days, utc_now())
         holding.origin = publication.origin.model_dump(mode="json")
         holding.signature = publication.signature or holding.signature
         session.flush()
         return holding
-
-
-def _check_shares(count: int) -> None:
-    if count > MAX_SHARES:
-        text = f"the image would be shared with {count} users and groups; it may be with {MAX_SHARES}"
-        hint = "share it with a group, or remove shares: publishing again only adds some"
-        raise InvalidRequest(text, hint=hint, faults=[Fault("shares", "too_many", text)])
 
 
 def _find_contents(
@@ -185,15 +182,11 @@ def _find_contents(
                 f"the content {part.digest} is missing: it was not uploaded, or is deleted by now",
                 hint="upload it, and publish again",
             )
-        _check_size(part, row)
+        if row.size != part.size:
+            text = f"the manifest says that {part.digest} has {part.size} bytes; it has {row.size}"
+            raise ImageRejected(text, faults=[Fault("manifest", "wrong_size", text)])
         found[part.digest] = row
     return found
-
-
-def _check_size(part: Part, row: ContentRow) -> None:
-    if row.size != part.size:
-        text = f"the manifest says that {part.digest} has {part.size} bytes; it has {row.size}"
-        raise ImageRejected(text, faults=[Fault("manifest", "wrong_size", text)])
 
 
 def _put_image(session: Session, manifest: ImageManifest, contents: list[int]) -> None:
