@@ -163,7 +163,7 @@ def keep(job: str, attempt: str) -> Response:
 def checkpoint_layout(job: str, content: str) -> Response:
     """Read the layout of a file of the job's checkpoint."""
     require_unfinished(job)
-    return send_checkpoint_layout(job, content)
+    return send_bytes(repository().checkpoints.layout(job, content))
 
 
 @blueprint.get("/checkpoint/segments/<segment:segment>")
@@ -177,16 +177,6 @@ def checkpoint_layout(job: str, content: str) -> Response:
 def checkpoint_segment(job: str, segment: str) -> Response:
     """Read a segment of the job's checkpoint as it is stored."""
     require_unfinished(job)
-    return send_checkpoint_segment(job, segment)
-
-
-def send_checkpoint_layout(job: str, content: str) -> Response:
-    """Answer with the layout of a file of a job's checkpoint, or a range of it."""
-    return send_bytes(repository().checkpoints.layout(job, content))
-
-
-def send_checkpoint_segment(job: str, segment: str) -> Response:
-    """Answer with a segment of a job's checkpoint, or a range of it."""
     reader = repository().checkpoints.open_segment(job, bytes.fromhex(segment))
     return send_object(reader, etag=segment)
 

@@ -7,7 +7,7 @@ from typing import Final
 from flask import Blueprint
 from werkzeug.wrappers import Response
 
-from api.attempts import CheckpointQuery, send_checkpoint_layout, send_checkpoint_segment
+from api.attempts import CheckpointQuery
 from api.operation import (
     AccessRule,
     Operation,
@@ -18,7 +18,7 @@ from api.operation import (
     read_body,
     read_query,
 )
-from api.ranges import BYTES, BYTES_HEADERS
+from api.ranges import BYTES, BYTES_HEADERS, send_bytes, send_object
 from api.services import repository, services
 from api.tokens import Scope
 from repository.jobs.condor_jobs import OWNER_PREFIX
@@ -104,7 +104,7 @@ def end(job: str, attempt: str) -> Response:
 )
 def checkpoint_layout(job: str, content: str) -> Response:
     """Read the layout of a file of the job's checkpoint."""
-    return send_checkpoint_layout(job, content)
+    return send_bytes(repository().checkpoints.layout(job, content))
 
 
 @blueprint.get("/checkpoint/segments/<segment:segment>")
@@ -117,4 +117,5 @@ def checkpoint_layout(job: str, content: str) -> Response:
 )
 def checkpoint_segment(job: str, segment: str) -> Response:
     """Read a segment of the job's checkpoint as it is stored."""
-    return send_checkpoint_segment(job, segment)
+    reader = repository().checkpoints.open_segment(job, bytes.fromhex(segment))
+    return send_object(reader, etag=segment)
