@@ -126,9 +126,14 @@ class ObjectStore(ABC):
             return reader.read()
 
 
+def is_key(text: str) -> bool:
+    """Whether ``text`` is a valid key."""
+    return len(text) <= MAX_KEY and _KEY.fullmatch(text) is not None
+
+
 def checked_key(key: str) -> str:
     """Return ``key`` if it is valid.  Raises InvalidRequest."""
-    if len(key) > MAX_KEY or not _KEY.fullmatch(key):
+    if not is_key(key):
         raise InvalidRequest(f"{key[:100]!r} is not an object's key")
     return key
 

@@ -23,10 +23,11 @@ from repository.storage.objects.base import (
     ObjectStore,
     checked_key,
     checked_prefix,
+    is_key,
     read_exactly,
 )
 from repository.storage.objects.s3_errors import is_missing, translated
-from vmjobs.errors import ConfigError, Fault, InvalidRequest, Unavailable
+from vmjobs.errors import ConfigError, Fault, Unavailable
 from vmjobs.storage_url import S3Location
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class S3Objects(ObjectStore):
             for page in pages.paginate(Bucket=self._bucket, Prefix=start):
                 for item in page.get("Contents", ()):
                     key = item["Key"].removeprefix(self._prefix)
-                    if _is_key(key):
+                    if is_key(key):
                         yield ObjectInfo(key, int(item["Size"]), item["LastModified"])
 
     def clean(self) -> int:
@@ -243,10 +244,3 @@ def _parts(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 def _md5(data: bytes) -> str:
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-def _is_key(text: str) -> bool:
-    try:
-        return checked_key(text) == text
-    except InvalidRequest:
-        return False
