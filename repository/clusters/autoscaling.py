@@ -207,11 +207,8 @@ def _resize(
     sizing = decide_size(
         _spec(row), row.target, scale_down_delay, demand, present, is_awake=kept.woken is not None
     )
-    kept.since, kept.most = (
-        (sizing.scale_down_delay.since, sizing.scale_down_delay.most)
-        if sizing.scale_down_delay
-        else (None, 0)
-    )
+    delay = sizing.scale_down_delay
+    kept.since, kept.most = (delay.since, delay.most) if delay else (None, 0)
     if sizing.target != row.target:
         row.target, row.updated = sizing.target, present
         record(session, row, HistoryEntry("SCALED", message=sizing.why), present)

@@ -117,7 +117,8 @@ def _poll_pool(
         return poll
     try:
         vms = pool.vms()
-        poll.vms = _newest(vms)
+        oldest_first = sorted(vms, key=lambda vm: vm.incarnation)
+        poll.vms = {(vm.name, vm.id): vm for vm in oldest_first}
         here = [(row, poll.vms.get((row.name, row.id))) for row in rows if _is_awaited(row)]
         if new := [each for row, each in here if each and each.incarnation == row.incarnation]:
             probes.update(pool.probes(new))
@@ -126,13 +127,6 @@ def _poll_pool(
     else:
         _withdraw(name, pool, vms, {row.name: row.id for row in rows})
     return poll
-
-
-def _newest(vms: Iterable[PoolVm]) -> dict[tuple[str, str], PoolVm]:
-    found: dict[tuple[str, str], PoolVm] = {}
-    for vm in sorted(vms, key=lambda vm: vm.incarnation):
-        found[vm.name, vm.id] = vm
-    return found
 
 
 def _withdraw(name: str, pool: Pool, vms: Iterable[PoolVm], present_ids: Mapping[str, str]) -> None:

@@ -176,18 +176,13 @@ def nodes_now(session: Session, lease: timedelta, present: datetime) -> dict[str
     return found
 
 
-def kinds_of(row: ClusterRow) -> frozenset[HypervisorKind]:
-    """Return the hypervisor kinds that boot a cluster's image."""
-    return frozenset(HypervisorKind(kind) for kind in row.kinds)
-
-
 def _cluster(
     row: ClusterRow, good: GenerationRow | None, vms: Iterable[ClusterVmSnapshot]
 ) -> ClusterSnapshot:
     return ClusterSnapshot(
         name=row.name,
         spec=ClusterSpec.model_validate(row.spec),
-        kinds=kinds_of(row),
+        kinds=frozenset(map(HypervisorKind, row.kinds)),
         generation=row.generation,
         target=row.target,
         draining=row.draining,
