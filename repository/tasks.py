@@ -49,6 +49,8 @@ RETRY_OPTIONS: Final[Mapping[str, Any]] = {
     "retry_backoff_max": BACKOFF_MAX,
     "max_retries": RETRIES,
 }
+#: For messages that may arrive before the commit, or whose commit may have failed.
+EARLY_OPTIONS: Final = {**RETRY_OPTIONS, "autoretry_for": (Unavailable, NotFound)}
 
 #: Makes the collaborators; called once in each worker process, at its first task.
 DispatchFactory = Callable[[], DispatchContext]
@@ -80,13 +82,7 @@ def make_builder(config: Config, factory: BuildContextFactory) -> Celery:
 
         build_worker.build_image(parts(), build)
 
-    # The message may arrive before the commit.
-    app.task(
-        build_image,
-        name=BUILD_IMAGE,
-        shared=False,
-        **{**RETRY_OPTIONS, "autoretry_for": (Unavailable, NotFound)},
-    )
+    app.task(build_image, name=BUILD_IMAGE, shared=False, **EARLY_OPTIONS)
     return app
 
 
@@ -145,9 +141,7 @@ def _add_tasks(app: Celery, parts: _PerProcess[DispatchContext], config: Config)
     def change_jobs(action: str, ids: list[str]) -> None:
         dispatcher.change_jobs(parts(), JobAction(action), ids)
 
-    # The message may arrive before the commit, or the commit may have failed.
-    early = {**RETRY_OPTIONS, "autoretry_for": (Unavailable, NotFound)}
-    app.task(submit_array, name=SUBMIT_ARRAY, shared=False, **early)
+    app.task(submit_array, name=SUBMIT_ARRAY, shared=False, **EARLY_OPTIONS)
     app.task(change_jobs, name=CHANGE_JOBS, shared=False, **RETRY_OPTIONS)
 
     def sweep(parts: DispatchContext) -> None:
