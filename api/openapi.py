@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from werkzeug.routing import Rule
 
-from api.operation import JSON, AccessRule, BinaryBody, Operation, Reply, operation_of
+from api.operation import JSON, BinaryBody, Operation, Reply, operation_of
 from api.problems import CONTENT_TYPE, title
 from api.tokens import Scope
 from vmjobs import __version__
@@ -103,7 +103,8 @@ def _operation(rule: Rule, text: str, record: Operation, schemas: _Keys) -> dict
         "tags": [_TAGS.get(blueprint, blueprint)],
         "parameters": [*_path_parameters(rule), *_query_parameters(record), *_headers(record)],
         "responses": _responses(record, schemas),
-        "security": _security(record.access),
+        # Alternatives: one of them is enough.
+        "security": [{"bearer": [name]} for name in record.access.names()],
     }
     if description := " ".join(rest.split()):
         found["description"] = description
@@ -230,8 +231,3 @@ def _bearer() -> dict[str, Any]:
         "bearerFormat": "JWT",
         "description": "WLCG profile; scopes: " + ", ".join(Scope) + ", vmjobs.job:ID",
     }
-
-
-def _security(access: AccessRule) -> list[dict[str, list[str]]]:
-    """Return alternatives: one of them is enough."""
-    return [{"bearer": [name]} for name in access.names()]

@@ -25,7 +25,7 @@ from api.tokens import Scope
 from images.content import layout_size
 from images.segment import MAX_STORED_BYTES
 from vmjobs.errors import Conflict, Forbidden
-from vmjobs.model import MIB, Job, JobState
+from vmjobs.model import MIB, JobState
 from vmjobs.wire import CONDOR_JOB, Upload, UploadRequest
 
 blueprint = Blueprint("uploads", __name__, url_prefix="/v1/uploads")
@@ -50,16 +50,13 @@ def open_upload() -> Response:
     """
     who = current_viewer()
     if who.job and not who.job.startswith(CONDOR_JOB):
-        _require_checkpointable(require_unfinished(who.job))
+        job = require_unfinished(who.job)
+        if not job.spec.checkpoint:
+            raise Forbidden(f"job {job.id} has no checkpoints", hint="submit it with checkpoint")
+        if job.state is JobState.CANCELING:
+            raise Conflict(f"job {job.id} is being canceled")
     found = repository().uploads.begin(who, read_body(UploadRequest).size)
     return json_reply(found, 201, {"Location": f"/v1/uploads/{found.id}"})
-
-
-def _require_checkpointable(job: Job) -> None:
-    if not job.spec.checkpoint:
-        raise Forbidden(f"job {job.id} has no checkpoints", hint="submit it with checkpoint")
-    if job.state is JobState.CANCELING:
-        raise Conflict(f"job {job.id} is being canceled")
 
 
 @blueprint.get("/<id:upload>")

@@ -193,19 +193,15 @@ class LocalUpload:
         self._repository, self._viewer, self.id = repository, viewer, upload
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
-        """Tell for each segment whether it has to be sent."""
         return self._repository.uploads.missing_segments(self._viewer, self.id, digests)
 
     def missing_chunks(self, digests: Sequence[bytes]) -> list[bool]:
-        """Tell for each block whether it has to be sent."""
         return self._repository.uploads.missing_chunks(self._viewer, self.id, digests)
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
-        """Send a segment."""
         return self._repository.segments.put(self._viewer, self.id, digest, bytes(body))
 
     def put_content(self, digest: str, layout: bytes) -> None:
-        """Send the layout of a content: the list of its segments."""
         self._repository.uploads.put_content(self._viewer, self.id, digest, layout)
 
 
