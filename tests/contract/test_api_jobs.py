@@ -34,39 +34,6 @@ def test_submit_answers_with_the_jobs_and_publishes_the_array(site: Site) -> Non
     assert problem["service"] == "broker"
 
 
-#: Values beyond the service's limits or of a wrong type; the model's tests have more.
-BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
-    ({"image": "nowhere:1"}, "spec.image"),
-    ({"image": DIGEST}, "spec.image"),
-    ({"image": 5}, "spec.image"),
-    ({"cpus": 9}, "spec.cpus"),
-    ({"cpus": 10**30}, "spec.cpus"),
-    ({"cpus": 1.5}, "spec.cpus"),
-    ({"memory": 4097}, "spec.memory"),
-    ({"disk": 2049}, "spec.disk"),
-    ({"run_seconds": 7201}, "spec.run_seconds"),
-    ({"outputs": ["ok", "/etc/*"]}, "spec.outputs.1"),
-    ({"arguments": [1]}, "spec.arguments.0"),
-    ({"arguments": ["a\0"]}, "spec.arguments.0"),
-    ({"inputs": [{"name": "a", "digest": DIGEST, "size": 1}]}, "spec.inputs.0"),
-    ({"inputs": [{"name": "../a", "digest": DIGEST, "size": 1}]}, "spec.inputs.0.name"),
-    ({"inputs": [{"name": "a", "digest": "md5:1", "size": 1}]}, "spec.inputs.0.digest"),
-    ({"inputs": [{"name": "a", "digest": DIGEST, "size": -1}]}, "spec.inputs.0.size"),
-    ({"route": "no/where"}, "spec.route"),
-    ({"route": "nowhere"}, "spec.route"),
-]
-
-
-def test_bad_fields_are_named(site: Site) -> None:
-    for change, field in BAD_FIELDS:
-        problem = site.user().problem(422, "POST", "/v1/jobs", json={"spec": good_spec(**change)})
-        assert problem["code"] == "INVALID_SPEC"
-        fields = [fault["field"] for fault in problem["errors"]]
-        assert any(found == field or found.startswith(f"{field}.") for found in fields), problem
-        assert all(fault["message"] and fault["code"] for fault in problem["errors"])
-    assert site.queue.arrays == []
-
-
 def test_bad_counts(site: Site) -> None:
     for count in (0, -1, 1001, "2", 1.5, None):
         body = {"spec": good_spec(), "count": count}

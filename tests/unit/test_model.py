@@ -32,17 +32,21 @@ def spec(**fields: Any) -> dict[str, Any]:
     return {"image": "hep", "script": "#!/bin/sh\ntrue\n", **fields}
 
 
+INPUT: dict[str, Any] = {"name": "a", "digest": "sha256:" + "0" * 64, "size": 1}
 BAD: dict[str, list[Any]] = {
-    "cpus": [0, -1, "2", True],
+    "cpus": [0, -1, "2", True, 1.5, 10**30],
     "memory": [0, -512],
     "disk": [0],
     "run_seconds": [0, -5],
     "boot_seconds": [0],
     "script": ["", "  \n", "x" * (MAX_SCRIPT_BYTES + 1), "a\0b", 7],
-    "image": ["no spaces please", "sha256:123", "../up"],
+    "image": ["no spaces please", "sha256:123", "../up", 5],
+    "arguments": [[1], ["a\0"]],
+    "inputs": [[INPUT | {"name": "../a"}], [INPUT | {"digest": "md5:1"}], [INPUT | {"size": -1}]],
     "outputs": [["../x"], ["/etc/*"], ["a/../../b"], "hist.csv"],
     "environment": [{"1A": "x"}, {"A": "x\0"}],
     "hypervisor": ["vmware"],
+    "route": ["no/where"],
     "network": ["bridge"],
     "strategy": ["magic"],
     "labels": [{"a b": "c"}],
@@ -104,9 +108,8 @@ def test_a_job_that_is_to_be_saved_goes_where_it_can_be() -> None:
 
 
 def test_input_names_must_differ() -> None:
-    file = {"name": "a", "digest": "sha256:" + "0" * 64, "size": 1}
     with pytest.raises(InvalidSpec, match="faults"):
-        parse_spec(spec(inputs=[file, file]))
+        parse_spec(spec(inputs=[INPUT, INPUT]))
 
 
 def test_what_a_later_release_tells_besides_is_left_out() -> None:
