@@ -104,21 +104,6 @@ def test_from_many_jobs_to_few(world: World) -> None:
     assert told(world)[1:] == ["2 VMs: no more were needed for 60 s"]
 
 
-def test_who_was_needed_in_between_stays(world: World) -> None:
-    ranged(world, 0, 5)
-    world.pool.wait(3)
-    world.step()
-    world.pool.wait(0)
-    world.step(20)
-    world.pool.wait(2)
-    world.step(20)
-    world.pool.wait(0)
-    world.step(61)
-    assert len(running(world)) == 2
-    world.step(61)
-    assert running(world) == []
-
-
 def test_max_and_min(world: World) -> None:
     ranged(world, 1, 3)
     world.step()
@@ -254,21 +239,6 @@ def test_who_is_woken_has_a_vm_until_nobody_needs_it(world: World) -> None:
     assert told(world)[1:] == ["0 VMs: no more were needed for 60 s"]
     world.obey("n1", "n2")
     assert world.repository.cluster_actions.wake("vc", "site")
-
-
-def test_demand_takes_over_from_who_woke_it(world: World) -> None:
-    ranged(world, 0, 2)
-    assert world.repository.cluster_actions.wake(
-        "vc", "site"
-    )  # the pool was not asked for its jobs yet
-    world.step()
-    world.bring_up()
-    world.pool.join("vc-0", busy=True, jobs=1)
-    world.step(100)
-    world.pool.join("vc-0", busy=False, jobs=1)
-    world.step(20)
-    world.step(61)
-    assert running(world) == []
 
 
 def test_who_is_not_woken(world: World) -> None:

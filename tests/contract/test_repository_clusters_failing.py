@@ -121,26 +121,6 @@ def test_while_it_is_closed_nothing_is_written(
     assert writes == [1]
 
 
-def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repository: Repository) -> None:
-    repository.nodes.put(node_of("n3"))
-    world.apply(size=2)
-    world.step()
-    for name in ("vc-0", "vc-1"):
-        fail(world, name, 1, ClusterVmCode.KERNEL_PANIC)
-    world.repository.cluster_actions.scale("vc", 3, "root")
-    world.step()
-    (guard,) = seen(world).guards
-    assert (guard.node, guard.failures) == ("", 2)
-    assert "and none ever came up" in world.vms()["vc-2"].message
-    # Another image is placed there: it has a backoff of its own.
-    push_library(repository, "other", b"another disk")
-    world.apply(declared("other", image="other"))
-    world.step()
-    assert world.states("other") == {"other-0": ClusterVmState.ASSIGNED}
-    assert world.repository.clusters.get("other").guards == ()
-    assert not [e for e in world.codes("other") if e[2] == "GUARDED"]
-
-
 def test_a_retry_forgets_failures(world: World) -> None:
     world.apply(size=2)
     world.step()

@@ -10,7 +10,7 @@ from repository.clusters.core import node_lease
 from repository.clusters.reconciler import ClusterReconciler
 from repository.db.models import NodeRow
 from repository.service import Repository
-from tests.kit.cluster_nodes import POOLS, World, node_of
+from tests.kit.cluster_nodes import POOLS, World
 from tests.kit.repository_jobs import clusters_of, refused
 from vmjobs.cluster.pool import ProbeState
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
@@ -83,22 +83,6 @@ def test_a_step_with_nothing_to_do_writes_nothing(world: World, other: Repositor
     )
     world.step(20)
     assert world.pool.calls == calls + 1
-
-
-def test_why_there_is_no_room(world: World) -> None:
-    world.apply(size=9)
-    world.step()
-    pending = [m for m in world.vms().values() if m.state is ClusterVmState.PENDING]
-    (vm,) = pending
-    assert (vm.code, vm.node) == (ClusterVmCode.NO_ROOM, "")
-    assert "n1 lacks" in vm.message
-    for name in ("n1", "n2"):
-        world.repository.nodes.put(node_of(name, cluster_memory=0))
-    world.step()
-    assert "cluster_memory is 0 on n1, n2" in world.vms()[vm.name].message
-    world.repository.nodes.put(node_of("n3"))
-    world.step()
-    assert world.vms()[vm.name].node == "n3"
 
 
 def test_one_that_does_not_join_is_condemned_and_tried_again(world: World) -> None:
