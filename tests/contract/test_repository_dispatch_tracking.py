@@ -32,15 +32,6 @@ def test_canceled_while_it_runs(grid: Grid) -> None:
     assert states(grid.repository, job.id)[-2:] == ["CANCELING", "CANCELED"]
 
 
-def test_a_node_that_never_confirms(grid: Grid) -> None:
-    job, _ = grid.submit(S.QUEUED)
-    grid.cancel(job)
-    assert grid.track(job) is S.CANCELING
-    grid.later(state_policy.CANCEL_GRACE)
-    assert grid.track(job) is S.CANCELED
-    assert "did not confirm" in grid.repository.jobs.get(job.id).reason.message
-
-
 @pytest.mark.parametrize(
     ("state", "code"),
     [
@@ -80,14 +71,6 @@ def test_a_job_that_ended_by_itself_for_the_scheduler_too_is_not_canceled(
         step()
     assert grid.end(job) == (state, code)
     assert states(grid.repository, job.id)[-2:] == ["CANCELING", state.value]
-
-
-def test_removed_at_the_scheduler(grid: Grid) -> None:
-    job, attempt = grid.submit(S.RUNNING)
-    grid.schedd.say(job.id, B.REMOVED, "via condor_rm (by user ada)")
-    assert grid.track(job) is S.CANCELING
-    grid.report(job, attempt, S.CANCELED, ReasonCode.SCHEDULER_REMOVED)
-    assert grid.end(job) == (S.CANCELED, ReasonCode.SCHEDULER_REMOVED)
 
 
 def test_held_and_released(grid: Grid) -> None:
