@@ -101,12 +101,3 @@ def test_a_jobs_token_uploads_its_vm_alone(site: Site) -> None:
     upload = open_upload(who)
     layout = put_content(who, upload, b"a disk")
     who.problem(403, "POST", "/v1/images", json=publication(layout, upload, name="mine"))
-
-
-def test_an_upload_of_a_jobs_is_nobody_elses(site: Site) -> None:
-    (job, other) = (site.user().submit(checkpoint=True, hypervisor="qemu")[0] for _ in range(2))
-    upload = open_upload(site.agent(job))
-    for who in (site.user(), site.agent(other)):
-        who.problem(404, "GET", f"/v1/uploads/{upload}")
-        who.problem(404, "DELETE", f"/v1/uploads/{upload}")
-    assert site.agent(job)("GET", f"/v1/uploads/{upload}").status_code == 200

@@ -18,7 +18,6 @@ from tests.kit.api_images import (
     ask,
     open_upload,
     pieces,
-    publication,
     put_content,
     put_segment,
 )
@@ -109,24 +108,3 @@ def test_uploads_of_others_do_not_exist(site: Site) -> None:
 def test_bad_sizes(site: Site) -> None:
     for size in (0, -1, "much", None, 2**70):
         assert site.user()("POST", "/v1/uploads", json={"size": size}).status_code in {413, 422}, size
-
-
-def test_images_that_are_refused(site: Site) -> None:
-    ada = site.user()
-    upload = open_upload(ada)
-    layout = put_content(ada, upload, DISK)
-    good = publication(layout, upload, name="x")
-    wrong: list[dict[str, Any]] = [
-        {},
-        {"root": {"digest": layout.digest, "size": layout.size + 1}},
-    ]
-    for manifest in wrong:
-        problem = ada.problem(422, "POST", "/v1/images", json={**good, "manifest": manifest})
-        assert problem["code"] == "IMAGE_REJECTED", manifest
-    for change in (
-        {"keep_days": -1},
-        {"visibility": "everybody"},
-        {"shares": [{"kind": "all", "name": "x"}]},
-    ):
-        ada.problem(422, "POST", "/v1/images", json={**good, **change})
-    assert ada("POST", "/v1/images", json=good).status_code == 201

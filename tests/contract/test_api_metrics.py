@@ -231,11 +231,6 @@ def silence(repository: Repository, node: str) -> None:
             row.heard = now() - timedelta(seconds=301)
 
 
-def test_labels_are_quoted(world: World, repository: Repository, scraper: Caller) -> None:
-    repository.nodes.put(node_of("n9", site='a"b\\c\n'))
-    assert scrape(scraper)["vmjobs_nodes", 'a"b\\c\n', "alive"] == 1
-
-
 def test_the_answer_does_not_grow_with_jobs_nor_the_number_of_questions(
     world: World, repository: Repository, scraper: Caller
 ) -> None:

@@ -223,16 +223,6 @@ def test_the_library(images: Repository) -> None:
     assert images.catalog.resolve(EVE, "eve/copy") == done.digest
 
 
-def test_namespaces_are_ones_own(images: Repository) -> None:
-    for user in ("library", "Ada Lovelace", "ada-0123abcd", "", "../..", "ä\u202eda", "x" * 200):
-        done = push(images, Viewer(user), DISK, name="hep")
-        (tag,) = done.tags
-        assert tag.namespace not in {user, "library", ""}
-        assert images.catalog.resolve(Viewer(user), "hep") == done.digest
-        assert images.catalog.resolve(Viewer(user), f"{tag.namespace}/hep") == done.digest
-    refused(NotFound, lambda: images.catalog.resolve(EVE, "hep"))
-
-
 BAD_NAMES = [
     *("", ".", "..", "../x", "a/b", "-a", ".a", "A", "hep\n", "hep\0", "h p", "a:b", "sha256:"),
     *("hëp", "he\u200bp", "h\u202ep", "\uff48ep", "x" * 65, "x" * 300, "%2e%2e"),
