@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from repository.clusters.backoff import backoff_of
-from repository.clusters.history import ClusterEventKind, event_count, present_state, state_entry_count
+from repository.clusters.history import CLUSTER_EVENTS, event_count, present_state, state_entry_count
 from repository.clusters.snapshots import Snapshot, load_snapshot
 from repository.clusters.tables import AssignmentRow, BackoffRow
 from repository.db.database import Database
@@ -141,7 +141,7 @@ def _measure_clusters(snapshot: Snapshot, values: _Values) -> None:
         values["vmjobs_cluster_target_members"][name,] = 0 if ends else cluster.target
         for counted in ("busy_members", "member_failures", "outdated_members"):
             values[f"vmjobs_cluster_{counted}"][name,] = 0
-        for what in ClusterEventKind:
+        for what in CLUSTER_EVENTS:
             count = event_count(cluster, what)
             values["vmjobs_cluster_changes_total"][name, what.lower()] = count
         for state in ClusterVmState:

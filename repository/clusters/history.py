@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Final, NamedTuple
 
 from sqlalchemy import delete
@@ -17,28 +16,17 @@ MAX_EVENTS: Final = 1000
 #: Older lines are deleted in batches of this size.
 _PRUNE_BATCH: Final = 100
 MAX_MESSAGE: Final = 8192
+#: Events of a cluster itself: the ``state`` of its own history lines.
+CLUSTER_EVENTS: Final = (
+    *("CREATED", "CHANGED", "SCALED", "DRAINING", "RESUMED", "RETRIED", "DELETING"),
+    *("STALLED", "ROLLED_BACK", "GUARD_CLOSED", "GUARD_OPEN"),
+)
 _STATE_MESSAGES: Final = {
     ClusterVmState.ASSIGNED: "the node has to start the VM",
     ClusterVmState.JOINING: "the VM runs and is not in the pool yet",
     ClusterVmState.PROBING: "the VM is in the pool; a probe job has to run in it",
     ClusterVmState.UP: "a probe job ran in the VM; it accepts jobs",
 }
-
-
-class ClusterEventKind(StrEnum):
-    """Events of a cluster itself: the ``state`` of its own history lines."""
-
-    CREATED = "CREATED"
-    CHANGED = "CHANGED"
-    SCALED = "SCALED"
-    DRAINING = "DRAINING"
-    RESUMED = "RESUMED"
-    RETRIED = "RETRIED"
-    DELETING = "DELETING"
-    STALLED = "STALLED"
-    ROLLED_BACK = "ROLLED_BACK"
-    GUARD_CLOSED = "GUARD_CLOSED"
-    GUARD_OPEN = "GUARD_OPEN"
 
 
 class HistoryEntry(NamedTuple):
@@ -80,7 +68,7 @@ def record(
         )
 
 
-def event_count(cluster: ClusterRow, what: ClusterEventKind) -> int:
+def event_count(cluster: ClusterRow, what: str) -> int:
     """Return how often an event happened to the cluster."""
     return int((cluster.happened or {}).get(f"cluster.{what}", 0))
 

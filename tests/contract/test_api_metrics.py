@@ -13,7 +13,7 @@ from pytest import approx
 from api.app import create_app
 from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
 from images import recipe as recipes
-from repository.clusters.history import ClusterEventKind
+from repository.clusters.history import CLUSTER_EVENTS
 from repository.clusters.tables import AssignmentRow
 from repository.db.models import NodeRow
 from repository.images import Viewer
@@ -146,7 +146,7 @@ def test_drains_upgrades_and_rollbacks_are_counted(
     world.bring_up()
     world.step()
     found = scrape(scraper)
-    changes = {(what.lower(), "vc") for what in ClusterEventKind}
+    changes = {(what.lower(), "vc") for what in CLUSTER_EVENTS}
     assert set(of(found, "vmjobs_cluster_changes_total")) == changes
     assert found["vmjobs_cluster_changes_total", "created", "vc"] == 1
     assert found["vmjobs_cluster_changes_total", "draining", "vc"] == 0
