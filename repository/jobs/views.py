@@ -50,16 +50,22 @@ def job_views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
     arrays = select(SubmissionRow).where(SubmissionRow.id.in_({row.array_id for row in rows}))
     parents = {parent.id: parent for parent in session.scalars(arrays)}
     specs = {parent.id: submitted_spec(parent) for parent in parents.values()}
-    return [
-        _view(
-            row,
-            parents[row.array_id],
-            specs[row.array_id],
-            attempts.get(row.attempt),
-            tuple(outputs.get(row.attempt, ())),
-        )
-        for row in rows
-    ]
+    jobs = []
+    for row in rows:
+        attempt, parent = attempts.get(row.attempt), parents[row.array_id]
+        of_attempt = columns_of(Job, attempt) if attempt else {}
+        of_job: dict[str, Any] = {
+            **columns_of(Job, row),
+            "array": parent.id,
+            "count": parent.count,
+            "spec": specs[parent.id],
+            "image_digest": parent.image_digest,
+            "reason": reason_of(row),
+            "outputs": outputs.get(row.attempt, ()),
+            "condor": ref_of(row),
+        }
+        jobs.append(Job.model_validate(of_attempt | of_job))
+    return jobs
 
 
 def latest_attempts(session: Session, rows: Collection[JobRow]) -> dict[str, AttemptRow]:
@@ -67,27 +73,6 @@ def latest_attempts(session: Session, rows: Collection[JobRow]) -> dict[str, Att
     ids = [row.attempt for row in rows if row.attempt]
     query = select(AttemptRow).where(AttemptRow.id.in_(ids))
     return {attempt.id: attempt for attempt in session.scalars(query)} if ids else {}
-
-
-def _view(
-    row: JobRow,
-    parent: SubmissionRow,
-    spec: JobSpec,
-    attempt: AttemptRow | None,
-    outputs: tuple[Output, ...],
-) -> Job:
-    of_attempt = columns_of(Job, attempt) if attempt else {}
-    of_job: dict[str, Any] = {
-        **columns_of(Job, row),
-        "array": row.array_id,
-        "count": parent.count,
-        "spec": spec,
-        "image_digest": parent.image_digest,
-        "reason": reason_of(row),
-        "outputs": outputs,
-        "condor": ref_of(row),
-    }
-    return Job.model_validate(of_attempt | of_job)
 
 
 def spec_of(row: JobRow) -> JobSpec:
