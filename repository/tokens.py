@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -99,9 +99,8 @@ class TokenRegister:
 class TokenChecker:
     """Refuses revoked tokens.  Safe to share between threads."""
 
-    def __init__(self, register: TokenRegister, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, register: TokenRegister) -> None:
         self._register = register
-        self._clock = clock
         self._lock = threading.Lock()
         self._revoked: frozenset[str] | None = None
         self._due = 0.0
@@ -131,11 +130,11 @@ class TokenChecker:
 
     def _known_revoked(self) -> frozenset[str]:
         with self._lock:
-            if self._revoked is None or self._clock() >= self._due:
+            if self._revoked is None or time.monotonic() >= self._due:
                 try:
                     self._revoked = self._register.revoked()
                 except Unavailable:
                     if self._revoked is None:
                         raise
-                self._due = self._clock() + REFRESH_SECONDS
+                self._due = time.monotonic() + REFRESH_SECONDS
             return self._revoked

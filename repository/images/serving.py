@@ -7,7 +7,6 @@ removed or expires. Only grants are cached, never refusals.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -80,7 +79,7 @@ class SegmentServer:
         database: Database,
         objects: ObjectStore,
         contents: ContentReader,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._database = database
         self._objects = objects

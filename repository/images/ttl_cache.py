@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Generic, TypeVar
 
@@ -14,7 +13,7 @@ V = TypeVar("V")
 class TtlCache(Generic[K, V]):
     """Caches at most ``limit`` entries, each for ``seconds``. Safe to share between threads."""
 
-    def __init__(self, seconds: float, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, limit: int, clock: Callable[[], float]) -> None:
         self.seconds: Final = seconds
         self.limit: Final = limit
         self.clock: Final = clock
