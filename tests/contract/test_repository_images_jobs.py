@@ -70,12 +70,8 @@ def test_a_tag_is_pinned_at_submission(repository: Repository) -> None:
     first = push(repository, ADA, DISK, name="own")
     job = one(repository, "ada", image="own")
     push(repository, ADA, noise(9), name="own")
-    assert claim_of(repository, job.id) == first.digest
-
-
-def claim_of(repository: Repository, job_id: str) -> str:
-    claim(repository, job_id)
-    return repository.jobs.get(job_id).image_digest
+    claim(repository, job.id)
+    assert repository.jobs.get(job.id).image_digest == first.digest
 
 
 def test_a_deprecated_image_runs_and_says_so(repository: Repository) -> None:
