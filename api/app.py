@@ -26,9 +26,10 @@ from api import (
     uploads,
 )
 from api.assignment_stream import AssignmentWatch
-from api.services import Dispatcher, HealthCheck, Services, TokenIssuer, attach_services
+from api.services import HealthCheck, Services, TokenIssuer, attach_services
 from api.session_link import SessionClient
 from api.tokens import ApiTokenIssuer
+from repository.broker import TaskPublisher
 from repository.service import Repository
 from repository.tokens import TokenChecker, TokenRegister
 from vmjobs.config import Config
@@ -56,7 +57,7 @@ def create_app(
     config: Config,
     repository: Repository,
     *,
-    dispatcher: Dispatcher,
+    dispatcher: TaskPublisher,
     issuer: ApiTokenIssuer,
     checks: Mapping[str, HealthCheck] | None = None,
     token_issuer: TokenIssuer | None = None,

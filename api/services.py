@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -11,12 +11,12 @@ from flask import Flask, current_app
 from api.assignment_stream import AssignmentWatch
 from api.session_link import SessionClient
 from api.tokens import ApiTokenIssuer, Principal, bearer_token
+from repository.broker import TaskPublisher
 from repository.service import Repository
 from repository.tokens import TokenChecker
 from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.config import Config
-from vmjobs.model import JobAction
 
 _KEY: Final = "vmjobs"
 
@@ -35,22 +35,6 @@ class TokenIssuer(Protocol):
         """
 
 
-class Dispatcher(Protocol):
-    """Passes work to the workers. All methods raise ``Unavailable("broker", …)``."""
-
-    def submit_array(self, array: str) -> None:
-        """Submit the array's jobs to a scheduler."""
-
-    def change_jobs(self, action: JobAction, ids: Sequence[str]) -> None:
-        """Cancel, hold or release jobs in the scheduler."""
-
-    def build_image(self, build: str) -> None:
-        """Run the build at a builder."""
-
-    def clusters(self) -> None:
-        """Run the reconciler of virtual clusters now."""
-
-
 @dataclass(frozen=True)
 class Services:
     """The services that :func:`api.app.create_app` got.
@@ -61,7 +45,7 @@ class Services:
 
     config: Config
     repository: Repository
-    dispatcher: Dispatcher
+    dispatcher: TaskPublisher
     issuer: ApiTokenIssuer
     assignments: AssignmentWatch
     sessions: SessionClient

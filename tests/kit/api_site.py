@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flask import Flask
 from flask.testing import FlaskClient
@@ -19,6 +19,7 @@ from werkzeug.test import TestResponse
 from api.app import create_app
 from api.services import TokenIssuer
 from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
+from repository.broker import TaskPublisher
 from repository.service import Repository, open_repository
 from tests.kit.repository_jobs import prepare_library, push_library
 from vmjobs.config import Config
@@ -160,7 +161,8 @@ def make_site(directory: Path, *, token_issuer: TokenIssuer | None = None, **set
         repository = open_repository(config, migrate=False)
     queue = Queue()
     issuer = ApiTokenIssuer(directory / "keys" / "issuer.pem", config.issuer)
-    app = create_app(config, repository, dispatcher=queue, issuer=issuer, token_issuer=token_issuer)
+    publisher = cast(TaskPublisher, queue)
+    app = create_app(config, repository, dispatcher=publisher, issuer=issuer, token_issuer=token_issuer)
     disk = image.manifest["root"]["digest"]
     return Site(app, config, repository, queue, issuer, image.digest, disk)
 
