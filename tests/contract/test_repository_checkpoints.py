@@ -11,9 +11,8 @@ from images.segment import decode_segment
 from repository.images import LIBRARY, Viewer
 from repository.service import Repository
 from tests.kit.checkpoints import MEMORY, saved
-from tests.kit.noise import noise
 from tests.kit.repository_images import MIB, stored, sweeper
-from tests.kit.repository_jobs import bring, claim, one, push, refused, send, told, with_settings
+from tests.kit.repository_jobs import bring, claim, one, push, refused, send, told
 from vmjobs.errors import (
     AttemptSuperseded,
     Conflict,
@@ -22,7 +21,6 @@ from vmjobs.errors import (
     JobFinal,
     MissingChunks,
     NotFound,
-    QuotaExceeded,
 )
 from vmjobs.model import AttemptClaim, Checkpoint, Job, JobState, ReasonCode, SavedFile
 
@@ -161,16 +159,6 @@ def test_a_job_that_is_not_to_be_saved_is_not(repository: Repository) -> None:
         JobFinal,
         lambda: repository.attempts.keep_checkpoint(ended.id, last, opened, saved(last, layout)),
     )
-
-
-def test_it_counts_against_the_owners_quota(repository: Repository) -> None:
-    job, attempt = running(repository)
-    opened, layout = upload(repository, job)
-    repository = with_settings(repository, image_quota=4)
-    repository.attempts.keep_checkpoint(job.id, attempt, opened, saved(attempt, layout))
-    second = repository.uploads.begin(ADA, len(MEMORY)).id
-    with pytest.raises(QuotaExceeded):
-        send(repository, ADA, second, noise(3 * MIB, seed=8))
 
 
 def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
