@@ -58,7 +58,14 @@ def build(app: Flask) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "responses": {"Problem": _problem()},
-            "securitySchemes": {"bearer": _bearer()},
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "WLCG profile; scopes: " + ", ".join(Scope) + ", vmjobs.job:ID",
+                }
+            },
         },
     }
 
@@ -221,13 +228,4 @@ def _problem() -> dict[str, Any]:
             _RETRY | {"WWW-Authenticate": "how to authenticate (401, 403)"}
         ),
         "content": {CONTENT_TYPE: {"schema": {"$ref": REF.format(model="Problem")}}},
-    }
-
-
-def _bearer() -> dict[str, Any]:
-    return {
-        "type": "http",
-        "scheme": "bearer",
-        "bearerFormat": "JWT",
-        "description": "WLCG profile; scopes: " + ", ".join(Scope) + ", vmjobs.job:ID",
     }

@@ -208,7 +208,12 @@ def record_polls(session: Session, snapshot: Snapshot, polls: PoolPolls, present
     turned = apply_polls(snapshot, polls, present)
     session.add_all(snapshot.pools.values())
     for name in turned:
-        _record_answer(session, snapshot, name, polls.pools[name], present)
+        entry = HistoryEntry("POOL", "PROGRESS", f"the pool {name} answers again")
+        if problem := polls.pools[name].problem:
+            entry = HistoryEntry("POOL", "POOL_UNAVAILABLE", problem)
+        logger.warning("%s", entry.message)
+        for cluster in sorted({row.cluster for row in snapshot.vms.values() if row.pool == name}):
+            record(session, snapshot.clusters[cluster], entry, present)
 
 
 def _update(row: ClusterVmRow, poll: PoolPoll, present: datetime) -> None:
@@ -216,14 +221,3 @@ def _update(row: ClusterVmRow, poll: PoolPoll, present: datetime) -> None:
     row.advertised, row.busy, row.jobs, row.system = _polled_values(row, poll)
     if here and row.advertised != row.incarnation and row.phase == Phase.RUNNING.value:
         row.waiting = present
-
-
-def _record_answer(
-    session: Session, snapshot: Snapshot, name: str, poll: PoolPoll, present: datetime
-) -> None:
-    entry = HistoryEntry("POOL", "PROGRESS", f"the pool {name} answers again")
-    if poll.problem:
-        entry = HistoryEntry("POOL", "POOL_UNAVAILABLE", poll.problem)
-    logger.warning("%s", entry.message)
-    for cluster in sorted({row.cluster for row in snapshot.vms.values() if row.pool == name}):
-        record(session, snapshot.clusters[cluster], entry, present)

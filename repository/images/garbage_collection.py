@@ -105,12 +105,12 @@ class GarbageCollector:
                 parts.append(step(session, utc_now() - timedelta(seconds=self.config.upload_seconds)))
             for key in parts[-1].objects:
                 self.objects.delete(key)
-        return _total(parts)
+        return DeletionResult(sum(part.count for part in parts), sum(part.size for part in parts))
 
     def _count_steps(self) -> dict[DeletionStep, DeletionResult]:
         """Count what each step would delete, without any lock."""
         before = utc_now() - timedelta(seconds=self.config.upload_seconds)
-        uploads = select(UploadRow.id).where(_is_abandoned(before))
+        uploads = select(UploadRow.id).where(UploadRow.touched < before)
         images = _unneeded_images(utc_now())
         contents = select(ContentRow.id).where(*_idle_contents(before, images, uploads))
         segments = select(SegmentRow.id).where(*_idle_segments(before, contents, uploads))
@@ -149,10 +149,6 @@ def _unneeded_images(present: datetime) -> Select[str]:
         HoldingRow.image == ImageRow.digest, is_unexpired(present)
     )
     return select(ImageRow.digest).where(~alive_there.exists(), ~is_needed())
-
-
-def _is_abandoned(before: datetime) -> ColumnElement[bool]:
-    return UploadRow.touched < before
 
 
 _Idle = tuple[ColumnElement[bool], ...]
@@ -197,7 +193,7 @@ def _is_referenced(key: Any, part: Any, owner: Any, but: Select[Any] | None) -> 
 
 def _delete_uploads(session: Session, before: datetime) -> DeletionResult:
     """Delete abandoned uploads."""
-    return _delete_idle(session, UploadRow, _is_abandoned(before))
+    return _delete_idle(session, UploadRow, UploadRow.touched < before)
 
 
 def _delete_images(session: Session, before: datetime) -> DeletionResult:
@@ -256,7 +252,3 @@ def _lock_idle(session: Session, key: Any, *idle: ColumnElement[bool]) -> list[A
     query = select(key).where(*idle).order_by(key).limit(DELETE_BATCH).with_for_update(skip_locked=True)
     mine = list(session.scalars(query))
     return list(session.scalars(select(key).where(key.in_(mine), *idle))) if mine else []
-
-
-def _total(parts: Sequence[DeletionResult]) -> DeletionResult:
-    return DeletionResult(sum(part.count for part in parts), sum(part.size for part in parts))
