@@ -90,14 +90,6 @@ def test_a_refusal_is_not_remembered(images: Repository) -> None:
     served(images, BOB, done)
 
 
-def test_visibility_follows_after_some_seconds(images: Repository, clock: Clock) -> None:
-    done = push(images, ADA, DISK, name="hep")
-    assert served(images, NODE, done)[1] is Visibility.PRIVATE
-    images.catalog.change(ADA, done.digest, ImageChange(visibility=Visibility.PUBLIC))
-    clock.now += CACHE_SECONDS
-    assert served(images, NODE, done)[1] is Visibility.PUBLIC
-
-
 def test_what_is_collected_is_gone_at_once(images: Repository) -> None:
     done = push(images, ADA, DISK, name="hep")
     served(images, NODE, done)
