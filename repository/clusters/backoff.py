@@ -40,9 +40,7 @@ def record_failures(
     failures = sorted(failed, key=lambda pair: (pair[0], pair[1].node))
     keys = sorted({key for image, f in failures for key in ((image, ""), (image, f.node))})
     add_missing(session, BackoffRow, [_new_columns(image, node) for image, node in keys])
-    rows = {
-        key: row for key, row in lock_backoffs(session, {key[0] for key in keys}).items() if key in keys
-    }
+    rows = lock_backoffs(session, {image for image, _ in keys})
     for image, failure in failures:
         for node in ("", failure.node):
             if row := rows.get((image, node)):
