@@ -170,7 +170,6 @@ CONVERTERS: Final[dict[str, type[BaseConverter]]] = {
 
 
 def install(app: Flask) -> None:
-    """Register the converters with ``app``."""
     # Two slashes in a row are part of a path here, and refused; Flask would redirect.
     app.url_map.merge_slashes = False
     app.url_map.converters.update(CONVERTERS)

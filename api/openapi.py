@@ -159,7 +159,6 @@ def _query_parameters(record: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _resolve_references(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return ``schema`` with its references resolved."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             return dict(definitions[schema["$ref"].rsplit("/", 1)[1]])

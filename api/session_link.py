@@ -183,7 +183,6 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        """Answer a request."""
         with suppress(OSError):
             try:
                 data, method, arguments = _read(self.rfile)

@@ -127,7 +127,6 @@ class TaskPublisher:
                 connection.ensure_connection(max_retries=1, timeout=CONNECT_SECONDS)
 
     def close(self) -> None:
-        """Close all connections."""
         self._app.close()
 
     def _send(self, name: str, *arguments: str | list[str], queue: str = QUEUE) -> None:

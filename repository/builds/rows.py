@@ -93,7 +93,6 @@ def new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> BuildR
 
 
 def set_progress(row: BuildRow, state: BuildState, step: str, fraction: float) -> None:
-    """Record the progress of a build."""
     row.state, row.step, row.updated = state.value, step, utc_now()
     row.progress = round(1000 * min(1.0, max(0.0, fraction)))
 

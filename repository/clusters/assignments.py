@@ -130,7 +130,6 @@ class ClusterAssignments:
         return row
 
     def _record_contact(self, node: str) -> None:
-        """Record contact with the node's agent."""
         present = utc_now()
         with self.database.read() as session:
             heard = session.scalar(select(AssignmentRow.heard).where(AssignmentRow.node == node))

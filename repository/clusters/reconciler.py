@@ -146,7 +146,6 @@ class _ActionExecutor:
     nodes: set[str] = field(default_factory=set)
 
     def carry_out(self, action: Action) -> None:
-        """Carry out one action."""
         match action:
             case CreateVm():
                 self._create(action)

@@ -136,7 +136,6 @@ def holding_of(session: Session, viewer: Viewer, digest: str) -> HoldingRow | No
 
 
 def is_expired(holding: HoldingRow, present: datetime) -> bool:
-    """Whether a holding has expired."""
     return holding.expires is not None and holding.expires <= present
 
 

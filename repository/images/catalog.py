@@ -144,7 +144,6 @@ class Catalog:
         return Visibility.PRIVATE if found is None else Visibility.PUBLIC
 
     def parsed_manifest(self, viewer: Viewer, digest: str) -> ImageManifest:
-        """An image's manifest."""
         return ImageManifest.parse(self.manifest(viewer, digest), digest)
 
     # -- changes by owners

@@ -118,7 +118,6 @@ def delete_silent_jobs(database: Database, config: Config) -> None:
 
 
 def checkpoint_of(session: Session, job: str) -> Checkpoint | None:
-    """Return the checkpoint of a job."""
     row = session.get(CheckpointRow, job)
     return Checkpoint.model_validate(row.document) if row is not None else None
 

@@ -192,7 +192,6 @@ def _is_referenced(key: Any, part: Any, owner: Any, but: Select[Any] | None) -> 
 
 
 def _delete_uploads(session: Session, before: datetime) -> DeletionResult:
-    """Delete abandoned uploads."""
     return _delete_idle(session, UploadRow, UploadRow.touched < before)
 
 

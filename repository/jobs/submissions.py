@@ -93,7 +93,6 @@ class Submissions:
         return validate_job(spec, self.config, nodes, self.catalog, viewer, size_of)
 
     def _find_earlier(self, owner: str, key: str, body: str) -> SubmissionResult | None:
-        """Return the jobs of an earlier submission with this key."""
         if not key:
             return None
         with self.database.read() as session:

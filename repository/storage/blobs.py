@@ -60,7 +60,6 @@ class BlobReader(Closeable):
             yield held
 
     def close(self) -> None:
-        """Close the object."""
         self._stored.close()
 
 
