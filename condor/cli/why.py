@@ -9,7 +9,7 @@ import click
 from condor import names
 from condor.cli.why_service import check_image, explain, explain_service_job
 from condor.cli.why_show import JobReport, report_as_json, show
-from condor.diagnose.explainer import JobLocation
+from condor.diagnose.findings import JobLocation
 from condor.submit.schedd import Schedd
 from vmjobs.cli.common import (
     COMPLETION_SECONDS,

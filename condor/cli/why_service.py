@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 from condor import names
 from condor.cli.why_show import JobReport
-from condor.diagnose.explainer import JobExplainer, JobExplanation, JobLocation
-from condor.diagnose.findings import JobFacts, JobFinding
+from condor.diagnose.explainer import JobExplainer, JobExplanation
+from condor.diagnose.findings import JobFacts, JobFinding, JobLocation
 from vmjobs.cli.common import client, config
 from vmjobs.client import Client
 from vmjobs.errors import ConfigError, NotFound, Unavailable, VMJobsError

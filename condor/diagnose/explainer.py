@@ -8,26 +8,12 @@ from typing import Any, Final
 
 from condor.daemon_client import CallError, call
 from condor.diagnose import findings as rules
-from condor.diagnose.findings import JobFacts, JobFinding
+from condor.diagnose.findings import JobFacts, JobFinding, JobLocation
 from condor.diagnose.pool_findings import PoolFacts, pool_findings
 from vmjobs.errors import NotFound, Unavailable
 
 #: At how many other schedds a job is looked up, one after the other.
 MAX_REMOTE_SCHEDDS: Final = 3
-
-
-@dataclass(frozen=True)
-class JobLocation:
-    """Where a job is looked up.
-
-    schedd, pool: as in ``condor_q -name`` and ``-pool``; ``""``: this host's own. proc: None: the
-    cluster's job that :func:`condor.diagnose.daemon_queries.find` prefers.
-    """
-
-    schedd: str
-    pool: str
-    cluster: int
-    proc: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +75,7 @@ class JobExplainer:
         at = rules.remote_job(job)
         if at is None or len(route) > MAX_REMOTE_SCHEDDS:
             return job, rules.router_findings(job) if job.is_routed else rules.grid_findings(job), None
-        there = JobLocation(at.schedd or place.schedd, at.collector or place.pool, at.cluster, at.proc)
+        there = JobLocation(at.schedd or place.schedd, at.pool or place.pool, at.cluster, at.proc)
         try:
             copy = self.find(there)
             route.append(_job_at_schedd(copy, there))

@@ -33,6 +33,20 @@ _JOB_ID: Final = re.compile(r"condor +([^ ]+) +([^ ]+) +([0-9]{1,10})\.([0-9]{1,
 
 
 @dataclass(frozen=True)
+class JobLocation:
+    """Where a job is looked up.
+
+    schedd, pool: as in ``condor_q -name`` and ``-pool``; ``""``: this host's own. proc: None: the
+    cluster's job that :func:`condor.diagnose.daemon_queries.find` prefers.
+    """
+
+    schedd: str
+    pool: str
+    cluster: int
+    proc: int | None = None
+
+
+@dataclass(frozen=True)
 class JobFinding:
     """Explains a job's state. remedy: what to do about it; ``""`` if there is no advice."""
 
@@ -165,28 +179,18 @@ def _held(job: JobFacts) -> JobFinding:
 # --------------------------------------------------------------------------- Condor-C, the job router
 
 
-@dataclass(frozen=True)
-class RemoteJob:
-    """A job's copy elsewhere: the site's schedd and its collector, and the job's id there.
+def remote_job(job: JobFacts) -> JobLocation | None:
+    """The copy that Condor-C or a job router has made of a job; None if there is none.
 
-    For a job router's copy, which is at the job's own schedd, the first two are ``""``.
+    A job router's copy is at the job's own schedd: schedd and pool are ``""``.
     """
-
-    schedd: str
-    collector: str
-    cluster: int
-    proc: int
-
-
-def remote_job(job: JobFacts) -> RemoteJob | None:
-    """The copy that Condor-C or a job router has made of a job; None if there is none."""
     if job.is_routed:
         copy = _COPY_ID.fullmatch(job.text(names.ROUTED_TO))
         # The attribute may still name the copy from before a hold.
         taken = job.text(names.MANAGED) == "External"
-        return RemoteJob("", "", int(copy[1]), int(copy[2])) if copy and taken else None
+        return JobLocation("", "", int(copy[1]), int(copy[2])) if copy and taken else None
     found = _JOB_ID.fullmatch(job.text(names.GRID_JOB_ID))
-    return RemoteJob(found[1], found[2], int(found[3]), int(found[4])) if found else None
+    return JobLocation(found[1], found[2], int(found[3]), int(found[4])) if found else None
 
 
 def router_findings(job: JobFacts) -> list[JobFinding]:
@@ -235,7 +239,7 @@ def grid_findings(job: JobFacts) -> list[JobFinding]:
     ]
 
 
-def unreadable_findings(at: RemoteJob, why: str) -> list[JobFinding]:
+def unreadable_findings(at: JobLocation, why: str) -> list[JobFinding]:
     """Findings for a job at a site whose daemons could not be queried."""
     unknown = "does not know schedd" in why
     where = at.schedd or "the same schedd"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from condor.diagnose.explainer import JobExplainer, JobExplanation, JobLocation
+from condor.diagnose.explainer import JobExplainer, JobExplanation
+from condor.diagnose.findings import JobLocation
 from tests.kit.condor_daemons import Daemons
 
 HERE = JobLocation("", "", 3, 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from condor.diagnose import daemon_queries
-from condor.diagnose.explainer import JobLocation
+from condor.diagnose.findings import JobLocation
 from condor.events.outcomes import AGAIN, OUTCOMES
 from tests.kit.condor_daemons import Collector, Daemons, Schedd, daemons, node, queued
 from tests.kit.condor_why import codes, explain, rejected
