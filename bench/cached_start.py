@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.figures import Finding, compare, in_turns, spread
-from bench.start_overhead import run_once, step_times
+from bench.start_overhead import empty_job, run_once, step_times
 from images.cache.node_cache import ImageCache
 from images.content import CHUNK_BYTES, SEGMENT_BYTES
 from images.store.image_store import ImageStore
 from vmjobs.agent.run.services import RunServices
 from vmjobs.errors import Unavailable
-from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
+from vmjobs.model import HypervisorKind, NetworkMode
 
 #: The target in docs/benchmarks.md.
 TARGET = 1.10
@@ -38,14 +38,7 @@ def cached_start(
     made: RunServices, store: ImageStore, ref: str, kinds: list[HypervisorKind], pairs: int
 ) -> Iterator[Finding]:
     """Compare the times from a run's start to a ready guest, on the best working hypervisor."""
-    spec = JobSpec(
-        image=ref,
-        script="exit 0\n",
-        memory=128,
-        disk=64,
-        hypervisor=kinds[0],
-        network=NetworkMode.NONE,
-    )
+    spec = empty_job(ref, kinds[0], NetworkMode.NONE)
     with _images(store, store.resolve(ref)) as (cache, large, small):
         ours = replace(made, images=cache)
         for digest in (large, small):

@@ -54,7 +54,7 @@ def _ours(grid: Grid, api: Client, size: int) -> tuple[float, dict[str, float]]:
     name = fresh("b")
     with watching(grid, hosts(name, size)) as watched:
         declared = now()
-        with cluster(api, cluster_spec(IMAGE, name, size)) as began:
+        with cluster(api, cluster_spec(name, size)) as began:
             seconds = watched.all_in_the_pool(hosts(name, size)) - began
             wait_for(lambda: api.clusters.get(name).up == size or None, f"{size} to be UP", UP_SECONDS)
             return seconds, since(list(api.clusters.events(name)), declared)

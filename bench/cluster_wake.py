@@ -69,7 +69,7 @@ def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
 def _wake(grid: Grid, api: Client) -> dict[str, float]:
     """Seconds from an idle job until the end of each part."""
     name = fresh("w")
-    with cluster(api, cluster_spec(IMAGE, name, SizeRange(min=0, max=1))):
+    with cluster(api, cluster_spec(name, SizeRange(min=0, max=1))):
         shown = f'VMJobsCluster == "{name}" && Offline =?= true'
         wait_for(
             lambda: grid.on("site", "condor_status", "-constraint", shown, "-af", "Name").strip(),

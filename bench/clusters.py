@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from condor.pool.tokens import user_name_of
 from tests.kit.grid import NODES, Grid, wait_for
 from vmjobs.client import Client
 from vmjobs.cluster.pool import PoolVm
-from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.spec import ClusterSpec, SizeRange
 from vmjobs.cluster.wire import ClusterEvent
 from vmjobs.errors import Conflict, NotFound
 
@@ -52,14 +52,9 @@ def cluster(api: Client, spec: ClusterSpec) -> Iterator[float]:
     try:
         yield began
     finally:
-        delete(api, spec.name)
-
-
-def delete(api: Client, name: str) -> None:
-    """Delete a cluster."""
-    with suppress(Conflict):
-        api.clusters.delete(name, "now")
-    wait_for(lambda: _gone(api, name) or None, f"cluster {name} to go", PATIENCE)
+        with suppress(Conflict):
+            api.clusters.delete(spec.name, "now")
+        wait_for(lambda: _gone(api, spec.name) or None, f"cluster {spec.name} to go", PATIENCE)
 
 
 def _gone(api: Client, name: str) -> bool:
@@ -73,7 +68,7 @@ def _gone(api: Client, name: str) -> bool:
 def bring_image(grid: Grid, api: Client) -> None:
     """Bring the image to all nodes, so that no measurement includes a download."""
     name, size = fresh("c"), len(NODES)
-    with watching(grid, hosts(name, size)) as watched, cluster(api, cluster_spec(IMAGE, name, size)):
+    with watching(grid, hosts(name, size)) as watched, cluster(api, cluster_spec(name, size)):
         watched.all_in_the_pool(hosts(name, size))
 
 
@@ -155,20 +150,8 @@ def watching(grid: Grid, vms: Sequence[str], job: str = "") -> Iterator[Watched]
 
 
 @contextmanager
-def by_hand(grid: Grid, digest: str, names: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    """Prepare VMs, spread over the nodes; a line to each of the programs starts them."""
-    with ExitStack() as stack:
-        found = []
-        for place, node in enumerate(NODES):
-            if mine := names[place :: len(NODES)]:
-                found.append(stack.enter_context(_prepared(grid, node, digest, mine)))
-        yield found
-
-
-@contextmanager
-def _prepared(
-    grid: Grid, node: str, digest: str, names: Sequence[str]
-) -> Iterator[subprocess.Popen[str]]:
+def _prepared(grid: Grid, node: str, digest: str, names: Sequence[str]) -> Iterator[IO[str]]:
+    """Prepare VMs on a node, and yield the pipe on which a line starts them."""
     container = grid.container(node)
     grid.on(node, "mkdir", "-p", f"{_BY_HAND}/bench")
     for file in ("raw_boot.py", "cluster_by_hand.py"):
@@ -190,7 +173,7 @@ def _prepared(
         if process.stdout.readline() != "prepared\n":
             raise RuntimeError(f"VMs could not be prepared by hand on {node}")
         try:
-            yield process
+            yield process.stdin
         finally:
             process.stdin.close()
             process.wait(PATIENCE)
@@ -201,22 +184,20 @@ def _token(grid: Grid, vm: PoolVm) -> str:
     return grid.on("site", "condor_token_create", *words).strip()
 
 
-def start(programs: Sequence[subprocess.Popen[str]]) -> float:
-    """Start prepared VMs; returns when that was, by CLOCK_MONOTONIC."""
-    began = time.monotonic()
-    for program in programs:
-        assert program.stdin is not None
-        program.stdin.write("go\n")
-        program.stdin.flush()
-    return began
-
-
 def join_by_hand(grid: Grid, digest: str, count: int) -> float:
     """Start VMs by hand, all at once; returns the seconds until the last one is in the pool."""
     cluster = fresh("h")
     names = [f"{cluster}-{number}" for number in range(count)]
-    with by_hand(grid, digest, names) as programs, watching(grid, hosts(cluster, count)) as watched:
-        began = start(programs)
+    with ExitStack() as stack:
+        pipes = []
+        for place, node in enumerate(NODES):
+            if mine := names[place :: len(NODES)]:
+                pipes.append(stack.enter_context(_prepared(grid, node, digest, mine)))
+        watched = stack.enter_context(watching(grid, hosts(cluster, count)))
+        began = time.monotonic()
+        for pipe in pipes:
+            pipe.write("go\n")
+            pipe.flush()
         return watched.all_in_the_pool(hosts(cluster, count)) - began
 
 
@@ -234,6 +215,6 @@ def since(events: Sequence[ClusterEvent], began: datetime) -> dict[str, float]:
     return found
 
 
-def cluster_spec(image: str, name: str, size: Any, **more: Any) -> ClusterSpec:
+def cluster_spec(name: str, size: int | SizeRange) -> ClusterSpec:
     """The specification of a cluster."""
-    return ClusterSpec(name=name, image=image, size=size, memory=MEMORY, disk=DISK, **more)
+    return ClusterSpec(name=name, image=IMAGE, size=size, memory=MEMORY, disk=DISK)

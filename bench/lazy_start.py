@@ -12,7 +12,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from pathlib import Path
 from api.tokens import make_issuer
 from bench.api_service import Service, service
 from bench.figures import Finding, compare, in_turns
-from bench.start_overhead import execute, step_times
+from bench.start_overhead import empty_job, execute, step_times
 from images.cache.node_cache import ImageCache
 from images.content import SEGMENT_BYTES
 from images.manifest import ImageManifest
@@ -114,9 +114,7 @@ def lazy_start(
 ) -> Iterator[Finding]:
     """Compare on the best hypervisor that can start lazily, over each line."""
     kind = next(kind for kind in kinds if kind is not HypervisorKind.UML)
-    spec = JobSpec(
-        image=ref, script="exit 0\n", memory=128, disk=64, hypervisor=kind, network=NetworkMode.NONE
-    )
+    spec = empty_job(ref, kind, NetworkMode.NONE)
     with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as directory:
         home = Path(directory)
         own = _images(home / "images", store, ref)
@@ -126,8 +124,9 @@ def lazy_start(
                 for way in LINES:
                     with proxy_to(api.config.listen, partial(Line, kind=way)) as line:
                         client = ImageClient(line.url, make_issuer(api.config).node_token("bench"))
+                        start = partial(_start, made, client, digest, spec, line, home)
                         name = f"lazy start, {spec.hypervisor}, {what}, {way.name}"
-                        yield from _compare(made, client, digest, spec, line, home, pairs, name, size)
+                        yield from _compare(start, pairs, name, size)
 
 
 def _images(root: Path, store: ImageStore, ref: str) -> ImageStore:
@@ -164,22 +163,10 @@ def _published(api: Service, store: ImageStore, ref: str) -> tuple[str, int]:
     return digest, store.manifest(digest).size
 
 
-def _compare(
-    made: RunServices,
-    client: ImageClient,
-    digest: str,
-    spec: JobSpec,
-    line: Proxy,
-    home: Path,
-    pairs: int,
-    name: str,
-    size: int,
-) -> Iterator[Finding]:
-    def start(lazy: bool) -> Start:
-        return start_once(made, client, digest, spec, line, home, lazy=lazy)
-
-    start(lazy=True)  # not counted
-    seen = in_turns(pairs, lambda: start(lazy=True), lambda: start(lazy=False))
+def _compare(start: Callable[[bool], Start], pairs: int, name: str, size: int) -> Iterator[Finding]:
+    """Compare starts. start: starts once, lazily or not. size: of the image, in bytes."""
+    start(True)  # not counted
+    seen = in_turns(pairs, lambda: start(True), lambda: start(False))
     lazy, whole = [a for a, _ in seen], [b for _, b in seen]
     details = {
         "bytes until ready, lazy": [s.moved for s in lazy],
@@ -197,14 +184,13 @@ def _compare(
     yield compare(0, what, moved, MOVED, measure="moved / image", unit="MiB")
 
 
-def start_once(
+def _start(
     made: RunServices,
     client: ImageClient,
     digest: str,
     spec: JobSpec,
     line: Proxy,
     home: Path,
-    *,
     lazy: bool,
 ) -> Start:
     """Start once with an empty cache."""

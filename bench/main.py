@@ -39,9 +39,11 @@ from bench.uml_kernel import uml_kernel
 from bench.unchanged import unchanged
 from bench.vm_universe import vm_universe
 from images.store.image_store import ImageStore
+from node.cli.bench import processor_name
 from node.parts import make_hypervisors, make_run_parts
 from tests.kit import ROOT
 from tests.kit.grid import NODES, Grid, wait_for
+from vmjobs.agent.node import memory_mib
 from vmjobs.client import Client
 from vmjobs.config import load
 from vmjobs.hypervisor.base import ProbeResult
@@ -177,9 +179,9 @@ def _about(probes: tuple[ProbeResult, ...]) -> dict[str, Any]:
         "vmjobs": vmjobs.__version__,
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "processors": os.cpu_count(),
-        "memory MiB": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "memory MiB": memory_mib(),
         "load average before": os.getloadavg(),
         "accelerators": {
             probe.kind.value: probe.version if probe.works else f"does not work: {probe.detail}"
@@ -195,12 +197,6 @@ def _about_grid(grid: Grid) -> dict[str, Any]:
     }
     condor = grid.on("site", "condor_version").splitlines()[0].strip("$ ")
     return {"nodes": nodes, "condor": condor, "image": grid.images.resolve(IMAGE)}
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _heading(about: dict[str, Any]) -> str:

@@ -89,24 +89,15 @@ def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: P
             event_queue = EventQueue()
             _tell(ready, event_queue)
             network = connect(stack, spec.network)
-            _serve(stack, network, event_queue, directory, token)
+            logs = {name: directory / name for name in ("out", "err")}
+            link = GuestSession(
+                token=token, event_queue=event_queue, logs=logs, max_log=MIB, on_log=lambda: None
+            )
+            stack.enter_context(serving(link, network))
             prefix = bubblewrap.enter_command(network.namespace_files)
         make = uml if kind is HypervisorKind.UML else _qemu
         argv = [*prefix, *make(image, spec, disks, directory, networked=online)]
         return _time(argv, directory, None if online else disks.sentinel, ready)
-
-
-def _serve(
-    stack: ExitStack, network: Network, event_queue: EventQueue, directory: Path, token: str
-) -> None:
-    link = GuestSession(
-        token=token,
-        event_queue=event_queue,
-        logs={name: directory / name for name in ("out", "err")},
-        max_log=MIB,
-        on_log=lambda: None,
-    )
-    stack.enter_context(serving(link, network))
 
 
 def _tell(ready: Queue[float], event_queue: EventQueue) -> None:
@@ -183,12 +174,7 @@ def _drive(path: Path, kind: str, more: str = "") -> Sequence[str]:
     return ("-drive", f"file={path},format={kind},if=virtio,cache=unsafe,discard=unmap{more}")
 
 
-def _time(
-    argv: list[str],
-    directory: Path,
-    sentinel: str | None,
-    ready: Queue[float],
-) -> float:
+def _time(argv: list[str], directory: Path, sentinel: str | None, ready: Queue[float]) -> float:
     memory = "/dev/shm"  # noqa: S108 - where the agent's guests have theirs
     began = time.monotonic()
     guest = subprocess.Popen(
@@ -205,7 +191,10 @@ def _time(
         watchdog = threading.Timer(BOOT_SECONDS, guest.kill)
         watchdog.start()
         try:
-            _listen(guest, sentinel, ready, said)
+            for line in guest.stdout or ():  # until the guest's end
+                if sentinel and f"vmjobs:{sentinel}:ready".encode() in line:
+                    ready.put(time.monotonic())
+                said.append(line)
         finally:
             watchdog.cancel()
     if ready.empty():
@@ -213,17 +202,6 @@ def _time(
             f"the guest was never ready: {b''.join(said[-20:]).decode(errors='replace')}"
         )
     return ready.get() - began
-
-
-def _listen(
-    guest: subprocess.Popen[bytes], sentinel: str | None, ready: Queue[float], said: list[bytes]
-) -> None:
-    """Read the console until it ends with the guest."""
-    mark = f"vmjobs:{sentinel}:ready".encode()
-    for line in guest.stdout or ():
-        if sentinel and mark in line:
-            ready.put(time.monotonic())
-        said.append(line)
 
 
 def prepared(digest: str, where: str, script: str, memory: str) -> str:

@@ -59,16 +59,18 @@ def start_overhead(
         # A tight target needs many pairs to show a difference.
         count = 2 * pairs if TARGETS[kind] < 1.1 else few
         for mode in (NetworkMode.NONE, NetworkMode.REPOSITORY):
-            spec = JobSpec(
-                image=digest, script="exit 0\n", memory=128, disk=64, hypervisor=kind, network=mode
-            )
-            yield _compare(made, digest, spec, count)
+            yield _compare(made, digest, kind, mode, count)
 
 
-def _compare(made: RunServices, digest: str, spec: JobSpec, pairs: int) -> Finding:
-    kind = spec.hypervisor
-    assert kind is not None
-    image = made.images.prepare(digest)
+def empty_job(image: str, kind: HypervisorKind, mode: NetworkMode) -> JobSpec:
+    """A job that ends at once."""
+    return JobSpec(image=image, script="exit 0\n", memory=128, disk=64, hypervisor=kind, network=mode)
+
+
+def _compare(
+    made: RunServices, digest: str, kind: HypervisorKind, mode: NetworkMode, pairs: int
+) -> Finding:
+    image, spec = made.images.prepare(digest), empty_job(digest, kind, mode)
 
     def theirs() -> float:
         with tempfile.TemporaryDirectory(prefix="by-hand-") as directory:
@@ -78,7 +80,7 @@ def _compare(made: RunServices, digest: str, spec: JobSpec, pairs: int) -> Findi
     with step_times() as steps:
         seen = in_turns(pairs, lambda: run_once(made, digest, spec), theirs)
     details = {title: spread(times) for title, times in steps.seconds.items()}
-    what = f"start to ready, {kind}, network {spec.network}"
+    what = f"start to ready, {kind}, network {mode}"
     return compare(1, what, seen, TARGETS[kind], measure="agent / by hand", details={"steps": details})
 
 

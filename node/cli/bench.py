@@ -25,6 +25,7 @@ from node.bench.plan import NATIVE, NEIGHBOURS, Plan, Suite, Turn, load_suite, n
 from node.bench.results import Results, load, load_or_begin
 from node.parts import make_hypervisors, make_run_parts
 from vmjobs.agent.hypervisor_registry import HypervisorRegistry
+from vmjobs.agent.node import memory_mib
 from vmjobs.agent.run.services import RunServices
 from vmjobs.cli.common import config, echo, json_option, print_json, print_table
 from vmjobs.cli.progress import step_bars
@@ -307,14 +308,18 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
-def _about(registry: HypervisorRegistry) -> dict[str, Any]:
+def processor_name() -> str:
+    """Return the name of this host's processors."""
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    return names[0] if names else platform.machine()
+
+
+def _about(registry: HypervisorRegistry) -> dict[str, Any]:
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "vmjobs": vmjobs.__version__,
-        "host": f"{os.cpu_count()} x {names[0] if names else platform.machine()}, {memory} MiB, "
+        "host": f"{os.cpu_count()} x {processor_name()}, {memory_mib()} MiB, "
         f"Linux {platform.release()}",
         "hypervisors": {str(probe.kind): probe.version for probe in registry.results if probe.works},
         "load before": round(os.getloadavg()[0], 2),

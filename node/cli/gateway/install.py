@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from node.cli.gateway.common import (
     vms_argument,
 )
 from vmjobs.agent.cluster_vms import persistent_disks
+from vmjobs.agent.node import memory_mib
 from vmjobs.cli.common import echo
 from vmjobs.cli.manifests import GatewayManifest, ManifestFinding, raise_findings, read_gateway
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
@@ -62,8 +62,7 @@ def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterat
         if vm.hypervisor not in (None, GATEWAY_HYPERVISOR):
             message = f"only {GATEWAY_HYPERVISOR} has private networks"
             yield manifest.finding(Fault(f"machines.{vm.name}.hypervisor", "unsupported", message))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
-    yield from _excess_findings(manifest, "memory", memory, "memory")
+    yield from _excess_findings(manifest, "memory", memory_mib(), "memory")
     room = shutil.disk_usage(_existing_parent(place.directory)).free // MIB
     there = sum(f.stat().st_blocks * 512 for f in place.vms.glob("*/disks/*")) // MIB
     yield from _excess_findings(manifest, "disk", room + there, f"room for disks at {place.directory}")
