@@ -81,7 +81,6 @@ class Watched:
     _over: str | None = None
 
     def note(self, line: str) -> None:
-        """Record a line."""
         told = json.loads(line)
         with self._changed:
             key = told["what"] if told["what"] != "in the pool" else f"in the pool: {told['name']}"
@@ -216,5 +215,4 @@ def since(events: Sequence[ClusterEvent], began: datetime) -> dict[str, float]:
 
 
 def cluster_spec(name: str, size: int | SizeRange) -> ClusterSpec:
-    """The specification of a cluster."""
     return ClusterSpec(name=name, image=IMAGE, size=size, memory=MEMORY, disk=DISK)

@@ -36,7 +36,6 @@ PAYLOAD = "#!/bin/sh\nsleep $2\necho job $1 in $(uname -n)\n"
 
 
 def density(grid: Grid, jobs: int) -> Iterator[Finding]:
-    """Run the jobs, and count how many are lost."""
     seconds = SECONDS * jobs
     with room(grid, NODE, jobs, ROUNDED * jobs):
         before = _agent(grid)

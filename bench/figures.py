@@ -61,11 +61,9 @@ class Finding:
 
     @property
     def met(self) -> bool:
-        """Whether the target is reached."""
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     def row(self) -> list[str]:
-        """The line's cells."""
         value = str(self.quartiles) if self.quartiles else f"{self.value:.3f}"
         return [
             str(self.number),

@@ -33,7 +33,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """Send the bytes."""
         self.send_response(200)
         self.send_header("Content-Length", str(SIZE))
         self.end_headers()
@@ -43,7 +42,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.took = time.monotonic() - began
 
     def do_POST(self) -> None:
-        """Receive the bytes."""
         left, room, began = int(self.headers["Content-Length"]), bytearray(_PIECE), time.monotonic()
         while left and (taken := self.rfile.readinto(memoryview(room)[: min(left, _PIECE)])):
             left -= taken

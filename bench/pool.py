@@ -121,7 +121,6 @@ class _JobWatch:
                 self.see(job)
 
     def close(self) -> None:
-        """Close the handle of the process."""
         if self.handle is not None:
             os.close(self.handle)
 

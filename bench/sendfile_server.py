@@ -9,7 +9,6 @@ import threading
 
 
 def serve(connection: socket.socket, root: str) -> None:
-    """Answer one connection's requests."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     lines = connection.makefile("rb")
     while line := lines.readline():

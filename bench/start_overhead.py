@@ -45,7 +45,6 @@ class _Steps(logging.Handler):
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a step's time."""
         found = re.fullmatch(r"job \S+: (.+) took ([0-9.]+) s", record.getMessage())
         if found:
             self.seconds[found[1]].append(float(found[2]))

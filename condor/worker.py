@@ -36,7 +36,6 @@ class WorkerKit:
 
 
 def host_name(vm: str) -> str:
-    """A cluster VM's fully qualified host name."""
     return f"{vm}.{names.CLUSTER_VM_DOMAIN}"
 
 

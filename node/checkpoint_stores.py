@@ -25,14 +25,12 @@ class ServiceCheckpointStores:
     settings: Config
 
     def open(self, slot: StarterProcess) -> CondorJobClient:
-        """See :class:`vmjobs.agent.condor_job.checkpoints.CheckpointStores`."""
         job = job_of_starter(slot)
         return CondorJobClient(
             self.settings.api_url, self._token(), job.key, job.owner, retries=RETRIES
         )
 
     def save_obstacle(self, image: str, network: NetworkMode) -> str:
-        """See :class:`vmjobs.agent.condor_job.checkpoints.CheckpointStores`."""
         client = ImageClient(self.settings.api_url, self._token(), retries=RETRIES)
         try:
             manifest = ImageManifest.parse(client.manifest(image), image)

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 
 def node_name(settings: Config) -> str:
-    """Return this node's name."""
     return settings.node_name or socket.getfqdn()
 
 
@@ -58,7 +57,6 @@ def make_run_parts(
     hypervisors: HypervisorRegistry,
     runs: Path,
 ) -> RunServices:
-    """Return the parts that runs use."""
     return RunServices(
         images=images,
         choose=hypervisors.choose,

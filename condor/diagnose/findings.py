@@ -83,7 +83,6 @@ class JobFacts:
 
     @property
     def status(self) -> int:
-        """``JobStatus``."""
         return self.count(names.JOB_STATUS)
 
     @property
@@ -98,7 +97,6 @@ class JobFacts:
 
     @property
     def schedd(self) -> str:
-        """The name of its schedd."""
         return self.text(names.GLOBAL_ID).partition("#")[0]
 
     @property

@@ -53,7 +53,6 @@ class PoolFacts:
 
     @property
     def total(self) -> int:
-        """Number of all nodes."""
         return sum(int(nodes.get("count", 0)) for nodes in self.nodes.values())
 
 

@@ -122,7 +122,6 @@ UNKNOWN: Final = JobOutcome(AGAIN, 199, "another failure")
 
 
 def outcome_of(code: str) -> JobOutcome:
-    """The outcome for a failure's code."""
     return OUTCOMES.get(code, UNKNOWN)
 
 

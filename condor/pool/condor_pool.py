@@ -187,7 +187,6 @@ _HINT: Final = "condor_ping -type collector -table READ ADVERTISE_STARTD shows w
 
 
 def is_vm_ad(ad: Ad) -> bool:
-    """Whether an ad is a valid ad of a cluster VM."""
     vm, target = ad.get(names.MEMBER), ad.get(names.MACHINE)
     incarnation = _number(ad, names.INCARNATION)
     return (

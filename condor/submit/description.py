@@ -213,12 +213,10 @@ def rank(image: str) -> str:
 
 
 def job_dir(config: Config, array: str, job_id: str) -> Path:
-    """The job's directory below the spool directory."""
     return array_dir(config, array) / checked_id(job_id)
 
 
 def array_dir(config: Config, array: str) -> Path:
-    """The array's directory below the spool directory."""
     return config.spool_dir / checked_id(array)
 
 

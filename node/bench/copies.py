@@ -53,7 +53,6 @@ class Output:
     _is_ready: bool = False
 
     def write(self, data: bytes, /) -> None:
-        """Add data."""
         self.text += data
         if not self._is_ready and b"\nready\n" in self.text:
             self._is_ready = True
@@ -146,7 +145,6 @@ class VmCopy:
         )
 
     def run(self, on_ready: Callable[[], object]) -> CopyResult:
-        """See :class:`Copy`."""
         output, errors, console = Output(on_ready), Output(lambda: None), _Clock()
         sinks: dict[StreamName, ByteSink] = {
             StreamName.OUT: output,
@@ -169,11 +167,9 @@ class VmCopy:
         return CopyResult(text, pace=console.pace)
 
     def start(self) -> None:
-        """See :class:`Copy`."""
         self._events.put(SignalSent(signal.SIGUSR1))
 
     def stop(self) -> None:
-        """See :class:`Copy`."""
         self._events.put(LeaseLost())
 
 
@@ -196,7 +192,6 @@ class NativeCopy:
         self._lock = threading.Lock()
 
     def run(self, on_ready: Callable[[], object]) -> CopyResult:
-        """See :class:`Copy`."""
         output = Output(on_ready)
         with tempfile.TemporaryDirectory(dir=self._work, ignore_cleanup_errors=True) as name:
             folder = Path(name)
@@ -228,14 +223,12 @@ class NativeCopy:
         return CopyResult(text, ended if status else "")
 
     def start(self) -> None:
-        """See :class:`Copy`."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):  # it has just ended
                 self._process.stdin.write(b"go\n")
                 self._process.stdin.flush()
 
     def stop(self) -> None:
-        """See :class:`Copy`."""
         self._kill("it was stopped")
 
     def _stopped(self) -> str:
@@ -356,7 +349,6 @@ def unpack_tree(image: BootImage, cache: Path) -> Path:
 
 
 def missing_programs(tree: Path, suite: Suite) -> list[str]:
-    """Return the programs of a suite that the image lacks."""
     places = [tree / place.lstrip("/") for place in _PATH.split(":")]
     return [
         name

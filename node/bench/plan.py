@@ -165,7 +165,6 @@ class Turn(FrozenModel):
 
 
 def shipped_suites() -> list[str]:
-    """Return the names of the shipped suites."""
     return sorted(path.stem for path in FOLDER.glob("*.sh") if "." not in path.stem)
 
 

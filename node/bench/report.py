@@ -43,7 +43,6 @@ def published() -> dict[str, list[Published]]:
 
 
 def markdown(results: Results) -> str:
-    """Return the report as Markdown."""
     parts = ["# Benchmarks of VMs against their host", *_about_lines(results)]
     for suite, lines in _by_suite(results):
         parts.append(f"\n## {suite.name}: {suite.what}\n")
@@ -53,7 +52,6 @@ def markdown(results: Results) -> str:
 
 
 def page(results: Results) -> str:
-    """Return the report as an HTML page."""
     parts = [
         "<!doctype html>",
         '<html lang="en"><meta charset="utf-8">',

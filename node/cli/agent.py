@@ -196,14 +196,12 @@ def _run_cluster_vms(
 
 
 def _cluster_vm_journal(settings: Config) -> ClusterVmJournal:
-    """Return the journal of this node's cluster VMs."""
     return ClusterVmJournal(this_node.cluster_vm_directory(settings))
 
 
 def _make_cluster_vm_parts(
     settings: Config, source: AssignmentClient, images: ImageSource, hypervisors: HypervisorRegistry
 ) -> ClusterVmServices:
-    """Return the parts that cluster VMs use."""
     reporter = StatusReporter(source)
     return ClusterVmServices(
         images=images,

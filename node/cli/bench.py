@@ -309,7 +309,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def processor_name() -> str:
-    """Return the name of this host's processors."""
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()

@@ -221,7 +221,6 @@ def _check_isolation(settings: Config) -> Iterator[DoctorFinding]:
 
 
 def _check_networks() -> Iterator[DoctorFinding]:
-    """Check what the networks of VMs need."""
     for name, fault, use in (
         ("network", guest_network.unavailable_reason(), "VMs with a network"),
         ("network outbound", guest_network.outbound_unavailable_reason(), "VMs with outbound network"),
@@ -232,7 +231,6 @@ def _check_networks() -> Iterator[DoctorFinding]:
 
 
 def _check_cluster_settings(settings: Config) -> Iterator[DoctorFinding]:
-    """Check that the settings for virtual clusters are complete."""
     for faults, use in (
         (_cluster_offer_faults(settings), "cluster VMs here"),
         (_pool_faults(settings), "serving clusters"),

@@ -128,7 +128,6 @@ def is_quiet() -> bool:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
     click.echo(json.dumps(value, indent=2, default=_to_json_data))  # noqa: TID251 - ASCII
 
 

@@ -38,7 +38,6 @@ class LazyGroup(click.Group):
     """A group of the commands that the tables of all packages list under its name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands."""
         return list(self.table())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -55,7 +54,6 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands of a help text."""
         with formatter.section("Commands"):
             lines = [(name, command.help) for name, command in self.table().items()]
             formatter.write_dl([line for line in lines if line[1]])

@@ -27,7 +27,6 @@ class _MainGroup(LazyGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
         try:
             return super().invoke(ctx)
         except (VMJobsError, click.ClickException) as error:

@@ -108,7 +108,6 @@ class ManifestFinding:
         return Fault(str(self.place), self.code, text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON data."""
         found = asdict(self)
         return {**found.pop("place"), **found}
 
@@ -196,7 +195,6 @@ class _ManifestFile:
         self._content = self._read_text(file)
 
     def fault(self, place: FilePosition, code: str, message: str) -> None:
-        """Add a finding about the file."""
         self.findings.append(ManifestFinding(place, "", code, message))
 
     def _read_text(self, file: str) -> str:
@@ -289,7 +287,6 @@ class _ValueConverter:
         self.findings: list[ManifestFinding] = []
 
     def value(self, node: yaml.Node, field: str = "", depth: int = 0) -> Any:
-        """Return the value of ``node``."""
         if not self.left:
             return None
         self.left -= 1
@@ -370,7 +367,6 @@ def _step(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
 
 
 def _known_fields(field: str, fields: _Fields) -> list[str]:
-    """Return the names of the fields below ``field``."""
     above, _, _ = field.rpartition(".")
     model = fields.get(field) or fields.get(f"{above}.*")
     return list(model.model_fields) if model else []

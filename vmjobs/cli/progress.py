@@ -33,7 +33,6 @@ class _LabelColumn(ProgressColumn):
     """A bar's description. It may be untrusted text, so rich's markup is off."""
 
     def render(self, task: Task) -> Text:
-        """Return the description."""
         return Text(printable(task.description))
 
 
@@ -51,18 +50,15 @@ class _LineProgress(Progress):
         self._timer = threading.Thread(target=self._print_periodically, daemon=True)
 
     def start(self) -> None:
-        """Start the timer."""
         if not is_quiet():
             self._timer.start()
 
     def stop(self) -> None:
-        """Stop printing."""
         self._is_over.set()
         if self._timer.is_alive():
             self._timer.join()
 
     def update(self, task_id: TaskID, **fields: Any) -> None:
-        """See Progress.update."""
         super().update(task_id, **fields)
         task = self._tasks[task_id]
         if self._is_long.is_set() and self._printed.get(task_id) != (task.description, task.finished):

@@ -67,7 +67,6 @@ class _CheckpointClient(ApiClient):
         self._attempt = ""
 
     def open_upload(self, size: int) -> UploadClient:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         # The VM is paused during this call. An upload whose answer is lost expires.
         answer = self._http.call(
             "POST",
@@ -79,12 +78,10 @@ class _CheckpointClient(ApiClient):
         return UploadClient(self._http, parse(OpenUpload, answer))
 
     def save_checkpoint(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         path = f"{self._attempt_path()}/checkpoint?upload={quote(upload.id, safe='')}"
         self._http.call("PUT", path, body=checkpoint)
 
     def saved(self) -> CheckpointSource:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return CheckpointSource(self._http, f"{self._path}/checkpoint")
 
     def _attempt_path(self) -> str:
@@ -102,36 +99,29 @@ class JobAgentClient(_CheckpointClient):
     _jobs_path = "/v1/jobs"
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         ticket = self._http.call("POST", f"{self._path}/attempts", body=claim, repeatable=True)
         self._attempt = claim.attempt
         return parse(JobTicket, ticket, strict=True)
 
     def end(self) -> Report:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         return self._http.get(Report, f"{self._path}/end")
 
     def resume(self, attempt: str) -> None:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self._attempt = attempt
 
     def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self._http.download(f"{self._path}/inputs/{quote(file.name)}", sink.write, digest=file.digest)
 
     def report(self, report: Report) -> None:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         self._http.call("POST", f"{self._attempt_path()}/reports", body=report, repeatable=True)
 
     def append(self, stream: StreamName, offset: int, data: bytes) -> None:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         for start in range(0, len(data), APPEND_BYTES):
             piece = data[start : start + APPEND_BYTES]
             path = f"{self._attempt_path()}/streams/{stream.value}?offset={offset + start}"
             self._http.call("POST", path, body=piece, headers=BYTES_HEADERS, repeatable=True)
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
-        """See :class:`vmjobs.agent.job_source.JobSource`."""
         if why := check_path(path):
             # Checked here, because the HTTP client resolves dots in a URL before the service sees them.
             raise InvalidRequest(f"the output's name is refused: {why}")
@@ -166,7 +156,6 @@ class CondorJobClient(_CheckpointClient):
         self._node.close()
 
     def begin(self, attempt: str) -> Checkpoint | None:
-        """See :class:`vmjobs.agent.job_source.CheckpointStore`."""
         claim = CondorJobClaim(attempt=attempt, owner=self._owner)
         ticket = self._node.send(CondorJobTicket, "POST", f"{self._path}/attempts", claim)
         if self._http is not self._node:
@@ -175,11 +164,9 @@ class CondorJobClient(_CheckpointClient):
         return ticket.checkpoint
 
     def report_not_resumed(self) -> None:
-        """See :class:`vmjobs.agent.job_source.CheckpointStore`."""
         self._http.call("POST", f"{self._attempt_path()}/not-resumed", repeatable=True)
 
     def delete_checkpoints(self) -> None:
-        """See :class:`vmjobs.agent.job_source.CheckpointStore`."""
         self._http.call("DELETE", self._attempt_path(), repeatable=True)
 
 
@@ -191,12 +178,10 @@ class CheckpointSource:
         self._path = path
 
     def layout(self, content: str) -> bytes:
-        """See :class:`vmjobs.file_transfer.ContentSource`."""
         path = f"{self._path}/contents/{quote_path(content)}/layout"
         return self._http.read_limited(path, MAX_LAYOUT)
 
     def segment(self, segment: bytes) -> bytes:
-        """See :class:`vmjobs.file_transfer.ContentSource`."""
         return self._http.read_limited(f"{self._path}/segments/{segment.hex()}", MAX_SEGMENT)
 
 
@@ -292,11 +277,9 @@ class AssignmentClient(ApiClient):
         self._long_poll_http.close()
 
     def answer(self, session: str, answer: SessionAnswer) -> None:
-        """See :class:`vmjobs.agent.cluster_vms.ssh_sessions.SessionSource`."""
         self._http.call("POST", self._session(session), body=answer, repeatable=True)
 
     def stream(self, session: str) -> SessionStream:
-        """See :class:`vmjobs.agent.cluster_vms.ssh_sessions.SessionSource`."""
         return SessionStream(self._http, self._session(session))
 
     def _session(self, session: str) -> str:
@@ -318,16 +301,13 @@ class AssignmentClient(ApiClient):
             left = end - time.monotonic()
 
     def report(self, reports: ClusterVmReports) -> None:
-        """See ``AssignmentSource``."""
         self._http.call("POST", self._path, body=reports, repeatable=True)
 
     def token(self, vm: str, incarnation: int) -> PoolToken:
-        """See ``AssignmentSource``."""
         request = TokenRequest(incarnation=incarnation)
         return self._http.send(PoolToken, "POST", f"{self._vm_path(vm)}/token", request)
 
     def append_console(self, vm: str, incarnation: int, offset: int, data: bytes) -> None:
-        """See ``AssignmentSource``."""
         for start in range(0, len(data), APPEND_BYTES):
             place = f"incarnation={incarnation}&offset={offset + start}"
             path = f"{self._vm_path(vm)}/console?{place}"

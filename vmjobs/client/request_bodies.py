@@ -25,7 +25,6 @@ class FileBody:
         return self._size
 
     def read(self, length: int = -1) -> bytes:
-        """The next bytes, at most ``length``."""
         data = self._source.read(self._left if length < 0 else min(length, self._left))
         self._left -= len(data)
         if self._progress and data:

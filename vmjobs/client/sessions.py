@@ -17,14 +17,12 @@ class SessionStream:
         self._path = path
 
     def send(self, offset: int, data: bytes, end: bool) -> int:
-        """See :class:`vmjobs.relay.ByteStream`."""
         params = {"offset": offset, "end": "true" if end else "false"}
         path = f"{self._path}/bytes"
         answer = self._http.send(AppendResult, "POST", path, data, params=params, headers=BYTES_HEADERS)
         return answer.offset
 
     def receive(self, offset: int, wait: float) -> tuple[bytes, bool]:
-        """See :class:`vmjobs.relay.ByteStream`."""
         params = {"offset": offset, "wait": wait}
         answer = self._http.call("GET", f"{self._path}/bytes", params=params)
         state = answer.headers.get(STREAM_HEADER)
@@ -33,6 +31,5 @@ class SessionStream:
         return answer.content, state == STREAM_ENDED
 
     def close(self) -> None:
-        """See :class:`vmjobs.relay.ByteStream`."""
         with suppress(VMJobsError):
             self._http.call("DELETE", self._path, repeatable=False)

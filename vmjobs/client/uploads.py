@@ -21,11 +21,9 @@ class UploadClient:
 
     @property
     def id(self) -> str:
-        """The upload's identifier."""
         return self.about.id
 
     def drop(self) -> None:
-        """Discard the upload."""
         self._http.call("DELETE", self._path)
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:

@@ -83,7 +83,6 @@ class Manifest(FrozenModel):
 
 
 def read_extents(path: Path) -> Extents:
-    """The data ranges of a file."""
     found: list[tuple[int, int]] = []
     with path.open("rb") as file:
         size, offset = os.fstat(file.fileno()).st_size, 0
@@ -169,7 +168,6 @@ class _ExtentReader:
                 yield piece
 
     def read(self, size: int) -> bytes:
-        """The next bytes."""
         if not self._rest:
             self._rest = next(self._pieces, b"")
         piece, self._rest = self._rest[:size], self._rest[size:]
@@ -189,7 +187,6 @@ class ArchiveFile:
         self._digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
         wanted = self._left if size < 0 else min(size, self._left)
         data = _read_exactly(self._source, wanted)
         self._left -= len(data)

@@ -120,20 +120,17 @@ class GatewayAssignments:
     # ------------------------------------------------------------------ AssignmentSource
 
     def assignment(self, seen: int, wait: float) -> Assignment:
-        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.assignment`."""
         with self._changed:
             self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)
             return self._assignment()
 
     def report(self, reports: ClusterVmReports) -> None:
-        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.report`."""
         with self._changed:
             for report in reports.reports:
                 self._reports[report.id] = report
             self._notify_change()
 
     def token(self, vm: str, incarnation: int) -> PoolToken:
-        """See :meth:`vmjobs.agent.cluster_vms.assignment_source.AssignmentSource.token`."""
         names = (m.name for m in self.installed.gateway.machines if vm_id(m.name) == vm)
         if self.mint is None or (name := next(names, None)) is None:
             raise Forbidden("there is no token for this VM")

@@ -42,7 +42,6 @@ class SupervisorClient(Closeable):
         self._file = self._socket.makefile("rb")
 
     def ask(self, do: str, **fields: object) -> Message:
-        """Send a request, and wait for the answer."""
         return self._ask({"do": do, **fields}, lambda: self._file.readline(MAX_LINE_BYTES))
 
     def log_in(self, vm: str, key: str) -> tuple[str, socket.socket]:
@@ -73,7 +72,6 @@ class SupervisorClient(Closeable):
         return answer
 
     def close(self) -> None:
-        """Close the connection."""
         self._file.close()
         self._socket.close()
 

@@ -133,7 +133,6 @@ class GatewayDirectory:
         return found
 
     def disks(self, vm: str) -> Path:
-        """The directory of a VM's disks."""
         return self.vms / vm_id(vm) / "disks"
 
     def console(self, vm: str) -> Path | None:
@@ -151,7 +150,6 @@ class GatewayDirectory:
             return set()
 
     def save_wanted(self, names: set[str]) -> None:
-        """Store the names of the VMs that should run."""
         write_durably(self.directory / "wanted.json", _NAMES.dump_json(names))
 
     @contextmanager

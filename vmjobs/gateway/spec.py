@@ -64,8 +64,6 @@ ShellCommand = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
 class GatewayRole(StrEnum):
-    """The role of a gateway's VM."""
-
     COMPUTING_ELEMENT = "computing-element"
     STORAGE_ELEMENT = "storage-element"
     USER_INTERFACE = "user-interface"
@@ -119,15 +117,12 @@ class Gateway(FrozenModel):
     machines: tuple[GatewayVm, ...] = Field(min_length=1, max_length=MAX_VMS)
 
     def vm(self, name: str) -> GatewayVm | None:
-        """The VM of that name."""
         return next((vm for vm in self.machines if vm.name == name), None)
 
     def fqdn(self, vm: GatewayVm) -> str:
-        """The VM's full host name."""
         return f"{vm.name}.{self.domain}"
 
     def of_role(self, role: GatewayRole) -> tuple[GatewayVm, ...]:
-        """The VMs of this role."""
         return tuple(vm for vm in self.machines if vm.role is role)
 
 

@@ -99,7 +99,6 @@ class VmFiles:
     secrets: Callable[[], Mapping[str, bytes]]
 
     def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
-        """Contents by name."""
         gateway, vm = self.installed.gateway, self._vm(order.name)
         return {**self.kit.files(gateway, vm, self.secrets()), **network_files(gateway, vm)}
 

@@ -36,7 +36,6 @@ POLL_SECONDS = 0.2
 
 
 def gateway_options(command: _F) -> _F:
-    """Add the options that select a gateway."""
     named = click.option("--gateway", "name", metavar="NAME", help="Needed if there are several.")
     placed = click.option(
         "--state-dir",
@@ -50,7 +49,6 @@ vms_argument = click.argument("vms", metavar="[VM]...", nargs=-1)
 
 
 def default_directory() -> Path:
-    """Return the default directory for gateways."""
     return config().state_dir / "gateways"
 
 
@@ -93,7 +91,6 @@ def select_vms(installed: InstalledGateway, names: Sequence[str]) -> list[str]:
 
 
 def images() -> ImageStore:
-    """Return the local image store."""
     from images.store.image_store import ImageStore  # noqa: PLC0415
 
     return ImageStore(config().images)
@@ -106,7 +103,6 @@ def tag_image(installed: InstalledGateway, vm: str) -> None:
 
 
 def untag_image(installed: InstalledGateway, vm: str) -> None:
-    """Remove this gateway's tag from a VM's image."""
     if vm in installed.images:
         images().untag(*_image_name(installed, vm))
 
@@ -117,7 +113,6 @@ def _image_name(installed: InstalledGateway, vm: str) -> tuple[str, str]:
 
 
 def role_kit() -> RoleFiles:
-    """Return the software of each role."""
     from condor.gateway import GatewayKit  # noqa: PLC0415
 
     return GatewayKit()

@@ -90,7 +90,6 @@ def disable(name: str | None, state_dir: Path | None) -> None:
 
 
 def remove_units(gateway: str, place: GatewayDirectory) -> None:
-    """Remove the units that start a gateway, if there are any."""
     for as_user in (True, False):
         unit = _path(gateway, as_user)
         if unit.exists() and _starts(unit, place):
