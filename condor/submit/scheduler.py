@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +19,7 @@ from condor.submit.schedd import Schedd
 from vmjobs.batch import BatchJob, BatchStatus, Observation
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
+from vmjobs.file_lock import file_lock
 from vmjobs.model import CondorRef, JobAction
 
 #: The longest list of ids in a query of the queue: the schedd evaluates long lists slowly.
@@ -66,7 +64,9 @@ class CondorScheduler:
         spool = self._config.spool_dir
         try:
             spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _submission_lock(spool / names.LOCK, self._timeout) as lock:
+            # Over all workers: the condor_submit of one that has died holds it, too.
+            busy = Unavailable("schedd", "an earlier submission is still running")
+            with file_lock(spool / names.LOCK, busy, self._timeout) as lock:
                 return self._submit_once(jobs, lock)
         except OSError as error:
             message = f"cannot prepare spool directory {spool}: {error.strerror or error}"
@@ -156,27 +156,6 @@ class CondorScheduler:
 def _constraint(job_ids: Sequence[str]) -> str:
     listing = ",".join(checked_id(job_id) for job_id in job_ids)
     return f'stringListMember({names.JOB_ID}, "{listing}") =?= true'
-
-
-@contextmanager
-def _submission_lock(path: Path, seconds: float) -> Iterator[int]:
-    """Lock that allows one submission at a time, over all workers.
-
-    It is free once its holder, and the ``condor_submit`` that inherits it, have ended.
-
-    Raises Unavailable: it was not free within so many seconds.
-    """
-    end = time.monotonic() + seconds
-    with path.open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise Unavailable("schedd", "an earlier submission is still running") from None
-                time.sleep(0.05)
-        yield file.fileno()
 
 
 def _write(path: Path, data: bytes) -> None:

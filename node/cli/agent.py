@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import pwd
@@ -51,6 +50,7 @@ from vmjobs.cli.logs import configure_logging
 from vmjobs.client import AssignmentClient, ImageClient, Images, JobAgentClient, NodeClient
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor, NotFound
+from vmjobs.file_lock import file_lock
 from vmjobs.hypervisor.libvirt import nbd_server
 from vmjobs.model import MIB, Node
 from vmjobs.wire import NodeWishes, Visibility
@@ -75,24 +75,12 @@ def agent() -> None:
     """
     settings = config("agent_token_file")
     configure_logging(settings.log_level, settings.log_format)
-    with _hold_agent_lock(settings.state_dir):
-        _serve(settings)
-
-
-@contextmanager
-def _hold_agent_lock(directory: Path) -> Iterator[None]:
-    """Let only one agent use ``directory``: agents clean up what they find there.
-
-    Raises:
-        ConfigError: another agent runs.
-    """
+    directory = settings.state_dir
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "agent.lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"state_dir: another agent already uses {directory}") from None
-        yield
+    # Agents clean up what they find there.
+    taken = ConfigError(f"state_dir: another agent already uses {directory}")
+    with file_lock(directory / "agent.lock", taken):
+        _serve(settings)
 
 
 def _serve(settings: Config) -> None:

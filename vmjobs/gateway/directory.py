@@ -11,14 +11,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -30,6 +27,7 @@ from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.cluster.wire import ClusterVmOrder, PoolAddress
 from vmjobs.errors import Conflict, NotFound
+from vmjobs.file_lock import file_lock
 from vmjobs.gateway.spec import Gateway, GatewayVm
 from vmjobs.model import MIB, Digest, FrozenModel, HypervisorKind
 from vmjobs.paths import safe_join
@@ -152,8 +150,7 @@ class GatewayDirectory:
     def save_wanted(self, names: set[str]) -> None:
         write_durably(self.directory / "wanted.json", _NAMES.dump_json(names))
 
-    @contextmanager
-    def lock_supervisor(self, patience: float = 0.0) -> Iterator[None]:
+    def lock_supervisor(self, patience: float = 0.0) -> AbstractContextManager[int]:
         """Hold the supervisor lock while the context lasts.
 
         patience: seconds to wait for the lock, for another supervisor that is about to end.
@@ -161,21 +158,8 @@ class GatewayDirectory:
         Raises:
             Conflict: another supervisor holds it.
         """
-        deadline = time.monotonic() + patience
-        with (self.directory / "supervisor.lock").open("w") as lock:
-            while not _locked(lock):
-                if time.monotonic() >= deadline:
-                    raise Conflict(f"a supervisor of {self.directory} runs already")
-                time.sleep(0.1)  # flock(2) has no timeout
-            yield
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        busy = Conflict(f"a supervisor of {self.directory} runs already")
+        return file_lock(self.directory / "supervisor.lock", busy, patience)
 
 
 def vm_order(

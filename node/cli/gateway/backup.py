@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 import shutil
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from vmjobs.cli.common import echo
 from vmjobs.cli.progress import byte_bars
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
+from vmjobs.file_lock import file_lock
 from vmjobs.fsync import sync_directory
 from vmjobs.gateway.archive import (
     ArchiveFile,
@@ -197,11 +197,8 @@ def _restore_directory(place: Path) -> Iterator[Path]:
     """
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = place.with_name(f".{place.name}.restoring")
-    with place.with_name(f".{place.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Conflict(f"{place} is being restored already") from error
+    taken = Conflict(f"{place} is being restored already")
+    with file_lock(place.with_name(f".{place.name}.lock"), taken):
         if place.exists():
             raise Conflict(f"{place} exists already", hint="--name NAME gives it another name")
         if folder.exists():  # of a restore that was killed
