@@ -295,7 +295,7 @@ def test_who_logs_in_gets_the_connection(tmp_path: Path) -> None:
         return {"host_key": "its", "connection": guests}
 
     with (
-        serve_commands(tmp_path / "s", handle, lambda _: None),
+        serve_commands(tmp_path / "s", handle, lambda: None),
         SupervisorClient(tmp_path / "s") as control,
     ):
         host_key, connection = control.log_in("ce", "mine")
@@ -311,7 +311,7 @@ def test_who_logs_in_gets_the_connection(tmp_path: Path) -> None:
 )
 def test_without_a_connection_nobody_is_logged_in(tmp_path: Path, answer: Message, why: str) -> None:
     with (
-        serve_commands(tmp_path / "s", lambda _: dict(answer), lambda _: None),
+        serve_commands(tmp_path / "s", lambda _: dict(answer), lambda: None),
         SupervisorClient(tmp_path / "s") as control,
         pytest.raises(Unavailable, match=why),
     ):

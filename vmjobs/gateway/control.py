@@ -78,20 +78,19 @@ class SupervisorClient(Closeable):
 
 @contextmanager
 def serve_commands(
-    path: Path, handle: Callable[[Message], Message], on_disconnect: Callable[[Message], object]
+    path: Path, handle: Callable[[Message], Message], thaw: Callable[[], object]
 ) -> Iterator[None]:
     """Serve requests while the context lasts.
 
     handle: takes a request, returns the answer; a ``connection`` in it is a socket to pass on.
-    on_disconnect: called with the last ``freeze`` of a connection that ended without ``thaw``.
+    thaw: called when a connection ends after ``freeze`` without ``thaw``.
     """
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, short_path(path) as address:
         listener.bind(address)
         path.chmod(0o600)
         listener.listen(16)
-        thread = threading.Thread(target=_accept, args=(listener, handle, on_disconnect), daemon=True)
-        thread.start()
+        threading.Thread(target=_accept, args=(listener, handle, thaw), daemon=True).start()
         try:
             yield
         finally:
@@ -101,32 +100,28 @@ def serve_commands(
 
 
 def _accept(
-    listener: socket.socket,
-    handle: Callable[[Message], Message],
-    on_disconnect: Callable[[Message], object],
+    listener: socket.socket, handle: Callable[[Message], Message], thaw: Callable[[], object]
 ) -> None:
     while True:
         try:
             peer, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(target=_serve, args=(peer, handle, on_disconnect), daemon=True).start()
+        threading.Thread(target=_serve, args=(peer, handle, thaw), daemon=True).start()
 
 
 def _serve(
-    peer: socket.socket,
-    handle: Callable[[Message], Message],
-    on_disconnect: Callable[[Message], object],
+    peer: socket.socket, handle: Callable[[Message], Message], thaw: Callable[[], object]
 ) -> None:
-    frozen_by: Message | None = None
+    is_frozen = False
     with peer, peer.makefile("rb") as file, suppress(OSError, ValueError):
         while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
             asked: Message = json.loads(line)
             if asked.get("do") == "freeze":
-                frozen_by = asked
+                is_frozen = True
             answer = _answer(handle, asked)
             if asked.get("do") == "thaw":
-                frozen_by = None
+                is_frozen = False
             connection = answer.pop("connection", None)
             said = json.dumps(answer).encode() + b"\n"
             if connection is None:
@@ -134,8 +129,8 @@ def _serve(
                 continue
             with connection:
                 socket.send_fds(peer, [said], [connection.fileno()])
-    if frozen_by is not None:
-        on_disconnect(frozen_by)
+    if is_frozen:
+        thaw()
 
 
 def _answer(handle: Callable[[Message], Message], asked: Message) -> Message:

@@ -147,7 +147,7 @@ class Supervisor:
             )
             for _, vm in self._vms():
                 vm.signal(THAW_SIGNAL)
-            with serve_commands(self.place.control, self.handle, lambda _asked: self._thaw()):
+            with serve_commands(self.place.control, self.handle, self._thaw):
                 try:
                     yield
                 finally:
