@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from condor import names
 from condor.cli.why_show import JobReport
-from condor.diagnose.explainer import JobExplainer, JobExplanation
+from condor.diagnose.explainer import JobExplanation, explain_job
 from condor.diagnose.findings import JobFacts, JobFinding, JobLocation
 from vmjobs.cli.common import client, config
 from vmjobs.client import Client
@@ -24,14 +24,14 @@ def explain(place: JobLocation) -> JobExplanation:
 
     Raises:
         ConfigError: the module htcondor2 is not installed.
-        NotFound, Unavailable: see :meth:`condor.diagnose.explainer.JobExplainer.explain`.
+        NotFound, Unavailable: see :func:`condor.diagnose.explainer.explain_job`.
     """
     if find_spec("htcondor2") is None:
         raise ConfigError(
             "this installation cannot ask HTCondor: the Python module htcondor2 is missing",
             hint="pip install 'vmjobs[server]'",
         )
-    return JobExplainer().explain(place)
+    return explain_job(place)
 
 
 def explain_service_job(job_id: str, schedd: str, pool: str) -> JobReport:

@@ -191,63 +191,53 @@ def remote_job(job: JobFacts) -> JobLocation | None:
     return JobLocation(found[1], found[2], int(found[3]), int(found[4])) if found else None
 
 
-def router_findings(job: JobFacts) -> list[JobFinding]:
-    """Findings for an idle job that a job router should take."""
+def router_finding(job: JobFacts) -> JobFinding:
+    """The finding for an idle job that a job router should take."""
     if at := remote_job(job):
-        return [JobFinding("AT_SITE", f"its copy is job {at.cluster}.{at.proc}")]
-    return [
-        JobFinding(
-            "NOT_ROUTED",
-            f"the job router at {job.schedd} has not taken it yet{_since(job, 'EnteredCurrentStatus')}",
-            "if this lasts for minutes, read JobRouterLog there, and run `vmjobs doctor` there",
-        )
-    ]
+        return JobFinding("AT_SITE", f"its copy is job {at.cluster}.{at.proc}")
+    return JobFinding(
+        "NOT_ROUTED",
+        f"the job router at {job.schedd} has not taken it yet{_since(job, 'EnteredCurrentStatus')}",
+        "if this lasts for minutes, read JobRouterLog there, and run `vmjobs doctor` there",
+    )
 
 
-def grid_findings(job: JobFacts) -> list[JobFinding]:
-    """Findings for an idle grid job."""
+def grid_finding(job: JobFacts) -> JobFinding:
+    """The finding for an idle grid job."""
     resource = job.text(names.GRID_RESOURCE)
     found = _RESOURCE.fullmatch(resource)
     if not found:
-        return [
-            JobFinding(
-                "NO_ROUTE",
-                f"its grid_resource is {resource or 'not set'} (expected 'condor SCHEDD COLLECTOR')",
-                "set grid_resource in its submit file",
-            )
-        ]
+        return JobFinding(
+            "NO_ROUTE",
+            f"its grid_resource is {resource or 'not set'} (expected 'condor SCHEDD COLLECTOR')",
+            "set grid_resource in its submit file",
+        )
     if at := remote_job(job):
-        return [JobFinding("AT_SITE", f"it waits at {at.schedd} as job {at.cluster}.{at.proc}")]
+        return JobFinding("AT_SITE", f"it waits at {at.schedd} as job {at.cluster}.{at.proc}")
     schedd, collector = found[1], found[2]
     if "GridResourceUnavailableTime" in job.attributes:
         since = _since(job, "GridResourceUnavailableTime")
-        return [
-            JobFinding(
-                "SITE_DOWN",
-                f"the gridmanager cannot reach the schedd {schedd} (collector {collector}){since}",
-                f"condor_ping -pool {collector} -name {schedd} -type schedd WRITE shows why",
-            )
-        ]
-    return [
-        JobFinding(
-            "NOT_SENT",
-            f"the gridmanager has not sent it to {schedd} yet",
-            "if this lasts for minutes, read its log, GridmanagerLog",
+        return JobFinding(
+            "SITE_DOWN",
+            f"the gridmanager cannot reach the schedd {schedd} (collector {collector}){since}",
+            f"condor_ping -pool {collector} -name {schedd} -type schedd WRITE shows why",
         )
-    ]
+    return JobFinding(
+        "NOT_SENT",
+        f"the gridmanager has not sent it to {schedd} yet",
+        "if this lasts for minutes, read its log, GridmanagerLog",
+    )
 
 
-def unreadable_findings(at: JobLocation, why: str) -> list[JobFinding]:
-    """Findings for a job at a site whose daemons could not be queried."""
+def unreadable_finding(at: JobLocation, why: str) -> JobFinding:
+    """The finding for a job at a site whose daemons could not be queried."""
     unknown = "does not know schedd" in why
     where = at.schedd or "the same schedd"
-    return [
-        JobFinding(
-            "NO_ROUTE" if unknown else "SITE_UNREADABLE",
-            f"it waits at {where} as job {at.cluster}.{at.proc}; the reason could not be read: {why}",
-            f"ask there: vmjobs job why {at.cluster}.{at.proc}",
-        )
-    ]
+    return JobFinding(
+        "NO_ROUTE" if unknown else "SITE_UNREADABLE",
+        f"it waits at {where} as job {at.cluster}.{at.proc}; the reason could not be read: {why}",
+        f"ask there: vmjobs job why {at.cluster}.{at.proc}",
+    )
 
 
 def _since(job: JobFacts, name: str) -> str:

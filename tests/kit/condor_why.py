@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from condor.diagnose.explainer import JobExplainer, JobExplanation
+from unittest.mock import patch
+
+from condor.diagnose.explainer import JobExplanation, explain_job
 from condor.diagnose.findings import JobLocation
 from tests.kit.condor_daemons import Daemons
 
@@ -10,7 +12,8 @@ HERE = JobLocation("", "", 3, 0)
 
 
 def explain(said: Daemons, place: JobLocation = HERE) -> JobExplanation:
-    return JobExplainer(1.0, said).explain(place)
+    with patch("condor.diagnose.explainer.call", said):
+        return explain_job(place)
 
 
 def codes(found: JobExplanation) -> list[str]:

@@ -14,7 +14,6 @@ import pytest
 from pydantic import BaseModel
 
 from condor.cli import why as job_why
-from condor.diagnose.explainer import JobExplainer
 from tests.kit.cli import Run
 from tests.kit.condor_daemons import Daemons, Schedd, daemons, node, queued
 from tests.kit.http_server import Handler, Scripted
@@ -71,7 +70,7 @@ def have(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replace HTCondor's daemons with scripted ones."""
 
     def have(said: Daemons) -> None:
-        monkeypatch.setattr("condor.cli.why_service.JobExplainer", lambda: JobExplainer(1.0, said))
+        monkeypatch.setattr("condor.diagnose.explainer.call", said)
 
     return have
 
