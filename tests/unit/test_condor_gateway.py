@@ -67,9 +67,7 @@ def kit() -> GatewayKit:
 
 def files_of(kit: GatewayKit, name: str, secrets: dict[str, bytes]) -> dict[str, bytes]:
     plain = gateway()
-    vm = plain.vm(name)
-    assert vm is not None
-    return dict(kit.files(plain, vm, secrets))
+    return dict(kit.files(plain, plain.vm(name), secrets))
 
 
 @pytest.fixture
@@ -115,10 +113,8 @@ def test_a_vm_that_runs_gets_a_token_like_its_first(
     kit: GatewayKit, secrets: dict[str, bytes], name: str
 ) -> None:
     plain = gateway()
-    vm = plain.vm(name)
-    assert vm is not None
     first = claims_of(files_of(kit, name, secrets)["token"])
-    later = GatewayKit(clock=lambda: NOW + timedelta(days=15)).token(plain, vm, secrets)
+    later = GatewayKit(clock=lambda: NOW + timedelta(days=15)).token(plain, plain.vm(name), secrets)
     passed = 15 * 86400
     then = {"jti": first["jti"], "iat": first["iat"] + passed, "exp": first["exp"] + passed}
     assert claims_of(later.token) | {"jti": first["jti"]} == first | then
@@ -127,10 +123,8 @@ def test_a_vm_that_runs_gets_a_token_like_its_first(
 
 def test_a_vm_without_htcondor_gets_no_token(kit: GatewayKit, secrets: dict[str, bytes]) -> None:
     plain = gateway()
-    vm = plain.vm("se")
-    assert vm is not None
     with pytest.raises(Forbidden, match="needs no token"):
-        kit.token(plain, vm, secrets)
+        kit.token(plain, plain.vm("se"), secrets)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +158,7 @@ def test_each_person_has_an_account_and_keys_of_his_own(
     numbers = {line.split()[1] for line in ui["people"].decode().splitlines()}
     assert len(numbers) == 2
     others = gateway(people={"bob": {}, "eve": {}})
-    vm = others.vm("ui")
-    assert vm is not None
-    kept = kit.files(others, vm, secrets)
+    kept = kit.files(others, others.vm("ui"), secrets)
     assert kept["storage/bob"] == ui["storage/bob"], "it stays when others come and go"
 
 

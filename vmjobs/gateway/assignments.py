@@ -213,17 +213,15 @@ class GatewayAssignments:
 
     def _shown(self, name: str) -> Mapping[str, object]:
         report = self._reports.get(vm_id(name))
-        status = self._statuses.get(vm_id(name))
         if report is None:
             return {"state": GatewayVmState.STOPPED, "message": "", "incarnation": 0, "wanted": False}
-        mine = status is not None and status.incarnation == report.incarnation
-        up = status.up if mine and status is not None else None
-        condition = vm_state(report.phase, up)
-        message = report.message
-        full = status.full if mine and status is not None else None
-        if condition is GatewayVmState.DOWN and status is not None:
-            message = status.reason
-        elif not message and full is not None and full >= FULL_PERCENT:
+        status = self._statuses.get(vm_id(name))
+        if status is None or status.incarnation != report.incarnation:
+            status = ScriptStatus()
+        condition = vm_state(report.phase, status.up)
+        full = status.full
+        message = status.reason if condition is GatewayVmState.DOWN else report.message
+        if not message and full is not None and full >= FULL_PERCENT:
             message = f"its data disk is {full} % full: remove data, or declare a larger disk"
         return {
             "state": condition,

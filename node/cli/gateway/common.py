@@ -17,7 +17,7 @@ from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, NotFound, U
 from vmjobs.gateway.assignments import ALIVE_PHASES
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
-from vmjobs.gateway.spec import GATEWAY_HYPERVISOR
+from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, Gateway
 from vmjobs.hypervisor import procs
 
 if TYPE_CHECKING:
@@ -74,17 +74,17 @@ def find_gateway(name: str | None, state_dir: Path | None) -> GatewayDirectory:
     return GatewayDirectory(default_directory() / (name or there[0]))
 
 
-def select_vms(installed: InstalledGateway, names: Sequence[str]) -> list[str]:
+def select_vms(gateway: Gateway, names: Sequence[str]) -> list[str]:
     """Return the selected VMs of the gateway, in declared order; all if none is named.
 
     Raises:
         NotFound: the gateway has no VM of that name.
     """
-    known = [vm.name for vm in installed.gateway.machines]
+    known = [vm.name for vm in gateway.machines]
     for name in names:
         if name not in known:
             raise NotFound(
-                f"the gateway {installed.gateway.name} has no VM {name!r}",
+                f"the gateway {gateway.name} has no VM {name!r}",
                 hint=f"its VMs: {', '.join(known)}",
             )
     return [name for name in known if name in names or not names]

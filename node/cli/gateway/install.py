@@ -177,8 +177,7 @@ def install(
         raise Conflict(f"VMs of {spec.name} run", hint="vmjobs gateway stop")
     gone = _vms_to_remove(manifest, place, remove)
     digests = dict(before.images) if before is not None else {}
-    probe = InstalledGateway(schema=1, gateway=spec, images={}, kind=GATEWAY_HYPERVISOR)
-    for name in select_vms(probe, vms):
+    for name in select_vms(spec, vms):
         vm = spec.vm(name)
         if vm is not None and (upgrade or name not in digests):
             digests[name] = _ensure_image(manifest, vm, boot_test)
@@ -255,7 +254,7 @@ def _write_installation(
         there = place.secrets()
         made = role_kit().secrets(spec)
         place.save_secrets({name: data for name, data in made.items() if name not in there})
-        for vm in [vm for vm in spec.machines if vm.name in digests]:
+        for vm in (vm for vm in spec.machines if vm.name in digests):
             if before is not None and before.images.get(vm.name) != digests[vm.name]:
                 # An overlay is valid only on the image that it was made for.
                 persistent_disks.remove_root(place.disks(vm.name))
@@ -264,6 +263,7 @@ def _write_installation(
         place.save(installed)
         for name in gone:
             place.remove(name)
-        for name in before.images if before is not None else ():
-            if before is not None and installed.images.get(name) != before.images[name]:
-                untag_image(before, name)
+        if before is not None:
+            for name, digest in before.images.items():
+                if installed.images.get(name) != digest:
+                    untag_image(before, name)

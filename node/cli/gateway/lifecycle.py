@@ -39,8 +39,6 @@ EXIT_SECONDS = 30.0
 #: Failures in a row after which ``boot`` stops waiting; the supervisor keeps trying.
 MAX_FAILURES = 3
 
-_VmStates = dict[str, dict[str, Any]]
-
 
 @click.command()
 @vms_argument
@@ -55,7 +53,7 @@ def boot(vms: tuple[str, ...], name: str | None, state_dir: Path | None, timeout
     restarts VMs that end.
     """
     place = find_gateway(name, state_dir)
-    wanted = select_vms(place.installed(), vms)
+    wanted = select_vms(place.installed().gateway, vms)
     absent = [name for name in wanted if name not in place.installed().images]
     if absent:
         raise InvalidRequest(
@@ -78,7 +76,7 @@ def boot(vms: tuple[str, ...], name: str | None, state_dir: Path | None, timeout
 def stop(vms: tuple[str, ...], name: str | None, state_dir: Path | None) -> None:
     """Shut VMs down, or all of them. They keep their data."""
     place = find_gateway(name, state_dir)
-    wanted = select_vms(place.installed(), vms)
+    wanted = select_vms(place.installed().gateway, vms)
     with connect_supervisor(place) as control:
         control.ask("want", stop=wanted)
         seconds = 2.0 * DRAIN_SECONDS
@@ -110,7 +108,7 @@ def _wait(
     """Wait until all VMs are ``is_done``; print state changes; return the other VMs."""
     terminal = Console(stderr=True)
     last: dict[str, str] = {}
-    vms: _VmStates = {}
+    vms: dict[str, dict[str, Any]] = {}
     with terminal.status("waiting") as status:
         for vms in watch_vms(control, seconds):
             for name in names:

@@ -120,7 +120,7 @@ def _disk_bytes(place: GatewayDirectory, vm: str) -> int:
 def console(vm: str, name: str | None, state_dir: Path | None, follow: bool) -> None:
     """Print the console of VM since its last boot."""
     place = find_gateway(name, state_dir)
-    select_vms(place.installed(), [vm])
+    select_vms(place.installed().gateway, [vm])
     path = place.console(vm)
     if path is None or not path.exists():
         raise NotFound(f"{vm} has not been booted yet")

@@ -46,7 +46,7 @@ def open_login(place: GatewayDirectory, vm: str) -> Iterator[list[str]]:
     Raises:
         NotFound: there is no such VM. Unavailable: no supervisor runs. ConfigError: no OpenSSH.
     """
-    select_vms(place.installed(), [vm])
+    select_vms(place.installed().gateway, [vm])
     SupervisorClient(place.control).close()  # reports a missing supervisor before ssh does
     with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as folder:
         make_key(Path(folder))
