@@ -7,7 +7,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from images.build.scratch_dir import CancelCheck, ScratchDir
 from images.manifest import ImageManifest
@@ -88,7 +87,7 @@ class BootTest:
         digest: str,
         name: str,
         kind: HypervisorKind,
-        probes: tuple[str, ...],
+        probes: Sequence[str],
         scratch: ScratchDir,
     ) -> None:
         # The journal creates the run's own directory; this one has the job's input files.
@@ -107,17 +106,6 @@ class BootTest:
             hypervisor=kind,
             run_seconds=RUN_SECONDS,
         )
-        self._execute(spec, digest, name, files, folder, scratch.check_cancelled)
-
-    def _execute(
-        self,
-        spec: JobSpec,
-        digest: str,
-        name: str,
-        files: dict[str, Path],
-        folder: Path,
-        check_cancelled: CancelCheck,
-    ) -> None:
         output = io.BytesIO()
         job = LocalJob(
             job_id=f"probe-{uuid.uuid4().hex[:12]}",
@@ -132,13 +120,11 @@ class BootTest:
         run_parts = make_run_parts(self._settings, self._store, self._hypervisors, runs)
         run_parts.journal.recover(self._hypervisors.drivers)  # of earlier runs that were killed
         event_queue = EventQueue()
-        with _stop_on_check_failure(check_cancelled, event_queue):
+        with _stop_on_check_failure(scratch.check_cancelled, event_queue):
             outcome = run_locally(run_parts, job, event_queue)
         if outcome.state is not JobState.COMPLETED:
             text = output.getvalue().decode("utf-8", "replace").strip()[-2000:]
-            message = (
-                f"the image {name} fails its boot test on {spec.hypervisor}: {outcome.reason.message}"
-            )
+            message = f"the image {name} fails its boot test on {kind}: {outcome.reason.message}"
             raise BuildError(f"{message}; its output:\n{text}" if text else message)
 
 

@@ -64,7 +64,8 @@ def apply_event(observations: dict[Key, Observation], kind: int, event: Event, s
         grid_job_id = str(event.get("GridJobId", ""))
         observations[key] = replace(seen, ref=seen.ref.model_copy(update={"grid_job_id": grid_job_id}))
     elif kind == JobEventType.GRID_RESOURCE_DOWN:
-        observations[key] = replace(seen, reason=f"{_resource(event)} does not answer")
+        resource = event.get("GridResource", "the grid resource")
+        observations[key] = replace(seen, reason=f"{resource} does not answer")
     elif kind == JobEventType.GRID_RESOURCE_UP:
         observations[key] = replace(seen, reason="")
     elif kind in _STATUS:
@@ -88,10 +89,6 @@ def _job_of(event: Event) -> str:
         if word == names.EVENT_NOTE:
             return job_id
     return ""
-
-
-def _resource(event: Event) -> str:
-    return str(event.get("GridResource", "the grid resource"))
 
 
 def _number(event: Event, name: str) -> int | None:

@@ -11,10 +11,9 @@ names.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Final
@@ -107,7 +106,7 @@ class ArchiveWriter:
 
     def add(self, name: str, data: bytes) -> None:
         """Add a small file."""
-        self._add(name, len(data), io.BytesIO(data))
+        self._add(name, len(data), [data])
 
     def add_disk(self, name: str, path: Path) -> None:
         """Add a sparse file, which must not change meanwhile.
@@ -118,46 +117,18 @@ class ArchiveWriter:
         extents = read_extents(path)
         self.add(f"{name}.map", extents.model_dump_json().encode())
         with path.open("rb") as file:
-            self._add(f"{name}.data", extents.data, _ExtentReader(file, extents, self._count))
+            self._add(f"{name}.data", extents.data, self._read(file, extents))
             if os.fstat(file.fileno()).st_size != extents.size:
                 raise Conflict(f"{path} changed while it was copied")
 
     def finish(self) -> None:
         """Write the manifest and the end of the archive."""
         data = Manifest(files=self._files).model_dump_json().encode()
-        self._put(MANIFEST, len(data), io.BytesIO(data))
+        self._put(MANIFEST, len(data), [data])
         self._sink.write(b"\0" * (2 * TAR_BLOCK_BYTES))
         self._sink.close()  # type: ignore[no-untyped-call]
 
-    def _add(self, name: str, size: int, source: IO[bytes] | _ExtentReader) -> None:
-        self._files[name] = FileDigest(size=size, sha256=self._put(name, size, source))
-
-    def _put(self, name: str, size: int, source: IO[bytes] | _ExtentReader) -> str:
-        info = tarfile.TarInfo(name)
-        info.size, info.mode = size, 0o600
-        self._sink.write(info.tobuf(tarfile.GNU_FORMAT))
-        digest, left = hashlib.sha256(), size
-        while left:
-            chunk = source.read(min(CHUNK_BYTES, left))
-            if not chunk:
-                raise Conflict(f"{name} became shorter while it was copied")
-            digest.update(chunk)
-            self._sink.write(chunk)
-            left -= len(chunk)
-        self._sink.write(b"\0" * (-size % TAR_BLOCK_BYTES))
-        return digest.hexdigest()
-
-
-class _ExtentReader:
-    """Reads the data of a sparse file, extent by extent."""
-
-    def __init__(self, file: BinaryIO, extents: Extents, count: ByteCallback) -> None:
-        self._pieces = self._read(file, extents)
-        self._rest = b""
-        self._count = count
-
-    @staticmethod
-    def _read(file: BinaryIO, extents: Extents) -> Iterator[bytes]:
+    def _read(self, file: BinaryIO, extents: Extents) -> Iterator[bytes]:
         for offset, length in extents.extents:
             done = 0
             while done < length:
@@ -165,14 +136,25 @@ class _ExtentReader:
                 if not piece:
                     return
                 done += len(piece)
+                self._count(len(piece))
                 yield piece
 
-    def read(self, size: int) -> bytes:
-        if not self._rest:
-            self._rest = next(self._pieces, b"")
-        piece, self._rest = self._rest[:size], self._rest[size:]
-        self._count(len(piece))
-        return piece
+    def _add(self, name: str, size: int, pieces: Iterable[bytes]) -> None:
+        self._files[name] = FileDigest(size=size, sha256=self._put(name, size, pieces))
+
+    def _put(self, name: str, size: int, pieces: Iterable[bytes]) -> str:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = size, 0o600
+        self._sink.write(info.tobuf(tarfile.GNU_FORMAT))
+        digest, left = hashlib.sha256(), size
+        for piece in pieces:
+            digest.update(piece)
+            self._sink.write(piece)
+            left -= len(piece)
+        if left:
+            raise Conflict(f"{name} became shorter while it was copied")
+        self._sink.write(b"\0" * (-size % TAR_BLOCK_BYTES))
+        return digest.hexdigest()
 
 
 # --------------------------------------------------------------------------- reading

@@ -126,13 +126,16 @@ def _poll_until(
     """Poll until ``is_done`` is true or ``timeout`` has passed; return the last result."""
     end = time.monotonic() + timeout
     terminal = Console(stderr=True)
-    printer = _ChangePrinter(quiet=terminal.is_terminal or is_quiet())
+    quiet = terminal.is_terminal or is_quiet()
+    seen: dict[str, tuple[ClusterVmState, str]] = {}
     pause = FIRST_POLL_SECONDS
     with terminal.status("waiting") as status:
         while True:
             found = fetch()
-            if printer.print_changes(found):
+            for vm in _changed_vms(found, seen):
                 pause = FIRST_POLL_SECONDS
+                if not quiet:
+                    echo(_vm_line(vm), err=True)
             status.update(Text(printable("; ".join(map(progress, found)))))
             left = end - time.monotonic()
             if is_done(found) or left <= 0:
@@ -141,24 +144,15 @@ def _poll_until(
             pause = min(LAST_POLL_SECONDS, pause * 1.5)
 
 
-class _ChangePrinter:
-    """Prints each state change of a cluster VM as a line, unless ``quiet``."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._seen: dict[str, tuple[ClusterVmState, str]] = {}
-
-    def print_changes(self, found: Sequence[Cluster]) -> bool:
-        """Print changed states; return whether there are any."""
-        fresh = False
-        for vm in (vm for cluster in found for vm in cluster.members):
-            seen = (vm.state, format_reason(vm))
-            if self._seen.get(vm.id) != seen:
-                self._seen[vm.id] = seen
-                fresh = True
-                if not self._quiet:
-                    echo(_vm_line(vm), err=True)
-        return fresh
+def _changed_vms(
+    clusters: Sequence[Cluster], seen: dict[str, tuple[ClusterVmState, str]]
+) -> Iterator[ClusterVm]:
+    """Yield VMs whose state or its reason is not as ``seen``, and note it there."""
+    for vm in (vm for cluster in clusters for vm in cluster.members):
+        state = vm.state, format_reason(vm)
+        if seen.get(vm.id) != state:
+            seen[vm.id] = state
+            yield vm
 
 
 def _require_starting(cluster: Cluster, as_declared: bool) -> Cluster:
