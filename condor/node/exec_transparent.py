@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
 
-    from vmjobs.transparent_job import Exit, RunResult
+    from vmjobs.transparent_job import RunResult
 
 #: Longer than a schedd takes to restart, shorter than a job's lease (40 minutes, by default).
 REPORT_TIMEOUT_SECONDS = 900.0
@@ -106,7 +106,9 @@ def main(environment: str, command: Sequence[str]) -> NoReturn:
         # An evicted job has not ended for HTCondor, whatever its exit status.
         if not end.stopped:
             report_job_end(end)  # a checkpointable job's end has been settled already
-        _exit_like_job(end.exit)
+        if end.exit.signal is not None:
+            _exit_by_signal(end.exit.signal)
+        os._exit(end.exit.code or 0)  # nothing is left to flush; the interpreter's shutdown is slow
     if end.stopped:
         _exit_by_signal(end.stopped)
     reporter.publish_later(outcomes.failure_attributes(end.code, end.why, time.time()))
@@ -144,12 +146,6 @@ def _exit_without_result(own: str) -> NoReturn:
     with suppress(VMJobsError, OSError):
         scratch.create_missing_outputs(own)
     _exit_by_signal(signal.SIGKILL)
-
-
-def _exit_like_job(exit: Exit) -> NoReturn:
-    if exit.signal is not None:
-        _exit_by_signal(exit.signal)
-    os._exit(exit.code or 0)  # nothing is left to flush, and the interpreter's own shutdown is slow
 
 
 def _exit_by_signal(number: int) -> NoReturn:

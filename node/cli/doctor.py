@@ -61,7 +61,8 @@ def doctor(no_boot: bool, role: HostRole | None, as_json: bool) -> None:
         findings += _run_check("node", partial(_check_node, settings), HostRole.NODE)
     findings += condor
     if role is not None and not any(f.role is role for f in condor):
-        findings.append(_missing_daemon(role))
+        detail = "DAEMON_LIST of HTCondor has no such daemon, or condor_config_val is not installed"
+        findings.append(DoctorFinding(f"HTCondor: {role}", False, detail, "this role", role))
     boots = not no_boot and role in (None, HostRole.NODE)
     hypervisors = _run_check("hypervisors", partial(_check_hypervisors, settings)) if boots else []
     api = _run_check("API", partial(_check_api, settings))
@@ -89,11 +90,6 @@ def _run_check(
         why = error.message if isinstance(error, VMJobsError) else reason_of(error)
         found.append(DoctorFinding(what, False, f"the check failed: {why}", "this report", role))
     return found
-
-
-def _missing_daemon(role: HostRole) -> DoctorFinding:
-    detail = "DAEMON_LIST of HTCondor has no such daemon, or condor_config_val is not installed"
-    return DoctorFinding(f"HTCondor: {role}", False, detail, "this role", role)
 
 
 def _check_node(settings: Config) -> Iterator[DoctorFinding]:

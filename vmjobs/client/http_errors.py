@@ -52,7 +52,9 @@ def error_from_response(response: requests.Response) -> VMJobsError:
     if status in {429, 503}:
         return Unavailable(problem.service or "api", message, hint=problem.hint)
     faults = [Fault(f.field, f.code, f.message) for f in problem.errors]
-    error = _error_class(problem)(message, hint=problem.hint, faults=faults)
+    kind = _class_of(problem.code) or _BY_STATUS.get(problem.status)
+    kind = kind or (ServiceError if problem.status >= 500 else InvalidRequest)
+    error = kind(message, hint=problem.hint, faults=faults)
     if problem.code:
         # A newer service may use codes for which this client has no classes.
         vars(error)["code"] = problem.code
@@ -79,11 +81,6 @@ def error_from_code(code: str, message: str, hint: str = "") -> VMJobsError:
     error = (_class_of(code) or ServiceError)(message, hint=hint)
     vars(error)["code"] = code
     return error
-
-
-def _error_class(problem: Problem) -> type[VMJobsError]:
-    found = _class_of(problem.code) or _BY_STATUS.get(problem.status)
-    return found or (ServiceError if problem.status >= 500 else InvalidRequest)
 
 
 def _class_of(code: str) -> type[VMJobsError] | None:

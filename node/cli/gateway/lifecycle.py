@@ -83,15 +83,9 @@ def stop(vms: tuple[str, ...], name: str | None, state_dir: Path | None) -> None
         left = _wait(control, wanted, seconds, lambda m: m["state"] == GatewayVmState.STOPPED)
         if left:
             raise HypervisorError(f"not stopped: {', '.join(name for name, _ in left)}")
-        _stop_idle_supervisor(control)
-
-
-def _stop_idle_supervisor(control: SupervisorClient) -> None:
-    """Stop a background supervisor if no VM runs or is wanted."""
-    vms = control.ask("show")["machines"].values()
-    if any(vm["state"] != GatewayVmState.STOPPED or vm["wanted"] for vm in vms):
-        return
-    control.ask("idle")
+        every = control.ask("show")["machines"].values()
+        if all(vm["state"] == GatewayVmState.STOPPED and not vm["wanted"] for vm in every):
+            control.ask("idle")  # a supervisor in the background then ends
 
 
 def _has_failed(vm: dict[str, Any]) -> bool:

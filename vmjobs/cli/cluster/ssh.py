@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 
 from vmjobs.cli.common import OWN_COMMAND, client
-from vmjobs.cluster.ssh_session import ClusterSshSession
 from vmjobs.errors import ConfigError, InvalidRequest
 from vmjobs.relay import relay
 from vmjobs.subprocess import run
@@ -114,7 +113,10 @@ def open_login(vm: str) -> Iterator[list[str]]:
         public = make_key(folder)
         session = api.clusters.open_session(cluster, vm, public)
         try:
-            yield _login_options(session, folder)
+            known = f"{session.machine} {session.host_key}\n"
+            (folder / KNOWN_HOSTS_FILE).write_text(known, "ascii")
+            words = ["cluster", "connect", session.id]
+            yield openssh_options(session.machine, session.user, folder, words)
         finally:
             api.clusters.session(session.id).close()
 
@@ -131,11 +133,6 @@ def make_key(folder: Path) -> str:
     key = folder / KEY_FILE
     run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], timeout=30)
     return key.with_suffix(".pub").read_text("ascii").strip()
-
-
-def _login_options(session: ClusterSshSession, folder: Path) -> list[str]:
-    (folder / KNOWN_HOSTS_FILE).write_text(f"{session.machine} {session.host_key}\n", "ascii")
-    return openssh_options(session.machine, session.user, folder, ["cluster", "connect", session.id])
 
 
 def openssh_options(vm: str, user: str, folder: Path, connect: Sequence[str]) -> list[str]:
