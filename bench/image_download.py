@@ -1,10 +1,7 @@
 """Benchmark 5: segments from the API against the same files from a plain sendfile server.
 
-The same code requests the same paths in the same order from both sides, over the same number of
-connections (HTTP/1.1, kept open for all requests of a turn, without Nagle's delay), with the same
-headers; the plain server ignores the token. Every turn uses another node's token: the API has not
-seen it before, nor checked whether it may read the image. The API may know from the turn before where
-the segments are, as when many nodes fetch one image. Files are in the page cache on both sides.
+The API may know from the turn before where the segments are, as when many nodes fetch one image. Files
+are in the page cache on both sides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Lazy start over fetching all first: time and bytes moved until the guest is ready.
-
-Each start has an empty cache and fetches from a real API, through a proxy that counts bytes and can
-be as slow as a site's line. One image is unmodified; the other has data that no boot reads.
-"""
+"""Lazy start over fetching all first: time and bytes moved until the guest is ready."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Boots a guest from a hand-written command line: what a start costs without vmjobs.
 
-All preparation happens before the clock starts: disks, the endpoint, the network. The time measured
-is that of one program, from its start until the guest reports that it is ready: by a line on the
-console, or, where there is a network, by a request to the endpoint.
-
 As a program it boots once and prints seconds: ``raw_boot.py KIND STORE DIGEST NETWORK``. Or it
 prepares a guest on an execute node: ``raw_boot.py prepare DIGEST DIRECTORY SCRIPT MEMORY``.
 """

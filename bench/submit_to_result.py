@@ -1,7 +1,4 @@
-"""Benchmarks 6 and 7: a payload in a VM over a plain job; delay until a VM's end shows.
-
-The plain job has the same payload and runs in the same pool.
-"""
+"""Benchmarks 6 and 7: a payload in a VM over a plain job; delay until a VM's end shows."""
 
 from __future__ import annotations
 

@@ -69,11 +69,7 @@ class GatewayKit:
     def files(
         self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
-        """Contents by name; ``script`` is one of them. A VM gets only the keys that it needs.
-
-        Raises:
-            InvalidSpec: the declared VMs do not form a gateway.
-        """
+        """A VM gets only the keys that it needs. Raises as :meth:`secrets`."""
         check_roles(gateway)
         own = {
             GatewayRole.COMPUTING_ELEMENT: self._computing_element,
@@ -90,13 +86,7 @@ class GatewayKit:
         }
 
     def token(self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]) -> PoolToken:
-        """A new token for a VM, to replace the one among its files.
-
-        That of a user interface has a line for each of the gateway's people: name and token.
-
-        Raises:
-            Forbidden: VMs of this role have none.
-        """
+        """That of a user interface has a line for each of the gateway's people: name and token."""
         match vm.role:
             case GatewayRole.COMPUTING_ELEMENT:
                 return self._make_token(gateway, secrets, "condor")
@@ -111,11 +101,6 @@ class GatewayKit:
         raise Forbidden(f"a {vm.role} needs no token")
 
     def person_token(self, gateway: Gateway, person: str, secrets: Mapping[str, bytes]) -> PoolToken:
-        """A token for one of the gateway's people, who submits to its computing element.
-
-        Raises:
-            NotFound: there is no such person, or no computing element.
-        """
         if person not in gateway.people:
             known = ", ".join(gateway.people) or "none"
             raise NotFound(

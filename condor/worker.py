@@ -23,7 +23,6 @@ class WorkerKit:
     """Implements :class:`vmjobs.agent.cluster_vms.services.GuestFiles`."""
 
     def files(self, order: ClusterVmOrder, incarnation: int) -> Mapping[str, bytes]:
-        """Contents by name; ``script`` is one of them."""
         return {
             "script": packaged_file("worker", "run.sh"),
             "probe": packaged_file("worker", "probe.sh"),

@@ -94,7 +94,6 @@ class CondorPool:
         self._token_seconds = token_seconds
 
     def vms(self) -> list[PoolVm]:
-        """The cluster VMs whose ads are in the collector now: one query."""
         with self._translated():
             answer = call(
                 "startds",
@@ -106,7 +105,6 @@ class CondorPool:
         return [vm_from_ad(ad) for ad in answer["ads"] if is_vm_ad(ad)]
 
     def probes(self, vms: Sequence[PoolVm]) -> dict[tuple[str, int], ProbeState]:
-        """The states of these VMs' probe jobs; submit those that are missing. At most three calls."""
         asked = {vm_key(each): each for each in vms}
         if not asked:
             return {}
@@ -125,10 +123,7 @@ class CondorPool:
         }
 
     def withdraw(self, vms: Sequence[PoolVm]) -> None:
-        """Revoke the tokens of these VMs, invalidate their ads, and remove their probe jobs.
-
-        A pool that is not configured for it (condor/config/site-revocation.conf) lets tokens expire.
-        """
+        """A pool without condor/config/site-revocation.conf lets the tokens expire."""
         if not vms:
             return
         # Root in a VM can advertise another VM's id, but not another VM's name.
@@ -146,7 +141,7 @@ class CondorPool:
                 self._schedd.act(JobAction.CANCEL, ids, "the VM that this job was to test is gone")
 
     def idle(self, kinds: Sequence[WorkerVmProfile]) -> dict[str, IdleJobs]:
-        """The idle jobs for each of these clusters, at all schedds that the collector knows."""
+        """Of all schedds that the collector knows."""
         asked = [{"cluster": k.cluster, "learn": k.learn, "ad": offline_ad(k)} for k in kinds]
         with self._translated():
             answer = call(
@@ -163,7 +158,6 @@ class CondorPool:
         }
 
     def offer(self, kinds: Sequence[WorkerVmProfile]) -> None:
-        """Advertise one VM of each of these clusters as offline."""
         ads = []
         for kind in kinds:
             ad = {**offline_ad(kind), "ClassAdLifetime": str(OFFER_SECONDS)}

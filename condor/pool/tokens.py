@@ -44,12 +44,6 @@ class CondorTokenIssuer:
         self._domains = domains
 
     def mint(self, pool: str, vm: PoolVm, seconds: int) -> PoolToken:
-        """An IDTOKEN with which only this VM can join the pool, and do nothing else.
-
-        Raises:
-            Unavailable: it cannot be made now.
-            ValueError: the VM's name, id or incarnation is invalid.
-        """
         domain = self._domain(pool)
         identity = f"{user_name_of(vm)}@{domain}"
         arguments = ["-key", pool, "-identity", identity]

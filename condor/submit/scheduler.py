@@ -51,12 +51,10 @@ class CondorScheduler:
         self._logs = EventLogs(lambda array: array_dir(config, array) / names.EVENT_LOG, self._name)
 
     def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
-        """Queue jobs of any arrays together; jobs that are queued already are not queued twice.
+        """Queue jobs of any arrays together.
 
         A marker in an array's directory shows that its submission has begun. The schedd is queried for
         an array's jobs only if there is one: after a crash or a repeated call.
-
-        Raises ConfigError: the schedd answers, but rejects them.
         """
         if not jobs:
             return {}
@@ -100,19 +98,14 @@ class CondorScheduler:
         _sync_all([*arrays, self._config.spool_dir])
 
     def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
-        """Apply an action to jobs, here and at sites that have them; unknown ones are no error."""
         if ids := [f"{ref.cluster}.{ref.proc}" for ref in refs if ref.cluster > 0]:
             self._schedd.act(action, ids, " ".join(why.split())[:512])
 
     def watch(self, arrays: Sequence[str]) -> list[Observation]:
-        """The latest observations from these arrays' event logs, without a query to the schedd."""
         return self._logs.latest(arrays)
 
     def query(self, job_ids: Sequence[str]) -> list[Observation]:
-        """Query the schedd (queue, then history); one observation for each id.
-
-        A job in neither of them is ``MISSING``, with cluster 0.
-        """
+        """A job in neither queue nor history is ``MISSING``, with cluster 0."""
         known = self._find_observations(job_ids)
         nowhere = CondorRef(schedd=self._name, cluster=0, proc=0)
         return [
@@ -141,7 +134,6 @@ class CondorScheduler:
         return {observation.job_id: observation for observation in ordered}
 
     def forget(self, array: str) -> None:
-        """Remove the array's spool directory, once all of its jobs are final."""
         self._logs.forget(array)
         directory = array_dir(self._config, array)
         try:
