@@ -27,7 +27,6 @@ UP_SECONDS = 300.0
 
 
 def cluster_start(grid: Grid, pairs: int) -> Iterator[Finding]:
-    """Compare for each size."""
     digest = grid.images.resolve(IMAGE)
     with operator(grid) as api:
         bring_image(grid, api)

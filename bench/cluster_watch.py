@@ -39,7 +39,6 @@ def submitted(description: str) -> Path:
 
 
 def main() -> None:
-    """Watch until all is seen."""
     seconds, wanted = float(sys.argv[1]), set(sys.argv[2:])
     names = ",".join(sorted(wanted))
     constraint = f'Offline =!= true && stringListMember(Machine, "{names}")'

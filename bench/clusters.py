@@ -40,7 +40,6 @@ def operator(grid: Grid) -> Iterator[Client]:
 
 
 def fresh(prefix: str) -> str:
-    """Return a cluster name that has not been used before."""
     return f"{prefix}{uuid.uuid4().hex[:8]}"
 
 
@@ -111,7 +110,6 @@ class Watched:
 
 
 def hosts(cluster: str, size: int) -> list[str]:
-    """Host names of a cluster's VMs."""
     return [f"{cluster}-{number}.vc" for number in range(size)]
 
 

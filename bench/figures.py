@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles."""
-
     low: float
     median: float
     high: float
@@ -144,7 +142,6 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def save(path: Path, findings: Sequence[Finding], about: dict[str, Any]) -> None:
-    """Write all findings and ``about`` as JSON."""
     results = [{**asdict(finding), "met": finding.met} for finding in findings]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about, "results": results}, indent=1, default=str) + "\n")

@@ -59,15 +59,15 @@ ENDS = 30
 Bench = Callable[[], Iterator[Finding]]
 #: The benchmarks that need a grid, and those that do not.
 ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] = {
-    "result": lambda grid, options: submit_to_result(grid, _few(options), ENDS),
-    "unchanged": lambda grid, options: unchanged(grid, _few(options)),
-    "short": lambda grid, options: short_jobs(grid, _few(options)),
+    "result": lambda grid, options: submit_to_result(grid, options.few, ENDS),
+    "unchanged": lambda grid, options: unchanged(grid, options.few),
+    "short": lambda grid, options: short_jobs(grid, options.few),
     "output": lambda grid, options: much_output(grid, options.pairs),
     "density": lambda grid, options: density(grid, options.vms),
     "crash": lambda grid, _: crash(grid),
     "peer": lambda grid, options: vm_universe(grid, options.peer_pairs),
-    "cluster-start": lambda grid, options: cluster_start(grid, _few(options)),
-    "cluster-wake": lambda grid, options: cluster_wake(grid, _few(options)),
+    "cluster-start": lambda grid, options: cluster_start(grid, options.few),
+    "cluster-wake": lambda grid, options: cluster_wake(grid, options.few),
     "cluster-idle": lambda grid, options: cluster_idle(grid, options.minutes),
 }
 ALONE = (
@@ -85,7 +85,6 @@ ALONE = (
 
 
 def main() -> None:
-    """Run the benchmarks chosen on the command line."""
     logging.basicConfig(level=logging.ERROR)
     options = _options()
     images = ImageStore(Path(os.environ.get("VMJOBS_IMAGE_DIR", ROOT / "build" / "images")))
@@ -98,7 +97,7 @@ def main() -> None:
         probes = hypervisors.probe()
         kinds = [probe.kind for probe in probes if probe.works]
         about: dict[str, Any] = _about(probes)
-        digest, pairs, few = images.resolve(IMAGE), options.pairs, _few(options)
+        digest, pairs, few = images.resolve(IMAGE), options.pairs, options.few
         benches: dict[str, Bench] = {
             "kernel": lambda: uml_kernel(made, images.resolve(LAZY_IMAGE), few),
             "beside": lambda: beside(2 * pairs),
@@ -136,12 +135,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--vms", type=int, default=128, help="at once on one node, for density")
     parser.add_argument("--minutes", type=int, default=2, help="that idle VMs are measured")
     parser.add_argument("--only", nargs="*", choices=(*ALONE, *ON_THE_GRID), help="not all")
-    return parser.parse_args()
-
-
-def _few(options: argparse.Namespace) -> int:
-    """Pairs of benchmarks that take ten seconds or more for one: all of them together take an hour."""
-    return max(1, int(options.pairs) * 2 // 5)
+    options = parser.parse_args()
+    # Pairs of benchmarks that take ten seconds or more for one: all of them together take an hour.
+    options.few = max(1, options.pairs * 2 // 5)
+    return options
 
 
 def _go(benches: list[Bench], about: dict[str, Any]) -> list[Finding]:
@@ -174,7 +171,6 @@ def _grid(images: ImageStore) -> Iterator[Grid]:
 
 
 def _about(probes: tuple[ProbeResult, ...]) -> dict[str, Any]:
-    """Describe the host of the measurements."""
     return {
         "vmjobs": vmjobs.__version__,
         "python": platform.python_version(),

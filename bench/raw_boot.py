@@ -107,7 +107,6 @@ def _tell(ready: Queue[float], event_queue: EventQueue) -> None:
 
 
 def connect(stack: ExitStack, mode: NetworkMode) -> Network:
-    """Open a network for a guest."""
     network = guest_network.open_network(Launcher(), mode, [ENDPOINT_PORT], None)
     stack.callback(network.close)
     return network

@@ -20,7 +20,6 @@ STUCK = re.compile(r"^(009|012) \(", re.MULTILINE)
 
 
 def main() -> None:
-    """Submit, wait, print."""
     directory, patience = Path(sys.argv[1]), float(sys.argv[2])
     log = directory / "job.log"
     began = time.time()

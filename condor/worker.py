@@ -100,5 +100,4 @@ def escaped(value: str) -> str:
 
 
 def packaged_file(folder: str, name: str) -> bytes:
-    """The contents of a file in a folder of ``condor/``."""
     return (resources.files("condor") / folder / name).read_bytes()

@@ -170,7 +170,6 @@ def progress_attributes(state: str, reason: str) -> dict[str, AttributeValue]:
 
 
 def rejected_output_attributes(entries: Sequence[tuple[str, str]]) -> dict[str, ClassAdValue]:
-    """Attributes for rejected outputs: names, and reasons."""
     said = [f"{name[:200]!r}: {why}" for name, why in entries[:MAX_REJECTED_OUTPUTS]]
     if len(entries) > MAX_REJECTED_OUTPUTS:
         said.append(f"and {len(entries) - MAX_REJECTED_OUTPUTS} more")

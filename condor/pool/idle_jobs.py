@@ -45,7 +45,6 @@ def schedds(bindings: Any, collector: Any, named: str) -> list[Any]:
 
 
 def idle_job_groups(schedd: Any) -> Iterator[JobGroup]:
-    """The idle jobs of a schedd."""
     alike: dict[Any, list[Any]] = {}
     for ad in schedd.query(_IDLE, _ID, limit=MAX_JOBS):
         job = (ad["ClusterId"], ad["ProcId"])

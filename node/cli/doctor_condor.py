@@ -22,8 +22,6 @@ ASK_SECONDS = 20.0
 
 
 class HostRole(StrEnum):
-    """The role of a host for transparent jobs."""
-
     NODE = "node"
     SCHEDD = "schedd"
     NEGOTIATOR = "negotiator"

@@ -49,8 +49,6 @@ def cli(ctx: click.Context, verbose: bool) -> None:
 
 
 class _UsageError(VMJobsError):
-    """The command line is invalid."""
-
     code = "USAGE"
 
 

@@ -20,7 +20,6 @@ class _ScriptArgument(click.Path):
     """A path for shell completion, kept as text: it may be an argument of --program."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text unchanged."""
         return str(value)
 
 
@@ -126,7 +125,6 @@ _OPTIONS = (
 
 
 def spec_options(command: _F) -> _F:
-    """Add the options to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

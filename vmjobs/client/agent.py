@@ -151,7 +151,6 @@ class CondorJobClient(_CheckpointClient):
         self._connect = partial(ApiTransport, url, retries=retries)
 
     def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
         super().close()
         self._node.close()
 
@@ -272,7 +271,6 @@ class AssignmentClient(ApiClient):
         self._path = f"{self._node}/members"
 
     def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
         super().close()
         self._long_poll_http.close()
 

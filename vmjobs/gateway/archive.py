@@ -69,15 +69,11 @@ class Extents(FrozenModel):
 
 
 class FileDigest(FrozenModel):
-    """A file of a backup."""
-
     size: int
     sha256: str
 
 
 class Manifest(FrozenModel):
-    """All files of a backup."""
-
     files: dict[str, FileDigest]
 
 

@@ -164,14 +164,13 @@ class GatewayAssignments:
     def is_frozen(self, vm: str, timeout: float) -> bool:
         """Whether the VM's script reports within ``timeout`` seconds that its data is frozen."""
 
-        def answered() -> bool:
+        def answer() -> bool | None:
             status = self._statuses.get(vm)
-            return self._closed or (status is not None and status.frozen is not None)
+            return None if status is None else status.frozen
 
         with self._changed:
-            self._changed.wait_for(answered, timeout)
-            status = self._statuses.get(vm)
-            return status is not None and status.frozen is True
+            self._changed.wait_for(lambda: self._closed or answer() is not None, timeout)
+            return answer() is True
 
     def close(self) -> None:
         """Wake all waiting threads."""

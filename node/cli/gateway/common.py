@@ -121,7 +121,6 @@ def role_kit() -> RoleFiles:
 def vm_services_factory(
     place: GatewayDirectory,
 ) -> Callable[[GatewayAssignments, VmFiles], ClusterVmServices]:
-    """Return a factory for what the gateway's VMs need on this host."""
     from node.parts import make_hypervisors  # noqa: PLC0415
     from vmjobs.agent.cluster_vms.journal import ClusterVmJournal  # noqa: PLC0415
     from vmjobs.agent.cluster_vms.services import ClusterVmServices, ClusterVmSettings  # noqa: PLC0415

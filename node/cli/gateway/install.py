@@ -80,7 +80,6 @@ def _shrinking_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]
 
 
 def _port_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
-    """Yield faults for ports that this host cannot publish."""
     ours: list[PublishedPort] = []
     if (place.directory / "control").exists() and not is_stopped(place):
         ours = [one for vm in place.installed().gateway.machines for one in vm.publish]

@@ -69,7 +69,6 @@ def apply_spec(api: Clusters, spec: ClusterSpec) -> tuple[ApplyResult, list[Fiel
 
 
 def print_outcome(applied: ApplyResult, changed: list[FieldChange]) -> None:
-    """Print the outcome on standard output."""
     cluster = applied.cluster
     wanted = f", {format_vm_count(cluster.target)} of {cluster.spec.image}"
     echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is ApplyOutcome.CREATED))

@@ -124,7 +124,6 @@ def _placement_text(assessment: Assessment | None) -> str:
 def _pending_findings(
     manifests: Sequence[ClusterManifest], report: AssessmentReport
 ) -> list[ManifestFinding]:
-    """Return findings for VMs that would be PENDING."""
     found = []
     for manifest in manifests:
         assessment = report.assessments.get(manifest.spec.name)

@@ -57,7 +57,6 @@ def format_exit(job: Job) -> str:
 
 
 def job_row(job: Job) -> list[str]:
-    """Return a job's row of the table."""
     phases = [f"{job.seconds[p]:.1f} s" if p in job.seconds else "-" for p in PHASES]
     digest = job.outputs[0].digest.removeprefix("sha256:")[:12] if job.outputs else "-"
     more = f" +{len(job.outputs) - 1}" if len(job.outputs) > 1 else ""
@@ -75,5 +74,4 @@ def job_row(job: Job) -> list[str]:
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:
-    """Print the table of jobs."""
     print_table(COLUMNS, [job_row(job) for job in jobs], ids=True)
