@@ -65,27 +65,26 @@ def check_condor() -> Iterator[DoctorFinding]:
 
     Yield nothing if HTCondor is not installed.
     """
-    tool = shutil.which("condor_config_val")
-    if tool is None:
+    if shutil.which("condor_config_val") is None:
         return
-    daemons = _setting_words(tool, "DAEMON_LIST")
+    daemons = _setting_words("DAEMON_LIST")
     for role, daemon, faults_of in (
         (HostRole.NODE, "STARTD", _node_faults),
-        (HostRole.SCHEDD, "SCHEDD", partial(_schedd_faults, daemons=daemons)),
+        (HostRole.SCHEDD, "SCHEDD", partial(_schedd_faults, daemons)),
         (HostRole.NEGOTIATOR, "NEGOTIATOR", _negotiator_faults),
     ):
         if daemon in daemons:
-            faults = list(faults_of(tool))
+            faults = list(faults_of())
             for fault in faults or ["its settings are in place"]:
                 yield DoctorFinding(f"HTCondor: {role}", not faults, fault, _USES[role], role)
 
 
-def _schedd_faults(tool: str, daemons: set[str]) -> Iterator[str]:
-    transforms = _setting_words(tool, "JOB_TRANSFORM_NAMES")
+def _schedd_faults(daemons: set[str]) -> Iterator[str]:
+    transforms = _setting_words("JOB_TRANSFORM_NAMES")
     if "VMJOBSROUTE" in transforms:
-        yield from _router_faults(tool, daemons)
+        yield from _router_faults(daemons)
     if "VMJOBS" in transforms:
-        yield from _policy_faults(_setting_value(tool, "JOB_TRANSFORM_VMJobs"))
+        yield from _policy_faults(_setting_value("JOB_TRANSFORM_VMJobs"))
     elif not transforms & {"VMJOBSROUTE", "VMJOBSLEAVES"}:
         yield (
             "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node; copy "
@@ -103,45 +102,43 @@ def _policy_faults(transform: str) -> Iterator[str]:
         )
 
 
-def _negotiator_faults(tool: str) -> Iterator[str]:
-    if names.JOB_RANK not in _setting_value(tool, "NEGOTIATOR_PRE_JOB_RANK"):
+def _negotiator_faults() -> Iterator[str]:
+    if names.JOB_RANK not in _setting_value("NEGOTIATOR_PRE_JOB_RANK"):
         yield (
             f"NEGOTIATOR_PRE_JOB_RANK has no {names.JOB_RANK}: jobs go to the fullest node, even if it "
             "lacks their image or lost them before; copy condor/config/negotiator.conf"
         )
 
 
-def _router_faults(tool: str, daemons: set[str]) -> Iterator[str]:
+def _router_faults(daemons: set[str]) -> Iterator[str]:
     """Check a schedd that uses the job router (condor/config/submit-router.conf)."""
     if "JOB_ROUTER" not in daemons:
         yield "DAEMON_LIST has no JOB_ROUTER: jobs with +VMJobImage stay idle here"
-    if "VMJOBS" not in _setting_words(tool, "JOB_ROUTER_ROUTE_NAMES"):
+    if "VMJOBS" not in _setting_words("JOB_ROUTER_ROUTE_NAMES"):
         yield "JOB_ROUTER_ROUTE_NAMES has no VMJobs: jobs with +VMJobImage stay idle here"
-    if not re.fullmatch(r"condor +[^ ]+ +[^ ]+", _setting_value(tool, "VMJOBS_ROUTE")):
+    if not re.fullmatch(r"condor +[^ ]+ +[^ ]+", _setting_value("VMJOBS_ROUTE")):
         yield "VMJOBS_ROUTE is not 'condor SCHEDD COLLECTOR': the job router cannot send jobs"
-    if _setting_value(tool, "JOB_ROUTER_RELEASE_ON_HOLD").upper() not in ("FALSE", "F", "NO", "0"):
+    if _setting_value("JOB_ROUTER_RELEASE_ON_HOLD").upper() not in ("FALSE", "F", "NO", "0"):
         yield "JOB_ROUTER_RELEASE_ON_HOLD is not FALSE: held jobs are sent again and again"
 
 
-def _node_faults(tool: str) -> Iterator[str]:
-    if "VMJOBS" not in _setting_words(tool, "STARTD_CRON_JOBLIST"):
+def _node_faults() -> Iterator[str]:
+    if "VMJOBS" not in _setting_words("STARTD_CRON_JOBLIST"):
         yield "STARTD_CRON_JOBLIST has no VMJOBS: copy condor/config/node.conf into config.d"
-    elif not os.access(program := _setting_value(tool, "STARTD_CRON_VMJOBS_EXECUTABLE"), os.X_OK):
+    elif not os.access(program := _setting_value("STARTD_CRON_VMJOBS_EXECUTABLE"), os.X_OK):
         yield (
             f"STARTD_CRON_VMJOBS_EXECUTABLE: {program} cannot be executed, so the pool does not know "
             "that this node runs VMs; install it"
         )
-    if not re.search(
-        rf"\b{names.POLICY} *=[?]= *{names.POLICY_VERSION}\b", _setting_value(tool, "START")
-    ):
+    if not re.search(rf"\b{names.POLICY} *=[?]= *{names.POLICY_VERSION}\b", _setting_value("START")):
         yield (
             f"START has no {names.POLICY} =?= {names.POLICY_VERSION}: this node accepts jobs of "
             "schedds that cannot handle a failed VM; copy condor/config/node.conf"
         )
     for name, wanted, why in _NODE_SETTINGS:
-        if not re.search(wanted, _setting_value(tool, name)):
+        if not re.search(wanted, _setting_value(name)):
             yield f"{name} {why}; copy condor/config/node.conf"
-    wrapper = _setting_value(tool, "USER_JOB_WRAPPER")
+    wrapper = _setting_value("USER_JOB_WRAPPER")
     if Path(wrapper).name != "job-wrapper":
         found = f"is {wrapper}" if wrapper else "is not set"
         yield f"USER_JOB_WRAPPER {found}: no job gets a VM; copy condor/config/node.conf"
@@ -171,14 +168,14 @@ def _is_script(path: str) -> bool:
     return False
 
 
-def _setting_words(tool: str, name: str) -> set[str]:
-    return {word.upper() for word in _setting_value(tool, name).replace(",", " ").split()}
+def _setting_words(name: str) -> set[str]:
+    return {word.upper() for word in _setting_value(name).replace(",", " ").split()}
 
 
-def _setting_value(tool: str, name: str) -> str:
+def _setting_value(name: str) -> str:
     try:
         answer = subprocess.run(
-            [tool, name], timeout=ASK_SECONDS, check=False, env=condor_environment()
+            ["condor_config_val", name], timeout=ASK_SECONDS, check=False, env=condor_environment()
         )
     except VMJobsError:
         return ""
