@@ -58,7 +58,6 @@ RETURNED_ATTRIBUTES: Final = (
     "RemoteHost",
     "NumJobStarts",
     names.VM_VACATED,
-    "QDate",
     "EnteredCurrentStatus",
     "LastMatchTime",
     "LastRejMatchTime",
@@ -70,7 +69,7 @@ RETURNED_ATTRIBUTES: Final = (
 _PREFERRED_STATUS: Final = (1, 5, 7, 2, 6, 3, 4)
 #: Slots as a negotiator sees them. (The service's ad of revoked tokens is among the machine ads.)
 _SLOTS: Final = f"DynamicSlot =!= true && {names.REVOKED} =?= undefined"
-_NEGOTIATOR: Final = ("Name", "LastHeardFrom", "MyCurrentTime", "LastNegotiationCycleEnd0")
+_NEGOTIATOR: Final = ("Name", "LastNegotiationCycleEnd0")
 _SCHEDD: Final = ("MaxJobsRunning", "TotalRunningJobs")
 _GROUP: Final = ("Name", "EffectiveQuota", "WeightedResourcesUsed")
 
@@ -135,8 +134,8 @@ def explain(bindings: Any, collector: Any, text: str) -> dict[str, Any]:
 
     text: the job's ad.
 
-    Adds to the result of :func:`condor.diagnose.slot_analysis.analyse`: ``slots``: their number;
-    ``negotiator``, ``schedd``, ``group``: attributes of their ads; ``problems``: queries that failed.
+    Adds to the result of :func:`condor.diagnose.slot_analysis.analyse`: ``negotiator``, ``schedd``,
+    ``group``: attributes of their ads; ``problems``: queries that failed.
 
     Raises:
         ValueError: ``text`` is no ad.
@@ -147,7 +146,7 @@ def explain(bindings: Any, collector: Any, text: str) -> dict[str, Any]:
         raise ValueError("the job's ad cannot be parsed") from error
     # All attributes: only the ads themselves show which ones their expressions refer to.
     slots = collector.query(bindings.AdType.Startd, _SLOTS)
-    answer = {**analyse(job, slots[:MAX_SLOTS]), "slots": len(slots), "problems": []}
+    answer = {**analyse(job, slots[:MAX_SLOTS]), "problems": []}
     kinds = {
         "negotiator": (bindings.AdType.Negotiator, "true", _NEGOTIATOR),
         "schedd": (bindings.AdType.Schedd, _of_schedd(job), _SCHEDD),

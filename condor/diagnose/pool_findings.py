@@ -41,7 +41,6 @@ class PoolFacts:
     largest: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hypervisors: Sequence[str] = ()
-    slots: int = 0
     negotiator: Mapping[str, Any] = field(default_factory=dict)
     schedd: Mapping[str, Any] = field(default_factory=dict)
     group: Mapping[str, Any] = field(default_factory=dict)
