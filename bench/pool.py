@@ -144,9 +144,6 @@ def _leaders(attempt: str) -> Iterator[int]:
                 yield process.pid
 
 
-# --------------------------------------------------------------------------- HTCondor's own tools
-
-
 @dataclass(frozen=True)
 class CondorJob:
     """A job of HTCondor's own that ended well.

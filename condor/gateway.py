@@ -135,8 +135,6 @@ class GatewayKit:
         )
         return PoolToken(token=token, identity=identity, expires=begin + lifetime)
 
-    # ----------------------------------------------------------------- roles
-
     def _computing_element(
         self, gateway: Gateway, vm: GatewayVm, secrets: Mapping[str, bytes]
     ) -> _Files:
@@ -221,9 +219,6 @@ def _publishing_faults(gateway: Gateway, element: GatewayVm) -> Iterator[Fault]:
     if element.publish and gateway.host is None:
         text = "is missing: the name or address by which other hosts reach the computing element"
         yield Fault("host", "missing", text)
-
-
-# --------------------------------------------------------------------------- parts of them
 
 
 def _condor(gateway: Gateway, vm: GatewayVm, *shipped: str, **settings: str) -> _Files:

@@ -94,9 +94,6 @@ def _ask_condor(job: Job, schedd: str, pool: str) -> tuple[JobExplanation | None
     return explanation, explanation.findings
 
 
-# --------------------------------------------------------------------------- images
-
-
 def check_image(explanation: JobExplanation) -> list[JobFinding]:
     """Check that the image of an idle HTCondor job is public."""
     image = explanation.job.text(names.WANTED_IMAGE)

@@ -174,9 +174,6 @@ def _held(job: JobFacts) -> JobFinding:
     return JobFinding("HELD", f"{said} [HoldReasonCode {code}, sub-code {subcode}]", remedy)
 
 
-# --------------------------------------------------------------------------- Condor-C, the job router
-
-
 def remote_job(job: JobFacts) -> JobLocation | None:
     """The copy that Condor-C or a job router has made of a job; None if there is none.
 

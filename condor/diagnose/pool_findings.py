@@ -196,9 +196,6 @@ def _limit_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
         )
 
 
-# --------------------------------------------------------------------------- no node matches
-
-
 def _mismatch_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
     mentioned = {names.POLICY.lower()} if _lacks_policy(job) else set()
     if job.wants_vm and not pool.agents.get("works", {}).get("count"):
@@ -306,9 +303,6 @@ def _faults(pool: PoolFacts) -> str:
 
 def _mentions(clause: Mapping[str, Any], said: set[str]) -> bool:
     return bool({name.lower() for name in (*clause["job"], *clause["node"])} & said)
-
-
-# --------------------------------------------------------------------------- additional findings
 
 
 def _additional_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:

@@ -219,9 +219,6 @@ def number(ad: Any, name: str) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-# --------------------------------------------------------------------------- results
-
-
 def _clause_statistics(
     job: Any, refusing: Mapping[str, list[tuple[Any, list[Clause]]]]
 ) -> list[tuple[Clause, ClauseStatistics]]:

@@ -183,9 +183,6 @@ def read_clusters(files: Sequence[str]) -> ClusterManifests:
     return ClusterManifests(tuple(clusters), (*findings, *_find_duplicates(clusters)))
 
 
-# --------------------------------------------------------------------------- files
-
-
 class _ManifestFile:
     """One file, its YAML documents and its faults."""
 
@@ -272,9 +269,6 @@ def _find_duplicates(clusters: Sequence[ClusterManifest]) -> Iterator[ManifestFi
         first.setdefault(cluster.spec.name, place)
 
 
-# --------------------------------------------------------------------------- values
-
-
 class _ValueConverter:
     """Converts nodes to Python values; an invalid one becomes None, with a finding.
 
@@ -332,9 +326,6 @@ def _join_path(field: str, name: str) -> str:
 
 def _position_of(file: str, node: yaml.Node) -> FilePosition:
     return FilePosition(file, node.start_mark.line + 1, node.start_mark.column + 1)
-
-
-# --------------------------------------------------------------------------- faults and places
 
 
 def _locate_fault(file: str, node: yaml.Node, fault: Fault, fields: _Fields) -> ManifestFinding:

@@ -89,9 +89,6 @@ def read_extents(path: Path) -> Extents:
     return Extents(size=size, extents=tuple(found))
 
 
-# --------------------------------------------------------------------------- writing
-
-
 class ArchiveWriter:
     """Writes a backup to ``file``. count: called with the number of disk bytes just written."""
 
@@ -151,9 +148,6 @@ class ArchiveWriter:
             raise Conflict(f"{name} became shorter while it was copied")
         self._sink.write(b"\0" * (-size % TAR_BLOCK_BYTES))
         return digest.hexdigest()
-
-
-# --------------------------------------------------------------------------- reading
 
 
 class ArchiveFile:

@@ -185,8 +185,6 @@ class GatewayAssignments:
             vms = {m.name: self._shown(m.name) for m in self.installed.gateway.machines}
             return {"revision": self.revision, "machines": vms}
 
-    # ------------------------------------------------------------------ inside
-
     def _notify_change(self) -> None:
         self.revision += 1
         for order in self._assignment().members:

@@ -203,9 +203,6 @@ def _as_declared(fault: Fault, data: Any) -> Fault:
     return Fault(".".join([first, *rest]), fault.code, fault.message)
 
 
-# --------------------------------------------------------------------------- faults between fields
-
-
 def _consistency_faults(data: Any) -> Iterator[Fault]:
     """Yield faults between fields, as far as the fields are valid."""
     if not isinstance(data, Mapping):

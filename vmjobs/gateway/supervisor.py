@@ -154,8 +154,6 @@ class Supervisor:
                     self.stop.set()
                     self.assignments.close()
 
-    # ------------------------------------------------------------------ commands
-
     def handle(self, asked: Message) -> Message:
         """Execute a command; returns the answer."""
         match asked.get("do"):

@@ -49,9 +49,6 @@ _MANIFEST = re.compile(r"images/([0-9a-f]{64})\.json")
 _CONTENT_PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
 
 
-# --------------------------------------------------------------------------- backup
-
-
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @gateway_options
@@ -139,9 +136,6 @@ def _freeze_disks(place: GatewayDirectory) -> Iterator[list[str]]:
         echo(f"not every VM was resumed: {'; '.join(after['faults'])}", err=True)
     if before["incarnations"] != after["incarnations"]:
         raise Conflict("a VM started while its disks were copied", hint="back up again")
-
-
-# --------------------------------------------------------------------------- restore
 
 
 @click.command()

@@ -150,9 +150,6 @@ def vm_services_factory(
     return make
 
 
-# --------------------------------------------------------------------------- its supervisor
-
-
 def connect_supervisor(place: GatewayDirectory) -> SupervisorClient:
     """Connect to the gateway's supervisor; start one in the background if none runs.
 

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 EXIT_DIFFERENT = 1
 
 
-# --------------------------------------------------------------------------- validate
-
-
 @dataclass
 class AssessmentReport:
     """The service's answers about declarations. assessments: of valid ones, by name."""
@@ -131,9 +128,6 @@ def _pending_findings(
             message = f"{format_vm_count(assessment.pending)} would be PENDING: {assessment.why}"
             found.append(manifest.finding(Fault("size", "pending", message)))
     return found
-
-
-# --------------------------------------------------------------------------- diff
 
 
 @click.command()

@@ -15,8 +15,6 @@ from vmjobs.cluster.vm_state import ClusterVmCode
 from vmjobs.cluster.wire import Cluster, ClusterVm
 from vmjobs.errors import VMJobsError
 
-# --------------------------------------------------------------------------- arguments
-
 
 def complete_cluster(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete names of clusters; none if the service does not answer at once."""
@@ -42,9 +40,6 @@ name_argument = click.argument("name", metavar="NAME", shell_complete=complete_c
 files_argument = click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(allow_dash=True)
 )
-
-
-# --------------------------------------------------------------------------- words
 
 
 def format_size(size: int | SizeRange) -> str:

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from vmjobs.client.clusters import Clusters
 
 
-# --------------------------------------------------------------------------- events
-
-
 @click.command()
 @name_argument
 @click.option("-f", "--follow", is_flag=True, help="Follow until the cluster is gone.")
@@ -63,9 +60,6 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
             found = api.events(name, last)
         except NotFound:
             return
-
-
-# --------------------------------------------------------------------------- console
 
 
 @click.command()
