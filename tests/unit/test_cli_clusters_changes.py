@@ -240,7 +240,8 @@ def test_validate_as_json_has_the_places(service: Service, vmjobs: Run) -> None:
     service.refuses("POST /v1/cluster-assessments", 422, "INVALID_SPEC", "no", ("image", "no such"))
     done = vmjobs("validate", "--json", "c.yaml", code=64)
     (finding,) = json.loads(done.out)["findings"]
-    assert (finding["line"], finding["column"], finding["field"]) == (2, 1, "image")
+    said = {"field": "image", "code": "x", "message": "no such"}
+    assert finding == {"file": "c.yaml", "line": 2, "column": 1, **said}
 
 
 def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch) -> None:

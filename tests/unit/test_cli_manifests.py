@@ -184,15 +184,3 @@ def test_a_fault_that_the_service_finds_has_a_place() -> None:
         ("", "2:1"),
     ):
         assert str(cluster.finding(Fault(field, "x", "y")).place) == f"a.yaml:{place}", field
-
-
-def test_findings_are_plain_for_programs() -> None:
-    (finding,) = found(f"{GOOD}cpus: 0\n")
-    assert finding.to_dict() == {
-        "file": "c.yaml",
-        "line": 5,
-        "column": 1,
-        "field": "cpus",
-        "code": "greater_than_equal",
-        "message": "must be greater than or equal to 1",
-    }
