@@ -16,11 +16,12 @@ from typing import IO
 
 from condor.pool.tokens import user_name_of
 from tests.kit.grid import NODES, Grid, wait_for
+from tests.kit.grid_clusters import gone
 from vmjobs.client import Client
 from vmjobs.cluster.pool import PoolVm
 from vmjobs.cluster.spec import ClusterSpec, SizeRange
 from vmjobs.cluster.wire import ClusterEvent
-from vmjobs.errors import Conflict, NotFound
+from vmjobs.errors import Conflict
 
 HERE = Path(__file__).parent
 #: Of each VM, in MiB.
@@ -53,15 +54,7 @@ def cluster(api: Client, spec: ClusterSpec) -> Iterator[float]:
     finally:
         with suppress(Conflict):
             api.clusters.delete(spec.name, "now")
-        wait_for(lambda: _gone(api, spec.name) or None, f"cluster {spec.name} to go", PATIENCE)
-
-
-def _gone(api: Client, name: str) -> bool:
-    try:
-        api.clusters.get(name)
-    except NotFound:
-        return True
-    return False
+        wait_for(lambda: gone(api, spec.name) or None, f"cluster {spec.name} to go", PATIENCE)
 
 
 def bring_image(grid: Grid, api: Client) -> None:

@@ -99,7 +99,10 @@ class _JobWatch:
     def see(self, job: Job) -> None:
         """Record the job as the API shows it; find the VM's process once there is one."""
         if self.timed is None and job.state.final:
-            self._end(job)
+            now = time.monotonic()
+            if job.state is not JobState.COMPLETED:
+                raise RuntimeError(f"job {job.id} ended as {job.state}: {job.reason.message}")
+            self.timed = Timed(job, now - self.began, None if self.gone is None else now - self.gone)
         elif self.handle is None and job.state in ON_NODE_STATES:
             attempt = self._grid.api.events(self.job_id)[-1].attempt
             with suppress(ProcessLookupError):
@@ -123,12 +126,6 @@ class _JobWatch:
     def close(self) -> None:
         if self.handle is not None:
             os.close(self.handle)
-
-    def _end(self, job: Job) -> None:
-        now = time.monotonic()
-        if job.state is not JobState.COMPLETED:
-            raise RuntimeError(f"job {job.id} ended as {job.state}: {job.reason.message}")
-        self.timed = Timed(job, now - self.began, None if self.gone is None else now - self.gone)
 
 
 def _leaders(attempt: str) -> Iterator[int]:
