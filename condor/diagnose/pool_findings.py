@@ -69,13 +69,22 @@ def _main_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
             "NO_NODES", "no node is in its pool now", "condor_status; do nodes reach the collector?"
         )
     elif job.attributes.get(names.WAITS) is True:
-        yield _backoff_finding(job)
+        next_try = job.count(names.VM_TRIED) + outcomes.retry_delay_seconds(job.tries)
+        left = format_seconds(next_try - job.count("ServerTime"))
+        message = f"its last attempt failed; the next one is in {left} or later"
+        yield JobFinding("BACKS_OFF", message, "wait")
     elif pool.count("fits"):
         yield from _limit_findings(job, pool)
         yield _waiting_finding(job, pool)
     elif pool.count("busy"):
+        nodes = pool.nodes["busy"]
+        where = f"{_nodes(nodes['count'])}: {format_nodes(nodes)}"
         yield from _limit_findings(job, pool)
-        yield _busy_finding(pool)
+        yield JobFinding(
+            "BUSY",
+            f"all nodes that it fits are taken by other jobs ({where})",
+            "wait; condor_userprio shows the users' priorities",
+        )
     elif pool.count("off"):
         yield JobFinding(
             "ASLEEP",
@@ -111,15 +120,6 @@ def _policy_finding(job: JobFacts) -> JobFinding:
     )
 
 
-def _backoff_finding(job: JobFacts) -> JobFinding:
-    left = job.count(names.VM_TRIED) + outcomes.retry_delay_seconds(job.tries) - job.count("ServerTime")
-    return JobFinding(
-        "BACKS_OFF",
-        f"its last attempt failed; the next one is in {format_seconds(left)} or later",
-        "wait",
-    )
-
-
 def _waiting_finding(job: JobFacts, pool: PoolFacts) -> JobFinding:
     free = pool.nodes["fits"]
     could = f"{_nodes(free['count'])} could take it now ({format_nodes(free)})"
@@ -131,7 +131,7 @@ def _waiting_finding(job: JobFacts, pool: PoolFacts) -> JobFinding:
             "condor_status -negotiator; is condor_negotiator in the central manager's DAEMON_LIST?",
         )
     if said := _rejection(job):
-        could += f"; the negotiator's last answer was '{said}'{_ago(job, 'LastRejMatchTime')}"
+        could += f"; the negotiator's last answer was '{said}'{_rejection_age(job)}"
     return JobFinding(
         "WAITING",
         f"it waits for the negotiator: {could}{_cycle(job, pool)}",
@@ -153,16 +153,6 @@ def _cycle(job: JobFacts, pool: PoolFacts) -> str:
     return f"; the last known negotiation cycle ended {format_seconds(now - end)} ago"
 
 
-def _busy_finding(pool: PoolFacts) -> JobFinding:
-    nodes = pool.nodes["busy"]
-    return JobFinding(
-        "BUSY",
-        "all nodes that it fits are taken by other jobs "
-        f"({_nodes(nodes['count'])}: {format_nodes(nodes)})",
-        "wait; condor_userprio shows the users' priorities",
-    )
-
-
 def _limit_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
     """Limits that keep a job from nodes that it fits."""
     said = _rejection(job)
@@ -178,13 +168,13 @@ def _limit_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
     elif _LIMIT.search(said):
         yield JobFinding(
             "LIMIT",
-            f"the negotiator gave it no node because of a limit: {said}{_ago(job, 'LastRejMatchTime')}",
+            f"the negotiator gave it no node because of a limit: {said}{_rejection_age(job)}",
             "wait; condor_userprio shows shares, condor_userprio -quotas those of groups",
         )
     elif _PRIORITY.search(said):
         yield JobFinding(
             "PRIORITY",
-            f"other jobs go first: {said}{_ago(job, 'LastRejMatchTime')}",
+            f"other jobs go first: {said}{_rejection_age(job)}",
             "wait; condor_userprio shows the users' priorities",
         )
     most, running = _number(pool.schedd, "MaxJobsRunning"), _number(pool.schedd, "TotalRunningJobs")
@@ -227,7 +217,11 @@ def _mismatch_findings(job: JobFacts, pool: PoolFacts) -> Iterator[JobFinding]:
         if clause["side"] == "job":
             yield _requirement_finding(job, clause, values)
         else:
-            yield _refusal_finding(clause, values)
+            yield JobFinding(
+                "REFUSED",
+                f"every node refuses it: {clause['text']} is not true{values}",
+                "the nodes' operators set that (START in their configuration)",
+            )
     if not any(clause["nodes"]["count"] == pool.total for clause in pool.clauses):
         yield JobFinding(
             "NO_NODE",
@@ -265,14 +259,6 @@ def _requirement_finding(job: JobFacts, clause: Mapping[str, Any], values: str) 
         "REQUIREMENTS",
         f"no node meets its requirement {clause['text']}{values}",
         f"change its requirements: condor_qedit {job.id} {own} 'EXPRESSION'",
-    )
-
-
-def _refusal_finding(clause: Mapping[str, Any], values: str) -> JobFinding:
-    return JobFinding(
-        "REFUSED",
-        f"every node refuses it: {clause['text']} is not true{values}",
-        "the nodes' operators set that (START in their configuration)",
     )
 
 
@@ -334,8 +320,8 @@ def format_values(clause: Mapping[str, Any]) -> str:
     return "; ".join(said)
 
 
-def _ago(job: JobFacts, name: str) -> str:
-    now, then = job.number("ServerTime"), job.number(name)
+def _rejection_age(job: JobFacts) -> str:
+    now, then = job.number("ServerTime"), job.number("LastRejMatchTime")
     return f", {format_seconds(now - then)} ago" if now and then else ""
 
 
